@@ -1,0 +1,214 @@
+"""What the product means: the requests and answers of the engine, and the engine itself as a specification.
+
+The daemon's API is a thin skin over `Engine`; the CLI and the client say the same words over HTTP.
+`ref` is what a person types: a tag, a name, or a unique prefix of an id. Snapshot refs accept trajectories (their head).
+
+Errors: those of `errors.py`; every method may raise NotFound/Ambiguous for a ref. Nothing has changed when a method raises, unless it says so.
+Concurrency: every method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from snapshotd.layers.base import Change
+from snapshotd.types import ExperimentID, Image, Limits, Message, Network, Snapshot, SnapshotID, ToolCall, Trajectory, TrajectoryID
+
+Stream = Literal["stdout", "stderr"]
+OutputSink = Callable[[Stream, bytes], None]
+"""Receives raw output as it comes, from several threads but never two at once. May block (that slows the command down)."""
+ProgressSink = Callable[[str], None]
+"""Receives one line of progress for people."""
+Event = dict[str, Any]
+"""One event of a run, JSON-ready. `event` is one of:
+
+    started   trajectory, snapshot, runtime, image
+    output    stream ("stdout"/"stderr"), data_b64 (raw bytes, base64)
+    snapshot  id, seq, tool, status, files (added, changed, deleted, bytes), pause_ms, method
+    warning   message
+    finished  trajectory, exit_code, snapshots (how many), status; always last
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxRequest:
+    """What every new sandbox needs. `workspace` is a host folder whose content is copied to /workspace."""
+
+    image: str = "default"
+    runtime: str = "auto"
+    workspace: Path | None = None
+    env: tuple[tuple[str, str], ...] = ()
+    network: Network = Network.NONE
+    limits: Limits = Limits()
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """Run an agent: either `agent` (a Python file on the host, with `args`) or `command` (argv inside the sandbox)."""
+
+    sandbox: SandboxRequest
+    agent: Path | None = None
+    args: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    requirements: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """`snapshot` is None for a command in a throw-away fork."""
+
+    exit_code: int
+    snapshot: Snapshot | None
+    call: ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    experiment: ExperimentID
+    trajectories: tuple[Trajectory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What a restore wrote. `warnings` names everything the target could not hold, one sentence each."""
+
+    files: int
+    directories: int
+    bytes: int
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxInfo:
+    """A live sandbox, for `ps`."""
+
+    trajectory: Trajectory
+    container: str
+    pid: int
+    started_at_ns: int
+    agent_running: bool
+
+
+class Engine(ABC):
+    # -- sandboxes and runs --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def create(self, request: SandboxRequest) -> tuple[Trajectory, Snapshot]:
+        """A sandbox without an agent, running, with its first snapshot."""
+
+    @abstractmethod
+    def run(self, request: RunRequest) -> Trajectory:
+        """Start an agent and return; `events` follows it."""
+
+    @abstractmethod
+    def events(self, ref: str, *, follow: bool) -> Iterator[Event]:
+        """The events of a trajectory's run from its beginning. With `follow`, waits for more until `finished`."""
+
+    @abstractmethod
+    def exec(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
+             sink: OutputSink) -> ExecResult:
+        """Run a command as a tool call in a trajectory's sandbox (started from its head if it is stopped) and take the snapshot.
+        CommandNotFound and CommandNotRunnable leave no snapshot."""
+
+    @abstractmethod
+    def exec_snapshot(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...],
+                      user: str | None, sink: OutputSink) -> ExecResult:
+        """Run a command in a throw-away fork of a snapshot; nothing of it is kept."""
+
+    @abstractmethod
+    def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None) -> Forked:
+        """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args`, the trajectory's program
+        (or, where it has none, `args` as a command) is started in each; `{index}` in an argument is the fork's number from 0."""
+
+    @abstractmethod
+    def stop(self, ref: str) -> Trajectory:
+        """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running."""
+
+    @abstractmethod
+    def remove(self, ref: str, *, force: bool) -> None:
+        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks."""
+
+    # -- looking -------------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def trajectories(self) -> list[Trajectory]: ...
+
+    @abstractmethod
+    def sandboxes(self) -> list[SandboxInfo]: ...
+
+    @abstractmethod
+    def trajectory(self, ref: str) -> Trajectory: ...
+
+    @abstractmethod
+    def snapshot(self, ref: str) -> Snapshot: ...
+
+    @abstractmethod
+    def log(self, ref: str) -> list[Snapshot]:
+        """A trajectory's own snapshots, oldest first, with `files` filled in."""
+
+    @abstractmethod
+    def all_snapshots(self) -> list[Snapshot]: ...
+
+    @abstractmethod
+    def conversation(self, ref: str) -> list[Message]: ...
+
+    @abstractmethod
+    def output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
+        """A tool call's recorded output in pieces; empty if it has none."""
+
+    @abstractmethod
+    def diff(self, a: str, b: str | None) -> Iterator[Change]:
+        """From `a` to `b`; with one ref, from its parent to it."""
+
+    @abstractmethod
+    def patch(self, a: str, b: str | None, *, root: bytes, write: Callable[[bytes], object]) -> int:
+        """Write the changes below `root` (b"workspace") as a patch with paths relative to it. Returns how many changes lie outside of it."""
+
+    @abstractmethod
+    def cat(self, ref: str, path: bytes) -> Iterator[bytes]:
+        """A regular file's content in pieces. NotFound (naming the path); UsageError for anything that is not a regular file."""
+
+    @abstractmethod
+    def restore(self, ref: str, to: Path, *, path: bytes) -> RestoreReport:
+        """Write a snapshot's tree (or the part below `path`) into `to`, which must not exist or be empty."""
+
+    @abstractmethod
+    def tag(self, ref: str, name: str, *, move: bool) -> SnapshotID: ...
+
+    @abstractmethod
+    def untag(self, name: str) -> None: ...
+
+    # -- images --------------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def images(self) -> list[Image]: ...
+
+    @abstractmethod
+    def build_image(self, recipe: str, name: str | None, progress: ProgressSink) -> Image:
+        """From a recipe folder, or the name of one that comes with snapshotd (`default`, `minimal`). Reuses an unchanged one."""
+
+    @abstractmethod
+    def import_image(self, source: str, name: str | None, progress: ProgressSink) -> Image:
+        """From a folder, a tar of a root file system, a `docker save` or OCI archive, or a Docker image name."""
+
+    @abstractmethod
+    def remove_image(self, ref: str) -> None: ...
+
+    # -- lifecycle -----------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def status(self) -> dict[str, Any]:
+        """Facts for `doctor` and `daemon --status`: versions, state directory, layer file system, runtimes, counts."""
+
+    @abstractmethod
+    def flush(self, ref: TrajectoryID | None = None) -> None:
+        """Return when every snapshot so far is stored and its files are counted."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop every sandbox (with a last snapshot each) and release everything. Idempotent."""

@@ -1,0 +1,112 @@
+"""Every error a user can meet, named by what the caller should do about it.
+
+    SnapshotdError
+      UsageError            2    400   the request itself is wrong; change it
+      NotFound              4    404   no such thing
+      Ambiguous             5    409   the id prefix or name fits several things
+      Conflict              6    409   right request, wrong state (running, has children, already exists)
+      Unsupported           7    501   this machine lacks something; `snapshotd doctor` names it
+      NotPermitted          8    403   needs root, or the peer is not allowed
+      DaemonUnavailable     9    503   no daemon, or it went away
+      VersionMismatch      10    426   client and daemon, or a file on disk, come from other versions
+      LimitExceeded        11    413   a bound was reached (count, size, depth)
+      OutOfSpace           12    507   the disk is full
+      SandboxFailed       125    502   the container could not be started or died (docker's 125)
+      CommandNotRunnable  126    422   found, but it cannot be run (docker's 126)
+      CommandNotFound     127    422   no such program in the sandbox (docker's 127)
+      DataLoss             20    500   stored bytes are missing or wrong; never hidden, never retried
+      InternalError        70    500   a defect of snapshotd
+
+A message is one sentence: what failed, on which thing, why, and the next step to take.
+Columns: class, process exit code, HTTP status. The numbers live on the classes and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class SnapshotdError(Exception):
+    """Base of every error that is shown to a user as one sentence, without a traceback."""
+
+    exit_code: ClassVar[int] = 1
+    http_status: ClassVar[int] = 500
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    @property
+    def code(self) -> str:
+        """Stable name on the wire: the class name."""
+        return type(self).__name__
+
+
+class UsageError(SnapshotdError):
+    exit_code, http_status = 2, 400
+
+
+class NotFound(SnapshotdError):
+    exit_code, http_status = 4, 404
+
+
+class Ambiguous(SnapshotdError):
+    exit_code, http_status = 5, 409
+
+
+class Conflict(SnapshotdError):
+    exit_code, http_status = 6, 409
+
+
+class Unsupported(SnapshotdError):
+    exit_code, http_status = 7, 501
+
+
+class NotPermitted(SnapshotdError):
+    exit_code, http_status = 8, 403
+
+
+class DaemonUnavailable(SnapshotdError):
+    exit_code, http_status = 9, 503
+
+
+class VersionMismatch(SnapshotdError):
+    exit_code, http_status = 10, 426
+
+
+class LimitExceeded(SnapshotdError):
+    exit_code, http_status = 11, 413
+
+
+class OutOfSpace(SnapshotdError):
+    exit_code, http_status = 12, 507
+
+
+class DataLoss(SnapshotdError):
+    exit_code, http_status = 20, 500
+
+
+class InternalError(SnapshotdError):
+    exit_code, http_status = 70, 500
+
+
+class SandboxFailed(SnapshotdError):
+    exit_code, http_status = 125, 502
+
+
+class CommandNotRunnable(SnapshotdError):
+    exit_code, http_status = 126, 422
+
+
+class CommandNotFound(SnapshotdError):
+    exit_code, http_status = 127, 422
+
+
+BY_CODE: dict[str, type[SnapshotdError]] = {
+    cls.__name__: cls
+    for cls in (
+        UsageError, NotFound, Ambiguous, Conflict, Unsupported, NotPermitted, DaemonUnavailable, VersionMismatch,
+        LimitExceeded, OutOfSpace, DataLoss, InternalError, SandboxFailed, CommandNotRunnable, CommandNotFound,
+    )
+}  # fmt: skip
+"""Wire name to class, for the client."""

@@ -1,0 +1,40 @@
+"""Named places where a test can make the process die, to prove that any crash there loses nothing.
+
+`hit("engine.step.sealed")` is free unless armed. Arm with the environment variable `SNAPSHOTD_FAILPOINT=name` (die at
+the first hit) or `name:3` (die at the third). Dying is `os._exit(99)`: no handler, no flush, like SIGKILL.
+Every name is listed in `NAMES`, so that the crash tests can walk all of them and a new one cannot be forgotten.
+"""
+
+from __future__ import annotations
+
+import os
+
+EXIT_CODE = 99
+
+NAMES: tuple[str, ...] = (
+    "engine.step.begin",
+    "engine.step.sealed",
+    "engine.step.outputs_saved",
+    "engine.step.committed",
+    "engine.start.container_created",
+    "engine.start.pivoted",
+    "engine.fork.recorded",
+    "engine.remove.recorded",
+    "layers.merge.built",
+    "layers.capture.copied",
+)
+
+_armed, _, _count = os.environ.get("SNAPSHOTD_FAILPOINT", "").partition(":")
+_left = int(_count or 1)
+
+
+def hit(name: str) -> None:
+    """Die here if a test armed `name`. AssertionError for a name that is not in `NAMES`."""
+    global _left
+    if not _armed:
+        return
+    assert name in NAMES, f"failpoint {name} is not registered in failpoints.NAMES"
+    if name == _armed:
+        _left -= 1
+        if _left == 0:
+            os._exit(EXIT_CODE)

@@ -1,0 +1,1 @@
+"""Thin, typed system calls: mounts, namespaces, cgroups, reflinks, dir-fd file operations. No policy."""

@@ -1,0 +1,232 @@
+"""File operations on directory descriptors that never follow a link out of the tree they were given.
+
+The trees are an attacker's. Rules: a path is resolved with openat2(RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS), or one component at a
+time from a held descriptor; anything but a regular file or directory is held with O_PATH only (a fifo would block, a device acts).
+Names and paths are bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+
+from snapshotd.kernel import syscalls as sc
+
+_FICLONE = 0x40049409
+_BENEATH = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLINKS
+_COPY_STEP_BYTES = 64 << 20
+DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_beneath(dir_fd: int, path: bytes, flags: int, mode: int = 0) -> int:
+    """Open `path` (relative, b"" or b"." is the directory itself) below `dir_fd` without following any symbolic link.
+
+    Raises OSError: ELOOP (a component is a link), EXDEV (`..` out of the tree), ENAMETOOLONG over 4095 bytes, and open's own.
+    """
+    how = sc.OpenHow(flags | os.O_CLOEXEC | (0 if flags & os.O_PATH else os.O_NOCTTY), mode, _BENEATH)
+    while True:
+        try:
+            return sc.call("openat2", dir_fd, path or b".", ctypes.byref(how), ctypes.sizeof(how))
+        except OSError as exc:
+            if exc.errno != errno.EAGAIN:  # the kernel asks to retry when a rename raced with the walk
+                raise
+
+
+def open_dir(dir_fd: int, name: bytes) -> int:
+    """Open the directory `name` (one component) of `dir_fd` for reading, never through a link."""
+    return os.open(name, DIR_FLAGS, dir_fd=dir_fd)
+
+
+def open_deep(dir_fd: int, path: bytes) -> int:
+    """Like `open_beneath` for a directory, but for paths of any length: one component at a time."""
+    fd = os.dup(dir_fd)
+    for name in path.split(b"/"):
+        if not name:
+            continue
+        try:
+            deeper = open_dir(fd, name)
+        finally:
+            os.close(fd)
+        fd = deeper
+    return fd
+
+
+def make_dirs(dir_fd: int, path: bytes, mode: int = 0o755) -> int:
+    """Open the directory `path` below `dir_fd`, creating what is missing. Returns a descriptor for reading.
+
+    Raises OSError (ENOTDIR or ELOOP where a component is not a directory).
+    """
+    fd = os.dup(dir_fd)
+    for name in path.split(b"/"):
+        if name in (b"", b"."):
+            continue
+        if name == b"..":
+            os.close(fd)
+            raise OSError(errno.EXDEV, "path leaves its tree", os.fsdecode(path))
+        try:
+            try:
+                os.mkdir(name, mode, dir_fd=fd)
+            except FileExistsError:
+                pass  # open_dir below refuses anything but a directory
+            deeper = open_dir(fd, name)
+        finally:
+            os.close(fd)
+        fd = deeper
+    return fd
+
+
+def reflink(source_fd: int, target_fd: int) -> bool:
+    """Share all of `source_fd`'s extents with the empty file `target_fd`. False where the file systems cannot."""
+    try:
+        fcntl.ioctl(target_fd, _FICLONE, source_fd)
+    except OSError as exc:
+        if exc.errno in (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ETXTBSY):
+            return False
+        raise
+    return True
+
+
+def copy_data(source_fd: int, target_fd: int, size: int) -> int:
+    """Copy up to `size` bytes from offset 0 to the empty file `target_fd`: reflink, else data extents only (holes stay).
+
+    Returns the logical size of the copy, which is less than `size` if the source was cut meanwhile.
+    Time and space are proportional to data, not to holes.
+    """
+    if reflink(source_fd, target_fd):
+        return min(os.fstat(target_fd).st_size, size) if size else 0
+    offset = 0
+    while offset < size:
+        try:
+            start = os.lseek(source_fd, offset, os.SEEK_DATA)
+            end = min(os.lseek(source_fd, start, os.SEEK_HOLE), size)
+        except OSError as exc:
+            if exc.errno == errno.ENXIO:
+                break  # only a hole is left
+            raise
+        while start < end:
+            done = _copy_range(source_fd, target_fd, start, min(end - start, _COPY_STEP_BYTES))
+            if done == 0:
+                os.ftruncate(target_fd, start)
+                return start
+            start += done
+        offset = end
+    final = min(size, os.fstat(source_fd).st_size)
+    os.ftruncate(target_fd, final)
+    return final
+
+
+def _copy_range(source_fd: int, target_fd: int, offset: int, length: int) -> int:
+    try:
+        return os.copy_file_range(source_fd, target_fd, length, offset, offset)
+    except OSError as exc:
+        if exc.errno not in (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+    data = os.pread(source_fd, min(length, 1 << 20), offset)
+    written = 0
+    while written < len(data):
+        written += os.pwrite(target_fd, data[written:], offset + written)
+    return written
+
+
+def fd_path(fd: int) -> str:
+    """A path that names exactly what `fd` holds, for calls that take no O_PATH descriptor (xattrs of links, chmod)."""
+    return f"/proc/self/fd/{fd}"
+
+
+def read_xattrs(path_fd: int) -> dict[bytes, bytes]:
+    """All extended attributes of what `path_fd` (O_PATH is fine) holds. Raises OSError (E2BIG: more than the kernel lists)."""
+    path = fd_path(path_fd)
+    try:
+        names = os.listxattr(path)
+    except OSError as exc:
+        if exc.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+            return {}
+        raise
+    return {os.fsencode(name): os.getxattr(path, name) for name in names}
+
+
+def copy_metadata(source: os.stat_result, xattrs: dict[bytes, bytes], target_fd: int) -> None:
+    """Give `target_fd` (O_PATH is fine; not a symbolic link) the owner, mode, xattrs and times of `source`.
+
+    Order matters: chown clears setuid and file capabilities, writing xattrs changes ctime only, times come last.
+    """
+    path = fd_path(target_fd)
+    os.chown(path, source.st_uid, source.st_gid)
+    os.chmod(path, stat.S_IMODE(source.st_mode))
+    for name, value in xattrs.items():
+        os.setxattr(path, name, value)
+    os.utime(path, ns=(source.st_atime_ns, source.st_mtime_ns))
+
+
+def is_empty_dir(dir_fd: int) -> bool:
+    """Whether the directory holds nothing. One getdents call for an empty one."""
+    with os.scandir(dir_fd) as entries:
+        return next(entries, None) is None
+
+
+def remove_tree(dir_fd: int, name: bytes | str) -> None:
+    """Delete `name` below `dir_fd` and everything in it, of any depth, never leaving it and never following a link.
+
+    Not an error when it is missing. Iterative, one descriptor per level up to 200 levels, then it flattens: what lies deeper is moved
+    up before it is removed, so that neither recursion nor descriptors grow with an attacker's tree.
+    """
+    name = os.fsencode(name)
+    try:
+        os.unlink(name, dir_fd=dir_fd)
+        return
+    except FileNotFoundError:
+        return
+    except (IsADirectoryError, PermissionError):
+        pass
+    top = os.open(name, DIR_FLAGS, dir_fd=dir_fd)
+    moved = 0
+    try:
+        stack: list[tuple[int, bytes]] = [(top, b"")]
+        while stack:
+            fd, own_name = stack[-1]
+            child = _remove_files(fd)
+            if child is None:
+                stack.pop()
+                if stack:
+                    os.close(fd)
+                    os.rmdir(own_name, dir_fd=stack[-1][0])
+                continue
+            if len(stack) < 200:
+                stack.append((open_dir(fd, child), child))
+            else:
+                os.rename(child, b".snapshotd-deep-%d" % moved, src_dir_fd=fd, dst_dir_fd=top)
+                moved += 1
+    finally:
+        os.close(top)
+    os.rmdir(name, dir_fd=dir_fd)
+
+
+def _remove_files(fd: int) -> bytes | None:
+    """Unlink every non-directory of `fd`; return the name of one sub-directory that is left, or None."""
+    names = [os.fsencode(name) for name in os.listdir(fd)]
+    for name in names:
+        try:
+            os.unlink(name, dir_fd=fd)
+        except (IsADirectoryError, PermissionError):
+            try:
+                os.rmdir(name, dir_fd=fd)  # most directories of a layer are small; empty ones go at once
+            except OSError as exc:
+                if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                return name
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def rename_no_replace(source_fd: int, source: bytes, target_fd: int, target: bytes) -> None:
+    """Rename, failing with FileExistsError instead of replacing."""
+    sc.call("renameat2", source_fd, source, target_fd, target, sc.RENAME_NOREPLACE)
+
+
+def sync_filesystem(fd: int) -> None:
+    """syncfs(2): returns when everything written to the file system that holds `fd` is durable. Raises OSError (EIO, ENOSPC)."""
+    sc.call("syncfs", fd)

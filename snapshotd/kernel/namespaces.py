@@ -1,0 +1,73 @@
+"""Entering a mount namespace from one short-lived thread, and user namespaces that exist only as id maps."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from snapshotd.kernel import syscalls as sc
+from snapshotd.types import IdMap
+
+T = TypeVar("T")
+
+
+def in_mount_namespace(ns_fd: int, action: Callable[[], T]) -> T:
+    """Run `action` in a thread of its own that has joined the mount namespace; the rest of the process stays where it is.
+
+    The thread's root and working directory are the namespace's root. What `action` raises is raised here.
+    Cost: about 0.1 ms for the thread.
+    """
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            sc.call("unshare", sc.CLONE_FS)  # a thread that shares its root with others may not join a mount namespace
+            sc.call("setns", ns_fd, sc.CLONE_NEWNS)
+            outcome.append(action())
+        except BaseException as exc:  # noqa: BLE001 - carried to the caller, whatever it is
+            failure.append(exc)
+
+    thread = threading.Thread(target=body, name="mount-namespace")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return outcome[0]
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_CLONE_NEWUSER = 0x10000000
+
+
+def user_namespace(id_map: IdMap) -> int:
+    """A file descriptor of a user namespace that maps `id_map` and nobody lives in; only for id-mapped mounts.
+
+    Container ids 0..count-1 on disk appear as host ids base..base+count-1. One more extent maps id `count` to host id 0, without
+    which overlayfs cannot create its work directory (EOVERFLOW, and the mount falls back to read-only).
+    Raises OSError. The helper process that makes it is gone on return.
+    """
+    ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:  # child: only async-signal-safe work, the parent is multi-threaded
+        ok = _libc.unshare(_CLONE_NEWUSER) == 0
+        os.write(ready_w, b"1" if ok else b"0")
+        signal.pause()
+        os._exit(0)
+    try:
+        os.close(ready_w)
+        if os.read(ready_r, 1) != b"1":
+            raise OSError(1, "unshare(CLONE_NEWUSER) failed: user namespaces are disabled (user.max_user_namespaces)")
+        extents = f"0 {id_map.base} {id_map.count}\n{id_map.count} 0 1\n"
+        for kind in ("uid_map", "gid_map"):
+            with open(f"/proc/{pid}/{kind}", "w") as f:
+                f.write(extents)
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(ready_r)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

@@ -1,0 +1,86 @@
+"""The system calls that Python does not wrap, by number. Every failure is an OSError with the call's name.
+
+Numbers are from the kernel's syscall tables; calls from 424 on have one number on all architectures.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Callable
+from typing import Any
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+_COMMON = {
+    "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "openat2": 437, "mount_setattr": 442,
+}  # fmt: skip
+_BY_MACHINE = {
+    "x86_64": {"pivot_root": 155, "setns": 308, "umount2": 166, "renameat2": 316, "syncfs": 306, "unshare": 272, "mount": 165},
+    "aarch64": {"pivot_root": 41, "setns": 268, "umount2": 39, "renameat2": 276, "syncfs": 267, "unshare": 97, "mount": 40},
+}
+NUMBERS: dict[str, int] = {**_COMMON, **_BY_MACHINE.get(platform.machine(), {})}
+
+AT_FDCWD = -100
+AT_EMPTY_PATH = 0x1000
+AT_RECURSIVE = 0x8000
+CLONE_FS = 0x200
+CLONE_NEWNS = 0x20000
+MNT_DETACH = 2
+MS_REC, MS_SLAVE, MS_BIND, MS_REMOUNT, MS_RDONLY = 0x4000, 1 << 19, 0x1000, 0x20, 1
+MS_NOATIME, MS_NODEV, MS_NOSUID = 1024, 4, 2
+OPEN_TREE_CLONE = 1
+OPEN_TREE_CLOEXEC = 0x80000
+FSOPEN_CLOEXEC = 1
+FSMOUNT_CLOEXEC = 1
+FSCONFIG_SET_STRING, FSCONFIG_SET_FD, FSCONFIG_SET_FLAG, FSCONFIG_CMD_CREATE = 1, 5, 0, 6
+MOVE_MOUNT_F_EMPTY_PATH = 4
+MOVE_MOUNT_T_EMPTY_PATH = 0x40
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOATIME, MOUNT_ATTR_IDMAP = 1, 4, 0x10, 0x00100000
+RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 1, 2, 4, 8, 16
+RENAME_NOREPLACE = 1
+
+
+class MountAttr(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_uint64) for n in ("attr_set", "attr_clr", "propagation", "userns_fd")]
+
+
+class OpenHow(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_uint64) for n in ("flags", "mode", "resolve")]
+
+
+def _convert(arg: object) -> Any:
+    if arg is None or isinstance(arg, int):
+        return ctypes.c_long(arg or 0)
+    if isinstance(arg, str | bytes):
+        return ctypes.c_char_p(os.fsencode(arg))
+    return arg
+
+
+def call(name: str, *args: object) -> int:
+    """Issue a system call. Integers, bytes, str (fs-encoded), None (NULL) and ctypes references are accepted.
+
+    Returns the call's result (>= 0). Raises OSError with errno and the call's name; NotImplementedError on an unknown machine.
+    """
+    number = NUMBERS.get(name)
+    if number is None:
+        raise NotImplementedError(f"{name}: no system call number for {platform.machine()}")
+    result: int = _libc.syscall(ctypes.c_long(number), *[_convert(a) for a in args])
+    if result < 0:
+        err = ctypes.get_errno()
+        raise OSError(err, f"{name}: {os.strerror(err)}")
+    return result
+
+
+def prctl(option: int, value: int) -> None:
+    """prctl(2) with one argument. Raises OSError."""
+    function: Callable[..., int] = _libc.prctl
+    if function(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        err = ctypes.get_errno()
+        raise OSError(err, f"prctl({option}): {os.strerror(err)}")
+
+
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG = 1

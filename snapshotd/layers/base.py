@@ -1,0 +1,88 @@
+"""Layers and stacks: the words that the modules of this package share.
+
+A *layer* is the sealed upper directory of an overlay: exactly what changed since the parent. A *stack* is layers, newest first, over
+an image's root. Overlayfs marks in a layer: a character device 0:0 is a whiteout; the xattr `trusted.overlay.opaque=y` hides the
+directories below; `trusted.overlay.redirect` says where a renamed directory's lower part lies. Nobody writes into a sealed layer.
+
+    store.py        the layer directory: create, seal, remove, durability, where it lies (reflink or not)
+    pivot.py        give a live container another root (the core mechanism)
+    capture.py      copy a live upper into a layer, for sandboxes with live processes
+    view.py         read a stack as one tree, without mounting it
+    diff.py         compare two views
+    patch.py        write a comparison as a git-style patch
+    materialise.py  write a view into a directory
+    merge.py        combine adjacent layers into one
+    ingest.py       bring a foreign folder or archive into a layer
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What a directory entry is."""
+
+    FILE = "file"
+    DIRECTORY = "directory"
+    SYMLINK = "symlink"
+    FIFO = "fifo"
+    SOCKET = "socket"
+    CHAR_DEVICE = "char-device"
+    BLOCK_DEVICE = "block-device"
+
+
+_KINDS = {
+    stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: Kind.SYMLINK, stat.S_IFIFO: Kind.FIFO,
+    stat.S_IFSOCK: Kind.SOCKET, stat.S_IFCHR: Kind.CHAR_DEVICE, stat.S_IFBLK: Kind.BLOCK_DEVICE,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a tree. Ids are the container's. `mode` is permission bits only (12 bits, setuid and sticky included).
+
+    `inode` is (device, inode number) of the file that backs it: equal for the names of one hard link group inside one layer, and equal
+    between two views when the very same file backs both.
+    """
+
+    kind: Kind
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    mtime_ns: int
+    rdev: int
+    nlink: int
+    inode: tuple[int, int]
+    ctime_ns: int
+
+    @staticmethod
+    def of(st: os.stat_result) -> Entry:
+        return Entry(
+            _KINDS[stat.S_IFMT(st.st_mode)], stat.S_IMODE(st.st_mode), st.st_uid, st.st_gid, st.st_size, st.st_mtime_ns,
+            st.st_rdev, st.st_nlink, (st.st_dev, st.st_ino), st.st_ctime_ns,
+        )  # fmt: skip
+
+
+class ChangeKind(StrEnum):
+    ADDED = "added"
+    CHANGED = "changed"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One path that differs between two trees. `before` is None for added, `after` for deleted ones.
+
+    A directory that came or went is followed by every entry in it. Content, mode, owner, xattrs, link target and device number count;
+    of directories mode, owner and xattrs count; times alone do not make a change.
+    """
+
+    path: bytes
+    kind: ChangeKind
+    before: Entry | None
+    after: Entry | None

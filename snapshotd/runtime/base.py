@@ -1,0 +1,144 @@
+"""Containers: what a driver must do. Two drivers stand behind this: `runc` (no engine needed) and `docker`.
+
+Model. A *container* is namespaces, a cgroup and an init process, and nothing else of interest: it starts on a tiny,
+read-only stub root and knows no image. The engine then pivots it into a stack of layers (`layers/pivot.py`), which is why
+one container can be prepared before anybody knows what it will hold. Drivers never see layers; they share with
+`layers` only the init's process id and the id map.
+
+Lifecycle. create -> (pivoted by the engine) -> exec, any number, in parallel -> destroy.
+
+Isolation, the same for both drivers: own pid, mount, uts, ipc, net and cgroup namespaces (runc: user namespace too);
+memory, cpu and pids limits; `CAPABILITIES` only; no-new-privileges; default seccomp; masked and read-only proc paths.
+
+Paths inside every container: `SHARE_DIR` (read-only: `init`, and `lib/` with the in-sandbox library) and `SOCKET_PATH`
+(unix socket to the daemon; whoever connects is that container).
+
+Concurrency: every method may be called from several threads; calls on one container may overlap.
+Errors: `SandboxFailed` when the container cannot be made or is gone; `Unsupported` when the machine lacks the runtime.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from snapshotd.types import ContainerID, IdMap, Limits, Network
+
+RUN_DIR = "/run/snapshotd"
+"""In the container: mount point of the container's own run directory."""
+SHARE_DIR = RUN_DIR + "/share"
+SOCKET_PATH = RUN_DIR + "/agent.sock"
+LIBRARY_DIR = SHARE_DIR + "/lib"
+
+CAPABILITIES: tuple[str, ...] = (
+    "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_NET_BIND_SERVICE",
+    "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
+)  # fmt: skip
+"""What building, installing and testing software needs. Docker's default set less MKNOD, NET_RAW and AUDIT_WRITE."""
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSpec:
+    """What to create. `run_dir` is a host directory, made by the caller, that appears as `RUN_DIR` in the container.
+
+    `run_dir` and its parents must be searchable by everyone (0711), since container root may be an unprivileged host id.
+    `share_dir` is a host directory with `init` and `lib/`, bind-mounted read-only as `SHARE_DIR`.
+    `image_name` is for people only: what `docker ps` shows.
+    """
+
+    id: ContainerID
+    run_dir: Path
+    share_dir: Path
+    limits: Limits
+    network: Network
+    image_name: str = "snapshotd"
+    hostname: str = "sandbox"
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A running container. `pid` is its init in the daemon's pid namespace; `id_map` is None without user namespace."""
+
+    id: ContainerID
+    pid: int
+    id_map: IdMap | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecSpec:
+    """One command: absolute `cwd`, complete environment (nothing is inherited), numeric `user` and `group` in the container."""
+
+    argv: Sequence[str]
+    cwd: str = "/workspace"
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: int = 0
+    group: int = 0
+
+
+class Process(ABC):
+    """A command that runs in a container.
+
+    `stdout_fd` and `stderr_fd` are readable, blocking file descriptors that the caller owns and must close. They reach end of file
+    when the last process that inherited them closes its end, which may be long after the command itself has ended.
+    """
+
+    pid: int
+    """In the daemon's pid namespace. 0 when the driver cannot tell."""
+    stdout_fd: int
+    stderr_fd: int
+
+    @abstractmethod
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """The exit code (128+N for signal N), or None when `timeout_s` passed. Returns at once if it ended before.
+
+        A command that ended in any way is a result, not an error. Raises SandboxFailed when the container went away first
+        and no exit code can be had.
+        """
+
+    @abstractmethod
+    def kill(self) -> None:
+        """SIGKILL to the command. Not an error when it has ended."""
+
+
+class Runtime(ABC):
+    """One driver. See the module's text for the contract that all methods share."""
+
+    name: str
+    """`runc` or `docker`: the value of `--runtime`."""
+
+    @abstractmethod
+    def unavailable(self) -> str | None:
+        """None if containers can be created here; else one sentence with the reason and the fix. Cheap; no side effects."""
+
+    @abstractmethod
+    def create(self, spec: ContainerSpec) -> Container:
+        """Create and start a container whose only process is its init, on the stub root.
+
+        Raises SandboxFailed (nothing is left behind) or Unsupported. Not idempotent.
+        """
+
+    @abstractmethod
+    def exec(self, container: Container, spec: ExecSpec) -> Process:
+        """Start a command in the container's present root and return as soon as it runs.
+
+        Raises CommandNotFound (no such program or working directory), CommandNotRunnable (found, but not executable)
+        or SandboxFailed (container gone). In each case nothing was started.
+        """
+
+    @abstractmethod
+    def destroy(self, container_id: ContainerID) -> None:
+        """Kill everything in the container and remove every trace of it (cgroup, mounts, network, driver state).
+
+        Idempotent: not an error when it is gone already or was half made.
+        """
+
+    @abstractmethod
+    def list(self) -> list[ContainerID]:
+        """Every container of this daemon instance that the driver still knows, running or not, half made ones included."""
+
+    def log(self, container: Container, data: bytes) -> None:  # noqa: B027 - a driver without logs has nothing to do
+        """Best effort: make `data` appear where the driver's users look for logs (`docker logs`). Never blocks, never raises."""

@@ -1,0 +1,220 @@
+"""Ids and records shared by two or more packages. Values only: nothing here reads or writes anything.
+
+Times are integers in nanoseconds since the epoch (`*_at_ns`) or durations (`*_ns`); sizes are bytes.
+Paths inside a sandbox are `bytes`, relative to the sandbox's root, without a leading slash (b"workspace/a.py").
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NewType
+
+SnapshotID = NewType("SnapshotID", str)
+TrajectoryID = NewType("TrajectoryID", str)
+ExperimentID = NewType("ExperimentID", str)
+LayerID = NewType("LayerID", str)
+ImageID = NewType("ImageID", str)
+ContainerID = NewType("ContainerID", str)
+CallID = NewType("CallID", str)
+BlobID = NewType("BlobID", str)
+
+ID_HEX_CHARS = 32
+"""Length of every id: 128 random bits in lower-case hexadecimal."""
+SHORT_ID_CHARS = 12
+"""How many characters of an id people are shown (as docker does)."""
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""What a name or tag may be. Nothing that could be a path, an option or a control sequence."""
+
+
+def new_id() -> str:
+    """128 random bits as 32 hexadecimal characters."""
+    return secrets.token_hex(ID_HEX_CHARS // 2)
+
+
+def short(any_id: str) -> str:
+    """The form of an id that tables show; any unique prefix is accepted back."""
+    return any_id[:SHORT_ID_CHARS]
+
+
+class Network(StrEnum):
+    """What a sandbox can reach: nothing, or the outside through NAT."""
+
+    NONE = "none"
+    BRIDGE = "bridge"
+
+
+class CallStatus(StrEnum):
+    """The one terminal outcome of a tool call. `unknown`: it began, and nobody saw it end."""
+
+    DONE = "done"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+class SnapshotState(StrEnum):
+    """How durable a snapshot is: survives a daemon crash, survives power loss, or known to be gone."""
+
+    CAPTURED = "captured"
+    STORED = "stored"
+    LOST = "lost"
+
+
+class TrajectoryStatus(StrEnum):
+    """`running`: its sandbox is up. `stopped`: no sandbox, goes on from its head. `finished`/`failed`: its agent ended.
+
+    `interrupted`: its sandbox went away without anybody asking (crash of daemon or machine).
+    """
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    FINISHED = "finished"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class IdMap:
+    """A contiguous user namespace map: container ids 0..count-1 are host ids base..base+count-1."""
+
+    base: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Resource limits of one sandbox. `memory_bytes` counts swap too; `cpus` is in whole processors (0.5 = half of one)."""
+
+    memory_bytes: int = 2 << 30
+    cpus: float = 2.0
+    pids: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """Everything that decides what container a sandbox needs. Equal specs can share a warm container."""
+
+    image: ImageID
+    runtime: str
+    network: Network = Network.NONE
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """The program a trajectory runs: `argv` inside the sandbox, its working directory and extra environment.
+
+    `program` is how many leading items of `argv` are the program itself; the rest are arguments that a fork may replace.
+    """
+
+    argv: tuple[str, ...]
+    program: int
+    cwd: str = "/workspace"
+    env: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What a snapshot's root is made of: sealed layers, newest first, over an image's root."""
+
+    image: ImageID
+    layers: tuple[LayerID, ...] = ()
+
+    def push(self, layer: LayerID) -> Stack:
+        return Stack(self.image, (layer, *self.layers))
+
+
+@dataclass(frozen=True, slots=True)
+class FileChanges:
+    """How a snapshot's files differ from its parent's. `bytes` is the content size of added and changed regular files."""
+
+    added: int = 0
+    changed: int = 0
+    deleted: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One recorded call. `arguments` is any JSON value; outputs live in the repository under their blob ids."""
+
+    id: CallID
+    name: str
+    arguments: Any
+    status: CallStatus
+    started_at_ns: int
+    duration_ns: int
+    exit_code: int | None = None
+    error: str | None = None
+    output: BlobID | None = None
+    stdout: BlobID | None = None
+    stderr: BlobID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One entry of a conversation: `role` is free text (system, user, assistant, tool), `content` any JSON value."""
+
+    role: str
+    content: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Immutable. Binds one tree (as a stack), one conversation head (`messages` entries long) and one tool call."""
+
+    id: SnapshotID
+    parent: SnapshotID | None
+    trajectory: TrajectoryID
+    seq: int
+    stack: Stack
+    call: ToolCall
+    messages: int
+    state: SnapshotState
+    pause_ns: int
+    created_at_ns: int
+    method: str = "pivot"
+    """How it was captured: `pivot`, `copy` (live processes), `unchanged` (shares its parent's stack) or `build`."""
+    files: FileChanges | None = None
+    """None until the background count is done."""
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The line of snapshots that one run produces. `forked_from` is the snapshot it began at, if it is a fork."""
+
+    id: TrajectoryID
+    name: str | None
+    spec: SandboxSpec
+    agent: AgentSpec | None
+    head: SnapshotID
+    status: TrajectoryStatus
+    created_at_ns: int
+    forked_from: SnapshotID | None = None
+    experiment: ExperimentID | None = None
+    exit_code: int | None = None
+    env: tuple[tuple[str, str], ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A root file system that sandboxes start from. Its files lie in `images/<id>/root` of the layer directory.
+
+    `env` and `workdir` are defaults for commands; nothing else of a foreign image's configuration is used.
+    `source` says where it came from, for people ("recipe default", "docker debian:12", "tar /x/y.tar").
+    `source_id` identifies that source's content (a Docker image id, a recipe's digest), so that it is taken only once.
+    """
+
+    id: ImageID
+    name: str
+    source: str
+    source_id: str
+    bytes: int
+    files: int
+    created_at_ns: int
+    env: tuple[tuple[str, str], ...] = ()
+    workdir: str = "/workspace"
