@@ -100,7 +100,7 @@ class SandboxSpec:
     image: ImageID
     runtime: str
     network: Network = Network.NONE
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
 from snapshotd.types import (
-    BlobID, ExperimentID, FileChanges, Image, ImageID, LayerID, Message, Snapshot, SnapshotID, SnapshotState, Trajectory,
-    TrajectoryID, TrajectoryStatus,
+    BlobID,
+    ExperimentID,
+    FileChanges,
+    Image,
+    ImageID,
+    LayerID,
+    Message,
+    Snapshot,
+    SnapshotID,
+    SnapshotState,
+    Trajectory,
+    TrajectoryID,
+    TrajectoryStatus,
 )  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 The daemon's API is a thin skin over `Engine`; the CLI and the client say the same words over HTTP.
 `ref` is what a person types: a tag, a name, or a unique prefix of an id. Snapshot refs accept trajectories (their head).
 
-Errors: those of `errors.py`; every method may raise NotFound/Ambiguous for a ref. Nothing has changed when a method raises, unless it says so.
+Errors: those of `errors.py`; every method may raise NotFound/Ambiguous for a ref. Nothing has changed when a method raises, unless it
+says so.
 Concurrency: every method may be called from any thread.
 """
 
@@ -11,11 +12,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from snapshotd.layers.base import Change
+from snapshotd.layers.base import Change, RestoreReport
 from snapshotd.types import ExperimentID, Image, Limits, Message, Network, Snapshot, SnapshotID, ToolCall, Trajectory, TrajectoryID
 
 Stream = Literal["stdout", "stderr"]
@@ -43,7 +44,7 @@ class SandboxRequest:
     workspace: Path | None = None
     env: tuple[tuple[str, str], ...] = ()
     network: Network = Network.NONE
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     name: str | None = None
 
 
@@ -71,16 +72,6 @@ class ExecResult:
 class Forked:
     experiment: ExperimentID
     trajectories: tuple[Trajectory, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreReport:
-    """What a restore wrote. `warnings` names everything the target could not hold, one sentence each."""
-
-    files: int
-    directories: int
-    bytes: int
-    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +158,7 @@ class Engine(ABC):
 
     @abstractmethod
     def patch(self, a: str, b: str | None, *, root: bytes, write: Callable[[bytes], object]) -> int:
-        """Write the changes below `root` (b"workspace") as a patch with paths relative to it. Returns how many changes lie outside of it."""
+        """Write the changes below `root` (b"workspace") as a patch with paths relative to it. Returns how many lie outside of it."""
 
     @abstractmethod
     def cat(self, ref: str, path: bytes) -> Iterator[bytes]:

@@ -128,10 +128,7 @@ def read_mountinfo(pid: int | str = "self") -> list[MountPoint]:
         for line in f:
             left, _, right = line.partition(b" - ")
             fields, tail = left.split(b" "), right.rstrip(b"\n").split(b" ")
-            result.append(
-                MountPoint(
-                    int(fields[0]), int(fields[1]), fields[2].decode(), _unescape(fields[4]),
-                    tail[0].decode(), _unescape(tail[1]), tail[2] if len(tail) > 2 else b"",
-                )  # fmt: skip
-            )
+            point, source = _unescape(fields[4]), _unescape(tail[1])
+            options = tail[2] if len(tail) > 2 else b""
+            result.append(MountPoint(int(fields[0]), int(fields[1]), fields[2].decode(), point, tail[0].decode(), source, options))
     return result

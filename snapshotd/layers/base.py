@@ -86,3 +86,13 @@ class Change:
     kind: ChangeKind
     before: Entry | None
     after: Entry | None
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What a restore wrote. `warnings` names everything the target could not hold, one sentence each."""
+
+    files: int
+    directories: int
+    bytes: int
+    warnings: tuple[str, ...]

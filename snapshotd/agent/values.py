@@ -1,0 +1,124 @@
+"""Python values as JSON. What JSON cannot hold becomes its `repr`; nothing a tool is given or returns can make this fail.
+
+`encode` writes compact UTF-8. Lone surrogates (file names that are not UTF-8) become backslash escapes, since the daemon takes valid Unicode
+only; NaN and the infinities, and integers beyond 64 bits, become text.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List
+
+ARGUMENT_LIMIT_BYTES = 64 << 10
+"""Bound of one argument's JSON text; what is cut off is replaced by its length and SHA-256."""
+REQUEST_LIMIT_BYTES = 768 << 10
+"""Bound of all arguments of a call together; leaves room below the 1 MiB that the protocol allows for a line."""
+DEPTH_LIMIT = 32
+"""Deeper nesting becomes text (the daemon refuses more than 64 levels)."""
+NODE_LIMIT = 1000000
+"""Values visited at most. Containers that share parts can have exponentially many."""
+
+
+def encode(value: Any) -> bytes:
+    """Compact JSON of a value that `plain` returned."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+
+
+def text_of(value: Any) -> str:
+    """`repr(value)`, or a stand-in that names the type when its `repr` fails."""
+    try:
+        return clean(repr(value))
+    except Exception as exc:  # noqa: BLE001 - foreign code: a repr may raise anything, and a recording must not break the call
+        return "<{} whose repr raised {}>".format(type(value).__name__, type(exc).__name__)
+
+
+def clean(text: str) -> str:
+    """`text` as valid Unicode: a lone surrogate becomes `\\udc80`."""
+    text = str.__str__(text)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text
+
+
+def plain(value: Any) -> Any:
+    """The nearest JSON value: tuples become lists, keys become text, everything foreign becomes its `repr`."""
+    return _Converter().convert(value, 0)
+
+
+class _Converter:
+    """One conversion: counts the values it visits."""
+
+    def __init__(self) -> None:
+        self.left = NODE_LIMIT
+
+    def convert(self, value: Any, depth: int) -> Any:
+        self.left -= 1
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return clean(value)
+        if isinstance(value, int):
+            return int(value) if -(1 << 63) <= value < 1 << 63 else text_of(int(value))
+        if isinstance(value, float):
+            return float(value) if value - value == 0 else text_of(float(value))  # only finite numbers give 0
+        if depth >= DEPTH_LIMIT or self.left <= 0:
+            return text_of(value) if self.left > 0 else "<{}>".format(type(value).__name__)
+        if isinstance(value, dict):
+            return self._dict(value, depth)
+        if isinstance(value, (list, tuple)):
+            return [self.convert(item, depth + 1) for item in list(value)]
+        if type(value).__module__ == "subprocess" and type(value).__name__ == "CompletedProcess":
+            return self._completed(value, depth)
+        return text_of(value)
+
+    def _dict(self, value: Dict[Any, Any], depth: int) -> Dict[str, Any]:
+        return {_key(key): self.convert(item, depth + 1) for key, item in list(value.items())}
+
+    def _completed(self, value: Any, depth: int) -> Dict[str, Any]:
+        """`subprocess.run`'s result: the commonest thing a tool returns, and its output should read as text."""
+        fields: Dict[str, Any] = {"args": self.convert(value.args, depth + 1), "returncode": value.returncode}
+        for name in ("stdout", "stderr"):
+            output = getattr(value, name)
+            if isinstance(output, bytes):
+                fields[name] = output.decode("utf-8", "backslashreplace")
+            elif output is not None:
+                fields[name] = self.convert(output, depth + 1)
+        return fields
+
+
+def _key(key: Any) -> str:
+    return clean(key) if isinstance(key, str) else text_of(key)
+
+
+def bound(text: str, limit_bytes: int) -> str:
+    """`text`, or its beginning and a note of its length and SHA-256 when its UTF-8 form is longer than `limit_bytes`."""
+    data = text.encode("utf-8")
+    if len(data) <= limit_bytes:
+        return text
+    import hashlib  # costs milliseconds to import and is rarely needed
+
+    head = data[: max(limit_bytes - 128, 0)].decode("utf-8", "ignore")
+    return "{}... [cut: {} bytes, sha256 {}]".format(head, len(data), hashlib.sha256(data).hexdigest())
+
+
+def arguments(values: Dict[str, Any]) -> Dict[str, Any]:
+    """A call's arguments by name, each bounded, all together small enough for one request."""
+    converted = {clean(name): plain(value) for name, value in values.items()}
+    limit = ARGUMENT_LIMIT_BYTES
+    while True:
+        bounded = {name: _bound_value(value, limit) for name, value in converted.items()}
+        if len(encode(bounded)) <= REQUEST_LIMIT_BYTES:
+            return bounded
+        if limit < 256:
+            names: List[str] = sorted(bounded)
+            return {"arguments": bound(", ".join(names), ARGUMENT_LIMIT_BYTES)}
+        limit //= 4
+
+
+def _bound_value(value: Any, limit_bytes: int) -> Any:
+    if isinstance(value, str):
+        return bound(value, limit_bytes)
+    encoded = encode(value)
+    return value if len(encoded) <= limit_bytes else bound(encoded.decode("utf-8"), limit_bytes)

@@ -1,0 +1,209 @@
+"""Records to rows and back. Pure: no database here.
+
+Whatever is read back and does not decode is damage (DataLoss): the columns were written by this module.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from snapshotd.errors import DataLoss, LimitExceeded, UsageError
+from snapshotd.types import (
+    AgentSpec,
+    CallStatus,
+    FileChanges,
+    Image,
+    ImageID,
+    LayerID,
+    Limits,
+    Message,
+    Network,
+    SandboxSpec,
+    Snapshot,
+    SnapshotState,
+    Stack,
+    ToolCall,
+    Trajectory,
+    TrajectoryStatus,
+)
+
+Row = tuple[Any, ...]
+
+MAX_JSON_DEPTH = 200
+"""How deep a stored JSON value may nest. json reads and writes recursively, and the interpreter stops at about 1,000 frames."""
+
+IMAGE_COLUMNS = "i.id, i.name, i.source, i.source_id, i.bytes, i.files, i.created_at_ns, i.env, i.workdir"
+IMAGE_SELECT = f"SELECT {IMAGE_COLUMNS} FROM images i"
+
+TRAJECTORY_SELECT = """
+SELECT t.id, t.name, i.id, t.runtime, t.network, t.memory_bytes, t.cpus, t.pids, t.agent, h.id, t.status, t.created_at_ns,
+       f.id, t.experiment, t.exit_code, t.env
+FROM trajectories t JOIN images i ON i.pk = t.image JOIN snapshots h ON h.pk = t.head LEFT JOIN snapshots f ON f.pk = t.forked_from
+"""
+
+SNAPSHOT_SELECT = """
+SELECT s.pk, s.id, p.id, t.id, s.seq, i.id, k.layers, s.messages, s.state, s.pause_ns, s.created_at_ns, s.method,
+       s.files_added, s.files_changed, s.files_deleted, s.files_bytes,
+       (SELECT group_concat(name, '/' ORDER BY name) FROM tags WHERE snapshot = s.pk),
+       s.call_id, s.call_name, s.call_status, s.call_started_at_ns, s.call_duration_ns, s.call_exit_code, s.call_error,
+       s.call_output, s.call_stdout, s.call_stderr, s.call_arguments
+FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory JOIN stacks k ON k.pk = s.stack JOIN images i ON i.pk = k.image
+     LEFT JOIN snapshots p ON p.pk = s.parent
+"""
+
+SNAPSHOT_INSERT = """
+INSERT INTO snapshots (id, trajectory, seq, parent, stack, messages, state, pause_ns, created_at_ns, method,
+    files_added, files_changed, files_deleted, files_bytes, call_id, call_name, call_status, call_started_at_ns, call_duration_ns,
+    call_exit_code, call_error, call_output, call_stdout, call_stderr, call_arguments)
+VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
+"""
+
+
+def encode_json(value: Any) -> str:
+    """Compact ASCII JSON. UsageError for what is not JSON (NaN included), LimitExceeded for what nests too deep."""
+    try:
+        text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except (ValueError, TypeError) as exc:
+        raise UsageError(f"a value cannot be recorded because it is not JSON ({exc}): send JSON values only") from exc
+    except RecursionError as exc:
+        raise LimitExceeded(_too_deep()) from exc
+    if text.count("[") + text.count("{") > MAX_JSON_DEPTH and _depth(value) > MAX_JSON_DEPTH:
+        raise LimitExceeded(_too_deep())
+    return text
+
+
+def _too_deep() -> str:
+    return f"a value cannot be recorded because it nests deeper than {MAX_JSON_DEPTH} levels: flatten it"
+
+
+def _depth(value: Any) -> int:
+    """How deep a JSON value nests, counted up to one more than is allowed. Iterative."""
+    deepest, todo = 0, [(value, 1)]
+    while todo and deepest <= MAX_JSON_DEPTH:
+        item, depth = todo.pop()
+        if isinstance(item, dict):
+            children = list(item.values())
+        elif isinstance(item, list | tuple):
+            children = list(item)
+        else:
+            continue
+        deepest = max(deepest, depth)
+        todo.extend((child, depth + 1) for child in children)
+    return deepest
+
+
+def encode_text(text: str) -> str | bytes:
+    """Free text as SQLite can hold it: as it is, or as bytes where it holds lone surrogates (hostile JSON can)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="surrogatepass")
+    return text
+
+
+def decode_text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode(errors="surrogatepass")
+
+
+def encode_pairs(pairs: tuple[tuple[str, str], ...]) -> str:
+    return encode_json([list(pair) for pair in pairs])
+
+
+def decode_pairs(text: str) -> tuple[tuple[str, str], ...]:
+    return tuple((name, value) for name, value in json.loads(text))
+
+
+def encode_layers(stack: Stack) -> str:
+    return encode_json(list(stack.layers))
+
+
+def encode_agent(agent: AgentSpec | None) -> str | None:
+    if agent is None:
+        return None
+    return encode_json({"argv": list(agent.argv), "program": agent.program, "cwd": agent.cwd, "env": [list(pair) for pair in agent.env]})
+
+
+def _decode_agent(text: str | None) -> AgentSpec | None:
+    if text is None:
+        return None
+    data = json.loads(text)
+    return AgentSpec(tuple(data["argv"]), data["program"], data["cwd"], tuple((name, value) for name, value in data["env"]))
+
+
+@contextmanager
+def _intact(kind: str, row: Row) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as exc:
+        raise DataLoss(f"the catalog's record of {kind} {row[0]!s:.40} is damaged ({exc}): restore the catalog from a backup") from exc
+
+
+def decode_image(row: Row) -> Image:
+    with _intact("image", row):
+        image_id, name, source, source_id, size, files, created, env, workdir = row
+        return Image(
+            image_id, name, decode_text(source), decode_text(source_id), size, files, created, decode_pairs(env), decode_text(workdir)
+        )
+
+
+def decode_trajectory(row: Row) -> Trajectory:
+    with _intact("trajectory", row):
+        (
+            trajectory_id, name, image, runtime, network, memory, cpus, pids, agent, head, status, created, forked_from, experiment,
+            exit_code, env,
+        ) = row  # fmt: skip
+        spec = SandboxSpec(ImageID(image), runtime, Network(network), Limits(memory, cpus, pids))
+        return Trajectory(
+            trajectory_id, name, spec, _decode_agent(agent), head, TrajectoryStatus(status), created, forked_from, experiment,
+            exit_code, decode_pairs(env),
+        )  # fmt: skip
+
+
+class SnapshotDecoder:
+    """Decodes rows of SNAPSHOT_SELECT; layer ids and stacks that repeat among them are held once."""
+
+    def __init__(self) -> None:
+        self._layers: dict[str, LayerID] = {}
+        self._last: tuple[str, str, Stack] | None = None
+
+    def __call__(self, row: Row) -> Snapshot:
+        with _intact("snapshot", row[1:]):
+            (
+                _, snapshot_id, parent, trajectory, seq, image, layers, messages, state, pause, created, method, added, changed, deleted,
+                size, tags, call_id, name, status, started, duration, exit_code, error, output, stdout, stderr, arguments,
+            ) = row  # fmt: skip
+            call = ToolCall(
+                call_id, decode_text(name), json.loads(arguments), CallStatus(status), started, duration, exit_code,
+                None if error is None else decode_text(error), output, stdout, stderr,
+            )  # fmt: skip
+            return Snapshot(
+                snapshot_id, parent, trajectory, seq, self._stack(image, layers), call, messages, SnapshotState(state), pause, created,
+                method, None if added is None else FileChanges(added, changed, deleted, size), tuple(tags.split("/")) if tags else (),
+            )  # fmt: skip
+
+    def _stack(self, image: str, layers: str) -> Stack:
+        if self._last is None or self._last[:2] != (image, layers):
+            names = tuple([self._layers.setdefault(name, LayerID(name)) for name in json.loads(layers)])
+            self._last = (image, layers, Stack(ImageID(image), names))
+        return self._last[2]
+
+
+def snapshot_values(snapshot: Snapshot, trajectory: int, parent: int | None, stack: int) -> Row:
+    """The values of SNAPSHOT_INSERT; the numbers are the rows that the snapshot refers to."""
+    call, files = snapshot.call, snapshot.files
+    return (
+        snapshot.id, trajectory, snapshot.seq, parent, stack, snapshot.messages, snapshot.state.value, snapshot.pause_ns,
+        snapshot.created_at_ns, snapshot.method,
+        *((files.added, files.changed, files.deleted, files.bytes) if files else (None,) * 4),
+        call.id, encode_text(call.name), call.status.value, call.started_at_ns, call.duration_ns, call.exit_code,
+        None if call.error is None else encode_text(call.error), call.output, call.stdout, call.stderr, encode_json(call.arguments),
+    )  # fmt: skip
+
+
+def decode_message(row: Row) -> Message:
+    """From (position, role, content)."""
+    with _intact("message", row):
+        return Message(decode_text(row[1]), json.loads(row[2]))

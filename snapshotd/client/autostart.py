@@ -1,0 +1,115 @@
+"""Starting a daemon on first use: detached from the terminal, logging into its state directory, waited for until it answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+from snapshotd.client.transport import error_of
+from snapshotd.daemon.lock import make_state_dir
+from snapshotd.daemon.wire import log_path_of
+from snapshotd.errors import Conflict, DaemonUnavailable
+
+START_TIMEOUT_S = 60.0
+"""Recovery after a crash looks at every sandbox that was running; an empty state directory takes about half a second."""
+
+
+def start_daemon(state_dir: Path, socket_path: Path, timeout_s: float = START_TIMEOUT_S) -> None:
+    """Start a daemon and return when it answers, or when another one that was just starting does.
+
+    DaemonUnavailable when not root or when it takes longer than `timeout_s`; else the very error that the daemon died of.
+    """
+    if os.geteuid() != 0:
+        raise DaemonUnavailable(
+            f"no daemon answers on {socket_path}, and only root can start one; run the command with sudo, or start the service"
+        )
+    deadline = time.monotonic() + timeout_s
+    try:
+        _spawn_and_wait(state_dir, socket_path, deadline)
+    except Conflict:
+        # Somebody else holds the state directory: most likely a daemon that another command started in this very moment.
+        if not _answers_before(socket_path, deadline):
+            raise
+
+
+def _spawn_and_wait(state_dir: Path, socket_path: Path, deadline: float) -> None:
+    ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
+    try:
+        process = _spawn(state_dir, socket_path, ready_w)
+        os.close(ready_w)
+        ready_w = -1
+        line = _read_line(ready_r, deadline)
+    finally:
+        os.close(ready_r)
+        if ready_w >= 0:
+            os.close(ready_w)
+    if line is None:
+        raise DaemonUnavailable(
+            f"the daemon (pid {process.pid}) has been starting for more than {START_TIMEOUT_S:.0f} s; {log_path_of(state_dir)} says what "
+            f"it does, run the command again when it is ready"
+        )
+    try:
+        news = json.loads(line)
+    except ValueError:
+        news = {}
+    if "ready" in news:
+        process.returncode = 0  # it lives on without us: no ResourceWarning, no wait
+        return
+    if "error" in news:
+        raise error_of(news)
+    code = process.wait()
+    raise DaemonUnavailable(f"the daemon died while starting (exit code {code}); {log_path_of(state_dir)} says why")
+
+
+def _spawn(state_dir: Path, socket_path: Path, ready_fd: int) -> subprocess.Popen[bytes]:
+    argv = [
+        sys.executable, "-m", "snapshotd", "daemon", "--state-dir", str(state_dir), "--socket", str(socket_path), "--ready-fd", str(ready_fd),
+    ]  # fmt: skip
+    with _open_log(state_dir) as log:
+        try:
+            return subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, close_fds=True, pass_fds=(ready_fd,), start_new_session=True,
+                cwd="/",
+            )  # fmt: skip
+        except OSError as exc:
+            raise DaemonUnavailable(f"the daemon cannot be started: {sys.executable}: {exc.strerror}") from exc
+
+
+def _open_log(state_dir: Path) -> BinaryIO:
+    """What Python prints before the daemon's own log is set up, or when it crashes, goes into the same file."""
+    make_state_dir(state_dir)
+    fd = os.open(log_path_of(state_dir), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    return os.fdopen(fd, "ab")
+
+
+def _read_line(fd: int, deadline: float) -> bytes | None:
+    """What the daemon says, b"" if it died without a word, None if it says nothing before the deadline."""
+    data = b""
+    while not data.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([fd], [], [], left)[0]:
+            return None
+        piece = os.read(fd, 65536)
+        if not piece:
+            break
+        data += piece
+    return data
+
+
+def _answers_before(socket_path: Path, deadline: float) -> bool:
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(str(socket_path))
+                return True
+            except OSError:
+                if time.monotonic() > deadline:
+                    return False
+        time.sleep(0.02)

@@ -1,0 +1,243 @@
+"""What the client answers with: the API's JSON as typed, frozen records. Times are ISO 8601 text in UTC, durations milliseconds.
+
+Unknown members are ignored, so that a daemon may say more than its client knows.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Json = dict[str, Any]
+
+
+def _plain(cls: type[T], data: Json, **made: Any) -> T:
+    """`cls` from the members of `data` with its fields' names; `made` holds those that are records themselves."""
+    names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    return cls(**{name: made[name] if name in made else data[name] for name in names})
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """How a snapshot's files differ from its parent's."""
+
+    added: int
+    changed: int
+    deleted: int
+    bytes: int
+
+    @classmethod
+    def of(cls, data: Json | None) -> Files | None:
+        return None if data is None else _plain(cls, data)
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A recorded tool call. `status` is done, failed or unknown; `outputs` names what can be had from `Snapshotd.output`."""
+
+    name: str
+    arguments: Any
+    status: str
+    exit_code: int | None
+    duration_ms: float
+    started_at: str
+    error: str | None
+    outputs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, data: Json) -> Tool:
+        return _plain(cls, data, outputs=tuple(data["outputs"]))
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """`files` is None until counted. `state` is captured, stored or lost."""
+
+    id: str
+    parent: str | None
+    trajectory: str
+    seq: int
+    tool: Tool
+    files: Files | None
+    state: str
+    pause_ms: float
+    created_at: str
+    tags: tuple[str, ...]
+    method: str
+    messages: int
+    image: str
+    layers: int
+
+    @classmethod
+    def of(cls, data: Json) -> SnapshotInfo:
+        return _plain(cls, data, tool=Tool.of(data["tool"]), files=Files.of(data["files"]), tags=tuple(data["tags"]))
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsInfo:
+    memory_bytes: int
+    cpus: float
+    pids: int
+
+    @classmethod
+    def of(cls, data: Json) -> LimitsInfo:
+        return _plain(cls, data)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentInfo:
+    """`program` is how many leading items of `argv` are the program; a fork may replace the rest."""
+
+    argv: tuple[str, ...]
+    program: int
+    cwd: str
+
+    @classmethod
+    def of(cls, data: Json | None) -> AgentInfo | None:
+        return None if data is None else _plain(cls, data, argv=tuple(data["argv"]))
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryInfo:
+    """`status` is running, stopped, finished, failed or interrupted."""
+
+    id: str
+    name: str | None
+    status: str
+    head: str
+    image: str
+    runtime: str
+    network: str
+    limits: LimitsInfo
+    agent: AgentInfo | None
+    created_at: str
+    forked_from: str | None
+    experiment: str | None
+    exit_code: int | None
+
+    @classmethod
+    def of(cls, data: Json) -> TrajectoryInfo:
+        return _plain(cls, data, limits=LimitsInfo.of(data["limits"]), agent=AgentInfo.of(data["agent"]))
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxInfo:
+    """A live sandbox."""
+
+    trajectory: TrajectoryInfo
+    container: str
+    pid: int
+    started_at: str
+    agent_running: bool
+
+    @classmethod
+    def of(cls, data: Json) -> SandboxInfo:
+        return _plain(cls, data, trajectory=TrajectoryInfo.of(data["trajectory"]))
+
+
+@dataclass(frozen=True, slots=True)
+class ExecInfo:
+    """How a command ended. `snapshot` is None for one in a throw-away fork."""
+
+    exit_code: int
+    snapshot: SnapshotInfo | None
+    call: Tool
+
+    @classmethod
+    def of(cls, data: Json) -> ExecInfo:
+        snapshot = data["snapshot"]
+        return _plain(cls, data, snapshot=None if snapshot is None else SnapshotInfo.of(snapshot), call=Tool.of(data["call"]))
+
+
+@dataclass(frozen=True, slots=True)
+class ForkInfo:
+    experiment: str
+    trajectories: tuple[TrajectoryInfo, ...]
+
+    @classmethod
+    def of(cls, data: Json) -> ForkInfo:
+        return _plain(cls, data, trajectories=tuple(TrajectoryInfo.of(item) for item in data["trajectories"]))
+
+
+@dataclass(frozen=True, slots=True)
+class EntryInfo:
+    """One side of a change. `mode` is octal text."""
+
+    kind: str
+    mode: str
+    uid: int
+    gid: int
+    size: int
+
+    @classmethod
+    def of(cls, data: Json | None) -> EntryInfo | None:
+        return None if data is None else _plain(cls, data)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeInfo:
+    """One path that differs: `change` is added, changed or deleted; `path` is the sandbox's bytes, without a leading slash."""
+
+    change: str
+    path: bytes
+    before: EntryInfo | None
+    after: EntryInfo | None
+
+    @classmethod
+    def of(cls, data: Json) -> ChangeInfo:
+        path = base64.b64decode(data["path_b64"]) if "path_b64" in data else data["path"].encode()
+        return cls(data["change"], path, EntryInfo.of(data["before"]), EntryInfo.of(data["after"]))
+
+
+@dataclass(frozen=True, slots=True)
+class MessageInfo:
+    """One entry of a conversation."""
+
+    role: str
+    content: Any
+
+    @classmethod
+    def of(cls, data: Json) -> MessageInfo:
+        return _plain(cls, data)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreInfo:
+    """What a restore wrote. `warnings` names everything the target could not hold."""
+
+    files: int
+    directories: int
+    bytes: int
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, data: Json) -> RestoreInfo:
+        return _plain(cls, data, warnings=tuple(data["warnings"]))
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInfo:
+    id: str
+    name: str
+    source: str
+    bytes: int
+    files: int
+    created_at: str
+
+    @classmethod
+    def of(cls, data: Json) -> ImageInfo:
+        return _plain(cls, data)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionInfo:
+    version: str
+    api_version: str
+    pid: int
+    state_dir: str
+
+    @classmethod
+    def of(cls, data: Json) -> VersionInfo:
+        return _plain(cls, data)

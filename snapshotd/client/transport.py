@@ -1,0 +1,185 @@
+"""HTTP over the daemon's unix socket: requests, answers, streams, and what their failures mean. Standard library only.
+
+Every request has a connection of its own (about 0.05 ms on a unix socket), so a `Transport` may be used from any number of threads.
+"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from snapshotd.daemon.wire import API_PREFIX, API_VERSION, VERSION_HEADER, check_socket_path
+from snapshotd.errors import BY_CODE, DaemonUnavailable, InternalError, NotPermitted, SnapshotdError, VersionMismatch
+
+_READ_BYTES = 1 << 16
+_LINE_MAX_BYTES = 64 << 20
+"""One NDJSON line: a megabyte of output in base64 is the usual most; this bounds a broken peer."""
+
+_LOST = (
+    "the daemon went away in the middle of the answer; everything it had captured is safe: run `snapshotd log` or the next command, "
+    "which starts it again, and look at its daemon.log for the reason"
+)
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("snapshotd")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.sock.connect(str(self._path))
+        except OSError:
+            self.sock.close()
+            raise
+
+
+class Transport:
+    """The way to one daemon. `start` is called once per failed connection to bring a daemon up; it raises what prevents that."""
+
+    def __init__(self, socket_path: Path, start: Callable[[], None] | None = None) -> None:
+        """UsageError when the path is too long for a socket."""
+        check_socket_path(socket_path)
+        self.socket_path = socket_path
+        self._start = start
+
+    def request(self, method: str, path: str, *, body: Any = None, query: dict[str, str | None] | None = None) -> Any:
+        """One request with a JSON answer (None when it is empty). Raises the daemon's error; DaemonUnavailable when it is not there."""
+        answer = self._answer(method, path, body, query)
+        with _lost_means_unavailable():
+            data = answer.read()
+        return json.loads(data) if data else None
+
+    def lines(self, method: str, path: str, *, body: Any = None, query: dict[str, str | None] | None = None) -> Iterator[dict[str, Any]]:
+        """One request whose answer is one JSON object per line. The request is sent at once; iterate, or close, what is returned.
+
+        An `error` event is raised as the error it carries.
+        """
+        return self._parsed(self._answer(method, path, body, query))
+
+    def pieces(self, method: str, path: str, *, query: dict[str, str | None] | None = None) -> Iterator[bytes]:
+        """One request whose answer is raw bytes, in pieces."""
+        return _pieces(self._answer(method, path, None, query))
+
+    def _parsed(self, answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+        with answer:
+            while True:
+                with _lost_means_unavailable():
+                    line = answer.readline(_LINE_MAX_BYTES)
+                if not line:
+                    return
+                if not line.endswith(b"\n"):
+                    raise DaemonUnavailable(_LOST)
+                event: dict[str, Any] = json.loads(line)
+                if event.get("event") == "error":
+                    raise error_of(event)
+                yield event
+
+    def _answer(self, method: str, path: str, body: Any, query: dict[str, str | None] | None) -> http.client.HTTPResponse:
+        target = API_PREFIX + path
+        given = {key: value for key, value in (query or {}).items() if value is not None}
+        if given:
+            target += "?" + urlencode(given)
+        headers = {VERSION_HEADER: API_VERSION}
+        data = None
+        if body is not None:
+            data = json.dumps(body).encode()
+            headers["Content-Type"] = "application/json"
+        connection = self._connect()
+        try:
+            with _lost_means_unavailable():
+                connection.request(method, target, body=data, headers=headers)
+                answer = connection.getresponse()
+        except BaseException:
+            connection.close()
+            raise
+        connection.close()  # the answer keeps the socket open until it is read or closed
+        if answer.status >= 400:
+            with answer, _lost_means_unavailable():
+                text = answer.read()
+            raise _failure(answer.status, text)
+        _check_version(answer)
+        return answer
+
+    def _connect(self) -> _Connection:
+        connection = _Connection(self.socket_path)
+        try:
+            connection.connect()
+            return connection
+        except OSError as exc:
+            failure = self._unreachable(exc)
+            if self._start is None or not isinstance(failure, DaemonUnavailable):
+                raise failure from exc
+        self._start()
+        try:
+            connection.connect()
+        except OSError as exc:
+            raise self._unreachable(exc) from exc
+        return connection
+
+    def _unreachable(self, exc: OSError) -> SnapshotdError:
+        if exc.errno in (errno.EACCES, errno.EPERM):
+            return NotPermitted(
+                f"user {os.geteuid()} may not use the daemon's socket {self.socket_path}, which serves root only; run the command with sudo"
+            )
+        return DaemonUnavailable(
+            f"no daemon answers on {self.socket_path} ({exc.strerror}); start it with `sudo snapshotd daemon`, or name the right place "
+            f"with --state-dir or --socket"
+        )
+
+
+def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    with answer:
+        while True:
+            with _lost_means_unavailable():
+                data = answer.read1(_READ_BYTES)
+                if not data and answer.chunked and not answer.isclosed():
+                    raise http.client.IncompleteRead(b"")
+            if not data:
+                return
+            yield data
+
+
+class _lost_means_unavailable:  # noqa: N801 - reads as what it does in a `with`
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
+        if isinstance(exc, http.client.HTTPException | ConnectionError):
+            raise DaemonUnavailable(_LOST) from exc
+
+
+def _check_version(answer: http.client.HTTPResponse) -> None:
+    theirs = answer.headers.get(VERSION_HEADER)
+    if theirs != API_VERSION:
+        answer.close()
+        raise VersionMismatch(
+            f"the daemon speaks API version {ascii(theirs or 'unknown')[1:40]}, but this client speaks {API_VERSION}; run "
+            f"`snapshotd daemon --stop` and repeat the command, which starts a daemon of the client's version"
+        )
+
+
+def _failure(status: int, text: bytes) -> SnapshotdError:
+    try:
+        return error_of(json.loads(text))
+    except (ValueError, KeyError, TypeError):
+        return InternalError(f"the daemon answered with HTTP status {status} and no error that this client understands; see its daemon.log")
+
+
+def error_of(answer: dict[str, Any]) -> SnapshotdError:
+    """The error that `{"error": {"code", "message"}}` stands for; InternalError for a code this client does not know."""
+    detail = answer["error"]
+    return BY_CODE.get(detail["code"], InternalError)(str(detail["message"]))
+
+
+def segment(ref: str) -> str:
+    """A ref as one segment of a URL path."""
+    return quote(ref, safe="")

@@ -1,0 +1,44 @@
+"""What the daemon needs of the host before it does anything: root, a kernel, and a mount namespace of its own."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+
+from snapshotd.errors import NotPermitted, Unsupported
+from snapshotd.kernel import syscalls as sc
+
+_KERNEL_NEEDED = (6, 13)
+
+
+def check_host() -> None:
+    """NotPermitted when not root; Unsupported when the kernel is too old, naming feature and version. `doctor` looks at the rest."""
+    if os.geteuid() != 0:
+        raise NotPermitted(
+            f"the daemon needs root (mounts, namespaces, cgroups), but runs as user {os.geteuid()}; start it with sudo, or as the service"
+        )
+    check_kernel(platform.release())
+
+
+def check_kernel(release: str) -> None:
+    """Unsupported unless `release` ("6.18.1-amd64") has overlay layers by file descriptor."""
+    match = re.match(r"(\d+)\.(\d+)", release)
+    if match and (int(match[1]), int(match[2])) >= _KERNEL_NEEDED:
+        return
+    needed = ".".join(map(str, _KERNEL_NEEDED))
+    raise Unsupported(
+        f"the kernel {release} is too old: overlay layers by file descriptor need Linux {needed}; boot a newer kernel "
+        f"(Debian: backports), `snapshotd doctor` lists everything else"
+    )
+
+
+def enter_own_mount_namespace() -> None:
+    """Give this process mounts that nobody else sees, while those of the host still arrive; adopt orphans of its children.
+
+    Everything mounted for sandboxes then vanishes with the daemon, also after kill -9. From the main thread, before others start:
+    a thread started earlier would stay behind in the old namespace. Raises OSError.
+    """
+    sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
+    sc.call("unshare", sc.CLONE_NEWNS)
+    sc.call("mount", "none", "/", None, sc.MS_REC | sc.MS_SLAVE, None)

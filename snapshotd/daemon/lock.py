@@ -1,0 +1,95 @@
+"""One daemon per state directory."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import time
+from pathlib import Path
+
+from snapshotd.daemon.wire import lock_path_of
+from snapshotd.errors import Conflict, NotPermitted, UsageError
+
+
+def make_state_dir(state_dir: Path) -> None:
+    """Create the state directory (0700) and its parents (0755) as far as they are missing.
+
+    NotPermitted when it exists and somebody else could write into it; UsageError when it is not a directory.
+    """
+    try:
+        state_dir.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        try:
+            state_dir.mkdir(mode=0o700)
+        except FileExistsError:
+            pass  # checked below
+        info = state_dir.stat()
+    except OSError as exc:
+        raise UsageError(f"the state directory {state_dir} cannot be made: {exc.strerror}; choose another with --state-dir") from exc
+    if not stat.S_ISDIR(info.st_mode):
+        raise UsageError(f"the state directory {state_dir} is not a directory; choose another with --state-dir")
+    if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022:
+        raise NotPermitted(
+            f"the state directory {state_dir} (owner {info.st_uid}, mode {stat.S_IMODE(info.st_mode):04o}) can be written by others; "
+            f"give it to root with mode 0700, or choose another with --state-dir"
+        )
+
+
+class StateLock:
+    """The exclusive lock on a state directory, held until `release` or the end of the process, whatever kills it."""
+
+    def __init__(self, state_dir: Path) -> None:
+        """Take the lock without waiting. Conflict, naming the holder, when another daemon has it."""
+        path = lock_path_of(state_dir)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            holder = _holder(self._fd)
+            os.close(self._fd)
+            raise Conflict(
+                f"another daemon (pid {holder or 'unknown'}) already serves the state directory {state_dir}; use that one, stop it with "
+                f"`snapshotd daemon --stop --state-dir {state_dir}`, or choose another --state-dir"
+            ) from exc
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
+def lock_holder(state_dir: Path) -> int | None:
+    """The process id of the daemon that serves a state directory, or None when none does. Needs no daemon that answers.
+
+    NotPermitted when the lock file may not be read.
+    """
+    path = lock_path_of(state_dir)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise NotPermitted(f"the lock {path} cannot be read: {exc.strerror}; run the command with sudo") from exc
+    try:
+        return _holder_if_locked(fd)
+    finally:
+        os.close(fd)
+
+
+def _holder_if_locked(fd: int) -> int | None:
+    deadline = time.monotonic() + 1.0
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = _holder(fd)
+            if pid is not None or time.monotonic() > deadline:
+                return pid
+            time.sleep(0.01)  # the holder is between taking the lock and writing its id
+        else:
+            return None
+
+
+def _holder(fd: int) -> int | None:
+    text = os.pread(fd, 32, 0).strip()
+    return int(text) if text.isdigit() else None

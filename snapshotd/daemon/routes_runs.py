@@ -1,0 +1,138 @@
+"""Sandboxes and runs: start, follow, execute, stop, forget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
+
+from snapshotd.daemon import models, streams
+from snapshotd.daemon.routes import Ref, ServiceDep, checked_ref, unless_abandoned
+from snapshotd.engine.base import Engine, ExecResult
+from snapshotd.types import Trajectory
+
+router = APIRouter(dependencies=[Depends(checked_ref)])
+_EXEC_DOC = {
+    200: {
+        "content": {streams.NDJSON: {}},
+        "description": 'Lines: `{"event":"output","stream","data_b64"}` as it comes, at last '
+        '`{"event":"result","exit_code","snapshot","call"}` or `{"event":"error","error":{"code","message"}}`.',
+    }
+}
+_EVENTS_DOC = {
+    200: {
+        "content": {streams.NDJSON: {}},
+        "description": "Lines: events `started`, `output`, `snapshot`, `warning`, and last `finished` (or `error`: the stream failed).",
+    }
+}
+
+
+@router.post("/sandboxes", status_code=201, tags=["runs"])
+async def create(request: Request, body: models.CreateRequest, service: ServiceDep) -> models.Created:
+    """Create a sandbox without an agent. It is stopped again when the client is gone before it has the answer."""
+    engine = service.engine
+    sandbox = body.sandbox()
+    trajectory, snapshot = await unless_abandoned(request, lambda: engine.create(sandbox), lambda made: _stop(engine, made[0]))
+    return models.Created(trajectory=models.Trajectory.of(trajectory), snapshot=models.Snapshot.of(snapshot))
+
+
+@router.get("/sandboxes", tags=["runs"])
+def sandboxes(service: ServiceDep) -> list[models.Sandbox]:
+    """The live sandboxes."""
+    return [models.Sandbox.of(info) for info in service.engine.sandboxes()]
+
+
+@router.post("/runs", status_code=201, tags=["runs"])
+async def run(request: Request, body: models.RunAgentRequest, service: ServiceDep) -> models.Trajectory:
+    """Start an agent; its events follow under /trajectories/{ref}/events. Stopped again when the client is gone before it has the
+    answer, unless `detach`."""
+    engine = service.engine
+    asked = body.run()
+
+    def undo(trajectory: Trajectory) -> None:
+        if not body.detach:
+            _stop(engine, trajectory)
+
+    return models.Trajectory.of(await unless_abandoned(request, lambda: engine.run(asked), undo))
+
+
+@router.get("/trajectories", tags=["trajectories"])
+def trajectories(service: ServiceDep) -> list[models.Trajectory]:
+    return [models.Trajectory.of(item) for item in service.engine.trajectories()]
+
+
+@router.get("/trajectories/{ref}", tags=["trajectories"])
+def trajectory(ref: Ref, service: ServiceDep) -> models.Trajectory:
+    return models.Trajectory.of(service.engine.trajectory(ref))
+
+
+@router.delete("/trajectories/{ref}", status_code=204, tags=["trajectories"])
+def remove(ref: Ref, service: ServiceDep, force: Annotated[bool, Query()] = False) -> None:
+    """Forget a trajectory and free what only it used."""
+    service.engine.remove(ref, force=force)
+
+
+@router.get("/trajectories/{ref}/log", tags=["trajectories"])
+def log(ref: Ref, service: ServiceDep) -> list[models.Snapshot]:
+    """Its snapshots, oldest first."""
+    return [models.Snapshot.of(item) for item in service.engine.log(ref)]
+
+
+@router.post("/trajectories/{ref}/stop", tags=["runs"])
+def stop(ref: Ref, service: ServiceDep) -> models.Trajectory:
+    """Take a last snapshot if anything changed and end the sandbox."""
+    return models.Trajectory.of(service.engine.stop(ref))
+
+
+@router.get("/trajectories/{ref}/events", response_class=Response, responses=_EVENTS_DOC, tags=["runs"])  # type: ignore[arg-type]
+async def events(ref: Ref, service: ServiceDep, follow: Annotated[bool, Query()] = True) -> Response:
+    """The events of its run from the beginning; with `follow`, until it has finished."""
+    return await streams.ndjson(service.streams, lambda emit: streams.each(emit, service.engine.events(ref, follow=follow)))
+
+
+@router.post("/trajectories/{ref}/exec", response_class=Response, responses=_EXEC_DOC, tags=["runs"])  # type: ignore[arg-type]
+async def exec_in_trajectory(ref: Ref, body: models.ExecRequest, service: ServiceDep) -> Response:
+    """Run a command as a tool call. It goes on, and its snapshot is taken, when the client goes away."""
+    return await _exec(service.engine.exec, ref, body, service)
+
+
+@router.post("/snapshots/{ref}/exec", response_class=Response, responses=_EXEC_DOC, tags=["runs"])  # type: ignore[arg-type]
+async def exec_in_snapshot(ref: Ref, body: models.ExecRequest, service: ServiceDep) -> Response:
+    """Run a command in a throw-away fork of a snapshot."""
+    return await _exec(service.engine.exec_snapshot, ref, body, service)
+
+
+@router.post("/snapshots/{ref}/fork", status_code=201, tags=["runs"])
+async def fork(request: Request, ref: Ref, body: models.ForkRequest, service: ServiceDep) -> models.ForkAnswer:
+    """Start `n` new trajectories from one snapshot, all or none."""
+    engine = service.engine
+    args = None if body.args is None else tuple(body.args)
+    models.check_argv(args or ())
+    forked = await unless_abandoned(
+        request, lambda: engine.fork(ref, body.n, args=args, name=body.name), lambda made: _stop(engine, *made.trajectories)
+    )
+    return models.ForkAnswer.of(forked)
+
+
+async def _exec(method: Callable[..., ExecResult], ref: str, body: models.ExecRequest, service: ServiceDep) -> Response:
+    argv = tuple(body.argv)
+    models.check_argv(argv)
+    env = models.environment(body.env)
+
+    def produce(emit: streams.Emit) -> None:
+        def sink(stream: str, data: bytes) -> None:
+            emit(streams.output_event(stream, data))  # False when the client is gone: the command goes on all the same
+
+        done: ExecResult = method(ref, argv, cwd=body.cwd, env=env, user=body.user, sink=sink)
+        snapshot = None if done.snapshot is None else models.Snapshot.of(done.snapshot).model_dump(mode="json")
+        call = models.Tool.of(done.call).model_dump(mode="json")
+        emit({"event": "result", "exit_code": done.exit_code, "snapshot": snapshot, "call": call})
+
+    return await streams.ndjson(service.streams, produce)
+
+
+def _stop(engine: Engine, *trajectories: Trajectory) -> None:
+    for item in trajectories:
+        engine.stop(item.id)

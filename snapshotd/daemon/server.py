@@ -1,0 +1,250 @@
+"""The daemon's life: checks, lock, engine, socket, requests, end.
+
+    refuse (not root, kernel too old)  ->  lock  ->  log  ->  own mount namespace  ->  engine open (recovery)  ->  socket  ->  ready
+    SIGTERM/SIGINT  ->  no new connections  ->  engine.close (a last snapshot of every sandbox)  ->  answers end  ->  exit 0
+    a second signal  ->  exit at once; the next daemon recovers, as after kill -9
+
+The socket exists exactly while requests can be answered: it is made after recovery and removed before the lock is released.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+import snapshotd
+from snapshotd.daemon.api import create_app
+from snapshotd.daemon.failures import error_json
+from snapshotd.daemon.host import check_host, enter_own_mount_namespace
+from snapshotd.daemon.lock import StateLock, make_state_dir
+from snapshotd.daemon.logs import start_logging
+from snapshotd.daemon.peer import SandboxPredicate, in_sandbox, protocol_class
+from snapshotd.daemon.routes import Service
+from snapshotd.daemon.wire import check_socket_path
+from snapshotd.engine.base import Engine
+from snapshotd.errors import Conflict, SnapshotdError, UsageError
+
+log = logging.getLogger("snapshotd.daemon")
+
+EngineFactory = Callable[[Path], Engine]
+_DRAIN_S = 30
+"""How long answers in flight may take once the engine is closed; their clients are slow, not their commands."""
+_BACKLOG = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where to serve, and how to say so. `ready_fd` gets one JSON line, `{"ready":pid}` or `{"error":{...}}`, and is closed."""
+
+    state_dir: Path
+    socket_path: Path
+    foreground: bool = False
+    ready_fd: int | None = None
+    is_sandboxed: SandboxPredicate = in_sandbox
+
+
+def serve(options: ServerOptions, open_engine: EngineFactory) -> int:
+    """Be the daemon until told to stop. Returns the exit code. Call from the main thread before any other is started.
+
+    NotPermitted (not root), Unsupported (kernel), Conflict (another daemon), UsageError (paths); what `open_engine` raises.
+    Each is also told to `ready_fd`.
+    """
+
+    def isolated(state_dir: Path) -> Engine:
+        enter_own_mount_namespace()
+        return open_engine(state_dir)
+
+    with _told_to(options.ready_fd):
+        check_host()
+        return serve_here(options, isolated)
+
+
+def serve_here(options: ServerOptions, open_engine: EngineFactory) -> int:
+    """`serve` without what needs root: no check of the host, no mount namespace."""
+    check_socket_path(options.socket_path)
+    make_state_dir(options.state_dir)
+    lock = StateLock(options.state_dir)
+    try:
+        start_logging(options.state_dir, foreground=options.foreground)
+        os.umask(0o022)  # the client that started us may have had any
+        os.chdir("/")
+        _raise_file_limit()
+        engine = open_engine(options.state_dir)
+        try:
+            listener = bind(options.socket_path)
+            try:
+                return _run(options, engine, listener)
+            finally:
+                _unbind(options.socket_path, listener)
+        finally:
+            engine.close()
+    except SnapshotdError as exc:
+        log.error("the daemon ends", extra={"fields": error_json(exc)})
+        raise
+    except BaseException:
+        log.critical("the daemon ends", exc_info=True)
+        raise
+    finally:
+        lock.release()
+
+
+def bind(path: Path) -> socket.socket:
+    """A listening socket at `path`, mode 0600, in place of a stale one. The caller holds the state directory's lock.
+
+    Conflict when somebody listens there or something else than a socket is in the way; UsageError when it cannot be made.
+    """
+    _remove_stale(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    before = os.umask(0o177)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        listener.bind(str(path))
+        listener.listen(_BACKLOG)
+    except OSError as exc:
+        listener.close()
+        raise UsageError(f"the socket {path} cannot be made: {exc.strerror or exc}; choose another with --socket") from exc
+    finally:
+        os.umask(before)
+    return listener
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise Conflict(f"{path} exists and is not a socket; move it away, or choose another place with --socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()  # its daemon is dead
+            return
+        except OSError as exc:
+            raise Conflict(f"the socket {path} is in the way and cannot be tried: {exc.strerror}; choose another with --socket") from exc
+    raise Conflict(f"another program already listens on {path}; stop it, or choose another place with --socket")
+
+
+def _unbind(path: Path, listener: socket.socket) -> None:
+    listener.close()
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+
+
+def _run(options: ServerOptions, engine: Engine, listener: socket.socket) -> int:
+    service = Service(engine, options.state_dir, os.getpid())
+    config = uvicorn.Config(
+        create_app(service), http=protocol_class(options.is_sandboxed), ws="none", loop="asyncio", lifespan="on", log_config=None,
+        access_log=False, server_header=False, proxy_headers=False, backlog=_BACKLOG, timeout_graceful_shutdown=_DRAIN_S,
+    )  # fmt: skip
+    server = _Server(config, engine, lambda: _announce(options))
+    service.request_stop = server.stop_soon
+    server.run(sockets=[listener])
+    log.info("stopped", extra={"fields": {"failed": server.close_failed}})
+    return 1 if server.close_failed else 0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with our end of life: the engine closes between the last connection and the last answer."""
+
+    def __init__(self, config: uvicorn.Config, engine: Engine, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._announce = announce
+        self.close_failed = False
+
+    def stop_soon(self) -> None:
+        """From any thread: the beginning of the end. The second time: the end."""
+        if self.should_exit:
+            log.warning("told twice to stop: leaving at once")
+            os._exit(1)
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's own would raise the signal again after a clean end, and so exit with its number."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # tests
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop_soon)
+        yield
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        try:
+            await asyncio.to_thread(self._engine.close)
+        except Exception:
+            self.close_failed = True
+            log.critical("the engine could not be closed; the next daemon recovers", exc_info=True)
+        await super().shutdown(sockets)
+
+
+def _announce(options: ServerOptions) -> None:
+    log.info("ready", extra={"fields": {
+        "version": snapshotd.__version__, "pid": os.getpid(), "state_dir": str(options.state_dir), "socket": str(options.socket_path),
+    }})  # fmt: skip
+    _tell(options.ready_fd, {"ready": os.getpid()})
+    _notify_systemd()
+    if not options.foreground and options.ready_fd is None:
+        sys.stderr.write(f"snapshotd: daemon {os.getpid()} ready on {options.socket_path}\n")
+
+
+@contextlib.contextmanager
+def _told_to(ready_fd: int | None) -> Iterator[None]:
+    try:
+        yield
+    except SnapshotdError as exc:
+        _tell(ready_fd, error_json(exc))
+        raise
+
+
+def _tell(ready_fd: int | None, news: dict[str, object]) -> None:
+    if ready_fd is None:
+        return
+    try:
+        os.write(ready_fd, json.dumps(news).encode() + b"\n")
+        os.close(ready_fd)
+    except OSError:
+        log.warning("nobody waits for the daemon to be ready any more")
+
+
+def _notify_systemd() -> None:
+    """sd_notify(3): READY=1 to the socket that systemd names, once, and not to our children."""
+    address = os.environ.pop("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as s:
+        try:
+            s.sendto(b"READY=1", "\0" + address[1:] if address.startswith("@") else address)
+        except OSError as exc:
+            log.warning("systemd could not be notified: %s", exc)
+
+
+def _raise_file_limit() -> None:
+    """A sandbox costs about ten descriptors; the usual soft limit of 1024 is a limit of select(2), which nothing here uses."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

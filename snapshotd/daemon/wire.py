@@ -1,0 +1,61 @@
+"""What client and daemon must agree on: the API's version, its headers and where its files lie. Standard library only.
+
+`API_VERSION` is `major.minor`. Both sides send it in every request and answer; they must be equal, because the CLI and the daemon
+come from one package and a daemon that outlived an upgrade is better replaced than half understood.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from snapshotd.errors import NotFound, UsageError
+
+API_VERSION = "1.0"
+VERSION_HEADER = "X-Snapshotd-Version"
+API_PREFIX = "/v1"
+
+DEFAULT_STATE_DIR = Path("/var/lib/snapshotd")
+STATE_DIR_VARIABLE = "SNAPSHOTD_STATE_DIR"
+SOCKET_VARIABLE = "SNAPSHOTD_SOCKET"
+
+SOCKET_PATH_MAX_BYTES = 107
+"""sockaddr_un has 108 bytes for the path and its closing zero (unix(7))."""
+BODY_MAX_BYTES = 8 << 20
+"""Largest request body. Linux allows about 2 MiB of arguments to a program; as JSON, escaped, they can grow fourfold."""
+FORK_MAX = 256
+"""Most sandboxes one fork may start."""
+
+_REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+
+
+def socket_path_of(state_dir: Path) -> Path:
+    """Where the daemon of a state directory listens, unless told otherwise."""
+    return state_dir / "snapshotd.sock"
+
+
+def lock_path_of(state_dir: Path) -> Path:
+    """The file that the one daemon of a state directory holds locked; its text is that daemon's process id."""
+    return state_dir / "lock"
+
+
+def log_path_of(state_dir: Path) -> Path:
+    """Where a daemon writes its log, one JSON object per line, unless it runs with --foreground."""
+    return state_dir / "daemon.log"
+
+
+def check_socket_path(path: Path) -> None:
+    """UsageError when the kernel cannot bind or connect a socket at `path`."""
+    length = len(bytes(path))
+    if length > SOCKET_PATH_MAX_BYTES:
+        raise UsageError(
+            f"the socket path {path} has {length} bytes, but the kernel allows {SOCKET_PATH_MAX_BYTES}; "
+            f"choose a shorter one with --socket or {SOCKET_VARIABLE}"
+        )
+
+
+def check_ref(ref: str, what: str = "snapshot or trajectory") -> str:
+    """`ref` if it could be an id, a name or a tag. NotFound for anything else: no such thing can exist."""
+    if not _REF.fullmatch(ref):
+        raise NotFound(f"there is no {what} {ref!r}: ids, names and tags are letters, digits and ._- ; `snapshotd tree` shows them")
+    return ref

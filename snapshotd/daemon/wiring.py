@@ -1,0 +1,82 @@
+"""The composition root: the only module that names concrete stores and drivers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from importlib import resources
+from pathlib import Path
+
+from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.engine.base import Engine
+from snapshotd.engine.context import Context
+from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.events import EventLogs
+from snapshotd.errors import Unsupported
+from snapshotd.images.store import ImageStore
+from snapshotd.layers import store as layer_store
+from snapshotd.repo.blobs import BlobRepository
+from snapshotd.runtime.base import Runtime
+from snapshotd.runtime.docker import DockerRuntime
+from snapshotd.runtime.runc import RuncRuntime
+from snapshotd.types import IdMap, new_id
+
+RUN_ROOT = Path("/run/snapshotd")
+"""Sockets and bundles of all instances; must be searchable by everyone, since container root may be an unprivileged host id."""
+CONTAINER_IDS = IdMap(base=1_700_000_000, count=65_536)
+"""Host ids of container ids: far above what useradd and other engines hand out, and one range for all sandboxes."""
+_INIT_CANDIDATES = ("/usr/bin/catatonit", "/usr/libexec/podman/catatonit", "/usr/libexec/catatonit/catatonit")
+
+
+def open_engine(state_dir: Path) -> Engine:
+    """The engine of a state directory, recovered from whatever happened before. The caller holds the directory's lock.
+
+    Raises Unsupported (something is missing on this machine), DataLoss, VersionMismatch, OutOfSpace.
+    """
+    store = layer_store.prepare(state_dir)
+    try:
+        catalog = SqliteCatalog(state_dir / "catalog.db")
+        instance = catalog.get_meta("instance") or new_id()[:12]
+        catalog.set_meta("instance", instance)
+        run_dir = _run_dir(instance)
+        runtimes: dict[str, Runtime] = {
+            "runc": RuncRuntime(instance, run_dir / "runc", CONTAINER_IDS),
+            "docker": DockerRuntime(instance),
+        }
+        context = Context(
+            state_dir=state_dir, run_dir=run_dir, share_dir=_share(run_dir), instance=instance, catalog=catalog,
+            repo=BlobRepository(state_dir / "repo"), store=store, images=ImageStore(store.root, catalog), runtimes=runtimes,
+            events=EventLogs(state_dir / "runs"),
+        )  # fmt: skip
+        return LocalEngine(context)
+    except BaseException:
+        layer_store.release(store)
+        raise
+
+
+def _run_dir(instance: str) -> Path:
+    run_dir = RUN_ROOT / instance
+    for directory in (RUN_ROOT, run_dir, run_dir / "runc", run_dir / "c"):
+        directory.mkdir(mode=0o711, exist_ok=True)
+        directory.chmod(0o711)
+    return run_dir
+
+
+def _share(run_dir: Path) -> Path:
+    """What every sandbox sees at /run/snapshotd/share: the init binary and the in-sandbox library. Made anew at every start."""
+    share = run_dir / "share"
+    shutil.rmtree(share, ignore_errors=True)
+    library = share / "lib" / "snapshotd"
+    library.mkdir(parents=True)
+    source = resources.files("snapshotd")
+    (library / "__init__.py").write_text('"""snapshotd inside a sandbox: only `snapshotd.agent` is here."""\n')
+    with resources.as_file(source / "agent") as agent:
+        shutil.copytree(agent, library / "agent", ignore=shutil.ignore_patterns("__pycache__"))
+    init = next((path for path in _INIT_CANDIDATES if os.path.exists(path)), None)
+    if init is None:
+        raise Unsupported("no init for sandboxes: catatonit is not installed; run `snapshotd setup` (or apt-get install catatonit)")
+    shutil.copyfile(init, share / "init")
+    (share / "init").chmod(0o755)
+    for path in (share, *share.rglob("*")):
+        path.chmod(0o755 if path.is_dir() or path.name == "init" else 0o644)
+    return share

@@ -1,0 +1,114 @@
+"""The daemon's side of the in-sandbox library: what an agent's calls mean. One `AgentCalls` serves one container."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from snapshotd.engine.context import Context
+from snapshotd.engine.sandbox import Sandbox
+from snapshotd.engine.step import StepListener, commit_step
+from snapshotd.errors import Conflict, LimitExceeded, NotFound
+from snapshotd.repo.base import BlobWriter
+from snapshotd.types import BlobID, CallID, CallStatus, Message, ToolCall, new_id
+
+MAX_OPEN_CALLS = 1024
+MAX_PENDING_MESSAGES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCall:
+    """A call that has begun: the intent."""
+
+    name: str
+    arguments: Any
+    started_at_ns: int
+    clock_ns: int
+
+
+class AgentCalls:
+    """Implements `agent_protocol.AgentHandler`. Before `bind` a container has no trajectory and every call is refused."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._sandbox: Sandbox | None = None
+        self._listener: StepListener | None = None
+        self._open: dict[str, OpenCall] = {}
+
+    def bind(self, sandbox: Sandbox, listener: StepListener) -> None:
+        """From now on calls are recorded for this sandbox's trajectory."""
+        self._sandbox, self._listener = sandbox, listener
+
+    def _bound(self) -> Sandbox:
+        if self._sandbox is None or self._sandbox.closed:
+            raise Conflict("this sandbox belongs to no trajectory (yet, or any more); nothing was recorded")
+        return self._sandbox
+
+    def hello(self, pid: int) -> dict[str, Any]:
+        sandbox = self._bound()
+        return {"trajectory": sandbox.trajectory.id, "snapshot": sandbox.head}
+
+    def call_begin(self, pid: int, call_id: str, name: str, arguments: Any) -> None:
+        self._bound()
+        if len(self._open) >= MAX_OPEN_CALLS:
+            raise LimitExceeded(f"{MAX_OPEN_CALLS} tool calls are open at once; end some before beginning another")
+        if call_id in self._open:
+            raise Conflict(f"tool call {call_id[:40]!r} has begun already")
+        self._open[call_id] = OpenCall(name, arguments, time.time_ns(), time.perf_counter_ns())
+
+    def body_writer(self) -> BlobWriter:
+        return self._context.repo.writer()
+
+    def call_end(
+        self, pid: int, call_id: str, status: str, result_json: bytes | None, body: BlobWriter | None, error: str | None,
+        exit_code: int | None,
+    ) -> str:  # fmt: skip
+        sandbox = self._bound()
+        intent = self._open.pop(call_id, None)
+        if intent is None:
+            raise NotFound(f"no open tool call {call_id[:40]!r}: it never began, or it has ended already")
+        output = self._save(result_json, body)
+        call = ToolCall(
+            id=CallID(new_id()), name=intent.name, arguments=intent.arguments, status=CallStatus(status),
+            started_at_ns=intent.started_at_ns, duration_ns=time.perf_counter_ns() - intent.clock_ns,
+            exit_code=exit_code, error=error, output=output,
+        )  # fmt: skip
+        return self._step(sandbox, call)
+
+    def checkpoint(self, pid: int, name: str) -> str:
+        return self._step(self._bound(), marker("checkpoint", {"name": name}))
+
+    def message(self, role: str, content: Any) -> None:
+        sandbox = self._bound()
+        with sandbox.lock:
+            if len(sandbox.pending) >= MAX_PENDING_MESSAGES:
+                raise LimitExceeded(f"{MAX_PENDING_MESSAGES} messages since the last snapshot; take one with a tool call or `checkpoint`")
+            sandbox.pending.append(Message(role, content))
+
+    def messages(self, offset: int, limit: int) -> list[dict[str, Any]]:
+        sandbox = self._bound()
+        with sandbox.lock:
+            recorded = [*self._context.catalog.conversation(sandbox.head), *sandbox.pending]
+        return [{"role": m.role, "content": m.content} for m in recorded[offset : offset + limit]]
+
+    def _save(self, result_json: bytes | None, body: BlobWriter | None) -> BlobID | None:
+        if body is not None:
+            return body.save()
+        return self._context.repo.save_blob(result_json) if result_json is not None else None
+
+    def _step(self, sandbox: Sandbox, call: ToolCall) -> str:
+        assert self._listener is not None
+        return commit_step(self._context.catalog, sandbox, call, self._listener).id
+
+
+def marker(
+    name: str, arguments: Any, *, status: CallStatus = CallStatus.DONE, exit_code: int | None = None,
+    stdout: BlobID | None = None, stderr: BlobID | None = None, started_at_ns: int | None = None,
+) -> ToolCall:  # fmt: skip
+    """A call record for something the daemon itself did (start, exit, stop, checkpoint, exec)."""
+    now = time.time_ns()
+    began = started_at_ns or now
+    return ToolCall(CallID(new_id()), name, arguments, status, began, now - began, exit_code, None, None, stdout, stderr)
+
+

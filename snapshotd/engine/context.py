@@ -1,0 +1,52 @@
+"""What the parts of the engine share: the stores, the runtimes and where things lie. Built once, in daemon/wiring.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapshotd.catalog.base import Catalog
+from snapshotd.engine.events import EventLogs
+from snapshotd.errors import Unsupported, UsageError
+from snapshotd.images.store import ImageStore
+from snapshotd.layers.store import LayerStore
+from snapshotd.repo.base import Repository
+from snapshotd.runtime.base import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """`state_dir` is durable; `run_dir` (below /run, searchable by everyone) holds sockets and is empty after a boot.
+
+    `share_dir` appears read-only in every sandbox: `init` and `lib/`.
+    """
+
+    state_dir: Path
+    run_dir: Path
+    share_dir: Path
+    instance: str
+    catalog: Catalog
+    repo: Repository
+    store: LayerStore
+    images: ImageStore
+    runtimes: Mapping[str, Runtime]
+    events: EventLogs
+
+    def runtime(self, name: str) -> Runtime:
+        """The driver for `--runtime NAME`. `auto`: docker if its engine answers, else runc. UsageError, Unsupported."""
+        if name == "auto":
+            reasons = []
+            for candidate in ("docker", "runc"):
+                reason = self.runtimes[candidate].unavailable() if candidate in self.runtimes else "not configured"
+                if reason is None:
+                    return self.runtimes[candidate]
+                reasons.append(f"{candidate}: {reason}")
+            raise Unsupported(f"no container runtime can be used here ({'; '.join(reasons)}); run `snapshotd setup`")
+        runtime = self.runtimes.get(name)
+        if runtime is None:
+            raise UsageError(f"unknown runtime {name!r}; choose auto, {', '.join(sorted(self.runtimes))}")
+        reason = runtime.unavailable()
+        if reason is not None:
+            raise Unsupported(f"the {name} runtime cannot be used here: {reason}")
+        return runtime

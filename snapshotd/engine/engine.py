@@ -1,0 +1,383 @@
+"""The engine: every verb of the product, each a few lines over the parts. See `engine/base.py` for the contract."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+from snapshotd import __version__
+from snapshotd.engine import dependencies, inputs, look, recover
+from snapshotd.engine.background import Background
+from snapshotd.engine.base import (
+    Engine,
+    Event,
+    ExecResult,
+    Forked,
+    OutputSink,
+    ProgressSink,
+    RunRequest,
+    SandboxInfo,
+    SandboxRequest,
+)  # fmt: skip
+from snapshotd.engine.calls import AgentCalls, marker
+from snapshotd.engine.context import Context
+from snapshotd.engine.launch import Launcher
+from snapshotd.engine.merging import Merger
+from snapshotd.engine.sandbox import Sandbox
+from snapshotd.engine.sessions import FORK_COUNT, FORK_INDEX, Sessions, check_not_running, fork_agent, free_bytes
+from snapshotd.engine.worker import Worker
+from snapshotd.errors import Conflict, SnapshotdError, UsageError
+from snapshotd.failpoints import hit
+from snapshotd.layers.base import Change, RestoreReport
+from snapshotd.layers.store import release
+from snapshotd.types import (
+    NAME_PATTERN,
+    AgentSpec,
+    ExperimentID,
+    Image,
+    LayerID,
+    Message,
+    SandboxSpec,
+    Snapshot,
+    SnapshotID,
+    SnapshotState,
+    Stack,
+    Trajectory,
+    TrajectoryID,
+    TrajectoryStatus,
+    new_id,
+    short,
+)  # fmt: skip
+
+MAX_FORKS = 256
+FORKS_AT_ONCE = 8
+"""Containers made in parallel; more only queue for processors."""
+
+
+class LocalEngine(Engine):
+    """The real engine, on this machine's kernel and runtimes."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._catalog = context.catalog
+        recover.recover(context)
+        self._worker = Worker(context.store.root, context.store.kind)
+        self._merger = Merger(context.store, self._worker)
+        self._launcher = Launcher(context, self._merger.apply)
+        self._background = Background(context, self._merger, self._worker)
+        self._sessions = Sessions(context, self._launcher, self._background)
+        for snapshot in list(self._catalog.all_snapshots()):
+            if snapshot.state is SnapshotState.CAPTURED or snapshot.files is None:
+                self._background.submit(snapshot)
+        self._closed = threading.Event()
+
+    # -- sandboxes and runs --------------------------------------------------------------------------------------------------
+
+    def create(self, request: SandboxRequest) -> tuple[Trajectory, Snapshot]:
+        trajectory, snapshot, sandbox, calls = self._begin(request, None, None, ())
+        self._sessions.adopt(sandbox, calls)
+        self._background.submit(snapshot)
+        return trajectory, snapshot
+
+    def run(self, request: RunRequest) -> Trajectory:
+        if (request.agent is None) == (not request.command):
+            raise UsageError("give either an agent file or a command after `--`")
+        if request.agent is not None:
+            os.close(inputs.open_agent(request.agent))
+        requirements = dependencies.wanted(request)
+        agent = inputs.agent_spec(request)
+        trajectory, snapshot, sandbox, calls = self._begin(request.sandbox, request.agent, agent, requirements)
+        try:
+            self._sessions.adopt(sandbox, calls)
+            self._sessions.start_agent(sandbox, agent)
+        except BaseException:
+            self._sessions.discard(sandbox)
+            self._forget(trajectory.id)
+            raise
+        self._background.submit(snapshot)
+        return trajectory
+
+    def _begin(
+        self, request: SandboxRequest, agent_file: Path | None, agent: AgentSpec | None, requirements: tuple[str, ...]
+    ) -> tuple[Trajectory, Snapshot, Sandbox, AgentCalls]:
+        """A launched sandbox with its recorded trajectory and first snapshot; on any error nothing is left."""
+        _check_name(request.name)
+        runtime = self._context.runtime(request.runtime)
+        image = self._context.images.ensure(request.image, lambda _: None)
+        spec = SandboxSpec(image.id, runtime.name, request.network, request.limits)
+        stack = Stack(image.id)
+        if requirements:
+            stack = stack.push(dependencies.layer_for(self._context, spec, requirements, self._install))
+        layer = inputs.build(self._context.store, stack, request, agent_file)
+        stack = dependencies.stack_with(stack, layer)
+        trajectory_id, snapshot_id, now = TrajectoryID(new_id()), SnapshotID(new_id()), time.time_ns()
+        snapshot = Snapshot(
+            id=snapshot_id, parent=None, trajectory=trajectory_id, seq=0, stack=stack,
+            call=marker("start", _start_arguments(request, image)), messages=0, state=SnapshotState.CAPTURED, pause_ns=0, created_at_ns=now, method="build",
+        )  # fmt: skip
+        trajectory = Trajectory(
+            id=trajectory_id, name=request.name, spec=spec, agent=agent, head=snapshot_id, status=TrajectoryStatus.RUNNING,
+            created_at_ns=now, env=request.env,
+        )  # fmt: skip
+        sandbox: Sandbox | None = None
+        try:
+            sandbox, calls = self._sessions.launch(trajectory, snapshot)
+            self._catalog.add_trajectories([(trajectory, snapshot)])
+        except BaseException:
+            if sandbox is not None:
+                self._sessions.discard(sandbox)
+            if layer is not None:
+                self._context.store.remove(layer)
+            raise
+        if layer is not None:
+            self._context.store.unpin([layer])
+        return trajectory, snapshot, sandbox, calls
+
+    def _install(self, spec: SandboxSpec, script: str, env: dict[str, str], ca_bundle: bytes) -> LayerID:
+        trajectory, snapshot = _throw_away(spec, Stack(spec.image))
+        sandbox, _ = self._sessions.launch(trajectory, snapshot)
+        errors: list[bytes] = []
+        try:
+            if ca_bundle:
+                (self._context.run_dir / "c" / sandbox.container.id / "ca.pem").write_bytes(ca_bundle)
+            result = self._sessions.exec(
+                sandbox, ("/bin/sh", "-c", script), cwd="/", env=tuple(env.items()), user=None,
+                sink=lambda _, data: errors.append(data[-2000:]), record=False,
+            )  # fmt: skip
+            if result.exit_code != 0:
+                said = b"".join(errors)[-2000:].decode(errors="replace").strip()
+                raise UsageError(f"the agent's dependencies cannot be installed (exit code {result.exit_code}): {said}")
+            with sandbox.lock:
+                captured = sandbox.capture()
+            return dependencies.keep_packages_only(self._context, captured.stack.layers[0])
+        finally:
+            self._sessions.discard(sandbox)
+
+    def events(self, ref: str, *, follow: bool) -> Iterator[Event]:
+        trajectory = self._catalog.resolve_trajectory(ref)
+        last: Event | None = None
+        for last in self._context.events.follow(trajectory.id, wait=follow):
+            yield last
+        if follow and last is not None and last["event"] != "finished":
+            yield {
+                "event": "finished", "trajectory": trajectory.id, "exit_code": trajectory.exit_code,
+                "snapshots": len(self._catalog.snapshots(trajectory.id)), "status": trajectory.status,
+            }  # fmt: skip
+
+    def exec(
+        self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None, sink: OutputSink
+    ) -> ExecResult:
+        sandbox = self._sessions.running(self._catalog.resolve_trajectory(ref))
+        return self._sessions.exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=True)
+
+    def exec_snapshot(
+        self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None, sink: OutputSink
+    ) -> ExecResult:
+        source = self._catalog.resolve_snapshot(ref)
+        owner = self._catalog.get_trajectory(source.trajectory)
+        trajectory, snapshot = _throw_away(owner.spec, source.stack, env=owner.env)
+        sandbox, _ = self._sessions.launch(trajectory, snapshot)
+        try:
+            return self._sessions.exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=False)
+        finally:
+            self._sessions.discard(sandbox)
+
+    def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None) -> Forked:
+        if not 1 <= n <= MAX_FORKS:
+            raise UsageError(f"cannot fork {n} times: the number must be from 1 to {MAX_FORKS}")
+        _check_name(name)
+        source = self._catalog.resolve_snapshot(ref)
+        owner = self._catalog.get_trajectory(source.trajectory)
+        experiment = ExperimentID(new_id())
+        forks = [self._fork_record(owner, source, experiment, index, n, args, name) for index in range(n)]
+        launched: list[tuple[Sandbox, AgentCalls]] = []
+        try:
+            with ThreadPoolExecutor(min(n, FORKS_AT_ONCE)) as pool:
+                futures = [pool.submit(self._sessions.launch, fork, source) for fork in forks]
+                failures = [f.exception() for f in futures]
+                launched = [f.result() for f, failure in zip(futures, failures, strict=True) if failure is None]
+            for failure in failures:
+                if failure is not None:
+                    raise failure
+            self._catalog.add_trajectories([(fork, None) for fork in forks])
+            hit("engine.fork.recorded")
+        except BaseException:
+            for sandbox, _ in launched:
+                self._sessions.discard(sandbox)
+            raise
+        for (sandbox, calls), fork in zip(launched, forks, strict=True):
+            self._sessions.adopt(sandbox, calls)
+            if fork.agent is not None and args is not None:
+                self._sessions.start_agent(sandbox, fork.agent)
+        return Forked(experiment, tuple(forks))
+
+    def _fork_record(
+        self, owner: Trajectory, source: Snapshot, experiment: ExperimentID, index: int, n: int, args: tuple[str, ...] | None,
+        name: str | None,
+    ) -> Trajectory:  # fmt: skip
+        env = dict(owner.env) | {FORK_INDEX: str(index), FORK_COUNT: str(n)}
+        return Trajectory(
+            id=TrajectoryID(new_id()), name=name if n == 1 or name is None else f"{name}-{index}", spec=owner.spec,
+            agent=owner.agent if args is None else fork_agent(owner, args, index), head=source.id, status=TrajectoryStatus.RUNNING,
+            created_at_ns=time.time_ns(), forked_from=source.id, experiment=experiment, env=tuple(env.items()),
+        )  # fmt: skip
+
+    def stop(self, ref: str) -> Trajectory:
+        trajectory = self._catalog.resolve_trajectory(ref)
+        self._sessions.stop(trajectory)
+        return self._catalog.get_trajectory(trajectory.id)
+
+    def remove(self, ref: str, *, force: bool) -> None:
+        trajectory = self._catalog.resolve_trajectory(ref)
+        if not force:
+            check_not_running(self._sessions.find(trajectory.id), trajectory)
+        self._check_no_forks(trajectory)
+        self._sessions.stop(trajectory, keep=False)
+        self._forget(trajectory.id)
+
+    def _check_no_forks(self, trajectory: Trajectory) -> None:
+        own = {s.id for s in self._catalog.snapshots(trajectory.id)}
+        for other in self._catalog.trajectories():
+            if other.forked_from in own:
+                raise Conflict(
+                    f"trajectory {short(trajectory.id)} cannot be removed: {short(other.id)} was forked from it; remove that one first"
+                )
+
+    def _forget(self, trajectory: TrajectoryID) -> None:
+        self._catalog.remove_trajectory(trajectory)
+        hit("engine.remove.recorded")
+        self._context.events.remove(trajectory)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        gone = self._context.store.sweep(lambda: recover.referenced_layers(self._context))
+        self._merger.forget(gone)
+
+    # -- looking -------------------------------------------------------------------------------------------------------------
+
+    def trajectories(self) -> list[Trajectory]:
+        return self._catalog.trajectories()
+
+    def sandboxes(self) -> list[SandboxInfo]:
+        return [
+            SandboxInfo(self._catalog.get_trajectory(s.trajectory.id), s.container.id, s.container.pid, s.started_at_ns, s.agent_running)
+            for s in self._sessions.live()
+            if not s.closed
+        ]
+
+    def trajectory(self, ref: str) -> Trajectory:
+        return self._catalog.resolve_trajectory(ref)
+
+    def snapshot(self, ref: str) -> Snapshot:
+        return self._settled([self._catalog.resolve_snapshot(ref)])[0]
+
+    def log(self, ref: str) -> list[Snapshot]:
+        return self._settled(self._catalog.snapshots(self._catalog.resolve_trajectory(ref).id))
+
+    def all_snapshots(self) -> list[Snapshot]:
+        return list(self._catalog.all_snapshots())
+
+    def _settled(self, snapshots: list[Snapshot]) -> list[Snapshot]:
+        """The same, with files counted: waits for the background where it is still counting."""
+        if all(s.files is not None for s in snapshots):
+            return snapshots
+        try:
+            self._background.wait()
+        except SnapshotdError:
+            pass  # storing failed, counting did not; `status` reports the failure
+        return [self._catalog.get_snapshot(s.id) for s in snapshots]
+
+    def conversation(self, ref: str) -> list[Message]:
+        return list(self._catalog.conversation(self._catalog.resolve_snapshot(ref).id))
+
+    def output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
+        call = self._catalog.resolve_snapshot(ref).call
+        blob = {"stdout": call.stdout, "stderr": call.stderr, "output": call.output}[which]
+        return iter(()) if blob is None else self._context.repo.load_blob(blob)
+
+    def diff(self, a: str, b: str | None) -> Iterator[Change]:
+        return look.changes(self._context, a, b)
+
+    def patch(self, a: str, b: str | None, *, root: bytes, write: Callable[[bytes], object]) -> int:
+        return look.write_patch(self._context, a, b, root, write)
+
+    def cat(self, ref: str, path: bytes) -> Iterator[bytes]:
+        return look.cat(self._context, ref, path)
+
+    def restore(self, ref: str, to: Path, *, path: bytes) -> RestoreReport:
+        return look.restore(self._context, ref, to, path)
+
+    def tag(self, ref: str, name: str, *, move: bool) -> SnapshotID:
+        snapshot = self._catalog.resolve_snapshot(ref)
+        self._catalog.tag(snapshot.id, name, move=move)
+        return snapshot.id
+
+    def untag(self, name: str) -> None:
+        self._catalog.untag(name)
+
+    # -- images --------------------------------------------------------------------------------------------------------------
+
+    def images(self) -> list[Image]:
+        return self._context.images.list()
+
+    def build_image(self, recipe: str, name: str | None, progress: ProgressSink) -> Image:
+        return self._context.images.build(recipe, name, progress)
+
+    def import_image(self, source: str, name: str | None, progress: ProgressSink) -> Image:
+        return self._context.images.import_(source, name, progress)
+
+    def remove_image(self, ref: str) -> None:
+        self._context.images.remove(ref)
+
+    # -- lifecycle -----------------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        context = self._context
+        return {
+            "version": __version__, "instance": context.instance, "state_dir": str(context.state_dir),
+            "layers": context.store.kind, "free_bytes": free_bytes(str(context.store.root)),
+            "runtimes": {name: runtime.unavailable() or "available" for name, runtime in context.runtimes.items()},
+            "trajectories": len(self._catalog.trajectories()), "sandboxes": len(self._sessions.live()),
+            "images": len(context.images.list()), "durability": self._background.failure or "ok",
+        }  # fmt: skip
+
+    def flush(self, ref: TrajectoryID | None = None) -> None:
+        self._background.wait()
+
+    def close(self) -> None:
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._sessions.close()
+        self._launcher.close()
+        self._background.close()
+        self._worker.close()
+        self._catalog.close()
+        release(self._context.store)
+
+
+def _check_name(name: str | None) -> None:
+    if name is not None and not NAME_PATTERN.fullmatch(name):
+        raise UsageError(f"name {name[:80]!r} is malformed: use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit")
+
+
+def _start_arguments(request: SandboxRequest, image: Image) -> dict[str, Any]:
+    return {"image": image.name, "workspace": str(request.workspace) if request.workspace else None}
+
+
+def _throw_away(spec: SandboxSpec, stack: Stack, env: tuple[tuple[str, str], ...] = ()) -> tuple[Trajectory, Snapshot]:
+    """Records for a sandbox that no catalog row will ever mention."""
+    trajectory_id, snapshot_id, now = TrajectoryID(new_id()), SnapshotID(new_id()), time.time_ns()
+    snapshot = Snapshot(
+        id=snapshot_id, parent=None, trajectory=trajectory_id, seq=0, stack=stack, call=marker("start", {}), messages=0,
+        state=SnapshotState.CAPTURED, pause_ns=0, created_at_ns=now, method="build",
+    )  # fmt: skip
+    trajectory = Trajectory(
+        id=trajectory_id, name=None, spec=spec, agent=None, head=snapshot_id, status=TrajectoryStatus.RUNNING, created_at_ns=now, env=env
+    )
+    return trajectory, snapshot

@@ -1,0 +1,111 @@
+"""The events of runs: one append-only file of JSON lines per trajectory, which any number of readers can follow.
+
+A reader that comes late or comes back reads from the beginning; one that is slow holds nobody up; memory does not grow with output.
+After `MAX_BYTES` of one run only snapshots, warnings and the end are recorded; the whole output stays with the exit snapshot.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from snapshotd.types import TrajectoryID
+
+Event = dict[str, Any]
+MAX_BYTES = 256 << 20
+
+
+class EventLog:
+    """Of one run. Thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by `finish`
+        self._changed = threading.Condition()
+        self._bytes = 0
+        self._full = False
+        self.finished = False
+
+    def append(self, event: Event) -> None:
+        """Record one event. Not an error after the end (a late line of output is dropped)."""
+        line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
+        with self._changed:
+            if self._file is None:
+                return
+            if event["event"] == "output" and self._bytes + len(line) > MAX_BYTES:
+                if self._full:
+                    return
+                self._full = True
+                warning = {"event": "warning", "message": "more output than is followed live; see the exit snapshot"}
+                line = json.dumps(warning).encode() + b"\n"
+            self._file.write(line)
+            self._bytes += len(line)
+            if event["event"] == "finished":
+                self.finished = True
+                self._file.close()
+                self._file = None
+            self._changed.notify_all()
+
+    def follow(self, *, wait: bool) -> Iterator[Event]:
+        """All events from the beginning; with `wait`, until `finished`."""
+        with open(self._path, "rb") as f:
+            while True:
+                line = f.readline()
+                if line.endswith(b"\n"):
+                    yield json.loads(line)
+                    continue
+                f.seek(-len(line), 1)
+                with self._changed:
+                    if self.finished or not wait:
+                        if f.read(1):
+                            f.seek(-1, 1)
+                            continue
+                        return
+                    self._changed.wait(timeout=1.0)
+
+
+class EventLogs:
+    """The logs of all runs of a state directory. `directory` is made if missing."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self._live: dict[TrajectoryID, EventLog] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, trajectory: TrajectoryID) -> EventLog:
+        """Start (or go on with) the log of a run."""
+        with self._lock:
+            log = self._live.get(trajectory)
+            if log is None or log.finished:
+                log = self._live[trajectory] = EventLog(self._path(trajectory))
+            return log
+
+    def live(self, trajectory: TrajectoryID) -> EventLog | None:
+        with self._lock:
+            return self._live.get(trajectory)
+
+    def follow(self, trajectory: TrajectoryID, *, wait: bool) -> Iterator[Event]:
+        """Empty when the trajectory never ran an agent."""
+        log = self.live(trajectory)
+        if log is not None:
+            yield from log.follow(wait=wait)
+            return
+        path = self._path(trajectory)
+        if path.exists():
+            with open(path, "rb") as f:
+                for line in f:
+                    if line.endswith(b"\n"):  # a crash can leave half a line at the end
+                        yield json.loads(line)
+
+    def remove(self, trajectory: TrajectoryID) -> None:
+        """Forget a run's events. Not an error when there are none."""
+        with self._lock:
+            self._live.pop(trajectory, None)
+        self._path(trajectory).unlink(missing_ok=True)
+
+    def _path(self, trajectory: TrajectoryID) -> Path:
+        return self._directory / f"{trajectory}.ndjson"

@@ -1,0 +1,130 @@
+"""Looking into snapshots without running anything: diff, patch, cat, restore. All read sealed layers through a `View`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from snapshotd.engine.context import Context
+from snapshotd.errors import DataLoss, NotFound, UsageError
+from snapshotd.kernel import files
+from snapshotd.layers import diff, materialise, patch
+from snapshotd.layers.base import Change, Kind, RestoreReport
+from snapshotd.layers.view import View
+from snapshotd.types import Snapshot, SnapshotState, Stack, short
+
+_PIECE_BYTES = 1 << 20
+
+
+def open_view(context: Context, snapshot: Snapshot) -> View:
+    """A snapshot's tree. DataLoss when it was lost with the power."""
+    if snapshot.state is SnapshotState.LOST:
+        raise DataLoss(
+            f"snapshot {short(snapshot.id)} was lost when the machine went down before it was stored; "
+            "`snapshotd log` shows the last stored one before it"
+        )
+    return context.store.view(snapshot.stack)
+
+
+def pair(context: Context, a: str, b: str | None) -> tuple[View, View]:
+    """The two trees to compare: `a` and `b`, or the parent of `a` and `a`. The caller closes both."""
+    first = context.catalog.resolve_snapshot(a)
+    if b is not None:
+        second = context.catalog.resolve_snapshot(b)
+        before = open_view(context, first)
+    else:
+        second = first
+        if first.parent is None:
+            before = context.store.view(Stack(first.stack.image))
+        else:
+            before = open_view(context, context.catalog.get_snapshot(first.parent))
+    try:
+        return before, open_view(context, second)
+    except BaseException:
+        before.close()
+        raise
+
+
+def changes(context: Context, a: str, b: str | None) -> Iterator[Change]:
+    before, after = pair(context, a, b)
+    with before, after:
+        yield from diff.diff(before, after)
+
+
+def write_patch(context: Context, a: str, b: str | None, root: bytes, write: Callable[[bytes], object]) -> int:
+    before, after = pair(context, a, b)
+    with before, after:
+        return patch.write_patch(before, after, root, write)
+
+
+def cat(context: Context, ref: str, path: bytes) -> Iterator[bytes]:
+    """Pieces of a regular file. Errors are raised before the first piece."""
+    snapshot = context.catalog.resolve_snapshot(ref)
+    relative = path.strip(b"/")
+    shown = "/" + os.fsdecode(relative)
+    with open_view(context, snapshot) as view:
+        try:
+            entry = view.lstat(relative)
+            if entry.kind is not Kind.FILE:
+                raise UsageError(f"{shown!r} in snapshot {short(snapshot.id)} is a {entry.kind}, not a regular file")
+            fd = view.open(relative)
+        except (FileNotFoundError, NotADirectoryError) as exc:
+            raise NotFound(f"{shown!r} does not exist in snapshot {short(snapshot.id)}; `snapshotd diff` lists what changed") from exc
+    return _pieces(fd)
+
+
+def _pieces(fd: int) -> Iterator[bytes]:
+    with open(fd, "rb", buffering=0) as f:
+        while piece := f.read(_PIECE_BYTES):
+            yield piece
+
+
+def restore(context: Context, ref: str, to: Path, path: bytes) -> RestoreReport:
+    """Write into a fresh directory next to `to`, then rename: what stands at `to` is whole or not there.
+
+    UsageError when `to` exists and is not an empty directory, or its parent is missing.
+    """
+    snapshot = context.catalog.resolve_snapshot(ref)
+    relative = path.strip(b"/")
+    if not to.is_absolute():
+        raise UsageError(f"restore target {str(to)!r} must be an absolute path")
+    if to.is_symlink() or (to.exists() and (not to.is_dir() or any(to.iterdir()))):
+        raise UsageError(f"restore target {str(to)!r} exists and is not an empty directory; name a new one")
+    try:
+        parent = os.open(to.parent, files.DIR_FLAGS & ~os.O_NOFOLLOW)
+    except OSError as exc:
+        raise UsageError(f"cannot restore to {str(to)!r}: its parent directory cannot be opened ({exc.strerror})") from exc
+    staging = f".{to.name}.snapshotd-{snapshot.id[:8]}"
+    try:
+        with open_view(context, snapshot) as view:
+            try:
+                entry = view.lstat(relative)
+            except (FileNotFoundError, NotADirectoryError) as exc:
+                raise NotFound(f"{'/' + os.fsdecode(relative)!r} does not exist in snapshot {short(snapshot.id)}") from exc
+            if entry.kind is not Kind.DIRECTORY:
+                shown = "/" + os.fsdecode(relative)
+                raise UsageError(f"{shown!r} is a {entry.kind}; restore takes directories, use `snapshotd cat` for files")
+            files.remove_tree(parent, staging)
+            os.mkdir(staging, 0o700, dir_fd=parent)
+            try:
+                report = _fill(view, relative, parent, staging)
+                if to.exists():
+                    os.rmdir(to)
+                files.rename_no_replace(parent, os.fsencode(staging), parent, os.fsencode(to.name))
+            except BaseException:
+                files.remove_tree(parent, staging)
+                raise
+    finally:
+        os.close(parent)
+    return report
+
+
+def _fill(view: View, path: bytes, parent: int, staging: str) -> RestoreReport:
+    target = os.open(staging, files.DIR_FLAGS, dir_fd=parent)
+    try:
+        report = materialise.materialise(view, path, target)
+        os.fchmod(target, 0o700)  # setuid programs of a sandbox are nobody's business outside
+        return report
+    finally:
+        os.close(target)

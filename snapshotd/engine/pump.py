@@ -1,0 +1,113 @@
+"""Moves a command's output from its pipes to where it belongs: the repository, and whoever is watching. Memory use is constant."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+from dataclasses import dataclass
+from typing import Literal
+
+from snapshotd.engine.base import OutputSink
+from snapshotd.errors import SandboxFailed
+from snapshotd.repo.base import BlobWriter, Repository
+from snapshotd.runtime.base import Process
+from snapshotd.types import BlobID
+
+_PIECE_BYTES = 64 << 10
+_LINGER_S = 0.2
+"""After the command's end its last output may still be on the way through a driver (docker's stream); so long we wait for its end."""
+MAX_OUTPUT_BYTES = 4 << 30
+"""Of one stream of one command. What comes after is read and dropped, so that the command is neither stopped nor able to fill the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    exit_code: int
+    stdout: BlobID | None
+    stderr: BlobID | None
+
+
+def pump(process: Process, repo: Repository, sink: OutputSink) -> Outcome:
+    """Read both streams until the command has ended, then save them. Background children that keep a stream open do not hold this up;
+    what they write later is read and dropped, so that they never meet a broken pipe.
+
+    Raises SandboxFailed when the container died; OutOfSpace when the output cannot be stored (the command is killed).
+    """
+    exit_code: list[int | SandboxFailed] = []
+    done_r, done_w = os.pipe2(os.O_CLOEXEC)
+
+    def wait() -> None:
+        try:
+            code = process.wait()
+            assert code is not None
+            exit_code.append(code)
+        except SandboxFailed as exc:
+            exit_code.append(exc)
+        finally:
+            os.close(done_w)
+
+    waiter = threading.Thread(target=wait, name="wait-for-command")
+    waiter.start()
+    names: dict[int, Literal["stdout", "stderr"]] = {process.stdout_fd: "stdout", process.stderr_fd: "stderr"}
+    open_fds = set(names)
+    try:
+        with repo.writer() as out, repo.writer() as err:
+            writers = {"stdout": out, "stderr": err}
+            _read(names, open_fds, done_r, writers, sink)
+            waiter.join()
+            if isinstance(exit_code[0], SandboxFailed):
+                raise exit_code[0]
+            saved = [w.save() if w.size_bytes else None for w in (out, err)]
+            return Outcome(exit_code[0], saved[0], saved[1])
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        waiter.join()
+        os.close(done_r)
+        for fd in names:
+            if fd in open_fds:
+                _drain_forever(fd)
+            else:
+                os.close(fd)
+
+
+def _read(
+    names: dict[int, Literal["stdout", "stderr"]], open_fds: set[int], done_fd: int, writers: dict[str, BlobWriter], sink: OutputSink
+) -> None:
+    ended = False
+    with selectors.DefaultSelector() as selector:
+        for fd in (*names, done_fd):
+            selector.register(fd, selectors.EVENT_READ)
+        while open_fds or not ended:
+            ready = [key.fd for key, _ in selector.select(_LINGER_S if ended else None)]
+            if ended and not ready:
+                return
+            for fd in ready:
+                if fd == done_fd:
+                    ended = True
+                    selector.unregister(done_fd)
+                    continue
+                data = os.read(fd, _PIECE_BYTES)
+                if not data:
+                    selector.unregister(fd)
+                    open_fds.discard(fd)
+                    continue
+                writer = writers[names[fd]]
+                if writer.size_bytes < MAX_OUTPUT_BYTES:
+                    writer.write(data)
+                sink(names[fd], data)
+
+
+def _drain_forever(fd: int) -> None:
+    """Keep reading a stream that a background process still holds, until it lets go."""
+
+    def body() -> None:
+        try:
+            while os.read(fd, _PIECE_BYTES):
+                pass
+        finally:
+            os.close(fd)
+
+    threading.Thread(target=body, name="drain-output", daemon=True).start()

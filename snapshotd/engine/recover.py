@@ -1,0 +1,76 @@
+"""What the engine does when it opens a state directory that another daemon left, cleanly or not.
+
+    1 destroy every container of this instance: their steps were tied to the daemon that died
+    2 trajectories that were running are interrupted (their agent) or stopped; their head is their last snapshot
+    3 after a power loss, snapshots that were only captured are lost, and said so
+    4 remove what no catalog row refers to: layers, sockets
+
+Nothing here needs a clean shutdown and everything may be interrupted and run again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from snapshotd.engine.context import Context
+from snapshotd.engine.dependencies import cached_layers
+from snapshotd.kernel import files
+from snapshotd.types import LayerID, SnapshotState, TrajectoryStatus
+
+_log = logging.getLogger(__name__)
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def recover(context: Context) -> None:
+    """See the module's text. SandboxFailed when a container cannot be destroyed."""
+    for runtime in context.runtimes.values():
+        if runtime.unavailable() is None:
+            for container in runtime.list():
+                _log.warning("destroying container %s of an earlier daemon", container)
+                runtime.destroy(container)
+    _clear_run_dir(context)
+    for trajectory in context.catalog.trajectories(TrajectoryStatus.RUNNING):
+        unfinished = trajectory.agent is not None and trajectory.exit_code is None
+        context.catalog.set_status(trajectory.id, TrajectoryStatus.INTERRUPTED if unfinished else TrajectoryStatus.STOPPED)
+    _declare_lost(context)
+    sweep_blobs(context)
+    context.store.sweep(lambda: referenced_layers(context))
+
+
+def referenced_layers(context: Context) -> set[LayerID]:
+    """Every layer that a snapshot or the dependency cache needs."""
+    return context.catalog.referenced_layers() | set(cached_layers(context).values())
+
+
+def sweep_blobs(context: Context) -> None:
+    """Remove blobs that no call refers to. Only while no step is being taken."""
+    keep = context.catalog.referenced_blobs()
+    for blob in list(context.repo.blobs()):
+        if blob not in keep:
+            context.repo.remove(blob)
+
+
+def _clear_run_dir(context: Context) -> None:
+    directory = context.run_dir / "c"
+    directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+    fd = os.open(directory, files.DIR_FLAGS)
+    try:
+        for name in os.listdir(fd):
+            files.remove_tree(fd, name)
+    finally:
+        os.close(fd)
+
+
+def _declare_lost(context: Context) -> None:
+    """Captured survives the daemon, not the machine: after another boot only stored snapshots are known to be whole."""
+    boot = _BOOT_ID.read_text().strip()
+    before = context.catalog.get_meta("boot_id")
+    if before is not None and before != boot:
+        lost = [s.id for s in context.catalog.all_snapshots() if s.state is SnapshotState.CAPTURED]
+        if lost:
+            _log.error("%d snapshots were captured but not stored when the machine went down; they are lost: %s", len(lost), " ".join(lost))
+            context.catalog.set_state(lost, SnapshotState.LOST)
+    if before != boot:
+        context.catalog.set_meta("boot_id", boot)

@@ -1,0 +1,152 @@
+"""A live sandbox: one container on one live upper, and the lock that makes its steps happen one at a time.
+
+    stack        sealed layers under the live upper; the parent of what comes next
+    upper        the live, writable layer
+    head         the trajectory's head: the snapshot that the next one's parent will be
+
+Everything that changes these three happens under `lock`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from snapshotd.engine.agent_protocol import AgentServer
+from snapshotd.engine.quiesce import blocker, writable_mappings
+from snapshotd.failpoints import hit
+from snapshotd.kernel import cgroup as cgroups
+from snapshotd.layers import capture as copying
+from snapshotd.layers.pivot import Busy, Target, pivot
+from snapshotd.layers.store import LayerStore
+from snapshotd.runtime.base import Container, Runtime
+from snapshotd.types import LayerID, Message, SnapshotID, Stack, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What a capture made: the stack of the new snapshot, how, why not by pivot, and for how long the sandbox stood still."""
+
+    stack: Stack
+    method: str
+    reason: str | None
+    pause_ns: int
+
+
+@dataclass(slots=True)
+class Sandbox:
+    """See the module's text. Made by `launch.Launcher`; ended by `close`."""
+
+    trajectory: Trajectory
+    runtime: Runtime
+    container: Container
+    target: Target
+    cgroup: cgroups.Cgroup
+    server: AgentServer
+    store: LayerStore
+    stack: Stack
+    upper: LayerID
+    head: SnapshotID
+    seq: int
+    message_count: int
+    started_at_ns: int
+    merged: Callable[[Stack], Stack]
+    """Swaps runs of layers for their merged form, where one is ready (engine/merging.py)."""
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    pending: list[Message] = field(default_factory=list)
+    """Messages of the conversation that the next snapshot will bind."""
+    mirror: copying.Mirror | None = None
+    own_layers: list[LayerID] = field(default_factory=list)
+    agent_running: bool = False
+    closed: bool = False
+
+    def capture(self) -> Captured:
+        """Seal or copy what the live upper holds. Caller holds `lock`. On any error the sandbox goes on as before."""
+        start = time.perf_counter_ns()
+        if self.store.unchanged(self.upper, self.stack):
+            return Captured(self.stack, "unchanged", None, time.perf_counter_ns() - start)
+        parked = self.server.parked_pids()
+        reason = blocker(self.cgroup, self.container.pid, parked)
+        if reason is None:
+            try:
+                self._pivot_on(freeze=bool(parked))
+                return Captured(self.stack, "pivot", None, time.perf_counter_ns() - start)
+            except Busy:
+                reason = "a file is open for writing"
+        return self._copy(reason)
+
+    def _pivot_on(self, *, freeze: bool) -> None:
+        """Seal the live upper as a layer and go on in a fresh one above it."""
+        sealed = self.stack.push(self.upper)
+        below = self.merged(sealed)
+        upper = self.store.create()
+        try:
+            self.store.dress(upper, sealed)
+            with self.frozen() if freeze else contextlib.nullcontext():
+                pivot(self.target, self.store, below, upper, seal=True)
+        except BaseException:
+            self.store.remove(upper)
+            raise
+        self.own_layers.append(upper)
+        self.stack, self.upper, self.mirror = below, upper, None
+
+    def _copy(self, reason: str) -> Captured:
+        pauses: list[int] = []
+
+        @contextlib.contextmanager
+        def stopped() -> Iterator[None]:
+            start = time.perf_counter_ns()
+            with self.frozen():
+                yield
+            pauses.append(time.perf_counter_ns() - start)
+
+        mirror = copying.capture(self.store, self.upper, self.mirror, stopped(), lambda: writable_mappings(self.cgroup))
+        self.mirror = mirror
+        self.own_layers.append(mirror.layer)
+        return Captured(self.stack.push(mirror.layer), "copy", reason, sum(pauses))
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Every process of the sandbox stands still inside."""
+        self.cgroup.freeze()
+        try:
+            yield
+        finally:
+            self.cgroup.thaw()
+
+    def replace_root(self, stack: Stack) -> None:
+        """Throw the live upper away and go on from `stack`. Caller holds `lock` and has made sure that nothing but init lives."""
+        upper = self.store.create()
+        self.store.dress(upper, stack)
+        pivot(self.target, self.store, stack, upper, seal=False)
+        old, self.upper, self.stack, self.mirror = self.upper, upper, stack, None
+        self.own_layers.append(upper)
+        self.store.remove(old)
+
+    def close(self) -> None:
+        """End the container and let go of its layers. Idempotent. What the live upper held beyond the head is gone."""
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+            self.server.close()
+            self.runtime.destroy(self.container.id)
+            self.target.close()
+            self.store.remove(self.upper)
+            self.store.unpin(self.own_layers)
+
+
+def enter(target: Target, store: LayerStore, stack: Stack) -> LayerID:
+    """Give a fresh container its first root over `stack`; returns the live upper. Nothing is left behind on error."""
+    upper = store.create()
+    try:
+        store.dress(upper, stack)
+        pivot(target, store, stack, upper, seal=False)
+        hit("engine.start.pivoted")
+    except BaseException:
+        store.remove(upper)
+        raise
+    return upper

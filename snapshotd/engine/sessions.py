@@ -1,0 +1,279 @@
+"""The live sandboxes of the daemon, and running commands and agents in them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import logging
+import os
+import threading
+from dataclasses import dataclass, replace
+
+from snapshotd.engine.background import Background
+from snapshotd.engine.base import ExecResult, OutputSink, Stream
+from snapshotd.engine.calls import AgentCalls, marker
+from snapshotd.engine.context import Context
+from snapshotd.engine.events import EventLog
+from snapshotd.engine.launch import Launcher, alive
+from snapshotd.engine.pump import Outcome, pump
+from snapshotd.engine.sandbox import Captured, Sandbox
+from snapshotd.engine.step import commit_step
+from snapshotd.errors import Conflict, DataLoss, SnapshotdError, UsageError
+from snapshotd.runtime.base import DEFAULT_PATH, LIBRARY_DIR, ExecSpec, Process
+from snapshotd.types import (
+    AgentSpec,
+    CallStatus,
+    Snapshot,
+    SnapshotState,
+    Trajectory,
+    TrajectoryID,
+    TrajectoryStatus,
+    short,
+)  # fmt: skip
+
+_log = logging.getLogger(__name__)
+_ID_MAX = (1 << 31) - 1
+
+
+@dataclass(slots=True)
+class _Run:
+    thread: threading.Thread
+    process: Process
+
+
+class Sessions:
+    """See the module's text. Thread-safe."""
+
+    def __init__(self, context: Context, launcher: Launcher, background: Background) -> None:
+        self._context, self._launcher, self._background = context, launcher, background
+        self._live: dict[TrajectoryID, Sandbox] = {}
+        self._runs: dict[TrajectoryID, _Run] = {}
+        self._lock = threading.RLock()
+        self._starting: dict[TrajectoryID, threading.Lock] = {}
+
+    # -- the set of live sandboxes -------------------------------------------------------------------------------------------
+
+    def live(self) -> list[Sandbox]:
+        with self._lock:
+            return list(self._live.values())
+
+    def find(self, trajectory: TrajectoryID) -> Sandbox | None:
+        with self._lock:
+            return self._live.get(trajectory)
+
+    def launch(self, trajectory: Trajectory, snapshot: Snapshot) -> tuple[Sandbox, AgentCalls]:
+        """A sandbox that is not registered yet: the caller either adopts or ends it."""
+        if snapshot.state is SnapshotState.LOST:
+            raise DataLoss(
+                f"snapshot {short(snapshot.id)} was lost when the machine went down before it was stored; "
+                f"fork an earlier one (`snapshotd log {short(snapshot.trajectory)}`)"
+            )
+        return self._launcher.launch(trajectory, snapshot)
+
+    def adopt(self, sandbox: Sandbox, calls: AgentCalls) -> None:
+        """Register a launched sandbox: from now on its steps are recorded."""
+        calls.bind(sandbox, self._stepped)
+        with self._lock:
+            self._live[sandbox.trajectory.id] = sandbox
+
+    def discard(self, sandbox: Sandbox) -> None:
+        """End a sandbox that was never adopted, or whose trajectory is to be forgotten."""
+        with self._lock:
+            self._live.pop(sandbox.trajectory.id, None)
+        self._launcher.end(sandbox)
+
+    def running(self, trajectory: Trajectory) -> Sandbox:
+        """The trajectory's sandbox, started from its head if it is not up (any more)."""
+        with self._lock:
+            starting = self._starting.setdefault(trajectory.id, threading.Lock())
+        with starting:
+            sandbox = self.find(trajectory.id)
+            if sandbox is not None and alive(sandbox):
+                return sandbox
+            if sandbox is not None:
+                self.discard(sandbox)
+            current = self._context.catalog.get_trajectory(trajectory.id)
+            sandbox, calls = self.launch(current, self._context.catalog.get_snapshot(current.head))
+            self._context.catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
+            self.adopt(sandbox, calls)
+            return sandbox
+
+    def stop(self, trajectory: Trajectory, *, keep: bool = True) -> None:
+        """End a sandbox, with a last snapshot if something changed and `keep`. Not an error when it is not running."""
+        sandbox = self.find(trajectory.id)
+        if sandbox is None:
+            return
+        with sandbox.lock:
+            if not sandbox.closed:
+                if keep and alive(sandbox) and not sandbox.store.unchanged(sandbox.upper, sandbox.stack):
+                    commit_step(self._context.catalog, sandbox, marker("stop", {}), self._stepped)
+                self._context.catalog.set_status(trajectory.id, TrajectoryStatus.STOPPED)
+                self._launcher.end(sandbox)
+        run = self._runs.get(trajectory.id)
+        if run is not None and run.thread is not threading.current_thread():
+            run.thread.join()
+        with self._lock:
+            self._live.pop(trajectory.id, None)
+
+    def _stepped(self, snapshot: Snapshot, captured: Captured) -> None:
+        self._background.submit(snapshot, captured)
+
+    # -- commands ------------------------------------------------------------------------------------------------------------
+
+    def exec(
+        self, sandbox: Sandbox, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
+        sink: OutputSink, record: bool,
+    ) -> ExecResult:  # fmt: skip
+        """Run one command to its end. With `record` it is a tool call and gets its snapshot."""
+        if not argv:
+            raise UsageError("no command given; write it after `--`")
+        spec = self._exec_spec(sandbox, argv, cwd or self._workdir(sandbox.trajectory), env, user)
+        call = marker("exec", {"argv": list(argv), "cwd": spec.cwd})
+        outcome = pump(sandbox.runtime.exec(sandbox.container, spec), self._context.repo, self._logging(sandbox, sink))
+        status = CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED
+        call = replace(
+            marker(call.name, call.arguments, status=status, exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr,
+                   started_at_ns=call.started_at_ns), id=call.id,
+        )  # fmt: skip
+        snapshot = commit_step(self._context.catalog, sandbox, call, self._stepped) if record else None
+        return ExecResult(outcome.exit_code, snapshot, call)
+
+    def _logging(self, sandbox: Sandbox, sink: OutputSink) -> OutputSink:
+        def both(stream: Stream, data: bytes) -> None:
+            sandbox.runtime.log(sandbox.container, data)
+            sink(stream, data)
+
+        return both
+
+    def _workdir(self, trajectory: Trajectory) -> str:
+        return trajectory.agent.cwd if trajectory.agent is not None else "/workspace"
+
+    def _exec_spec(
+        self, sandbox: Sandbox, argv: tuple[str, ...], cwd: str, env: tuple[tuple[str, str], ...], user: str | None
+    ) -> ExecSpec:
+        uid, gid = _user(user)
+        image = next((i for i in self._context.images.list() if i.id == sandbox.trajectory.spec.image), None)
+        environment = {
+            "PATH": DEFAULT_PATH, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1",
+            "SNAPSHOTD_TRAJECTORY": sandbox.trajectory.id,
+            **dict(image.env if image else ()), **dict(sandbox.trajectory.env), **dict(env),
+        }  # fmt: skip
+        paths = [LIBRARY_DIR, "/opt/agent-packages", *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = ":".join(paths)
+        return ExecSpec(list(argv), cwd, environment, uid, gid)
+
+    # -- agents --------------------------------------------------------------------------------------------------------------
+
+    def start_agent(self, sandbox: Sandbox, agent: AgentSpec) -> None:
+        """Start a trajectory's program; a thread follows it to its end. CommandNotFound etc. leave the sandbox as it was."""
+        trajectory = sandbox.trajectory
+        spec = self._exec_spec(sandbox, agent.argv, agent.cwd, agent.env, None)
+        process = sandbox.runtime.exec(sandbox.container, spec)
+        sandbox.agent_running = True
+        log = self._context.events.begin(trajectory.id)
+        image = next((i.name for i in self._context.images.list() if i.id == trajectory.spec.image), trajectory.spec.image)
+        log.append({
+            "event": "started", "trajectory": trajectory.id, "snapshot": sandbox.head, "runtime": trajectory.spec.runtime, "image": image,
+        })  # fmt: skip
+        call = marker("exit", {"argv": list(agent.argv)})
+        thread = threading.Thread(target=self._follow, args=(sandbox, process, log, call.started_at_ns, agent), name="run")
+        with self._lock:
+            self._runs[trajectory.id] = _Run(thread, process)
+        thread.start()
+
+    def _follow(self, sandbox: Sandbox, process: Process, log: EventLog, started_at_ns: int, agent: AgentSpec) -> None:
+        trajectory = sandbox.trajectory
+
+        def sink(stream: Stream, data: bytes) -> None:
+            log.append({"event": "output", "stream": stream, "data_b64": base64.b64encode(data).decode()})
+
+        exit_code: int | None = None
+        status = TrajectoryStatus.INTERRUPTED
+        try:
+            outcome = pump(process, self._context.repo, self._logging(sandbox, sink))
+            exit_code = outcome.exit_code
+            status = self._ended(sandbox, outcome, started_at_ns, agent)
+        except SnapshotdError as exc:
+            if not sandbox.closed:
+                log.append({"event": "warning", "message": exc.message})
+        finally:
+            self._finish(sandbox, log, exit_code, status)
+        _log.info("run of %s ended: %s, exit code %s", trajectory.id, status, exit_code)
+
+    def _ended(self, sandbox: Sandbox, outcome: Outcome, started_at_ns: int, agent: AgentSpec) -> TrajectoryStatus:
+        """The agent's process is gone: take the exit snapshot, unless somebody stopped the sandbox under it."""
+        with sandbox.lock:
+            if sandbox.closed:
+                return TrajectoryStatus.STOPPED
+            done = outcome.exit_code == 0
+            call = marker(
+                "exit", {"argv": list(agent.argv)}, status=CallStatus.DONE if done else CallStatus.FAILED, exit_code=outcome.exit_code,
+                stdout=outcome.stdout, stderr=outcome.stderr, started_at_ns=started_at_ns,
+            )  # fmt: skip
+            commit_step(self._context.catalog, sandbox, call, self._stepped)
+        return TrajectoryStatus.FINISHED if done else TrajectoryStatus.FAILED
+
+    def _finish(self, sandbox: Sandbox, log: EventLog, exit_code: int | None, status: TrajectoryStatus) -> None:
+        trajectory = sandbox.trajectory
+        if sandbox.closed:
+            status = TrajectoryStatus.STOPPED
+        try:
+            self._context.catalog.set_status(trajectory.id, status, exit_code)
+            self._launcher.end(sandbox)
+            with contextlib.suppress(SnapshotdError):
+                self._background.wait()
+            count = len(self._context.catalog.snapshots(trajectory.id))
+        except SnapshotdError as exc:
+            log.append({"event": "warning", "message": exc.message})
+            count = sandbox.seq
+        with self._lock:
+            self._live.pop(trajectory.id, None)
+            self._runs.pop(trajectory.id, None)
+        log.append({
+            "event": "finished", "trajectory": trajectory.id, "exit_code": exit_code, "snapshots": count, "status": status,
+        })  # fmt: skip
+
+    def close(self) -> None:
+        """Stop everything, each with a last snapshot. Errors are logged; the rest is stopped all the same."""
+        for sandbox in self.live():
+            try:
+                self.stop(sandbox.trajectory)
+            except (SnapshotdError, OSError) as exc:
+                _log.error("cannot stop sandbox of %s cleanly: %s", sandbox.trajectory.id, exc)
+
+
+def _user(user: str | None) -> tuple[int, int]:
+    """`UID[:GID]` as numbers. UsageError."""
+    if user in (None, "", "root"):
+        return 0, 0
+    assert user is not None
+    uid, _, gid = user.partition(":")
+    try:
+        numbers = int(uid), int(gid or uid)
+    except ValueError as exc:
+        raise UsageError(f"user {user!r} is not numeric; give UID or UID:GID") from exc
+    if not all(0 <= n <= _ID_MAX for n in numbers):
+        raise UsageError(f"user {user!r} is out of range")
+    return numbers
+
+
+def check_not_running(sandbox: Sandbox | None, trajectory: Trajectory) -> None:
+    if sandbox is not None and not sandbox.closed:
+        raise Conflict(f"trajectory {short(trajectory.id)} is running; stop it first (`snapshotd stop`) or use --force")
+
+
+FORK_INDEX, FORK_COUNT = "SNAPSHOTD_FORK_INDEX", "SNAPSHOTD_FORK_COUNT"
+
+
+def fork_agent(source: Trajectory | None, args: tuple[str, ...], index: int) -> AgentSpec:
+    """The program of a fork: the source's with its arguments replaced, or `args` as a command. `{index}` becomes the fork's number."""
+    filled = tuple(arg.replace("{index}", str(index)) for arg in args)
+    agent = source.agent if source is not None else None
+    if agent is None:
+        return AgentSpec(argv=filled, program=0)
+    return replace(agent, argv=(*agent.argv[: agent.program], *filled))
+
+
+def free_bytes(path: str) -> int:
+    st = os.statvfs(path)
+    return st.f_bavail * st.f_frsize

@@ -1,0 +1,54 @@
+"""What happens after a tool call: one function takes the step, in one order.
+
+    1 outputs are complete in the repository (the caller has done this)
+    2 files: seal the live upper as a layer, or copy it, or nothing changed
+    3 one catalog transaction: snapshot, tool call, new messages, head      <- the commit point
+    4 tell whoever follows; count, flush and merge in the background
+
+Before 3 nothing is visible and everything made is rubbish that `sweep` takes; after it everything can be redone. A crash between 2 and 3
+loses the step as a whole: files, conversation and call together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from snapshotd.catalog.base import Catalog
+from snapshotd.engine.sandbox import Captured, Sandbox
+from snapshotd.failpoints import hit
+from snapshotd.types import Snapshot, SnapshotID, SnapshotState, ToolCall, new_id
+
+StepListener = Callable[[Snapshot, Captured], None]
+
+
+def commit_step(catalog: Catalog, sandbox: Sandbox, call: ToolCall, listener: StepListener) -> Snapshot:
+    """Take the snapshot after `call`. Safe from any thread; steps of one sandbox happen one after the other.
+
+    Raises Conflict when another writer moved the head, SandboxFailed, OutOfSpace; then no snapshot exists and the sandbox goes on.
+    Durability: on return the snapshot is `captured` (survives kill -9); `stored` follows in the background.
+    """
+    hit("engine.step.begin")
+    with sandbox.lock:
+        captured = sandbox.capture()
+        hit("engine.step.sealed")
+        messages = tuple(sandbox.pending)
+        snapshot = Snapshot(
+            id=SnapshotID(new_id()),
+            parent=sandbox.head,
+            trajectory=sandbox.trajectory.id,
+            seq=sandbox.seq + 1,
+            stack=captured.stack,
+            call=call,
+            messages=sandbox.message_count + len(messages),
+            state=SnapshotState.CAPTURED,
+            pause_ns=captured.pause_ns,
+            created_at_ns=time.time_ns(),
+            method=captured.method,
+        )
+        catalog.commit_snapshot(snapshot, messages, expected_head=sandbox.head)
+        hit("engine.step.committed")
+        sandbox.head, sandbox.seq, sandbox.message_count = snapshot.id, snapshot.seq, snapshot.messages
+        del sandbox.pending[: len(messages)]
+    listener(snapshot, captured)
+    return snapshot

@@ -1,0 +1,199 @@
+"""Build a root file system from a recipe with mmdebstrap: Debian packages, no image registry, one recipe gives one tree.
+
+What makes it reproducible (found by building twice and comparing): packages come out the same; what differs is everything stamped with
+the time of the build, so those times are set to one date, and the dates inside files (shadow) follow SOURCE_DATE_EPOCH. Removed are caches, logs,
+package lists, the bootstrapper's own configuration and what it copies from the host (host name, resolver). Python's byte code is the same in
+both builds and stays: without it every first import would write into the sandbox and show up as changed files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from snapshotd.errors import NotPermitted, SnapshotdError, Unsupported, UsageError
+from snapshotd.images import recipes
+from snapshotd.images.recipes import Mirror, Recipe
+from snapshotd.images.root import MADE_AT_NS, prepare_root, settle_times
+from snapshotd.kernel import files
+
+_SILENCE_S = 900
+"""The package manager gives up on a mirror after minutes; longer silence means that something hangs."""
+_EXCLUDED = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/lintian/*")
+_KEPT = ("/usr/share/doc/*/copyright", "/usr/share/locale/locale.alias")
+_EMPTIED = (b"var/log", b"var/cache/apt", b"var/cache/debconf", b"var/cache/ldconfig", b"var/lib/apt/lists", b"dev", b"run", b"tmp")
+_REMOVED = (
+    b"etc/apt/apt.conf.d/99mmdebstrap", b"etc/dpkg/dpkg.cfg.d/99mmdebstrap", b"etc/apt/sources.list", b"etc/hostname", b"etc/resolv.conf",
+    b"etc/machine-id", b"var/lib/dbus/machine-id", b"etc/.pwd.lock", b"var/lib/dpkg/lock", b"var/lib/dpkg/lock-frontend",
+    b"var/lib/dpkg/triggers/Lock", b"var/lib/systemd/random-seed", b"etc/passwd-", b"etc/group-", b"etc/shadow-", b"etc/gshadow-",
+)  # fmt: skip
+_FILES_HOOK = (
+    'tar -C "$SNAPSHOTD_RECIPE/files" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --sort=name -c . | '
+    'chroot "$1" tar -x --keep-directory-symlink --no-overwrite-dir -C /'
+)
+_CUSTOMIZE_HOOK = (
+    'install -m 0700 "$SNAPSHOTD_RECIPE/customize" "$1/tmp/customize" && chroot "$1" /tmp/customize && rm "$1/tmp/customize"'
+)
+_APT_SETTINGS = re.compile(r'(Acquire::(?:https?|ftp|Retries|Check-Valid-Until|Check-Date|ForceIPv4|ForceIPv6)\S*) "([^"]*)";')
+
+
+def unavailable() -> str | None:
+    """None if images can be built here; else one sentence with the reason and the fix."""
+    if os.geteuid() != 0:
+        return "building an image needs root; run the daemon as root"
+    for program, package in (("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux"), ("setpriv", "util-linux")):
+        if shutil.which(program) is None:
+            return f"building an image needs the program {program}; `snapshotd setup` or `apt-get install {package}` installs it"
+    return None
+
+
+def build_root(recipe: Recipe, root: Path, progress: Callable[[str], None]) -> None:
+    """Fill the empty directory `root`. Takes half a minute to minutes, and the network.
+
+    Raises Unsupported, NotPermitted, UsageError (the mirror or a package fails: the message carries the last reason). `root` may
+    then hold part of it; no process and no mount is left, also when this process is killed.
+    """
+    reason = unavailable()
+    if reason:
+        raise (NotPermitted if os.geteuid() else Unsupported)(reason)
+    mirrors = recipes.host_mirrors(recipe.suite)
+    began_ns = time.time_ns() - 10**9  # a file's time is the kernel's coarse clock, up to a tick behind
+    _run(_command(recipe, root, bool(mirrors)), recipe, _source_lines(mirrors), progress)
+    root_fd = os.open(root, files.DIR_FLAGS)
+    try:
+        _tidy(root_fd)
+        if "apt" in recipe.packages or recipe.variant != "essential":
+            _write_sources(root_fd, mirrors)
+        prepare_root(root_fd)
+        settle_times(root_fd, began_ns, MADE_AT_NS)
+    finally:
+        os.close(root_fd)
+
+
+def _command(recipe: Recipe, root: Path, own_mirrors: bool) -> list[str]:
+    """In a mount and process namespace of its own, bound to this thread's life: no build outlives the daemon, no mount stays."""
+    command = ["setpriv", "--pdeathsig", "KILL", "--", "unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "--"]
+    command += ["mmdebstrap", "--mode=root", "--format=directory", f"--variant={recipe.variant}", "--components=main"]
+    command += ['--aptopt=Apt::Install-Recommends "false"', '--aptopt=Acquire::Languages "none"']
+    command += [f'--aptopt={name} "{value}"' for name, value in _host_apt_settings()]
+    command += [f"--dpkgopt=path-exclude={pattern}" for pattern in _EXCLUDED]
+    command += [f"--dpkgopt=path-include={pattern}" for pattern in _KEPT]
+    if recipe.packages:
+        command.append("--include=" + ",".join(recipe.packages))
+    if (recipe.folder / "files").is_dir():
+        command.append(f"--customize-hook={_FILES_HOOK}")
+    if (recipe.folder / "customize").is_file():
+        command.append(f"--customize-hook={_CUSTOMIZE_HOOK}")
+    return [*command, "" if own_mirrors else recipe.suite, str(root), *(["-"] if own_mirrors else [])]
+
+
+def _host_apt_settings() -> list[tuple[str, str]]:
+    """How this machine's package manager reaches the network (proxies, retries, checks of dates). Not kept in the image."""
+    result = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=False)
+    return _APT_SETTINGS.findall(result.stdout)
+
+
+def _source_lines(mirrors: list[Mirror]) -> str:
+    signed = f"[signed-by={recipes.KEYRING}] " if os.path.exists(recipes.KEYRING) else ""
+    return "".join(f"deb {signed}{mirror.uri} {suite} main\n" for mirror in mirrors for suite in mirror.suites)
+
+
+def _run(command: list[str], recipe: Recipe, sources: str, progress: Callable[[str], None]) -> None:
+    """Run to the end, passing on what it says. The addresses go through standard input: they may hold a password."""
+    kept = ("PATH", "HOME", "TMPDIR", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+    env = {name: os.environ[name] for name in kept if name in os.environ}
+    env["PATH"] = env.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin"
+    env |= {"LC_ALL": "C.UTF-8", "SOURCE_DATE_EPOCH": str(MADE_AT_NS // 10**9), "SNAPSHOTD_RECIPE": str(recipe.folder)}
+    last: deque[str] = deque(maxlen=12)
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, umask=0o022, cwd="/"
+    ) as process:
+        try:
+            assert process.stdin is not None
+            process.stdin.write(sources.encode())
+            process.stdin.close()
+            _follow(process, last, progress)
+            code = process.wait(timeout=60)
+        except BaseException:
+            process.kill()
+            raise
+    if code != 0:
+        raise _failure(recipe, last)
+
+
+def _follow(process: subprocess.Popen[bytes], last: deque[str], progress: Callable[[str], None]) -> None:
+    assert process.stdout is not None
+    fd, rest = process.stdout.fileno(), b""
+    while True:
+        if not select.select([fd], [], [], _SILENCE_S)[0]:
+            raise UsageError(f"building an image stopped: mmdebstrap said nothing for {_SILENCE_S // 60} minutes; check the package mirror")
+        data = os.read(fd, 65536)
+        *lines, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
+        for line in (raw.decode("utf-8", "replace").strip() for raw in lines):
+            if line.startswith("I: "):
+                progress(line[3:])
+            if line and not line.startswith("I: "):
+                last.append(line[:300])
+        rest = rest[-65536:]
+        if not data:
+            return
+
+
+def _failure(recipe: Recipe, last: deque[str]) -> SnapshotdError:
+    reasons = [line[3:] for line in last if line.startswith("E: ") and not line.startswith("E: apt-get")] or list(last)[-1:]
+    reason = re.sub(r"//[^/@\s]*@", "//", "; ".join(dict.fromkeys(reasons))) or "mmdebstrap gave no reason"
+    return UsageError(f"the image of recipe {recipe.name} cannot be built: {reason}; check the package names and the machine's package mirror")
+
+
+def _tidy(root_fd: int) -> None:
+    for path in _REMOVED:
+        _each(root_fd, path, lambda fd, name: files.remove_tree(fd, name))
+    for path in _EMPTIED:
+        try:
+            fd = files.open_beneath(root_fd, path, files.DIR_FLAGS)
+        except FileNotFoundError:
+            continue
+        try:
+            for name in os.listdir(fd):
+                files.remove_tree(fd, name)
+        finally:
+            os.close(fd)
+
+
+def _each(root_fd: int, path: bytes, action: Callable[[int, bytes], None]) -> None:
+    parent, _, name = path.rpartition(b"/")
+    try:
+        fd = files.open_beneath(root_fd, parent, files.DIR_FLAGS)
+    except FileNotFoundError:
+        return
+    try:
+        action(fd, name)
+    finally:
+        os.close(fd)
+
+
+def _write_sources(root_fd: int, mirrors: list[Mirror]) -> None:
+    """The image's own package sources: the same archives, without anybody's password."""
+    if not mirrors:
+        return  # the bootstrapper wrote its defaults
+    fd = files.make_dirs(root_fd, b"etc/apt/sources.list.d")
+    try:
+        for name in os.listdir(fd):
+            files.remove_tree(fd, name)
+        text = "\n".join(
+            f"Types: deb\nURIs: {m.public_uri()}\nSuites: {' '.join(m.suites)}\nComponents: main\nSigned-By: {recipes.KEYRING}\n"
+            for m in mirrors
+        )
+        out = os.open(b"debian.sources", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=fd)
+        with open(out, "w") as f:
+            os.fchmod(f.fileno(), 0o644)
+            f.write(text)
+    finally:
+        os.close(fd)

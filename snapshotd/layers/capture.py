@@ -1,0 +1,268 @@
+"""The copy path: capture a live upper while processes go on using it.
+
+Taken when the root cannot be pivoted (live processes, open writers). The result is a layer that holds everything the upper holds, so
+it stands on the same stack as the upper does; the upper stays where it is. Two passes: the first copies while processes run, the
+second, frozen, looks at every entry again and copies only what changed meanwhile. What did not change since the last capture is
+hard-linked from that capture's layer, which is immutable. The pause is a walk of the upper (a few microseconds an entry) plus what
+changed in the meantime.
+
+What counts as unchanged: same inode, size, ctime and mtime as when it was last copied. The look is taken before the copy, and since
+Linux 6.13 a change after a look always gives a new ctime. Files under a shared writable mapping can change without one: `volatile`
+names them and they are copied every time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from snapshotd.failpoints import hit
+from snapshotd.kernel import files
+from snapshotd.layers.store import LayerStore
+from snapshotd.types import LayerID
+
+_KEPT_MARKS = (b"trusted.overlay.opaque", b"trusted.overlay.redirect", b"trusted.overlay.whiteout")
+"""Overlay marks that are part of a layer's meaning. The others (origin, impure, uuid) tie an upper to its mount."""
+
+Signature = tuple[int, int, int, int, int, int, int]
+
+
+def _signature(st: os.stat_result) -> Signature:
+    return st.st_ino, st.st_mode, st.st_uid, st.st_gid, st.st_size, st.st_ctime_ns, st.st_mtime_ns
+
+
+@dataclass(slots=True)
+class Mirror:
+    """A finished capture: its layer, and what every entry of the upper looked like when it was copied."""
+
+    layer: LayerID
+    seen: dict[bytes, Signature]
+
+
+def capture(
+    store: LayerStore,
+    upper: LayerID,
+    previous: Mirror | None,
+    frozen: AbstractContextManager[object],
+    volatile: Callable[[], set[bytes]],
+) -> Mirror:
+    """Copy the live `upper` into a new layer. `frozen` stops the sandbox's processes while it is entered; `volatile` is called inside it.
+
+    Returns the new mirror; the caller unpins its layer when a catalog row refers to it. On any error the new layer is removed and the
+    sandbox goes on. Raises OSError (ENOSPC), SandboxFailed.
+    """
+    layer = store.create()
+    try:
+        source, target = _readable(store.open_upper(upper)), _readable(store.open_upper(layer))
+        old = _readable(store.open_upper(previous.layer)) if previous else -1
+        try:
+            copier = _Copier(source, target, old, previous.seen if previous else {})
+            copier.run(tolerant=True, always=set())
+            with frozen:
+                copier.run(tolerant=False, always=volatile())
+        finally:
+            for fd in (source, target, old):
+                if fd >= 0:
+                    os.close(fd)
+        store.drop_work(layer)
+        hit("layers.capture.copied")
+        return Mirror(layer, copier.seen)
+    except BaseException:
+        store.remove(layer)
+        raise
+
+
+def _readable(path_fd: int) -> int:
+    try:
+        return os.open(".", files.DIR_FLAGS, dir_fd=path_fd)
+    finally:
+        os.close(path_fd)
+
+
+class _Copier:
+    """Makes `target` equal to `source`; `run` may be called again and then does only what changed."""
+
+    def __init__(self, source: int, target: int, old: int, old_seen: dict[bytes, Signature]) -> None:
+        self._source, self._target = source, target
+        self._old, self._old_seen = old, old_seen
+        self.seen: dict[bytes, Signature] = {}
+        self._links: dict[tuple[int, int], bytes] = {}
+
+    def run(self, *, tolerant: bool, always: set[bytes]) -> None:
+        """One pass. `tolerant`: entries that vanish or change type under our hands are left to the next pass."""
+        before, self.seen, self._links = self.seen, {}, {}
+        directories: list[bytes] = []
+        for path, st in self._walk(tolerant=tolerant):
+            try:
+                self._one(path, st, before, force=path in always)
+            except OSError as exc:
+                if not tolerant or exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                    raise
+                continue
+            self.seen[path] = _signature(st)
+            if stat.S_ISDIR(st.st_mode):
+                directories.append(path)
+        for path in sorted(before.keys() - self.seen.keys(), reverse=True):
+            self._remove(path)
+        for path in reversed(directories):  # children first, or writing them would change their parent's times again
+            self._dress_directory(path, tolerant=tolerant)
+
+    def _walk(self, *, tolerant: bool) -> Iterator[tuple[bytes, os.stat_result]]:
+        pending = [b""]
+        yield b"", os.fstat(self._source)
+        while pending:
+            path = pending.pop()
+            try:
+                fd = files.open_deep(self._source, path)
+            except OSError:
+                if tolerant:
+                    continue
+                raise
+            try:
+                with os.scandir(fd) as entries:
+                    found = [os.fsencode(entry.name) for entry in entries]
+                for name in found:
+                    try:
+                        st = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    except FileNotFoundError:
+                        if tolerant:
+                            continue
+                        raise
+                    child = path + b"/" + name if path else name
+                    if stat.S_ISDIR(st.st_mode):
+                        pending.append(child)
+                    yield child, st
+            finally:
+                os.close(fd)
+
+    def _one(self, path: bytes, st: os.stat_result, before: dict[bytes, Signature], *, force: bool) -> None:
+        signature = _signature(st)
+        known = before.get(path)
+        if stat.S_ISDIR(st.st_mode):
+            if known is None or not stat.S_ISDIR(known[1]):
+                self._replace(path, known)
+                if path:
+                    with _Parent(self._target, path) as (fd, name):
+                        os.mkdir(name, 0o700, dir_fd=fd)
+            return
+        key = (st.st_dev, st.st_ino)
+        if known == signature and not force:
+            self._links.setdefault(key, path)
+            return
+        self._replace(path, known)
+        if st.st_nlink > 1 and key in self._links:
+            self._link(self._target, self._links[key], path)
+            return
+        if not force and self._old_seen.get(path) == signature:
+            self._link(self._old, path, path)
+        else:
+            self._copy(path, st)
+        self._links[key] = path
+
+    def _replace(self, path: bytes, known: Signature | None) -> None:
+        if known is not None and path:
+            self._remove(path)
+            prefix = path + b"/"
+            if stat.S_ISDIR(known[1]):
+                for gone in [p for p in self.seen if p.startswith(prefix)]:
+                    del self.seen[gone]
+
+    def _remove(self, path: bytes) -> None:
+        try:
+            with _Parent(self._target, path) as (fd, name):
+                files.remove_tree(fd, name)
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # went with its directory
+
+    def _link(self, from_root: int, source: bytes, path: bytes) -> None:
+        with _Parent(from_root, source) as (source_fd, source_name), _Parent(self._target, path) as (fd, name):
+            os.link(source_name, name, src_dir_fd=source_fd, dst_dir_fd=fd, follow_symlinks=False)
+
+    def _copy(self, path: bytes, st: os.stat_result) -> None:
+        with _Parent(self._source, path) as (source_fd, name), _Parent(self._target, path) as (fd, _):
+            if stat.S_ISREG(st.st_mode):
+                _copy_file(source_fd, fd, name, st)
+                return
+            if stat.S_ISLNK(st.st_mode):
+                os.symlink(os.readlink(name, dir_fd=source_fd), name, dir_fd=fd)
+                os.chown(name, st.st_uid, st.st_gid, dir_fd=fd, follow_symlinks=False)
+            else:
+                os.mknod(name, st.st_mode, st.st_rdev, dir_fd=fd)  # fifos, sockets, and whiteouts (character device 0:0)
+                os.chown(name, st.st_uid, st.st_gid, dir_fd=fd, follow_symlinks=False)
+                os.chmod(name, stat.S_IMODE(st.st_mode), dir_fd=fd)
+            _copy_xattrs(source_fd, fd, name)
+            os.utime(name, ns=(st.st_atime_ns, st.st_mtime_ns), dir_fd=fd, follow_symlinks=False)
+
+    def _dress_directory(self, path: bytes, *, tolerant: bool) -> None:
+        try:
+            source = files.open_deep(self._source, path)
+        except OSError:
+            if tolerant:
+                return
+            raise
+        try:
+            target = files.open_deep(self._target, path)
+            try:
+                for mark in os.listxattr(target):
+                    os.removexattr(target, mark)
+                files.copy_metadata(os.fstat(source), _meaningful(files.read_xattrs(source)), target)
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
+
+
+class _Parent:
+    """Context manager: the directory descriptor and the last component of a path of any length."""
+
+    def __init__(self, root: int, path: bytes) -> None:
+        directory, _, self._name = path.rpartition(b"/")
+        self._fd = files.open_deep(root, directory)
+
+    def __enter__(self) -> tuple[int, bytes]:
+        return self._fd, self._name
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+def _meaningful(xattrs: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    return {k: v for k, v in xattrs.items() if not k.startswith(b"trusted.overlay.") or k in _KEPT_MARKS}
+
+
+def _copy_file(source_dir: int, target_dir: int, name: bytes, st: os.stat_result) -> None:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    source = os.open(name, flags, dir_fd=source_dir)
+    try:
+        now = os.fstat(source)
+        if (now.st_ino, stat.S_IFMT(now.st_mode)) != (st.st_ino, stat.S_IFMT(st.st_mode)):
+            raise OSError(errno.ESTALE, "changed while it was being copied", os.fsdecode(name))
+        target = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=target_dir)
+        try:
+            files.copy_data(source, target, now.st_size)
+            files.copy_metadata(st, _meaningful(files.read_xattrs(source)), target)
+        finally:
+            os.close(target)
+    finally:
+        os.close(source)
+
+
+def _copy_xattrs(source_dir: int, target_dir: int, name: bytes) -> None:
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    source = os.open(name, flags, dir_fd=source_dir)
+    try:
+        # /proc/self/fd follows to exactly what the descriptor holds, a link included; user.* is not allowed on these types
+        xattrs = _meaningful(files.read_xattrs(source))
+        if xattrs:
+            target = os.open(name, flags, dir_fd=target_dir)
+            try:
+                for key, value in xattrs.items():
+                    os.setxattr(files.fd_path(target), key, value)
+            finally:
+                os.close(target)
+    finally:
+        os.close(source)

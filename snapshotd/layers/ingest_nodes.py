@@ -1,0 +1,156 @@
+"""What both ways of bringing foreign content in share: the report, the rules for attributes, and words for errors."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from snapshotd.errors import LimitExceeded, NotPermitted, OutOfSpace, SnapshotdError, UsageError
+from snapshotd.kernel import files
+
+ID_LIMIT = 65536
+"""Ids from here on do not exist inside a sandbox (its user namespace has 65,536); overlayfs would show them as nobody's."""
+_KEPT_XATTRS = frozenset({b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"})
+ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")
+_WARNINGS_LIMIT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class IngestReport:
+    """What was brought in. `files` counts everything but directories; `bytes` is logical content. One sentence per warning."""
+
+    files: int
+    directories: int
+    bytes: int
+    warnings: tuple[str, ...] = ()
+
+
+class Tally:
+    """Counts while content comes in, and gathers what was left out. Repeated reasons become one warning with a count."""
+
+    def __init__(self) -> None:
+        self.files = self.directories = self.bytes = 0
+        self._warnings: list[str] = []
+        self._repeated: Counter[str] = Counter()
+        self._unlisted = 0
+
+    def warn(self, sentence: str) -> None:
+        """One particular thing; bounded, so that a hostile tree cannot fill memory with warnings."""
+        if len(self._warnings) < _WARNINGS_LIMIT:
+            self._warnings.append(sentence)
+        else:
+            self._unlisted += 1
+
+    def count(self, reason: str) -> None:
+        """Something that may happen to every entry. `reason` reads well after "N entries: "."""
+        if len(self._repeated) < _WARNINGS_LIMIT or reason in self._repeated:
+            self._repeated[reason] += 1
+        else:
+            self._unlisted += 1
+
+    def report(self) -> IngestReport:
+        warnings = [*self._warnings, *(f"{n} entries: {reason}" for reason, n in self._repeated.items())]
+        if self._unlisted:
+            warnings.append(f"{self._unlisted} more warnings are not listed")
+        return IngestReport(self.files, self.directories, self.bytes, tuple(warnings))
+
+
+def printable(path: bytes) -> str:
+    """A foreign path for a message: control and undecodable bytes escaped, at most 200 characters."""
+    text = path.decode("utf-8", "backslashreplace")
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+@contextmanager
+def writing(path: bytes) -> Iterator[None]:
+    """Turn an OSError of bringing in the entry `path` into the sentence a user can act on."""
+    try:
+        yield
+    except OSError as exc:
+        raise _sentence(path, exc) from exc
+
+
+def _sentence(path: bytes, exc: OSError) -> SnapshotdError:
+    name, reason = printable(path) or ".", exc.strerror or str(exc)
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutOfSpace(f"cannot write {name}: the disk of the state directory is full; free some space and try again")
+    if exc.errno in (errno.EPERM, errno.EACCES, errno.EROFS):
+        return NotPermitted(f"cannot write {name}: {reason}; the daemon needs full root rights on its state directory")
+    if exc.errno in (errno.EFBIG, errno.EMLINK, errno.E2BIG):
+        return LimitExceeded(f"cannot write {name}: {reason}; the state directory's file system cannot hold it")
+    return UsageError(f"cannot write {name}: {reason}; leave it out and try again")
+
+
+def keep_xattr(name: bytes) -> bool:
+    """Whether an attribute is content. Overlay marks would forge deletions and renames; labels are the host's matter.
+
+    `user.overlay.*` is left out too: an unprivileged program can set it, and an overlay mounted with `userxattr` would obey it.
+    """
+    return name in _KEPT_XATTRS or (name.startswith(b"user.") and not name.startswith(b"user.overlay."))
+
+
+def set_xattrs(fd: int, path: bytes, xattrs: dict[bytes, bytes], tally: Tally) -> None:
+    """Give what `fd` (not a symbolic link; O_PATH is fine) holds the attributes that `keep_xattr` allows; count the others."""
+    is_content = stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFREG, stat.S_IFDIR)
+    for name, value in xattrs.items():
+        if not keep_xattr(name) or (name.startswith(b"user.") and not is_content):
+            if name != b"security.selinux":  # every file of such a host has one, and no sandbox can use it
+                tally.count(f"the extended attribute {printable(name)} was left out")
+            continue
+        try:
+            os.setxattr(files.fd_path(fd), name, value)
+        except OSError as exc:
+            if exc.errno not in (errno.EOPNOTSUPP, errno.ENOSPC, errno.E2BIG):
+                raise
+            # ENOSPC is also how ext4 says that an attribute exceeds its block
+            tally.warn(f"{printable(path)}: the extended attribute {printable(name)} was left out: {exc.strerror}")
+
+
+def allowed_ids(uid: int, gid: int, tally: Tally) -> tuple[int, int]:
+    """The owner an entry gets: its own, or root for ids that no sandbox has."""
+    if uid < ID_LIMIT and gid < ID_LIMIT:
+        return uid, gid
+    tally.count(f"an owner or group id of {ID_LIMIT} or more does not exist in a sandbox and became 0")
+    return (uid if uid < ID_LIMIT else 0), (gid if gid < ID_LIMIT else 0)
+
+
+def drop_xattrs(fd: int, names: Iterable[bytes | str]) -> None:
+    """Remove attributes from what `fd` holds; not an error where they are missing or not supported."""
+    for name in names:
+        try:
+            os.removexattr(files.fd_path(fd), name)
+        except OSError as exc:
+            if exc.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
+                raise
+
+
+def set_metadata(
+    fd: int, path: bytes, *, owner: tuple[int, int], mode: int, mtime_ns: int, xattrs: dict[bytes, bytes], tally: Tally
+) -> None:
+    """Owner, mode, attributes and modification time of what `fd` (O_PATH is fine; not a symbolic link) holds.
+
+    Order matters: chown clears setuid and file capabilities; times come last.
+    """
+    target = files.fd_path(fd)
+    os.chown(target, *owner)
+    os.chmod(target, mode & 0o7777)
+    if xattrs:
+        set_xattrs(fd, path, xattrs, tally)
+    os.utime(target, ns=(mtime_ns, mtime_ns))
+
+
+def set_link_metadata(dir_fd: int, name: bytes, owner: tuple[int, int], mtime_ns: int) -> None:
+    """Owner and time of the symbolic link `name`; it has no mode, and attributes of links are not content."""
+    os.chown(name, *owner, dir_fd=dir_fd, follow_symlinks=False)
+    os.utime(name, ns=(mtime_ns, mtime_ns), dir_fd=dir_fd, follow_symlinks=False)
+
+
+def writable_root(target_fd: int) -> int:
+    """A readable descriptor of the directory that `target_fd` (O_PATH is fine) holds. The caller closes it."""
+    return os.open(".", files.DIR_FLAGS, dir_fd=target_fd)

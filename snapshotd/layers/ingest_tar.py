@@ -1,0 +1,375 @@
+"""Bring a root file system tar, or one layer of an image, into a directory, whatever it tries.
+
+The archive is an attacker's. Every directory is reached from the target's own descriptor with openat2(RESOLVE_BENEATH |
+RESOLVE_NO_SYMLINKS), every entry is made new under its parent's descriptor (an older one of that name is removed first, never written
+through), and owner, mode, attributes and times go through the descriptor of the thing that was made.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+
+from snapshotd.errors import LimitExceeded, UsageError
+from snapshotd.kernel import files
+from snapshotd.layers import ingest_nodes as nodes
+from snapshotd.layers.ingest_nodes import IngestReport, printable
+from snapshotd.layers.tar_reader import Member, MemberKind, Readable, TarReader
+
+MAX_PATH_BYTES = 4095
+MAX_NAME_BYTES = 255
+_WHITEOUT = b".wh."
+_OPAQUE = b".wh..wh..opq"
+_OTHER_MARKS = b".wh..wh."
+_ZEROS = bytes(1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class TarLimits:
+    """Bounds of one archive: members, bytes of content together."""
+
+    members: int = 2_000_000
+    bytes: int = 64 << 30
+
+
+def ingest_tar(stream: Readable, target_fd: int, *, oci_whiteouts: bool, limits: TarLimits | None = None) -> IngestReport:
+    """Apply a plain (not compressed) tar to the directory that `target_fd` (O_PATH is fine) holds.
+
+    Later members replace earlier ones and what is there already. With `oci_whiteouts`, `.wh.NAME` deletes NAME and `.wh..wh..opq` empties
+    its directory of what earlier archives put there (image layers are applied in order into one directory). Device nodes are kept as nodes;
+    overlay marks are left out with a warning.
+
+    Raises UsageError (naming the member: a path that leaves the tree, is absolute or passes through a link; a hard link to nowhere; a
+    character device 0:0; a damaged archive), LimitExceeded, OutOfSpace, NotPermitted. The target then holds part of the archive.
+    """
+    ingest = _TarIngest(target_fd, oci_whiteouts, limits or TarLimits())
+    try:
+        reader = TarReader(stream)
+        for member in reader:
+            ingest.apply(member, reader)
+        if not reader.ended_by_marker:
+            ingest.tally.warn("the archive has no end marker: it may have been cut off")
+        ingest.finish()
+    finally:
+        ingest.close()
+    return ingest.tally.report()
+
+
+def clean_path(raw: bytes, what: str) -> bytes:
+    """A member's path as `a/b/c`, or b"" for the root. UsageError/LimitExceeded for one that could lead out of the tree."""
+    if raw.startswith(b"/"):
+        raise UsageError(f"{what} is absolute, so it would leave the target directory; make the archive with relative paths")
+    parts = [part for part in raw.split(b"/") if part not in (b"", b".")]
+    if b".." in parts:
+        raise UsageError(f"{what} contains `..`, so it could leave the target directory; the archive is hostile or damaged")
+    if b"\0" in raw:
+        raise UsageError(f"{what} contains a zero byte; the archive is hostile or damaged")
+    path = b"/".join(parts)
+    if len(path) > MAX_PATH_BYTES or any(len(part) > MAX_NAME_BYTES for part in parts):
+        raise LimitExceeded(f"{what} is longer than a path may be ({MAX_PATH_BYTES} bytes, {MAX_NAME_BYTES} per name)")
+    return path
+
+
+class _TarIngest:
+    def __init__(self, target_fd: int, oci_whiteouts: bool, limits: TarLimits) -> None:
+        self.tally = nodes.Tally()
+        self._whiteouts = oci_whiteouts
+        self._limits = limits
+        self._members = 0
+        self._mine: set[bytes] = set()
+        """Paths that this archive made or passed through; its own whiteouts do not touch them. Filled only when whiteouts count."""
+        self._dir_times: dict[bytes, int] = {}
+        self._root = nodes.writable_root(target_fd)
+        self._parent: tuple[bytes, int, bool] | None = None
+        """The open directory: path, descriptor, whether new entries inherit an access list from it (they must not)."""
+
+    def close(self) -> None:
+        self._forget_parent()
+        os.close(self._root)
+
+    def apply(self, member: Member, reader: TarReader) -> None:
+        self._members += 1
+        shown = printable(member.path)
+        if self._members > self._limits.members:
+            raise LimitExceeded(f"the archive has more than {self._limits.members} members; it stopped at {shown}")
+        if self.tally.bytes + member.size > self._limits.bytes:
+            raise LimitExceeded(f"the archive holds more than {self._limits.bytes} bytes; it stopped at {shown}")
+        path = clean_path(member.path, f"the path {shown} in the archive")
+        parent, _, name = path.rpartition(b"/")
+        if self._whiteouts and name.startswith(_WHITEOUT):
+            self._whiteout(parent, name)
+            return
+        if self._whiteouts and any(part.startswith(_WHITEOUT) for part in parent.split(b"/")):
+            raise UsageError(f"{shown} in the archive lies below a deletion mark; the layer is damaged or hostile")
+        with nodes.writing(path):
+            if not path:
+                self._root_directory(member)
+            else:
+                self._make(member, path, self._open_parent(parent, member), name, reader)
+        if self._whiteouts:
+            self._claim(path)
+
+    def _claim(self, path: bytes) -> None:
+        while path and path not in self._mine:
+            self._mine.add(path)
+            path = path.rpartition(b"/")[0]
+
+    # -- reaching a directory --------------------------------------------------------------------------------------------------
+
+    def _forget_parent(self) -> None:
+        if self._parent:
+            os.close(self._parent[1])
+            self._parent = None
+
+    def _open_parent(self, path: bytes, member: Member) -> int:
+        """The directory `path`, made where it is missing (0755, root's, as old as the member). One stays open: archives go by directory."""
+        if self._parent and self._parent[0] == path:
+            return self._parent[1]
+        self._forget_parent()
+        fd = self._open_or_make(path, member)
+        self._parent = (path, fd, nodes.ACLS[1].decode() in os.listxattr(fd))
+        self._dir_times.setdefault(path, os.fstat(fd).st_mtime_ns)
+        return fd
+
+    def _open_or_make(self, path: bytes, member: Member) -> int:
+        try:
+            return files.open_beneath(self._root, path, files.DIR_FLAGS)
+        except FileNotFoundError:
+            pass
+        except OSError as exc:
+            raise _blocked(path, member, exc) from exc
+        fd = os.dup(self._root)
+        done = b""
+        for name in path.split(b"/"):
+            done = done + b"/" + name if done else name
+            try:
+                deeper = self._step(fd, name, done, member)
+            except OSError as exc:
+                raise _blocked(done, member, exc) from exc
+            finally:
+                os.close(fd)
+            fd = deeper
+        return fd
+
+    def _step(self, fd: int, name: bytes, path: bytes, member: Member) -> int:
+        try:
+            return files.open_dir(fd, name)
+        except FileNotFoundError:
+            self._dir_times.setdefault(path.rpartition(b"/")[0], os.fstat(fd).st_mtime_ns)
+            os.mkdir(name, 0o700, dir_fd=fd)
+        made = files.open_dir(fd, name)
+        nodes.drop_xattrs(made, nodes.ACLS)
+        os.fchmod(made, 0o755)
+        self._dir_times[path] = member.mtime_ns
+        self.tally.directories += 1
+        return made
+
+    # -- making an entry -------------------------------------------------------------------------------------------------------
+
+    def _root_directory(self, member: Member) -> None:
+        if member.kind is not MemberKind.DIRECTORY:
+            raise UsageError(f"the archive's root is a {member.kind}, not a directory")
+        self._dress(self._root, b"", member)
+
+    def _make(self, member: Member, path: bytes, parent: int, name: bytes, reader: TarReader) -> None:
+        if member.kind is MemberKind.DIRECTORY:
+            self._directory(member, path, parent, name)
+            return
+        if member.kind is MemberKind.HARD_LINK:
+            self._hard_link(member, path, parent, name)
+        else:
+            files.remove_tree(parent, name)
+            self._node(member, path, parent, name, reader)
+        self.tally.files += 1
+
+    def _directory(self, member: Member, path: bytes, parent: int, name: bytes) -> None:
+        try:
+            fd = files.open_dir(parent, name)
+        except FileNotFoundError:
+            fd = -1
+        except OSError as exc:
+            if exc.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            files.remove_tree(parent, name)
+            fd = -1
+        if fd < 0:
+            os.mkdir(name, 0o700, dir_fd=parent)
+            fd = files.open_dir(parent, name)
+            self.tally.directories += 1
+        try:
+            nodes.drop_xattrs(fd, os.listxattr(fd))  # an older directory's, or inherited from a default access list
+            self._dress(fd, path, member)
+        finally:
+            os.close(fd)
+
+    def _node(self, member: Member, path: bytes, parent: int, name: bytes, reader: TarReader) -> None:
+        if member.kind is MemberKind.SYMLINK:
+            self._symlink(member, parent, name)
+            return
+        if member.kind is MemberKind.FILE:
+            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
+        else:
+            self._special(member, parent, name)
+            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            if member.kind is MemberKind.FILE:
+                _write(fd, member.size, reader)
+                self.tally.bytes += member.size
+            if self._parent and self._parent[2]:
+                nodes.drop_xattrs(fd, nodes.ACLS)
+            self._dress(fd, path, member)
+        finally:
+            os.close(fd)
+
+    def _special(self, member: Member, parent: int, name: bytes) -> None:
+        if member.kind is MemberKind.FIFO:
+            os.mkfifo(name, 0o600, dir_fd=parent)
+            return
+        major, minor = member.device
+        if member.kind is MemberKind.CHAR_DEVICE and member.device == (0, 0):
+            raise UsageError(
+                f"{printable(member.path)} in the archive is a character device 0:0, which overlayfs takes for a deletion; leave it out"
+            )
+        if not (0 <= major < 1 << 12 and 0 <= minor < 1 << 20):
+            raise UsageError(f"{printable(member.path)} in the archive has the device number {major}:{minor}, which Linux does not have")
+        kind = stat.S_IFCHR if member.kind is MemberKind.CHAR_DEVICE else stat.S_IFBLK
+        os.mknod(name, kind | 0o600, os.makedev(major, minor), dir_fd=parent)
+
+    def _symlink(self, member: Member, parent: int, name: bytes) -> None:
+        if not member.link or b"\0" in member.link or len(member.link) > MAX_PATH_BYTES:
+            raise UsageError(f"{printable(member.path)} in the archive is a symbolic link without a usable target; the archive is damaged")
+        os.symlink(member.link, name, dir_fd=parent)
+        nodes.set_link_metadata(parent, name, nodes.allowed_ids(member.uid, member.gid, self.tally), member.mtime_ns)
+
+    def _hard_link(self, member: Member, path: bytes, parent: int, name: bytes) -> None:
+        """Another name for an entry that lies in the target already; linkat never follows, so a link to a symbolic link is just that."""
+        shown = printable(member.path)
+        source = clean_path(member.link, f"the hard link target {printable(member.link)} of {shown} in the archive")
+        if source == path:
+            raise UsageError(f"{shown} in the archive is a hard link to itself; the archive is damaged or hostile")
+        source_parent, _, source_name = source.rpartition(b"/")
+        try:
+            source_fd = files.open_beneath(self._root, source_parent, files.DIR_FLAGS)
+        except OSError as exc:
+            raise _no_target(shown, member.link, exc) from exc
+        try:
+            try:
+                found = os.stat(source_name, dir_fd=source_fd, follow_symlinks=False) if source_name else os.fstat(source_fd)
+            except OSError as exc:
+                raise _no_target(shown, member.link, exc) from exc
+            if stat.S_ISDIR(found.st_mode):
+                raise UsageError(f"{shown} in the archive is a hard link to the directory {printable(member.link)}, which cannot be")
+            files.remove_tree(parent, name)
+            try:
+                os.link(source_name, name, src_dir_fd=source_fd, dst_dir_fd=parent, follow_symlinks=False)
+            except FileNotFoundError as exc:  # it lay below what this member replaces
+                raise _no_target(shown, member.link, exc) from exc
+        finally:
+            os.close(source_fd)
+
+    def _dress(self, fd: int, path: bytes, member: Member) -> None:
+        nodes.set_metadata(
+            fd, path, owner=nodes.allowed_ids(member.uid, member.gid, self.tally), mode=member.mode, mtime_ns=member.mtime_ns,
+            xattrs=member.xattrs, tally=self.tally,
+        )  # fmt: skip
+        if member.kind is MemberKind.DIRECTORY:
+            self._dir_times[path] = member.mtime_ns
+
+    # -- deletions of earlier layers -------------------------------------------------------------------------------------------
+
+    def _whiteout(self, parent: bytes, name: bytes) -> None:
+        """Delete what earlier archives put there; never what this one did (OCI image specification, "Whiteouts")."""
+        victim = name[len(_WHITEOUT) :]
+        if name != _OPAQUE and (name.startswith(_OTHER_MARKS) or victim in (b"", b".", b"..")):
+            self.tally.count("a mark of the aufs file system was left out")
+            return
+        try:
+            fd = files.open_beneath(self._root, parent, files.DIR_FLAGS)
+        except FileNotFoundError:
+            return  # nothing there to delete
+        except OSError as exc:
+            raise UsageError(f"the deletion {printable(parent + b'/' + name)} in the layer passes through a link or file") from exc
+        try:
+            self._forget_parent()
+            self._dir_times.setdefault(parent, os.fstat(fd).st_mtime_ns)
+            with nodes.writing(parent):
+                if name == _OPAQUE:
+                    self._empty(parent)
+                else:
+                    self._delete(fd, parent + b"/" + victim if parent else victim, victim)
+        finally:
+            os.close(fd)
+
+    def _delete(self, parent_fd: int, path: bytes, name: bytes) -> None:
+        if path not in self._mine:
+            files.remove_tree(parent_fd, name)
+        elif self._is_dir(parent_fd, name):
+            self._empty(path)
+
+    def _empty(self, path: bytes) -> None:
+        """Remove everything below a directory but what this archive made, and what leads to it."""
+        pending = [path]
+        while pending:
+            path = pending.pop()
+            fd = files.open_beneath(self._root, path, files.DIR_FLAGS)
+            try:
+                self._dir_times.setdefault(path, os.fstat(fd).st_mtime_ns)
+                for entry in os.listdir(fd):
+                    name = os.fsencode(entry)
+                    child = path + b"/" + name if path else name
+                    if child not in self._mine:
+                        files.remove_tree(fd, name)
+                    elif self._is_dir(fd, name):
+                        pending.append(child)
+            finally:
+                os.close(fd)
+
+    @staticmethod
+    def _is_dir(fd: int, name: bytes) -> bool:
+        return stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
+
+    # -- the end ---------------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Directory times last: everything made below has changed them."""
+        self._forget_parent()
+        for path, mtime_ns in self._dir_times.items():
+            try:
+                fd = files.open_beneath(self._root, path, files.DIR_FLAGS)
+            except OSError as exc:
+                if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    raise
+                continue  # a later member or whiteout removed or replaced it
+            with nodes.writing(path):
+                try:
+                    os.utime(fd, ns=(mtime_ns, mtime_ns))
+                finally:
+                    os.close(fd)
+
+
+def _write(fd: int, size: int, reader: TarReader) -> None:
+    """A file's content; whole mebibytes of zeros become holes, so that a bomb of zeros takes no space."""
+    offset = 0
+    for piece in reader.pieces():
+        if piece != (_ZEROS if len(piece) == len(_ZEROS) else _ZEROS[: len(piece)]):
+            view, at = memoryview(piece), offset
+            while view:
+                written = os.pwrite(fd, view, at)
+                view, at = view[written:], at + written
+        offset += len(piece)
+    os.ftruncate(fd, size)
+
+
+def _blocked(path: bytes, member: Member, exc: OSError) -> Exception:
+    if exc.errno in (errno.ELOOP, errno.ENOTDIR, errno.EXDEV):
+        return UsageError(
+            f"{printable(member.path)} in the archive passes through {printable(path)}, which is not a real directory but a link or file"
+        )
+    return exc
+
+
+def _no_target(shown: str, link: bytes, exc: OSError) -> UsageError:
+    where = f"{printable(link)}, which is not in it ({exc.strerror})"
+    return UsageError(f"{shown} in the archive is a hard link to {where}; the archive is damaged or hostile")

@@ -1,0 +1,180 @@
+"""Combine adjacent layers into one that means the same, whatever lies above and below them.
+
+Files are hard-linked, so a merge costs directories and links, not bytes. That raises the link count and changes the ctime of the linked
+files, in the layers merged too. Directory inodes are new.
+
+Why one directory can stand for many: a lookup that comes from above finds the same names, and goes on below the last merged layer under
+the same name or path as it would have after the last of them. A directory's own marks are therefore recomputed from where its search
+ended (`Directory.stopped`, `.rest`), and whiteouts stay wherever something below could come into view.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+
+from snapshotd import failpoints
+from snapshotd.errors import LimitExceeded, OutOfSpace
+from snapshotd.kernel.files import copy_data, fd_path, is_empty_dir, open_dir
+from snapshotd.layers.base import Entry, Kind
+from snapshotd.layers.lookup import OPAQUE, REDIRECT, Directory, Handles, Located, Lookup, Node, entry_path, public_xattrs
+
+_KEPT_COPIES = 64
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+def merge(layer_fds: Sequence[int], target_fd: int) -> None:
+    """Combine `layer_fds` (directories of sealed layers, newest first, that follow each other in a stack) into `target_fd`.
+
+    `target_fd`: an empty directory of the layers' file system; it becomes the layer's root, with the newest root's metadata.
+    The result may replace the layers anywhere in a stack. Not durable on return. On an error the target holds a part; throw it away.
+    Raises ValueError (no layers, or the target is not empty), OutOfSpace, LimitExceeded (a redirect that no extended attribute can hold),
+    OSError (EXDEV: another file system). Cost: one link per file, one mkdir per directory; nothing is read.
+    """
+    if not layer_fds or not is_empty_dir(target_fd):
+        raise ValueError("merge needs at least one layer and an empty target directory")
+    merger = _Merger(layer_fds, target_fd)
+    try:
+        merger.run()
+    except OSError as exc:
+        if exc.errno in _NO_ROOM:
+            raise OutOfSpace("cannot merge layers: no space is left in the layer directory; remove trajectories or enlarge it") from exc
+        raise
+    finally:
+        merger.close()
+    failpoints.hit("layers.merge.built")
+
+
+class _Merger:
+    def __init__(self, layer_fds: Sequence[int], target_fd: int) -> None:
+        self._layers = Lookup(layer_fds, complete=False)
+        self._out = Handles()
+        try:
+            self._top = self._out.add_root(target_fd)
+        except BaseException:
+            self._layers.handles.close()
+            raise
+        self._copies: dict[tuple[int, int], int] = {}
+
+    def close(self) -> None:
+        self._layers.handles.close()
+        self._out.close()
+        while self._copies:
+            os.close(self._copies.popitem()[1])
+
+    def run(self) -> None:
+        root = self._layers.root
+        stack = [(root, self._top, iter(self._layers.scan(root)))]
+        while stack:
+            directory, target, entries = stack[-1]
+            at = next(entries, None)
+            if at is None:
+                stack.pop()
+                self._finish(directory, target)
+            elif at.entry is None:
+                if not directory.stopped:
+                    self._whiteout(at, target)
+            elif at.entry.kind is Kind.DIRECTORY:
+                below = self._layers.enter(directory, at.name)
+                target_below = self._make_dir(target, at.name)
+                stack.append((below, target_below, iter(self._layers.scan(below))))
+            else:
+                self._link(at, at.entry, target)
+
+    def _make_dir(self, parent: Node, name: bytes) -> Node:
+        fd = self._out.fd(parent)
+        os.mkdir(name, 0o700, dir_fd=fd)
+        return self._out.adopt(parent, name, open_dir(fd, name))
+
+    def _whiteout(self, at: Located, target: Node) -> None:
+        """A whiteout of our own rather than a link: an xattr whiteout would need a mark on its directory, too."""
+        os.mknod(at.name, stat.S_IFCHR, 0, dir_fd=self._out.fd(target))
+
+    def _link(self, at: Located, entry: Entry, target: Node) -> None:
+        copy = self._copies.get(entry.inode)
+        if copy is None:
+            try:
+                os.link(
+                    at.name, at.name, src_dir_fd=self._layers.handles.fd(at.source), dst_dir_fd=self._out.fd(target), follow_symlinks=False
+                )
+                return
+            except OSError as exc:
+                if exc.errno != errno.EMLINK or entry.kind is not Kind.FILE:
+                    raise
+        elif self._link_copy(copy, at.name, target):
+            return
+        self._copy(at, entry, target)
+
+    def _link_copy(self, copy_fd: int, name: bytes, target: Node) -> bool:
+        try:
+            os.link(fd_path(copy_fd), name, dst_dir_fd=self._out.fd(target), follow_symlinks=True)
+        except OSError as exc:
+            if exc.errno != errno.EMLINK:
+                raise
+            return False
+        return True
+
+    def _copy(self, at: Located, entry: Entry, target: Node) -> None:
+        """For a file that has all the names its file system allows (65,000 on ext4): a copy, shared by the names that follow."""
+        source_fd = os.open(at.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._layers.handles.fd(at.source))
+        try:
+            fd = os.open(
+                at.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._out.fd(target)
+            )
+            st = os.fstat(source_fd)
+            copy_data(source_fd, fd, st.st_size)
+            _copy_metadata(source_fd, fd, st)
+        finally:
+            os.close(source_fd)
+        if len(self._copies) >= _KEPT_COPIES:
+            os.close(self._copies.pop(next(iter(self._copies))))
+        self._copies[entry.inode] = fd
+
+    def _finish(self, directory: Directory, target: Node) -> None:
+        """Metadata of the topmost source, then the marks that make the lookup go on where it would have."""
+        fd = self._out.fd(target)
+        source_fd = self._layers.handles.fd(directory.sources[0])
+        st = os.fstat(source_fd)
+        _copy_metadata(source_fd, fd, st)
+        parent = directory.parent
+        if parent is not None:
+            if directory.stopped:
+                if not parent.stopped:
+                    os.setxattr(fd, OPAQUE, b"y")
+            else:
+                redirect = _redirect(directory, parent, target.name)
+                if redirect is not None:
+                    _set_redirect(fd, redirect)
+        os.utime(fd, ns=(st.st_atime_ns, st.st_mtime_ns))
+
+
+def _redirect(directory: Directory, parent: Directory, name: bytes) -> bytes | None:
+    """What the merged directory `name`, whose lower part may exist, needs as a redirect; None if that has its natural path."""
+    if not directory.absolute:
+        return None if directory.rest[0] == name else directory.rest[0]
+    path = directory.path_below()
+    if not parent.stopped and path == (*parent.path_below(), name):
+        return None
+    return b"/" + b"/".join(path)
+
+
+def _set_redirect(fd: int, redirect: bytes) -> None:
+    try:
+        os.setxattr(fd, REDIRECT, redirect)
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.E2BIG, errno.ERANGE):
+            raise
+        raise LimitExceeded(
+            f"cannot merge layers: a renamed directory needs a redirect of {len(redirect)} bytes, which the file system cannot hold;"
+            " the layers stay as they are"
+        ) from exc
+
+
+def _copy_metadata(source_fd: int, fd: int, st: os.stat_result) -> None:
+    os.fchown(fd, st.st_uid, st.st_gid)
+    os.fchmod(fd, stat.S_IMODE(st.st_mode))
+    for name in public_xattrs(os.listxattr(source_fd)):
+        os.setxattr(fd, name, os.getxattr(source_fd, name))
+    os.utime(fd, ns=(st.st_atime_ns, st.st_mtime_ns))

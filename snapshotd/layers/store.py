@@ -1,0 +1,261 @@
+"""The layer directory: where layers and image roots lie, how they are made, opened, flushed and removed.
+
+    <root>/<layer id>/upper     the writable, later sealed directory
+    <root>/<layer id>/work      overlayfs's own scratch directory; only while the layer is live
+    <root>/images/<image id>/root
+
+A layer directory exists before any catalog row mentions it and is removed after the last row is gone, so whatever is here and not
+referenced is rubbish: `sweep` removes it. `root` is on a reflink file system where possible (`prepare`): copy-up of a big file is
+then O(1) (opening a 512 MiB file for writing: 0.1 ms on XFS against 369 ms on ext4).
+
+Concurrency: thread-safe; two calls never work on one layer id.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+from snapshotd.errors import NotFound, OutOfSpace, Unsupported
+from snapshotd.kernel import files
+from snapshotd.kernel import syscalls as sc
+from snapshotd.layers.view import View
+from snapshotd.types import ImageID, LayerID, Stack, new_id
+
+IMAGE_LAYER_BYTES = 1 << 40
+"""Logical size of the sparse XFS image; it takes only what is written."""
+PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class LayerStore:
+    """See the module's text. `root` must exist; `kind` says what it is on: `reflink`, `loop-xfs` or `plain`."""
+
+    def __init__(self, root: Path, kind: str) -> None:
+        self.root = root
+        self.kind = kind
+        self._fd = os.open(root, files.DIR_FLAGS)
+        os.makedirs(root / "images", mode=0o700, exist_ok=True)
+
+        self._pins: set[LayerID] = set()
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Release the descriptor. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def create(self) -> LayerID:
+        """An empty layer (upper and work), pinned until `unpin`. Cost: three mkdirs. OutOfSpace."""
+        layer = LayerID(new_id())
+        with self._lock:
+            self._pins.add(layer)
+        try:
+            os.mkdir(layer, 0o700, dir_fd=self._fd)
+            for part, mode in (("upper", 0o755), ("work", 0o700)):
+                os.mkdir(f"{layer}/{part}", mode, dir_fd=self._fd)
+        except OSError as exc:
+            self.remove(layer)
+            raise _space(exc, "create a layer") from exc
+        return layer
+
+    def open_layer(self, layer: LayerID) -> int:
+        """O_PATH descriptor of the layer's directory (holding upper and work). NotFound."""
+        return self._open(layer)
+
+    def open_upper(self, layer: LayerID) -> int:
+        """O_PATH descriptor of the layer's content. NotFound."""
+        return self._open(f"{layer}/upper")
+
+    def open_image(self, image: ImageID) -> int:
+        """O_PATH descriptor of an image's root. NotFound."""
+        return self._open(f"images/{image}/root")
+
+    def _open(self, relative: str) -> int:
+        try:
+            return os.open(relative, PATH_FLAGS, dir_fd=self._fd)
+        except FileNotFoundError as exc:
+            message = f"{relative} is missing in {self.root}: its snapshots cannot be read; restore the state directory from a backup"
+            raise NotFound(message) from exc
+
+    def view(self, stack: Stack) -> View:
+        """The stack as one tree, for reading. The caller closes it. NotFound."""
+        with ExitStack() as opened:
+            fds = []
+            for layer in stack.layers:
+                fds.append(self.open_upper(layer))
+                opened.callback(os.close, fds[-1])
+            fds.append(self.open_image(stack.image))
+            opened.callback(os.close, fds[-1])
+            return View([self._readable(fd, opened) for fd in fds])
+
+    @staticmethod
+    def _readable(path_fd: int, opened: ExitStack) -> int:
+        fd = os.open(".", files.DIR_FLAGS, dir_fd=path_fd)
+        opened.callback(os.close, fd)
+        return fd
+
+    def dress(self, layer: LayerID, stack: Stack) -> None:
+        """Give an empty upper's root directory the owner, mode, xattrs and times that the root of `stack` has.
+
+        The root directory's own metadata come from the upper alone, so a fresh one must look like the one below.
+        """
+        below = self.open_upper(stack.layers[0]) if stack.layers else self.open_image(stack.image)
+        try:
+            target = self.open_upper(layer)
+            try:
+                xattrs = {k: v for k, v in files.read_xattrs(below).items() if not k.startswith(b"trusted.overlay.")}
+                files.copy_metadata(os.fstat(below), xattrs, target)
+            finally:
+                os.close(target)
+        finally:
+            os.close(below)
+
+    def unchanged(self, layer: LayerID, stack: Stack) -> bool:
+        """Whether a live upper holds nothing: no entry, and its root directory looks like the stack's. One readdir, two stats."""
+        below = self.open_upper(stack.layers[0]) if stack.layers else self.open_image(stack.image)
+        try:
+            upper = os.open(f"{layer}/upper", files.DIR_FLAGS, dir_fd=self._fd)
+            try:
+                return files.is_empty_dir(upper) and _root_identity(upper) == _root_identity(below)
+            finally:
+                os.close(upper)
+        finally:
+            os.close(below)
+
+    def drop_work(self, layer: LayerID) -> None:
+        """Remove a sealed layer's scratch directory. Not an error when it is gone."""
+        files.remove_tree(self._fd, f"{layer}/work")
+
+    def remove(self, layer: LayerID) -> None:
+        """Delete a layer. Not an error when it is missing. Cost: proportional to its entries."""
+        self.unpin([layer])
+        files.remove_tree(self._fd, layer)
+
+    def unpin(self, layers: Iterable[LayerID]) -> None:
+        """Let `sweep` take these layers once nothing refers to them."""
+        with self._lock:
+            self._pins.difference_update(layers)
+
+    def layers(self) -> list[LayerID]:
+        """Every layer directory, referenced or not."""
+        return [LayerID(name) for name in os.listdir(self._fd) if name != "images"]
+
+    def sweep(self, referenced: Callable[[], set[LayerID]]) -> list[LayerID]:
+        """Remove every layer that is neither pinned nor in `referenced`; returns what was removed.
+
+        `referenced` is called after the layers were listed, so a layer that is committed meanwhile is never missed.
+        """
+        present = self.layers()
+        with self._lock:
+            pinned = set(self._pins)
+        keep = referenced() | pinned
+        gone = [layer for layer in present if layer not in keep]
+        for layer in gone:
+            self.remove(layer)
+        return gone
+
+    def flush(self) -> None:
+        """Return when everything written to the layer directory is durable. OSError: it is not, and never will be."""
+        files.sync_filesystem(self._fd)
+
+
+def _root_identity(fd: int) -> tuple[object, ...]:
+    st = os.fstat(fd)
+    xattrs = {k: v for k, v in files.read_xattrs(fd).items() if not k.startswith(b"trusted.overlay.")}
+    return st.st_mode, st.st_uid, st.st_gid, st.st_mtime_ns, xattrs
+
+
+def _space(exc: OSError, doing: str) -> OSError | OutOfSpace:
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutOfSpace(f"cannot {doing}: the state directory's disk is full; free space or remove trajectories with `snapshotd rm`")
+    return exc
+
+
+# -- choosing the file system ------------------------------------------------------------------------------------------------
+
+
+def prepare(state_dir: Path) -> LayerStore:
+    """Open the layer store of a state directory: `<state>/layers`, directly if files can be reflinked there, else on a sparse XFS image
+    `<state>/layers.img` mounted over it (root, xfsprogs and a loop device), else plainly.
+
+    The choice is made once: an existing image is always used again. A loop device that still holds the image from before a crash is
+    reused, since two devices on one image would corrupt it. Raises Unsupported when an existing image cannot be mounted.
+    """
+    directory, image = state_dir / "layers", state_dir / "layers.img"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if image.exists():
+        _mount_image(image, directory)
+        return LayerStore(directory, "loop-xfs")
+    if can_reflink(directory):
+        return LayerStore(directory, "reflink")
+    if not any(directory.iterdir()) and _make_image(image):
+        _mount_image(image, directory)
+        return LayerStore(directory, "loop-xfs")
+    return LayerStore(directory, "plain")
+
+
+def can_reflink(directory: Path) -> bool:
+    """Whether FICLONE works in `directory`. Leaves nothing behind."""
+    with tempfile.TemporaryFile(dir=directory) as source, tempfile.TemporaryFile(dir=directory) as target:
+        source.write(b"\0" * 4096)
+        source.flush()
+        return files.reflink(source.fileno(), target.fileno())
+
+
+def _make_image(image: Path) -> bool:
+    temporary = image.with_suffix(".tmp")
+    try:
+        with open(temporary, "wb") as f:
+            os.truncate(f.fileno(), IMAGE_LAYER_BYTES)
+        subprocess.run(
+            ["mkfs.xfs", "-q", "-f", "-m", "reflink=1", str(temporary)], check=True, capture_output=True, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.CalledProcessError):
+        temporary.unlink(missing_ok=True)  # no mkfs.xfs, or a file system without big sparse files: the plain directory serves
+        return False
+    os.rename(temporary, image)
+    return True
+
+
+def _mount_image(image: Path, directory: Path) -> None:
+    if os.path.ismount(directory):
+        return
+    device = _attached_device(image)
+    target = [device] if device else ["-o", "loop,noatime,nodev,nosuid", str(image)]
+    options = ["-o", "noatime,nodev,nosuid"] if device else []
+    result = subprocess.run(
+        ["mount", "-t", "xfs", *options, *target, str(directory)], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+    if result.returncode != 0:
+        raise Unsupported(
+            f"cannot mount the layer image {image}: {result.stderr.strip()}; it needs root, XFS and a free loop device (`snapshotd doctor`)"
+        )
+
+
+def _attached_device(image: Path) -> str | None:
+    wanted = os.stat(image)
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            st = os.stat(backing.read_text().strip())
+        except OSError:
+            continue  # detached meanwhile, or its file is deleted
+        if (st.st_dev, st.st_ino) == (wanted.st_dev, wanted.st_ino):
+            return f"/dev/{backing.parts[3]}"
+    return None
+
+
+def release(store: LayerStore) -> None:
+    """Close the store and unmount its image, if it has one. A mount that is still used goes with its last user."""
+    store.close()
+    if store.kind == "loop-xfs":
+        try:
+            sc.call("umount2", os.fsencode(store.root), 0)
+        except OSError:
+            sc.call("umount2", os.fsencode(store.root), sc.MNT_DETACH)

@@ -1,0 +1,303 @@
+"""Blobs as files, one per content.
+
+    <directory>/key                 the key of the identity hash, mode 0600
+    <directory>/blobs/ab/<blob id>  one blob; `ab` are the first two characters of its id
+    <directory>/tmp/                blobs being written; emptied at open, so one process at a time may own a directory
+
+A blob's id is the keyed BLAKE3-256 of its plain bytes, in hexadecimal. The key is 32 random bytes per repository: whoever controls
+the content (an agent does) can neither foretell an id nor search for two contents with the same one.
+
+`format.py` has the bytes of a blob file, `key.py` those of the key file.
+
+Write order: the file is complete under its temporary name before it gets its final one; so after `kill -9` a blob is whole or not
+there. After power loss a blob that was not flushed may be missing, empty or cut: loading it says DataLoss, and saving the same content
+again replaces it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import blake3
+import xxhash
+
+from snapshotd.errors import DataLoss, InternalError, NotFound, OutOfSpace
+from snapshotd.kernel import files
+from snapshotd.repo import format as blob_format
+from snapshotd.repo.base import BlobWriter, Repository
+from snapshotd.repo.format import HEADER_BYTES, PIECE_BYTES, Header
+from snapshotd.repo.key import load_key, sync_dir
+from snapshotd.types import BlobID
+
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_BLOB_ID = re.compile(r"[0-9a-f]{64}")
+_MAX_HELD = 16
+"""How many new files are kept open for `flush` to sync one by one (each 1-5 ms); more than that are synced by one syncfs."""
+_BLOB_ID = re.compile(r"[0-9a-f]{64}")
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class BlobRepository(Repository):
+    """The only repository object of its directory, in one process at a time. Close it at the end."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open the repository at `directory`, creating it (with its parents, mode 0700) if there is none.
+        Errors: DataLoss (the key is damaged, or missing while there are blobs), OutOfSpace."""
+        self.directory = directory
+        self._lock = threading.Lock()
+        self._flushing = threading.Lock()
+        self._held: dict[BlobID, int] = {}
+        self._sync_all = True  # an earlier process may have left blobs that it did not flush
+        self._lost: str | None = None
+        self._fds: list[int] = []
+        try:
+            with _disk(f"the repository {directory}"):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._root = self._open(directory)
+                self._key = load_key(directory)
+                for name in ("blobs", "tmp"):
+                    (directory / name).mkdir(mode=0o700, exist_ok=True)
+                self._blobs, self._tmp = self._open(directory / "blobs"), self._open(directory / "tmp")
+                for name in os.listdir(self._tmp):
+                    os.unlink(name, dir_fd=self._tmp)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, path: Path) -> int:
+        self._fds.append(os.open(path, files.DIR_FLAGS))
+        return self._fds[-1]
+
+    def close(self) -> None:
+        with self._flushing, self._lock:
+            for fd in (*self._held.values(), *self._fds):
+                os.close(fd)
+            self._held.clear()
+            self._fds.clear()
+
+    def writer(self) -> BlobWriter:
+        return _Writer(self)
+
+    def load_blob(self, blob_id: BlobID) -> Iterator[bytes]:
+        os.close(self._open_blob(blob_id))  # NotFound comes at the call; an iterator that nobody starts holds no descriptor
+        return self._pieces(blob_id)
+
+    def _pieces(self, blob_id: BlobID) -> Iterator[bytes]:
+        """Yields with one piece of delay, so that the last one is out only when everything was found right."""
+        where = self._where(blob_id)
+        plain, held = blake3.blake3(key=self._key), b""
+        fd = self._open_blob(blob_id)
+        try:
+            with blob_format.readable(where):
+                for piece in blob_format.unpack(fd, blob_format.read_header(fd, where)):
+                    plain.update(piece)
+                    if held:
+                        yield held
+                    held = piece
+        finally:
+            os.close(fd)
+        if plain.hexdigest() != blob_id:
+            raise blob_format.damaged(where, "its content is another blob's")
+        if held:
+            yield held
+
+    def size_bytes(self, blob_id: BlobID) -> int:
+        fd = self._open_blob(blob_id)
+        try:
+            with blob_format.readable(self._where(blob_id)):
+                return blob_format.read_header(fd, self._where(blob_id)).plain_bytes
+        finally:
+            os.close(fd)
+
+    def _open_blob(self, blob_id: BlobID) -> int:
+        try:
+            return os.open(_path(blob_id), _READ, dir_fd=self._blobs)
+        except FileNotFoundError as exc:
+            raise NotFound(f"there is no blob {blob_id} in the repository {self.directory}") from exc
+
+    def _where(self, blob_id: BlobID) -> str:
+        return f"blob {blob_id} ({self.directory / 'blobs' / _path(blob_id)})"
+
+    def blobs(self) -> Iterator[BlobID]:
+        for group in sorted(os.listdir(self._blobs)):
+            for name in sorted(os.listdir(self.directory / "blobs" / group)):
+                if _BLOB_ID.fullmatch(name):
+                    yield BlobID(name)
+
+    def remove(self, blob_id: BlobID) -> None:
+        try:
+            os.unlink(_path(blob_id), dir_fd=self._blobs)
+        except (FileNotFoundError, NotFound):
+            return
+
+    def _adopt(self, temporary: str, fd: int, blob_id: BlobID) -> None:
+        """Give a complete temporary file its final name, unless an intact file has it already. Takes `fd` over."""
+        try:
+            path = _path(blob_id)
+            try:
+                os.mkdir(path[:2], 0o700, dir_fd=self._blobs)
+            except FileExistsError:
+                pass
+            try:
+                files.rename_no_replace(self._tmp, temporary.encode(), self._blobs, path.encode())
+            except FileExistsError:
+                if self._is_intact(blob_id):
+                    os.unlink(temporary, dir_fd=self._tmp)
+                else:  # durable first: a rename over the old file alone could leave an empty one after power loss
+                    os.fsync(fd)
+                    os.rename(temporary, path, src_dir_fd=self._tmp, dst_dir_fd=self._blobs)
+            with self._lock:
+                if blob_id not in self._held and not self._sync_all and len(self._held) < _MAX_HELD:
+                    self._held[blob_id] = os.open(path, _READ, dir_fd=self._blobs)
+                elif blob_id not in self._held:
+                    self._sync_all = True
+        finally:
+            os.close(fd)
+
+    def _is_intact(self, blob_id: BlobID) -> bool:
+        """Whether the stored file passes its checksums (not the identity hash: this is about damage, and 10 GB/s fast)."""
+        fd, where = self._open_blob(blob_id), self._where(blob_id)
+        try:
+            with blob_format.readable(where):
+                blob_format.check_frame(fd, blob_format.read_header(fd, where))
+        except DataLoss:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def flush(self) -> None:
+        """Sync the new files and their directories; after a start, or when there are many, the whole file system (syncfs).
+
+        The files were kept open since they were written, so no write error goes unseen. After a failure every later flush fails too,
+        because the kernel forgets the pages it could not write: a second fsync would say that all is well.
+        """
+        with self._flushing:
+            if self._lost is not None:
+                raise OSError(
+                    errno.EIO, f"blobs of {self.directory} were not made durable earlier ({self._lost}): restart after a disk check"
+                )
+            with self._lock:
+                held, sync_all = self._held, self._sync_all
+                self._held, self._sync_all = {}, False
+            try:
+                if sync_all:
+                    files.sync_filesystem(self._root)
+                elif held:
+                    for fd in held.values():
+                        os.fsync(fd)
+                    for group in sorted({blob_id[:2] for blob_id in held}):
+                        sync_dir(self.directory / "blobs" / group)
+                    os.fsync(self._blobs)
+            except OSError as exc:
+                self._lost = exc.strerror
+                raise
+            finally:
+                for fd in held.values():
+                    os.close(fd)
+
+
+class _Writer(BlobWriter):
+    """One file below tmp/. Not for several threads at once."""
+
+    def __init__(self, repository: BlobRepository) -> None:
+        self.size_bytes = 0
+        self._repository = repository
+        self._name = secrets.token_hex(16)
+        self._plain = blake3.blake3(key=repository._key)
+        self._frame = xxhash.xxh3_128()
+        self._frame_bytes = 0
+        self._zstd = blob_format.compressor()
+        with self._space():
+            self._fd = os.open(self._name, _CREATE, 0o600, dir_fd=repository._tmp)
+            os.lseek(self._fd, HEADER_BYTES, os.SEEK_SET)
+
+    def write(self, data: bytes) -> None:
+        self._check_open()
+        view = memoryview(data)
+        with self._space():
+            for start in range(0, len(view), PIECE_BYTES):
+                piece = view[start : start + PIECE_BYTES]
+                self._plain.update(piece)
+                self._append(self._zstd.compress(piece))
+                self.size_bytes += len(piece)
+
+    def _append(self, packed: bytes) -> None:
+        self._frame.update(packed)
+        self._frame_bytes += len(packed)
+        _write_all(self._fd, packed)
+
+    def save(self) -> BlobID:
+        self._check_open()
+        with self._space():
+            self._append(self._zstd.flush())
+            header = Header(self.size_bytes, self._frame_bytes, self._frame.digest()).encode()
+            if os.pwrite(self._fd, header, 0) != len(header):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            blob_id = BlobID(self._plain.hexdigest())
+            fd, self._fd = self._fd, -1
+            try:
+                self._repository._adopt(self._name, fd, blob_id)
+            except OSError:
+                self._unlink()
+                raise
+        return blob_id
+
+    def discard(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._unlink()
+
+    def _unlink(self) -> None:
+        try:
+            os.unlink(self._name, dir_fd=self._repository._tmp)
+        except FileNotFoundError:
+            pass
+
+    def _check_open(self) -> None:
+        if self._fd < 0:
+            raise InternalError("a blob was written to after it was saved or discarded")
+
+    @contextmanager
+    def _space(self) -> Iterator[None]:
+        """Whatever fails inside leaves nothing behind."""
+        try:
+            with _disk(f"a blob in {self._repository.directory}"):
+                yield
+        except BaseException:
+            if hasattr(self, "_fd"):
+                self.discard()
+            raise
+
+
+def _path(blob_id: BlobID) -> str:
+    """Where a blob lies below blobs/. NotFound for what is no blob id (which could be a path otherwise)."""
+    if not _BLOB_ID.fullmatch(blob_id):
+        raise NotFound(f"{blob_id[:80]!r} is not the id of a blob")
+    return f"{blob_id[:2]}/{blob_id}"
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    done = 0
+    while done < len(data):
+        done += os.write(fd, data[done:] if done else data)
+
+
+@contextmanager
+def _disk(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfSpace(f"{what} cannot be written because the disk is full: free some space and try again") from exc
+        raise

@@ -1,0 +1,150 @@
+"""The OCI configuration of a sandbox: a pure function of its spec. Same isolation as Docker's defaults, less what nobody needs here.
+
+Source: opencontainers/runtime-spec config.md and config-linux.md.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from snapshotd.runtime import seccomp
+from snapshotd.runtime.base import CAPABILITIES, DEFAULT_PATH, RUN_DIR, SHARE_DIR, ContainerSpec, ExecSpec
+from snapshotd.types import IdMap, Limits
+
+STUB_DIRS = ("proc", "sys", "dev", "run/snapshotd", "tmp", "etc")
+"""What the stub root holds: mount points, and what an OCI runtime looks for."""
+INIT_ARGV = (f"{SHARE_DIR}/init", "-P")
+"""`-P`: no child of its own, only reap (catatonit's pause mode)."""
+
+_CPU_PERIOD_US = 100_000
+_MIN_CPU_QUOTA_US = 1_000
+"""The kernel refuses less."""
+_WANTED_FILES = 1_048_576
+_TTY_GROUP = 5
+_CAP_SYS_RESOURCE = 24
+
+_MASKED_PATHS = (
+    "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug",
+    "/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware",
+)  # fmt: skip
+_READONLY_PATHS = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+
+_MOUNT_FLAGS = (
+    (os.ST_NOSUID, "nosuid"), (os.ST_NODEV, "nodev"), (os.ST_NOEXEC, "noexec"), (os.ST_NOATIME, "noatime"),
+    (os.ST_NODIRATIME, "nodiratime"), (os.ST_RELATIME, "relatime"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a container is put: its read-only root and its cgroup, and whether a limit on swap can be set there."""
+
+    root: Path
+    cgroup: str
+    swap_is_counted: bool
+
+
+def bundle(spec: ContainerSpec, id_map: IdMap | None, placement: Placement) -> dict[str, Any]:
+    """`config.json` of a container whose only process is its init."""
+    return {
+        "ociVersion": "1.0.2",
+        "hostname": spec.hostname,
+        "root": {"path": str(placement.root), "readonly": True},
+        "process": process(ExecSpec(argv=INIT_ARGV, cwd="/", env={"PATH": DEFAULT_PATH})),
+        "mounts": _mounts(spec, id_map),
+        "linux": {
+            "namespaces": [{"type": kind} for kind in _namespaces(id_map)],
+            **_id_mappings(id_map),
+            "cgroupsPath": placement.cgroup,
+            "resources": _resources(spec.limits, placement.swap_is_counted),
+            "seccomp": seccomp.profile(),
+            "maskedPaths": list(_MASKED_PATHS),
+            "readonlyPaths": list(_READONLY_PATHS),
+        },
+    }
+
+
+def process(spec: ExecSpec) -> dict[str, Any]:
+    """The `process` object of one command, complete: nothing is taken from the container's own."""
+    files = _open_files()
+    held = list(CAPABILITIES) if spec.user == 0 else []  # else an unprivileged user could run what only root may reach: execve is still us
+    return {
+        "terminal": False,
+        "user": {"uid": spec.user, "gid": spec.group},
+        "args": list(spec.argv),
+        "env": [f"{name}={value}" for name, value in spec.env.items()],
+        "cwd": spec.cwd,
+        "capabilities": {
+            # None inheritable, so that a program with inheritable file capabilities gains nothing (CVE-2022-24769).
+            "bounding": list(CAPABILITIES), "effective": held, "permitted": held, "inheritable": [], "ambient": [],
+        },
+        "rlimits": [{"type": "RLIMIT_NOFILE", "hard": files, "soft": files}],
+        "noNewPrivileges": True,
+        "oomScoreAdj": 0,
+    }  # fmt: skip
+
+
+@cache
+def _open_files() -> int:
+    """1048576, or as much of it as this process may grant: only CAP_SYS_RESOURCE raises a hard limit."""
+    own_hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    status = Path("/proc/self/status").read_text()
+    effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
+    most = int(Path("/proc/sys/fs/nr_open").read_text()) if effective >> _CAP_SYS_RESOURCE & 1 else own_hard
+    return min(_WANTED_FILES, most) if most != resource.RLIM_INFINITY else _WANTED_FILES
+
+
+def _namespaces(id_map: IdMap | None) -> tuple[str, ...]:
+    kinds = ("pid", "network", "ipc", "uts", "mount", "cgroup")
+    return kinds if id_map is None else (*kinds, "user")
+
+
+def _id_mappings(id_map: IdMap | None) -> dict[str, Any]:
+    if id_map is None:
+        return {}
+    extent = [{"containerID": 0, "hostID": id_map.base, "size": id_map.count}]
+    return {"uidMappings": extent, "gidMappings": extent}
+
+
+def _resources(limits: Limits, swap_is_counted: bool) -> dict[str, Any]:
+    memory = {"limit": limits.memory_bytes}
+    if swap_is_counted:
+        memory["swap"] = limits.memory_bytes  # memory and swap together: no swap on top
+    return {
+        "devices": [{"allow": False, "access": "rwm"}],  # the runtime adds null, zero, full, random, urandom, tty and ptys
+        "memory": memory,
+        "cpu": {"quota": max(_MIN_CPU_QUOTA_US, int(limits.cpus * _CPU_PERIOD_US)), "period": _CPU_PERIOD_US},
+        "pids": {"limit": limits.pids},
+    }
+
+
+def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str, Any]:
+    return {"destination": destination, "type": kind, "source": source, "options": list(options)}
+
+
+def _mounts(spec: ContainerSpec, id_map: IdMap | None) -> list[dict[str, Any]]:
+    strict = ("nosuid", "noexec", "nodev")
+    tty = () if id_map is not None and id_map.count <= _TTY_GROUP else (f"gid={_TTY_GROUP}",)
+    return [
+        _mount("/proc", "proc", "proc", *strict),
+        _mount("/dev", "tmpfs", "tmpfs", "nosuid", "strictatime", "mode=755", "size=65536k"),
+        _mount("/dev/pts", "devpts", "devpts", "nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", *tty),
+        _mount("/dev/shm", "tmpfs", "shm", *strict, "mode=1777", "size=65536k"),
+        _mount("/dev/mqueue", "mqueue", "mqueue", *strict),
+        _mount("/sys", "sysfs", "sysfs", *strict, "ro"),
+        _mount(RUN_DIR, "bind", str(spec.run_dir), *_bind_options(spec.run_dir, "noexec")),
+        _mount(SHARE_DIR, "bind", str(spec.share_dir), *_bind_options(spec.share_dir)),
+    ]
+
+
+def _bind_options(source: Path, *more: str) -> tuple[str, ...]:
+    """Read-only and private. Flags of the source's mount are repeated: in a user namespace they are locked, and a remount that
+    leaves one out is refused with EPERM (mount_namespaces(7))."""
+    flags = os.statvfs(source).f_flag
+    kept = [name for flag, name in _MOUNT_FLAGS if flags & flag]
+    return tuple(dict.fromkeys(("bind", "rprivate", "ro", "nosuid", "nodev", *more, *kept)))

@@ -1,0 +1,203 @@
+"""Children of the daemon: bounded helper commands, and commands inside containers that were handed over by `runc exec --detach`.
+
+Nothing here reaps a child that it does not know by number, so any other part of the daemon may have children of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import IO
+
+from snapshotd.errors import SandboxFailed
+from snapshotd.kernel import syscalls as sc
+from snapshotd.runtime.base import Process
+from snapshotd.types import ContainerID
+
+_REAP_DEADLINE_S = 10.0
+_PF_FORKNOEXEC = 0x40
+"""linux/sched.h: forked, but no execve since. Field 9 (`flags`) of /proc/PID/stat, proc_pid_stat(5)."""
+
+Stream = int | IO[bytes]
+
+
+def become_subreaper() -> None:
+    """Make orphans of this process's children its own children. Process-wide; idempotent. Without it they would go to pid 1."""
+    sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
+
+
+def poll_fd(fd: int, timeout_s: float | None) -> bool:
+    """Wait until `fd` is readable (a pidfd: until the process has ended). False when `timeout_s` passed first."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
+
+
+def run_bounded(
+    argv: Sequence[str], *, timeout_s: float, stdout: Stream = subprocess.DEVNULL, stderr: Stream = subprocess.DEVNULL
+) -> int | None:
+    """Run a helper with standard input from /dev/null and return its exit code, or None if it was killed after `timeout_s`.
+
+    Waits on a pidfd: Popen.wait with a timeout sleeps in growing steps of up to 50 ms. A helper that is killed takes its children
+    along. Raises OSError when the program is missing.
+    """
+    child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+    pidfd = os.pidfd_open(child.pid)
+    try:
+        if poll_fd(pidfd, timeout_s):
+            return child.wait()
+        descendants = _descendants(child.pid)
+        child.kill()
+        child.wait()
+        for pid in descendants:
+            _kill_and_reap(pid)
+        return None
+    finally:
+        os.close(pidfd)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Children, their children and so on, parents first."""
+    found, todo = [], [pid]
+    while todo:
+        parent = todo.pop()
+        try:
+            for task in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{task}/children", "rb") as f:
+                    children = [int(word) for word in f.read().split()]
+                found += children
+                todo += children
+        except OSError:
+            continue  # it has ended meanwhile: its children are known already or not its any more
+    return found
+
+
+def _kill_and_reap(pid: int) -> None:
+    """SIGKILL a process and, where it has become a child of this one, reap it."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        reap(pidfd, _REAP_DEADLINE_S)
+    except ProcessLookupError:
+        pass  # ended by itself
+    finally:
+        os.close(pidfd)
+
+
+def wait_for_execve(pid: int, timeout_s: float) -> bool:
+    """Wait until a process that a runtime made runs its program. False when it ended without, or `timeout_s` passed.
+
+    runc reports success before the last step: a failing execve(2) looks like a command that ended with code 1. The kernel's mark
+    PF_FORKNOEXEC tells them apart and, unlike names, cannot be set by the program. No event exists for it; it takes well under 1 ms.
+    """
+    deadline = time.monotonic() + timeout_s
+    delay = 0.0001
+    while True:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as f:
+                state, *fields = f.read().rpartition(b")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return True  # ended and reaped by somebody else: whatever it did, nothing more can be learnt here
+        if not int(fields[5]) & _PF_FORKNOEXEC:
+            return True
+        if state in (b"Z", b"X") or time.monotonic() > deadline:
+            return False
+        time.sleep(delay)
+        delay = min(delay * 2, 0.01)
+
+
+def reap(pidfd: int, timeout_s: float) -> int | None:
+    """Wait for the end of a process. Its exit code (128+N for signal N); None when it is not a child of this one or still runs."""
+    if not poll_fd(pidfd, timeout_s):
+        return None
+    try:
+        info = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+    except ChildProcessError:
+        return None  # not ours, or reaped already
+    if info is None:
+        return None
+    return info.si_status if info.si_code == os.CLD_EXITED else 128 + info.si_status
+
+
+class ChildProcess(Process):
+    """A process that is, or is about to become, a child of the daemon."""
+
+    def __init__(self, pid: int, stdout_fd: int, stderr_fd: int) -> None:
+        """Takes over the descriptors. Raises ProcessLookupError when there is no such process: then it was not a child."""
+        self.pid = pid
+        self.stdout_fd = stdout_fd
+        self.stderr_fd = stderr_fd
+        self._pidfd = os.pidfd_open(pid)
+        weakref.finalize(self, os.close, self._pidfd)  # not earlier: another thread may be waiting on it
+        self._lock = threading.Lock()
+        self._exit_code: int | None = None
+        self._lost = False
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        if self._exit_code is None and not poll_fd(self._pidfd, None if deadline is None else deadline - time.monotonic()):
+            return None
+        with self._lock:
+            if self._exit_code is None and not self._lost:
+                self._exit_code = reap(self._pidfd, 0)
+                self._lost = self._exit_code is None
+            if self._exit_code is None:
+                raise SandboxFailed(f"process {self.pid} of a sandbox ended and its exit code is lost: something else reaped it")
+            return self._exit_code
+
+    @property
+    def reaped(self) -> bool:
+        """Whether nothing is left to wait for."""
+        return self._exit_code is not None or self._lost
+
+    def kill(self) -> None:
+        try:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it has ended
+
+
+class Children:
+    """Every command that has not been reaped, by container. One for the whole process, because children belong to the process.
+
+    Needed because a container's init cannot end before all processes of its pid namespace have been reaped, those included whose
+    parent is outside of it (the kernel's zap_pid_ns_processes waits for them); callers may never call `wait`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of: dict[ContainerID, list[ChildProcess]] = {}
+
+    def add(self, container_id: ContainerID, process: ChildProcess) -> None:
+        """Remember a command; forget those that have ended."""
+        with self._lock:
+            known = self._of.setdefault(container_id, [])
+            known[:] = [p for p in known if not _ended(p)]
+            known.append(process)
+
+    def reap_all(self, container_id: ContainerID) -> None:
+        """Reap every command of a container that is being killed. Their exit codes stay available to whoever holds them."""
+        with self._lock:
+            processes = self._of.pop(container_id, [])
+        deadline = time.monotonic() + _REAP_DEADLINE_S
+        for process in processes:
+            _ended(process, max(0.0, deadline - time.monotonic()))
+
+
+def _ended(process: ChildProcess, timeout_s: float = 0) -> bool:
+    try:
+        return process.reaped or process.wait(timeout_s) is not None
+    except SandboxFailed:
+        return True  # the exit code is lost; whoever waits for it is told
+
+
+CHILDREN = Children()

@@ -1,0 +1,93 @@
+"""Outbound network for one container through slirp4netns: user-mode NAT, no bridge, no host firewall rules, no addresses of the host.
+
+Inside: tap0 10.0.2.100/24, gateway 10.0.2.2 (the host's own loopback cannot be reached through it), name server 10.0.2.3, which
+forwards to the host's resolvers. One process per container; it outlives the daemon and is found again by its process id file.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+from snapshotd.errors import SandboxFailed, Unsupported
+from snapshotd.runtime import failure
+from snapshotd.runtime._process import poll_fd, reap
+
+NAMESERVER = "10.0.2.3"
+_PROGRAM = "slirp4netns"
+_DEVICE = "tap0"
+_READY_DEADLINE_S = 10.0
+_END_DEADLINE_S = 10.0
+
+
+def require() -> str:
+    """Path of slirp4netns. Raises Unsupported when it or the tun device is missing."""
+    program = shutil.which(_PROGRAM)
+    if program is None:
+        raise Unsupported("network bridge with runc needs slirp4netns, which is missing: `apt install slirp4netns`, or use network none")
+    if not os.path.exists("/dev/net/tun"):
+        raise Unsupported("network bridge with runc needs /dev/net/tun: `modprobe tun`, or use network none")
+    return program
+
+
+def start(directory: Path, pid: int, *, user_namespace: bool) -> None:
+    """Give the network namespace of `pid` an uplink and return when it works. `directory` keeps the process id and the log.
+
+    Raises Unsupported, or SandboxFailed with slirp4netns's own words; then no process is left.
+    """
+    argv = [require(), "--configure", "--mtu=65520", "--disable-host-loopback", "--netns-type=path"]
+    if user_namespace:
+        argv.append(f"--userns-path=/proc/{pid}/ns/user")
+    ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
+    try:
+        argv += [f"--ready-fd={ready_w}", f"/proc/{pid}/ns/net", _DEVICE]
+        with open(directory / "slirp.log", "wb") as log:
+            child = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(ready_w,), cwd="/", start_new_session=True
+            )
+        (directory / "slirp.pid").write_text(str(child.pid))
+    finally:
+        os.close(ready_w)
+    try:
+        if not poll_fd(ready_r, _READY_DEADLINE_S) or os.read(ready_r, 1) != b"1":
+            child.kill()
+            child.wait()
+            reason = failure.shorten((directory / "slirp.log").read_text("utf-8", "replace")) or "it gave no reason"
+            raise SandboxFailed(f"the sandbox's network could not be set up by slirp4netns: {reason}")
+    finally:
+        os.close(ready_r)
+    # The Popen object has no further use: `stop` works by process id, after a restart of the daemon as well.
+    child.returncode = 0
+
+
+def stop(directory: Path) -> None:
+    """End the container's slirp4netns. Not an error when there is none. A process that only has its number is left alone."""
+    try:
+        pid = int((directory / "slirp.pid").read_text())
+    except (FileNotFoundError, ValueError):
+        return
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if _is_slirp(pid):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            reap(pidfd, _END_DEADLINE_S)
+    except ProcessLookupError:
+        pass  # ended by itself
+    finally:
+        os.close(pidfd)
+
+
+def _is_slirp(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        program = command.split(b"\0", 1)[0]
+        # A zombie has no command line: it is ours to reap if it is our child, and killing it does nothing otherwise.
+        return not command or os.path.basename(program) == _PROGRAM.encode()
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,310 @@
+"""The `runc` driver: containers without any engine. Needs root, runc 1.1 or newer, and for outbound network slirp4netns.
+
+Files in the driver's run directory (all of it may be deleted when nothing runs):
+    root/               the stub root that every container starts on, read-only
+    state/<id>/         runc's own state
+    bundles/<id>/       config.json, process id and log of one container; short-lived files of each command
+
+A command's standard output and error are the very pipes that were given to `runc exec --detach`; the command becomes a child of the
+daemon (a child subreaper), so that its exit code comes from waitid on a pidfd.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import secrets
+import shutil
+import threading
+from pathlib import Path
+
+from snapshotd.errors import SandboxFailed, SnapshotdError, Unsupported, UsageError
+from snapshotd.kernel import files
+from snapshotd.runtime import _cgroups, _oci, _slirp, failure
+from snapshotd.runtime._process import CHILDREN, ChildProcess, become_subreaper, poll_fd, reap, run_bounded, wait_for_execve
+from snapshotd.runtime.base import Container, ContainerSpec, ExecSpec, Process, Runtime
+from snapshotd.types import ContainerID, IdMap, Network, short
+
+_START_DEADLINE_S = 60.0
+_EXEC_DEADLINE_S = 60.0
+"""A sandbox can make `runc exec` wait for ever (a fifo as /etc/passwd); a frozen one keeps it waiting until it is thawed."""
+_DELETE_DEADLINE_S = 30.0
+_END_DEADLINE_S = 10.0
+
+
+class RuncRuntime(Runtime):
+    """Containers through runc. See the module's text.
+
+    `run_dir` must be searchable by everyone on the whole way (0711), because container root may be an unprivileged host id. With
+    `id_map`, containers get a user namespace with that map.
+    """
+
+    name = "runc"
+
+    def __init__(self, instance: str, run_dir: Path, id_map: IdMap | None, runc: str = "runc") -> None:
+        """Nothing is touched before the first container."""
+        self._run_dir = run_dir
+        self._id_map = id_map
+        self._runc = runc
+        self._cgroup = f"/snapshotd-{instance}"
+        self._lock = threading.Lock()
+        self._creating = 0
+        self._init_fds: dict[ContainerID, int] = {}
+
+    # -- the contract --------------------------------------------------------------------------------------------------------
+
+    def unavailable(self) -> str | None:
+        if os.geteuid() != 0:
+            return "runc containers need root: start the daemon as root (`sudo snapshotd daemon`)"
+        if shutil.which(self._runc) is None:
+            return f"{self._runc} is not installed: `apt install runc`"
+        if not any((point / "cgroup.procs").exists() for point in _cgroups.hierarchies()):
+            return "no cgroup hierarchy is mounted: `mount -t cgroup2 none /sys/fs/cgroup`"
+        if self._id_map is not None and not _user_namespaces_allowed():
+            return "user namespaces are switched off: `sysctl user.max_user_namespaces=10000`"
+        return None
+
+    def nameserver(self, network: Network) -> str | None:
+        """Address for /etc/resolv.conf inside; None: there is no network."""
+        return _slirp.NAMESERVER if network is Network.BRIDGE else None
+
+    def create(self, spec: ContainerSpec) -> Container:
+        reason = self.unavailable()
+        if reason is not None:
+            raise Unsupported(reason)
+        if spec.network is Network.BRIDGE:
+            _slirp.require()
+        if self._bundle(spec.id).exists():
+            raise SandboxFailed(f"container {short(spec.id)} exists already")
+        become_subreaper()
+        with self._lock:
+            self._creating += 1
+        try:
+            try:
+                return self._start(spec)
+            finally:
+                with self._lock:
+                    self._creating -= 1
+        except BaseException as exc:
+            self.destroy(spec.id)
+            if isinstance(exc, OSError):
+                raise SandboxFailed(f"container {short(spec.id)} could not be started: {exc}") from exc
+            raise
+
+    def exec(self, container: Container, spec: ExecSpec) -> Process:
+        check_exec(spec)
+        check_ids(spec, container.id_map)
+        become_subreaper()
+        bundle = self._bundle(container.id)
+        stem = bundle / f"exec-{secrets.token_hex(8)}"
+        request, pid_file, log = stem.with_suffix(".json"), stem.with_suffix(".pid"), stem.with_suffix(".log")
+        pipes = _Pipes(container.id_map, spec.user)
+        try:
+            request.write_text(json.dumps(_oci.process(spec)))
+            argv = self._command(log, "exec", "--ignore-paused", "--detach", "--process", str(request), "--pid-file", str(pid_file))
+            code = run_bounded([*argv, container.id], timeout_s=_EXEC_DEADLINE_S, stdout=pipes.stdout_w, stderr=pipes.stderr_w)
+            if code is None:
+                raise SandboxFailed(f"runc could not enter container {short(container.id)} within {_EXEC_DEADLINE_S:.0f} s; stop it")
+            if code != 0:
+                raise self._exec_failure(container, spec, log)
+            process = ChildProcess(int(pid_file.read_text()), pipes.stdout_r, pipes.stderr_r)
+            CHILDREN.add(container.id, process)
+            if not wait_for_execve(process.pid, _EXEC_DEADLINE_S):
+                raise self._execve_failure(container, spec, process)
+            pipes.hand_over()
+        except OSError as exc:
+            raise SandboxFailed(f"container {short(container.id)} is gone: {exc}") from exc
+        finally:
+            pipes.close()
+            for file in (request, pid_file, log):
+                file.unlink(missing_ok=True)
+        return process
+
+    def destroy(self, container_id: ContainerID) -> None:
+        cgroup, bundle = self._container_cgroup(container_id), self._bundle(container_id)
+        _cgroups.thaw(cgroup)  # a crashed daemon may have left it frozen: version 1 delivers no SIGKILL then
+        _cgroups.kill(cgroup)
+        CHILDREN.reap_all(container_id)
+        self._reap_init(container_id)
+        _slirp.stop(bundle)
+        if (self._state_dir / container_id).exists():
+            self._delete(container_id, bundle)
+        _cgroups.remove(cgroup)
+        shutil.rmtree(bundle, ignore_errors=False) if bundle.exists() else None
+        with self._lock:
+            if self._creating == 0:
+                _cgroups.remove_if_empty(self._cgroup)
+
+    def list(self) -> list[ContainerID]:
+        names = _cgroups.children(self._cgroup)
+        for directory in (self._state_dir, self._run_dir / "bundles"):
+            if directory.is_dir():
+                names.update(os.listdir(directory))
+        return [ContainerID(name) for name in sorted(names)]
+
+    # -- pieces --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _state_dir(self) -> Path:
+        return self._run_dir / "state"
+
+    def _bundle(self, container_id: ContainerID) -> Path:
+        return self._run_dir / "bundles" / container_id
+
+    def _container_cgroup(self, container_id: ContainerID) -> str:
+        return f"{self._cgroup}/{container_id}"
+
+    def _command(self, log: Path, *args: str) -> builtins.list[str]:
+        return [self._runc, "--root", str(self._state_dir), "--log", str(log), "--log-format", "json", *args]
+
+    def _start(self, spec: ContainerSpec) -> Container:
+        root = self._make_directories()
+        check_share_dir(spec)
+        bundle = self._bundle(spec.id)
+        bundle.mkdir(mode=0o700)
+        placement = _oci.Placement(root, self._container_cgroup(spec.id), _cgroups.swap_is_counted())
+        (bundle / "config.json").write_text(json.dumps(_oci.bundle(spec, self._id_map, placement)))
+        log, pid_file = bundle / "run.log", bundle / "init.pid"
+        argv = self._command(log, "run", "--detach", "--bundle", str(bundle), "--pid-file", str(pid_file), spec.id)
+        code = run_bounded(argv, timeout_s=_START_DEADLINE_S)
+        if code is None:
+            raise SandboxFailed(f"container {short(spec.id)} did not start within {_START_DEADLINE_S:.0f} s; is the machine overloaded?")
+        if code != 0:
+            reason = failure.log_reason(_read(log)) or f"runc ended with code {code} and no reason"
+            raise SandboxFailed(f"container {short(spec.id)} could not be started: {reason}")
+        pid = int(pid_file.read_text())
+        pidfd = os.pidfd_open(pid)
+        with self._lock:
+            self._init_fds[spec.id] = pidfd
+        if not wait_for_execve(pid, _START_DEADLINE_S) or poll_fd(pidfd, 0):
+            raise SandboxFailed(
+                f"container {short(spec.id)} could not be started: {spec.share_dir / 'init'} does not run; it must be a static program"
+            )
+        if spec.network is Network.BRIDGE:
+            _slirp.start(bundle, pid, user_namespace=self._id_map is not None)
+        return Container(spec.id, pid, self._id_map)
+
+    def _make_directories(self) -> Path:
+        """The run directory with the stub root in it. Modes are set explicitly: the daemon's umask may be anything."""
+        root = self._run_dir / "root"
+        if not self._run_dir.exists():
+            self._run_dir.mkdir(parents=True, exist_ok=True)
+            self._run_dir.chmod(0o711)
+        for directory in (self._state_dir, self._run_dir / "bundles"):
+            directory.mkdir(mode=0o700, exist_ok=True)
+        root.mkdir(exist_ok=True)
+        for name in _oci.STUB_DIRS:
+            (root / name).mkdir(parents=True, exist_ok=True)
+            for part in (root, root / name.split("/")[0], root / name):
+                part.chmod(0o755)
+        return root
+
+    def _exec_failure(self, container: Container, spec: ExecSpec, log: Path) -> SnapshotdError:
+        reason = failure.log_reason(_read(log))
+        if not os.path.exists(f"/proc/{container.pid}/ns/mnt") or not (self._state_dir / container.id).exists():
+            return SandboxFailed(f"container {short(container.id)} is gone: {reason}")
+        return failure.command_failure(reason, spec.argv[0], spec.cwd)
+
+    def _execve_failure(self, container: Container, spec: ExecSpec, process: ChildProcess) -> SnapshotdError:
+        """The command's process ended (or hangs) before it became the command; runc's last words are in its standard error."""
+        process.kill()
+        process.wait(_END_DEADLINE_S)
+        os.set_blocking(process.stderr_fd, False)
+        try:
+            reason = os.read(process.stderr_fd, 1 << 16).decode("utf-8", "replace").strip().rpartition("\n")[2]
+        except BlockingIOError:
+            reason = ""
+        if not reason:
+            return SandboxFailed(f"container {short(container.id)} ended while a command was started in it")
+        return failure.command_failure(reason, spec.argv[0], spec.cwd)
+
+    def _reap_init(self, container_id: ContainerID) -> None:
+        with self._lock:
+            pidfd = self._init_fds.pop(container_id, None)
+        if pidfd is not None:
+            reap(pidfd, _END_DEADLINE_S)
+            os.close(pidfd)
+
+    def _delete(self, container_id: ContainerID, bundle: Path) -> None:
+        bundle.mkdir(mode=0o700, parents=True, exist_ok=True)  # for the log
+        log = bundle / "delete.log"
+        code = run_bounded(self._command(log, "delete", "--force", container_id), timeout_s=_DELETE_DEADLINE_S)
+        if code is None:
+            raise SandboxFailed(f"runc could not remove container {short(container_id)} within {_DELETE_DEADLINE_S:.0f} s; try again")
+        if (self._state_dir / container_id).exists():
+            # A container that runc cannot read any more (it was killed while making it) holds nothing but its state directory.
+            parent = files.open_dir(-100, os.fsencode(self._state_dir))
+            try:
+                files.remove_tree(parent, container_id)
+            finally:
+                os.close(parent)
+
+
+class _Pipes:
+    """Two pipes for a command's output. Write ends belong to the command's user, or /dev/stdout could not be opened inside."""
+
+    def __init__(self, id_map: IdMap | None, user: int) -> None:
+        self.stdout_r, self.stdout_w = os.pipe2(os.O_CLOEXEC)
+        self.stderr_r, self.stderr_w = os.pipe2(os.O_CLOEXEC)
+        self._open = {self.stdout_r, self.stdout_w, self.stderr_r, self.stderr_w}
+        owner = user if id_map is None else id_map.base + min(user, id_map.count - 1)
+        for fd in (self.stdout_w, self.stderr_w):
+            os.fchown(fd, owner, -1)
+
+    def hand_over(self) -> None:
+        """The read ends have a new owner; `close` leaves them alone from now on."""
+        self._open -= {self.stdout_r, self.stderr_r}
+
+    def close(self) -> None:
+        for fd in self._open:
+            os.close(fd)
+        self._open = set()
+
+
+def check_exec(spec: ExecSpec) -> None:
+    """Raise UsageError for what no runtime can carry: no command, a relative directory, NUL, text that is not UTF-8, odd names."""
+    if not spec.argv:
+        raise UsageError("the command is empty; name a program")
+    if not spec.cwd.startswith("/"):
+        raise UsageError(f"the working directory {spec.cwd!r} must start with /")
+    for name in spec.env:
+        if not name or "=" in name:
+            raise UsageError(f"{name!r} cannot be the name of an environment variable")
+    for text in (*spec.argv, spec.cwd, *spec.env.keys(), *spec.env.values()):
+        if "\0" in text:
+            raise UsageError("a command, its directory and its environment cannot hold a NUL character")
+        try:
+            text.encode()
+        except UnicodeEncodeError as exc:
+            raise UsageError(f"{failure.shorten(ascii(text))} is not UTF-8; put such bytes into a file or use printf in a shell") from exc
+
+
+def check_ids(spec: ExecSpec, id_map: IdMap | None) -> None:
+    """Raise UsageError for a user or group that does not exist in the container."""
+    count = id_map.count if id_map is not None else 2**32 - 1
+    for kind, number in (("user", spec.user), ("group", spec.group)):
+        if not 0 <= number < count:
+            raise UsageError(f"{kind} id {number} does not exist in the sandbox; use 0 to {count - 1}")
+
+
+def check_share_dir(spec: ContainerSpec) -> None:
+    """Raise SandboxFailed when the directories of a spec cannot serve; makes the mount point for the share in the run directory."""
+    init = spec.share_dir / "init"
+    if not os.access(init, os.X_OK) or os.statvfs(spec.share_dir).f_flag & os.ST_NOEXEC:
+        raise SandboxFailed(f"{init} cannot be executed: it is missing, has no x mode, or lies on a noexec file system (as /run often is)")
+    (spec.run_dir / "share").mkdir(mode=0o755, exist_ok=True)
+
+
+def _user_namespaces_allowed() -> bool:
+    try:
+        return int(Path("/proc/sys/user/max_user_namespaces").read_text()) > 0
+    except OSError:
+        return False
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
