@@ -1,8 +1,9 @@
 """`@tool`: a function whose calls are recorded, each followed by a snapshot.
 
-A tool called from within a tool is part of the outer call: it runs as a plain function, without a record or snapshot of its own. "Within" follows
-the context (contextvars): awaited coroutines, tasks and `asyncio.to_thread` belong to the outer call as long as it runs; a thread that a
-tool starts by itself does not, and neither does a process started by `spawn`. A forked child of a running tool is part of that tool.
+A tool called from within a tool is part of the outer call: it runs as a plain function, without a record or snapshot of its own.
+"Within" follows the context (contextvars): awaited coroutines, tasks and `asyncio.to_thread` belong to the outer call as long as it runs;
+a thread that a tool starts by itself does not, and neither does a process started by `spawn`. A forked child of a running tool is part
+of that tool.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ def tool(*, name: Optional[str] = None) -> Callable[[F], F]: ...
 def tool(function: Optional[F] = None, *, name: Optional[str] = None) -> Any:
     """Make `function` a recorded tool call, as `@tool` or `@tool(name="shell")`. Its arguments, result and exceptions stay as they are.
 
-    Any function: sync, async, generator (recorded from the first item asked for to the last), method. `name`: 1 to 200 printable characters,
-    by default the function's own. The recorded result is JSON, with `repr` for what is not; a result with an integer `returncode`
-    (subprocess) also sets the call's exit code.
+    Any function: sync, async, generator (recorded from the first item asked for to the last), method. `name`: 1 to 200 printable
+    characters, by default the function's own. The recorded result is JSON, with `repr` for what is not; what `subprocess.run` returned or
+    raised also sets the call's exit code.
 
     The wrapped function raises SnapshotdUnavailable when the daemon goes away, and SnapshotdError when it refuses (disk full); before the
     function ran if the intent could not be recorded, and instead of its result if the outcome could not.
@@ -237,7 +238,7 @@ def _generator_tool(spec: Spec) -> Callable[..., Any]:
             try:
                 sent = yield item
                 step = functools.partial(inner.send, sent)
-            except BaseException as exc:  # thrown in by the consumer (GeneratorExit too): the tool's to handle
+            except BaseException as exc:  # noqa: BLE001 - thrown in by the consumer (GeneratorExit too): the tool's to handle
                 step = functools.partial(inner.throw, exc)
 
     return wrapper
@@ -275,7 +276,7 @@ def _async_generator_tool(spec: Spec) -> Callable[..., Any]:
             try:
                 sent = yield item
                 step = functools.partial(inner.asend, sent)
-            except BaseException as exc:
+            except BaseException as exc:  # noqa: BLE001 - as above
                 step = functools.partial(inner.athrow, exc)
 
     return wrapper

@@ -33,7 +33,7 @@ class SnapshotdError(RuntimeError):
         self.code = code
 
 
-class SnapshotdUnavailable(SnapshotdError):
+class SnapshotdUnavailable(SnapshotdError):  # noqa: N818 - the name users catch; reads as what happened
     """The daemon cannot be reached, or went away during a request. What that request recorded is not known."""
 
     def __init__(self, message: str) -> None:

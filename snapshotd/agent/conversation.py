@@ -14,8 +14,8 @@ _PAGES_LIMIT = 1000000
 def message(role: str, content: Any) -> None:
     """Append one message to the conversation. It belongs to the next snapshot and all later ones.
 
-    `role`: 1 to 64 printable characters (`system`, `user`, `assistant`, `tool`, ...). `content`: any JSON value of up to 8 MiB; what is not JSON
-    becomes its `repr`. Raises SnapshotdError or SnapshotdUnavailable.
+    `role`: 1 to 64 printable characters (`system`, `user`, `assistant`, `tool`, ...). `content`: any JSON value of up to 8 MiB; what is
+    not JSON becomes its `repr`. Raises SnapshotdError or SnapshotdUnavailable.
     """
     value = plain(content)
     if not session.inside():

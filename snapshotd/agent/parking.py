@@ -231,7 +231,7 @@ def _open_files(mount: bytes) -> List[_File]:
             entry = _root_file(int(name), path, mount)
             if entry is not None:
                 found.append(entry)
-        elif path.endswith(b"notify") or path.endswith(b"notify]"):
+        elif path.endswith((b"notify", b"notify]")):
             raise Declined("file descriptor {} watches files (inotify)".format(name))
     return found
 

@@ -1,8 +1,8 @@
-"""This process's one session with the daemon: inside or outside of a sandbox, the connection, and parking around the requests that wait for
-a snapshot.
+"""This process's one session with the daemon: inside or outside of a sandbox, the connection, and parking around the requests that wait
+for a snapshot.
 
-All requests of a process go through one lock: while one thread is parked, every other thread that wants something of us sleeps in that lock,
-which parking.py recognises. A forked child starts over with its own connection.
+All requests of a process go through one lock: while one thread is parked, every other thread that wants something of us sleeps in that
+lock, which parking.py recognises. A forked child starts over with its own connection.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Session:
         Raises SnapshotdError (the daemon refused) or SnapshotdUnavailable.
         """
         if self._owner == threading.get_ident():
-            raise SnapshotdError("A finaliser or signal handler made the request {} in the middle of another one; make it elsewhere.".format(
-                op), "Conflict")
+            raise SnapshotdError(
+                "A finaliser or signal handler made the request {} in the middle of another one; make it elsewhere.".format(op), "Conflict")
         with self._lock, _signals_deferred():
             self._owner = threading.get_ident()
             try:

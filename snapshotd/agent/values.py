@@ -1,7 +1,7 @@
 """Python values as JSON. What JSON cannot hold becomes its `repr`; nothing a tool is given or returns can make this fail.
 
-`encode` writes compact UTF-8. Lone surrogates (file names that are not UTF-8) become backslash escapes, since the daemon takes valid Unicode
-only; NaN and the infinities, and integers beyond 64 bits, become text.
+`encode` writes compact UTF-8. Lone surrogates (file names that are not UTF-8) become backslash escapes, since the daemon takes valid
+Unicode only; NaN and the infinities, and integers beyond 64 bits, become text.
 """
 
 from __future__ import annotations

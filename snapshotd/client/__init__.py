@@ -1,1 +1,17 @@
+"""The Python client.
 
+    from snapshotd.client import Sandbox
+
+    with Sandbox.create(workspace=".") as sandbox:
+        result = sandbox.exec("pytest -q")
+        print(result.exit_code, result.snapshot_id)
+        left, right = sandbox.fork(2)
+
+`Snapshotd` is the same, verb by verb. Errors are those of `snapshotd.errors`.
+"""
+
+from snapshotd.client.client import Snapshotd
+from snapshotd.client.sandbox import ExecFailed, ExecResult, Sandbox, Snapshot
+from snapshotd.errors import SnapshotdError
+
+__all__ = ["ExecFailed", "ExecResult", "Sandbox", "Snapshot", "Snapshotd", "SnapshotdError"]

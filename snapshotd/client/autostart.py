@@ -70,7 +70,8 @@ def _spawn_and_wait(state_dir: Path, socket_path: Path, deadline: float) -> None
 
 def _spawn(state_dir: Path, socket_path: Path, ready_fd: int) -> subprocess.Popen[bytes]:
     argv = [
-        sys.executable, "-m", "snapshotd", "daemon", "--state-dir", str(state_dir), "--socket", str(socket_path), "--ready-fd", str(ready_fd),
+        sys.executable, "-P", "-m", "snapshotd", "daemon",
+        "--state-dir", str(state_dir), "--socket", str(socket_path), "--ready-fd", str(ready_fd),
     ]  # fmt: skip
     with _open_log(state_dir) as log:
         try:

@@ -63,32 +63,18 @@ class Transport:
 
         An `error` event is raised as the error it carries.
         """
-        return self._parsed(self._answer(method, path, body, query))
+        return _events(self._answer(method, path, body, query))
 
     def pieces(self, method: str, path: str, *, query: dict[str, str | None] | None = None) -> Iterator[bytes]:
         """One request whose answer is raw bytes, in pieces."""
         return _pieces(self._answer(method, path, None, query))
-
-    def _parsed(self, answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-        with answer:
-            while True:
-                with _lost_means_unavailable():
-                    line = answer.readline(_LINE_MAX_BYTES)
-                if not line:
-                    return
-                if not line.endswith(b"\n"):
-                    raise DaemonUnavailable(_LOST)
-                event: dict[str, Any] = json.loads(line)
-                if event.get("event") == "error":
-                    raise error_of(event)
-                yield event
 
     def _answer(self, method: str, path: str, body: Any, query: dict[str, str | None] | None) -> http.client.HTTPResponse:
         target = API_PREFIX + path
         given = {key: value for key, value in (query or {}).items() if value is not None}
         if given:
             target += "?" + urlencode(given)
-        headers = {VERSION_HEADER: API_VERSION}
+        headers = {VERSION_HEADER: API_VERSION, "Connection": "close"}
         data = None
         if body is not None:
             data = json.dumps(body).encode()
@@ -101,7 +87,6 @@ class Transport:
         except BaseException:
             connection.close()
             raise
-        connection.close()  # the answer keeps the socket open until it is read or closed
         if answer.status >= 400:
             with answer, _lost_means_unavailable():
                 text = answer.read()
@@ -141,11 +126,24 @@ def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
         while True:
             with _lost_means_unavailable():
                 data = answer.read1(_READ_BYTES)
-                if not data and answer.chunked and not answer.isclosed():
-                    raise http.client.IncompleteRead(b"")
             if not data:
                 return
             yield data
+
+
+def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    rest = b""
+    for data in _pieces(answer):
+        *whole, rest = (rest + data).split(b"\n")
+        if len(rest) > _LINE_MAX_BYTES:
+            raise InternalError(f"the daemon sent a line of more than {_LINE_MAX_BYTES >> 20} MiB, which is no part of its API")
+        for line in whole:
+            event: dict[str, Any] = json.loads(line)
+            if event.get("event") == "error":
+                raise error_of(event)
+            yield event
+    if rest:
+        raise DaemonUnavailable(_LOST)
 
 
 class _lost_means_unavailable:  # noqa: N801 - reads as what it does in a `with`

@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from snapshotd import types as t
 from snapshotd.daemon.wire import FORK_MAX
-from snapshotd.engine.base import Forked, RestoreReport, RunRequest, SandboxInfo, SandboxRequest
+from snapshotd.engine.base import Forked, RunRequest, SandboxInfo, SandboxRequest
 from snapshotd.errors import UsageError
-from snapshotd.layers.base import Change
+from snapshotd.layers.base import Change, RestoreReport
 
 
 def iso_time(at_ns: int) -> str:

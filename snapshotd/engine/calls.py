@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 from typing import Any
 
+from snapshotd.engine.agent_protocol import BodyWriter
 from snapshotd.engine.context import Context
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.step import StepListener, commit_step
@@ -61,18 +63,15 @@ class AgentCalls:
         return self._context.repo.writer()
 
     def call_end(
-        self, pid: int, call_id: str, status: str, result_json: bytes | None, body: BlobWriter | None, error: str | None,
-        exit_code: int | None,
-    ) -> str:  # fmt: skip
+        self, pid: int, call_id: str, status: CallStatus, result: bytes | BodyWriter | None, error: str | None, exit_code: int | None
+    ) -> str:
         sandbox = self._bound()
         intent = self._open.pop(call_id, None)
         if intent is None:
             raise NotFound(f"no open tool call {call_id[:40]!r}: it never began, or it has ended already")
-        output = self._save(result_json, body)
         call = ToolCall(
-            id=CallID(new_id()), name=intent.name, arguments=intent.arguments, status=CallStatus(status),
-            started_at_ns=intent.started_at_ns, duration_ns=time.perf_counter_ns() - intent.clock_ns,
-            exit_code=exit_code, error=error, output=output,
+            id=CallID(new_id()), name=intent.name, arguments=intent.arguments, status=status, started_at_ns=intent.started_at_ns,
+            duration_ns=time.perf_counter_ns() - intent.clock_ns, exit_code=exit_code, error=error, output=self._save(result),
         )  # fmt: skip
         return self._step(sandbox, call)
 
@@ -86,16 +85,17 @@ class AgentCalls:
                 raise LimitExceeded(f"{MAX_PENDING_MESSAGES} messages since the last snapshot; take one with a tool call or `checkpoint`")
             sandbox.pending.append(Message(role, content))
 
-    def messages(self, offset: int, limit: int) -> list[dict[str, Any]]:
+    def messages(self, offset: int, limit: int) -> list[Message]:
         sandbox = self._bound()
         with sandbox.lock:
-            recorded = [*self._context.catalog.conversation(sandbox.head), *sandbox.pending]
-        return [{"role": m.role, "content": m.content} for m in recorded[offset : offset + limit]]
+            recorded = itertools.chain(self._context.catalog.conversation(sandbox.head), tuple(sandbox.pending))
+            return list(itertools.islice(recorded, offset, offset + limit))
 
-    def _save(self, result_json: bytes | None, body: BlobWriter | None) -> BlobID | None:
-        if body is not None:
-            return body.save()
-        return self._context.repo.save_blob(result_json) if result_json is not None else None
+    def _save(self, result: bytes | BodyWriter | None) -> BlobID | None:
+        if isinstance(result, BlobWriter):
+            return result.save()
+        assert result is None or isinstance(result, bytes)  # `body_writer` makes no other kind
+        return self._context.repo.save_blob(result) if result is not None else None
 
     def _step(self, sandbox: Sandbox, call: ToolCall) -> str:
         assert self._listener is not None

@@ -1,9 +1,9 @@
 """Build a root file system from a recipe with mmdebstrap: Debian packages, no image registry, one recipe gives one tree.
 
-What makes it reproducible (found by building twice and comparing): packages come out the same; what differs is everything stamped with
-the time of the build, so those times are set to one date, and the dates inside files (shadow) follow SOURCE_DATE_EPOCH. Removed are caches, logs,
-package lists, the bootstrapper's own configuration and what it copies from the host (host name, resolver). Python's byte code is the same in
-both builds and stays: without it every first import would write into the sandbox and show up as changed files.
+What makes it reproducible (found by building twice and comparing): packages come out the same; what differs is everything stamped
+with the time of the build, so those times are set to one date, and the dates inside files (shadow) follow SOURCE_DATE_EPOCH. Removed
+are caches, logs, package lists, the bootstrapper's own configuration and what it copies from the host (host name, resolver). Python's
+byte code is the same in both builds and stays: without it every first import would write into the sandbox and show up as changed files.
 """
 
 from __future__ import annotations
@@ -28,11 +28,15 @@ _SILENCE_S = 900
 """The package manager gives up on a mirror after minutes; longer silence means that something hangs."""
 _EXCLUDED = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/lintian/*")
 _KEPT = ("/usr/share/doc/*/copyright", "/usr/share/locale/locale.alias")
-_EMPTIED = (b"var/log", b"var/cache/apt", b"var/cache/debconf", b"var/cache/ldconfig", b"var/lib/apt/lists", b"dev", b"run", b"tmp")
+_EMPTIED = (b"var/cache/apt", b"var/cache/ldconfig", b"var/lib/apt/lists", b"dev", b"tmp")
 _REMOVED = (
     b"etc/apt/apt.conf.d/99mmdebstrap", b"etc/dpkg/dpkg.cfg.d/99mmdebstrap", b"etc/apt/sources.list", b"etc/hostname", b"etc/resolv.conf",
     b"etc/machine-id", b"var/lib/dbus/machine-id", b"etc/.pwd.lock", b"var/lib/dpkg/lock", b"var/lib/dpkg/lock-frontend",
     b"var/lib/dpkg/triggers/Lock", b"var/lib/systemd/random-seed", b"etc/passwd-", b"etc/group-", b"etc/shadow-", b"etc/gshadow-",
+    b"var/cache/debconf/config.dat-old", b"var/cache/debconf/templates.dat-old", b"var/cache/debconf/passwords.dat",
+    b"var/log/btmp", b"var/log/wtmp", b"var/log/lastlog", b"var/log/faillog", b"var/log/dpkg.log", b"var/log/alternatives.log",
+    b"var/log/bootstrap.log", b"var/log/fontconfig.log", b"var/log/apt/history.log", b"var/log/apt/term.log",
+    b"var/log/apt/eipp.log.xz",
 )  # fmt: skip
 _FILES_HOOK = (
     'tar -C "$SNAPSHOTD_RECIPE/files" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --sort=name -c . | '
@@ -149,7 +153,8 @@ def _follow(process: subprocess.Popen[bytes], last: deque[str], progress: Callab
 def _failure(recipe: Recipe, last: deque[str]) -> SnapshotdError:
     reasons = [line[3:] for line in last if line.startswith("E: ") and not line.startswith("E: apt-get")] or list(last)[-1:]
     reason = re.sub(r"//[^/@\s]*@", "//", "; ".join(dict.fromkeys(reasons))) or "mmdebstrap gave no reason"
-    return UsageError(f"the image of recipe {recipe.name} cannot be built: {reason}; check the package names and the machine's package mirror")
+    advice = "check the package names and the machine's package mirror"
+    return UsageError(f"the image of recipe {recipe.name} cannot be built: {reason}; {advice}")
 
 
 def _tidy(root_fd: int) -> None:

@@ -7,8 +7,10 @@ directories below; `trusted.overlay.redirect` says where a renamed directory's l
     store.py        the layer directory: create, seal, remove, durability, where it lies (reflink or not)
     pivot.py        give a live container another root (the core mechanism)
     capture.py      copy a live upper into a layer, for sandboxes with live processes
+    lookup.py       how overlayfs finds a name in a stack
     view.py         read a stack as one tree, without mounting it
     diff.py         compare two views
+    hunks.py        find changed lines, in bounded time
     patch.py        write a comparison as a git-style patch
     materialise.py  write a view into a directory
     merge.py        combine adjacent layers into one

@@ -111,8 +111,8 @@ def _enter(view: View, directory: Directory | None, child: Child | None) -> Dire
 
 def _pairs(a: View, b: View, dir_a: Directory | None, dir_b: Directory | None, prefix: bytes) -> Iterator[_Pair]:
     """The names of two directories side by side, sorted."""
-    left = a.children(dir_a) if dir_a is not None else []
-    right = b.children(dir_b) if dir_b is not None else []
+    left = a.children(dir_a) if dir_a is not None else ()
+    right = b.children(dir_b) if dir_b is not None else ()
     i = j = 0
     while i < len(left) or j < len(right):
         if j == len(right) or (i < len(left) and left[i].name < right[j].name):

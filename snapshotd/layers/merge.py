@@ -19,7 +19,7 @@ from snapshotd import failpoints
 from snapshotd.errors import LimitExceeded, OutOfSpace
 from snapshotd.kernel.files import copy_data, fd_path, is_empty_dir, open_dir
 from snapshotd.layers.base import Entry, Kind
-from snapshotd.layers.lookup import OPAQUE, REDIRECT, Directory, Handles, Located, Lookup, Node, entry_path, public_xattrs
+from snapshotd.layers.lookup import OPAQUE, REDIRECT, Directory, Handles, Located, Lookup, Node, public_xattrs
 
 _KEPT_COPIES = 64
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)

@@ -113,9 +113,9 @@ class View:
         """The handle of a directory. Handles stay valid until the view is closed."""
         return self._directory(_parts(path))
 
-    def children(self, directory: Directory) -> list[Child]:
+    def children(self, directory: Directory) -> tuple[Child, ...]:
         """The directory's entries, sorted by the bytes of their names."""
-        return [Child(at.name, at.entry, at.source) for at in self._lookup.scan(directory) if at.entry is not None]
+        return tuple(Child(at.name, at.entry, at.source) for at in self._lookup.scan(directory) if at.entry is not None)
 
     def find(self, directory: Directory, name: bytes) -> Child:
         at = self._lookup.find(directory, name)

@@ -42,6 +42,10 @@ class BlobWriter(ABC):
 
 class Repository(ABC):
     @abstractmethod
+    def close(self) -> None:
+        """Release descriptors. Idempotent. Flushes nothing. Any other call afterwards is a defect."""
+
+    @abstractmethod
     def writer(self) -> BlobWriter:
         """Begin a blob. Its memory use is constant whatever its size."""
 

@@ -41,9 +41,6 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _BLOB_ID = re.compile(r"[0-9a-f]{64}")
 _MAX_HELD = 16
 """How many new files are kept open for `flush` to sync one by one (each 1-5 ms); more than that are synced by one syncfs."""
-_BLOB_ID = re.compile(r"[0-9a-f]{64}")
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class BlobRepository(Repository):
@@ -140,46 +137,67 @@ class BlobRepository(Repository):
             return
 
     def _adopt(self, temporary: str, fd: int, blob_id: BlobID) -> None:
-        """Give a complete temporary file its final name, unless an intact file has it already. Takes `fd` over."""
+        """Give a complete temporary file its final name, unless an intact file has it already. Takes `fd` over, in any case."""
+        path = _path(blob_id)
+        keep = False
         try:
-            path = _path(blob_id)
             try:
                 os.mkdir(path[:2], 0o700, dir_fd=self._blobs)
             except FileExistsError:
                 pass
-            try:
-                files.rename_no_replace(self._tmp, temporary.encode(), self._blobs, path.encode())
-            except FileExistsError:
-                if self._is_intact(blob_id):
+            if not self._rename_new(temporary, path):
+                existing = self._open_intact(blob_id)
+                if existing is not None:
                     os.unlink(temporary, dir_fd=self._tmp)
-                else:  # durable first: a rename over the old file alone could leave an empty one after power loss
+                    os.close(fd)
+                    fd = existing  # the earlier one may not be durable yet
+                else:  # durable first: renaming over an older file could leave an empty one after power loss
                     os.fsync(fd)
                     os.rename(temporary, path, src_dir_fd=self._tmp, dst_dir_fd=self._blobs)
             with self._lock:
-                if blob_id not in self._held and not self._sync_all and len(self._held) < _MAX_HELD:
-                    self._held[blob_id] = os.open(path, _READ, dir_fd=self._blobs)
-                elif blob_id not in self._held:
-                    self._sync_all = True
+                stale = self._held.pop(blob_id, None)  # of a file that was removed or replaced since
+                keep = not self._sync_all and len(self._held) < _MAX_HELD
+                if keep:
+                    self._held[blob_id] = fd
+                self._sync_all |= not keep
+            if stale is not None:
+                os.close(stale)
         finally:
-            os.close(fd)
+            if not keep:
+                os.close(fd)
 
-    def _is_intact(self, blob_id: BlobID) -> bool:
-        """Whether the stored file passes its checksums (not the identity hash: this is about damage, and 10 GB/s fast)."""
-        fd, where = self._open_blob(blob_id), self._where(blob_id)
+    def _rename_new(self, temporary: str, path: str) -> bool:
+        """False when there is a file at `path` already."""
+        try:
+            files.rename_no_replace(self._tmp, temporary.encode(), self._blobs, path.encode())
+        except FileExistsError:
+            return False
+        return True
+
+    def _open_intact(self, blob_id: BlobID) -> int | None:
+        """The stored file, open, if it passes its checksums (not the identity hash: this is about damage, and 10 GB/s fast)."""
+        where = self._where(blob_id)
+        try:
+            fd = self._open_blob(blob_id)
+        except NotFound:
+            return None  # removed just now
+        intact = False
         try:
             with blob_format.readable(where):
                 blob_format.check_frame(fd, blob_format.read_header(fd, where))
+            intact = True
         except DataLoss:
-            return False
+            return None
         finally:
-            os.close(fd)
-        return True
+            if not intact:
+                os.close(fd)
+        return fd
 
     def flush(self) -> None:
         """Sync the new files and their directories; after a start, or when there are many, the whole file system (syncfs).
 
-        The files were kept open since they were written, so no write error goes unseen. After a failure every later flush fails too,
-        because the kernel forgets the pages it could not write: a second fsync would say that all is well.
+        The files and the directory are open since before they were written, so no write error goes unseen. After a failure every later
+        flush fails too, because the kernel forgets the pages it could not write: a second fsync would say that all is well.
         """
         with self._flushing:
             if self._lost is not None:
@@ -195,7 +213,7 @@ class BlobRepository(Repository):
                 elif held:
                     for fd in held.values():
                         os.fsync(fd)
-                    for group in sorted({blob_id[:2] for blob_id in held}):
+                    for group in {blob_id[:2] for blob_id in held}:
                         sync_dir(self.directory / "blobs" / group)
                     os.fsync(self._blobs)
             except OSError as exc:

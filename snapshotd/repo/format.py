@@ -51,7 +51,7 @@ class Header(NamedTuple):
         return fields + xxhash.xxh3_64_digest(fields)
 
 
-class BadFrame(Exception):
+class FrameError(Exception):
     """The frame is not what the header says."""
 
 
@@ -98,7 +98,7 @@ def read_header(fd: int, where: str) -> Header:
 def unpack(fd: int, header: Header) -> Iterator[bytes]:
     """The plain bytes of an open blob file in pieces of at most 1 MiB, never more than the header declares.
 
-    Raises BadFrame, possibly only after the last piece, when size or checksum of the frame are not what the header says: no piece is good
+    Raises FrameError, possibly only after the last piece, when size or checksum of the frame are not what the header says: no piece is good
     before the end. ZstdError where the frame does not decompress. Memory: the window and one piece.
     """
     frame = _Source(fd, header.frame_bytes)
@@ -112,15 +112,15 @@ def unpack(fd: int, header: Header) -> Iterator[bytes]:
                 yield piece
     frame.drain()
     if left or frame.digest() != header.checksum:
-        raise BadFrame
+        raise FrameError
 
 
 def check_frame(fd: int, header: Header) -> None:
-    """BadFrame when the frame's checksum is wrong. Reads only (about 10 GB/s from the page cache)."""
+    """FrameError when the frame's checksum is wrong. Reads only (about 10 GB/s from the page cache)."""
     source = _Source(fd, header.frame_bytes)
     source.drain()
     if source.digest() != header.checksum:
-        raise BadFrame
+        raise FrameError
 
 
 def compressor() -> zstandard.ZstdCompressionObj:
@@ -133,7 +133,7 @@ def readable(where: str) -> Iterator[None]:
     """Turns every sign of damage inside into DataLoss that names `where`."""
     try:
         yield
-    except BadFrame as exc:
+    except FrameError as exc:
         raise damaged(where, "its content does not match its checksum") from exc
     except zstandard.ZstdError as exc:
         raise damaged(where, f"its content does not decompress ({exc})") from exc

@@ -16,6 +16,7 @@ _MAX_NAME_CHARS = 200
 _CHDIR = re.compile(r'chdir to cwd \("')
 _EXECVE = re.compile(r'(?:^|: )exec [^ "]*/')
 """`exec /path: reason` is execve(2) itself failing on a program that was found; a failed look-up reads `exec: "name": reason`."""
+_MISSING = ("no such file or directory", "not a directory", "file name too long")
 _NOT_RUNNABLE = (
     "permission denied", "is a directory", "exec format error", "text file busy", "argument list too long", "operation not permitted",
     "no such device or address", "too many levels of symbolic links", "input/output error", "invalid argument",
@@ -44,6 +45,11 @@ def shorten(text: str, limit: int = _MAX_REASON_CHARS) -> str:
     return f"{line[: limit // 2 - 3]} ... {line[-(limit // 2 - 3) :]}"
 
 
+def is_execve_text(text: str) -> bool:
+    """Whether a command's whole output is runc's word that execve(2) failed: one line, `exec PATH: REASON`."""
+    return "\n" not in text and _EXECVE.match(text) is not None and text.endswith((*_MISSING, *_NOT_RUNNABLE))
+
+
 def command_failure(reason: str, program: str, cwd: str) -> SnapshotdError:
     """The error for a command that did not start. `reason` is the runtime's text, `program` the command's first word.
 
@@ -58,7 +64,7 @@ def command_failure(reason: str, program: str, cwd: str) -> SnapshotdError:
         return CommandNotRunnable(f"the working directory {cwd} cannot be entered in the sandbox: {_tail(text)}; name another")
     if text.endswith(("executable file not found in $PATH", "executable file not found in %PATH%")):
         return CommandNotFound(f"there is no program {program} on the sandbox's PATH; install it or give its full path")
-    if text.endswith(("no such file or directory", "not a directory", "file name too long")):
+    if text.endswith(_MISSING):
         if _EXECVE.search(text):
             return CommandNotRunnable(
                 f"{program} cannot be run in the sandbox: the interpreter it names does not exist; install it or correct the first line"

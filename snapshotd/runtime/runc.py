@@ -19,9 +19,10 @@ import shutil
 import threading
 from pathlib import Path
 
-from snapshotd.errors import SandboxFailed, SnapshotdError, Unsupported, UsageError
+from snapshotd.errors import SandboxFailed, SnapshotdError, Unsupported
 from snapshotd.kernel import files
 from snapshotd.runtime import _cgroups, _oci, _slirp, failure
+from snapshotd.runtime._checks import check_exec, check_ids, check_share_dir
 from snapshotd.runtime._process import CHILDREN, ChildProcess, become_subreaper, poll_fd, reap, run_bounded, wait_for_execve
 from snapshotd.runtime.base import Container, ContainerSpec, ExecSpec, Process, Runtime
 from snapshotd.types import ContainerID, IdMap, Network, short
@@ -260,40 +261,6 @@ class _Pipes:
         for fd in self._open:
             os.close(fd)
         self._open = set()
-
-
-def check_exec(spec: ExecSpec) -> None:
-    """Raise UsageError for what no runtime can carry: no command, a relative directory, NUL, text that is not UTF-8, odd names."""
-    if not spec.argv:
-        raise UsageError("the command is empty; name a program")
-    if not spec.cwd.startswith("/"):
-        raise UsageError(f"the working directory {spec.cwd!r} must start with /")
-    for name in spec.env:
-        if not name or "=" in name:
-            raise UsageError(f"{name!r} cannot be the name of an environment variable")
-    for text in (*spec.argv, spec.cwd, *spec.env.keys(), *spec.env.values()):
-        if "\0" in text:
-            raise UsageError("a command, its directory and its environment cannot hold a NUL character")
-        try:
-            text.encode()
-        except UnicodeEncodeError as exc:
-            raise UsageError(f"{failure.shorten(ascii(text))} is not UTF-8; put such bytes into a file or use printf in a shell") from exc
-
-
-def check_ids(spec: ExecSpec, id_map: IdMap | None) -> None:
-    """Raise UsageError for a user or group that does not exist in the container."""
-    count = id_map.count if id_map is not None else 2**32 - 1
-    for kind, number in (("user", spec.user), ("group", spec.group)):
-        if not 0 <= number < count:
-            raise UsageError(f"{kind} id {number} does not exist in the sandbox; use 0 to {count - 1}")
-
-
-def check_share_dir(spec: ContainerSpec) -> None:
-    """Raise SandboxFailed when the directories of a spec cannot serve; makes the mount point for the share in the run directory."""
-    init = spec.share_dir / "init"
-    if not os.access(init, os.X_OK) or os.statvfs(spec.share_dir).f_flag & os.ST_NOEXEC:
-        raise SandboxFailed(f"{init} cannot be executed: it is missing, has no x mode, or lies on a noexec file system (as /run often is)")
-    (spec.run_dir / "share").mkdir(mode=0o755, exist_ok=True)
 
 
 def _user_namespaces_allowed() -> bool:

@@ -10,24 +10,70 @@ from typing import Any
 
 import pytest
 
+from snapshotd.types import new_id
+from tests.e2e.support import Snap
+
 ROOT = Path(__file__).resolve().parents[2]
-PREPARE = ROOT / "docs/examples/prepare.py"
-PYTEST = ["python3", "-m", "pytest", "-q", "-rA", "--tb=no", "--color=no"]
+PYTEST = ("python3", "-m", "pytest", "-q", "-rA", "--tb=no", "--color=no")
 OUTCOMES = ("PASSED ", "FAILED ", "ERROR ", "SKIPPED ", "XFAIL ", "XPASS ")
+ENVIRONMENT = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C.UTF-8", "TERM=dumb")
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's project with its planted bug, so that failures are compared too."""
     target = tmp_path_factory.mktemp("project") / "sqlparse"
-    subprocess.run([sys.executable, str(PREPARE), str(target)], check=True, stdout=subprocess.DEVNULL, timeout=300)
+    command = [sys.executable, str(ROOT / "docs/examples/prepare.py"), str(target)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
     return target
 
 
-def test_files(project: Path) -> list[str]:
+def files_of_tests(project: Path) -> list[str]:
     return sorted(f"tests/{path.name}" for path in (project / "tests").glob("test_*.py"))
 
 
 def outcomes(output: str) -> list[str]:
-    """`PASSED tests/test_x.py::test_y` and so on, sorted: one entry per test."""
+    """`PASSED tests/test_x.py::test_y` and so on, one entry per test, in the order of their names."""
     return sorted(line for line in output.splitlines() if line.startswith(OUTCOMES))
+
+
+@pytest.fixture(scope="module")
+def expected(snap: Snap, project: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The outcomes in a plain `runc run` on an ordinary directory: no overlay, no pivot, no daemon."""
+    directory = tmp_path_factory.mktemp("plain")
+    root = directory / "root"
+    trajectory, snapshot = snap.create("--runtime", "runc", "--workspace", project)
+    snap("restore", snapshot, "--to", root)
+    snap("rm", "--force", trajectory)
+    root.chmod(0o755)
+    loop = f"cd /workspace && for file in {' '.join(files_of_tests(project))}; do {' '.join(PYTEST)} $file; [ $? -le 1 ] || exit 3; done"
+    subprocess.run(["runc", "spec"], cwd=directory, check=True, timeout=60)
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    config["root"] = {"path": str(root), "readonly": False}
+    config["process"] |= {"terminal": False, "args": ["/bin/sh", "-c", loop], "env": list(ENVIRONMENT)}
+    (directory / "config.json").write_text(json.dumps(config))
+    with open(directory / "output", "wb") as output:
+        command = ["runc", "run", f"snapshotd-plain-{new_id()[:12]}"]
+        subprocess.run(command, cwd=directory, stdin=subprocess.DEVNULL, stdout=output, check=True, timeout=300)
+    found = outcomes((directory / "output").read_text())
+    assert len(found) > 400
+    assert sum(line.startswith("FAILED ") for line in found) == 2, "the planted bug fails two tests"
+    return found
+
+
+def test_the_suite_has_the_same_outcomes_with_a_snapshot_after_each_file(
+    snap: Snap, runtime: str, project: Path, expected: list[str]
+) -> None:
+    """Every test file is a tool call. They leave bytecode and pytest's cache behind, so each snapshot has changes."""
+    trajectory, _ = snap.create("--runtime", runtime, "--workspace", project)
+    files = files_of_tests(project)
+    output = ""
+    for file in files:
+        done = snap.json("exec", trajectory, "--", *PYTEST, file, code=None)
+        assert done["exit_code"] in (0, 1), done["stderr"]
+        output += done["stdout"]
+    log = snap.json("log", trajectory)[1:]
+    assert [entry["tool"]["arguments"]["argv"][-1] for entry in log] == files
+    assert all(entry["files"]["added"] + entry["files"]["changed"] > 0 for entry in log)
+    snap("rm", "--force", trajectory)
+    assert outcomes(output) == expected

@@ -1,0 +1,164 @@
+"""What every command has: the global options after its name, examples in its help, one-sentence errors, its exit codes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from snapshotd.client.client import Snapshotd
+from snapshotd.daemon.wire import DEFAULT_STATE_DIR, SOCKET_VARIABLE, STATE_DIR_VARIABLE
+from snapshotd.errors import CommandNotFound, CommandNotRunnable, SandboxFailed, SnapshotdError, UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+_STATE_DIR, _SOCKET, _JSON, _AFTER = ("snapshotd.state_dir", "snapshotd.socket", "snapshotd.json", "snapshotd.after")
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+class Failure(Exception):  # noqa: N818 - carries an error, is none
+    """An error on its way to `main`, with what the command knows about how to report it."""
+
+    def __init__(self, error: SnapshotdError, exit_code: int, as_json: bool) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.exit_code = exit_code
+        self.as_json = as_json
+
+
+class Command(click.Command):
+    """A command of ours.
+
+    `examples`: command lines for the help. `docker_codes`: docker's exit codes, for commands that run something: 125 for every failure
+    of ours, 126 and 127 for programs that cannot be run. `splits`: what follows the first `--` is kept apart (`after_dashes`).
+    """
+
+    def __init__(
+        self, name: str | None, *, examples: Sequence[str] = (), docker_codes: bool = False, splits: bool = False, **attrs: Any
+    ) -> None:
+        attrs.setdefault("context_settings", CONTEXT_SETTINGS)
+        super().__init__(name, **attrs)
+        self.examples = tuple(examples)
+        self.docker_codes = docker_codes
+        self.splits = splits
+        self.params.extend(global_options())
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        before = args
+        if self.splits and "--" in args:
+            at = args.index("--")
+            before = args[:at]
+            ctx.meta[_AFTER] = args[at + 1 :]
+        before = _with_bare_network(self, before)
+        try:
+            return super().parse_args(ctx, list(before))
+        except click.UsageError as exc:
+            raise self._failure(usage_error(exc, ctx), "--json" in before) from exc
+        except SnapshotdError as exc:
+            raise self._failure(exc, "--json" in before) from exc
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as exc:
+            raise self._failure(usage_error(exc, ctx), wants_json(ctx)) from exc
+        except SnapshotdError as exc:
+            raise self._failure(exc, wants_json(ctx)) from exc
+
+    def _failure(self, error: SnapshotdError, as_json: bool) -> Failure:
+        code = error.exit_code
+        if self.docker_codes and not isinstance(error, CommandNotFound | CommandNotRunnable):
+            code = SandboxFailed.exit_code
+        return Failure(error, code, as_json)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.examples:
+            with formatter.section("Examples"):
+                for line in self.examples:
+                    formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
+def command(name: str, *, examples: Sequence[str], **attrs: Any) -> Callable[[Callable[..., Any]], Command]:
+    """Declare a command of ours. Its docstring's first line is what `snapshotd --help` says about it."""
+    return click.command(name, cls=Command, examples=examples, **attrs)
+
+
+def global_options() -> list[click.Option]:
+    """--state-dir and --socket, which every command takes, before or after its name."""
+
+    def keep(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+        def callback(ctx: click.Context, _param: click.Parameter, value: Any) -> None:
+            if value is not None:
+                ctx.meta[key] = value
+
+        return callback
+
+    return [
+        click.Option(
+            ["--state-dir"], metavar="DIR", expose_value=False, callback=keep(_STATE_DIR), type=click.Path(),
+            help=f"The daemon's state directory. [${STATE_DIR_VARIABLE}, else {DEFAULT_STATE_DIR}]",
+        ),
+        click.Option(
+            ["--socket"], metavar="PATH", expose_value=False, callback=keep(_SOCKET), type=click.Path(),
+            help=f"The daemon's socket. [${SOCKET_VARIABLE}, else snapshotd.sock in the state directory]",
+        ),
+    ]  # fmt: skip
+
+
+def json_option(function: F) -> F:
+    """--json, as the parameter `as_json`."""
+
+    def remember(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
+        if value:
+            ctx.meta[_JSON] = True
+        return value
+
+    return click.option("--json", "as_json", is_flag=True, is_eager=True, callback=remember, help="Print JSON on standard output.")(function)
+
+
+def wants_json(ctx: click.Context) -> bool:
+    return bool(ctx.meta.get(_JSON))
+
+
+def after_dashes(ctx: click.Context) -> list[str] | None:
+    """What followed `--`; None without it."""
+    after: list[str] | None = ctx.meta.get(_AFTER)
+    return after
+
+
+def connect(ctx: click.Context, *, autostart: bool = True) -> Snapshotd:
+    """The daemon that the options and the environment name."""
+    return Snapshotd(ctx.meta.get(_STATE_DIR), ctx.meta.get(_SOCKET), autostart=autostart)
+
+
+def is_local(ctx: click.Context) -> bool:
+    """Whether paths mean the same to the daemon: nobody named a socket, which could belong to a daemon in a container."""
+    return _SOCKET not in ctx.meta and SOCKET_VARIABLE not in os.environ
+
+
+def usage_error(exc: click.UsageError, ctx: click.Context | None) -> UsageError:
+    """click's complaint as one sentence of ours."""
+    text = exc.format_message().strip().rstrip(".")
+    text = " ".join(text.split())
+    path = (exc.ctx or ctx).command_path if (exc.ctx or ctx) else "snapshotd"  # type: ignore[union-attr]
+    return UsageError(f"{text[:1].lower()}{text[1:]}; `{path} --help` shows how it is used")
+
+
+def refuse(message: str) -> NoReturn:
+    raise UsageError(message)
+
+
+def _with_bare_network(cmd: click.Command, args: list[str]) -> list[str]:
+    """`--network` alone means `--network bridge`. Only our own options are looked at, never an agent's."""
+    valued = {name for param in cmd.params if isinstance(param, click.Option) and not param.is_flag for name in param.opts}
+    if "--network" not in valued:
+        return args
+    at = 0
+    while at < len(args) and args[at].startswith("-"):
+        if args[at] == "--network":
+            following = args[at + 1] if at + 1 < len(args) else "-"
+            if following.startswith("-") or "." in following or "/" in following:
+                return [*args[: at + 1], "bridge", *args[at + 1 :]]
+        at += 2 if args[at] in valued else 1
+    return args

@@ -1,0 +1,118 @@
+"""The command `snapshotd`: finds the command, reports errors as one line, sets the exit code.
+
+Command `x` lives in `cli/x.py` as `command` and is imported when it is used, so that `snapshotd exec` does not pay for `tree`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+import click
+
+from snapshotd.cli.command import CONTEXT_SETTINGS, Failure, global_options, usage_error
+from snapshotd.errors import SnapshotdError
+
+COMMANDS: dict[str, str] = {
+    "run": "Run an agent or a command in a sandbox, with a snapshot after every tool call.",
+    "create": "Start a sandbox without an agent.",
+    "exec": "Run a command as a tool call in a sandbox, or in a throw-away fork.",
+    "attach": "Follow a run from its beginning.",
+    "stop": "End sandboxes after a last snapshot.",
+    "rm": "Forget trajectories and free what only they used.",
+    "ls": "List trajectories.",
+    "ps": "List live sandboxes.",
+    "log": "List a trajectory's snapshots.",
+    "tree": "Show all trajectories as a forest.",
+    "show": "Show everything about one snapshot.",
+    "diff": "Show what changed between two snapshots.",
+    "cat": "Print a file as it was in a snapshot.",
+    "fork": "Start new sandboxes from a snapshot.",
+    "restore": "Write a snapshot's files into a folder.",
+    "tag": "Name a snapshot, or take a name away.",
+    "image": "Build, import, list and remove images.",
+    "doctor": "Say what this machine lacks, and the fix for each.",
+    "setup": "Install what is missing, where that is possible.",
+    "daemon": "Be the daemon, ask after it, or stop it.",
+    "version": "Print the versions of client and daemon.",
+    "completion": "Print the completion script for a shell.",
+}
+"""Name to what it does: the first line of the command's docstring (a test compares them)."""
+
+
+class LazyGroup(click.Group):
+    """Lists commands without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        found: click.Command = importlib.import_module(f"snapshotd.cli.{cmd_name}").command
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value:
+        import snapshotd
+
+        click.echo(f"snapshotd {snapshotd.__version__}")
+        ctx.exit(0)
+
+
+@click.group("snapshotd", cls=LazyGroup, context_settings=CONTEXT_SETTINGS, params=global_options())
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version and exit.")
+def cli() -> None:
+    """Run LLM agents in containers; one atomic snapshot of files, conversation and tool call after every tool call.
+
+    A snapshot can be looked at, diffed, restored, and forked into sandboxes that run side by side. Wherever a command takes an id, any
+    unique prefix of it, a name or a tag will do. Data goes to standard output, everything else to standard error.
+    """
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run one command line. Returns the exit code; never raises what a user could cause."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = _main(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader of our output has gone; Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _main(args: list[str] | None) -> int:
+    try:
+        outcome: Any = cli.main(args, prog_name="snapshotd", standalone_mode=False)
+    except Failure as failure:
+        return report(failure.error, failure.exit_code, as_json=failure.as_json)
+    except click.UsageError as exc:
+        error = usage_error(exc, None)
+        return report(error, error.exit_code, as_json=False)
+    except SnapshotdError as error:
+        return report(error, error.exit_code, as_json=False)
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    return outcome if isinstance(outcome, int) else 0
+
+
+def report(error: SnapshotdError, exit_code: int, *, as_json: bool) -> int:
+    """One line on standard error; with --json also an object on standard output. Returns the exit code."""
+    from snapshotd.cli.text import printable
+
+    if as_json:
+        click.echo(json.dumps({"error": {"code": error.code, "message": error.message}}))
+    click.echo(f"snapshotd: {printable(error.message)}", err=True)
+    return exit_code

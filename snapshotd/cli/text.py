@@ -1,0 +1,111 @@
+"""How things look to people: ids, sizes, times, tables, and names that may hold anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from snapshotd.types import short
+
+
+def printable(text: str) -> str:
+    """`text` with everything escaped that a terminal could take for a command or that would hide something (controls, bidi marks)."""
+    if text.isprintable():
+        return text
+    return "".join(ch if ch.isprintable() else _escaped(ch) for ch in text)
+
+
+def _escaped(ch: str) -> str:
+    code = ord(ch)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8, as os.fsdecode hands it on
+        return f"\\x{code - 0xDC00:02x}"
+    return ch.encode("unicode_escape").decode()
+
+
+def printable_path(path: bytes) -> str:
+    """A sandbox path with its leading slash, safe to show."""
+    return printable("/" + path.decode(errors="surrogateescape"))
+
+
+def shown_id(any_id: str | None, *, full: bool) -> str:
+    if any_id is None:
+        return "-"
+    return any_id if full else short(any_id)
+
+
+def size(count: int) -> str:
+    """`1.2 KiB`."""
+    if count < 1024:
+        return f"{count} B"
+    value = float(count)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        value /= 1024
+        if value < 1024 or unit == "TiB":
+            break
+    return f"{value:.1f} {unit}"
+
+
+def milliseconds(value: float) -> str:
+    """`2.1 ms`, `4.5 s`."""
+    return f"{value / 1000:.1f} s" if value >= 1000 else f"{value:.1f} ms"
+
+
+def ago(iso: str) -> str:
+    """How long ago a time of the API was: `3 minutes ago`."""
+    seconds = int((datetime.now(UTC) - datetime.fromisoformat(iso)).total_seconds())
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length} {unit}s ago"
+    return f"{max(seconds, 0)} seconds ago"
+
+
+def file_counts(files: Any) -> str:
+    """`+1 ~2 -0`; `files` is a record with added, changed and deleted, or None while they are not counted."""
+    return "…" if files is None else f"+{files.added} ~{files.changed} -{files.deleted}"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
+    """Print aligned columns on standard output. `right` are the columns to align right. The last column is never padded."""
+    widths = [max(len(click.unstyle(row[i])) for row in (header, *rows)) for i in range(len(header))]
+    for number, row in enumerate((header, *rows)):
+        cells = []
+        for i, cell in enumerate(row):
+            gap = " " * (widths[i] - len(click.unstyle(cell)))
+            last = i == len(row) - 1
+            cells.append(gap + cell if i in right else cell if last else cell + gap)
+        line = "  ".join(cells).rstrip()
+        click.echo(click.style(line, bold=True) if number == 0 else line)
+
+
+_COLOURS = {
+    "running": "green", "done": "green", "stored": "green", "finished": "green",
+    "failed": "red", "lost": "red", "interrupted": "yellow", "unknown": "yellow",
+}  # fmt: skip
+
+
+def status(word: str) -> str:
+    """A status word in its colour (click takes the colour away where standard output is no terminal)."""
+    colour = _COLOURS.get(word)
+    return click.style(word, fg=colour) if colour else word
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on one line of standard output."""
+    click.echo(json.dumps(value))
+
+
+def snapshot_line(
+    *, seq: int, snapshot_id: str, tool: str, status: str, files: dict[str, int] | None, pause_ms: float, method: str
+) -> str:  # fmt: skip
+    """`● 3 a1b2c3d4e5f6  run_tests  done  +1 ~2 -0  1.2 KiB  2.1 ms`."""
+    parts = [f"● {seq} {short(snapshot_id)}", printable(tool), status]
+    if files is not None:
+        parts += [f"+{files['added']} ~{files['changed']} -{files['deleted']}", size(files["bytes"])]
+    parts.append(milliseconds(pause_ms))
+    if method == "copy":
+        parts.append("(copied: live processes)")
+    return "  ".join(parts)

@@ -1,0 +1,196 @@
+"""Option values with a form of their own, the options that make a sandbox, and completion of ids, names and tags."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from snapshotd.cli.command import connect
+from snapshotd.daemon.wire import FORK_MAX
+from snapshotd.errors import SnapshotdError
+from snapshotd.types import NAME_PATTERN, short
+
+F = TypeVar("F", bound=Callable[..., Any])
+_MEMORY = re.compile(r"(\d+)([bkmgt]?)(?:i?b)?", re.IGNORECASE)
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_MEMORY_LEAST = 16 << 20
+
+
+class Memory(click.ParamType):
+    """`512m`, `2g`: bytes, with a binary unit."""
+
+    name = "memory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = _MEMORY.fullmatch(value.strip())
+        if not match:
+            self.fail(f"{value!r} is not an amount of memory: write a whole number with k, m, g or t, such as 512m or 2g", param, ctx)
+        count = int(match[1]) * _UNITS[match[2].lower()]
+        if count < _MEMORY_LEAST:
+            self.fail(f"{value!r} is too little: no sandbox runs in less than 16m", param, ctx)
+        return count
+
+
+class Cpus(click.ParamType):
+    """Processors: `2`, `0.5`."""
+
+    name = "cpus"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            count = float(value)
+        except ValueError:
+            count = 0.0
+        if not 0.01 <= count <= 4096:  # false for nan, too
+            self.fail(f"{value!r} is not a number of processors from 0.01 to 4096, such as 2 or 0.5", param, ctx)
+        return count
+
+
+class Pids(click.ParamType):
+    """Most processes at once."""
+
+    name = "pids"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, str) and not value.strip().isdigit():
+            self.fail(f"{value!r} is not a whole number of processes", param, ctx)
+        count = int(value)
+        if not 8 <= count <= 4 << 20:
+            self.fail(f"{value!r} is not a number of processes from 8 to {4 << 20}", param, ctx)
+        return count
+
+
+class ForkCount(click.ParamType):
+    """How many forks: 1 to 256."""
+
+    name = "n"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            count = int(value)
+        except ValueError:
+            count = 0
+        if not 1 <= count <= FORK_MAX:
+            self.fail(f"{value} forks cannot be made: one fork makes 1 to {FORK_MAX}, nothing was started", param, ctx)
+        return count
+
+
+class Variable(click.ParamType):
+    """`K=V`, or `K` for the value it has here."""
+
+    name = "K=V"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        key, equals, text = value.partition("=")
+        if not key:
+            self.fail(f"{value!r} has no name: write K=V, or K for the value it has here", param, ctx)
+        if not equals:
+            if key not in os.environ:
+                self.fail(f"{key} is not set here, so it has no value to pass on: write {key}=VALUE", param, ctx)
+            text = os.environ[key]
+        return key, text
+
+
+class Name(click.ParamType):
+    """A name or tag."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not NAME_PATTERN.fullmatch(value):
+            self.fail(f"{value!r} cannot be a name: use up to 64 letters, digits and ._- , starting with a letter or digit", param, ctx)
+        return str(value)
+
+
+def sandbox_options(function: F) -> F:
+    """The options that make a sandbox; `sandbox_keywords` turns them into the client's."""
+    options = [
+        click.option("--image", metavar="IMAGE", default="default", show_default=True, help="Image to start from, by name or id.",
+                     shell_complete=complete_image),
+        click.option("--workspace", metavar="DIR", type=click.Path(), help="Folder whose content is copied to /workspace."),
+        click.option("-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on."),
+        click.option("--network", type=click.Choice(["none", "bridge"]), default="none", show_default=True,
+                     help="What the sandbox can reach; --network alone means bridge."),
+        click.option("--memory", type=Memory(), metavar="SIZE", help="Most memory, swap included: 512m, 2g.  [default: 2g]"),
+        click.option("--cpus", type=Cpus(), metavar="N", help="Most processors, such as 0.5.  [default: 2]"),
+        click.option("--pids", type=Pids(), metavar="N", help="Most processes at once.  [default: 1024]"),
+        click.option("--name", type=Name(), metavar="NAME", help="Name for the trajectory."),
+        click.option("--runtime", type=click.Choice(["auto", "runc", "docker"]), default="auto", show_default=True,
+                     help="Container driver; auto takes Docker if it answers, else runc."),
+    ]  # fmt: skip
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def sandbox_keywords(options: dict[str, Any]) -> dict[str, Any]:
+    return {**options, "env": dict(options["env"])}
+
+
+def local_file(path: str, what: str) -> str:
+    """UsageError when a file of this machine is missing, no file, or unreadable."""
+    where = Path(path)
+    if where.is_dir():
+        raise click.UsageError(f"the {what} {path} is a directory, not a file")
+    try:
+        with where.open("rb"):
+            return path
+    except OSError as exc:
+        raise click.UsageError(f"the {what} {path} cannot be read: {exc.strerror}") from exc
+
+
+def local_folder(path: str, what: str) -> str:
+    """UsageError when a folder of this machine is missing, no folder, or unreadable."""
+    try:
+        with os.scandir(path):
+            return path
+    except OSError as exc:
+        raise click.UsageError(f"the {what} {path} cannot be read: {exc.strerror}") from exc
+
+
+# -- completion ----------------------------------------------------------------------------------------------------------------
+
+
+def complete_trajectory(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    try:
+        found = connect(ctx, autostart=False).trajectories()
+    except SnapshotdError:
+        return []  # a shell that completes has no place for an error
+    items = [(item.name or short(item.id), item.status) for item in found]
+    return [CompletionItem(value, help=text) for value, text in items if value.startswith(incomplete)]
+
+
+def complete_snapshot(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    try:
+        found = connect(ctx, autostart=False).all_snapshots()
+    except SnapshotdError:
+        return []
+    items = [(value, item.tool.name) for item in found for value in (*item.tags, short(item.id))]
+    own = [CompletionItem(value, help=text) for value, text in items if value.startswith(incomplete)]
+    return own + complete_trajectory(ctx, param, incomplete)
+
+
+def complete_tag(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    try:
+        found = connect(ctx, autostart=False).all_snapshots()
+    except SnapshotdError:
+        return []
+    return [CompletionItem(tag) for item in found for tag in item.tags if tag.startswith(incomplete)]
+
+
+def complete_image(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    try:
+        found = connect(ctx, autostart=False).images()
+    except SnapshotdError:
+        return []
+    return [CompletionItem(item.name or short(item.id)) for item in found if (item.name or item.id).startswith(incomplete)]

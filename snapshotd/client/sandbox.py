@@ -1,0 +1,229 @@
+"""Sandboxes and snapshots as objects, shaped like the SDKs of sandbox services."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from snapshotd.client.client import Snapshotd
+from snapshotd.client.results import ChangeInfo, ExecInfo, RestoreInfo, SnapshotInfo, TrajectoryInfo
+from snapshotd.errors import NotFound, SnapshotdError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """How a command ended. `stdout` and `stderr` are text with U+FFFD for what is not UTF-8; the raw bytes are in `*_bytes`.
+
+    `snapshot_id` is the snapshot that holds everything the command did; None for a command in a throw-away fork.
+    """
+
+    exit_code: int
+    stdout_bytes: bytes
+    stderr_bytes: bytes
+    snapshot_id: str | None
+
+    @property
+    def stdout(self) -> str:
+        return self.stdout_bytes.decode(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        return self.stderr_bytes.decode(errors="replace")
+
+
+class ExecFailed(SnapshotdError):  # noqa: N818 - like every error of ours, it is named by what happened
+    """A command given `check=True` ended with another exit code than 0. `result` is how; its snapshot was taken all the same."""
+
+    def __init__(self, message: str, result: ExecResult) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class Snapshot:
+    """One immutable snapshot. `info` is its record."""
+
+    def __init__(self, client: Snapshotd, info: SnapshotInfo) -> None:
+        self._client = client
+        self.info = info
+
+    @classmethod
+    def get(cls, ref: str, *, client: Snapshotd | None = None) -> Snapshot:
+        """By tag, unique prefix of an id, or a trajectory's name or id (its head)."""
+        client = client or Snapshotd()
+        return cls(client, client.snapshot(ref))
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    def diff(self, other: Snapshot | str | None = None) -> list[ChangeInfo]:
+        """What changed from this snapshot to `other`; without it, from the parent to this one."""
+        return list(self._client.diff(self.id, other.id if isinstance(other, Snapshot) else other))
+
+    def patch(self, other: Snapshot | str | None = None) -> bytes:
+        """The same as a patch of /workspace, held in memory."""
+        parts: list[bytes] = []
+        self._client.patch(self.id, other.id if isinstance(other, Snapshot) else other, write=parts.append)
+        return b"".join(parts)
+
+    def cat(self, path: str | bytes) -> bytes:
+        """A regular file's content, held in memory. NotFound; UsageError for anything but a regular file."""
+        return b"".join(self._client.cat(self.id, path))
+
+    def restore(self, to: str | Path, *, path: str = "") -> RestoreInfo:
+        """Write the tree, or the part below `path`, into a folder that does not exist or is empty."""
+        return self._client.restore(self.id, to, path=path)
+
+    def fork(self, n: int = 1, *, args: Sequence[str] | None = None, name: str | None = None) -> list[Sandbox]:
+        """`n` running sandboxes that start from here."""
+        return [Sandbox(self._client, item) for item in self._client.fork(self.id, n, args=args, name=name).trajectories]
+
+    def exec(self, command: str | Sequence[str], **options: object) -> ExecResult:
+        """Run a command in a throw-away fork; nothing of it is kept. Options as for `Sandbox.exec`."""
+        return _exec(self._client.exec_snapshot, self.id, command, **options)  # type: ignore[arg-type]
+
+    def tag(self, name: str, *, move: bool = False) -> None:
+        self._client.tag(self.id, name, move=move)
+
+    def __repr__(self) -> str:
+        return f"<Snapshot {self.id[:12]} seq={self.info.seq} tool={self.info.tool.name!r}>"
+
+
+class Files:
+    """A sandbox's files as of its newest snapshot, so every read is consistent. Writing is done by commands (`Sandbox.exec`)."""
+
+    def __init__(self, client: Snapshotd, trajectory: str) -> None:
+        self._client = client
+        self._trajectory = trajectory
+
+    def read(self, path: str | bytes) -> bytes:
+        """The content; relative paths start at /workspace."""
+        return b"".join(self._client.cat(self._trajectory, _in_workspace(path)))
+
+    def read_text(self, path: str | bytes, encoding: str = "utf-8") -> str:
+        return self.read(path).decode(encoding)
+
+    def exists(self, path: str | bytes) -> bool:
+        """Whether it is a regular file. A directory gives False."""
+        try:
+            for _ in self._client.cat(self._trajectory, _in_workspace(path)):
+                break
+        except (NotFound, UsageError):
+            return False
+        return True
+
+    def list(self, path: str = ".") -> list[str]:
+        """The names in a directory, sorted, as seen by a throw-away fork of the newest snapshot (needs `ls` in the image)."""
+        directory = "/" + _in_workspace(path).decode()
+        head = self._client.trajectory(self._trajectory).head
+        result = _exec(self._client.exec_snapshot, head, ["ls", "-A1", "--", directory], cwd="/")
+        if result.exit_code != 0:
+            raise NotFound(f"there is no directory {directory} to list: {result.stderr.strip()}")
+        return sorted(result.stdout.splitlines())
+
+
+class Sandbox:
+    """A trajectory and its running sandbox. Leaving a `with` block stops it, with a last snapshot; nothing is removed."""
+
+    def __init__(self, client: Snapshotd, info: TrajectoryInfo) -> None:
+        self._client = client
+        self.id = info.id
+        self.name = info.name
+        self.files = Files(client, info.id)
+
+    @classmethod
+    def create(
+        cls, *, image: str = "default", workspace: str | Path | None = None, name: str | None = None,
+        env: Mapping[str, str] | None = None, network: str = "none", memory: int | None = None, cpus: float | None = None,
+        pids: int | None = None, runtime: str = "auto", client: Snapshotd | None = None,
+    ) -> Sandbox:  # fmt: skip
+        """Start a sandbox. `workspace` is copied to /workspace, `memory` is in bytes, `network` is none or bridge."""
+        client = client or Snapshotd()
+        info, _ = client.create(
+            image=image, workspace=workspace, name=name, env=env, network=network, memory=memory, cpus=cpus, pids=pids, runtime=runtime,
+        )  # fmt: skip
+        return cls(client, info)
+
+    @classmethod
+    def connect(cls, ref: str, *, client: Snapshotd | None = None) -> Sandbox:
+        """An existing trajectory, by name or unique prefix of its id; running or not."""
+        client = client or Snapshotd()
+        return cls(client, client.trajectory(ref))
+
+    @property
+    def info(self) -> TrajectoryInfo:
+        """How it stands now (asks the daemon)."""
+        return self._client.trajectory(self.id)
+
+    def exec(
+        self, command: str | Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None, user: str | None = None,
+        check: bool = False, on_stdout: Callable[[bytes], object] | None = None, on_stderr: Callable[[bytes], object] | None = None,
+    ) -> ExecResult:  # fmt: skip
+        """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`, a list is run as it is.
+
+        With `check`, ExecFailed for an exit code other than 0. CommandNotFound and CommandNotRunnable leave no snapshot.
+        """
+        return _exec(
+            self._client.exec, self.id, command, cwd=cwd, env=env, user=user, check=check, on_stdout=on_stdout, on_stderr=on_stderr
+        )
+
+    def snapshots(self) -> list[Snapshot]:
+        """Oldest first."""
+        return [Snapshot(self._client, info) for info in self._client.log(self.id)]
+
+    def head(self) -> Snapshot:
+        """The newest snapshot."""
+        return Snapshot(self._client, self._client.snapshot(self.id))
+
+    def fork(self, n: int = 1, *, args: Sequence[str] | None = None, name: str | None = None) -> list[Sandbox]:
+        """`n` running sandboxes that start from the newest snapshot; this one runs on."""
+        return self.head().fork(n, args=args, name=name)
+
+    def stop(self) -> None:
+        """Take a last snapshot if anything changed and end the container. `exec` starts it again."""
+        self._client.stop(self.id)
+
+    def remove(self, *, force: bool = False) -> None:
+        """Forget the trajectory with all its snapshots."""
+        self._client.remove(self.id, force=force)
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.name or self.id[:12]}>"
+
+
+def _exec(
+    method: Callable[..., ExecInfo], ref: str, command: str | Sequence[str], *, cwd: str | None = None,
+    env: Mapping[str, str] | None = None, user: str | None = None, check: bool = False, on_stdout: Callable[[bytes], object] | None = None,
+    on_stderr: Callable[[bytes], object] | None = None,
+) -> ExecResult:  # fmt: skip
+    argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+    kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+    told = {"stdout": on_stdout, "stderr": on_stderr}
+
+    def on_output(stream: str, data: bytes) -> None:
+        kept[stream].append(data)
+        listener = told[stream]
+        if listener is not None:
+            listener(data)
+
+    done = method(ref, argv, cwd=cwd, env=env, user=user, on_output=on_output)
+    snapshot_id = None if done.snapshot is None else done.snapshot.id
+    result = ExecResult(done.exit_code, b"".join(kept["stdout"]), b"".join(kept["stderr"]), snapshot_id)
+    if check and result.exit_code != 0:
+        shown = command if isinstance(command, str) else shlex.join(command)
+        raise ExecFailed(f"the command `{shown}` ended with exit code {result.exit_code}: {result.stderr[-500:].strip()}", result)
+    return result
+
+
+def _in_workspace(path: str | bytes) -> bytes:
+    raw = path.encode(errors="surrogateescape") if isinstance(path, str) else path
+    return raw.lstrip(b"/") if raw.startswith(b"/") else b"workspace/" + raw

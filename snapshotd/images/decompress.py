@@ -1,0 +1,87 @@
+"""Undo gzip, zstd or xz on a stream, whichever its first bytes say, in bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import zlib
+from typing import Any, cast
+
+import zstandard
+
+from snapshotd.errors import UsageError
+from snapshotd.layers.tar_reader import Readable
+
+_XZ_MEMORY_BYTES = 256 << 20
+_ZSTD_WINDOW_BYTES = 128 << 20
+"""What `zstd --long=27` needs; a hostile frame can ask for 2 GiB."""
+_STEP_BYTES = 1 << 18
+
+
+def plain(stream: Readable, what: str) -> Readable:
+    """The uncompressed content of `stream`. `what` names it in errors. UsageError on reading damaged or unknown data."""
+    head = _exactly(stream, 6)
+    joined = _Joined(head, stream)
+    if head.startswith(b"\x1f\x8b"):
+        return _Checked(gzip.GzipFile(fileobj=cast(Any, joined), mode="rb"), what)  # the cast: it asks for more than it uses
+    if head.startswith(b"\x28\xb5\x2f\xfd"):
+        decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+        return _Checked(decoder.stream_reader(joined, read_across_frames=True, read_size=_STEP_BYTES), what)  # type: ignore[arg-type]
+    if head == b"\xfd7zXZ\x00":
+        return _Checked(_Xz(joined), what)
+    if head.startswith(b"BZh"):
+        raise UsageError(f"{what} is compressed with bzip2, which is not supported; unpack it first with `bunzip2`")
+    return joined
+
+
+def _exactly(stream: Readable, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = stream.read(size - len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+class _Joined:
+    """Bytes that were read already, then the rest of the stream."""
+
+    def __init__(self, head: bytes, stream: Readable) -> None:
+        self._head, self._stream = head, stream
+
+    def read(self, size: int = -1, /) -> bytes:
+        if not self._head:
+            return self._stream.read(size if size >= 0 else _STEP_BYTES)
+        data = self._head if size < 0 else self._head[:size]
+        self._head = self._head[len(data) :]
+        return data
+
+
+class _Xz:
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+        self._decoder = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
+
+    def read(self, size: int, /) -> bytes:
+        while not self._decoder.eof:
+            data = self._stream.read(_STEP_BYTES) if self._decoder.needs_input else b""
+            if self._decoder.needs_input and not data:
+                raise EOFError("it is cut off")
+            out = self._decoder.decompress(data, size)
+            if out:
+                return out
+        return b""
+
+
+class _Checked:
+    """Errors of the decoders as sentences."""
+
+    def __init__(self, stream: Readable, what: str) -> None:
+        self._stream, self._what = stream, what
+
+    def read(self, size: int, /) -> bytes:
+        try:
+            return self._stream.read(size)
+        except (gzip.BadGzipFile, zlib.error, lzma.LZMAError, zstandard.ZstdError, EOFError) as exc:
+            raise UsageError(f"{self._what} cannot be decompressed: {exc}; it is damaged, fetch or save it again") from exc

@@ -1,0 +1,266 @@
+"""The images: root file systems that sandboxes start from, where they lie, and every way to get one.
+
+    <layers>/images/<image id>/root        the files, immutable once the catalog knows the image
+    <layers>/images/.tmp-<image id>/root   being made or removed; rubbish after a crash
+
+Write order: files, then durable (syncfs), then renamed to their final name, then the catalog's row, which is the commit. Removal goes the
+other way round. What no row refers to is removed when the store is opened, so only one process may open it (the daemon, under its lock).
+
+Concurrency: thread-safe. Images are made one at a time: the second of two runs that need the same missing image waits and finds it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapshotd.catalog.base import Catalog
+from snapshotd.errors import InternalError, NotFound, OutOfSpace, SnapshotdError, UsageError
+from snapshotd.images import build, recipes
+from snapshotd.images.config import DEFAULT_WORKDIR
+from snapshotd.images.docker import DockerImages
+from snapshotd.images.root import measure, prepare_root
+from snapshotd.images.sources import Source, open_source
+from snapshotd.kernel import files
+from snapshotd.layers.ingest_nodes import printable
+from snapshotd.types import Image, ImageID, new_id
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,254}")
+"""An image's name: what Docker's references look like, which our own names are a part of."""
+_TMP = ".tmp-"
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What a new image's row says besides its files."""
+
+    name: str
+    source: str
+    source_id: str
+    env: tuple[tuple[str, str], ...] = ()
+    workdir: str = DEFAULT_WORKDIR
+
+
+class ImageStore:
+    """See the module's text. `layers_dir` must exist."""
+
+    def __init__(self, layers_dir: Path, catalog: Catalog) -> None:
+        self._dir = layers_dir / "images"
+        self._dir.mkdir(mode=0o700, exist_ok=True)
+        self._catalog = catalog
+        self._docker = DockerImages()
+        self._making = threading.RLock()
+        self._sweep()
+
+    def _sweep(self) -> None:
+        known = {image.id for image in self._catalog.images()}
+        fd = os.open(self._dir, files.DIR_FLAGS)
+        try:
+            for name in os.listdir(fd):
+                if name not in known:
+                    files.remove_tree(fd, name)
+        finally:
+            os.close(fd)
+
+    # -- looking ---------------------------------------------------------------------------------------------------------------
+
+    def list(self) -> list[Image]:
+        """All images, newest first."""
+        return self._catalog.images()
+
+    def find(self, ref: str) -> Image:
+        """By name or unique id prefix. NotFound, Ambiguous."""
+        return self._catalog.find_image(ref)
+
+    def ensure(self, name: str, progress: Progress) -> Image:
+        """The image that `name` stands for, made if need be: one we have, else a recipe that comes with snapshotd, else a Docker image.
+
+        NotFound says what to do next. Building takes a minute, importing seconds; having it already, microseconds.
+        """
+        try:
+            return self.find(name)
+        except NotFound:
+            pass
+        with self._making:
+            try:
+                return self.find(name)  # another thread made it meanwhile
+            except NotFound:
+                pass
+            if name in recipes.shipped():
+                return self.build(name, None, progress)
+            try:
+                return self._from_docker(name, name, progress)
+            except SnapshotdError as exc:
+                known = ", ".join(sorted({*recipes.shipped(), *(i.name for i in self.list() if i.name)}))
+                message = (
+                    f"there is no image {printable(name.encode())} here (known: {known}), and {exc.message}; "
+                    f"`snapshotd image import` also takes a folder or an archive"
+                )
+                raise NotFound(message) from exc
+
+    # -- making ----------------------------------------------------------------------------------------------------------------
+
+    def build(self, recipe: str, name: str | None, progress: Progress) -> Image:
+        """From a recipe's name or folder; one that is unchanged is not built again.
+
+        Raises NotFound (no such recipe), UsageError (malformed, or a package or mirror fails), Unsupported, NotPermitted, OutOfSpace.
+        """
+        found = recipes.find_recipe(recipe)
+        facts = _Facts(_checked_name(name or found.name), f"recipe {found.name}", found.source_id, found.env, found.workdir)
+        with self._making:
+            have = self._reuse(facts, progress)
+            if have:
+                return have
+            progress(f"building the image {facts.name}: this is done once and takes about a minute")
+            return self._make(facts, lambda root: build.build_root(found, root, progress))
+
+    def import_(self, source: str, name: str | None, progress: Progress) -> Image:
+        """From a folder, a root file system tar, a `docker save` or OCI archive, an OCI layout, or a Docker image name.
+
+        A path is taken as a path when it exists or looks like one (it begins with `/` or `.`); `docker:NAME` is always Docker's.
+        One that we have already (same content) is not taken again.
+        """
+        if not source:
+            raise UsageError("the import source is empty; give a folder, an archive or a Docker image name")
+        path = Path(source)
+        looks_like_path = source.startswith(("/", "./", "../")) or source in (".", "..")
+        if not source.startswith("docker:") and (looks_like_path or path.exists()):
+            return self._from_path(path, name, progress)
+        docker_name = source.removeprefix("docker:")
+        try:
+            return self._from_docker(docker_name, name or docker_name, progress)
+        except NotFound as exc:
+            raise NotFound(f"{exc.message}, or give the path of a folder or archive (there is none at {source})") from exc
+
+    def _from_docker(self, docker_name: str, name: str, progress: Progress) -> Image:
+        checked = _checked_name(name)
+        with self._making:
+            config = self._docker.inspect(docker_name)
+            facts = _Facts(checked, f"docker {docker_name}", config.source_id, config.env, config.workdir)
+            have = self._reuse(facts, progress)
+            if have:
+                return have
+
+            def fill(root: Path) -> None:
+                with _opened(root) as fd:
+                    self._warn(self._docker.extract(config, fd, progress).warnings, progress)
+
+            return self._make(facts, fill)
+
+    def _from_path(self, path: Path, name: str | None, progress: Progress) -> Image:
+        checked = _checked_name(name or _default_name(path))
+        with self._making, open_source(path, self._dir, progress) as source:
+            facts = _Facts(checked, f"{source.kind} {path}", source.source_id, source.env, source.workdir)
+            have = self._reuse(facts, progress)
+            if have:
+                return have
+            return self._make(facts, lambda root: self._extract(source, root, progress))
+
+    def _extract(self, source: Source, root: Path, progress: Progress) -> None:
+        with _opened(root) as fd:
+            for report in source.extract(fd, progress):
+                self._warn(report.warnings, progress)
+
+    @staticmethod
+    def _warn(warnings: tuple[str, ...], progress: Progress) -> None:
+        for warning in warnings:
+            progress(f"warning: {warning}")
+
+    def _reuse(self, facts: _Facts, progress: Progress) -> Image | None:
+        """An image with this content: itself if the name is right, else a copy of it under the new name."""
+        same = [image for image in self.list() if image.source_id == facts.source_id]
+        for image in same:
+            if image.name == facts.name:
+                progress(f"the image {image.name} is there already and unchanged")
+                return image
+        if not same:
+            return None
+        progress(f"copying the image {same[0].name or same[0].id}, which has the same content")
+        return self._make(facts, lambda root: _copy_root(self._dir / same[0].id / "root", root))
+
+    def _make(self, facts: _Facts, fill: Callable[[Path], None]) -> Image:
+        """Make an image: `fill` gets the empty root directory. Nothing is left behind when it fails."""
+        image_id = ImageID(new_id())
+        tmp = self._dir / f"{_TMP}{image_id}"
+        try:
+            (tmp / "root").mkdir(parents=True)
+            os.chmod(tmp, 0o711)  # the container's root may be an unprivileged id that must get through; above, the store is 0700
+            os.chmod(tmp / "root", 0o755)
+            fill(tmp / "root")
+            with _opened(tmp / "root") as fd:
+                prepare_root(fd)
+                size, count = measure(fd)
+                files.sync_filesystem(fd)
+            os.rename(tmp, self._dir / image_id)
+            with _opened(self._dir) as fd:
+                os.fsync(fd)
+            now = time.time_ns()
+            row = Image(image_id, facts.name, facts.source, facts.source_id, size, count, now, facts.env, facts.workdir)
+            self._catalog.add_image(row)
+        except OSError as exc:
+            self._discard(image_id)
+            kind = OutOfSpace if exc.errno in (errno.ENOSPC, errno.EDQUOT) else InternalError
+            raise kind(f"the image {facts.name} cannot be written to {self._dir}: {exc.strerror or exc}; check the disk") from exc
+        except BaseException:
+            self._discard(image_id)
+            raise
+        self._catalog.flush()
+        return row
+
+    def _discard(self, image_id: ImageID) -> None:
+        with _opened(self._dir) as fd:
+            for name in (f"{_TMP}{image_id}", image_id):
+                files.remove_tree(fd, name)
+
+    # -- removing --------------------------------------------------------------------------------------------------------------
+
+    def remove(self, ref: str) -> None:
+        """Forget an image and delete its files. NotFound, Ambiguous; Conflict while a trajectory uses it."""
+        image = self.find(ref)
+        self._catalog.remove_image(image.id)
+        with _opened(self._dir) as fd:
+            os.rename(image.id, f"{_TMP}{image.id}", src_dir_fd=fd, dst_dir_fd=fd)
+            files.remove_tree(fd, f"{_TMP}{image.id}")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, files.DIR_FLAGS)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _checked_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{printable(name.encode())!r} cannot be an image's name; use letters, digits, and `_.:/@-` after the first")
+    return name
+
+
+def _default_name(path: Path) -> str:
+    """A file's or folder's own name without the endings of archives."""
+    name = re.sub(r"(\.(tar|tgz|oci|docker|gz|xz|zst))+$", "", path.resolve().name)
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-._") or "imported"
+
+
+def _copy_root(source: Path, target: Path) -> None:
+    """Copy an image's root, sharing its extents where the file system can. The tree is ours and nobody changes it."""
+    program = shutil.which("cp")
+    if program is None:
+        raise InternalError("the program cp is missing on this machine")
+    command = [program, "-a", "--reflink=auto", "--sparse=auto", "--", f"{source}/.", str(target)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise OutOfSpace(f"the image in {source} cannot be copied: {result.stderr.strip()[:300]}; check the disk")

@@ -1,0 +1,129 @@
+"""Find changed lines in bounded time, whatever the lines are, and group them into hunks.
+
+difflib is quadratic to cubic on hostile input. So: cut the common head and tail, split at lines that occur once on both sides (as patience
+diff does, O(n log n)), give difflib only what lies between and only while a total budget lasts; what is left is replaced as a whole.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+CONTEXT_LINES = 3
+DIFFLIB_BUDGET = 20_000_000
+"""Upper bound of difflib's inner steps for one file: about five seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hunk:
+    """`start` counts from 1; with a count of 0 it is the line before (as unified diffs have it). `lines`: (sign, line with its end)."""
+
+    old_start: int
+    old_count: int
+    new_start: int
+    new_count: int
+    lines: tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """`size` equal lines."""
+
+    a: int
+    b: int
+    size: int
+
+
+def hunks(old: Sequence[bytes], new: Sequence[bytes], context: int) -> Iterator[Hunk]:
+    """The differences of two lists of lines, with `context` equal lines around each. Nothing if they are equal."""
+    changes: list[tuple[int, int, int, int]] = []
+    at_a = at_b = 0
+    for block in [*_matching(old, new), _Block(len(old), len(new), 0)]:
+        if block.a > at_a or block.b > at_b:
+            changes.append((at_a, block.a, at_b, block.b))
+        at_a, at_b = block.a + block.size, block.b + block.size
+    group: list[tuple[int, int, int, int]] = []
+    for change in changes:
+        if group and change[0] - group[-1][1] > 2 * context:
+            yield _hunk(old, new, group, context)
+            group = []
+        group.append(change)
+    if group:
+        yield _hunk(old, new, group, context)
+
+
+def _hunk(old: Sequence[bytes], new: Sequence[bytes], group: list[tuple[int, int, int, int]], context: int) -> Hunk:
+    first_a, _, first_b, _ = group[0]
+    lead = min(context, first_a, first_b)
+    at, start_b = first_a - lead, first_b - lead
+    lines: list[tuple[bytes, bytes]] = []
+    for a1, a2, b1, b2 in group:
+        lines += [(b" ", line) for line in old[at:a1]]
+        lines += [(b"-", line) for line in old[a1:a2]]
+        lines += [(b"+", line) for line in new[b1:b2]]
+        at = a2
+    lines += [(b" ", line) for line in old[at : at + context]]
+    count_a = sum(sign != b"+" for sign, _ in lines)
+    count_b = sum(sign != b"-" for sign, _ in lines)
+    start_a = first_a - lead
+    return Hunk(start_a + bool(count_a), count_a, start_b + bool(count_b), count_b, tuple(lines))
+
+
+def _matching(old: Sequence[bytes], new: Sequence[bytes]) -> list[_Block]:
+    """Blocks of equal lines, ascending on both sides."""
+    head = 0
+    while head < min(len(old), len(new)) and old[head] == new[head]:
+        head += 1
+    tail = 0
+    while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
+        tail += 1
+    end_a, end_b = len(old) - tail, len(new) - tail
+    blocks = [_Block(0, 0, head)]
+    budget = DIFFLIB_BUDGET
+    at_a, at_b = head, head
+    for a, b in [*_anchors(old[head:end_a], new[head:end_b], head), (end_a, end_b)]:
+        found, cost = _compare(old[at_a:a], new[at_b:b], budget)
+        budget -= cost
+        blocks += [_Block(at_a + block.a, at_b + block.b, block.size) for block in found]
+        if a < end_a:
+            blocks.append(_Block(a, b, 1))
+        at_a, at_b = a + 1, b + 1
+    blocks.append(_Block(end_a, end_b, tail))
+    return [block for block in blocks if block.size]
+
+
+def _anchors(old: Sequence[bytes], new: Sequence[bytes], offset: int) -> list[tuple[int, int]]:
+    """Positions of lines that occur once on each side, as many as are in the same order on both."""
+    in_old, in_new = Counter(old), Counter(new)
+    where = {line: i for i, line in enumerate(new) if in_new[line] == 1}
+    pairs = [(i, where[line]) for i, line in enumerate(old) if in_old[line] == 1 and line in where]
+    tops: list[int] = []  # longest increasing subsequence of the second numbers
+    ends: list[int] = []
+    before: list[int] = []
+    for i, (_, b) in enumerate(pairs):
+        at = bisect_left(tops, b)
+        before.append(ends[at - 1] if at else -1)
+        tops[at : at + 1] = [b]
+        ends[at : at + 1] = [i]
+    chain: list[tuple[int, int]] = []
+    i = ends[-1] if ends else -1
+    while i >= 0:
+        chain.append((pairs[i][0] + offset, pairs[i][1] + offset))
+        i = before[i]
+    return chain[::-1]
+
+
+def _compare(old: Sequence[bytes], new: Sequence[bytes], budget: int) -> tuple[list[_Block], int]:
+    """difflib's blocks and a bound of what they cost; none if that bound is over the budget."""
+    if not old or not new:
+        return [], 0
+    matcher = SequenceMatcher(None, old, new, autojunk=True)
+    where: dict[bytes, list[int]] = getattr(matcher, "b2j", {})
+    pairs = sum(len(where.get(line, ())) for line in old)
+    cost = (pairs + len(old)) * min(len(old), len(new))
+    if cost > budget:
+        return [], len(old) + len(new)
+    return [_Block(a, b, size) for a, b, size in matcher.get_matching_blocks() if size], cost

@@ -1,0 +1,122 @@
+"""Driving snapshotd as a user does: through its command line, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+COMMAND_TIMEOUT_S = 240
+
+MANIFEST = r"""
+import hashlib, json, os, stat, sys
+def entry(path, st):
+    kind = stat.S_IFMT(st.st_mode)
+    item = {"mode": st.st_mode, "uid": st.st_uid, "gid": st.st_gid, "mtime_ns": st.st_mtime_ns, "nlink": st.st_nlink}
+    if kind == stat.S_IFDIR:
+        del item["nlink"]
+    if kind == stat.S_IFREG:
+        item["size"] = st.st_size
+        item["sha256"] = hashlib.sha256(open(path, "rb").read()).hexdigest()
+    if kind == stat.S_IFLNK:
+        item["target"] = os.readlink(path)
+    else:
+        item["xattrs"] = {n: os.getxattr(path, n).hex() for n in os.listxattr(path) if not n.startswith("trusted.overlay.")}
+    return item
+def walk(root):
+    found = {}
+    for base, dirs, files in os.walk(root):
+        for name in dirs + files:
+            path = os.path.join(base, name)
+            found[os.path.relpath(path, root)] = entry(path, os.lstat(path))
+    return found
+print(json.dumps(walk(sys.argv[1])))
+"""
+"""Prints what a tree looks like; runs inside a sandbox and on the host alike."""
+
+
+class Snap:
+    """The command line with one state directory."""
+
+    def __init__(self, state_dir: Path, env: dict[str, str] | None = None) -> None:
+        self.state_dir = state_dir
+        self.env = {**os.environ, "SNAPSHOTD_STATE_DIR": str(state_dir), **(env or {})}
+        self.env.pop("SNAPSHOTD_SOCKET", None)
+
+    def __call__(self, *args: str | Path, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        """Run a command; fail unless it exits with `code` (None: any)."""
+        result = subprocess.run(
+            [sys.executable, "-m", "snapshotd", *map(str, args)], env=self.env, capture_output=True, stdin=subprocess.DEVNULL,
+            timeout=COMMAND_TIMEOUT_S, encoding="utf-8", errors="surrogateescape",
+        )  # fmt: skip
+        if code is not None:
+            assert result.returncode == code, (args, result.returncode, result.stdout[-3000:], result.stderr[-3000:])
+        return result
+
+    def start(self, *args: str | Path) -> subprocess.Popen[str]:
+        """Start a command in the background."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "snapshotd", *map(str, args)], env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def json(self, *args: str | Path, code: int | None = 0) -> Any:
+        """Run a command with --json in front of a `--`, if any; returns what it printed."""
+        items = list(map(str, args))
+        at = items.index("--") if "--" in items else len(items)
+        return json.loads(self(*items[:at], "--json", *items[at:], code=code).stdout)
+
+    def create(self, *args: str | Path) -> tuple[str, str]:
+        """A sandbox without an agent: its trajectory and first snapshot."""
+        made = self.json("create", *args)
+        return made["trajectory"], made["snapshot"]
+
+    def sh(self, trajectory: str, script: str, code: int | None = 0) -> dict[str, Any]:
+        """A shell command as a tool call."""
+        result: dict[str, Any] = self.json("exec", trajectory, "--", "sh", "-c", script, code=code)
+        return result
+
+    def manifest(self, trajectory: str, root: str = "/workspace") -> dict[str, Any]:
+        """What the sandbox itself sees."""
+        result = self.json("exec", trajectory, "--", "python3", "-c", MANIFEST, root)
+        found: dict[str, Any] = json.loads(result["stdout"])
+        return found
+
+    def daemon_pid(self) -> int:
+        return int(self.json("daemon", "--status")["pid"])
+
+    def stop_daemon(self) -> None:
+        self("daemon", "--stop", code=None)
+
+
+def host_manifest(root: Path) -> dict[str, Any]:
+    """The same for a directory of the host."""
+    result = subprocess.run([sys.executable, "-c", MANIFEST, str(root)], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    """Poll until `condition` holds; fail after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.05)
+
+
+AGENT = """
+from snapshotd.agent import tool, message
+import subprocess, sys, os
+
+@tool
+def shell(script):
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True)
+    return {"exit_code": done.returncode, "output": done.stdout}
+
+"""
+"""The head of a test's agent: a shell tool that does what it is told."""

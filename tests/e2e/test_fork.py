@@ -1,0 +1,73 @@
+"""Forks are independent of each other and of their parent, which keeps running."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.support import AGENT, Snap, wait_until
+
+
+def test_a_fork_sees_neither_sibling_nor_parent(snap: Snap, runtime: str) -> None:
+    parent, _ = snap.create("--runtime", runtime)
+    base = snap.sh(parent, "echo base > f")["snapshot"]
+    left, right = snap.json("fork", base, "--n", "2")["trajectories"]
+    snap.sh(parent, "echo parent > f; touch from-parent")
+    snap.sh(left, "echo left > f; touch from-left")
+    snap.sh(right, "rm f")
+    assert snap.sh(parent, "cat f; ls")["stdout"] == "parent\nf\nfrom-parent\n"
+    assert snap.sh(left, "cat f; ls")["stdout"] == "left\nf\nfrom-left\n"
+    assert snap.sh(right, "ls")["stdout"] == ""
+    assert snap("cat", f"{base}:/workspace/f").stdout == "base\n"
+    for trajectory in (left, right, parent):
+        snap("rm", "--force", trajectory)
+
+
+def test_the_parent_runs_on_while_it_is_forked(snap: Snap, runtime: str) -> None:
+    parent, _ = snap.create("--runtime", runtime)
+    base = snap.sh(parent, "echo 0 > ticks; (while :; do echo x >> ticks; sleep 0.01; done) >/dev/null 2>&1 & echo $! > pid")["snapshot"]
+    forks = snap.json("fork", base, "--n", "2")["trajectories"]
+    first = int(snap.sh(parent, "wc -l < ticks")["stdout"])
+    wait_until(lambda: int(snap.sh(parent, "wc -l < ticks")["stdout"]) > first + 5, "the parent's loop goes on")
+    for fork in forks:
+        before = snap.sh(fork, "wc -l < ticks; kill -0 $(cat pid) 2>/dev/null || echo gone")["stdout"].split()
+        after = snap.sh(fork, "wc -l < ticks")["stdout"].split()
+        assert before == [after[0], "gone"], "a fork has files, not processes"
+        snap("rm", "--force", fork)
+    snap("rm", "--force", parent)
+
+
+def test_eight_forks_work(snap: Snap, runtime: str) -> None:
+    parent, _ = snap.create("--runtime", runtime)
+    base = snap.sh(parent, "seq 100 > numbers")["snapshot"]
+    made = snap.json("fork", base, "--n", "8")
+    assert len(made["trajectories"]) == 8
+    for number, fork in enumerate(made["trajectories"]):
+        done = snap.sh(fork, f"echo {number} > mine; tail -1 numbers; echo $SNAPSHOTD_FORK_INDEX/$SNAPSHOTD_FORK_COUNT")
+        assert done["stdout"] == f"100\n{number}/8\n"
+    for number, fork in enumerate(made["trajectories"]):
+        assert snap("cat", f"{fork}:/workspace/mine").stdout == f"{number}\n"
+        snap("rm", "--force", fork)
+    snap("rm", "--force", parent)
+
+
+def test_forks_of_an_agent_run_with_their_own_arguments(snap: Snap, runtime: str, tmp_path: Path) -> None:
+    agent = tmp_path / "agent.py"
+    agent.write_text(AGENT + 'shell(f"echo {sys.argv[1:]} >> args")\n')
+    events = [line for line in snap("run", "--json", "--runtime", runtime, agent, "first").stdout.splitlines()]
+    assert events
+    trajectory = snap.json("ls")[-1]["id"]
+    start = snap.json("log", trajectory)[0]["id"]
+    made = snap.json("fork", start, "--n", "2", "--", "--variant", "{index}")
+    for number, fork in enumerate(made["trajectories"]):
+        snap("attach", fork)
+        assert snap("cat", f"{fork}:/workspace/args").stdout == f"[--variant, {number}]\n"
+        assert [s["tool"]["name"] for s in snap.json("log", fork)] == ["shell", "exit"]
+
+
+def test_numbers_out_of_range_start_nothing(snap: Snap, runtime: str) -> None:
+    parent, snapshot = snap.create("--runtime", runtime)
+    before = len(snap.json("ls"))
+    for number in ("0", "-1", "10000", "many"):
+        assert snap("fork", snapshot, "--n", number, code=2).stderr
+    assert len(snap.json("ls")) == before
+    snap("rm", "--force", parent)

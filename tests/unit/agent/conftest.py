@@ -1,0 +1,214 @@
+"""A real AgentServer with a handler that records, the library copied as the engine deploys it, and agents as subprocesses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import snapshotd
+from snapshotd.engine.agent_protocol import AgentServer, BodyWriter
+from snapshotd.errors import Conflict
+from snapshotd.types import CallStatus, Message
+
+PYTHON = os.environ.get("SNAPSHOTD_TEST_AGENT_PYTHON", sys.executable)
+"""The interpreter inside the sandbox: set it to a Python 3.8 to run the library's tests with that."""
+
+
+class Body:
+    """A body writer that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.discarded = False
+
+    def write(self, data: bytes) -> None:
+        self.pieces.append(data)
+
+    def discard(self) -> None:
+        self.discarded = True
+
+
+class Recorder:
+    """A handler that writes everything down. `refuse[op]` makes a request fail; `at_end` runs inside call_end."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.events: list[tuple[Any, ...]] = []
+        self.conversation: list[Message] = []
+        self.calls: dict[str, dict[str, Any]] = {}
+        self.bodies: list[Body] = []
+        self.pids: list[int] = []
+        self.lost: list[tuple[int, tuple[str, ...]]] = []
+        self.refuse: dict[str, Exception] = {}
+        self.at_end: Callable[[int], None] = lambda pid: None
+        self._snapshots = 0
+
+    def _check(self, op: str) -> None:
+        if op in self.refuse:
+            raise self.refuse[op]
+
+    def _snapshot(self) -> str:
+        with self.lock:
+            self._snapshots += 1
+            return f"{self._snapshots:032x}"
+
+    def hello(self, pid: int) -> dict[str, Any]:
+        self._check("hello")
+        self.pids.append(pid)
+        return {"trajectory": "t" * 32, "snapshot": "0" * 32}
+
+    def call_begin(self, pid: int, call_id: str, name: str, arguments: Any) -> None:
+        self._check("call_begin")
+        with self.lock:
+            if call_id in self.calls:
+                raise Conflict(f"The call {call_id} was recorded before; make a new id for each call.")
+            self.calls[call_id] = {"name": name, "arguments": arguments, "pid": pid}
+            self.events.append(("begin", name))
+
+    def body_writer(self) -> BodyWriter:
+        self._check("body_writer")
+        self.bodies.append(Body())
+        return self.bodies[-1]
+
+    def call_end(self, pid: int, call_id: str, status: CallStatus, result: bytes | BodyWriter | None, error: str | None,
+                 exit_code: int | None) -> str:
+        self._check("call_end")
+        self.at_end(pid)
+        data = b"".join(result.pieces) if isinstance(result, Body) else result
+        with self.lock:
+            call = self.calls[call_id]
+            call.update(status=status, error=error, exit_code=exit_code, result=None if data is None else json.loads(data))
+            self.events.append(("end", call["name"], str(status)))
+        return self._snapshot()
+
+    def message(self, role: str, content: Any) -> None:
+        self._check("message")
+        with self.lock:
+            self.conversation.append(Message(role, content))
+
+    def messages(self, offset: int, limit: int) -> list[Message]:
+        return self.conversation[offset : offset + limit]
+
+    def checkpoint(self, pid: int, name: str) -> str:
+        self._check("checkpoint")
+        self.events.append(("checkpoint", name))
+        return self._snapshot()
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        return [call for call in self.calls.values() if call["name"] == name]
+
+    def on_lost(self, pid: int, call_ids: tuple[str, ...]) -> None:
+        self.lost.append((pid, call_ids))
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def socket_path(tmp_path: Path) -> Path:
+    return tmp_path / "agent.sock"
+
+
+@pytest.fixture
+def server(recorder: Recorder, socket_path: Path) -> Iterator[AgentServer]:
+    before = threading.active_count()
+    with AgentServer(socket_path, recorder, lambda pid: True, body_limit_bytes=64 << 20, lost=recorder.on_lost) as running:
+        yield running
+    assert not socket_path.exists()
+    assert threading.active_count() <= before, threading.enumerate()
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that is on PYTHONPATH in a sandbox: the agent package below an empty parent, and nothing else of ours."""
+    target = tmp_path_factory.mktemp("lib") / "snapshotd"
+    target.mkdir()
+    (target / "__init__.py").write_text('"""snapshotd, inside a sandbox: only the agent library."""\n')
+    source = Path(snapshotd.__file__).parent / "agent"
+    shutil.copytree(source, target / "agent", ignore=shutil.ignore_patterns("__pycache__"))
+    return target.parent
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run_agent(library: Path, socket_path: Path, tmp_path: Path) -> Run:
+    """Run a program as an agent: `run_agent(source, check=True, **environment)`. Fails the test when the agent does."""
+
+    def run(source: str, *, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+        program = tmp_path / "agent.py"
+        program.write_text(textwrap.dedent(source))
+        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(library), "SNAPSHOTD_AGENT_SOCKET": str(socket_path), **environment}
+        done = subprocess.run([PYTHON, str(program)], env=env, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
+        if check:
+            assert done.returncode == 0, done.stderr
+        return done
+
+    return run
+
+
+class Client:
+    """A peer that speaks the protocol byte by byte."""
+
+    def __init__(self, path: Path, *, hello: bool = True) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(20)
+        self.socket.connect(str(path))
+        self.file = self.socket.makefile("rb")
+        self.last = 0
+        if hello:
+            assert self.ask("hello", version=1, pid=1, library="test")["version"] == 1
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def read(self) -> Any:
+        """The next answer, or None at the end."""
+        line = self.file.readline()
+        if not line:
+            return None
+        answer = json.loads(line)
+        if "body_bytes" in answer:
+            answer["body"] = json.loads(self.file.read(answer["body_bytes"]))
+        return answer
+
+    def ask(self, op: str, body: bytes | None = None, **fields: Any) -> Any:
+        self.last += 1
+        request = {"id": self.last, "op": op, **fields}
+        if body is not None:
+            request["body_bytes"] = len(body)
+        self.send(json.dumps(request).encode() + b"\n" + (body or b""))
+        return self.read()
+
+    def close(self) -> None:
+        self.file.close()
+        self.socket.close()
+
+
+@pytest.fixture
+def connect(socket_path: Path, server: AgentServer) -> Iterator[Callable[..., Client]]:
+    opened: list[Client] = []
+
+    def make(**options: Any) -> Client:
+        opened.append(Client(socket_path, **options))
+        return opened[-1]
+
+    yield make
+    for client in opened:
+        client.close()
+
+
