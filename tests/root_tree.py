@@ -9,10 +9,12 @@ import subprocess
 from pathlib import Path
 
 _PROGRAMS = (
-    "sh", "cat", "chmod", "cp", "dd", "echo", "env", "grep", "head", "id", "kill", "ln", "ls", "mkdir", "mknod", "mv", "nproc", "od", "perl",
-    "printf", "pwd", "rm", "rmdir", "seq", "setsid", "sleep", "stat", "sync", "tail", "test", "touch", "true", "wc",
+    "sh", "cat", "chmod", "cp", "dd", "echo", "env", "grep", "head", "id", "kill", "ln", "ls", "mkdir", "mknod", "mv", "nproc", "od",
+    "perl", "printf", "pwd", "rm", "rmdir", "seq", "setsid", "sleep", "stat", "sync", "tail", "test", "touch", "true", "wc",
 )  # fmt: skip
-_DIRECTORIES = ("proc", "sys", "dev", "run/snapshotd", "tmp", "etc", "root", "workspace", "var/tmp", "usr/lib", "usr/lib64", "usr/bin", "home")
+_DIRECTORIES = (
+    "proc", "sys", "dev", "run/snapshotd", "tmp", "etc", "root", "workspace", "var/tmp", "usr/lib", "usr/lib64", "usr/bin", "home",
+)  # fmt: skip
 
 
 def build(root: Path) -> None:
@@ -24,6 +26,8 @@ def build(root: Path) -> None:
     (root / "tmp").chmod(0o1777)
     (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     (root / "etc/group").write_text("root:x:0:\n")
+    for name in ("resolv.conf", "hosts", "hostname"):
+        (root / "etc" / name).touch()  # a Docker engine mounts its own there
     for name in _PROGRAMS:
         program = Path(shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") or _missing(name)).resolve()
         _copy(program, root / "usr/bin" / name)

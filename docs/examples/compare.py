@@ -45,7 +45,7 @@ def fork_point(trajectory: str, tool: str) -> str:
 
 
 def row(base: str, trajectory: str) -> list[str]:
-    """One line of the table: name, tests passed and failed, files that differ from `base`, seconds, snapshots."""
+    """One line of the table: tests passed and failed, files of the workspace that differ from `base`, seconds, snapshots."""
     log = ask("log", trajectory, "--json")
     head = log[-1]["id"]
     tested = ask("exec", "--json", "--snapshot", head, "--", *TESTS)
@@ -53,8 +53,8 @@ def row(base: str, trajectory: str) -> list[str]:
     counts = {word: number for number, word in re.findall(r"(\d+) (passed|failed|error)", summary)}
     if "passed" not in counts:
         raise SystemExit(f"the tests of {trajectory} did not run: {summary or tested['stderr']}")
-    changes = [item for item in ask("diff", base, head, "--json") if (item["after"] or item["before"])["kind"] == "file"]
-    seconds = (when(log[-1]["created_at"]) - when(log[0]["tool"]["started_at"])).total_seconds()
+    changes = [item for item in ask("diff", base, head, "--json") if item["path"].startswith("/workspace/")]
+    seconds = (when(log[-1]["created_at"]) - when(log[0]["created_at"])).total_seconds() + log[0]["tool"]["duration_ms"] / 1000
     return [trajectory[:12], counts["passed"], counts.get("failed", "0"), str(len(changes)), f"{seconds:.1f} s", str(len(log))]
 
 

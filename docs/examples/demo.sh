@@ -22,13 +22,14 @@ step 'The agent repairs it: one snapshot after each tool call'
 show snapshotd run --runtime "$runtime" --workspace "$project" --name "$name" docs/examples/fix_agent.py
 snapshotd run --runtime "$runtime" --workspace "$project" --name "$name" docs/examples/fix_agent.py | tee "$output"
 calls=$(grep -c '^  call: ' "$output")
-python docs/examples/compare.py check "$name" "$calls"
+run python docs/examples/compare.py check "$name" "$calls"
 
 step 'What happened'
 run snapshotd log "$name"
-point=$(python docs/examples/compare.py fork-point "$name" edit_file)
 echo
-echo "Snapshot ${point:0:12} is the last one before the first edit. What the agent changed since:"
+show python docs/examples/compare.py fork-point "$name" edit_file
+point=$(python docs/examples/compare.py fork-point "$name" edit_file)
+echo "${point:0:12} is the last snapshot before the first edit. What the agent changed since:"
 run snapshotd diff --patch "${point:0:12}" "$name"
 
 step 'From right before the edit: two repairs, side by side'
@@ -44,18 +45,19 @@ for fork in "${forks[@]}"; do
   code=0
   snapshotd attach "${fork:0:12}" | tee "$output" || code=$?
   echo "exit code $code"
-  python docs/examples/compare.py check "$fork" "$(grep -c '^  call: ' "$output")"
+  run python docs/examples/compare.py check "${fork:0:12}" "$(grep -c '^  call: ' "$output")"
 done
 echo
 run snapshotd tree
 
 step 'Which repair is better'
-python docs/examples/compare.py table "$point" "${forks[@]}"
+run python docs/examples/compare.py table "${point:0:12}" "${forks[@]}"
 
 step 'Go on from here'
 cat <<END
 snapshotd show ${forks[1]:0:12}                       the last snapshot of the second fork
 snapshotd diff ${forks[0]:0:12} ${forks[1]:0:12} --patch  one repair against the other
+snapshotd diff ${point:0:12} ${forks[1]:0:12} --patch  what it changed, for: | patch -p1 -d $project
 snapshotd restore ${forks[1]:0:12} --to DIR           its files
 snapshotd exec ${forks[1]:0:12} -- git --version      go on in it
 END

@@ -10,9 +10,9 @@ Parking must never change what the program does, so it happens only when nobody 
   - another process lives besides init: it may share our file offsets, and the daemon cannot switch its root anyway;
   - another thread could run. Every other thread has to sleep in a futex wait without a timeout: then only a thread of this process
     could wake it, and none runs. That covers waiting for our own lock, idle pool workers, `join()` and `queue.get()`;
-  - something open cannot be closed and had again: locks, deleted files that are open for writing, inotify watches, fifos, a file whose
-    path leads elsewhere or may not be opened (each is opened once on trial first), a standard stream that writes to the root mount
-    (inherited: whoever started us may go on with its offset).
+  - something open cannot be closed and had again: locks, deleted files, inotify watches, fifos, a file whose path leads elsewhere or may
+    not be opened (each is opened once on trial first), a standard stream on the root mount (inherited: whoever started us may go on with
+    its offset).
 Then the snapshot is taken the slower way that needs nothing of us.
 
 Numbers: proc(5) for fdinfo and task/*/syscall, futex(2) for its operations.
@@ -58,9 +58,6 @@ class _File:
         self.offset = offset
         self.shared: Optional[int] = None
         """The number of an earlier file that this one is a dup() of: they share one offset."""
-
-    def writable(self) -> bool:
-        return self.flags & os.O_ACCMODE != os.O_RDONLY and not self.flags & os.O_PATH
 
 
 class Place:
@@ -248,10 +245,7 @@ def _root_file(fd: int, path: bytes, mount: bytes) -> Optional[_File]:
     if b"lock" in info:
         raise Declined(what + " holds a lock")
     if fd <= _STANDARD_FDS or path.endswith(b" (deleted)"):
-        if entry.writable():
-            raise Declined(what + " is open for writing and cannot be opened again")
-        if entry.kind == stat.S_IFREG:
-            return None  # the old root goes on serving it
+        raise Declined(what + " cannot be opened again")
     if entry.kind not in (stat.S_IFREG, stat.S_IFDIR):
         raise Declined(what + " is neither a file nor a directory")
     return entry

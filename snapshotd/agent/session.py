@@ -34,9 +34,9 @@ class Session:
         self.outside_messages: List[Dict[str, Any]] = []
         """The conversation of a program that runs outside of a sandbox, so that `messages` works there too."""
         self.body_limit_bytes = 1 << 30
-        self._lock = threading.Lock()
-        self._owner: Optional[int] = None
-        """The thread that is in a request."""
+        self._lock = threading.RLock()
+        """Re-entrant, so that a finaliser which runs in the middle of a request is refused (`_busy`) and does not wait for itself."""
+        self._busy = False
         self._connection: Optional[Connection] = None
         self._was_inside = False
         self._outside = False
@@ -61,27 +61,32 @@ class Session:
 
         Raises SnapshotdError (the daemon refused) or SnapshotdUnavailable.
         """
-        if self._owner == threading.get_ident():
-            raise SnapshotdError(
-                "A finaliser or signal handler made the request {} in the middle of another one; make it elsewhere.".format(op), "Conflict")
-        with self._lock, _signals_deferred():
-            self._owner = threading.get_ident()
+        with self._lock:
+            if self._busy:
+                raise SnapshotdError(
+                    "A finaliser or signal handler made the request {} in the middle of another; make it elsewhere.".format(op), "Conflict")
+            self._busy = True
             try:
-                connection = self._connected()
-                if park:
-                    return self._parked(connection, op, fields, body)
-                return connection.request(op, fields, body)
-            except SnapshotdError:
-                raise
-            except BaseException as exc:
-                self._drop()  # half a request may be on the wire
-                if isinstance(exc, (OSError, ValueError)):
-                    raise SnapshotdUnavailable(
-                        "The snapshotd daemon went away during {} ({}), so it is not known whether that was recorded; "
-                        "look at `snapshotd log` on the host and start the agent again.".format(op, exc)) from exc
-                raise
+                with _signals_deferred():
+                    return self._exchange(op, fields, body, park)
             finally:
-                self._owner = None
+                self._busy = False
+
+    def _exchange(self, op: str, fields: Dict[str, Any], body: Optional[bytes], park: bool) -> Dict[str, Any]:
+        try:
+            connection = self._connected()
+            if park:
+                return self._parked(connection, op, fields, body)
+            return connection.request(op, fields, body)
+        except SnapshotdError:
+            raise
+        except BaseException as exc:
+            self._drop()  # half a request may be on the wire
+            if isinstance(exc, (OSError, ValueError)):
+                raise SnapshotdUnavailable(
+                    "The snapshotd daemon went away during {} ({}), so it is not known whether that was recorded; "
+                    "look at `snapshotd log` on the host and start the agent again.".format(op, exc)) from exc
+            raise
 
     def _parked(self, connection: Connection, op: str, fields: Dict[str, Any], body: Optional[bytes]) -> Dict[str, Any]:
         collecting = gc.isenabled()
@@ -128,8 +133,8 @@ class Session:
 
     def after_fork(self) -> None:
         """In the child: the parent's connection is the parent's, and its lock may be held by a thread that does not exist here."""
-        self._lock = threading.Lock()
-        self._owner = None
+        self._lock = threading.RLock()
+        self._busy = False
         self._drop()
 
 

@@ -17,6 +17,8 @@ DEPTH_LIMIT = 32
 """Deeper nesting becomes text (the daemon refuses more than 64 levels)."""
 NODE_LIMIT = 1000000
 """Values visited at most. Containers that share parts can have exponentially many."""
+ARGUMENT_NODE_LIMIT = ARGUMENT_LIMIT_BYTES
+"""No more fit into an argument's bytes."""
 
 
 def encode(value: Any) -> bytes:
@@ -42,16 +44,16 @@ def clean(text: str) -> str:
     return text
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, node_limit: int = NODE_LIMIT) -> Any:
     """The nearest JSON value: tuples become lists, keys become text, everything foreign becomes its `repr`."""
-    return _Converter().convert(value, 0)
+    return _Converter(node_limit).convert(value, 0)
 
 
 class _Converter:
     """One conversion: counts the values it visits."""
 
-    def __init__(self) -> None:
-        self.left = NODE_LIMIT
+    def __init__(self, node_limit: int) -> None:
+        self.left = node_limit
 
     def convert(self, value: Any, depth: int) -> Any:
         self.left -= 1
@@ -64,7 +66,7 @@ class _Converter:
         if isinstance(value, float):
             return float(value) if value - value == 0 else text_of(float(value))  # only finite numbers give 0
         if depth >= DEPTH_LIMIT or self.left <= 0:
-            return text_of(value) if self.left > 0 else "<{}>".format(type(value).__name__)
+            return "<{}>".format(type(value).__name__)  # not its repr, which may have exponentially many parts
         if isinstance(value, dict):
             return self._dict(value, depth)
         if isinstance(value, (list, tuple)):
@@ -105,7 +107,7 @@ def bound(text: str, limit_bytes: int) -> str:
 
 def arguments(values: Dict[str, Any]) -> Dict[str, Any]:
     """A call's arguments by name, each bounded, all together small enough for one request."""
-    converted = {clean(name): plain(value) for name, value in values.items()}
+    converted = {clean(name): plain(value, ARGUMENT_NODE_LIMIT) for name, value in values.items()}
     limit = ARGUMENT_LIMIT_BYTES
     while True:
         bounded = {name: _bound_value(value, limit) for name, value in converted.items()}

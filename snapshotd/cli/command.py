@@ -79,7 +79,7 @@ class Command(click.Command):
                     formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
-def command(name: str, *, examples: Sequence[str], **attrs: Any) -> Callable[[Callable[..., Any]], Command]:
+def declare(name: str, *, examples: Sequence[str], **attrs: Any) -> Callable[[Callable[..., Any]], Command]:
     """Declare a command of ours. Its docstring's first line is what `snapshotd --help` says about it."""
     return click.command(name, cls=Command, examples=examples, **attrs)
 
@@ -114,7 +114,8 @@ def json_option(function: F) -> F:
             ctx.meta[_JSON] = True
         return value
 
-    return click.option("--json", "as_json", is_flag=True, is_eager=True, callback=remember, help="Print JSON on standard output.")(function)
+    option = click.option("--json", "as_json", is_flag=True, is_eager=True, callback=remember, help="Print JSON on standard output.")
+    return option(function)
 
 
 def wants_json(ctx: click.Context) -> bool:

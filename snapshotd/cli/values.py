@@ -22,7 +22,7 @@ _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _MEMORY_LEAST = 16 << 20
 
 
-class Memory(click.ParamType):
+class Memory(click.ParamType):  # type: ignore[type-arg]
     """`512m`, `2g`: bytes, with a binary unit."""
 
     name = "memory"
@@ -39,7 +39,7 @@ class Memory(click.ParamType):
         return count
 
 
-class Cpus(click.ParamType):
+class Cpus(click.ParamType):  # type: ignore[type-arg]
     """Processors: `2`, `0.5`."""
 
     name = "cpus"
@@ -54,7 +54,7 @@ class Cpus(click.ParamType):
         return count
 
 
-class Pids(click.ParamType):
+class Pids(click.ParamType):  # type: ignore[type-arg]
     """Most processes at once."""
 
     name = "pids"
@@ -68,7 +68,7 @@ class Pids(click.ParamType):
         return count
 
 
-class ForkCount(click.ParamType):
+class ForkCount(click.ParamType):  # type: ignore[type-arg]
     """How many forks: 1 to 256."""
 
     name = "n"
@@ -83,7 +83,7 @@ class ForkCount(click.ParamType):
         return count
 
 
-class Variable(click.ParamType):
+class Variable(click.ParamType):  # type: ignore[type-arg]
     """`K=V`, or `K` for the value it has here."""
 
     name = "K=V"
@@ -101,7 +101,7 @@ class Variable(click.ParamType):
         return key, text
 
 
-class Name(click.ParamType):
+class Name(click.ParamType):  # type: ignore[type-arg]
     """A name or tag."""
 
     name = "name"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from importlib import resources
 from pathlib import Path
 
@@ -25,6 +26,8 @@ RUN_ROOT = Path("/run/snapshotd")
 """Sockets and bundles of all instances; must be searchable by everyone, since container root may be an unprivileged host id."""
 CONTAINER_IDS = IdMap(base=1_700_000_000, count=65_536)
 """Host ids of container ids: far above what useradd and other engines hand out, and one range for all sandboxes."""
+_SWITCH_INTERVAL_S = 0.0005
+"""How long a busy thread may hold the interpreter against one that answers a tool call; every system call of a pivot gives it up once."""
 _INIT_CANDIDATES = ("/usr/bin/catatonit", "/usr/libexec/podman/catatonit", "/usr/libexec/catatonit/catatonit")
 
 
@@ -33,6 +36,7 @@ def open_engine(state_dir: Path) -> Engine:
 
     Raises Unsupported (something is missing on this machine), DataLoss, VersionMismatch, OutOfSpace.
     """
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     store = layer_store.prepare(state_dir)
     try:
         catalog = SqliteCatalog(state_dir / "catalog.db")

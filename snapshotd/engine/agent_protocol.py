@@ -102,7 +102,9 @@ class AgentServer:
         self._admit = admit
         self._lost = lost
         self._lock = threading.Lock()
-        self._connections: dict[_Connection, threading.Thread] = {}
+        self._connections: set[_Connection] = set()
+        self._threads: list[threading.Thread] = []
+        """Every thread that may still run, for `close`; those that have ended are dropped when the next one starts."""
         self._parked: Counter[int] = Counter()
         self._closing = threading.Event()
         self._name = socket_path.name
@@ -138,11 +140,10 @@ class AgentServer:
             pass  # the container may have removed it or put something else there; its run directory is removed with everything in it
         os.close(self._directory)
         with self._lock:
-            running = dict(self._connections)
+            for connection in self._connections:
+                connection.wire.interrupt()
         deadline = time.monotonic() + _CLOSE_S
-        for connection in running:
-            connection.wire.interrupt()
-        for thread in running.values():
+        for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -189,13 +190,15 @@ class AgentServer:
         with self._lock:
             if len(self._connections) < CONNECTION_LIMIT and not self._closing.is_set():
                 thread = threading.Thread(target=self._serve, args=(connection,), name=f"agent-{connection.pid}", daemon=True)
-                self._connections[connection] = thread
+                self._connections.add(connection)
+                self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
                 try:
                     thread.start()
                     return
                 except RuntimeError as exc:  # no more threads
                     _LOG.warning("cannot serve an agent's connection: %s", exc)
-                    del self._connections[connection]
+                    self._connections.discard(connection)
+                    self._threads.remove(thread)
         connected.setblocking(False)
         try:
             connected.send(_refusal(LimitExceeded(f"This sandbox has {CONNECTION_LIMIT} connections already; close some and try again.")))
@@ -213,7 +216,7 @@ class AgentServer:
             pass  # how every connection of a killed process ends
         finally:
             with self._lock:
-                del self._connections[connection]
+                self._connections.discard(connection)
             connection.wire.close()
             if self._lost is not None and connection.open_calls:
                 self._lost(connection.pid, tuple(sorted(connection.open_calls)))

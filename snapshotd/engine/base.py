@@ -117,6 +117,11 @@ class Engine(ABC):
         (or, where it has none, `args` as a command) is started in each; `{index}` in an argument is the fork's number from 0."""
 
     @abstractmethod
+    def rewind(self, ref: str, to: str) -> Snapshot:
+        """Give a trajectory's running sandbox the files of snapshot `to`, in place; recorded as a new snapshot, nothing is destroyed.
+        The conversation goes on. Conflict while a process other than init lives in the sandbox."""
+
+    @abstractmethod
     def stop(self, ref: str) -> Trajectory:
         """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running."""
 

@@ -38,8 +38,9 @@ class AgentCalls:
         self._listener: StepListener | None = None
         self._open: dict[str, OpenCall] = {}
 
-    def bind(self, sandbox: Sandbox, listener: StepListener) -> None:
-        """From now on calls are recorded for this sandbox's trajectory."""
+    def bind(self, sandbox: Sandbox, listener: StepListener | None) -> None:
+        """From now on calls are recorded for this sandbox's trajectory. Without a listener (a throw-away sandbox) they are answered, so that
+        programs run there as anywhere, and nothing is recorded."""
         self._sandbox, self._listener = sandbox, listener
 
     def _bound(self) -> Sandbox:
@@ -80,6 +81,8 @@ class AgentCalls:
 
     def message(self, role: str, content: Any) -> None:
         sandbox = self._bound()
+        if self._listener is None:
+            return
         with sandbox.lock:
             if len(sandbox.pending) >= MAX_PENDING_MESSAGES:
                 raise LimitExceeded(f"{MAX_PENDING_MESSAGES} messages since the last snapshot; take one with a tool call or `checkpoint`")
@@ -87,6 +90,8 @@ class AgentCalls:
 
     def messages(self, offset: int, limit: int) -> list[Message]:
         sandbox = self._bound()
+        if self._listener is None:
+            return []
         with sandbox.lock:
             recorded = itertools.chain(self._context.catalog.conversation(sandbox.head), tuple(sandbox.pending))
             return list(itertools.islice(recorded, offset, offset + limit))
@@ -98,7 +103,8 @@ class AgentCalls:
         return self._context.repo.save_blob(result) if result is not None else None
 
     def _step(self, sandbox: Sandbox, call: ToolCall) -> str:
-        assert self._listener is not None
+        if self._listener is None:
+            return sandbox.head
         return commit_step(self._context.catalog, sandbox, call, self._listener).id
 
 

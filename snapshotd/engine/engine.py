@@ -94,12 +94,11 @@ class LocalEngine(Engine):
         trajectory, snapshot, sandbox, calls = self._begin(request.sandbox, request.agent, agent, requirements)
         try:
             self._sessions.adopt(sandbox, calls)
-            self._sessions.start_agent(sandbox, agent)
+            self._sessions.start_agent(sandbox, agent, first=snapshot)
         except BaseException:
             self._sessions.discard(sandbox)
             self._forget(trajectory.id)
             raise
-        self._background.submit(snapshot)
         return trajectory
 
     def _begin(
@@ -140,7 +139,8 @@ class LocalEngine(Engine):
 
     def _install(self, spec: SandboxSpec, script: str, env: dict[str, str], ca_bundle: bytes) -> LayerID:
         trajectory, snapshot = _throw_away(spec, Stack(spec.image))
-        sandbox, _ = self._sessions.launch(trajectory, snapshot)
+        sandbox, calls = self._sessions.launch(trajectory, snapshot)
+        calls.bind(sandbox, None)
         errors: list[bytes] = []
         try:
             if ca_bundle:
@@ -181,7 +181,8 @@ class LocalEngine(Engine):
         source = self._catalog.resolve_snapshot(ref)
         owner = self._catalog.get_trajectory(source.trajectory)
         trajectory, snapshot = _throw_away(owner.spec, source.stack, env=owner.env)
-        sandbox, _ = self._sessions.launch(trajectory, snapshot)
+        sandbox, calls = self._sessions.launch(trajectory, snapshot)
+        calls.bind(sandbox, None)
         try:
             return self._sessions.exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=False)
         finally:
@@ -226,6 +227,9 @@ class LocalEngine(Engine):
             agent=owner.agent if args is None else fork_agent(owner, args, index), head=source.id, status=TrajectoryStatus.RUNNING,
             created_at_ns=time.time_ns(), forked_from=source.id, experiment=experiment, env=tuple(env.items()),
         )  # fmt: skip
+
+    def rewind(self, ref: str, to: str) -> Snapshot:
+        return self._sessions.rewind(self._catalog.resolve_trajectory(ref), self._catalog.resolve_snapshot(to))
 
     def stop(self, ref: str) -> Trajectory:
         trajectory = self._catalog.resolve_trajectory(ref)

@@ -16,6 +16,8 @@ from snapshotd.types import LayerID, Stack
 FAN_IN = 8
 """Eight levels of eight stay below 32 layers up to some thousand snapshots; an overlay of 32 costs 1.3 ms to mount, of 128 3.3 ms."""
 
+MAX_DEPTH = 200
+
 
 class Merger:
     """Remembers which runs have a merged form. Thread-safe. After a restart it starts from nothing, which costs time, not truth."""
@@ -27,7 +29,14 @@ class Merger:
         self._level: dict[LayerID, int] = {}
 
     def apply(self, stack: Stack) -> Stack:
-        """The same tree with every merged run swapped in."""
+        """The same tree with every merged run swapped in. If merging has fallen far behind, it is caught up here: the kernel takes 500
+        layers and no more, so a step waits rather than fails."""
+        swapped = self._swap(stack)
+        while len(swapped.layers) > MAX_DEPTH and self.work(stack):
+            swapped = self._swap(stack)
+        return swapped
+
+    def _swap(self, stack: Stack) -> Stack:
         with self._lock:
             layers = stack.layers
             changed = True
@@ -43,7 +52,7 @@ class Merger:
 
     def work(self, stack: Stack) -> bool:
         """Merge one run of this stack if it has one to merge. Called from the background thread. True if something was merged."""
-        run = self._plan(self.apply(stack).layers)
+        run = self._plan(self._swap(stack).layers)
         if run is None:
             return False
         target = self._store.create()

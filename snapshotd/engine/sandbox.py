@@ -119,11 +119,8 @@ class Sandbox:
 
     def replace_root(self, stack: Stack) -> None:
         """Throw the live upper away and go on from `stack`. Caller holds `lock` and has made sure that nothing but init lives."""
-        upper = self.store.create()
-        self.store.dress(upper, stack)
-        pivot(self.target, self.store, stack, upper, seal=False)
-        old, self.upper, self.stack, self.mirror = self.upper, upper, stack, None
-        self.own_layers.append(upper)
+        old, self.upper = self.upper, enter(self.target, self.store, stack)
+        self.stack, self.mirror = stack, None
         self.store.remove(old)
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
 from snapshotd.engine.launch import Launcher, alive
 from snapshotd.engine.pump import Outcome, pump
+from snapshotd.engine.quiesce import blocker
 from snapshotd.engine.sandbox import Captured, Sandbox
 from snapshotd.engine.step import commit_step
 from snapshotd.errors import Conflict, DataLoss, SnapshotdError, UsageError
@@ -115,6 +116,20 @@ class Sessions:
         with self._lock:
             self._live.pop(trajectory.id, None)
 
+    def rewind(self, trajectory: Trajectory, to: Snapshot) -> Snapshot:
+        """Throw the sandbox's present files away and go on with those of `to`. What changed since the head is captured first."""
+        sandbox = self.running(trajectory)
+        if to.state is SnapshotState.LOST or to.stack.image != trajectory.spec.image:
+            raise Conflict(f"snapshot {short(to.id)} cannot be put into {short(trajectory.id)}: it is lost, or of another image")
+        with sandbox.lock:
+            reason = blocker(sandbox.cgroup, sandbox.container.pid, set())
+            if reason is not None:
+                raise Conflict(f"cannot rewind {short(trajectory.id)} in place: {reason}; stop it first, or fork the snapshot")
+            if not sandbox.store.unchanged(sandbox.upper, sandbox.stack):
+                commit_step(self._context.catalog, sandbox, marker("checkpoint", {"name": "before rewind"}), self._stepped)
+            sandbox.replace_root(to.stack)
+            return commit_step(self._context.catalog, sandbox, marker("rewind", {"to": to.id}), self._stepped)
+
     def _stepped(self, snapshot: Snapshot, captured: Captured) -> None:
         self._background.submit(snapshot, captured)
 
@@ -164,8 +179,11 @@ class Sessions:
 
     # -- agents --------------------------------------------------------------------------------------------------------------
 
-    def start_agent(self, sandbox: Sandbox, agent: AgentSpec) -> None:
-        """Start a trajectory's program; a thread follows it to its end. CommandNotFound etc. leave the sandbox as it was."""
+    def start_agent(self, sandbox: Sandbox, agent: AgentSpec, *, first: Snapshot | None = None) -> None:
+        """Start a trajectory's program; a thread follows it to its end. `first` is its start snapshot, if it has one of its own.
+
+        CommandNotFound etc. leave the sandbox as it was.
+        """
         trajectory = sandbox.trajectory
         spec = self._exec_spec(sandbox, agent.argv, agent.cwd, agent.env, None)
         process = sandbox.runtime.exec(sandbox.container, spec)
@@ -175,6 +193,8 @@ class Sessions:
         log.append({
             "event": "started", "trajectory": trajectory.id, "snapshot": sandbox.head, "runtime": trajectory.spec.runtime, "image": image,
         })  # fmt: skip
+        if first is not None:
+            self._background.submit(first)
         call = marker("exit", {"argv": list(agent.argv)})
         thread = threading.Thread(target=self._follow, args=(sandbox, process, log, call.started_at_ns, agent), name="run")
         with self._lock:

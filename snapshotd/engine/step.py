@@ -11,13 +11,15 @@ loses the step as a whole: files, conversation and call together.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.sandbox import Captured, Sandbox
+from snapshotd.errors import OutOfSpace
 from snapshotd.failpoints import hit
-from snapshotd.types import Snapshot, SnapshotID, SnapshotState, ToolCall, new_id
+from snapshotd.types import Snapshot, SnapshotID, SnapshotState, ToolCall, new_id, short
 
 StepListener = Callable[[Snapshot, Captured], None]
 
@@ -30,7 +32,7 @@ def commit_step(catalog: Catalog, sandbox: Sandbox, call: ToolCall, listener: St
     """
     hit("engine.step.begin")
     with sandbox.lock:
-        captured = sandbox.capture()
+        captured = _capture(sandbox)
         hit("engine.step.sealed")
         messages = tuple(sandbox.pending)
         snapshot = Snapshot(
@@ -52,3 +54,15 @@ def commit_step(catalog: Catalog, sandbox: Sandbox, call: ToolCall, listener: St
         del sandbox.pending[: len(messages)]
     listener(snapshot, captured)
     return snapshot
+
+
+def _capture(sandbox: Sandbox) -> Captured:
+    try:
+        return sandbox.capture()
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfSpace(
+                f"cannot take a snapshot of {short(sandbox.trajectory.id)}: the state directory's disk is full; "
+                "free space or remove trajectories with `snapshotd rm`"
+            ) from exc
+        raise

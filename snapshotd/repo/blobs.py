@@ -80,6 +80,7 @@ class BlobRepository(Repository):
                 os.close(fd)
             self._held.clear()
             self._fds.clear()
+            self._root = self._blobs = self._tmp = -1  # a late user must not meet whatever gets these numbers next
 
     def writer(self) -> BlobWriter:
         return _Writer(self)

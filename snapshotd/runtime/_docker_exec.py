@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from snapshotd.errors import SandboxFailed
-from snapshotd.runtime._process import poll_fd
+from snapshotd.runtime._process import exit_code_of_reaped, poll_fd
 from snapshotd.runtime.base import Process
 
 _STDOUT, _STDERR = 1, 2
@@ -31,6 +31,8 @@ _HEAD_BYTES = 2048
 _MAX_HEADER_BYTES = 1 << 16
 _CONNECT_DEADLINE_S = 30.0
 _EXIT_CODE_DEADLINE_S = 10.0
+_KERNEL_DEADLINE_S = 0.1
+"""From the end of a process to its parent reaping it."""
 
 Inspect = Callable[[], dict[str, Any] | None]
 """The engine's record of the command (`Pid`, `Running`, `ExitCode`), None when the engine has forgotten it. Raises SandboxFailed."""
@@ -76,7 +78,6 @@ class Pump:
         self.stdout_r, stdout_w = os.pipe2(os.O_CLOEXEC)
         self.stderr_r, stderr_w = os.pipe2(os.O_CLOEXEC)
         self._connection = connection
-        self._stream = connection.makefile("rb", buffering=1 << 16)
         self._received = received
         self._ends: dict[int, int | None] = {_STDOUT: stdout_w, _STDERR: stderr_w}
         self.heads: dict[int, bytes] = {_STDOUT: b"", _STDERR: b""}
@@ -108,20 +109,20 @@ class Pump:
             for end in self._ends.values():
                 if end is not None:
                     os.close(end)
-            self._stream.close()
             self._connection.close()
 
     def _exactly(self, count: int) -> bytes:
         """The next bytes of the stream; b"" at its end, EOFError in the middle of something."""
         data = b""
         while len(data) < count:
-            part, self._received = self._received[: count - len(data)], self._received[count - len(data) :]
-            part = part or self._stream.read1(count - len(data))
-            if not part:
+            self._received = self._received or self._connection.recv(1 << 16)
+            if not self._received:
                 if data:
                     raise EOFError
                 return b""
-            data += part
+            missing = count - len(data)
+            data += self._received[:missing]
+            self._received = self._received[missing:]
         return data
 
     def _move(self, kind: int, length: int) -> None:
@@ -193,11 +194,24 @@ class DockerProcess(Process):
         try:
             if self._pidfd is not None:
                 poll_fd(self._pidfd, None)
-            self._exit_code = self._ask()
+            self._exit_code = self._ask_kernel()
+            if self._exit_code is None:
+                self._exit_code = self._ask()
         except SandboxFailed as exc:
             self._problem = exc.message
         finally:
             self._done.set()
+
+    def _ask_kernel(self) -> int | None:
+        """At once where the kernel tells (6.15). The engine waits 2 s first if another process still holds the output."""
+        if self._pidfd is None:
+            return None
+        deadline = time.monotonic() + _KERNEL_DEADLINE_S
+        while True:
+            code = exit_code_of_reaped(self._pidfd)
+            if code is not None or time.monotonic() > deadline:
+                return code
+            time.sleep(0.001)
 
     def _ask(self) -> int | None:
         """The engine learns of the end a moment after the kernel."""

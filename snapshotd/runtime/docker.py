@@ -12,6 +12,7 @@ import contextlib
 import io
 import os
 import re
+import socket
 import stat
 import tarfile
 import threading
@@ -42,6 +43,8 @@ _OLDEST_API = (1, 41)
 _WHOLE_ID_RANGE = 2**32 - 1
 _START_DEADLINE_S = 60.0
 _REMOVE_DEADLINE_S = 30.0
+_PAUSED_RETRY_S = 0.01
+"""A sandbox is frozen for milliseconds."""
 _POOL_SIZE = 64
 
 ClientFactory = Callable[[], docker.DockerClient]
@@ -107,18 +110,8 @@ class DockerRuntime(Runtime):
     def exec(self, container: Container, spec: ExecSpec) -> Process:
         check_exec(spec)
         check_ids(spec, container.id_map)
-        api = self._api()
         with _engine(f"a command could not be started in container {short(container.id)}"):
-            exec_id = api.exec_create(
-                self._docker_id(container.id), list(spec.argv), environment=_environment(spec), workdir=spec.cwd,
-                user=f"{spec.user}:{spec.group}", stdout=True, stderr=True, stdin=False, tty=False,
-            )["Id"]  # fmt: skip
-            pump = Pump(*open_stream(socket_path() or "", api.api_version, exec_id))
-            try:
-                process = self._started(exec_id, pump, spec)
-            except BaseException:
-                pump.abandon()
-                raise
+            process = self._start_command(container, spec)
         with self._lock:
             known = self._processes.setdefault(container.id, [])
             known[:] = [p for p in known if not p.ended]
@@ -198,7 +191,9 @@ class DockerRuntime(Runtime):
         api.start(docker_id)
         pid = int(api.inspect_container(docker_id)["State"]["Pid"])
         if not pid or not wait_for_execve(pid, _START_DEADLINE_S) or not api.inspect_container(docker_id)["State"]["Running"]:
-            raise SandboxFailed(f"container {short(spec.id)} could not be started: {spec.share_dir / 'init'} does not run; it must be static")
+            raise SandboxFailed(
+                f"container {short(spec.id)} could not be started: {spec.share_dir / 'init'} does not run; it must be a static program"
+            )
         with self._lock:
             self._names[spec.id] = docker_id
         try:
@@ -218,6 +213,24 @@ class DockerRuntime(Runtime):
                 api.import_image_from_data(_stub_tar(), repository=repository, tag=tag)
             api.tag(_STUB_TAG, f"snapshotd/{clean}", tag="latest")
         return f"snapshotd/{clean}"
+
+    def _start_command(self, container: Container, spec: ExecSpec) -> DockerProcess:
+        """The running command. Waits while the container is frozen, which the engine itself refuses to do."""
+        api = self._api()
+        deadline = time.monotonic() + _START_DEADLINE_S
+        while True:
+            exec_id = api.exec_create(
+                self._docker_id(container.id), list(spec.argv), environment=_environment(spec), workdir=spec.cwd,
+                user=f"{spec.user}:{spec.group}", stdout=True, stderr=True, stdin=False, tty=False,
+            )["Id"]  # fmt: skip
+            pump = Pump(*open_stream(socket_path() or "", api.api_version, exec_id))
+            try:
+                return self._started(exec_id, pump, spec)
+            except BaseException as exc:
+                pump.abandon()
+                if not isinstance(exc, SandboxFailed) or not failure.is_paused(exc.message) or time.monotonic() > deadline:
+                    raise
+            time.sleep(_PAUSED_RETRY_S)
 
     def _started(self, exec_id: str, pump: Pump, spec: ExecSpec) -> DockerProcess:
         """The running command; raises the error that says why it does not run."""
@@ -307,8 +320,6 @@ def socket_path() -> str | None:
 
 
 def _socket_problem(path: str) -> str | None:
-    import socket
-
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.settimeout(5)

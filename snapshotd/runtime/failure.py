@@ -14,6 +14,8 @@ from snapshotd.errors import CommandNotFound, CommandNotRunnable, SandboxFailed,
 _MAX_REASON_CHARS = 500
 _MAX_NAME_CHARS = 200
 _CHDIR = re.compile(r'chdir to cwd \("')
+_ENGINE_TAIL = re.compile(r": unknown(?:: Are you trying to mount a directory onto a file .*)?$")
+"""What a Docker engine appends; the second part to every "not a directory", whatever it was about."""
 _EXECVE = re.compile(r'(?:^|: )exec [^ "]*/')
 """`exec /path: reason` is execve(2) itself failing on a program that was found; a failed look-up reads `exec: "name": reason`."""
 _MISSING = ("no such file or directory", "not a directory", "file name too long")
@@ -50,13 +52,18 @@ def is_execve_text(text: str) -> bool:
     return "\n" not in text and _EXECVE.match(text) is not None and text.endswith((*_MISSING, *_NOT_RUNNABLE))
 
 
+def is_paused(reason: str) -> bool:
+    """Whether a command was refused only because the container is frozen at the moment."""
+    return "cannot exec in a paused container" in reason
+
+
 def command_failure(reason: str, program: str, cwd: str) -> SnapshotdError:
     """The error for a command that did not start. `reason` is the runtime's text, `program` the command's first word.
 
     CommandNotFound: no such program or working directory. CommandNotRunnable: it is there, but cannot be run (no permission, a
     directory, another machine's format, an interpreter that is missing). Anything else is SandboxFailed.
     """
-    text = reason.strip().rstrip(".").removesuffix(": unknown")
+    text = _ENGINE_TAIL.sub("", reason.strip())
     program, cwd = shorten(program, _MAX_NAME_CHARS) or "''", shorten(cwd, _MAX_NAME_CHARS)
     if _CHDIR.search(text):
         if text.endswith(("no such file or directory", "not a directory")):

@@ -84,7 +84,12 @@ def test_a_commit_appends_to_the_log_and_a_flush_syncs_it(tmp_path: Path, monkey
     catalog = SqliteCatalog(tmp_path / "catalog.db")
     synced: list[int] = []
     real = os.fdatasync
-    monkeypatch.setattr(os, "fdatasync", lambda fd: (synced.append(os.fstat(fd).st_ino), real(fd)))
+
+    def sync(fd: int) -> None:
+        synced.append(os.fstat(fd).st_ino)
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
     try:
         catalog.set_meta("a", "b")
         assert not synced

@@ -8,7 +8,7 @@ import random
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -19,6 +19,7 @@ from snapshotd.layers.base import Change, Kind
 from snapshotd.layers.view import View
 
 RENAME_EXCHANGE = 2
+MOST_ENTRIES = 60
 NAMES = (b"a", b"b", b"c", b"d", b"with space", b"\xff\n\"\\", b"x" * 255)
 Manifest = dict[bytes, tuple[Any, ...]]
 """Path to (kind, mode, uid, gid, size of a file, mtime, device, content or target, attributes, index of the link group)."""
@@ -214,7 +215,7 @@ class World:
 
     def _fill_image(self) -> None:
         self.mount, live = os.fsencode(self.image), self.mount
-        for _ in range(self.rng.randrange(5, 40)):
+        for _ in range(self.rng.randrange(10, 120)):
             self.step()
         self.mount = live
         self.log.append("mounted")
@@ -236,17 +237,26 @@ class World:
         return os.path.join(self.mount, path)
 
     def _any(self, want: Callable[[os.stat_result], bool] = lambda st: True) -> bytes:
-        return self._full(self.rng.choice(self.paths(want) or [b"a"]))
+        paths = self.paths(want)
+        if not paths:
+            raise FileNotFoundError(2, "nothing fits")
+        return self._full(self.rng.choice(paths))
 
     def _place(self) -> bytes:
-        """A path to create: a random directory and name, existing or not."""
+        """A path to create: a random directory and name, mostly a new one."""
         dirs = [b"", *self.paths(lambda st: stat.S_ISDIR(st.st_mode))]
-        name = self.rng.choice(NAMES[:4] if self.rng.random() < 0.9 else NAMES)
-        return self._full(os.path.join(self.rng.choice(dirs), name))
+        for _ in range(4):
+            name = self.rng.choice(NAMES[:4] if self.rng.random() < 0.9 else NAMES)
+            path = self._full(os.path.join(self.rng.choice(dirs), name))
+            if not os.path.lexists(path) or self.rng.random() < 0.2:
+                break
+        return path
 
     def step(self) -> None:
         """One random operation; those that a file system refuses are no-ops."""
         name = self.rng.choice(OPERATIONS)
+        if self.rng.random() < 0.3 and len(self.paths()) > MOST_ENTRIES:
+            name = "rmtree"
         try:
             what = getattr(self, "do_" + name)()
         except OSError as exc:
@@ -255,15 +265,23 @@ class World:
 
     def do_create(self) -> str:
         path = self._place()
-        with open(path, "wb") as f:
+        with self._open(path, os.O_CREAT | os.O_TRUNC) as f:
             f.write(self.rng.randbytes(self.rng.choice((0, 1, 100, 5000))))
             if self.rng.random() < 0.2:
                 f.truncate(100_000)
         return repr(path)
 
+    def _open(self, path: bytes, flags: int) -> IO[bytes]:
+        """Never through a link: its target would be a file of this machine. Never waiting for a fifo's reader."""
+        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o644)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(22, "not a regular file")
+        return os.fdopen(fd, "wb")
+
     def do_append(self) -> str:
         path = self._any(lambda st: stat.S_ISREG(st.st_mode))
-        with open(path, "ab") as f:
+        with self._open(path, os.O_APPEND) as f:
             f.write(b"more\n")
         return repr(path)
 
@@ -294,6 +312,8 @@ class World:
 
     def do_rmtree(self) -> str:
         path = self._any(lambda st: stat.S_ISDIR(st.st_mode))
+        if len(os.listdir(path)) > 2 and self.rng.random() < 0.5:
+            raise OSError(0, "too big to lose")
         for parent, dirs, files in os.walk(path, topdown=False):
             for name in files:
                 os.unlink(os.path.join(parent, name))
@@ -304,7 +324,7 @@ class World:
         if self.rng.random() < 0.6:
             os.mkdir(path)
             if self.rng.random() < 0.5:
-                with open(os.path.join(path, self.rng.choice(NAMES)), "wb") as f:
+                with self._open(os.path.join(path, self.rng.choice(NAMES)), os.O_CREAT) as f:
                     f.write(b"new")
         return repr(path)
 
@@ -316,7 +336,7 @@ class World:
 
     def do_symlink(self) -> str:
         path = self._place()
-        os.symlink(self.rng.choice((b"a", b"/etc/passwd", b"../b", b"with\nline")), path)
+        os.symlink(self.rng.choice((b"a", b"/nowhere/x", b"../b", b"with\nline")), path)
         return repr(path)
 
     def do_link(self) -> str:
@@ -357,7 +377,7 @@ class World:
 
 
 OPERATIONS = (
-    ["create"] * 5 + ["append"] * 3 + ["mkdir"] * 5 + ["rename"] * 4 + ["rename_dir"] * 8 + ["swap"] * 2 + ["unlink"] * 3 + ["rmtree"] * 4
+    ["create"] * 6 + ["append"] * 3 + ["mkdir"] * 8 + ["rename"] * 4 + ["rename_dir"] * 9 + ["swap"] * 2 + ["unlink"] * 2 + ["rmtree"] * 2
     + ["replace_kind", "symlink", "symlink", "link", "link", "chmod", "chown", "xattr", "xattr", "utime", "special", "root"]
 )  # fmt: skip
 

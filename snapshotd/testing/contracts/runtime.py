@@ -70,8 +70,8 @@ class Rig:
     def container(self, *, limits: Limits = _LIMITS, network: Network = Network.NONE) -> Iterator[Container]:
         """A container with a real root; destroyed at the end."""
         spec = self.spec(limits=limits, network=network)
+        container = self.runtime.create(spec)
         try:
-            container = self.runtime.create(spec)
             self.give_root(container)
             yield container
         finally:
@@ -280,7 +280,8 @@ _DENIED = {
 
 def check_dangerous_calls_are_refused(rig: Rig) -> None:
     lines = [f'r("{name}", {number}, {arguments});' for name, (number, arguments) in _DENIED.items()]
-    script = 'sub r { my $n = shift; my $c = shift; my @a = @_; $! = 0; my $x = syscall($c, @a); print "$n $x ", $!+0, "\\n"; }' + "".join(lines)
+    call = 'sub r { my ($n, $c, @a) = @_; $! = 0; my $x = syscall($c, @a); print "$n $x ", $!+0, "\\n"; }'
+    script = call + "".join(lines)
     if os.uname().machine != "x86_64":
         return
     with rig.container() as container:
@@ -316,7 +317,8 @@ def check_shared_directories(rig: Rig) -> None:
             os.close(parent)
             address.chmod(0o666)
             server.listen()
-            connect = f"use Socket; socket(S, PF_UNIX, SOCK_STREAM, 0); connect(S, pack_sockaddr_un('{RUN_DIR}/agent.sock')) or die $!; print 'ok'"
+            target = f"pack_sockaddr_un('{RUN_DIR}/agent.sock')"
+            connect = f"use Socket; socket(S, PF_UNIX, SOCK_STREAM, 0); connect(S, {target}) or die $!; print 'ok'"
             for user in (0, 1000):
                 assert rig.run(container, "perl", "-e", connect, user=user, group=user).stdout == b"ok", user
         assert rig.shell(container, f"test -x {SHARE_DIR}/init && test -d {SHARE_DIR}/lib && echo ok", user=1000) == "ok\n"
@@ -328,7 +330,8 @@ def check_no_network(rig: Rig) -> None:
         assert [line.split(":")[0].strip() for line in devices] == ["lo"]
         assert rig.shell(container, "cat /proc/net/route").count("\n") <= 1
         script = """use Socket; socket(S, PF_INET, SOCK_STREAM, 0); bind(S, pack_sockaddr_in(0, INADDR_LOOPBACK)) or die "bind $!";
-            listen(S, 1) or die; my $at = getsockname(S); socket(C, PF_INET, SOCK_STREAM, 0); connect(C, $at) or die "connect $!"; print "up";"""
+            listen(S, 1) or die; my $at = getsockname(S);
+            socket(C, PF_INET, SOCK_STREAM, 0); connect(C, $at) or die "connect $!"; print "up";"""
         assert rig.run(container, "perl", "-e", script).stdout == b"up"
 
 
@@ -422,7 +425,8 @@ def check_output_devices_open(rig: Rig) -> None:
 def check_commands_that_cannot_start(rig: Rig) -> None:
     with rig.container() as container:
         script = """mkdir -p /t/locked /t/dir; echo x > /t/file; printf '#!/no/such/interpreter\\n' > /t/script; chmod 755 /t/script;
-            printf '\\177ELF broken' > /t/broken; chmod 755 /t/broken; chmod 700 /t/locked; chmod 755 /t; cp /bin/true /t/locked/x; : > /t/empty; chmod 755 /t/empty"""
+            printf '\\177ELF broken' > /t/broken; chmod 755 /t/broken; chmod 700 /t/locked; chmod 755 /t;
+            cp /bin/true /t/locked/x; : > /t/empty; chmod 755 /t/empty"""
         rig.shell(container, script)
         cases: list[tuple[Sequence[str], dict[str, object], type[SnapshotdError]]] = [
             (["no-such-program"], {}, CommandNotFound),
@@ -453,13 +457,13 @@ def check_commands_that_cannot_start(rig: Rig) -> None:
 
 def _expect(error: type[SnapshotdError], action: Callable[[], object], what: object) -> SnapshotdError:
     try:
-        result = action()
+        outcome: object = action()
     except SnapshotdError as exc:
-        assert type(exc) is error, f"{what}: {type(exc).__name__}: {exc}"
-        assert len(exc.message) < 1000, f"{what}: {exc}"
-        assert "\n" not in exc.message, f"{what}: {exc}"
-        return exc
-    raise AssertionError(f"{what}: no error but {result}")
+        outcome = exc
+    assert isinstance(outcome, error), f"{what}: {outcome!r} instead of {error.__name__}"
+    assert len(outcome.message) < 1000, f"{what}: {outcome}"
+    assert "\n" not in outcome.message, f"{what}: {outcome}"
+    return outcome
 
 
 def check_background_child(rig: Rig) -> None:

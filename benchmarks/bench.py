@@ -1,0 +1,146 @@
+"""What a snapshot, a fork and a rewind cost, with distributions. `make bench`, or:
+
+    python benchmarks/bench.py [--runtime runc] [--rounds 60] [--json FILE]
+
+Starts a daemon of its own in a temporary state directory (a sparse XFS image where the file system has no reflinks) and removes it again.
+Pause: from the moment the daemon is told that the call has ended to the moment the new root is in place, as recorded with each snapshot.
+Client: what the agent inside the sandbox waits at the end of a call, its own parking included.
+Figures of one run on one machine: compare within a run, and give ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from snapshotd.client import Snapshotd
+
+HERE = Path(__file__).parent
+SCENARIOS = {"no change": "none", "one file": "1-file", "200 files": "200-files", "5,000 files": "5000-files", "4 KiB into 1 GiB": "4k-in-1g"}
+
+
+def quantiles(values: list[float]) -> dict[str, float]:
+    """p50, p95 and maximum, in milliseconds."""
+    ordered = sorted(values)
+    return {
+        "n": len(ordered), "p50": statistics.median(ordered), "p95": ordered[int(0.95 * (len(ordered) - 1))], "max": ordered[-1],
+    }  # fmt: skip
+
+
+def pauses(client: Snapshotd, runtime: str, scenario: str, rounds: int) -> dict[str, Any]:
+    """One agent run: the daemon's and the agent's view of `rounds` snapshots."""
+    trajectory = client.run(agent=HERE / "pause_agent.py", args=[scenario, str(rounds)], runtime=runtime)
+    output = b""
+    for event in client.events(trajectory.id):
+        if event["event"] == "output":
+            output += base64.b64decode(event["data_b64"])
+    line = json.loads(output.decode().strip().splitlines()[-1])
+    measured = [s for s in client.log(trajectory.id) if s.tool.name == "change"]
+    client.remove(trajectory.id, force=True)
+    methods = {m: sum(s.method == m for s in measured) for m in {s.method for s in measured}}
+    return {"pause_ms": quantiles([s.pause_ms for s in measured[1:]]), "client_ms": quantiles(line["client_ms"][1:]), "methods": methods}
+
+
+def repeated(action: Callable[[], None], rounds: int) -> dict[str, float]:
+    seen = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        action()
+        seen.append((time.perf_counter() - start) * 1e3)
+        time.sleep(0.3)  # the pool makes the next warm container meanwhile
+    return quantiles(seen[1:])
+
+
+def forks(client: Snapshotd, runtime: str, rounds: int) -> dict[str, Any]:
+    """From the request to fork until the first command's output is here, and the command alone in a running sandbox."""
+    parent, first = client.create(runtime=runtime)
+    client.exec(parent.id, ["sh", "-c", "mkdir d; cd d; for i in $(seq 2000); do echo $i > $i; done"])
+    made: list[str] = []
+
+    def fork() -> None:
+        (fork,) = client.fork(parent.id, 1).trajectories
+        client.exec(fork.id, ["cat", "d/2000"])
+        made.append(fork.id)
+
+    result = {"fork to first command": repeated(fork, rounds), "command alone": repeated(lambda: _run(client, made[0]), rounds)}
+    for trajectory in made:
+        client.remove(trajectory, force=True)
+    client.remove(parent.id, force=True)
+    return result
+
+
+def _run(client: Snapshotd, trajectory: str) -> None:
+    client.exec(trajectory, ["cat", "d/2000"])
+
+
+def rewinds(client: Snapshotd, runtime: str, rounds: int) -> dict[str, Any]:
+    """Restore in place: a running sandbox gets the files of an older snapshot, whatever changed since."""
+    trajectory, _ = client.create(runtime=runtime)
+    small = client.exec(trajectory.id, ["sh", "-c", "echo 1 > a"]).snapshot_id
+    client.exec(trajectory.id, ["sh", "-c", "mkdir d; cd d; for i in $(seq 5000); do echo $i > $i; done"])
+    large = client.trajectory(trajectory.id).head
+    turn = iter([small, large] * rounds)
+    result = {"restore in place": repeated(lambda: _rewind(client, trajectory.id, next(turn)), rounds)}
+    client.remove(trajectory.id, force=True)
+    return result
+
+
+def _rewind(client: Snapshotd, trajectory: str, to: str) -> None:
+    client.rewind(trajectory, to)
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report as Markdown."""
+    machine = report["machine"]
+    lines = [
+        f"{machine['cpus']} processors, Linux {machine['kernel']}, layers on {machine['layers']}, runtime {machine['runtime']}",
+        "", "| scenario | method | pause p50 | p95 | max | agent sees p50 | p95 |", "|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for name, row in report["pauses"].items():
+        p, c = row["pause_ms"], row["client_ms"]
+        methods = ", ".join(f"{m} {n}" for m, n in row["methods"].items())
+        lines.append(f"| {name} | {methods} | {p['p50']:.2f} | {p['p95']:.2f} | {p['max']:.2f} | {c['p50']:.2f} | {c['p95']:.2f} |")
+    lines += ["", "| operation | p50 | p95 | max |", "|---|---|---|---|"]
+    for name, row in report["operations"].items():
+        lines.append(f"| {name} | {row['p50']:.1f} | {row['p95']:.1f} | {row['max']:.1f} |")
+    return "\n".join(lines) + "\n\nAll times in milliseconds."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runtime", default="runc")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    options = parser.parse_args()
+    state = Path(tempfile.mkdtemp(prefix="snapshotd-bench-"))
+    client = Snapshotd(state_dir=state)
+    try:
+        client.build_image("default", progress=lambda line: print(line, file=sys.stderr))
+        report: dict[str, Any] = {
+            "machine": {
+                "cpus": os.cpu_count(), "kernel": platform.release(), "layers": client.status()["layers"], "runtime": options.runtime,
+            },
+            "pauses": {name: pauses(client, options.runtime, key, options.rounds) for name, key in SCENARIOS.items()},
+            "operations": {**forks(client, options.runtime, 20), **rewinds(client, options.runtime, 20)},
+        }  # fmt: skip
+        print(table(report))
+        if options.json:
+            options.json.write_text(json.dumps(report, indent=2) + "\n")
+    finally:
+        subprocess.run([sys.executable, "-m", "snapshotd", "--state-dir", str(state), "daemon", "--stop"], check=False)
+        shutil.rmtree(state, ignore_errors=True)
+
+
+main()

@@ -1,0 +1,39 @@
+"""`snapshotd cat`."""
+
+from __future__ import annotations
+
+import base64
+import os
+
+import click
+
+from snapshotd.cli.command import connect, declare, json_option, refuse
+from snapshotd.cli.follow import RawOutput
+from snapshotd.cli.text import print_json
+from snapshotd.cli.values import complete_snapshot
+
+
+@declare("cat", examples=["snapshotd cat a1b2c3:/workspace/app.py", "snapshotd cat best:app.py > app.py"])
+@json_option
+@click.argument("where", metavar="ID:PATH", shell_complete=complete_snapshot)
+@click.pass_context
+def command(ctx: click.Context, where: str, as_json: bool) -> int:
+    """Print a file as it was in a snapshot.
+
+    A path that does not start with / starts at /workspace. With --json: {"snapshot","path","bytes","content_b64"}.
+    """
+    ref, colon, path = where.partition(":")
+    if not colon or not path:
+        refuse(f"{where!r} names no file; write ID:/PATH, such as {ref or 'a1b2c3'}:/workspace/app.py")
+    raw_path = os.fsencode(path if path.startswith("/") else f"/workspace/{path}")
+    client = connect(ctx)
+    if as_json:
+        content = b"".join(client.cat(ref, raw_path))
+        found = client.snapshot(ref).id
+        encoded = base64.b64encode(content).decode()
+        print_json({"snapshot": found, "path": raw_path.decode(errors="replace"), "bytes": len(content), "content_b64": encoded})
+        return 0
+    raw = RawOutput()
+    for piece in client.cat(ref, raw_path):
+        raw.write("stdout", piece)
+    return 0

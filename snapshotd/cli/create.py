@@ -1,0 +1,31 @@
+"""`snapshotd create`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from snapshotd.cli.command import connect, declare, is_local, json_option
+from snapshotd.cli.text import print_json
+from snapshotd.cli.values import local_folder, sandbox_keywords, sandbox_options
+
+
+@declare("create", examples=["snapshotd create --workspace . --name box", "ID=$(snapshotd create)", "snapshotd create --json"],
+         docker_codes=True)  # fmt: skip
+@sandbox_options
+@json_option
+@click.pass_context
+def command(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
+    """Start a sandbox without an agent.
+
+    Prints the trajectory's id; `snapshotd exec` runs commands in it. With --json: {"trajectory","snapshot"}, the ids.
+    """
+    if options["workspace"] is not None and is_local(ctx):
+        local_folder(options["workspace"], "workspace")
+    trajectory, snapshot = connect(ctx).create(**sandbox_keywords(options))
+    if as_json:
+        print_json({"trajectory": trajectory.id, "snapshot": snapshot.id})
+    else:
+        click.echo(trajectory.id)
+    return 0

@@ -1,0 +1,113 @@
+"""`snapshotd exec`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+
+from snapshotd.cli.command import after_dashes, connect, declare, json_option, refuse
+from snapshotd.cli.follow import INTERRUPTED, RawOutput, note
+from snapshotd.cli.text import print_json, snapshot_line
+from snapshotd.cli.values import Variable, complete_snapshot, complete_trajectory
+from snapshotd.client.client import Snapshotd
+from snapshotd.client.results import ExecInfo
+
+_EXAMPLES = [
+    "snapshotd exec box -- make test",
+    "snapshotd exec box -- sh -c 'echo hello > note.txt'",
+    "snapshotd exec --snapshot a1b2c3 -- ls -la   # in a throw-away fork",
+    "snapshotd exec --json box -- pytest -q",
+]
+
+
+@declare(
+    "exec", examples=_EXAMPLES, docker_codes=True, splits=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)  # fmt: skip
+@click.option("--snapshot", metavar="ID", help="Run in a throw-away fork of this snapshot; nothing of it is kept.",
+              shell_complete=complete_snapshot)  # fmt: skip
+@click.option("-w", "--cwd", metavar="DIR", help="Working directory in the sandbox.")
+@click.option("-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on.")
+@click.option("-u", "--user", metavar="USER[:GROUP]", help="Who runs it in the sandbox, by name or number.")
+@click.option("-q", "--quiet", is_flag=True, help="Only the command's output: no line about the snapshot.")
+@json_option
+@click.argument("words", metavar="TRAJECTORY -- CMD [ARGS]...", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_trajectory)
+@click.pass_context
+def command(
+    ctx: click.Context, /, words: tuple[str, ...], snapshot: str | None, quiet: bool, as_json: bool, **options: Any
+) -> int:
+    """Run a command as a tool call in a sandbox, or in a throw-away fork.
+
+    A stopped trajectory's sandbox is started again. The snapshot is taken when the command ends, also when it failed, and also when
+    this client was interrupted. The exit code is the command's; 125 when snapshotd failed, 126 and 127 when the command cannot be run
+    or is not there (then there is no snapshot).
+
+    With --json: {"exit_code","stdout","stderr","snapshot"}; output that is not UTF-8 is there as stdout_b64 or stderr_b64 too.
+    """
+    trajectory, argv = _split(list(words), after_dashes(ctx), snapshot is not None)
+    options["env"] = dict(options["env"])
+    client = connect(ctx)
+    try:
+        if as_json:
+            return _as_json(client, trajectory, snapshot, argv, options)
+        return _to_terminal(client, trajectory, snapshot, argv, options, quiet)
+    except KeyboardInterrupt:
+        if snapshot is None:
+            note(f"the command goes on in {trajectory}; its snapshot is taken when it ends, `snapshotd log {trajectory}` shows it")
+        return INTERRUPTED
+
+
+def _split(words: list[str], after: list[str] | None, in_fork: bool) -> tuple[str, list[str]]:
+    """The trajectory ("" for a fork) and the command line, with or without `--` between them."""
+    trajectory = ""
+    if not in_fork:
+        if not words:
+            refuse("no trajectory was named; `snapshotd exec TRAJECTORY -- CMD`, or --snapshot ID for a throw-away fork")
+        trajectory = words.pop(0)
+    if words and after is not None:
+        refuse(f"{words[0]!r} stands between the trajectory and `--`; the command comes after `--`")
+    argv = after if after is not None else words
+    if not argv:
+        refuse("there is no command to execute; give one after `--`")
+    return trajectory, argv
+
+
+def _call(client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], on_output: Any, options: dict[str, Any]) -> ExecInfo:
+    if snapshot is not None:
+        return client.exec_snapshot(snapshot, argv, on_output=on_output, **options)
+    return client.exec(trajectory, argv, on_output=on_output, **options)
+
+
+def _to_terminal(
+    client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
+) -> int:  # fmt: skip
+    done = _call(client, trajectory, snapshot, argv, RawOutput().write, options)
+    taken = done.snapshot
+    if taken is not None and not quiet:
+        click.echo(snapshot_line(
+            seq=taken.seq, snapshot_id=taken.id, tool=taken.tool.name, status=taken.tool.status, pause_ms=taken.pause_ms,
+            files=None if taken.files is None else dataclasses.asdict(taken.files), method=taken.method,
+        ), err=True)  # fmt: skip
+    return done.exit_code
+
+
+def _as_json(client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any]) -> int:
+    kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+    done = _call(client, trajectory, snapshot, argv, lambda stream, data: kept[stream].append(data), options)
+    answer: dict[str, Any] = {"exit_code": done.exit_code}
+    for stream, pieces in kept.items():
+        answer.update(_text(stream, b"".join(pieces)))
+    answer["snapshot"] = None if done.snapshot is None else done.snapshot.id
+    print_json(answer)
+    return done.exit_code
+
+
+def _text(stream: str, data: bytes) -> dict[str, str]:
+    try:
+        return {stream: data.decode()}
+    except UnicodeDecodeError:
+        import base64
+
+        return {stream: data.decode(errors="replace"), f"{stream}_b64": base64.b64encode(data).decode()}

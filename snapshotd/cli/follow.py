@@ -1,0 +1,134 @@
+"""Following a run on the terminal: its output as raw bytes, one line per snapshot on standard error, Ctrl-C stops it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any, BinaryIO
+
+import click
+
+from snapshotd.cli.text import printable, snapshot_line
+from snapshotd.client.client import Snapshotd
+from snapshotd.errors import DaemonUnavailable, SandboxFailed, SnapshotdError
+from snapshotd.types import short
+
+INTERRUPTED = 128 + signal.SIGINT
+
+
+class RawOutput:
+    """Writes a program's output where it belongs. A reader that has gone away does not end the program: its output is dropped."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, BinaryIO | None] = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+
+    def write(self, stream: str, data: bytes) -> None:
+        target = self._open[stream]
+        if target is None:
+            return
+        try:
+            target.write(data)
+            target.flush()
+        except BrokenPipeError:
+            self._open[stream] = None
+
+
+class Interruption:
+    """While it is entered, SIGINT and SIGTERM stop the run once, from a thread beside, and the second one quits at once."""
+
+    def __init__(self, client: Snapshotd, trajectory: str) -> None:
+        self._client = client
+        self._trajectory = trajectory
+        self._before: dict[int, Any] = {}
+        self.signal: int | None = None
+
+    def __enter__(self) -> Interruption:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+        note(f"stopping {short(self._trajectory)} after a last snapshot; interrupt again to leave at once")
+        threading.Thread(target=self._stop, name="stop", daemon=True).start()
+
+    def _stop(self) -> None:
+        try:
+            self._client.stop(self._trajectory)
+        except SnapshotdError as exc:
+            note(f"the run could not be stopped: {exc.message}")
+
+
+def note(text: str) -> None:
+    """One line for people on standard error."""
+    click.echo(f"snapshotd: {printable(text)}", err=True)
+
+
+def follow(client: Snapshotd, trajectory: str, *, as_json: bool, quiet: bool, stop_on_interrupt: bool) -> int:
+    """Show a run until it has finished. Returns what the command's exit code should be: the agent's, 130 when interrupted."""
+    if not stop_on_interrupt:
+        return _show(client.events(trajectory), trajectory, as_json=as_json, quiet=quiet)
+    with Interruption(client, trajectory) as interruption:
+        code = _show(client.events(trajectory), trajectory, as_json=as_json, quiet=quiet)
+    return code if interruption.signal is None else 128 + interruption.signal
+
+
+def _show(events: Iterable[dict[str, Any]], trajectory: str, *, as_json: bool, quiet: bool) -> int:
+    raw = RawOutput()
+    for event in events:
+        if as_json:
+            click.echo(json.dumps(event))
+            sys.stdout.flush()
+        elif event["event"] == "output":
+            raw.write(event["stream"], base64.b64decode(event["data_b64"]))
+        elif not quiet:
+            line = _line(event)
+            if line:
+                click.echo(line, err=True)
+        if event["event"] == "finished":
+            return _exit_code(event, trajectory)
+    raise DaemonUnavailable(
+        f"the daemon ended the events of {short(trajectory)} before the run did; its snapshots are safe: `snapshotd log "
+        f"{short(trajectory)}` lists them, `snapshotd attach {short(trajectory)}` follows again"
+    )
+
+
+def _line(event: dict[str, Any]) -> str | None:
+    kind = event["event"]
+    if kind == "started":
+        return f"▶ trajectory {short(event['trajectory'])}  {event['runtime']}  {printable(str(event['image']))}"
+    if kind == "snapshot":
+        return snapshot_line(
+            seq=event["seq"], snapshot_id=event["id"], tool=event["tool"], status=event["status"], files=event.get("files"),
+            pause_ms=event["pause_ms"], method=event.get("method", "pivot"),
+        )  # fmt: skip
+    if kind == "warning":
+        return f"snapshotd: warning: {printable(event['message'])}"
+    if kind == "finished":
+        code = event["exit_code"]
+        how = event.get("status", "finished") if code is None else f"exit code {code}"
+        return f"■ {how}, {event['snapshots']} snapshots; `snapshotd log {short(event['trajectory'])}` lists them"
+    return None
+
+
+def _exit_code(event: dict[str, Any], trajectory: str) -> int:
+    code = event["exit_code"]
+    if code is not None:
+        return int(code)
+    if event.get("status") in ("finished", "stopped"):
+        return 0
+    raise SandboxFailed(
+        f"the sandbox of {short(trajectory)} went away before its agent ended ({event.get('status', 'no status')}); its snapshots are "
+        f"safe: `snapshotd log {short(trajectory)}` lists them, `snapshotd fork {short(trajectory)}` goes on from the last"
+    )

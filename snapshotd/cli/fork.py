@@ -1,0 +1,38 @@
+"""`snapshotd fork`."""
+
+from __future__ import annotations
+
+import click
+
+from snapshotd.cli.command import after_dashes, connect, declare, json_option
+from snapshotd.cli.text import print_json
+from snapshotd.cli.values import ForkCount, Name, complete_snapshot
+
+_EXAMPLES = [
+    "snapshotd fork a1b2c3",
+    "snapshotd fork a1b2c3 --n 4 -- --strategy '{index}'",
+    "for T in $(snapshotd fork best --n 2); do snapshotd exec $T -- make test; done",
+]
+
+
+@declare("fork", examples=_EXAMPLES, splits=True)
+@click.option("-n", "--n", "count", type=ForkCount(), default="1", show_default=True, metavar="N", help="How many, 1 to 256; all or none.")
+@click.option("--name", type=Name(), metavar="NAME", help="Name of the forks; of several, NAME-0, NAME-1, ...")
+@json_option
+@click.argument("snapshot", metavar="ID [-- ARGS...]", shell_complete=complete_snapshot)
+@click.pass_context
+def command(ctx: click.Context, snapshot: str, count: int, name: str | None, as_json: bool) -> int:
+    """Start new sandboxes from a snapshot.
+
+    The sandbox that the snapshot came from runs on. What follows `--` are arguments for the agent that made the snapshot, which is then
+    started in each fork ({index} is the fork's number from 0); where there was no agent, it is a command. Prints the trajectories' ids.
+    With --json: {"experiment","trajectories":[ids]}.
+    """
+    forked = connect(ctx).fork(snapshot, count, args=after_dashes(ctx), name=name)
+    ids = [item.id for item in forked.trajectories]
+    if as_json:
+        print_json({"experiment": forked.experiment, "trajectories": ids})
+    else:
+        for each in ids:
+            click.echo(each)
+    return 0

@@ -1,0 +1,108 @@
+"""`snapshotd image build|import|ls|rm`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+from snapshotd.cli.command import CONTEXT_SETTINGS, connect, declare, json_option
+from snapshotd.cli.follow import note
+from snapshotd.cli.text import ago, print_json, printable, shown_id, size, table
+from snapshotd.cli.values import Name, complete_image
+from snapshotd.client.results import ImageInfo
+
+
+@click.group("image", context_settings=CONTEXT_SETTINGS)
+def command() -> None:
+    """Build, import, list and remove images.
+
+    An image is a root file system that sandboxes start from. No image registry is needed.
+    """
+
+
+@declare("build", examples=["snapshotd image build default", "snapshotd image build ./my-recipe --name mine"])
+@click.option("--name", type=Name(), help="Name of the image; else the recipe's.")
+@json_option
+@click.argument("recipe")
+@click.pass_context
+def build(ctx: click.Context, recipe: str, name: str | None, as_json: bool) -> int:
+    """Build an image from a recipe.
+
+    RECIPE is a folder, or one that comes with snapshotd: default (Python, pytest, git, a C compiler) or minimal. An unchanged one is
+    reused. With --json: the image.
+    """
+    return _made(connect(ctx).build_image(recipe, name=name, progress=note), as_json)
+
+
+@declare("import", examples=["snapshotd image import debian:12", "snapshotd image import ./rootfs.tar --name base",
+                                 "snapshotd image import ./saved-by-docker.tar"])  # fmt: skip
+@click.option("--name", type=Name(), help="Name of the image; else made from the source.")
+@json_option
+@click.argument("source")
+@click.pass_context
+def import_(ctx: click.Context, source: str, name: str | None, as_json: bool) -> int:
+    """Import an image.
+
+    SOURCE is a folder, a tar of a root file system, a `docker save` or OCI archive, or the name of a Docker image. With --json: the image.
+    """
+    return _made(connect(ctx).import_image(source, name=name, progress=note), as_json)
+
+
+@declare("ls", examples=["snapshotd image ls"])
+@click.option("-q", "--quiet", is_flag=True, help="Only ids.")
+@click.option("--no-trunc", is_flag=True, help="Whole ids.")
+@json_option
+@click.pass_context
+def ls(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> int:
+    """List images.
+
+    With --json: an array.
+    """
+    found = connect(ctx).images()
+    if as_json:
+        print_json([dataclasses.asdict(item) for item in found])
+    elif quiet:
+        for item in found:
+            click.echo(shown_id(item.id, full=no_trunc))
+    else:
+        rows = [
+            (
+                item.name or "-", shown_id(item.id, full=no_trunc), size(item.bytes), str(item.files), ago(item.created_at),
+                printable(item.source),
+            )
+            for item in found
+        ]  # fmt: skip
+        table(("NAME", "IMAGE", "SIZE", "FILES", "CREATED", "SOURCE"), rows, right=(2, 3))
+    return 0
+
+
+@declare("rm", examples=["snapshotd image rm old"])
+@json_option
+@click.argument("images", metavar="IMAGE...", nargs=-1, required=True, shell_complete=complete_image)
+@click.pass_context
+def rm(ctx: click.Context, images: tuple[str, ...], as_json: bool) -> int:
+    """Remove images that no trajectory uses.
+
+    With --json: {"removed":[...]}.
+    """
+    client = connect(ctx)
+    for ref in images:
+        client.remove_image(ref)
+        if not as_json:
+            click.echo(ref)
+    if as_json:
+        print_json({"removed": list(images)})
+    return 0
+
+
+def _made(image: ImageInfo, as_json: bool) -> int:
+    if as_json:
+        print_json(dataclasses.asdict(image))
+    else:
+        click.echo(image.id)
+    return 0
+
+
+for each in (build, import_, ls, rm):
+    command.add_command(each)

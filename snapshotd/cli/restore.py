@@ -1,0 +1,34 @@
+"""`snapshotd restore`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+from snapshotd.cli.command import connect, declare, json_option
+from snapshotd.cli.follow import note
+from snapshotd.cli.text import print_json, size
+from snapshotd.cli.values import complete_snapshot
+
+
+@declare("restore", examples=["snapshotd restore best --to ./out", "snapshotd restore best --path /workspace --to ./out"])
+@click.option("--to", metavar="DIR", required=True, type=click.Path(), help="Where to; must not exist or be empty.")
+@click.option("--path", metavar="PATH", default="", help="Only what lies below this path of the snapshot.")
+@json_option
+@click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
+@click.pass_context
+def command(ctx: click.Context, snapshot: str, to: str, path: str, as_json: bool) -> int:
+    """Write a snapshot's files into a folder.
+
+    Everything the folder cannot hold (owners, devices, attributes) is told as a warning. With --json:
+    {"files","directories","bytes","warnings"}.
+    """
+    report = connect(ctx).restore(snapshot, to, path=path)
+    if as_json:
+        print_json(dataclasses.asdict(report))
+        return 0
+    for warning in report.warnings:
+        note(f"warning: {warning}")
+    click.echo(f"{report.files} files and {report.directories} directories, {size(report.bytes)}, in {to}", err=True)
+    return 0

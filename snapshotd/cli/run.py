@@ -1,0 +1,70 @@
+"""`snapshotd run`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from snapshotd.cli.command import after_dashes, connect, declare, is_local, json_option, refuse
+from snapshotd.cli.follow import follow
+from snapshotd.cli.text import print_json
+from snapshotd.cli.values import local_file, local_folder, sandbox_keywords, sandbox_options
+
+_EXAMPLES = [
+    "snapshotd run agent.py",
+    "snapshotd run --workspace . --network bridge --env OPENAI_API_KEY agent.py --task 'fix the tests'",
+    "snapshotd run --workspace . -- pytest -q",
+    "snapshotd run --detach --name nightly agent.py && snapshotd attach nightly",
+]
+
+
+@declare(
+    "run", examples=_EXAMPLES, docker_codes=True, splits=True, options_metavar="[OPTIONS]",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "allow_interspersed_args": False},
+)  # fmt: skip
+@sandbox_options
+@click.option("--requirements", metavar="FILE", type=click.Path(), help="The agent's Python dependencies (else its PEP 723 header).")
+@click.option("-d", "--detach", is_flag=True, help="Print the trajectory's id and leave; `snapshotd attach` follows it.")
+@click.option("-q", "--quiet", is_flag=True, help="Only the agent's output: no line per snapshot.")
+@json_option
+@click.argument("program", metavar="AGENT.py [ARGS]... | -- CMD [ARGS]...", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def command(
+    ctx: click.Context, /, program: tuple[str, ...], requirements: str | None, detach: bool, quiet: bool, as_json: bool, **options: Any
+) -> int:
+    """Run an agent or a command in a sandbox, with a snapshot after every tool call.
+
+    The agent is a Python file of this machine; it and its folder are not mounted: --workspace copies a folder in. Its output goes to
+    standard output and error as it comes, one line per snapshot to standard error. The exit code is the agent's; 125 when snapshotd
+    failed, 126 and 127 when the command cannot be run or is not there, 130 after Ctrl-C, which stops the sandbox after a last snapshot.
+
+    With --json: one event per line, the last {"event":"finished","trajectory","exit_code","snapshots"}.
+    """
+    wanted = _program(program, after_dashes(ctx))
+    if is_local(ctx):
+        if wanted["agent"] is not None:
+            local_file(wanted["agent"], "agent file")
+        if requirements is not None:
+            local_file(requirements, "requirements file")
+        if options["workspace"] is not None:
+            local_folder(options["workspace"], "workspace")
+    client = connect(ctx)
+    trajectory = client.run(**wanted, requirements=requirements, detach=detach, **sandbox_keywords(options))
+    if detach:
+        if as_json:
+            print_json({"trajectory": trajectory.id})
+        else:
+            click.echo(trajectory.id)
+        return 0
+    return follow(client, trajectory.id, as_json=as_json, quiet=quiet, stop_on_interrupt=True)
+
+
+def _program(program: tuple[str, ...], after: list[str] | None) -> dict[str, Any]:
+    """`AGENT.py [ARGS]`, whose ARGS may contain `--`, or nothing and then `-- CMD [ARGS]`."""
+    if program:
+        args = [*program[1:], *([] if after is None else ["--", *after])]
+        return {"agent": program[0], "args": args, "command": []}
+    if not after:
+        refuse("there is nothing to run: name an agent file, or a command after `--`; `snapshotd run --help` shows both")
+    return {"agent": None, "args": [], "command": after}

@@ -1,0 +1,123 @@
+"""SIGKILL at random moments of a committing process: what it was told is committed is there, whole; nothing is half there."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import apsw
+import pytest
+
+from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.repo.blobs import BlobRepository
+from snapshotd.types import SnapshotID, TrajectoryID
+
+CHILD = """
+import os, random, sys
+from dataclasses import replace
+from pathlib import Path
+from snapshotd.catalog import database
+from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.repo.blobs import BlobRepository
+from snapshotd.testing.records import begin, follow, fork, make_call, make_image
+from snapshotd.types import Message
+
+database._CHECKPOINT_PAGES = 30  # many checkpoints, so that many kills fall into one
+database._CHECKPOINT_LIMIT_PAGES = 50
+catalog = SqliteCatalog(Path(sys.argv[1]) / "catalog.db")
+repository = BlobRepository(Path(sys.argv[1]) / "repo")
+rng = random.Random(int(sys.argv[2]))
+report = lambda *words: os.write(1, (" ".join(words) + "\\n").encode())
+image = make_image()
+catalog.add_image(image)
+lines = []
+report("ready")
+while True:
+    if not lines or rng.random() < 0.05:
+        trajectory, head = begin(image)
+        catalog.add_trajectories([(trajectory, head)])
+    elif rng.random() < 0.05:
+        origin, parent = rng.choice(lines)
+        trajectory = fork(head := parent, origin)
+        catalog.add_trajectories([(trajectory, None)])
+    elif rng.random() < 0.03 and not any(one.forked_from == s.id for one, _ in lines for s in catalog.snapshots(lines[-1][0].id)):
+        report("removing", lines[-1][0].id)
+        catalog.remove_trajectory(lines.pop()[0].id)
+        continue
+    else:
+        trajectory, head = lines.pop(rng.randrange(len(lines)))
+        output = repository.save_blob(rng.randbytes(rng.randrange(3000)))
+        texts = [str(head.messages + n) for n in range(rng.randrange(4))]
+        new = follow(head, trajectory.id, messages=len(texts))
+        new = replace(new, call=make_call(output=output), stack=replace(new.stack, layers=new.stack.layers[:32]))
+        catalog.commit_snapshot(new, [Message("user", text) for text in texts], expected_head=head.id)
+        head = new
+    report("committed", trajectory.id, head.id)
+    lines.append((trajectory, head))
+    if rng.random() < 0.1:
+        catalog.flush()
+        repository.flush()
+"""
+
+
+def run_and_kill(directory: Path, seed: int, after_bytes: int) -> list[str]:
+    """Start a child, kill it once it has reported so much, and return its complete lines."""
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(directory), str(seed)], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    said = b""
+    try:
+        while len(said) < after_bytes:
+            data = os.read(child.stdout.fileno(), 4096)
+            assert data, "the child ended by itself"
+            said += data
+    finally:
+        child.send_signal(signal.SIGKILL)
+        while data := os.read(child.stdout.fileno(), 65536):
+            said += data
+        child.stdout.close()
+        assert child.wait(timeout=30) == -signal.SIGKILL
+    return said.decode().split("\n")[:-1]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_kill_at_any_time_loses_nothing_reported(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    committed: dict[str, str] = {}
+    for round_number in range(3):  # the same catalog again: a restart after a crash works too
+        lines = run_and_kill(tmp_path, seed * 100 + round_number, rng.randrange(6, 30_000))
+        for line in lines:
+            kind, *ids = line.split()
+            if kind == "committed":
+                committed[ids[1]] = ids[0]
+            elif kind == "removing":
+                committed = {snapshot: owner for snapshot, owner in committed.items() if owner != ids[0]}
+        check(tmp_path, committed)
+
+
+def check(directory: Path, committed: dict[str, str]) -> None:
+    connection = apsw.Connection(str(directory / "catalog.db"), flags=apsw.SQLITE_OPEN_READWRITE)
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    connection.close()
+    catalog, repository = SqliteCatalog(directory / "catalog.db"), BlobRepository(directory / "repo")
+    try:
+        snapshots = {snapshot.id: snapshot for snapshot in catalog.all_snapshots()}
+        assert committed.keys() <= snapshots.keys()
+        for snapshot in snapshots.values():
+            said = [message.content for message in catalog.conversation(snapshot.id)]
+            assert said == [str(number) for number in range(snapshot.messages)]
+            if snapshot.call.output and snapshot.call.output != "a" * 64:  # what the records of a first snapshot name
+                assert sum(len(piece) for piece in repository.load_blob(snapshot.call.output)) < 3000
+        for trajectory in catalog.trajectories():
+            own = catalog.snapshots(TrajectoryID(trajectory.id))
+            line = [trajectory.forked_from, *(snapshot.id for snapshot in own)]
+            assert [snapshot.parent for snapshot in own] == line[:-1]
+            assert trajectory.head == SnapshotID(line[-1] or "")
+        assert os.listdir(directory / "repo" / "tmp") == []
+    finally:
+        catalog.close()
+        repository.close()

@@ -1,0 +1,64 @@
+"""What a daemon may leave behind, looked for from outside: containers, mounts, cgroups, loop devices, processes, layers."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+from pathlib import Path
+
+
+def leftovers(state_dir: Path, *, running: bool) -> list[str]:
+    """Everything of this state directory's instance that belongs to no live sandbox. With `running`, a daemon may serve it (and have its
+    layer image mounted); without, nothing at all may be left."""
+    found: list[str] = []
+    instance = _instance(state_dir)
+    live = _live_containers(instance) if running else set()
+    for hierarchy in Path("/sys/fs/cgroup").glob(f"**/snapshotd-{instance}"):
+        found += [f"cgroup {c}" for c in hierarchy.iterdir() if c.is_dir() and c.name not in live]
+        if not running:
+            found.append(f"cgroup {hierarchy}")
+    mounts = Path("/proc/self/mountinfo").read_text()
+    found += [f"mount {line.split()[4]}" for line in mounts.splitlines() if str(state_dir) in line]
+    attached = [p for p in Path("/sys/block").glob("loop*/loop/backing_file") if str(state_dir) in p.read_text()]
+    if len(attached) > (1 if running else 0):
+        found += [f"loop device {p.parts[3]}" for p in attached]
+    containers = Path(f"/run/snapshotd/{instance}/c")
+    if containers.exists():
+        found += [f"run directory {c}" for c in containers.iterdir() if c.name not in live]
+    if not running:
+        found += [f"process {line}" for line in _processes(state_dir)]
+    return found
+
+
+def _instance(state_dir: Path) -> str:
+    with sqlite3.connect(f"file:{state_dir}/catalog.db?mode=ro", uri=True) as db:
+        (name,) = db.execute("select value from meta where key = 'instance'").fetchone()
+    db.close()
+    return str(name)
+
+
+def _live_containers(instance: str) -> set[str]:
+    """Containers whose init runs: those of live sandboxes, and spares that were made ahead."""
+    result = subprocess.run(["pgrep", "-af", "snapshotd/share/init"], capture_output=True, text=True, check=False)
+    live = set()
+    for line in result.stdout.splitlines():
+        try:
+            cgroup = Path(f"/proc/{line.split()[0]}/cgroup").read_text()
+        except OSError:
+            continue
+        live |= {part for entry in cgroup.splitlines() if f"snapshotd-{instance}/" in entry for part in [entry.rsplit("/", 1)[1]]}
+    return live
+
+
+def _processes(state_dir: Path) -> list[str]:
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            try:
+                command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if str(state_dir) in command and "pytest" not in command:
+                found.append(f"{entry} {command}")
+    return found

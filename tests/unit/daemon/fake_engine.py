@@ -1,0 +1,346 @@
+"""A tiny engine in memory, for everything above the engine: it keeps trajectories and snapshots in dictionaries and runs nothing.
+
+Commands that `exec` understands (the first word; everything else ends with 0 and prints its arguments):
+
+    missing         CommandNotFound            blocked     CommandNotRunnable
+    fail N TEXT     prints TEXT to stderr and ends with N
+    bytes N         N bytes to stdout          raw HEX     these bytes to stdout
+    wait FILE       waits until FILE exists (polling, with a deadline), then ends with 0
+    crash           raises ZeroDivisionError   full        raises OSError(ENOSPC)
+
+An agent file's events: started, its text as output, one snapshot per line, finished with exit code 3 (or never, if its name is
+`forever.py`, until it is stopped).
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from snapshotd import types as t
+from snapshotd.engine import base
+from snapshotd.errors import Ambiguous, CommandNotFound, CommandNotRunnable, Conflict, NotFound, UsageError
+from snapshotd.layers.base import Change, ChangeKind, Entry, Kind, RestoreReport
+
+NOW_NS = 1_700_000_000_123_456_789
+IMAGE = t.ImageID("ima9e" + "0" * 27)
+
+
+def entry(size: int, kind: Kind = Kind.FILE) -> Entry:
+    return Entry(kind, 0o644, 0, 0, size, NOW_NS, 0, 1, (1, 1), NOW_NS)
+
+
+class FakeEngine(base.Engine):
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.lines: dict[str, t.Trajectory] = {}
+        self.taken: dict[str, t.Snapshot] = {}
+        self.files: dict[str, dict[bytes, bytes]] = {}
+        self.outputs: dict[str, dict[str, bytes]] = {}
+        self.log_of: dict[str, list[base.Event]] = {}
+        self.made_images = [t.Image(IMAGE, "default", "recipe default", "x", 1000, 10, NOW_NS)]
+        self.closed = False
+
+    # -- the test's side -------------------------------------------------------------------------------------------------------
+
+    def _take(self, trajectory: t.Trajectory, call: t.ToolCall, files: dict[bytes, bytes]) -> t.Snapshot:
+        own = [s for s in self.taken.values() if s.trajectory == trajectory.id]
+        parent = trajectory.head or None
+        snapshot = t.Snapshot(
+            id=t.SnapshotID(t.new_id()), parent=t.SnapshotID(parent) if parent else None, trajectory=trajectory.id, seq=len(own),
+            stack=t.Stack(IMAGE, ()), call=call, messages=2, state=t.SnapshotState.CAPTURED, pause_ns=2_100_000, created_at_ns=NOW_NS,
+            files=t.FileChanges(1, 2, 0, 1234),
+        )  # fmt: skip
+        with self.changed:
+            self.taken[snapshot.id] = snapshot
+            self.files[snapshot.id] = files
+            self._replace(trajectory.id, head=snapshot.id)
+            self.changed.notify_all()
+        return snapshot
+
+    def _replace(self, trajectory_id: str, **changes: Any) -> t.Trajectory:
+        import dataclasses
+
+        self.lines[trajectory_id] = dataclasses.replace(self.lines[trajectory_id], **changes)
+        return self.lines[trajectory_id]
+
+    def _call(self, name: str, arguments: Any, exit_code: int | None = 0) -> t.ToolCall:
+        status = t.CallStatus.FAILED if exit_code else t.CallStatus.DONE
+        return t.ToolCall(t.CallID(t.new_id()), name, arguments, status, NOW_NS, 5_000_000, exit_code)
+
+    def _begin(self, request: base.SandboxRequest, agent: t.AgentSpec | None) -> t.Trajectory:
+        if request.image not in {i.name for i in self.made_images}:
+            raise NotFound(f"there is no image {request.image!r}; `snapshotd image ls` lists those there are")
+        if request.name and request.name in {line.name for line in self.lines.values()}:
+            raise Conflict(f"the name {request.name} is taken; choose another")
+        runtime = "runc" if request.runtime == "auto" else request.runtime
+        spec = t.SandboxSpec(IMAGE, runtime, request.network, request.limits)
+        line = t.Trajectory(
+            t.TrajectoryID(t.new_id()), request.name, spec, agent, t.SnapshotID(""), t.TrajectoryStatus.RUNNING, NOW_NS, env=request.env
+        )
+        self.lines[line.id] = line
+        self._take(line, self._call("start", None, None), {b"workspace/a.txt": b"hello\n"})
+        return self.lines[line.id]
+
+    # -- sandboxes and runs ------------------------------------------------------------------------------------------------------
+
+    def create(self, request: base.SandboxRequest) -> tuple[t.Trajectory, t.Snapshot]:
+        line = self._begin(request, None)
+        return line, self.taken[line.head]
+
+    def run(self, request: base.RunRequest) -> t.Trajectory:
+        argv = request.command or (str(request.agent), *request.args)
+        if argv[0] == "missing":
+            raise CommandNotFound("missing: no such program in the sandbox; check the image")
+        line = self._begin(request.sandbox, t.AgentSpec(argv, 1))
+        events: list[base.Event] = [{
+            "event": "started", "trajectory": line.id, "snapshot": line.head, "runtime": line.spec.runtime, "image": "default",
+        }]  # fmt: skip
+        self.log_of[line.id] = events
+        text = Path(argv[0]).read_text() if request.agent else " ".join(argv) + "\n"
+        events.append({"event": "output", "stream": "stdout", "data_b64": base64.b64encode(text.encode()).decode()})
+        taken = self._take(line, self._call("run_tests", {"argv": list(argv)}), {b"workspace/a.txt": b"changed\n"})
+        events.append({
+            "event": "snapshot", "id": taken.id, "seq": taken.seq, "tool": "run_tests", "status": "done",
+            "files": {"added": 1, "changed": 2, "deleted": 0, "bytes": 1234}, "pause_ms": 2.1, "method": "pivot",
+        })  # fmt: skip
+        if request.agent is None or request.agent.name != "forever.py":
+            self._finish(line.id, 3 if request.agent else 0, t.TrajectoryStatus.FINISHED)
+        return self.lines[line.id]
+
+    def _finish(self, trajectory_id: str, exit_code: int | None, status: t.TrajectoryStatus) -> None:
+        with self.changed:
+            self._replace(trajectory_id, status=status, exit_code=exit_code)
+            own = [s for s in self.taken.values() if s.trajectory == trajectory_id]
+            self.log_of[trajectory_id].append(
+                {"event": "finished", "trajectory": trajectory_id, "exit_code": exit_code, "snapshots": len(own), "status": status.value}
+            )
+            self.changed.notify_all()
+
+    def events(self, ref: str, *, follow: bool) -> Iterator[base.Event]:
+        events = self.log_of[self.trajectory(ref).id]
+        at = 0
+        while True:
+            with self.changed:
+                while follow and at == len(events) and not self.closed:
+                    self.changed.wait()
+                if at == len(events):
+                    return
+                event = events[at]
+            at += 1
+            yield event
+            if event["event"] == "finished":
+                return
+
+    def exec(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
+             sink: base.OutputSink) -> base.ExecResult:  # fmt: skip
+        line = self.trajectory(ref)
+        code = self._execute(argv, sink)
+        call = self._call("exec", {"argv": list(argv), "cwd": cwd, "env": dict(env), "user": user}, code)
+        taken = self._take(line, call, {**self.files[line.head], b"workspace/ran": " ".join(argv).encode()})
+        return base.ExecResult(code, taken, call)
+
+    def exec_snapshot(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...],
+                      user: str | None, sink: base.OutputSink) -> base.ExecResult:  # fmt: skip
+        self.snapshot(ref)
+        code = self._execute(argv, sink)
+        return base.ExecResult(code, None, self._call("exec", {"argv": list(argv)}, code))
+
+    def _execute(self, argv: tuple[str, ...], sink: base.OutputSink) -> int:
+        word, rest = argv[0], argv[1:]
+        if word == "missing":
+            raise CommandNotFound("missing: no such program in the sandbox; check the image")
+        if word == "blocked":
+            raise CommandNotRunnable("blocked: not executable; `chmod +x` it in the sandbox")
+        if word == "crash":
+            raise ZeroDivisionError("a defect")
+        if word == "full":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if word == "fail":
+            sink("stderr", rest[1].encode() + b"\n")
+            return int(rest[0])
+        if word == "bytes":
+            left = int(rest[0])
+            while left:
+                piece = min(left, 65536)
+                sink("stdout", b"x" * piece)
+                left -= piece
+            return 0
+        if word == "raw":
+            sink("stdout", bytes.fromhex(rest[0]))
+            return 0
+        if word == "wait":
+            sink("stdout", b"waiting\n")
+            deadline = time.monotonic() + 30
+            while not Path(rest[0]).exists():
+                assert time.monotonic() < deadline, "the test never created the file"
+                time.sleep(0.005)
+            return 0
+        sink("stdout", " ".join(argv).encode() + b"\n")
+        return 0
+
+    def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None) -> base.Forked:
+        origin = self.snapshot(ref)
+        experiment = t.ExperimentID(t.new_id())
+        made = []
+        for index in range(n):
+            line = t.Trajectory(
+                t.TrajectoryID(t.new_id()), None if name is None else f"{name}-{index}", self.lines[origin.trajectory].spec,
+                None if args is None else t.AgentSpec(args, 0), origin.id, t.TrajectoryStatus.RUNNING, NOW_NS,
+                forked_from=origin.id, experiment=experiment,
+            )  # fmt: skip
+            self.lines[line.id] = line
+            made.append(line)
+        return base.Forked(experiment, tuple(made))
+
+    def stop(self, ref: str) -> t.Trajectory:
+        line = self.trajectory(ref)
+        if line.status is t.TrajectoryStatus.RUNNING:
+            if line.id in self.log_of:
+                self._finish(line.id, 137, t.TrajectoryStatus.STOPPED)
+            else:
+                self._replace(line.id, status=t.TrajectoryStatus.STOPPED)
+        return self.lines[line.id]
+
+    def remove(self, ref: str, *, force: bool) -> None:
+        line = self.trajectory(ref)
+        if line.status is t.TrajectoryStatus.RUNNING and not force:
+            raise Conflict(f"the trajectory {t.short(line.id)} is running; stop it first, or use --force")
+        del self.lines[line.id]
+        for key in [key for key, s in self.taken.items() if s.trajectory == line.id]:
+            del self.taken[key]
+
+    # -- looking -----------------------------------------------------------------------------------------------------------------
+
+    def trajectories(self) -> list[t.Trajectory]:
+        return list(self.lines.values())
+
+    def sandboxes(self) -> list[base.SandboxInfo]:
+        return [
+            base.SandboxInfo(line, "c" * 32, 4242, NOW_NS, line.agent is not None)
+            for line in self.lines.values() if line.status is t.TrajectoryStatus.RUNNING
+        ]  # fmt: skip
+
+    def trajectory(self, ref: str) -> t.Trajectory:
+        named = [line for line in self.lines.values() if line.name == ref]
+        found = named or [line for line in self.lines.values() if line.id.startswith(ref)]
+        if len(found) > 1:
+            raise Ambiguous(f"{ref!r} fits {len(found)} trajectories; type more of the id")
+        if not found:
+            raise NotFound(f"there is no trajectory {ref!r}; `snapshotd ls` lists those there are")
+        return found[0]
+
+    def snapshot(self, ref: str) -> t.Snapshot:
+        for taken in self.taken.values():
+            if ref in taken.tags or taken.id.startswith(ref):
+                return taken
+        try:
+            return self.taken[self.trajectory(ref).head]
+        except NotFound:
+            raise NotFound(f"there is no snapshot {ref!r}; `snapshotd tree` shows those there are") from None
+
+    def log(self, ref: str) -> list[t.Snapshot]:
+        line = self.trajectory(ref)
+        return [s for s in self.taken.values() if s.trajectory == line.id]
+
+    def all_snapshots(self) -> list[t.Snapshot]:
+        return list(self.taken.values())
+
+    def conversation(self, ref: str) -> list[t.Message]:
+        self.snapshot(ref)
+        return [t.Message("user", "fix it"), t.Message("assistant", {"text": "done\x1b[31m"})]
+
+    def output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
+        self.snapshot(ref)
+        yield from (b"first ", b"second\n")
+
+    def diff(self, a: str, b: str | None) -> Iterator[Change]:
+        self.snapshot(a)
+        yield Change(b"workspace/new\xff.txt", ChangeKind.ADDED, None, entry(10))
+        yield Change(b"workspace/a\x1b.txt", ChangeKind.CHANGED, entry(6), entry(2048))
+        yield Change(b"tmp/gone", ChangeKind.DELETED, entry(0, Kind.DIRECTORY), None)
+
+    def patch(self, a: str, b: str | None, *, root: bytes, write: Callable[[bytes], object]) -> int:
+        self.snapshot(a)
+        write(b"--- a/a.txt\n")
+        write(b"+++ b/a.txt \xff\n")
+        return 1
+
+    def cat(self, ref: str, path: bytes) -> Iterator[bytes]:
+        files = self.files[self.snapshot(ref).id]
+        if path == b"workspace/broken":
+            yield b"begin"
+            raise ZeroDivisionError("in the middle")
+        if path == b"workspace":
+            raise UsageError("/workspace is a directory; name a file in it")
+        if path not in files:
+            raise NotFound(f"there is no file {'/' + path.decode(errors='replace')} in snapshot {ref}")
+        yield files[path]
+
+    def restore(self, ref: str, to: Path, *, path: bytes) -> RestoreReport:
+        self.snapshot(ref)
+        if to.exists() and any(to.iterdir()):
+            raise Conflict(f"the folder {to} is not empty; name one that is, or that does not exist")
+        to.mkdir(exist_ok=True)
+        (to / "path").write_bytes(path)
+        return RestoreReport(files=1, directories=1, bytes=len(path), warnings=("one fifo was left out",))
+
+    def tag(self, ref: str, name: str, *, move: bool) -> t.SnapshotID:
+        import dataclasses
+
+        taken = self.snapshot(ref)
+        holder = next((s for s in self.taken.values() if name in s.tags), None)
+        if holder is not None and not move:
+            raise Conflict(f"the tag {name} belongs to snapshot {t.short(holder.id)}; --move takes it away")
+        if holder is not None:
+            self.taken[holder.id] = dataclasses.replace(holder, tags=tuple(x for x in holder.tags if x != name))
+        self.taken[taken.id] = dataclasses.replace(self.taken[taken.id], tags=(*self.taken[taken.id].tags, name))
+        return taken.id
+
+    def untag(self, name: str) -> None:
+        import dataclasses
+
+        for taken in list(self.taken.values()):
+            if name in taken.tags:
+                self.taken[taken.id] = dataclasses.replace(taken, tags=tuple(x for x in taken.tags if x != name))
+                return
+        raise NotFound(f"there is no tag {name!r}; `snapshotd log` shows tags")
+
+    # -- images ------------------------------------------------------------------------------------------------------------------
+
+    def images(self) -> list[t.Image]:
+        return self.made_images
+
+    def build_image(self, recipe: str, name: str | None, progress: base.ProgressSink) -> t.Image:
+        progress(f"building {recipe}")
+        if recipe == "nothing":
+            raise NotFound("there is no recipe 'nothing'; name a folder, or default or minimal")
+        image = t.Image(t.ImageID(t.new_id()), name or recipe, f"recipe {recipe}", "y", 2000, 20, NOW_NS)
+        self.made_images.append(image)
+        return image
+
+    def import_image(self, source: str, name: str | None, progress: base.ProgressSink) -> t.Image:
+        return self.build_image(source, name, progress)
+
+    def remove_image(self, ref: str) -> None:
+        if ref not in {image.name for image in self.made_images}:
+            raise NotFound(f"there is no image {ref!r}; `snapshotd image ls` lists those there are")
+        self.made_images = [image for image in self.made_images if image.name != ref]
+
+    # -- lifecycle -----------------------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        return {"engine": "fake", "trajectories": len(self.lines)}
+
+    def flush(self, ref: t.TrajectoryID | None = None) -> None:
+        pass
+
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()

@@ -1,0 +1,212 @@
+"""The import graph is a contract, and these tables are where it is written down.
+
+Imports count wherever they stand: at the top, inside functions, under TYPE_CHECKING.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "snapshotd"
+
+RANKS: tuple[tuple[str, ...], ...] = (
+    ("cli", "client"),
+    ("daemon",),
+    ("engine",),
+    ("layers", "repo", "catalog", "runtime", "images"),
+    ("kernel",),
+)
+"""Packages from high to low. One may import any of a lower rank, none of a higher one, and of its own rank only itself."""
+
+EXTRA_ARROWS: dict[str, str] = {
+    "images": "layers",  # an image is ingested like any other foreign tree
+    "cli": "client",  # every command goes through the client
+}
+"""Package to the one other package of its own rank that it may import."""
+
+FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("cli", "engine"): ("base",),
+    ("client", "engine"): ("base",),
+}
+"""(importer, imported): the only modules it may import. The other side of the socket knows the words of the engine, not the engine."""
+
+FOR_ALL = ("types", "errors", "failpoints")
+"""Modules at the top that everybody may import, and that import only each other."""
+
+INTERFACES = ("repo", "catalog", "runtime", "images", "engine")
+"""Packages whose `base` is all that other packages may import (`layers` and `kernel` are modules of functions)."""
+
+ENTRY = "__main__.py"
+"""`python -m snapshotd`: starts the command line and is free to name it."""
+
+WIRING = "daemon/wiring.py"
+"""The one module that may name concrete classes of any package."""
+
+SELF_CONTAINED = ("agent",)
+"""Packages that import the standard library and themselves, and that nobody imports: they run inside sandboxes."""
+
+TEST_ONLY = ("testing",)
+"""Packages that product code never imports; they may import anything but pytest."""
+
+OWNERS: dict[str, tuple[str, ...]] = {
+    "docker": ("runtime/", "images/docker.py"),
+    "apsw": ("catalog/database.py",),
+    "blake3": ("repo/",),
+    "zstandard": ("repo/",),
+    "xxhash": ("repo/",),
+    "click": ("cli/",),
+    "rich": ("cli/",),
+    "fastapi": ("daemon/",),
+    "uvicorn": ("daemon/",),
+    "starlette": ("daemon/",),  # comes with fastapi
+    "pydantic": ("daemon/",),  # comes with fastapi
+    "anyio": ("daemon/",),  # comes with fastapi
+    "requests": ("runtime/", "images/docker.py"),  # what docker raises; comes with it
+}
+"""Third-party package to the files (or folders, with a slash) that may import it. What is not listed is imported by nobody."""
+
+
+def imported_names(source: str, package: tuple[str, ...]) -> Iterator[str]:
+    """Absolute dotted names that a module of `package` imports; `from a import b` gives a.b."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*above, *(node.module.split(".") if node.module else ())))
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def violation(file: str, name: str) -> str | None:
+    """What is wrong when `file` (relative to the package) imports `name`; None if it may."""
+    top, *inside = name.split(".")
+    if top != "snapshotd":
+        return foreign_violation(file, top)
+    own = file.split("/")[0].removesuffix(".py")
+    target, module = (inside[0] if inside else ""), (inside[1] if len(inside) > 1 else "")
+    if own in TEST_ONLY or target == own or (file == ENTRY and target == "cli"):
+        return None
+    if own in SELF_CONTAINED:
+        return f"{file}: {own} may import only the standard library and itself, not {name}"
+    if target in TEST_ONLY or target in SELF_CONTAINED:
+        return f"{file}: product code may not import {target}"
+    if target in FOR_ALL or target in ("", "__version__"):
+        return None
+    if own in FOR_ALL or own == "__init__":
+        return f"{file}: {own} stands at the bottom and may not import {name}"
+    return arrow_violation(file, own, target, module)
+
+
+def foreign_violation(file: str, top: str) -> str | None:
+    if top in sys.stdlib_module_names:
+        return None
+    if file.split("/")[0] in SELF_CONTAINED:
+        return f"{file}: only the standard library may be imported here, not {top}"
+    if file.split("/")[0] in TEST_ONLY:
+        return f"{file}: contract suites know no test runner ({top})" if top in ("pytest", "hypothesis") else None
+    if any(file == owner or (owner.endswith("/") and file.startswith(owner)) for owner in OWNERS.get(top, ())):
+        return None
+    return f"{file}: {top} may only be imported in {' and '.join(OWNERS.get(top, ('no file: it is not in OWNERS',)))}"
+
+
+def arrow_violation(file: str, own: str, target: str, module: str) -> str | None:
+    rank = {package: number for number, packages in enumerate(RANKS) for package in packages}
+    if own not in rank or target not in rank:
+        return f"{file}: {own if own not in rank else target} has no rank: give it one"
+    if file == WIRING and rank[target] > rank[own]:
+        return None
+    if rank[target] < rank[own]:
+        return f"{file}: {own} may not import {target}, which stands above it"
+    if rank[target] == rank[own] and EXTRA_ARROWS.get(own) != target:
+        return f"{file}: {own} may not import {target}, which stands beside it"
+    if (own, target) in FAR_ARROWS:
+        return None if module in FAR_ARROWS[own, target] else f"{file}: {own} may import only {FAR_ARROWS[own, target]} of {target}"
+    if own in RANKS[0] and rank[target] > rank["daemon"]:
+        return f"{file}: {own} may not reach past the daemon to {target}"
+    if target in INTERFACES and module != "base":
+        return f"{file}: import snapshotd.{target}.base, not {module or 'the package'}; only {WIRING} names concrete classes"
+    return None
+
+
+def violations(root: Path) -> list[str]:
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        file = path.relative_to(root).as_posix()
+        package = ("snapshotd", *path.relative_to(root).parent.parts)
+        names = sorted(set(imported_names(path.read_text(), package)))
+        found += [problem for name in names if (problem := violation(file, name)) is not None]
+    return found
+
+
+def test_imports_follow_the_arrows() -> None:
+    assert violations(ROOT) == []
+
+
+def test_every_package_is_in_the_tables() -> None:
+    """A package that is in no table would be checked by nothing."""
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    known = {package for rank in RANKS for package in rank} | {*SELF_CONTAINED, *TEST_ONLY}
+    assert packages <= known
+    assert {path.stem for path in ROOT.glob("*.py")} <= {*FOR_ALL, "__init__", "__main__"}
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "allowed"),
+    [
+        ("engine/step.py", "snapshotd.catalog.base.Catalog", True),
+        ("engine/step.py", "snapshotd.catalog.sqlite.SqliteCatalog", False),
+        ("engine/step.py", "snapshotd.layers.pivot.pivot", True),
+        ("engine/step.py", "snapshotd.daemon.api", False),
+        ("daemon/wiring.py", "snapshotd.catalog.sqlite.SqliteCatalog", True),
+        ("daemon/wiring.py", "snapshotd.cli.main", False),
+        ("daemon/api.py", "snapshotd.engine.base.Engine", True),
+        ("daemon/api.py", "snapshotd.engine.engine", False),
+        ("images/build.py", "snapshotd.layers.ingest", True),
+        ("layers/ingest.py", "snapshotd.images.base", False),
+        ("runtime/runc.py", "snapshotd.layers.base", False),
+        ("kernel/files.py", "snapshotd.layers.base", False),
+        ("kernel/files.py", "snapshotd.errors.NotFound", True),
+        ("types.py", "snapshotd.kernel.files", False),
+        ("cli/run.py", "snapshotd.client", True),
+        ("client/sync.py", "snapshotd.cli", False),
+        ("cli/run.py", "snapshotd.catalog.base", False),
+        ("cli/run.py", "snapshotd.engine.step", False),
+        ("agent/calls.py", "snapshotd.types", False),
+        ("agent/calls.py", "snapshotd.agent.session", True),
+        ("agent/calls.py", "json", True),
+        ("agent/calls.py", "requests", False),
+        ("engine/step.py", "snapshotd.testing.records", False),
+        ("engine/step.py", "snapshotd.agent", False),
+        ("testing/records.py", "snapshotd.catalog.base", True),
+        ("testing/records.py", "pytest", False),
+        ("runtime/docker.py", "docker", True),
+        ("images/docker.py", "docker.errors", True),
+        ("images/build.py", "docker", False),
+        ("catalog/sqlite.py", "apsw", False),
+        ("engine/step.py", "numpy", False),
+        ("new/thing.py", "snapshotd.kernel.files", False),
+    ],
+)
+def test_the_rules_mean_what_they_say(file: str, name: str, allowed: bool) -> None:
+    assert (violation(file, name) is None) is allowed
+
+
+def test_every_form_of_import_is_seen() -> None:
+    source = """
+import a.b
+from c import d as e
+from . import f
+from .g import h
+from .. import i
+def function():
+    import j
+if TYPE_CHECKING:
+    from k import l
+"""
+    found = set(imported_names(source, ("snapshotd", "repo")))
+    assert found == {"a.b", "c.d", "snapshotd.repo.f", "snapshotd.repo.g.h", "snapshotd.i", "j", "k.l"}

@@ -1,0 +1,68 @@
+"""The documentation does not point at what is not there: files, links, commands and their options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from snapshotd.cli.main import COMMANDS, cli
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+INLINE = re.compile(r"`(?:\$ )?snapshotd ([^`\n]+)`")
+BLOCK_LINE = re.compile(r"^\s*(?:\$ |sudo )?snapshotd (.+)$", re.MULTILINE)
+OPTION = re.compile(r"(?<![\w-])(--?[a-z][a-z-]*)")
+
+
+def finder_rows() -> list[tuple[str, list[str]]]:
+    """The README's table "I want to know ... open ...": question and the paths to open."""
+    table = README.read_text().partition("| I want to know")[2].partition("\n\n")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines()[2:]]
+    return [(row[0].strip(), re.findall(r"`([^`]+)`|\]\(([^)]+)\)", row[1])) for row in rows]  # type: ignore[misc]
+
+
+def test_the_finder_table_leads_to_existing_paths() -> None:
+    rows = finder_rows()
+    assert len(rows) >= 10
+    for question, found in rows:
+        paths = [path for pair in found for path in pair if path]
+        assert paths, question
+        for path in paths:
+            assert (ROOT / path).exists(), f"{question}: {path}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_exist(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def command_lines(text: str) -> Iterator[str]:
+    """Every `snapshotd ...` in code, up to what belongs to the agent or another program."""
+    for line in (*INLINE.findall(text), *BLOCK_LINE.findall(text)):
+        yield re.split(r" -- | [|>&]|\s#|  ", line)[0]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_options_exist(page: Path) -> None:
+    for line in command_lines(page.read_text()):
+        name, *rest = line.split()
+        if not re.fullmatch(r"[a-z]+", name):
+            continue  # prose: "snapshotd ... --json"
+        assert name in COMMANDS, line
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            assert rest, line
+            command = command.get_command(click.Context(command), rest[0])
+            assert command is not None, line
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        used = [option for word in rest for option in OPTION.findall(word)[:1] if word.startswith("-")]
+        assert set(used) <= known | {"--help"}, line
