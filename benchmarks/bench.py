@@ -88,7 +88,7 @@ def _run(client: Snapshotd, trajectory: str) -> None:
 def rewinds(client: Snapshotd, runtime: str, rounds: int) -> dict[str, Any]:
     """Restore in place: a running sandbox gets the files of an older snapshot, whatever changed since."""
     trajectory, _ = client.create(runtime=runtime)
-    small = client.exec(trajectory.id, ["sh", "-c", "echo 1 > a"]).snapshot_id
+    small = client.exec(trajectory.id, ["sh", "-c", "echo 1 > a"]).snapshot.id
     client.exec(trajectory.id, ["sh", "-c", "mkdir d; cd d; for i in $(seq 5000); do echo $i > $i; done"])
     large = client.trajectory(trajectory.id).head
     turn = iter([small, large] * rounds)

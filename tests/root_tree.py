@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 _PROGRAMS = (
-    "sh", "cat", "chmod", "cp", "dd", "echo", "env", "grep", "head", "id", "kill", "ln", "ls", "mkdir", "mknod", "mv", "nproc", "od",
-    "perl", "printf", "pwd", "rm", "rmdir", "seq", "setsid", "sleep", "stat", "sync", "tail", "test", "touch", "true", "wc",
+    "sh", "cat", "chmod", "chown", "cp", "dd", "echo", "env", "grep", "head", "id", "kill", "ln", "ls", "mkdir", "mknod", "mv", "nproc",
+    "od", "perl", "printf", "pwd", "rm", "rmdir", "seq", "setsid", "sleep", "stat", "sync", "tail", "test", "touch", "true", "wc",
 )  # fmt: skip
 _DIRECTORIES = (
     "proc", "sys", "dev", "run/snapshotd", "tmp", "etc", "root", "workspace", "var/tmp", "usr/lib", "usr/lib64", "usr/bin", "home",

@@ -15,6 +15,9 @@ step() { printf '\n== %s\n' "$*"; }
 show() { printf '$ %s\n' "$(printf '%q ' "$@" | sed 's/ $//; s/\\{/{/g; s/\\}/}/g')"; }
 run() { show "$@"; "$@"; }
 
+step 'The image that sandboxes start from (built once)'
+run snapshotd image build default
+
 step 'A real project with a planted bug'
 run python docs/examples/prepare.py "$project"
 
@@ -53,11 +56,12 @@ run snapshotd tree
 step 'Which repair is better'
 run python docs/examples/compare.py table "${point:0:12}" "${forks[@]}"
 
-step 'Go on from here'
+step 'Go on from here: look, compare, take over, restore, go on in it'
+winner=${forks[1]:0:12}
 cat <<END
-snapshotd show ${forks[1]:0:12}                       the last snapshot of the second fork
-snapshotd diff ${forks[0]:0:12} ${forks[1]:0:12} --patch  one repair against the other
-snapshotd diff ${point:0:12} ${forks[1]:0:12} --patch  what it changed, for: | patch -p1 -d $project
-snapshotd restore ${forks[1]:0:12} --to DIR           its files
-snapshotd exec ${forks[1]:0:12} -- git --version      go on in it
+snapshotd show $winner
+snapshotd diff ${forks[0]:0:12} $winner --patch
+snapshotd diff ${point:0:12} $winner --patch | patch -p1 -d $project
+snapshotd restore $winner --path /workspace --to /tmp/$name
+snapshotd exec $winner -- git --version
 END

@@ -33,7 +33,6 @@ _FUTEX_OPTIONS = 128 | 256  # FUTEX_PRIVATE_FLAG, FUTEX_CLOCK_REALTIME
 _IDLE_ATTEMPTS = 5
 _IDLE_PAUSE_S = 0.0002
 _ONLY_AT_OPEN = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOCTTY | os.O_CLOEXEC | os.O_ASYNC
-_TEMPORARY = os.O_TMPFILE & ~os.O_DIRECTORY
 _FDINFO_BYTES = 64 << 10
 
 
@@ -52,9 +51,7 @@ class _File:
         self.status = status
         self.kind = stat.S_IFMT(status.st_mode)
         self.cloexec = bool(flags & os.O_CLOEXEC)
-        self.flags = flags & ~(_ONLY_AT_OPEN | _TEMPORARY)
-        if self.kind == stat.S_IFREG:
-            self.flags &= ~os.O_DIRECTORY  # part of O_TMPFILE
+        self.flags = flags & ~_ONLY_AT_OPEN
         self.offset = offset
         self.shared: Optional[int] = None
         """The number of an earlier file that this one is a dup() of: they share one offset."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from snapshotd.client.client import Snapshotd
 from snapshotd.daemon.wire import DEFAULT_STATE_DIR, SOCKET_VARIABLE, STATE_DIR_VARIABLE
 from snapshotd.errors import CommandNotFound, CommandNotRunnable, SandboxFailed, SnapshotdError, UsageError
+
+if TYPE_CHECKING:
+    from snapshotd.client.client import Snapshotd
 
 F = TypeVar("F", bound=Callable[..., Any])
 _STATE_DIR, _SOCKET, _JSON, _AFTER = ("snapshotd.state_dir", "snapshotd.socket", "snapshotd.json", "snapshotd.after")
@@ -25,6 +27,10 @@ class Failure(Exception):  # noqa: N818 - carries an error, is none
         self.error = error
         self.exit_code = exit_code
         self.as_json = as_json
+
+
+class ReaderGone(Exception):  # noqa: N818 - what happened, and no failure of ours
+    """Whoever read our output has gone away."""
 
 
 class Command(click.Command):
@@ -61,6 +67,8 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except BrokenPipeError as exc:
+            raise ReaderGone from exc  # before click sees it, which would end with its own exit code
         except click.UsageError as exc:
             raise self._failure(usage_error(exc, ctx), wants_json(ctx)) from exc
         except SnapshotdError as exc:
@@ -130,6 +138,8 @@ def after_dashes(ctx: click.Context) -> list[str] | None:
 
 def connect(ctx: click.Context, *, autostart: bool = True) -> Snapshotd:
     """The daemon that the options and the environment name."""
+    from snapshotd.client.client import Snapshotd  # 40 ms that `--help` does not need
+
     return Snapshotd(ctx.meta.get(_STATE_DIR), ctx.meta.get(_SOCKET), autostart=autostart)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from snapshotd.cli.command import CONTEXT_SETTINGS, Failure, global_options, usage_error
+from snapshotd.cli.command import CONTEXT_SETTINGS, Failure, ReaderGone, global_options, usage_error
 from snapshotd.errors import SnapshotdError
 
 COMMANDS: dict[str, str] = {
@@ -31,6 +31,7 @@ COMMANDS: dict[str, str] = {
     "diff": "Show what changed between two snapshots.",
     "cat": "Print a file as it was in a snapshot.",
     "fork": "Start new sandboxes from a snapshot.",
+    "rewind": "Give a sandbox the files of an older snapshot, in place.",
     "restore": "Write a snapshot's files into a folder.",
     "tag": "Name a snapshot, or take a name away.",
     "image": "Build, import, list and remove images.",
@@ -87,7 +88,7 @@ def main(args: list[str] | None = None) -> int:
         code = _main(args)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:
+    except (ReaderGone, BrokenPipeError):
         # The reader of our output has gone; Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

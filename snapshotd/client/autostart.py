@@ -68,11 +68,16 @@ def _spawn_and_wait(state_dir: Path, socket_path: Path, deadline: float) -> None
     raise DaemonUnavailable(f"the daemon died while starting (exit code {code}); {log_path_of(state_dir)} says why")
 
 
-def _spawn(state_dir: Path, socket_path: Path, ready_fd: int) -> subprocess.Popen[bytes]:
-    argv = [
+def daemon_argv(state_dir: Path, socket_path: Path, ready_fd: int) -> list[str]:
+    """The daemon's command line: this very installation, without looking for modules in the working directory."""
+    return [
         sys.executable, "-P", "-m", "snapshotd", "daemon",
         "--state-dir", str(state_dir), "--socket", str(socket_path), "--ready-fd", str(ready_fd),
     ]  # fmt: skip
+
+
+def _spawn(state_dir: Path, socket_path: Path, ready_fd: int) -> subprocess.Popen[bytes]:
+    argv = daemon_argv(state_dir, socket_path, ready_fd)
     with _open_log(state_dir) as log:
         try:
             return subprocess.Popen(

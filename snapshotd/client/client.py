@@ -114,6 +114,12 @@ class Snapshotd:
         body = {"n": n, "args": None if args is None else list(args), "name": name}
         return ForkInfo.of(self._transport.request("POST", f"/snapshots/{_ref(ref)}/fork", body=body))
 
+    def rewind(self, ref: str, to: str) -> SnapshotInfo:
+        """Give a running sandbox the files of snapshot `to`, in place; the conversation goes on. Returns the new snapshot that records it.
+        Conflict while a process of the sandbox's own lives."""
+        answer = self._transport.request("POST", f"/trajectories/{_ref(ref, 'trajectory')}/rewind", body={"to": to})
+        return SnapshotInfo.of(answer)
+
     def stop(self, ref: str) -> TrajectoryInfo:
         """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running."""
         return TrajectoryInfo.of(self._transport.request("POST", f"/trajectories/{_ref(ref, 'trajectory')}/stop"))

@@ -182,6 +182,10 @@ class Sandbox:
         """`n` running sandboxes that start from the newest snapshot; this one runs on."""
         return self.head().fork(n, args=args, name=name)
 
+    def rewind(self, to: Snapshot | str) -> Snapshot:
+        """Put the files back as they were in a snapshot, in the running sandbox. Recorded as a new snapshot; nothing is lost."""
+        return Snapshot(self._client, self._client.rewind(self.id, to.id if isinstance(to, Snapshot) else to))
+
     def stop(self) -> None:
         """Take a last snapshot if anything changed and end the container. `exec` starts it again."""
         self._client.stop(self.id)

@@ -82,14 +82,17 @@ class Gate:
 
         async def sending(message: Message) -> None:
             nonlocal answered
+            if seen > BODY_MAX_BYTES:
+                return  # FastAPI's own answer to a body it could not read; ours follows
             answered = True
             await send(message)
 
         try:
             await self._app(scope, receiving, sending)
         except _BodyTooLarge:
-            if not answered:
-                await _answer(send, _too_large())
+            pass  # answered below
+        if seen > BODY_MAX_BYTES and not answered:
+            await _answer(send, _too_large())
 
 
 def _too_large() -> SnapshotdError:

@@ -319,6 +319,10 @@ class ForkRequest(_Request):
     name: str | None = None
 
 
+class RewindRequest(_Request):
+    to: str = Field(description="The snapshot whose files the sandbox gets: tag, name or id prefix.")
+
+
 class RestoreRequest(_Request):
     to: str = Field(description="Absolute path on the daemon's machine; must not exist or be empty.")
     path: str = Field("", description="Only what lies below this path.")

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from snapshotd.daemon import models, streams
 from snapshotd.daemon.routes import Ref, ServiceDep, checked_ref, unless_abandoned
+from snapshotd.daemon.wire import check_ref
 from snapshotd.engine.base import Engine, ExecResult
 from snapshotd.types import Trajectory
 
@@ -78,6 +79,12 @@ def remove(ref: Ref, service: ServiceDep, force: Annotated[bool, Query()] = Fals
 def log(ref: Ref, service: ServiceDep) -> list[models.Snapshot]:
     """Its snapshots, oldest first."""
     return [models.Snapshot.of(item) for item in service.engine.log(ref)]
+
+
+@router.post("/trajectories/{ref}/rewind", tags=["runs"])
+def rewind(ref: Ref, body: models.RewindRequest, service: ServiceDep) -> models.Snapshot:
+    """Give the running sandbox the files of an older snapshot, in place; recorded as a new snapshot."""
+    return models.Snapshot.of(service.engine.rewind(ref, check_ref(body.to)))
 
 
 @router.post("/trajectories/{ref}/stop", tags=["runs"])

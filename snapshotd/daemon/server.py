@@ -68,7 +68,7 @@ def serve(options: ServerOptions, open_engine: EngineFactory) -> int:
         enter_own_mount_namespace()
         return open_engine(state_dir)
 
-    with _told_to(options.ready_fd):
+    with told_to(options.ready_fd):
         check_host()
         return serve_here(options, isolated)
 
@@ -214,7 +214,8 @@ def _announce(options: ServerOptions) -> None:
 
 
 @contextlib.contextmanager
-def _told_to(ready_fd: int | None) -> Iterator[None]:
+def told_to(ready_fd: int | None) -> Iterator[None]:
+    """Tell a failure to whoever waits for the daemon to be ready."""
     try:
         yield
     except SnapshotdError as exc:

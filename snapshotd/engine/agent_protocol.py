@@ -20,7 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -154,9 +154,10 @@ class AgentServer:
         self.close()
 
     @contextmanager
-    def parking(self, pid: int, parked: bool) -> Iterator[None]:
-        """Count `pid` as parked inside the block, if it says that it is."""
+    def parking(self, pid: int, parked: bool, reason: str | None = None) -> Iterator[None]:
+        """Count `pid` as parked inside the block, if it says that it is; else `reason` is what it says about that."""
         if not parked:
+            _LOG.debug("process %d is not parked: %r", pid, (reason or "no reason given")[:200])
             yield
             return
         with self._lock:
@@ -273,7 +274,7 @@ class _Connection:
     def _hello(self, request: Request) -> dict[str, Any]:
         version = request.fields.get("version")
         if version != VERSION or isinstance(version, bool):
-            raise Malformed(VersionMismatch(f"The agent does not speak this daemon's protocol version {VERSION}; use the library it mounts."))
+            raise Malformed(VersionMismatch(f"The agent does not speak protocol version {VERSION}; use the library the daemon mounts."))
         facts = self._handler.hello(self.pid)
         self._greeted = True
         return {**facts, "version": VERSION, "body_limit_bytes": self._server.body_limit_bytes}
@@ -298,24 +299,24 @@ class _Connection:
         error = wire.optional_text(fields, "error")
         error = error[:ERROR_LIMIT_CHARS] if error else error
         exit_code = None if fields.get("exit_code") is None else wire.integer(fields, "exit_code", 0, 255)
-        parked = wire.boolean(fields, "parked")
+        parking = self._server.parking(self.pid, wire.boolean(fields, "parked"), wire.optional_text(fields, "unparked_because"))
         if call_id not in self.open_calls:
             raise NotFound(f"This connection has no open call {call_id}; begin it first and end it once.")
         result: bytes | BodyWriter | None = _encode(fields["result"]) if "result" in fields else None
         if request.body_bytes is None:
-            return self._end(call_id, CallStatus(status), result, error, exit_code, parked)
+            return self._end(call_id, CallStatus(status), result, error, exit_code, parking)
         writer = self._handler.body_writer()
         try:
             for piece in self.wire.body():
                 writer.write(piece)
-            return self._end(call_id, CallStatus(status), writer, error, exit_code, parked)
+            return self._end(call_id, CallStatus(status), writer, error, exit_code, parking)
         finally:
             writer.discard()
 
     def _end(self, call_id: str, status: CallStatus, result: bytes | BodyWriter | None, error: str | None, exit_code: int | None,
-             parked: bool) -> dict[str, Any]:
+             parking: AbstractContextManager[None]) -> dict[str, Any]:
         self.open_calls.discard(call_id)  # whatever the handler makes of it, it is over
-        with self._server.parking(self.pid, parked):
+        with parking:
             return {"snapshot": self._handler.call_end(self.pid, call_id, status, result, error, exit_code)}
 
     def _message(self, request: Request) -> dict[str, Any]:
@@ -345,7 +346,8 @@ class _Connection:
 
     def _checkpoint(self, request: Request) -> dict[str, Any]:
         name = wire.label(request.fields, "name", 200)
-        with self._server.parking(self.pid, wire.boolean(request.fields, "parked")):
+        fields = request.fields
+        with self._server.parking(self.pid, wire.boolean(fields, "parked"), wire.optional_text(fields, "unparked_because")):
             return {"snapshot": self._handler.checkpoint(self.pid, name)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,8 @@ from snapshotd.repo.base import BlobWriter
 from snapshotd.types import BlobID, CallID, CallStatus, Message, ToolCall, new_id
 
 MAX_OPEN_CALLS = 1024
-MAX_PENDING_MESSAGES = 100_000
+MAX_PENDING_BYTES = 64 << 20
+"""Of messages since the last snapshot, as JSON: what the daemon holds in memory for one sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,8 @@ class AgentCalls:
         self._open: dict[str, OpenCall] = {}
 
     def bind(self, sandbox: Sandbox, listener: StepListener | None) -> None:
-        """From now on calls are recorded for this sandbox's trajectory. Without a listener (a throw-away sandbox) they are answered, so that
-        programs run there as anywhere, and nothing is recorded."""
+        """From now on calls are recorded for this sandbox's trajectory. Without a listener (a throw-away sandbox) they are answered, so
+        that programs run there as anywhere, and nothing is recorded."""
         self._sandbox, self._listener = sandbox, listener
 
     def _bound(self) -> Sandbox:
@@ -59,6 +61,11 @@ class AgentCalls:
         if call_id in self._open:
             raise Conflict(f"tool call {call_id[:40]!r} has begun already")
         self._open[call_id] = OpenCall(name, arguments, time.time_ns(), time.perf_counter_ns())
+
+    def lost(self, pid: int, call_ids: tuple[str, ...]) -> None:
+        """A connection ended with calls open. Nobody will end them: their files belong to whatever snapshot comes next."""
+        for call_id in call_ids:
+            self._open.pop(call_id, None)
 
     def body_writer(self) -> BlobWriter:
         return self._context.repo.writer()
@@ -84,8 +91,12 @@ class AgentCalls:
         if self._listener is None:
             return
         with sandbox.lock:
-            if len(sandbox.pending) >= MAX_PENDING_MESSAGES:
-                raise LimitExceeded(f"{MAX_PENDING_MESSAGES} messages since the last snapshot; take one with a tool call or `checkpoint`")
+            size = len(role) + len(json.dumps(content))
+            if sandbox.pending_bytes + size > MAX_PENDING_BYTES:
+                raise LimitExceeded(
+                    f"the messages since the last snapshot exceed {MAX_PENDING_BYTES} bytes; take one with a tool call or `checkpoint`"
+                )
+            sandbox.pending_bytes += size
             sandbox.pending.append(Message(role, content))
 
     def messages(self, offset: int, limit: int) -> list[Message]:

@@ -361,6 +361,7 @@ class LocalEngine(Engine):
         self._launcher.close()
         self._background.close()
         self._worker.close()
+        self._context.repo.close()
         self._catalog.close()
         release(self._context.store)
 

@@ -105,7 +105,7 @@ class Launcher:
             directory.chmod(0o755)
         calls = AgentCalls(context)
         admitted: list[str | None] = [None]
-        server = AgentServer(run_dir / "agent.sock", calls, lambda pid: cgroups.path_of(pid) == admitted[0])
+        server = AgentServer(run_dir / "agent.sock", calls, lambda pid: cgroups.path_of(pid) == admitted[0], lost=calls.lost)
         image = next((i.name for i in context.images.list() if i.id == spec.image), "")
         try:
             container = runtime.create(

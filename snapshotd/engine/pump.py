@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import threading
+import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,8 +16,8 @@ from snapshotd.runtime.base import Process
 from snapshotd.types import BlobID
 
 _PIECE_BYTES = 64 << 10
-_LINGER_S = 0.2
-"""After the command's end its last output may still be on the way through a driver (docker's stream); so long we wait for its end."""
+_LATE_BYTES = 1 << 20
+"""A pipe holds at most this much: what is read beyond it after a command's end was not written by the command."""
 MAX_OUTPUT_BYTES = 4 << 30
 """Of one stream of one command. What comes after is read and dropped, so that the command is neither stopped nor able to fill the disk."""
 
@@ -54,7 +55,7 @@ def pump(process: Process, repo: Repository, sink: OutputSink) -> Outcome:
     try:
         with repo.writer() as out, repo.writer() as err:
             writers = {"stdout": out, "stderr": err}
-            _read(names, open_fds, done_r, writers, sink)
+            _read(process, names, open_fds, done_r, writers, sink)
             waiter.join()
             if isinstance(exit_code[0], SandboxFailed):
                 raise exit_code[0]
@@ -74,19 +75,23 @@ def pump(process: Process, repo: Repository, sink: OutputSink) -> Outcome:
 
 
 def _read(
-    names: dict[int, Literal["stdout", "stderr"]], open_fds: set[int], done_fd: int, writers: dict[str, BlobWriter], sink: OutputSink
-) -> None:
-    ended = False
+    process: Process, names: dict[int, Literal["stdout", "stderr"]], open_fds: set[int], done_fd: int, writers: dict[str, BlobWriter],
+    sink: OutputSink,
+) -> None:  # fmt: skip
+    """Until the command has ended and its output is here: at end of file, or when nothing has come for `linger_s` after the end."""
+    ended_at: float | None = None
+    late_bytes = 0
     with selectors.DefaultSelector() as selector:
         for fd in (*names, done_fd):
             selector.register(fd, selectors.EVENT_READ)
-        while open_fds or not ended:
-            ready = [key.fd for key, _ in selector.select(_LINGER_S if ended else None)]
-            if ended and not ready:
+        while open_fds or ended_at is None:
+            wait = None if ended_at is None else max(0.0, ended_at + process.linger_s - time.monotonic())
+            ready = [key.fd for key, _ in selector.select(wait)]
+            if wait is not None and (not ready or (wait == 0 and late_bytes > _LATE_BYTES)):
                 return
             for fd in ready:
                 if fd == done_fd:
-                    ended = True
+                    ended_at = time.monotonic()
                     selector.unregister(done_fd)
                     continue
                 data = os.read(fd, _PIECE_BYTES)
@@ -94,6 +99,7 @@ def _read(
                     selector.unregister(fd)
                     open_fds.discard(fd)
                     continue
+                late_bytes += len(data) if ended_at is not None else 0
                 writer = writers[names[fd]]
                 if writer.size_bytes < MAX_OUTPUT_BYTES:
                     writer.write(data)

@@ -56,6 +56,7 @@ class Sandbox:
     merged: Callable[[Stack], Stack]
     """Swaps runs of layers for their merged form, where one is ready (engine/merging.py)."""
     lock: threading.RLock = field(default_factory=threading.RLock)
+    pending_bytes: int = 0
     pending: list[Message] = field(default_factory=list)
     """Messages of the conversation that the next snapshot will bind."""
     mirror: copying.Mirror | None = None

@@ -144,7 +144,7 @@ class Sessions:
             raise UsageError("no command given; write it after `--`")
         spec = self._exec_spec(sandbox, argv, cwd or self._workdir(sandbox.trajectory), env, user)
         call = marker("exec", {"argv": list(argv), "cwd": spec.cwd})
-        outcome = pump(sandbox.runtime.exec(sandbox.container, spec), self._context.repo, self._logging(sandbox, sink))
+        outcome = pump(self._start(sandbox, spec), self._context.repo, self._logging(sandbox, sink))
         status = CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED
         call = replace(
             marker(call.name, call.arguments, status=status, exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr,
@@ -152,6 +152,11 @@ class Sessions:
         )  # fmt: skip
         snapshot = commit_step(self._context.catalog, sandbox, call, self._stepped) if record else None
         return ExecResult(outcome.exit_code, snapshot, call)
+
+    def _start(self, sandbox: Sandbox, spec: ExecSpec) -> Process:
+        """Start a command, never in the middle of a step: between the look at the live processes and the pivot none may come in."""
+        with sandbox.lock:
+            return sandbox.runtime.exec(sandbox.container, spec)
 
     def _logging(self, sandbox: Sandbox, sink: OutputSink) -> OutputSink:
         def both(stream: Stream, data: bytes) -> None:
@@ -186,7 +191,7 @@ class Sessions:
         """
         trajectory = sandbox.trajectory
         spec = self._exec_spec(sandbox, agent.argv, agent.cwd, agent.env, None)
-        process = sandbox.runtime.exec(sandbox.container, spec)
+        process = self._start(sandbox, spec)
         sandbox.agent_running = True
         log = self._context.events.begin(trajectory.id)
         image = next((i.name for i in self._context.images.list() if i.id == trajectory.spec.image), trajectory.spec.image)

@@ -52,6 +52,7 @@ def commit_step(catalog: Catalog, sandbox: Sandbox, call: ToolCall, listener: St
         hit("engine.step.committed")
         sandbox.head, sandbox.seq, sandbox.message_count = snapshot.id, snapshot.seq, snapshot.messages
         del sandbox.pending[: len(messages)]
+        sandbox.pending_bytes = 0
     listener(snapshot, captured)
     return snapshot
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Protocol
 
 from snapshotd.errors import LimitExceeded, UsageError
 from snapshotd.images.config import ImageConfig, check_platform, parse_config
-from snapshotd.images.decompress import plain
+from snapshotd.images.decompress import drain, plain
 from snapshotd.kernel import files
 from snapshotd.layers.ingest import IngestReport, TarLimits, ingest_tar
 from snapshotd.layers.ingest_nodes import printable
@@ -77,8 +77,8 @@ class ImageArchive:
         packed = _Hashing(found[0])
         content = _Hashing(plain(packed, what))
         report = ingest_tar(content, target_fd, oci_whiteouts=True, limits=limits)
-        content.drain(limits.bytes, what)
-        packed.drain(found[1], what)
+        drain(content, limits.bytes, what)
+        drain(packed, found[1], what)
         if layer.digest not in (None, packed.digest()) or content.digest() != layer.diff_id:
             wanted = layer.digest or layer.diff_id
             raise UsageError(f"{what} is damaged: its content does not have the digest {wanted}; save the image again")
@@ -197,14 +197,6 @@ class _Hashing:
         data = self._stream.read(size)
         self._hash.update(data)
         return data
-
-    def drain(self, limit: int, what: str) -> None:
-        """Read what is left: a tar ends before its file does."""
-        left = limit
-        while data := self.read(1 << 20):
-            left -= len(data)
-            if left < 0:
-                raise LimitExceeded(f"{what} goes on for more than {limit} bytes after its end; it is damaged or hostile")
 
     def digest(self) -> str:
         return "sha256:" + self._hash.hexdigest()

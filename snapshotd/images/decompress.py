@@ -9,13 +9,15 @@ from typing import Any, cast
 
 import zstandard
 
-from snapshotd.errors import UsageError
+from snapshotd.errors import LimitExceeded, UsageError
 from snapshotd.layers.tar_reader import Readable
 
 _XZ_MEMORY_BYTES = 256 << 20
 _ZSTD_WINDOW_BYTES = 128 << 20
 """What `zstd --long=27` needs; a hostile frame can ask for 2 GiB."""
 _STEP_BYTES = 1 << 18
+_ZSTD_STEP_BYTES = 1 << 10
+"""A block of 4 bytes can stand for 128 KiB, so this much can become 32 MiB in memory."""
 
 
 def plain(stream: Readable, what: str) -> Readable:
@@ -25,13 +27,20 @@ def plain(stream: Readable, what: str) -> Readable:
     if head.startswith(b"\x1f\x8b"):
         return _Checked(gzip.GzipFile(fileobj=cast(Any, joined), mode="rb"), what)  # the cast: it asks for more than it uses
     if head.startswith(b"\x28\xb5\x2f\xfd"):
-        decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
-        return _Checked(decoder.stream_reader(joined, read_across_frames=True, read_size=_STEP_BYTES), what)  # type: ignore[arg-type]
+        return _Checked(_Zstd(joined), what)
     if head == b"\xfd7zXZ\x00":
         return _Checked(_Xz(joined), what)
     if head.startswith(b"BZh"):
         raise UsageError(f"{what} is compressed with bzip2, which is not supported; unpack it first with `bunzip2`")
     return joined
+
+
+def drain(stream: Readable, limit: int, what: str) -> None:
+    """Read what is left of a stream: a tar ends before its file does. LimitExceeded when that is more than `limit` bytes."""
+    while data := stream.read(_STEP_BYTES):
+        limit -= len(data)
+        if limit < 0:
+            raise LimitExceeded(f"{what} goes on and on after the end of what is in it; it is damaged or hostile")
 
 
 def _exactly(stream: Readable, size: int) -> bytes:
@@ -72,6 +81,38 @@ class _Xz:
             if out:
                 return out
         return b""
+
+
+class _Zstd:
+    """Frame after frame. Not the library's own stream reader: that one takes a frame that is cut off for a complete one."""
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+        self._decoder: zstandard.ZstdDecompressionObj | None = None
+        self._packed = b""
+        self._plain = b""
+        self._taken = 0
+
+    def read(self, size: int, /) -> bytes:
+        while self._taken == len(self._plain):
+            if not self._packed:
+                self._packed = self._stream.read(_ZSTD_STEP_BYTES)
+            if not self._packed:
+                if self._decoder:
+                    raise EOFError("it is cut off")
+                return b""
+            self._decode()
+        data = self._plain[self._taken : self._taken + size]
+        self._taken += len(data)
+        return data
+
+    def _decode(self) -> None:
+        if self._decoder is None:
+            self._decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj()
+        self._plain, self._taken = self._decoder.decompress(self._packed), 0
+        self._packed = b""
+        if self._decoder.eof:
+            self._packed, self._decoder = self._decoder.unused_data, None
 
 
 class _Checked:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from snapshotd.errors import LimitExceeded, NotFound, NotPermitted, UsageError
 from snapshotd.images.archive import FolderBlobs, ImageArchive, TarBlobs, looks_like_archive, open_archive
 from snapshotd.images.config import DEFAULT_WORKDIR
-from snapshotd.images.decompress import plain
+from snapshotd.images.decompress import drain, plain
 from snapshotd.layers.ingest import IngestReport, ingest_folder, ingest_tar
 from snapshotd.layers.tar_reader import Readable, TarReader
 from snapshotd.types import new_id
@@ -96,7 +96,9 @@ def _file(raw: BinaryIO, path: Path, scratch: Path, progress: Callable[[str], No
     def extract(fd: int, _: Callable[[str], None]) -> list[IngestReport]:
         raw.seek(0)
         seen = _Hashed(raw)
-        report = ingest_tar(plain(seen, what), fd, oci_whiteouts=False)
+        content = plain(seen, what)
+        report = ingest_tar(content, fd, oci_whiteouts=False)
+        drain(content, MAX_ARCHIVE_BYTES, what)  # a compressed file's checksum is at its end
         if seen.finish() != digest:
             raise UsageError(f"{what} changed while it was read; import it again when it is complete")
         return [report]

@@ -28,7 +28,7 @@ from snapshotd.errors import InternalError, NotFound, OutOfSpace, SnapshotdError
 from snapshotd.images import build, recipes
 from snapshotd.images.config import DEFAULT_WORKDIR
 from snapshotd.images.docker import DockerImages
-from snapshotd.images.root import measure, prepare_root
+from snapshotd.images.root import MADE_AT_NS, measure, prepare_root
 from snapshotd.images.sources import Source, open_source
 from snapshotd.kernel import files
 from snapshotd.layers.ingest_nodes import printable
@@ -197,6 +197,7 @@ class ImageStore:
             (tmp / "root").mkdir(parents=True)
             os.chmod(tmp, 0o711)  # the container's root may be an unprivileged id that must get through; above, the store is 0700
             os.chmod(tmp / "root", 0o755)
+            os.utime(tmp / "root", ns=(MADE_AT_NS, MADE_AT_NS))  # many an archive says nothing of its root
             fill(tmp / "root")
             with _opened(tmp / "root") as fd:
                 prepare_root(fd)

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from snapshotd.layers.base import Change, ChangeKind, Entry, Kind
-from snapshotd.layers.lookup import Directory
-from snapshotd.layers.view import Child, View, join
+from snapshotd.layers.lookup import Child, Directory
+from snapshotd.layers.view import View, join
 from snapshotd.types import FileChanges
 
 _BLOCK_BYTES = 1 << 20

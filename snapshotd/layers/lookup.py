@@ -28,6 +28,7 @@ from snapshotd.layers.base import Entry, Kind
 
 MAX_OPEN_DIRS = 128
 """Directory descriptors one tree holds at a time, besides its layers' roots. Two views and a target stay far below 1024."""
+_KEPT_ON_THE_WAY = 4
 OPAQUE = "trusted.overlay.opaque"
 REDIRECT = "trusted.overlay.redirect"
 WHITEOUT = "trusted.overlay.whiteout"
@@ -86,9 +87,7 @@ class Handles:
             missing.append(at)
             assert at.parent is not None, "a root is always open"
             at = at.parent
-        for below in reversed(missing):
-            fd = self._reopen(below, fd, below.name)
-        return fd
+        return self._descend(fd, missing)
 
     def close(self) -> None:
         """Close everything. Idempotent."""
@@ -106,15 +105,27 @@ class Handles:
             return fd
         child = node.entered
         below = None if child is None else self._open.get(child)
-        return None if below is None else self._reopen(node, below, b"..")
-
-    def _reopen(self, node: Node, from_fd: int, name: bytes) -> int:
-        fd = open_dir(from_fd, name)
-        st = os.fstat(fd)
-        if (st.st_dev, st.st_ino) != node.inode:
-            os.close(fd)
-            raise OSError(errno.ESTALE, "a directory was replaced while it was read", os.fsdecode(node.name))
+        if below is None:
+            return None
+        fd = _open_again(node, below, b"..")
         self._keep(node, fd)
+        return fd
+
+    def _descend(self, fd: int, missing: list[Node]) -> int:
+        """Open `missing` (deepest first) from `fd` down. Only the last few are kept: a long way down must not push out all others."""
+        passing = -1
+        try:
+            for left in range(len(missing) - 1, -1, -1):
+                fd = _open_again(missing[left], fd, missing[left].name)
+                if passing >= 0:
+                    os.close(passing)
+                passing = fd if left >= _KEPT_ON_THE_WAY else -1
+                if passing < 0:
+                    self._keep(missing[left], fd)
+        except BaseException:
+            if passing >= 0:
+                os.close(passing)
+            raise
         return fd
 
     def _keep(self, node: Node, fd: int) -> None:
@@ -123,6 +134,15 @@ class Handles:
             node.parent.entered = node
         while len(self._open) > self._limit:
             os.close(self._open.popitem(last=False)[1])
+
+
+def _open_again(node: Node, from_fd: int, name: bytes) -> int:
+    fd = open_dir(from_fd, name)
+    st = os.fstat(fd)
+    if (st.st_dev, st.st_ino) != node.inode:
+        os.close(fd)
+        raise OSError(errno.ESTALE, "a directory was replaced while it was read", os.fsdecode(node.name))
+    return fd
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,12 +170,13 @@ class Directory:
         return at.rest + tuple(reversed(tail))
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
-    """A name in a merged directory and the source that holds it. `entry` is None for a whiteout."""
+@dataclass(slots=True)
+class Child:
+    """An entry of a merged directory, and the source that holds it: enough to read it without another lookup. Not to be changed
+    (not frozen, because that doubles the cost of making one, and a listing makes many)."""
 
     name: bytes
-    entry: Entry | None
+    entry: Entry
     source: Node
 
 
@@ -183,7 +204,7 @@ class Lookup:
         self.root = Directory(None, self.roots)
         self._lowest = len(self.roots) - 1 if complete else -1
 
-    def find(self, directory: Directory, name: bytes) -> Located:
+    def find(self, directory: Directory, name: bytes) -> Child:
         """The entry `name`. Raises FileNotFoundError."""
         if name not in (b"", b".", b"..") and b"\0" not in name and b"/" not in name:
             for source in directory.sources:
@@ -196,26 +217,29 @@ class Lookup:
                     raise
                 if is_whiteout(fd, name, st):
                     break
-                return Located(name, Entry.of(st), source)
+                return Child(name, Entry.of(st), source)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(name))
 
-    def scan(self, directory: Directory) -> list[Located]:
-        """All names, whiteouts included, sorted by their bytes."""
-        found: dict[bytes, Located] = {}
+    def scan(self, directory: Directory) -> tuple[list[Child], list[bytes]]:
+        """All entries, sorted by the bytes of their names, and the names that whiteouts hide."""
+        found: dict[bytes, Child] = {}
+        hidden: set[bytes] = set()
         for source in directory.sources:
             fd = self.handles.fd(source)
             for text in os.listdir(fd):
                 name = os.fsencode(text)
-                if name not in found:
-                    st = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                    entry = None if is_whiteout(fd, name, st) else Entry.of(st)
-                    found[name] = Located(name, entry, source)
-        return [found[name] for name in sorted(found)]
+                if name in found or name in hidden:
+                    continue
+                st = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if is_whiteout(fd, name, st):
+                    hidden.add(name)
+                else:
+                    found[name] = Child(name, Entry.of(st), source)
+        return [found[name] for name in sorted(found)], sorted(hidden)
 
     def enter(self, parent: Directory, name: bytes) -> Directory:
         """The merged directory `name`. Raises FileNotFoundError, NotADirectoryError, OSError (EINVAL, EACCES: a malformed redirect)."""
-        entry = self.find(parent, name).entry
-        if entry is None or entry.kind is not Kind.DIRECTORY:
+        if self.find(parent, name).entry.kind is not Kind.DIRECTORY:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fsdecode(name))
         search = _Search(name)
         found: list[Node] = []

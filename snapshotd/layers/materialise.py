@@ -16,8 +16,8 @@ from functools import partial
 from snapshotd.errors import DataLoss, OutOfSpace
 from snapshotd.kernel.files import copy_data, fd_path, is_empty_dir, open_dir
 from snapshotd.layers.base import Entry, Kind, RestoreReport
-from snapshotd.layers.lookup import Directory, Handles, Node, entry_path
-from snapshotd.layers.view import Child, View, join
+from snapshotd.layers.lookup import Child, Directory, Handles, Node, entry_path
+from snapshotd.layers.view import View, join
 
 MAX_WARNINGS = 1000
 """More than these are counted, not listed."""

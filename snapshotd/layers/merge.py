@@ -13,15 +13,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from snapshotd import failpoints
 from snapshotd.errors import LimitExceeded, OutOfSpace
 from snapshotd.kernel.files import copy_data, fd_path, is_empty_dir, open_dir
-from snapshotd.layers.base import Entry, Kind
-from snapshotd.layers.lookup import OPAQUE, REDIRECT, Directory, Handles, Located, Lookup, Node, public_xattrs
+from snapshotd.layers.base import Kind
+from snapshotd.layers.lookup import OPAQUE, REDIRECT, Child, Directory, Handles, Lookup, Node, public_xattrs
 
 _KEPT_COPIES = 64
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -65,47 +67,45 @@ class _Merger:
             os.close(self._copies.popitem()[1])
 
     def run(self) -> None:
-        root = self._layers.root
-        stack = [(root, self._top, iter(self._layers.scan(root)))]
+        stack = [self._begin(self._layers.root, self._top)]
         while stack:
-            directory, target, entries = stack[-1]
-            at = next(entries, None)
-            if at is None:
+            directory, target, children = stack[-1]
+            child = next(children, None)
+            if child is None:
                 stack.pop()
                 self._finish(directory, target)
-            elif at.entry is None:
-                if not directory.stopped:
-                    self._whiteout(at, target)
-            elif at.entry.kind is Kind.DIRECTORY:
-                below = self._layers.enter(directory, at.name)
-                target_below = self._make_dir(target, at.name)
-                stack.append((below, target_below, iter(self._layers.scan(below))))
+            elif child.entry.kind is Kind.DIRECTORY:
+                below = self._layers.enter(directory, child.name)
+                stack.append(self._begin(below, self._make_dir(target, child.name)))
             else:
-                self._link(at, at.entry, target)
+                self._link(child, target)
+
+    def _begin(self, directory: Directory, target: Node) -> tuple[Directory, Node, Iterator[Child]]:
+        children, hidden = self._layers.scan(directory)
+        if not directory.stopped:  # else nothing is below that could come into view
+            fd = self._out.fd(target)
+            for name in hidden:  # our own rather than links: an xattr whiteout would need a mark on its directory, too
+                os.mknod(name, stat.S_IFCHR, 0, dir_fd=fd)
+        return directory, target, iter(children)
 
     def _make_dir(self, parent: Node, name: bytes) -> Node:
         fd = self._out.fd(parent)
         os.mkdir(name, 0o700, dir_fd=fd)
         return self._out.adopt(parent, name, open_dir(fd, name))
 
-    def _whiteout(self, at: Located, target: Node) -> None:
-        """A whiteout of our own rather than a link: an xattr whiteout would need a mark on its directory, too."""
-        os.mknod(at.name, stat.S_IFCHR, 0, dir_fd=self._out.fd(target))
-
-    def _link(self, at: Located, entry: Entry, target: Node) -> None:
-        copy = self._copies.get(entry.inode)
+    def _link(self, child: Child, target: Node) -> None:
+        copy = self._copies.get(child.entry.inode)
         if copy is None:
             try:
-                os.link(
-                    at.name, at.name, src_dir_fd=self._layers.handles.fd(at.source), dst_dir_fd=self._out.fd(target), follow_symlinks=False
-                )
+                source_fd, target_fd = self._layers.handles.fd(child.source), self._out.fd(target)
+                os.link(child.name, child.name, src_dir_fd=source_fd, dst_dir_fd=target_fd, follow_symlinks=False)
                 return
             except OSError as exc:
-                if exc.errno != errno.EMLINK or entry.kind is not Kind.FILE:
+                if exc.errno != errno.EMLINK or child.entry.kind is not Kind.FILE:
                     raise
-        elif self._link_copy(copy, at.name, target):
+        elif self._link_copy(copy, child.name, target):
             return
-        self._copy(at, entry, target)
+        self._copy(child, target)
 
     def _link_copy(self, copy_fd: int, name: bytes, target: Node) -> bool:
         try:
@@ -116,21 +116,19 @@ class _Merger:
             return False
         return True
 
-    def _copy(self, at: Located, entry: Entry, target: Node) -> None:
+    def _copy(self, child: Child, target: Node) -> None:
         """For a file that has all the names its file system allows (65,000 on ext4): a copy, shared by the names that follow."""
-        source_fd = os.open(at.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._layers.handles.fd(at.source))
+        source_fd = os.open(child.name, _READ, dir_fd=self._layers.handles.fd(child.source))
         try:
-            fd = os.open(
-                at.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._out.fd(target)
-            )
+            fd = os.open(child.name, _CREATE, 0o600, dir_fd=self._out.fd(target))
+            if len(self._copies) >= _KEPT_COPIES:
+                os.close(self._copies.pop(next(iter(self._copies))))
+            self._copies[child.entry.inode] = fd
             st = os.fstat(source_fd)
             copy_data(source_fd, fd, st.st_size)
             _copy_metadata(source_fd, fd, st)
         finally:
             os.close(source_fd)
-        if len(self._copies) >= _KEPT_COPIES:
-            os.close(self._copies.pop(next(iter(self._copies))))
-        self._copies[entry.inode] = fd
 
     def _finish(self, directory: Directory, target: Node) -> None:
         """Metadata of the topmost source, then the marks that make the lookup go on where it would have."""

@@ -23,13 +23,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from snapshotd.errors import NotFound, OutOfSpace, Unsupported
-from snapshotd.kernel import files
+from snapshotd.kernel import files, loop
 from snapshotd.kernel import syscalls as sc
 from snapshotd.layers.view import View
 from snapshotd.types import ImageID, LayerID, Stack, new_id
 
 IMAGE_LAYER_BYTES = 1 << 40
 """Logical size of the sparse XFS image; it takes only what is written."""
+_MOUNT_TRIES = 5
+"""A device that was seen may be detached, and a free one taken, before the mount: in a busy container more than once."""
 PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -227,28 +229,22 @@ def _make_image(image: Path) -> bool:
 def _mount_image(image: Path, directory: Path) -> None:
     if os.path.ismount(directory):
         return
-    device = _attached_device(image)
-    target = [device] if device else ["-o", "loop,noatime,nodev,nosuid", str(image)]
-    options = ["-o", "noatime,nodev,nosuid"] if device else []
-    result = subprocess.run(
-        ["mount", "-t", "xfs", *options, *target, str(directory)], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
-    )
-    if result.returncode != 0:
-        raise Unsupported(
-            f"cannot mount the layer image {image}: {result.stderr.strip()}; it needs root, XFS and a free loop device (`snapshotd doctor`)"
-        )
-
-
-def _attached_device(image: Path) -> str | None:
-    wanted = os.stat(image)
-    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+    reason = ""
+    for _ in range(_MOUNT_TRIES):
         try:
-            st = os.stat(backing.read_text().strip())
-        except OSError:
-            continue  # detached meanwhile, or its file is deleted
-        if (st.st_dev, st.st_ino) == (wanted.st_dev, wanted.st_ino):
-            return f"/dev/{backing.parts[3]}"
-    return None
+            device = loop.device_of(image)
+            if device is None:
+                loop.ensure_free_node()
+        except OSError as exc:
+            reason = f"{exc.filename or 'loop devices'}: {exc.strerror}"
+            break
+        options = "noatime,nodev,nosuid" if device else "loop,noatime,nodev,nosuid"
+        command = ["mount", "-t", "xfs", "-o", options, device or str(image), str(directory)]
+        result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        if result.returncode == 0:
+            return
+        reason = result.stderr.strip()
+    raise Unsupported(f"cannot mount the layer image {image}: {reason}; it needs root, XFS and a free loop device (`snapshotd doctor`)")
 
 
 def release(store: LayerStore) -> None:

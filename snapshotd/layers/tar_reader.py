@@ -126,9 +126,9 @@ class TarReader:
         if block == _ZERO_BLOCK:
             self.ended_by_marker = True
             return None
-        stored = _number(block[148:156], self._offset)
+        stored = _OCTAL.fullmatch(block[148:156])
         total = sum(block[:148]) + 8 * 32 + sum(block[156:])
-        if stored != total:
+        if not stored or int(stored[1] or b"0", 8) != total:
             raise UsageError(f"byte {self._offset - BLOCK} of the archive is not a tar header: it is damaged, or not a tar at all")
         return block
 

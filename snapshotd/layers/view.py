@@ -11,25 +11,15 @@ import os
 import stat
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 
 from snapshotd.kernel.files import fd_path
 from snapshotd.layers.base import Entry, Kind
-from snapshotd.layers.lookup import Directory, Located, Lookup, Node, entry_path, public_xattrs
+from snapshotd.layers.lookup import Child, Directory, Lookup, entry_path, public_xattrs
 
 _KEPT_PATHS = 256
 _LONG_PATH_BYTES = 4096
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """An entry of a directory, with the handle that reads it without another lookup."""
-
-    name: bytes
-    entry: Entry
-    source: Node
 
 
 class View:
@@ -45,6 +35,7 @@ class View:
     def __init__(self, layer_fds: Sequence[int]) -> None:
         self._lookup = Lookup(layer_fds, complete=True)
         self._paths: OrderedDict[bytes, Directory] = OrderedDict()
+        self._last: tuple[tuple[bytes, ...], Directory] = ((), self._lookup.root)
         roots = tuple(node.inode for node in self._lookup.roots)
         self._stacks = [roots[i:] for i in range(len(roots))]
 
@@ -115,11 +106,11 @@ class View:
 
     def children(self, directory: Directory) -> tuple[Child, ...]:
         """The directory's entries, sorted by the bytes of their names."""
-        return tuple(Child(at.name, at.entry, at.source) for at in self._lookup.scan(directory) if at.entry is not None)
+        return tuple(self._lookup.scan(directory)[0])
 
     def find(self, directory: Directory, name: bytes) -> Child:
-        at = self._lookup.find(directory, name)
-        return Child(at.name, _present(at), at.source)
+        """The entry `name` of a directory."""
+        return self._lookup.find(directory, name)
 
     def enter(self, directory: Directory, name: bytes) -> Directory:
         """The handle of a sub-directory."""
@@ -184,28 +175,43 @@ class View:
         return self.find(self._directory(parts[:-1]), parts[-1])
 
     def _directory(self, parts: Sequence[bytes]) -> Directory:
-        """Resolve, from the nearest ancestor that is remembered. Very long paths are not remembered (their keys would be the cost)."""
-        key = b"/".join(parts)
-        known = self._known(key)
-        if known is not None:
-            return known
+        """Resolve from the nearest ancestor that is remembered: the last ones of ordinary length, and the last one of any length.
+
+        A walk that asks for every path it sees costs one step per directory this way, however deep it goes.
+        """
+        short = sum(map(len, parts)) + len(parts) <= _LONG_PATH_BYTES
         at, done = self._lookup.root, 0
-        if len(key) <= _LONG_PATH_BYTES:
-            for count in range(len(parts) - 1, 0, -1):
+        if short:
+            for count in range(len(parts), 0, -1):
                 ancestor = self._known(b"/".join(parts[:count]))
                 if ancestor is not None:
                     at, done = ancestor, count
                     break
+        else:
+            at, done = self._common_ancestor(parts)
         for name in parts[done:]:
             at = self.enter(at, name)
-        self._paths[key] = at
-        if len(self._paths) > _KEPT_PATHS:
-            self._paths.popitem(last=False)
+        if short:
+            self._paths[b"/".join(parts)] = at
+            if len(self._paths) > _KEPT_PATHS:
+                self._paths.popitem(last=False)
+        else:
+            self._last = (tuple(parts), at)
         return at
 
+    def _common_ancestor(self, parts: Sequence[bytes]) -> tuple[Directory, int]:
+        last, at = self._last
+        common = 0
+        for one, other in zip(last, parts, strict=False):
+            if one != other:
+                break
+            common += 1
+        for _ in range(len(last) - common):
+            assert at.parent is not None
+            at = at.parent
+        return at, common
+
     def _known(self, key: bytes) -> Directory | None:
-        if not key:
-            return self._lookup.root
         known = self._paths.get(key)
         if known is not None:
             self._paths.move_to_end(key)
@@ -219,8 +225,3 @@ def join(prefix: bytes, name: bytes) -> bytes:
 
 def _parts(path: bytes) -> list[bytes]:
     return [part for part in path.split(b"/") if part]
-
-
-def _present(at: Located) -> Entry:
-    assert at.entry is not None, "find never returns a whiteout"
-    return at.entry

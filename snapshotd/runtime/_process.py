@@ -5,11 +5,9 @@ Nothing here reaps a child that it does not know by number, so any other part of
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import signal
-import struct
 import subprocess
 import threading
 import time
@@ -25,11 +23,6 @@ from snapshotd.types import ContainerID
 _REAP_DEADLINE_S = 10.0
 _PF_FORKNOEXEC = 0x40
 """linux/sched.h: forked, but no execve since. Field 9 (`flags`) of /proc/PID/stat, proc_pid_stat(5)."""
-
-_PIDFD_INFO = struct.Struct("=Q52si")
-"""linux/pidfd.h, `struct pidfd_info`, first version: mask, things not used here, exit code. 64 bytes."""
-_PIDFD_INFO_EXIT = 1 << 3
-_PIDFD_GET_INFO = (3 << 30) | (_PIDFD_INFO.size << 16) | (0xFF << 8) | 11
 
 Stream = int | IO[bytes]
 
@@ -135,23 +128,6 @@ def reap(pidfd: int, timeout_s: float) -> int | None:
     return info.si_status if info.si_code == os.CLD_EXITED else 128 + info.si_status
 
 
-def exit_code_of_reaped(pidfd: int) -> int | None:
-    """The exit code of a process that its own parent, whoever that is, has reaped. None: not reaped yet, or Linux before 6.15."""
-    info = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, b"", 0))
-    try:
-        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
-    except OSError:
-        return None  # ESRCH: not reaped yet; ENOTTY, EINVAL: the kernel does not have it
-    mask, _, status = _PIDFD_INFO.unpack(info)
-    return shell_code(status) if mask & _PIDFD_INFO_EXIT else None
-
-
-def shell_code(status: int) -> int:
-    """The exit code in a wait status, 128+N for signal N."""
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
-
-
 class ChildProcess(Process):
     """A process that is, or is about to become, a child of the daemon."""
 
@@ -208,18 +184,18 @@ class Children:
             known[:] = [p for p in known if not _ended(p)]
             known.append(process)
 
-    def reap_all(self, container_id: ContainerID) -> None:
-        """Reap every command of a container that is being killed. Their exit codes stay available to whoever holds them."""
+    def reap_all(self, container_id: ContainerID) -> bool:
+        """Reap the commands of a container that have ended; False when some still run. Exit codes stay with whoever holds them."""
         with self._lock:
-            processes = self._of.pop(container_id, [])
-        deadline = time.monotonic() + _REAP_DEADLINE_S
-        for process in processes:
-            _ended(process, max(0.0, deadline - time.monotonic()))
+            left = [p for p in self._of.pop(container_id, []) if not _ended(p)]
+            if left:
+                self._of[container_id] = left
+            return not left
 
 
-def _ended(process: ChildProcess, timeout_s: float = 0) -> bool:
+def _ended(process: ChildProcess) -> bool:
     try:
-        return process.reaped or process.wait(timeout_s) is not None
+        return process.reaped or process.wait(0) is not None
     except SandboxFailed:
         return True  # the exit code is lost; whoever waits for it is told
 

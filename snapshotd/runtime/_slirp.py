@@ -1,7 +1,8 @@
 """Outbound network for one container through slirp4netns: user-mode NAT, no bridge, no host firewall rules, no addresses of the host.
 
 Inside: tap0 10.0.2.100/24, gateway 10.0.2.2 (the host's own loopback cannot be reached through it), name server 10.0.2.3, which
-forwards to the host's resolvers. One process per container; it outlives the daemon and is found again by its process id file.
+forwards to the host's resolvers. One process per container; it outlives the daemon and is found again by its process id and start time.
+It parses what the sandbox sends, so it runs with a seccomp filter, without capabilities, in an empty root (its own options).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from snapshotd.runtime._process import poll_fd, reap
 NAMESERVER = "10.0.2.3"
 _PROGRAM = "slirp4netns"
 _DEVICE = "tap0"
+_HARDENING = ("--enable-sandbox", "--enable-seccomp")
 _READY_DEADLINE_S = 10.0
 _END_DEADLINE_S = 10.0
 
@@ -38,7 +40,7 @@ def start(directory: Path, pid: int, *, user_namespace: bool) -> None:
 
     Raises Unsupported, or SandboxFailed with slirp4netns's own words; then no process is left.
     """
-    argv = [require(), "--configure", "--mtu=65520", "--disable-host-loopback", "--netns-type=path"]
+    argv = [require(), "--configure", "--mtu=65520", "--disable-host-loopback", "--netns-type=path", *_HARDENING]
     if user_namespace:
         argv.append(f"--userns-path=/proc/{pid}/ns/user")
     ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
@@ -48,7 +50,7 @@ def start(directory: Path, pid: int, *, user_namespace: bool) -> None:
             child = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(ready_w,), cwd="/", start_new_session=True
             )
-        (directory / "slirp.pid").write_text(str(child.pid))
+        (directory / "slirp.pid").write_text(f"{child.pid} {_start_time(child.pid)}")
     finally:
         os.close(ready_w)
     try:
@@ -63,18 +65,19 @@ def start(directory: Path, pid: int, *, user_namespace: bool) -> None:
     child.returncode = 0
 
 
-def stop(directory: Path) -> None:
-    """End the container's slirp4netns. Not an error when there is none. A process that only has its number is left alone."""
-    try:
-        pid = int((directory / "slirp.pid").read_text())
-    except (FileNotFoundError, ValueError):
+def stop(directory: Path, pid: int | None) -> None:
+    """End the container's slirp4netns. Not an error when there is none. `pid` is the container's init, if known."""
+    if not (directory / "slirp.log").exists():
+        return  # never started
+    found = _recorded(directory) or _by_command_line(pid)
+    if found is None:
         return
     try:
-        pidfd = os.pidfd_open(pid)
+        pidfd = os.pidfd_open(found[0])
     except ProcessLookupError:
         return
     try:
-        if _is_slirp(pid):
+        if _start_time(found[0]) == found[1]:  # else the number was given to another process
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             reap(pidfd, _END_DEADLINE_S)
     except ProcessLookupError:
@@ -83,11 +86,28 @@ def stop(directory: Path) -> None:
         os.close(pidfd)
 
 
-def _is_slirp(pid: int) -> bool:
+def _recorded(directory: Path) -> tuple[int, int] | None:
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        program = command.split(b"\0", 1)[0]
-        # A zombie has no command line: it is ours to reap if it is our child, and killing it does nothing otherwise.
-        return not command or os.path.basename(program) == _PROGRAM.encode()
-    except FileNotFoundError:
-        return False
+        pid, start_time = (directory / "slirp.pid").read_text().split()
+        return int(pid), int(start_time)
+    except (FileNotFoundError, ValueError):
+        return None  # the daemon died in the moment between start and record
+
+
+def _by_command_line(pid: int | None) -> tuple[int, int] | None:
+    argument = f"/proc/{pid}/ns/net".encode()
+    for name in os.listdir("/proc") if pid is not None else ():
+        try:
+            if name.isdigit() and argument in Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0"):
+                return int(name), _start_time(int(name))
+        except OSError:
+            continue  # it has ended meanwhile
+    return None
+
+
+def _start_time(pid: int) -> int:
+    """When a process was started, in ticks since boot; 0 when it is gone. With its number it names one process for good."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0

@@ -90,6 +90,8 @@ class Process(ABC):
     """In the daemon's pid namespace. 0 when the driver cannot tell."""
     stdout_fd: int
     stderr_fd: int
+    linger_s: float = 0.0
+    """How long after the command's end its last output may still be on its way through the driver. 0: pipes straight from the command."""
 
     @abstractmethod
     def wait(self, timeout_s: float | None = None) -> int | None:

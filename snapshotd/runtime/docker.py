@@ -3,6 +3,7 @@
 A container is made from a stub image (empty directories; imported once, no registry) that carries the name of what will run in it, so
 that `docker ps`, `docker logs`, `docker exec` and `docker stats` show sandboxes as people expect:
     name `snapshotd-<short id>`, image `snapshotd/<image name>`, labels snapshotd.instance and snapshotd.container.
+The engine makes and removes containers; commands are started through its runc (see `_exec.py` for why).
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import builtins
 import contextlib
 import io
+import json
 import os
 import re
+import shutil
 import socket
 import stat
 import tarfile
@@ -25,13 +28,13 @@ import docker
 import docker.errors
 import requests.exceptions
 
-from snapshotd.errors import SandboxFailed, SnapshotdError, Unsupported
-from snapshotd.kernel import cgroup
-from snapshotd.runtime import failure
-from snapshotd.runtime._checks import check_exec, check_ids, check_share_dir
-from snapshotd.runtime._docker_exec import DockerProcess, Pump, open_stream
+from snapshotd.errors import SandboxFailed, Unsupported
+from snapshotd.runtime import _exec, failure
+from snapshotd.runtime._checks import check_share_dir
+from snapshotd.runtime._exec import RuncContainer
 from snapshotd.runtime._oci import INIT_ARGV, STUB_DIRS
 from snapshotd.runtime._process import wait_for_execve
+from snapshotd.runtime._teardown import end_all
 from snapshotd.runtime.base import CAPABILITIES, RUN_DIR, SHARE_DIR, Container, ContainerSpec, ExecSpec, Process, Runtime
 from snapshotd.types import ContainerID, IdMap, Network, short
 
@@ -43,8 +46,6 @@ _OLDEST_API = (1, 41)
 _WHOLE_ID_RANGE = 2**32 - 1
 _START_DEADLINE_S = 60.0
 _REMOVE_DEADLINE_S = 30.0
-_PAUSED_RETRY_S = 0.01
-"""A sandbox is frozen for milliseconds."""
 _POOL_SIZE = 64
 
 ClientFactory = Callable[[], docker.DockerClient]
@@ -59,15 +60,15 @@ class DockerRuntime(Runtime):
 
     name = "docker"
 
-    def __init__(self, instance: str, client: ClientFactory = _from_env) -> None:
-        """Nothing is connected before the first use. `client` makes the SDK's client."""
+    def __init__(self, instance: str, client: ClientFactory = _from_env, run_dir: Path | None = None) -> None:
+        """Nothing is connected or made before the first use. `client` makes the SDK's client; `run_dir` is for short-lived files."""
         self._instance = instance
+        self._run_dir = run_dir or Path("/run/snapshotd-docker") / instance
         self._make_client = client
         self._client: docker.DockerClient | None = None
         self._lock = threading.Lock()
         self._image_lock = threading.Lock()
-        self._processes: dict[ContainerID, builtins.list[DockerProcess]] = {}
-        self._names: dict[ContainerID, str] = {}
+        self._known: dict[ContainerID, RuncContainer] = {}
 
     # -- the contract --------------------------------------------------------------------------------------------------------
 
@@ -86,6 +87,8 @@ class DockerRuntime(Runtime):
             return f"the Docker engine at {path} does not answer: {failure.shorten(str(exc))}; see `journalctl -u docker`"
         if tuple(int(part) for part in str(version["ApiVersion"]).split(".")) < _OLDEST_API:
             return f"the Docker engine at {path} is version {version['Version']}; 20.10 or newer is needed: upgrade it"
+        if shutil.which("runc") is None:
+            return "runc, which starts commands in Docker containers, is not on the PATH: `apt install runc`"
         return None
 
     def nameserver(self, network: Network) -> str | None:
@@ -108,23 +111,19 @@ class DockerRuntime(Runtime):
             raise
 
     def exec(self, container: Container, spec: ExecSpec) -> Process:
-        check_exec(spec)
-        check_ids(spec, container.id_map)
-        with _engine(f"a command could not be started in container {short(container.id)}"):
-            process = self._start_command(container, spec)
-        with self._lock:
-            known = self._processes.setdefault(container.id, [])
-            known[:] = [p for p in known if not p.ended]
-            known.append(process)
-        return process
+        return _exec.start(container, self._runc_container(container.id), self._files(container.id), spec)
 
     def destroy(self, container_id: ContainerID) -> None:
-        with self._lock:
-            processes = self._processes.pop(container_id, [])
-            self._names.pop(container_id, None)
         for record in self._find(container_id):
             with _engine(f"container {short(container_id)} could not be removed"):
-                self._remove(record["Id"], processes)
+                self._remove(container_id, record["Id"])
+        with self._lock:
+            self._known.pop(container_id, None)
+        files = self._run_dir / container_id
+        with contextlib.suppress(FileNotFoundError):  # no command was ever started, or another thread removes it as well
+            shutil.rmtree(files)
+        with contextlib.suppress(OSError):  # another container's files are in it
+            self._run_dir.rmdir()
 
     def list(self) -> list[ContainerID]:
         with _engine("the containers could not be listed"):
@@ -166,15 +165,29 @@ class DockerRuntime(Runtime):
             found: builtins.list[dict[str, Any]] = self._api().containers(all=True, filters={"label": labels})
             return found
 
-    def _docker_id(self, container_id: ContainerID) -> str:
+    def _runc_container(self, container_id: ContainerID) -> RuncContainer:
+        """How runc knows the container. SandboxFailed when it is gone."""
         with self._lock:
-            known = self._names.get(container_id)
+            known = self._known.get(container_id)
         if known is not None:
             return known
         for record in self._find(container_id):
-            with self._lock:
-                return self._names.setdefault(container_id, record["Id"])
+            with _engine(f"container {short(container_id)} could not be looked up"):
+                pid = int(self._api().inspect_container(record["Id"])["State"]["Pid"])
+            if pid:
+                return self._learn(container_id, record["Id"], pid)
         raise SandboxFailed(f"container {short(container_id)} is gone")
+
+    def _learn(self, container_id: ContainerID, docker_id: str, pid: int) -> RuncContainer:
+        known = find_runc(docker_id, pid)
+        with self._lock:
+            return self._known.setdefault(container_id, known)
+
+    def _files(self, container_id: ContainerID) -> Path:
+        """A directory for the short-lived files of commands."""
+        directory = self._run_dir / container_id
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return directory
 
     def _start(self, spec: ContainerSpec) -> Container:
         api = self._api()
@@ -194,12 +207,10 @@ class DockerRuntime(Runtime):
             raise SandboxFailed(
                 f"container {short(spec.id)} could not be started: {spec.share_dir / 'init'} does not run; it must be a static program"
             )
-        with self._lock:
-            self._names[spec.id] = docker_id
-        try:
-            return Container(spec.id, pid, _id_map(pid))
-        except FileNotFoundError as exc:
-            raise SandboxFailed(f"process {pid} of container {short(spec.id)} is not here: the engine runs on another machine") from exc
+        if not os.path.exists(f"/proc/{pid}"):
+            raise SandboxFailed(f"process {pid} of container {short(spec.id)} is not here: the engine runs on another machine")
+        self._learn(spec.id, docker_id, pid)
+        return Container(spec.id, pid, _id_map(pid))
 
     def _image(self, name: str) -> str:
         """A tag of the stub image that says `name`, made where missing."""
@@ -214,69 +225,15 @@ class DockerRuntime(Runtime):
             api.tag(_STUB_TAG, f"snapshotd/{clean}", tag="latest")
         return f"snapshotd/{clean}"
 
-    def _start_command(self, container: Container, spec: ExecSpec) -> DockerProcess:
-        """The running command. Waits while the container is frozen, which the engine itself refuses to do."""
-        api = self._api()
-        deadline = time.monotonic() + _START_DEADLINE_S
-        while True:
-            exec_id = api.exec_create(
-                self._docker_id(container.id), list(spec.argv), environment=_environment(spec), workdir=spec.cwd,
-                user=f"{spec.user}:{spec.group}", stdout=True, stderr=True, stdin=False, tty=False,
-            )["Id"]  # fmt: skip
-            pump = Pump(*open_stream(socket_path() or "", api.api_version, exec_id))
-            try:
-                return self._started(exec_id, pump, spec)
-            except BaseException as exc:
-                pump.abandon()
-                if not isinstance(exc, SandboxFailed) or not failure.is_paused(exc.message) or time.monotonic() > deadline:
-                    raise
-            time.sleep(_PAUSED_RETRY_S)
-
-    def _started(self, exec_id: str, pump: Pump, spec: ExecSpec) -> DockerProcess:
-        """The running command; raises the error that says why it does not run."""
-        inspect = self._inspector(exec_id)
-        deadline = time.monotonic() + _START_DEADLINE_S
-        delay = 0.001
-        while True:
-            record = inspect()
-            if record is None:
-                raise SandboxFailed("the container is gone")
-            if record["Pid"] or record["ExitCode"] is not None:
-                break
-            if time.monotonic() > deadline:
-                raise SandboxFailed(f"the Docker engine did not start the command within {_START_DEADLINE_S:.0f} s")
-            time.sleep(delay)
-            delay = min(delay * 2, 0.02)
-        pid = int(record["Pid"] or 0)
-        if pid == 0 or not wait_for_execve(pid, _START_DEADLINE_S) or _failed_unseen(pump, inspect, pid):
-            pump.ended(_REMOVE_DEADLINE_S)
-            raise failure.command_failure(pump.first_words(), spec.argv[0], spec.cwd)
-        return DockerProcess(pid, pump, inspect)
-
-    def _inspector(self, exec_id: str) -> Callable[[], dict[str, Any] | None]:
-        def inspect() -> dict[str, Any] | None:
-            try:
-                with _engine("the state of a command could not be read"):
-                    record: dict[str, Any] = self._api().exec_inspect(exec_id)
-                    return record
-            except _Gone:
-                return None
-
-        return inspect
-
-    def _remove(self, docker_id: str, processes: builtins.list[DockerProcess]) -> None:
+    def _remove(self, container_id: ContainerID, docker_id: str) -> None:
+        """Kill everything first: the engine's own kill would wait for commands that only this process can reap."""
         api = self._api()
         try:
             pid = int(api.inspect_container(docker_id)["State"]["Pid"])
-            if pid:
-                _thaw(pid)
-                api.kill(docker_id)
-        except docker.errors.APIError as exc:
-            if exc.status_code not in (404, 409):  # gone, or not running
-                raise
+        except docker.errors.NotFound:
+            return
+        end_all(container_id, _cgroup_paths(pid, docker_id) if pid else (), None)
         deadline = time.monotonic() + _REMOVE_DEADLINE_S
-        for process in processes:  # the engine forgets exit codes together with the container
-            process.finish(max(0.0, deadline - time.monotonic()))
         while True:
             try:
                 api.remove_container(docker_id, force=True, v=True)
@@ -290,10 +247,10 @@ class DockerRuntime(Runtime):
     def _is_init(self, proc_fd: int, container_id: ContainerID) -> bool:
         """Whether a /proc/PID directory belongs to the container: the engine's id is in the path of its cgroup."""
         with self._lock:
-            docker_id = self._names.get(container_id)
+            known = self._known.get(container_id)
         fd = os.open("cgroup", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_fd)
         with open(fd, "rb") as f:
-            return docker_id is not None and docker_id.encode() in f.read()
+            return known is not None and known.name.encode() in f.read()
 
 
 class _Gone(SandboxFailed):
@@ -363,19 +320,37 @@ def _id_map(pid: int) -> IdMap | None:
     return IdMap(outside, count)
 
 
-def _thaw(pid: int) -> None:
+def _cgroup_paths(pid: int, docker_id: str) -> set[str]:
+    """The cgroups of a container's init, over all hierarchies; empty when it is gone or is not the container's any more."""
     try:
-        cgroup.of_process(pid).thaw()
-    except SnapshotdError:
-        pass  # it is gone already
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return set()
+    paths = {line.split(":", 2)[2] for line in lines}
+    return {path for path in paths if docker_id in path}
 
 
-def _failed_unseen(pump: Pump, inspect: Callable[[], dict[str, Any] | None], pid: int) -> bool:
-    """Whether the command failed in execve(2) and was reaped by the engine before it could be looked at.
+def find_runc(docker_id: str, pid: int) -> RuncContainer:
+    """How runc knows a Docker container whose init is `pid`: containerd's shim, the init's parent, works in a directory that says so.
 
-    It looks like a command that ended with code 1 and one line of runc's on its standard error.
+    Source: containerd's runtime v2; `options.json` holds runc's root and program, the directory above is named after the namespace.
+    Raises SandboxFailed when no state of runc is found: the engine uses another OCI runtime.
     """
-    if os.path.exists(f"/proc/{pid}"):
-        return False
-    record = inspect()
-    return record is not None and record["ExitCode"] == 1 and failure.is_execve_text(pump.first_words())
+    candidates = [(root / "moby", "runc") for root in (Path("/run/docker/runtime-runc"), Path("/var/run/docker/runtime-runc"))]
+    try:
+        status = Path(f"/proc/{pid}/status").read_text().splitlines()
+        parent = next(line.split()[1] for line in status if line.startswith("PPid:"))
+        bundle = Path(os.readlink(f"/proc/{parent}/cwd"))
+        options = json.loads((bundle / "options.json").read_text())
+        root = Path(options.get("root") or "/run/containerd/runc")
+        candidates.insert(0, (root / bundle.parent.name, options.get("binary_name") or "runc"))
+    except (OSError, ValueError):
+        pass  # another version of containerd: the usual places are left
+    for state_dir, program in candidates:
+        found = RuncContainer(program, state_dir, docker_id)
+        if found.known and shutil.which(program):
+            return found
+    raise SandboxFailed(
+        f"runc's state of Docker container {short(docker_id)} is in none of {[str(c[0]) for c in candidates]}; snapshotd needs an engine "
+        "whose runtime is runc, and runc on the PATH (`apt install runc`)"
+    )

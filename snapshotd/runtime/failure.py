@@ -1,7 +1,7 @@
 """What a runtime said when it could not start something, turned into the project's errors. Pure; no driver is imported.
 
-runc writes one line into its log; a Docker engine wraps the same line ("OCI runtime exec failed: ... : unknown"). The reason always
-stands at the end, so only ends are compared: the names before it belong to the caller and may hold any text.
+runc writes one line into its log, or, when the very last step fails, to the command's standard error. The reason always stands at
+the end, so only ends are compared: the names before it belong to the caller and may hold any text.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from snapshotd.errors import CommandNotFound, CommandNotRunnable, SandboxFailed,
 _MAX_REASON_CHARS = 500
 _MAX_NAME_CHARS = 200
 _CHDIR = re.compile(r'chdir to cwd \("')
-_ENGINE_TAIL = re.compile(r": unknown(?:: Are you trying to mount a directory onto a file .*)?$")
-"""What a Docker engine appends; the second part to every "not a directory", whatever it was about."""
-_EXECVE = re.compile(r'(?:^|: )exec [^ "]*/')
+_EXECVE = re.compile(r'(?:exec failed: )?(?:unable to start container process: )?exec [^ "]*/')
 """`exec /path: reason` is execve(2) itself failing on a program that was found; a failed look-up reads `exec: "name": reason`."""
 _MISSING = ("no such file or directory", "not a directory", "file name too long")
 _NOT_RUNNABLE = (
@@ -47,23 +45,13 @@ def shorten(text: str, limit: int = _MAX_REASON_CHARS) -> str:
     return f"{line[: limit // 2 - 3]} ... {line[-(limit // 2 - 3) :]}"
 
 
-def is_execve_text(text: str) -> bool:
-    """Whether a command's whole output is runc's word that execve(2) failed: one line, `exec PATH: REASON`."""
-    return "\n" not in text and _EXECVE.match(text) is not None and text.endswith((*_MISSING, *_NOT_RUNNABLE))
-
-
-def is_paused(reason: str) -> bool:
-    """Whether a command was refused only because the container is frozen at the moment."""
-    return "cannot exec in a paused container" in reason
-
-
 def command_failure(reason: str, program: str, cwd: str) -> SnapshotdError:
     """The error for a command that did not start. `reason` is the runtime's text, `program` the command's first word.
 
     CommandNotFound: no such program or working directory. CommandNotRunnable: it is there, but cannot be run (no permission, a
     directory, another machine's format, an interpreter that is missing). Anything else is SandboxFailed.
     """
-    text = _ENGINE_TAIL.sub("", reason.strip())
+    text = reason.strip()
     program, cwd = shorten(program, _MAX_NAME_CHARS) or "''", shorten(cwd, _MAX_NAME_CHARS)
     if _CHDIR.search(text):
         if text.endswith(("no such file or directory", "not a directory")):
@@ -72,7 +60,7 @@ def command_failure(reason: str, program: str, cwd: str) -> SnapshotdError:
     if text.endswith(("executable file not found in $PATH", "executable file not found in %PATH%")):
         return CommandNotFound(f"there is no program {program} on the sandbox's PATH; install it or give its full path")
     if text.endswith(_MISSING):
-        if _EXECVE.search(text):
+        if _EXECVE.match(text):
             return CommandNotRunnable(
                 f"{program} cannot be run in the sandbox: the interpreter it names does not exist; install it or correct the first line"
             )

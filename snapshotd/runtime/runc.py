@@ -4,34 +4,29 @@ Files in the driver's run directory (all of it may be deleted when nothing runs)
     root/               the stub root that every container starts on, read-only
     state/<id>/         runc's own state
     bundles/<id>/       config.json, process id and log of one container; short-lived files of each command
-
-A command's standard output and error are the very pipes that were given to `runc exec --detach`; the command becomes a child of the
-daemon (a child subreaper), so that its exit code comes from waitid on a pidfd.
 """
 
 from __future__ import annotations
 
-import builtins
 import json
 import os
-import secrets
 import shutil
 import threading
 from pathlib import Path
 
-from snapshotd.errors import SandboxFailed, SnapshotdError, Unsupported
-from snapshotd.kernel import files
-from snapshotd.runtime import _cgroups, _oci, _slirp, failure
-from snapshotd.runtime._checks import check_exec, check_ids, check_share_dir
-from snapshotd.runtime._process import CHILDREN, ChildProcess, become_subreaper, poll_fd, reap, run_bounded, wait_for_execve
+from snapshotd.errors import SandboxFailed, Unsupported
+from snapshotd.runtime import _cgroups, _exec, _oci, _slirp, failure
+from snapshotd.runtime._checks import check_share_dir
+from snapshotd.runtime._exec import RuncContainer
+from snapshotd.runtime._process import become_subreaper, poll_fd, reap, run_bounded, wait_for_execve
+from snapshotd.runtime._teardown import end_all
 from snapshotd.runtime.base import Container, ContainerSpec, ExecSpec, Process, Runtime
 from snapshotd.types import ContainerID, IdMap, Network, short
 
 _START_DEADLINE_S = 60.0
-_EXEC_DEADLINE_S = 60.0
-"""A sandbox can make `runc exec` wait for ever (a fifo as /etc/passwd); a frozen one keeps it waiting until it is thawed."""
 _DELETE_DEADLINE_S = 30.0
-_END_DEADLINE_S = 10.0
+_STRIPES = 64
+"""Locks by which the removals of one container follow one another; those of different containers run side by side."""
 
 
 class RuncRuntime(Runtime):
@@ -52,6 +47,7 @@ class RuncRuntime(Runtime):
         self._lock = threading.Lock()
         self._creating = 0
         self._init_fds: dict[ContainerID, int] = {}
+        self._destroying = [threading.Lock() for _ in range(_STRIPES)]
 
     # -- the contract --------------------------------------------------------------------------------------------------------
 
@@ -94,45 +90,21 @@ class RuncRuntime(Runtime):
             raise
 
     def exec(self, container: Container, spec: ExecSpec) -> Process:
-        check_exec(spec)
-        check_ids(spec, container.id_map)
-        become_subreaper()
-        bundle = self._bundle(container.id)
-        stem = bundle / f"exec-{secrets.token_hex(8)}"
-        request, pid_file, log = stem.with_suffix(".json"), stem.with_suffix(".pid"), stem.with_suffix(".log")
-        pipes = _Pipes(container.id_map, spec.user)
-        try:
-            request.write_text(json.dumps(_oci.process(spec)))
-            argv = self._command(log, "exec", "--ignore-paused", "--detach", "--process", str(request), "--pid-file", str(pid_file))
-            code = run_bounded([*argv, container.id], timeout_s=_EXEC_DEADLINE_S, stdout=pipes.stdout_w, stderr=pipes.stderr_w)
-            if code is None:
-                raise SandboxFailed(f"runc could not enter container {short(container.id)} within {_EXEC_DEADLINE_S:.0f} s; stop it")
-            if code != 0:
-                raise self._exec_failure(container, spec, log)
-            process = ChildProcess(int(pid_file.read_text()), pipes.stdout_r, pipes.stderr_r)
-            CHILDREN.add(container.id, process)
-            if not wait_for_execve(process.pid, _EXEC_DEADLINE_S):
-                raise self._execve_failure(container, spec, process)
-            pipes.hand_over()
-        except OSError as exc:
-            raise SandboxFailed(f"container {short(container.id)} is gone: {exc}") from exc
-        finally:
-            pipes.close()
-            for file in (request, pid_file, log):
-                file.unlink(missing_ok=True)
-        return process
+        return _exec.start(container, self._known_as(container.id), self._bundle(container.id), spec)
 
     def destroy(self, container_id: ContainerID) -> None:
-        cgroup, bundle = self._container_cgroup(container_id), self._bundle(container_id)
-        _cgroups.thaw(cgroup)  # a crashed daemon may have left it frozen: version 1 delivers no SIGKILL then
-        _cgroups.kill(cgroup)
-        CHILDREN.reap_all(container_id)
-        self._reap_init(container_id)
-        _slirp.stop(bundle)
-        if (self._state_dir / container_id).exists():
-            self._delete(container_id, bundle)
-        _cgroups.remove(cgroup)
-        shutil.rmtree(bundle, ignore_errors=False) if bundle.exists() else None
+        with self._destroying[hash(container_id) % len(self._destroying)]:
+            cgroup, bundle = self._container_cgroup(container_id), self._bundle(container_id)
+            with self._lock:
+                init = self._init_fds.get(container_id)
+            end_all(container_id, [cgroup], init)
+            self._reap_init(container_id)
+            _slirp.stop(bundle, _init_pid(bundle))
+            if (self._state_dir / container_id).exists():
+                self._delete(container_id, bundle)
+            _cgroups.remove(cgroup)
+            if bundle.exists():
+                shutil.rmtree(bundle)
         with self._lock:
             if self._creating == 0:
                 _cgroups.remove_if_empty(self._cgroup)
@@ -156,8 +128,8 @@ class RuncRuntime(Runtime):
     def _container_cgroup(self, container_id: ContainerID) -> str:
         return f"{self._cgroup}/{container_id}"
 
-    def _command(self, log: Path, *args: str) -> builtins.list[str]:
-        return [self._runc, "--root", str(self._state_dir), "--log", str(log), "--log-format", "json", *args]
+    def _known_as(self, container_id: ContainerID) -> RuncContainer:
+        return RuncContainer(self._runc, self._state_dir, container_id)
 
     def _start(self, spec: ContainerSpec) -> Container:
         root = self._make_directories()
@@ -167,7 +139,7 @@ class RuncRuntime(Runtime):
         placement = _oci.Placement(root, self._container_cgroup(spec.id), _cgroups.swap_is_counted())
         (bundle / "config.json").write_text(json.dumps(_oci.bundle(spec, self._id_map, placement)))
         log, pid_file = bundle / "run.log", bundle / "init.pid"
-        argv = self._command(log, "run", "--detach", "--bundle", str(bundle), "--pid-file", str(pid_file), spec.id)
+        argv = self._known_as(spec.id).command(log, "run", "--detach", "--bundle", str(bundle), "--pid-file", str(pid_file), spec.id)
         code = run_bounded(argv, timeout_s=_START_DEADLINE_S)
         if code is None:
             raise SandboxFailed(f"container {short(spec.id)} did not start within {_START_DEADLINE_S:.0f} s; is the machine overloaded?")
@@ -201,66 +173,29 @@ class RuncRuntime(Runtime):
                 part.chmod(0o755)
         return root
 
-    def _exec_failure(self, container: Container, spec: ExecSpec, log: Path) -> SnapshotdError:
-        reason = failure.log_reason(_read(log))
-        if not os.path.exists(f"/proc/{container.pid}/ns/mnt") or not (self._state_dir / container.id).exists():
-            return SandboxFailed(f"container {short(container.id)} is gone: {reason}")
-        return failure.command_failure(reason, spec.argv[0], spec.cwd)
-
-    def _execve_failure(self, container: Container, spec: ExecSpec, process: ChildProcess) -> SnapshotdError:
-        """The command's process ended (or hangs) before it became the command; runc's last words are in its standard error."""
-        process.kill()
-        process.wait(_END_DEADLINE_S)
-        os.set_blocking(process.stderr_fd, False)
-        try:
-            reason = os.read(process.stderr_fd, 1 << 16).decode("utf-8", "replace").strip().rpartition("\n")[2]
-        except BlockingIOError:
-            reason = ""
-        if not reason:
-            return SandboxFailed(f"container {short(container.id)} ended while a command was started in it")
-        return failure.command_failure(reason, spec.argv[0], spec.cwd)
-
     def _reap_init(self, container_id: ContainerID) -> None:
         with self._lock:
             pidfd = self._init_fds.pop(container_id, None)
         if pidfd is not None:
-            reap(pidfd, _END_DEADLINE_S)
+            reap(pidfd, 0)
             os.close(pidfd)
 
     def _delete(self, container_id: ContainerID, bundle: Path) -> None:
         bundle.mkdir(mode=0o700, parents=True, exist_ok=True)  # for the log
         log = bundle / "delete.log"
-        code = run_bounded(self._command(log, "delete", "--force", container_id), timeout_s=_DELETE_DEADLINE_S)
+        code = run_bounded(self._known_as(container_id).command(log, "delete", "--force", container_id), timeout_s=_DELETE_DEADLINE_S)
         if code is None:
             raise SandboxFailed(f"runc could not remove container {short(container_id)} within {_DELETE_DEADLINE_S:.0f} s; try again")
         if (self._state_dir / container_id).exists():
             # A container that runc cannot read any more (it was killed while making it) holds nothing but its state directory.
-            parent = files.open_dir(-100, os.fsencode(self._state_dir))
-            try:
-                files.remove_tree(parent, container_id)
-            finally:
-                os.close(parent)
+            shutil.rmtree(self._state_dir / container_id)
 
 
-class _Pipes:
-    """Two pipes for a command's output. Write ends belong to the command's user, or /dev/stdout could not be opened inside."""
-
-    def __init__(self, id_map: IdMap | None, user: int) -> None:
-        self.stdout_r, self.stdout_w = os.pipe2(os.O_CLOEXEC)
-        self.stderr_r, self.stderr_w = os.pipe2(os.O_CLOEXEC)
-        self._open = {self.stdout_r, self.stdout_w, self.stderr_r, self.stderr_w}
-        owner = user if id_map is None else id_map.base + min(user, id_map.count - 1)
-        for fd in (self.stdout_w, self.stderr_w):
-            os.fchown(fd, owner, -1)
-
-    def hand_over(self) -> None:
-        """The read ends have a new owner; `close` leaves them alone from now on."""
-        self._open -= {self.stdout_r, self.stderr_r}
-
-    def close(self) -> None:
-        for fd in self._open:
-            os.close(fd)
-        self._open = set()
+def _init_pid(bundle: Path) -> int | None:
+    try:
+        return int((bundle / "init.pid").read_text())
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _user_namespaces_allowed() -> bool:

@@ -4,7 +4,8 @@ Everything that building, testing and debugging software uses is allowed; what i
 mounting in every form, namespaces (clone and unshare with namespace flags, setns), keyrings, bpf, perf_event_open, kexec, modules,
 reboot, swap, setting clocks, quotas, opening files by handle, userfaultfd, io_uring, fanotify_init, raw port access, and sockets of
 the families AF_ALG and AF_VSOCK. clone3 answers ENOSYS: its flags lie in memory, where a filter cannot look, and every C library
-falls back to clone. Same policy as Docker's default profile, which the `docker` driver relies on.
+falls back to clone. 32-bit programs are killed: their call table is the less tested one, and without it the filter, which is built anew
+for every command, takes 4 ms less. The `docker` driver relies on the engine's default profile, which is alike but knows 32-bit programs.
 """
 
 from __future__ import annotations
@@ -14,52 +15,44 @@ import platform
 from typing import Any
 
 _FILES = """
-access chdir chmod chown chown32 close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64 fadvise64_64
-fallocate fchdir fchmod fchmodat fchmodat2 fchown fchown32 fchownat fcntl fcntl64 fdatasync fgetxattr flistxattr flock fremovexattr
-fsetxattr fstat fstat64 fstatat64 fstatfs fstatfs64 fsync ftruncate ftruncate64 futimesat getcwd getdents getdents64 getxattr
-getxattrat inotify_add_watch inotify_init inotify_init1 inotify_rm_watch ioctl lchown lchown32 lgetxattr link linkat listxattr
-listxattrat llistxattr lremovexattr lseek _llseek lsetxattr lstat lstat64 mkdir mkdirat mknod mknodat name_to_handle_at newfstatat
-open openat openat2 oldfstat oldlstat oldstat pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead readlink readlinkat
-readv removexattr removexattrat rename renameat renameat2 rmdir sendfile sendfile64 setxattr setxattrat splice stat stat64 statfs
-statfs64 statx symlink symlinkat sync sync_file_range sync_file_range2 arm_sync_file_range syncfs tee truncate truncate64 umask unlink
-unlinkat utime utimensat utimensat_time64 utimes vmsplice write writev fanotify_mark chroot landlock_create_ruleset landlock_add_rule
-landlock_restrict_self
+access chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64 fallocate fchdir
+fchmod fchmodat fchmodat2 fchown fchownat fcntl fdatasync fgetxattr flistxattr flock fremovexattr fsetxattr fstat fstatfs fsync
+ftruncate futimesat getcwd getdents getdents64 getxattr getxattrat inotify_add_watch inotify_init inotify_init1 inotify_rm_watch
+ioctl lchown lgetxattr link linkat listxattr listxattrat llistxattr lremovexattr lseek lsetxattr lstat mkdir mkdirat mknod mknodat
+name_to_handle_at newfstatat open openat openat2 pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead readlink
+readlinkat readv removexattr removexattrat rename renameat renameat2 rmdir sendfile setxattr setxattrat splice stat statfs statx
+symlink symlinkat sync sync_file_range syncfs tee truncate umask unlink unlinkat utime utimensat utimes vmsplice write writev
+fanotify_mark chroot landlock_create_ruleset landlock_add_rule landlock_restrict_self
 """
 _MEMORY = """
 brk cachestat get_mempolicy madvise map_shadow_stack mbind membarrier memfd_create memfd_secret migrate_pages mincore mlock mlock2
-mlockall mmap mmap2 move_pages mprotect mremap mseal msync munlock munlockall munmap pkey_alloc pkey_free pkey_mprotect
-process_madvise process_mrelease process_vm_readv process_vm_writev remap_file_pages set_mempolicy set_mempolicy_home_node
+mlockall mmap move_pages mprotect mremap mseal msync munlock munlockall munmap pkey_alloc pkey_free pkey_mprotect process_madvise
+process_mrelease process_vm_readv process_vm_writev remap_file_pages set_mempolicy set_mempolicy_home_node
 """
 _PROCESSES = """
-arch_prctl capget capset execve execveat exit exit_group fork get_robust_list get_thread_area getcpu getegid getegid32 geteuid geteuid32
-getgid getgid32 getgroups getgroups32 getpgid getpgrp getpid getpriority getresgid getresgid32 getresuid getresuid32 getrlimit
-getrusage getsid gettid getuid getuid32 ioprio_get ioprio_set kcmp kill modify_ldt pidfd_getfd pidfd_open pidfd_send_signal prctl
-prlimit64 ptrace restart_syscall rseq sched_get_priority_max sched_get_priority_min sched_getaffinity sched_getattr sched_getparam
-sched_getscheduler sched_rr_get_interval sched_rr_get_interval_time64 sched_setaffinity sched_setattr sched_setparam
-sched_setscheduler sched_yield seccomp set_robust_list set_thread_area set_tid_address setfsgid setfsgid32 setfsuid setfsuid32 setgid
-setgid32 setgroups setgroups32 setpgid setpriority setregid setregid32 setresgid setresgid32 setresuid setresuid32 setreuid setreuid32
-setrlimit setsid setuid setuid32 sysinfo tgkill times tkill ugetrlimit uname vfork wait4 waitid waitpid riscv_flush_icache
-riscv_hwprobe
+getrandom arch_prctl capget capset execve execveat exit exit_group fork get_robust_list get_thread_area getcpu getegid geteuid getgid
+getgroups getpgid getpgrp getpid getpriority getresgid getresuid getrlimit getrusage getsid gettid getuid ioprio_get ioprio_set
+kcmp kill modify_ldt pidfd_getfd pidfd_open pidfd_send_signal prctl prlimit64 ptrace restart_syscall rseq sched_get_priority_max
+sched_get_priority_min sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval sched_setaffinity
+sched_setattr sched_setparam sched_setscheduler sched_yield seccomp set_robust_list set_thread_area set_tid_address setfsgid
+setfsuid setgid setgroups setpgid setpriority setregid setresgid setresuid setreuid setrlimit setsid setuid sysinfo tgkill times
+tkill uname vfork wait4 waitid
 """
 _SIGNALS_AND_TIME = """
-alarm clock_getres clock_getres_time64 clock_gettime clock_gettime64 clock_nanosleep clock_nanosleep_time64 getitimer
-gettimeofday nanosleep pause rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait
-rt_sigtimedwait_time64 rt_tgsigqueueinfo setitimer sigaltstack signal signalfd signalfd4 sigaction sigpending sigprocmask sigreturn
-sigsuspend time timer_create timer_delete timer_getoverrun timer_gettime timer_gettime64 timer_settime timer_settime64 timerfd_create
-timerfd_gettime timerfd_gettime64 timerfd_settime timerfd_settime64
+alarm clock_getres clock_gettime clock_nanosleep getitimer gettimeofday nanosleep pause rt_sigaction rt_sigpending rt_sigprocmask
+rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo setitimer sigaltstack signalfd signalfd4 time
+timer_create timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create timerfd_gettime timerfd_settime
 """
 _WAITING_AND_IPC = """
-epoll_create epoll_create1 epoll_ctl epoll_ctl_old epoll_pwait epoll_pwait2 epoll_wait epoll_wait_old eventfd eventfd2 futex futex_requeue
-futex_time64 futex_wait futex_waitv futex_wake io_cancel io_destroy io_getevents io_pgetevents io_pgetevents_time64 io_setup io_submit
-ipc mq_getsetattr mq_notify mq_open mq_timedreceive mq_timedreceive_time64 mq_timedsend mq_timedsend_time64 mq_unlink msgctl msgget
-msgrcv msgsnd _newselect pipe pipe2 poll ppoll ppoll_time64 pselect6 pselect6_time64 select semctl semget semop semtimedop
-semtimedop_time64 shmat shmctl shmdt shmget
+epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 futex futex_requeue futex_wait
+futex_waitv futex_wake io_cancel io_destroy io_getevents io_pgetevents io_setup io_submit mq_getsetattr mq_notify mq_open
+mq_timedreceive mq_timedsend mq_unlink msgctl msgget msgrcv msgsnd pipe pipe2 poll ppoll pselect6 select semctl semget semop
+semtimedop shmat shmctl shmdt shmget
 """
 _NETWORK = """
-accept accept4 bind connect getpeername getsockname getsockopt listen recv recvfrom recvmmsg recvmmsg_time64 recvmsg send sendmmsg
-sendmsg sendto setsockopt shutdown socketpair
+accept accept4 bind connect getpeername getsockname getsockopt listen recv recvfrom recvmmsg recvmsg send sendmmsg sendmsg sendto
+setsockopt shutdown socketpair
 """
-_REST = "getrandom breakpoint cacheflush set_tls"
 
 _NAMESPACE_FLAGS = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
@@ -69,14 +62,14 @@ _AF_ALG, _AF_RESERVED, _AF_VSOCK = 38, 39, 40
 _PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
 """PER_LINUX, PER_LINUX32, both with UNAME26, ADDR_NO_RANDOMIZE (debuggers, sanitizers), and "tell me"."""
 _ARCHITECTURES = {
-    "x86_64": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86"],
-    "aarch64": ["SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"],
+    "x86_64": ["SCMP_ARCH_X86_64"],
+    "aarch64": ["SCMP_ARCH_AARCH64"],
 }
 
 
 def allowed() -> list[str]:
     """Names of the calls that are allowed whatever their arguments."""
-    return sorted(" ".join((_FILES, _MEMORY, _PROCESSES, _SIGNALS_AND_TIME, _WAITING_AND_IPC, _NETWORK, _REST)).split())
+    return sorted(" ".join((_FILES, _MEMORY, _PROCESSES, _SIGNALS_AND_TIME, _WAITING_AND_IPC, _NETWORK)).split())
 
 
 def _allow(name: str, *args: dict[str, Any]) -> dict[str, Any]:

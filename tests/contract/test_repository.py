@@ -190,6 +190,18 @@ def forge(repository: BlobRepository, frame: bytes, plain_bytes: int, *, version
     return blob_id
 
 
+def test_the_frame_has_its_own_checksum(repository: BlobRepository) -> None:
+    """Right content in other bytes than were written is damage too: the two checks do not rest on each other."""
+    content = b"some text " * 1000
+    blob_id = repository.save_blob(content)
+    path = path_of(repository, blob_id)
+    frame = zstandard.ZstdCompressor(level=19, write_checksum=True).compress(content)
+    fields = struct.pack("<8sHHIQQ", b"snapblob", 1, 1, 0, len(content), len(frame)) + path.read_bytes()[32:48]
+    path.write_bytes(fields + xxhash.xxh3_64_digest(fields) + frame)
+    with pytest.raises(DataLoss, match="does not match its checksum"):
+        load(repository, blob_id)
+
+
 def test_a_newer_format_is_refused(repository: BlobRepository) -> None:
     blob_id = forge(repository, b"whatever", 8, version=2)
     with pytest.raises(VersionMismatch, match="newer snapshotd"):

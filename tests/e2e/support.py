@@ -17,9 +17,7 @@ MANIFEST = r"""
 import hashlib, json, os, stat, sys
 def entry(path, st):
     kind = stat.S_IFMT(st.st_mode)
-    item = {"mode": st.st_mode, "uid": st.st_uid, "gid": st.st_gid, "mtime_ns": st.st_mtime_ns, "nlink": st.st_nlink}
-    if kind == stat.S_IFDIR:
-        del item["nlink"]
+    item = {"mode": st.st_mode, "uid": st.st_uid, "gid": st.st_gid, "mtime_ns": st.st_mtime_ns}
     if kind == stat.S_IFREG:
         item["size"] = st.st_size
         item["sha256"] = hashlib.sha256(open(path, "rb").read()).hexdigest()
@@ -29,11 +27,17 @@ def entry(path, st):
         item["xattrs"] = {n: os.getxattr(path, n).hex() for n in os.listxattr(path) if not n.startswith("trusted.overlay.")}
     return item
 def walk(root):
-    found = {}
+    found, names = {}, {}
     for base, dirs, files in os.walk(root):
         for name in dirs + files:
             path = os.path.join(base, name)
-            found[os.path.relpath(path, root)] = entry(path, os.lstat(path))
+            st = os.lstat(path)
+            found[os.path.relpath(path, root)] = entry(path, st)
+            if not stat.S_ISDIR(st.st_mode):
+                names.setdefault((st.st_dev, st.st_ino), []).append(os.path.relpath(path, root))
+    for group in names.values():
+        for name in group:
+            found[name]["links"] = sorted(group)
     return found
 print(json.dumps(walk(sys.argv[1])))
 """

@@ -55,6 +55,7 @@ def expected(snap: Snap, project: Path, tmp_path_factory: pytest.TempPathFactory
     with open(directory / "output", "wb") as output:
         command = ["runc", "run", f"snapshotd-plain-{new_id()[:12]}"]
         subprocess.run(command, cwd=directory, stdin=subprocess.DEVNULL, stdout=output, check=True, timeout=300)
+    subprocess.run(["rm", "-rf", root], check=True)
     found = outcomes((directory / "output").read_text())
     assert len(found) > 400
     assert sum(line.startswith("FAILED ") for line in found) == 2, "the planted bug fails two tests"

@@ -59,7 +59,7 @@ def test_cat_and_diff_follow_each_step(snap: Snap, history: list[tuple[str, dict
     assert "does not exist" in snap("cat", f"{ids[7]}:/workspace/a.txt", code=4).stderr
     assert snap("cat", f"{ids[2]}:/workspace/moved/e/f/g").stdout == "deep\n"
     assert "does not exist" in snap("cat", f"{ids[2]}:/workspace/d/e/f/g", code=4).stderr
-    changed = {c["path"]: c["kind"] for c in snap.json("diff", ids[9])}
+    changed = {c["path"]: c["change"] for c in snap.json("diff", ids[9])}
     assert changed["/etc/motd"] in ("added", "changed")
     assert changed["/opt/thing/z"] == "added"
     assert changed["/etc/skel"] == "deleted"

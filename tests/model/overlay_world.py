@@ -42,8 +42,8 @@ def _content(path: bytes, st: os.stat_result) -> bytes:
     return b""
 
 
-def manifest(root: bytes | str, *, links: bool = True) -> Manifest:
-    """Everything below a directory, by ordinary system calls."""
+def manifest(root: bytes | str, *, listed_only: bool = False) -> Manifest:
+    """Everything below a directory, by ordinary system calls. `listed_only`: the kernel may list names that it cannot find."""
     top = os.fsencode(root)
     result: Manifest = {}
     groups: dict[int, int] = {}
@@ -51,7 +51,12 @@ def manifest(root: bytes | str, *, links: bool = True) -> Manifest:
     while todo:
         path = todo.pop()
         full = os.path.join(top, path) if path else top
-        st = os.lstat(full)
+        try:
+            st = os.lstat(full)
+        except FileNotFoundError:
+            if not listed_only:
+                raise
+            continue
         is_dir = stat.S_ISDIR(st.st_mode)
         xattrs = {
             os.fsencode(name): os.getxattr(full, name, follow_symlinks=False)
@@ -60,7 +65,7 @@ def manifest(root: bytes | str, *, links: bool = True) -> Manifest:
         }
         result[path] = (
             stat.S_IFMT(st.st_mode), stat.S_IMODE(st.st_mode), st.st_uid, st.st_gid, st.st_size if stat.S_ISREG(st.st_mode) else 0,
-            st.st_mtime_ns, st.st_rdev, _content(full, st), tuple(sorted(xattrs.items())), st.st_ino if links and not is_dir else 0,
+            st.st_mtime_ns, st.st_rdev, _content(full, st), tuple(sorted(xattrs.items())), 0 if is_dir else st.st_ino,
         )  # fmt: skip
         if is_dir:
             todo += [os.path.join(path, name) if path else name for name in os.listdir(full)]
@@ -194,21 +199,20 @@ class World:
         self.layers = layers
         self.upper = self._mount_live()
 
-    def fresh_manifest(self, lowers: Sequence[Path]) -> Manifest:
+    def fresh_manifest(self, lowers: Sequence[Path], *, listed_only: bool = False) -> Manifest:
         """What a new mount of a stack shows."""
         at = self._new_dir("fresh")
         upper = self._new_dir("empty")
         self.mount_overlay(lowers, upper, os.fsencode(at))
         try:
-            result = manifest(str(at))
+            result = manifest(str(at), listed_only=listed_only)
         finally:
             sc.call("umount2", str(at), 0)
-        for name, st in ((b"", os.stat(lowers[0])),):  # a root's own metadata come from the (here: empty) upper layer
-            row = result[name]
-            xattrs = tuple(
-                sorted((os.fsencode(n), os.getxattr(lowers[0], n)) for n in os.listxattr(lowers[0]) if not n.startswith("trusted.overlay."))
-            )
-            result[name] = (row[0], stat.S_IMODE(st.st_mode), st.st_uid, st.st_gid, 0, st.st_mtime_ns, row[6], row[7], xattrs, row[9])
+        st, row = os.stat(lowers[0]), result[b""]  # a root's own metadata came from the empty upper layer
+        xattrs = {os.fsencode(n): os.getxattr(lowers[0], n) for n in os.listxattr(lowers[0]) if not n.startswith("trusted.overlay.")}
+        result[b""] = (
+            row[0], stat.S_IMODE(st.st_mode), st.st_uid, st.st_gid, 0, st.st_mtime_ns, *row[6:8], tuple(sorted(xattrs.items())), row[9],
+        )  # fmt: skip
         return result
 
     # -- operations ------------------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def model(request: pytest.FixtureRequest) -> Iterator[Model]:
 
 def run_agent(project: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "ANTHROPIC_", "PYTEST_"))}
-    environment = {**inherited, "PYTHONPATH": str(ROOT), "no_proxy": "127.0.0.1", **variables}
+    environment = {**inherited, "PYTHONPATH": str(ROOT), "no_proxy": "127.0.0.1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **variables}
     command = [sys.executable, str(AGENT)]
     return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
@@ -99,17 +99,17 @@ def variables_for(model: Model) -> dict[str, str]:
     return {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "k"}
 
 
-def test_a_model_repairs_the_project(project: Path, model: Model) -> None:
+def test_a_model_repairs_the_project_and_sees_every_result(project: Path, model: Model) -> None:
     done = run_agent(project, **variables_for(model))
     assert done.returncode == 0, done.stdout + done.stderr
     assert RIGHT in (project / "add.py").read_text()
     assert "result: 1 passed, 0 failed" in done.stdout
     assert {path for path, _ in model.asked} == {"/v1/chat/completions" if model.reply is openai else "/v1/messages"}
+    check_what_the_model_saw(model, model.asked[-1][1])
 
 
-def test_the_model_sees_every_result_and_every_tool_error(project: Path, model: Model) -> None:
-    run_agent(project, **variables_for(model))
-    last = model.asked[-1][1]
+def check_what_the_model_saw(model: Model, last: dict[str, Any]) -> None:
+    """Every result, and every error of a tool."""
     if model.reply is openai:
         results = [m["content"] for m in last["messages"] if m["role"] == "tool"]
         ids = [m["tool_call_id"] for m in last["messages"] if m["role"] == "tool"]

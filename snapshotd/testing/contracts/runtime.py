@@ -45,10 +45,11 @@ class Output:
 
 class Rig:
     """Containers of one driver. `work` is an empty directory that everybody may search; `tree` a root file system with `sh`, the usual
-    small tools and perl; `init` the static init program."""
+    small tools and perl; `init` the static init program; `places` are directories of the runtime below which mounts are its own."""
 
-    def __init__(self, runtime: Runtime, work: Path, tree: Path, init: Path) -> None:
+    def __init__(self, runtime: Runtime, work: Path, tree: Path, init: Path, places: Sequence[Path] = ()) -> None:
         self.runtime = runtime
+        self.places = tuple(os.fsencode(place) + b"/" for place in (work, *places))
         self.work = work
         self.tree = tree
         self.share = work / "share"
@@ -590,7 +591,7 @@ def check_create(rig: Rig) -> None:
 
 def check_destroy_leaves_nothing(rig: Rig) -> None:
     """Processes that detached, ignore signals or were never waited for, their cgroup, mounts and network helper: all gone."""
-    before = _host_mounts()
+    before = _host_mounts(rig)
     with rig.container(network=Network.BRIDGE) as container:
         stubborn = "trap '' TERM INT HUP; while :; do sleep 1000; done"
         for script in (f"setsid sh -c \"{stubborn}\" & exit 0", stubborn, "exit 0"):
@@ -603,7 +604,7 @@ def check_destroy_leaves_nothing(rig: Rig) -> None:
         assert directories
         rig.runtime.destroy(container.id)
         _assert_gone(container, pids, net, directories)
-    assert _host_mounts() == before
+    assert _host_mounts(rig) == before
 
 
 def _assert_gone(container: Container, pids: Sequence[int], net: str, directories: Sequence[Path]) -> None:
@@ -631,8 +632,9 @@ def _command_line(pid: str) -> bytes:
         return b""
 
 
-def _host_mounts() -> list[bytes]:
-    return sorted(m.point for m in mounts.read_mountinfo())
+def _host_mounts(rig: Rig) -> list[bytes]:
+    """The mounts on the host that can only be the driver's."""
+    return sorted(m.point for m in mounts.read_mountinfo() if m.point.startswith(rig.places))
 
 
 def _members(container: Container) -> list[int]:
@@ -660,6 +662,31 @@ def check_destroy_is_idempotent(rig: Rig) -> None:
         for _ in range(3):
             rig.runtime.destroy(container.id)
     rig.runtime.destroy(ContainerID(new_id()))
+
+
+def check_destroy_by_several_threads(rig: Rig) -> None:
+    """All removals of one container at the same time succeed, also while commands are being started in it."""
+    with rig.container() as container, ThreadPoolExecutor(8) as pool:
+
+        def start() -> None:
+            try:
+                process = rig.start(container, "sleep", "1000")
+            except SandboxFailed:
+                return
+            os.close(process.stdout_fd)
+            os.close(process.stderr_fd)
+
+        rig.shell(container, "true")
+        work = [pool.submit(start) for _ in range(4)] + [pool.submit(rig.runtime.destroy, container.id) for _ in range(4)]
+        for future in work:
+            future.result(DEADLINE_S)
+        rig.runtime.destroy(container.id)
+        assert container.id not in rig.runtime.list()
+        eventually(lambda: _is_gone(container.pid), "its init is still there")
+
+
+def _is_gone(pid: int) -> bool:
+    return not os.path.exists(f"/proc/{pid}")
 
 
 def check_destroy_frozen(rig: Rig) -> None:
@@ -709,7 +736,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def check_failed_create_leaves_nothing(rig: Rig) -> None:
-    before = _host_mounts(), rig.runtime.list(), sorted(os.listdir("/proc/self/fd"))
+    before = _host_mounts(rig), rig.runtime.list(), sorted(os.listdir("/proc/self/fd"))
     broken = rig.work / "broken-share"
     (broken / "lib").mkdir(parents=True)
     for content, mode in ((b"", 0o755), (b"not a program", 0o755), (b"\x7fELF", 0o755), (b"", 0o644)):
@@ -718,7 +745,8 @@ def check_failed_create_leaves_nothing(rig: Rig) -> None:
         spec = rig.spec()
         spec = ContainerSpec(spec.id, spec.run_dir, broken, spec.limits, spec.network)
         _expect(SandboxFailed, lambda spec=spec: rig.runtime.create(spec), (content, mode))  # type: ignore[misc]
-        assert (_host_mounts(), rig.runtime.list(), sorted(os.listdir("/proc/self/fd"))) == before
+        after = _host_mounts(rig), rig.runtime.list(), sorted(os.listdir("/proc/self/fd"))
+        assert after == before
         assert [p for p in os.listdir("/proc") if p.isdigit() and spec.id.encode() in _command_line(p)] == []
     shutil.rmtree(broken)
 

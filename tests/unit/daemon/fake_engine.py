@@ -15,6 +15,7 @@ An agent file's events: started, its text as output, one snapshot per line, fini
 from __future__ import annotations
 
 import base64
+import dataclasses
 import errno
 import threading
 import time
@@ -64,8 +65,6 @@ class FakeEngine(base.Engine):
         return snapshot
 
     def _replace(self, trajectory_id: str, **changes: Any) -> t.Trajectory:
-        import dataclasses
-
         self.lines[trajectory_id] = dataclasses.replace(self.lines[trajectory_id], **changes)
         return self.lines[trajectory_id]
 
@@ -198,6 +197,12 @@ class FakeEngine(base.Engine):
             made.append(line)
         return base.Forked(experiment, tuple(made))
 
+    def rewind(self, ref: str, to: str) -> t.Snapshot:
+        line, target = self.trajectory(ref), self.snapshot(to)
+        if line.status is not t.TrajectoryStatus.RUNNING:
+            raise Conflict(f"the trajectory {t.short(line.id)} is not running; fork the snapshot instead")
+        return self._take(line, self._call("rewind", {"to": target.id}), self.files[target.id])
+
     def stop(self, ref: str) -> t.Trajectory:
         line = self.trajectory(ref)
         if line.status is t.TrajectoryStatus.RUNNING:
@@ -291,8 +296,6 @@ class FakeEngine(base.Engine):
         return RestoreReport(files=1, directories=1, bytes=len(path), warnings=("one fifo was left out",))
 
     def tag(self, ref: str, name: str, *, move: bool) -> t.SnapshotID:
-        import dataclasses
-
         taken = self.snapshot(ref)
         holder = next((s for s in self.taken.values() if name in s.tags), None)
         if holder is not None and not move:
@@ -303,8 +306,6 @@ class FakeEngine(base.Engine):
         return taken.id
 
     def untag(self, name: str) -> None:
-        import dataclasses
-
         for taken in list(self.taken.values()):
             if name in taken.tags:
                 self.taken[taken.id] = dataclasses.replace(taken, tags=tuple(x for x in taken.tags if x != name))

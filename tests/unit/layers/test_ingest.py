@@ -1,4 +1,4 @@
-"""Hostile and honest archives against `ingest_tar`: whatever a tar says, nothing outside the target changes, and what is applied is exact."""
+"""Hostile and honest archives against `ingest_tar`: nothing outside the target ever changes, and what is applied is exact."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def apply_bytes(target: Path, data: bytes, *, whiteouts: bool = False, limits: T
     try:
         return ingest_tar(io.BytesIO(data), fd, oci_whiteouts=whiteouts, limits=limits)
     finally:
-        assert len(os.listdir("/proc/self/fd")) == before, "a descriptor leaked"
+        assert len(os.listdir("/proc/self/fd")) <= before, "a descriptor leaked"
         os.close(fd)
 
 
@@ -128,9 +128,8 @@ def test_names_are_bytes(target: Path) -> None:
 
 
 def test_extended_attributes(target: Path) -> None:
-    info, data = entry("f", data=b"x")
-    info.pax_headers = {"SCHILY.xattr.user.note": "a\nb=c", "SCHILY.xattr.user.bin": b"\xff\x00\xfe".decode("utf-8", "surrogateescape")}
-    report = apply_bytes(target, raw_pax({b"SCHILY.xattr.user.note": b"a\nb=c", b"SCHILY.xattr.user.bin": b"\xff\0\xfe"}) + archive((info, data)))
+    records = {b"SCHILY.xattr.user.note": b"a\nb=c", b"SCHILY.xattr.user.bin": b"\xff\0\xfe"}
+    report = apply_bytes(target, raw_pax(records) + archive(entry("f", data=b"x")))
     assert report.warnings == ()
     assert os.getxattr(target / "f", "user.note") == b"a\nb=c"
     assert os.getxattr(target / "f", "user.bin") == b"\xff\0\xfe"
@@ -161,7 +160,8 @@ def test_a_repeated_directory_keeps_what_is_in_it(target: Path) -> None:
 
 @ROOT_ONLY
 def test_device_nodes_are_nodes(target: Path) -> None:
-    apply(target, entry("null", tarfile.CHRTYPE, devmajor=1, devminor=3, mode=0o666), entry("disk", tarfile.BLKTYPE, devmajor=254, devminor=0))
+    null = entry("null", tarfile.CHRTYPE, devmajor=1, devminor=3, mode=0o666)
+    apply(target, null, entry("disk", tarfile.BLKTYPE, devmajor=254, devminor=0))
     assert (target / "null").stat().st_rdev == os.makedev(1, 3)
     assert stat.S_ISBLK((target / "disk").stat().st_mode)
 
@@ -179,7 +179,7 @@ def test_owners_and_ids_no_sandbox_has(target: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../outside/victim", "a/../../outside/victim", "a/..", "..", "./../x", "a/b/../c"])
 def test_dot_dot_is_refused(target: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="contains `..`"):
+    with pytest.raises(UsageError, match=r"contains `\.\.`"):
         apply(target, entry(name, data=b"pwned"))
 
 
@@ -291,7 +291,8 @@ def test_attributes_of_a_replaced_directory_do_not_stay(target: Path) -> None:
 
 def test_a_default_access_list_is_not_inherited(target: Path) -> None:
     acl = bytes.fromhex("02000000" "01000700ffffffff" "04000500ffffffff" "10000700ffffffff" "20000000ffffffff")
-    apply_bytes(target, raw_pax({b"SCHILY.xattr.system.posix_acl_default": acl}) + archive(directory("d"), entry("d/f"), directory("d/s"), entry("d/i/f")))
+    entries = archive(directory("d"), entry("d/f"), directory("d/s"), entry("d/i/f"))
+    apply_bytes(target, raw_pax({b"SCHILY.xattr.system.posix_acl_default": acl}) + entries)
     assert os.listxattr(target / "d") == ["system.posix_acl_default"]
     assert [os.listxattr(target / "d" / name) for name in ("f", "s", "i", "i/f")] == [[], [], [], []]
     assert stat.S_IMODE((target / "d/f").stat().st_mode) == 0o644
@@ -391,6 +392,7 @@ def test_not_a_tar(target: Path) -> None:
 def test_random_damage_never_escapes_or_crashes(target: Path) -> None:
     """Every byte of the headers of a small archive, overwritten in turn with three values: a sentence or a success, nothing else."""
     whole = archive(directory("d"), entry("d/f", data=b"1"), link("l", "d/f"), link("h", "d/f", tarfile.LNKTYPE))
+    sentences = []
     for position in range(0, len(whole), 3):
         for value in (0, 0x2E, 0xFF):
             data = bytearray(whole)
@@ -401,7 +403,9 @@ def test_random_damage_never_escapes_or_crashes(target: Path) -> None:
             try:
                 apply_bytes(target, bytes(data), limits=TarLimits(bytes=1 << 20))
             except SnapshotdError as exc:
-                assert exc.message.isprintable()
+                sentences.append(exc.message)
+    assert sentences
+    assert all(sentence.isprintable() for sentence in sentences)
 
 
 # -- layers --------------------------------------------------------------------------------------------------------------------

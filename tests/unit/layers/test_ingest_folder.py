@@ -26,7 +26,7 @@ def copy(source: Path, target: Path) -> IngestReport:
     try:
         return ingest_folder(source, fd)
     finally:
-        assert len(os.listdir("/proc/self/fd")) == before, "a descriptor leaked"
+        assert len(os.listdir("/proc/self/fd")) <= before, "a descriptor leaked"
         os.close(fd)
 
 
@@ -190,7 +190,7 @@ def test_what_vanishes_is_reported(source: Path, tmp_path: Path, monkeypatch: py
         (source / f"{name}d").mkdir()
     real_scandir = os.scandir
 
-    def scan(fd: int):  # noqa: ANN202 - the standard library's own type is private
+    def scan(fd: int):
         entries = list(real_scandir(fd))
         for name in ("a", "ad"):
             path = source / name

@@ -1,0 +1,68 @@
+# Everything starts from a bare Debian 12 with make and Python 3.11: what is missing is installed once, a second run goes straight to work.
+#
+#   make demo    run the example of the README from the beginning to the end (as root)
+#   make test    lint, types and all tests (as root: containers and Docker too)
+#   make check   lint, types and the tests that need no root: seconds
+#   make bench   measure (as root)
+#   make setup   only install what is missing
+#   make clean   remove what the above made here (not the state directory)
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+INSTALLED := $(STAMPS)/installed
+# The list of system packages is in snapshotd/engine/packages.py: standard library only, so it runs before anything is installed.
+PACKAGES := $(PYTHON) -m snapshotd.engine.packages
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+IS_ROOT := $(filter 0,$(shell id -u))
+# With these, a test that finds the capability missing fails instead of being skipped.
+ifneq ($(filter true 1,$(CI))$(IS_ROOT),)
+export SNAPSHOTD_REQUIRE ?= root,runc,slirp4netns,docker
+endif
+
+.PHONY: help demo test check lint bench setup clean
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(STAMPS)/packages-demo $(INSTALLED)
+	PATH="$(CURDIR)/$(BIN):$$PATH" docs/examples/demo.sh
+
+test: $(STAMPS)/packages-develop $(INSTALLED) lint
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+check: $(INSTALLED) lint
+	$(BIN)/pytest tests/unit $(PYTEST_ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(STAMPS)/packages-demo $(INSTALLED)
+	$(BIN)/python benchmarks/bench.py $(BENCH_ARGS)
+
+setup: $(STAMPS)/packages-develop $(INSTALLED)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp remembers that the packages were all there.
+$(STAMPS)/packages-%: snapshotd/engine/packages.py
+	@$(PACKAGES) --install $*
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+# The project is installed editable, so only its list of dependencies can make this old. Needs no root unless Debian's python3-venv is missing.
+$(INSTALLED): pyproject.toml
+	@test -x $(BIN)/pip || { $(PACKAGES) --install venv; $(PYTHON) -m venv $(VENV); }
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@mkdir -p $(STAMPS)
+	@touch $@

@@ -1,0 +1,83 @@
+"""Loop devices: which one holds a file, and their nodes in /dev, which a container that was started earlier does not have."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import struct
+from pathlib import Path
+
+_CONTROL = "/dev/loop-control"
+_LOOP_CTL_GET_FREE = 0x4C82
+_LOOP_GET_STATUS64 = 0x4C05
+_STATUS = struct.Struct("=QQ")
+"""The head of struct loop_info64 (232 bytes, linux/loop.h): device and inode of the file behind it."""
+_STATUS_BYTES = 232
+
+
+def device_of(image: Path) -> str | None:
+    """The loop device whose file is `image`, with its node made if it was missing; None when there is none. Raises OSError.
+
+    By identity: the path that sysfs shows is one of the mount namespace that attached it, such as of a container that was killed. Its
+    last part is the file's name everywhere, as long as nobody renames the file.
+    """
+    st = os.stat(image)
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        name = backing.parts[3]
+        try:
+            if not backing.read_text().strip().endswith(f"/{image.name}"):
+                continue  # what is behind it need not be asked: opening a device delays its release
+        except OSError:
+            continue  # detached meanwhile
+        ensure_node(name)
+        if _file_behind(name) == (_encoded(st.st_dev), st.st_ino):
+            return f"/dev/{name}"
+    return None
+
+
+def ensure_free_node() -> None:
+    """Make sure that the node of the device which is attached next is there. Raises OSError.
+
+    The kernel adds devices when all are taken; their nodes appear in the host's /dev, not in one that a container got at its start.
+    Somebody else may take the device before the caller does: then the caller's attempt fails and it asks again.
+    """
+    control = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
+    finally:
+        os.close(control)
+    ensure_node(f"loop{number}")
+
+
+def ensure_node(name: str) -> None:
+    """Make /dev/`name` unless it is there. Not an error when the device is gone. Raises OSError."""
+    try:
+        major, minor = Path(f"/sys/block/{name}/dev").read_text().split(":")
+        os.mknod(f"/dev/{name}", stat.S_IFBLK | 0o600, os.makedev(int(major), int(minor)))
+    except (FileExistsError, FileNotFoundError):
+        pass
+
+
+def _file_behind(name: str) -> tuple[int, int] | None:
+    try:
+        fd = os.open(f"/dev/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, PermissionError):
+        return None  # gone meanwhile; or of another container, whose devices we may not open
+    try:
+        status = fcntl.ioctl(fd, _LOOP_GET_STATUS64, b"\0" * _STATUS_BYTES)
+    except OSError as exc:
+        if exc.errno == errno.ENXIO:
+            return None  # detached meanwhile
+        raise
+    finally:
+        os.close(fd)
+    device, inode = _STATUS.unpack_from(status)
+    return device, inode
+
+
+def _encoded(device: int) -> int:
+    """A device number as the kernel's huge_encode_dev writes it, which is how it comes here: the same as st_dev's in 64 bits."""
+    major, minor = os.major(device), os.minor(device)
+    return (minor & 0xFF) | (major << 8) | ((minor & ~0xFF) << 12)

@@ -1,0 +1,118 @@
+"""Commands in a container that runc made, whoever asked it to: this daemon or a Docker engine.
+
+The command gets two pipes of the daemon as its very own standard output and error (`runc exec --detach` keeps descriptors), and becomes
+a child of the daemon, which is a child subreaper; its exit code comes from waitid on a pidfd.
+
+Docker containers go this way too, because the engine's own exec cuts a command's output 2 s after the command has ended: a background
+server that a tool call started then dies of SIGPIPE at its next line of log, and what a slow reader has not taken is lost (Docker
+20.10, moby's `StreamConfig.Wait`). It also takes 20 ms instead of 65.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapshotd.errors import SandboxFailed, SnapshotdError
+from snapshotd.runtime import _oci, failure
+from snapshotd.runtime._checks import check_exec, check_ids
+from snapshotd.runtime._process import CHILDREN, ChildProcess, become_subreaper, run_bounded, wait_for_execve
+from snapshotd.runtime.base import Container, ExecSpec, Process
+from snapshotd.types import IdMap, short
+
+_START_DEADLINE_S = 60.0
+"""A sandbox can make `runc exec` wait for ever (a fifo as /etc/passwd); a frozen one keeps it waiting until it is thawed."""
+_END_DEADLINE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class RuncContainer:
+    """How runc knows a container: its program, its state directory (`--root`), and the name in there."""
+
+    runc: str
+    state_dir: Path
+    name: str
+
+    def command(self, log: Path, *args: str) -> list[str]:
+        """A runc command line that writes its errors to `log`."""
+        return [self.runc, "--root", str(self.state_dir), "--log", str(log), "--log-format", "json", *args]
+
+    @property
+    def known(self) -> bool:
+        """Whether runc has state of it: it was made and not removed."""
+        return (self.state_dir / self.name / "state.json").exists()
+
+
+def start(container: Container, known_as: RuncContainer, directory: Path, spec: ExecSpec) -> Process:
+    """`Runtime.exec`. `directory` is for short-lived files; it exists and only root can read it."""
+    check_exec(spec)
+    check_ids(spec, container.id_map)
+    become_subreaper()
+    stem = f"exec-{secrets.token_hex(8)}"
+    request, pid_file, log = (directory / f"{stem}.{kind}" for kind in ("json", "pid", "log"))
+    pipes = _Pipes(container.id_map, spec.user)
+    try:
+        request.write_text(json.dumps(_oci.process(spec)))
+        argv = known_as.command(log, "exec", "--ignore-paused", "--detach", "--process", str(request), "--pid-file", str(pid_file))
+        code = run_bounded([*argv, known_as.name], timeout_s=_START_DEADLINE_S, stdout=pipes.stdout_w, stderr=pipes.stderr_w)
+        if code is None:
+            raise SandboxFailed(f"runc could not enter container {short(container.id)} within {_START_DEADLINE_S:.0f} s; stop it")
+        if code != 0:
+            raise _refusal(container, known_as, spec, log)
+        process = ChildProcess(int(pid_file.read_text()), pipes.stdout_r, pipes.stderr_r)
+        CHILDREN.add(container.id, process)
+        if not wait_for_execve(process.pid, _START_DEADLINE_S):
+            raise _execve_failure(container, spec, process)
+        pipes.hand_over()
+    except OSError as exc:
+        raise SandboxFailed(f"container {short(container.id)} is gone: {exc}") from exc
+    finally:
+        pipes.close()
+        for file in (request, pid_file, log):
+            file.unlink(missing_ok=True)
+    return process
+
+
+def _refusal(container: Container, known_as: RuncContainer, spec: ExecSpec, log: Path) -> SnapshotdError:
+    reason = failure.log_reason(log.read_bytes() if log.exists() else b"")
+    if not os.path.exists(f"/proc/{container.pid}/ns/mnt") or not known_as.known:
+        return SandboxFailed(f"container {short(container.id)} is gone: {reason}")
+    return failure.command_failure(reason, spec.argv[0], spec.cwd)
+
+
+def _execve_failure(container: Container, spec: ExecSpec, process: ChildProcess) -> SnapshotdError:
+    """The command's process ended (or hangs) before it became the command; runc's last words are in its standard error."""
+    process.kill()
+    process.wait(_END_DEADLINE_S)
+    os.set_blocking(process.stderr_fd, False)
+    try:
+        reason = os.read(process.stderr_fd, 1 << 16).decode("utf-8", "replace").strip().rpartition("\n")[2]
+    except BlockingIOError:
+        reason = ""
+    if not reason:
+        return SandboxFailed(f"container {short(container.id)} ended while a command was started in it")
+    return failure.command_failure(reason, spec.argv[0], spec.cwd)
+
+
+class _Pipes:
+    """Two pipes for a command's output. Write ends belong to the command's user, or /dev/stdout could not be opened inside."""
+
+    def __init__(self, id_map: IdMap | None, user: int) -> None:
+        self.stdout_r, self.stdout_w = os.pipe2(os.O_CLOEXEC)
+        self.stderr_r, self.stderr_w = os.pipe2(os.O_CLOEXEC)
+        self._open = {self.stdout_r, self.stdout_w, self.stderr_r, self.stderr_w}
+        owner = user if id_map is None else id_map.base + user
+        for fd in (self.stdout_w, self.stderr_w):
+            os.fchown(fd, owner, -1)
+
+    def hand_over(self) -> None:
+        """The read ends have a new owner; `close` leaves them alone from now on."""
+        self._open -= {self.stdout_r, self.stderr_r}
+
+    def close(self) -> None:
+        for fd in self._open:
+            os.close(fd)
+        self._open = set()

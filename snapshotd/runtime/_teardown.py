@@ -1,0 +1,36 @@
+"""Ending everything in a container, whichever driver made it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+from snapshotd.errors import SandboxFailed
+from snapshotd.runtime import _cgroups
+from snapshotd.runtime._process import CHILDREN, poll_fd
+from snapshotd.types import ContainerID, short
+
+_END_DEADLINE_S = 10.0
+
+
+def end_all(container_id: ContainerID, cgroups: Collection[str], init_pidfd: int | None) -> None:
+    """Kill every process in the container's cgroups and return when all have ended and our own children among them are reaped.
+
+    Again and again, because a command may just be entering. `init_pidfd` (if known) is waited for but not reaped; it ends last, since
+    its pid namespace has to be empty first. A crashed daemon may have left the container frozen, where version 1 delivers no SIGKILL.
+    Raises SandboxFailed after 10 s: a process is stuck in the kernel.
+    """
+    deadline = time.monotonic() + _END_DEADLINE_S
+    delay = 0.0005
+    while True:
+        for path in cgroups:
+            _cgroups.thaw(path)
+            _cgroups.kill(path)
+        reaped = CHILDREN.reap_all(container_id)
+        left = sorted({pid for path in cgroups for directory in _cgroups.directories(path) for pid in _cgroups.processes(directory)})
+        if reaped and not left and (init_pidfd is None or poll_fd(init_pidfd, 0)):
+            return
+        if time.monotonic() > deadline:
+            raise SandboxFailed(f"processes {left} of container {short(container_id)} do not end (stuck in the kernel); try again")
+        time.sleep(delay)  # no one event tells that the last of several processes has ended
+        delay = min(delay * 2, 0.01)

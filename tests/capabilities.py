@@ -1,0 +1,49 @@
+"""What a test needs of the machine. A missing capability skips on a laptop and fails where SNAPSHOTD_REQUIRE lists it (as CI does)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+
+import pytest
+
+from tests import dockerd
+
+
+def _root() -> str | None:
+    return None if os.geteuid() == 0 else "this test needs root"
+
+
+def _program(*names: str) -> str | None:
+    absent = [name for name in names if shutil.which(name) is None]
+    return f"not installed: {', '.join(absent)}" if absent else None
+
+
+def _docker() -> str | None:
+    if dockerd.answers():
+        return _program("runc", "catatonit")
+    return _root() or _program("dockerd", "containerd", "runc", "ip", "catatonit")
+
+
+CAPABILITIES: dict[str, Callable[[], str | None]] = {
+    "root": _root,
+    "runc": lambda: _program("runc", "catatonit"),
+    "slirp4netns": lambda: _program("slirp4netns"),
+    "docker": _docker,
+}
+"""Name to a check: None if it is there, else why not."""
+
+
+def require(*names: str) -> None:
+    """Skip the running test when one of the capabilities is missing; fail it when SNAPSHOTD_REQUIRE (comma-separated) names that one."""
+    demanded = {name.strip() for name in os.environ.get("SNAPSHOTD_REQUIRE", "").split(",") if name.strip()}
+    unknown = demanded - CAPABILITIES.keys()
+    assert not unknown, f"SNAPSHOTD_REQUIRE names unknown capabilities {sorted(unknown)}; there are {sorted(CAPABILITIES)}"
+    for name in names:
+        reason = CAPABILITIES[name]()
+        if reason is None:
+            continue
+        if name in demanded:
+            pytest.fail(f"SNAPSHOTD_REQUIRE demands {name}: {reason}", pytrace=False)
+        pytest.skip(f"{name}: {reason}")

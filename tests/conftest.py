@@ -1,0 +1,46 @@
+"""Fixtures and rules for all tests. What a test needs of the machine is said by its markers `runc` and `docker`."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import dockerd, root_tree
+from tests.capabilities import require
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip, or fail where CI demands it, tests whose markers name a capability that this machine lacks."""
+    if item.get_closest_marker("runc"):
+        require("root", "runc")
+    if item.get_closest_marker("docker"):
+        require("root", "docker")
+
+
+@pytest.fixture(scope="session")
+def docker_daemon() -> Iterator[dockerd.Engine]:
+    """A Docker engine, with DOCKER_HOST set to it: the one that answers, else a private one for this session."""
+    require("root", "docker")
+    with dockerd.engine() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def docker_engine(docker_daemon: dockerd.Engine) -> str:
+    """The value for DOCKER_HOST."""
+    return docker_daemon.host
+
+
+@pytest.fixture(scope="session")
+def small_root() -> Iterator[Path]:
+    """A root file system with a shell, small tools and perl. Shared: do not change it."""
+    root = Path(tempfile.mkdtemp(prefix="snapshotd-root-", dir="/var/tmp"))
+    try:
+        root_tree.build(root)
+        yield root
+    finally:
+        shutil.rmtree(root)

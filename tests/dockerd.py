@@ -1,0 +1,132 @@
+"""A Docker engine for the tests: the one that answers, else a private one with its own socket, data, bridge and containerd."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker
+import docker.errors
+
+TRIMMED_RUNTIME = "trimmed"
+"""The private engine's runtime for privileged containers where the machine itself does not hold every capability."""
+_START_DEADLINE_S = 60.0
+_STOP_DEADLINE_S = 40.0
+_LOG_TAIL_CHARS = 3000
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """`host` is the value for DOCKER_HOST; `data_root` and `exec_root` are where the engine mounts things."""
+
+    host: str
+    data_root: Path
+    exec_root: Path
+    private: bool
+
+
+def answers() -> bool:
+    """Whether an engine answers at DOCKER_HOST or the default socket."""
+    try:
+        client = docker.from_env(timeout=5)
+    except docker.errors.DockerException:
+        return False
+    try:
+        return bool(client.ping())
+    except (docker.errors.DockerException, OSError):
+        return False
+    finally:
+        client.close()
+
+
+@contextlib.contextmanager
+def engine() -> Iterator[Engine]:
+    """An engine, with DOCKER_HOST set to it; a private one is stopped and every trace of it removed at the end."""
+    if answers():
+        host = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+        client = docker.from_env()
+        data_root = Path(client.info()["DockerRootDir"])
+        client.close()
+        yield Engine(host, data_root, Path("/run/docker"), private=False)
+        return
+    directory = Path(tempfile.mkdtemp(prefix="snapshotd-dockerd-", dir="/var/tmp"))
+    directory.chmod(0o711)
+    before = os.environ.get("DOCKER_HOST")
+    try:
+        with _bridge() as bridge:
+            found = Engine(f"unix://{directory}/docker.sock", directory / "data", directory / "exec", private=True)
+            process = _start(found, directory, bridge)
+            try:
+                os.environ["DOCKER_HOST"] = found.host
+                _wait_until_ready(process, directory)
+                yield found
+            finally:
+                _stop(process)
+    finally:
+        if before is None:
+            os.environ.pop("DOCKER_HOST", None)
+        else:
+            os.environ["DOCKER_HOST"] = before
+        _unmount_below(directory)
+        shutil.rmtree(directory)
+
+
+@contextlib.contextmanager
+def _bridge() -> Iterator[str]:
+    """A bridge of our own: docker0 belongs to whichever engine started last on the machine."""
+    number = os.getpid() % 200
+    name = f"sndtest{os.getpid() % 1_000_000}"
+    _ip("link", "add", "name", name, "type", "bridge")
+    try:
+        _ip("address", "add", f"10.213.{number}.1/24", "dev", name)
+        _ip("link", "set", name, "up")
+        yield name
+    finally:
+        _ip("link", "delete", name)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=30)
+
+
+def _start(found: Engine, directory: Path, bridge: str) -> subprocess.Popen[bytes]:
+    argv = [
+        "dockerd", "--host", found.host, "--data-root", str(found.data_root), "--exec-root", str(found.exec_root),
+        "--pidfile", str(directory / "pid"), "--storage-driver", "overlay2", "--bridge", bridge, "--ip6tables=false",
+        "--add-runtime", f"{TRIMMED_RUNTIME}={Path(__file__).with_name('trimmed_runc.py')}",
+    ]  # fmt: skip
+    with open(directory / "log", "wb") as log:
+        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], directory: Path) -> None:
+    deadline = time.monotonic() + _START_DEADLINE_S
+    while not answers():
+        if process.poll() is not None or time.monotonic() > deadline:
+            tail = (directory / "log").read_text("utf-8", "replace")[-_LOG_TAIL_CHARS:]
+            raise RuntimeError(f"the private dockerd did not start (exit code {process.returncode}):\n{tail}")
+        time.sleep(0.05)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM stops containers and containerd too; if that takes too long, the whole session is killed."""
+    process.terminate()
+    try:
+        process.wait(_STOP_DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(_STOP_DEADLINE_S)
+
+
+def _unmount_below(directory: Path) -> None:
+    points = [line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for point in reversed([p for p in points if p.startswith(f"{directory}/")]):
+        subprocess.run(["umount", "--lazy", point], check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=30)

@@ -1,0 +1,99 @@
+"""What `docs/examples/deploy` is built from where there is no registry: a base image of Debian's packages, and wheels.
+
+Both come from the package mirrors of the machine, take a minute, and are kept in `.cache/deploy` until what they are made of changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from snapshotd.engine.packages import PACKAGES
+from snapshotd.images.build import build_root
+from snapshotd.images.recipes import load_recipe
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+CACHE = CHECKOUT / ".cache" / "deploy"
+BASE_IMAGE = "snapshotd-base:test"
+_CONTEXT = ("pyproject.toml", "README.md", "LICENSE", ".dockerignore", "snapshotd", "sandbox-images", "docs/examples/deploy")
+_PYTHON_OF_BOOKWORM = "3.11"
+
+
+def stage(directory: Path) -> Path:
+    """A copy of what the image is made of, with a wheelhouse, so that nothing is written into the checkout. Returns the compose file."""
+    for name in _CONTEXT:
+        target = directory / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if (CHECKOUT / name).is_dir():
+            shutil.copytree(CHECKOUT / name, target, ignore=shutil.ignore_patterns("__pycache__", "run", "data"))
+        else:
+            shutil.copy2(CHECKOUT / name, target)
+    _fill_wheelhouse(directory)
+    return directory / "docs" / "examples" / "deploy" / "compose.yaml"
+
+
+def import_base() -> None:
+    """Make the base image known to the engine of DOCKER_HOST."""
+    recipe = "suite = \"bookworm\"\nvariant = \"minbase\"\npackages = [\"python3\", \"python3-venv\", "
+    recipe += ", ".join(f'"{package.name}"' for package in PACKAGES if package.level == "run") + "]\n"
+    archive = _cached("base.tar", recipe, lambda path: _make_base(recipe, path))
+    subprocess.run(["docker", "import", str(archive), BASE_IMAGE], check=True, capture_output=True, timeout=240)
+
+
+def _make_base(recipe: str, archive: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="snapshotd-base-", dir="/var/tmp") as scratch:
+        folder, root = Path(scratch) / "base", Path(scratch) / "root"
+        folder.mkdir()
+        root.mkdir()
+        (folder / "image.toml").write_text(recipe)
+        build_root(load_recipe(folder), root, lambda _: None)
+        subprocess.run(["tar", "-C", str(root), "--xattrs", "--numeric-owner", "-cf", str(archive), "."], check=True, timeout=240)
+
+
+def _fill_wheelhouse(project: Path) -> None:
+    """Our own wheel is built anew each time; it also says which others are needed, for the base image's Python, not for ours."""
+    house = project / "wheelhouse"
+    _pip("wheel", "--no-deps", "--wheel-dir", str(house), str(project))
+    (own,) = house.iterdir()
+
+    def download(target: Path) -> None:
+        _pip("download", "--only-binary=:all:", "--python-version", _PYTHON_OF_BOOKWORM, "--dest", str(target), str(own))
+        (target / own.name).unlink()
+
+    others = _cached("wheels", (project / "pyproject.toml").read_text(), download)
+    shutil.copytree(others, house, dirs_exist_ok=True)
+
+
+def _pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=240, check=False)
+    assert result.returncode == 0, (command, result.stdout[-2000:], result.stderr[-2000:])
+
+
+def _cached(name: str, made_of: str, make: Callable[[Path], None]) -> Path:
+    """The file or folder `name` in the cache, made unless it is there. Not an error when another session makes it at the same time."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    stem, dot, suffix = name.partition(".")
+    path = CACHE / f"{stem}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}{dot}{suffix}"
+    if path.exists():
+        return path
+    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        fresh = Path(scratch) / "fresh"
+        make(fresh)
+        for old in CACHE.glob(f"{stem}-*"):
+            _remove(old)
+        os.replace(fresh, path)
+    return path
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,168 @@
+"""View and merge against the kernel on layers written by hand: marks in every combination, those that no mount would write included."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from overlay_world import World, difference, view_manifest
+from test_overlay_view import base, open_view  # noqa: F401 - base is a fixture
+
+from snapshotd.kernel import syscalls as sc
+from snapshotd.kernel.files import DIR_FLAGS
+from snapshotd.layers.diff import diff
+from snapshotd.layers.merge import merge
+
+_first, _, _last = os.environ.get("SNAPSHOTD_MODEL_SEEDS", "0:60").partition(":")
+SEEDS = range(int(_first), int(_last))
+NAMES = ("a", "b", "c")
+
+
+@pytest.fixture
+def world(base: Path) -> Iterator[World]:  # noqa: F811
+    world = World(base, 0)
+    yield world
+    world.close()
+
+
+def new_layer(world: World) -> Path:
+    return world._new_dir("made")
+
+
+def whiteout(path: Path) -> None:
+    os.mknod(path, stat.S_IFCHR, 0)
+
+
+def random_layer(world: World, rng: random.Random) -> Path:
+    """A layer of up to three levels; a redirect may lead anywhere, or nowhere."""
+    root = new_layer(world)
+    todo = [(root, 0)]
+    while todo:
+        parent, depth = todo.pop()
+        for name in NAMES:
+            dice, path = rng.random(), parent / name
+            if dice < 0.45 and depth < 3:
+                path.mkdir()
+                todo.append((path, depth + 1))
+                if rng.random() < 0.15:
+                    os.setxattr(path, "trusted.overlay.opaque", b"y")
+                if rng.random() < 0.3:
+                    target = rng.choice(NAMES) if rng.random() < 0.4 else "/" + "/".join(rng.choices(NAMES, k=rng.randrange(1, 4)))
+                    os.setxattr(path, "trusted.overlay.redirect", target.encode())
+            elif dice < 0.6:
+                path.write_text(str(rng.random()))
+            elif dice < 0.7:
+                whiteout(path)
+    return root
+
+
+def merged(world: World, stack: list[Path], first: int, last: int) -> list[Path]:
+    target = new_layer(world)
+    fds = world.open_all([*stack[first:last], target])
+    merge(fds[:-1], fds[-1])
+    for fd in fds:
+        os.close(fd)
+    return [*stack[:first], target, *stack[last:]]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_marks(world: World, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(5):
+        stack = [random_layer(world, rng) for _ in range(rng.randrange(2, 7))]
+        expected = world.fresh_manifest(stack, listed_only=True)
+        with open_view(world, stack) as view:
+            got = view_manifest(view)
+        assert expected == got, f"seed {seed}: {difference(expected, got)}"
+        for _ in range(3):
+            first = rng.randrange(len(stack) - 1)
+            last = rng.randrange(first, len(stack) - 1) + 1
+            other = merged(world, stack, first, last)
+            remounted = world.fresh_manifest(other, listed_only=True)
+            assert expected == remounted, f"seed {seed}: merge of {first}:{last}\n{difference(expected, remounted)}"
+            with open_view(world, other) as a, open_view(world, stack) as b:
+                assert view_manifest(a) == expected
+                assert list(diff(a, b)) == []
+
+
+def test_xattr_whiteouts(world: World) -> None:
+    top, low, image = (new_layer(world) for _ in range(3))
+    for root in (low, image):
+        (root / "d").mkdir()
+        (root / "d/gone").write_text("x")
+        (root / "d/kept").write_text("x")
+    (top / "d").mkdir()
+    os.setxattr(top / "d", "trusted.overlay.opaque", b"x")
+    (top / "d/gone").touch()
+    os.setxattr(top / "d/gone", "trusted.overlay.whiteout", b"y")
+    (top / "d/new").touch()
+    stack = [top, low, image]
+    expected = world.fresh_manifest(stack)
+    assert sorted(expected) == [b"", b"d", b"d/kept", b"d/new"]
+    for same in (stack, merged(world, stack, 0, 1), merged(world, stack, 0, 2)):
+        assert world.fresh_manifest(same) == expected
+        with open_view(world, same) as view:
+            assert view_manifest(view) == expected
+
+
+@pytest.mark.parametrize(("value", "code"), [
+    (b"", errno.EINVAL), (b"/", errno.EINVAL), (b"/a/", errno.EINVAL), (b"//a", errno.EINVAL), (b"a/b", errno.EINVAL),
+    (b"..", errno.EACCES), (b"/../../etc", errno.EACCES), (b".", errno.EACCES),
+])  # fmt: skip
+def test_redirects_that_are_none(world: World, value: bytes, code: int) -> None:
+    """The kernel refuses them with the same error; above all, they never lead out of a layer."""
+    top, image = new_layer(world), new_layer(world)
+    (top / "d").mkdir()
+    (image / "d").mkdir()
+    os.setxattr(top / "d", "trusted.overlay.redirect", value)
+    at = world._new_dir("at")
+    world.mount_overlay([top, image], world._new_dir("empty"), os.fsencode(at))
+    try:
+        with pytest.raises(OSError) as kernel:
+            os.lstat(at / "d")
+    finally:
+        sc.call("umount2", str(at), 0)
+    assert kernel.value.errno == code
+    with open_view(world, [top, image]) as view:
+        with pytest.raises(OSError) as caught:
+            view.directory(b"d")
+        assert caught.value.errno == code
+
+
+def test_merge_of_a_file_that_can_have_no_more_names(world: World) -> None:
+    """ext4 allows 65,000 names for a file; the merged layer gets copies that share what they can."""
+    low, image = new_layer(world), new_layer(world)
+    (low / "f0").write_text("content")
+    os.setxattr(low / "f0", "user.kept", b"1")
+    os.chown(low / "f0", 7, 8)
+    os.chmod(low / "f0", 0o4755)
+    most = os.pathconf(low, "PC_LINK_MAX")
+    if most > 100_000:
+        pytest.skip("this file system allows more names than the test can make")
+    for i in range(1, most):
+        os.link(low / "f0", low / f"f{i}")
+    with open_view(world, merged(world, [low, image], 0, 1)) as view:
+        entries = view.list(b"")
+        assert len(entries) == len(os.listdir(low))
+        assert {(entry.mode, entry.uid, entry.gid, entry.size) for _, entry in entries} == {(0o4755, 7, 8, 7)}
+        assert len({entry.inode for _, entry in entries}) == 1  # none fitted the full file, all fitted one copy
+        assert view.xattrs(b"f1") == {b"user.kept": b"1"}
+        with open(view.open(b"f1")) as f:
+            assert f.read() == "content"
+
+
+def test_merge_needs_an_empty_target(world: World) -> None:
+    low, target = new_layer(world), new_layer(world)
+    (target / "x").touch()
+    fds = [os.open(path, DIR_FLAGS) for path in (low, target)]
+    with pytest.raises(ValueError, match="empty target"):
+        merge(fds[:1], fds[1])
+    with pytest.raises(ValueError, match="at least one"):
+        merge([], fds[0])
+    for fd in fds:
+        os.close(fd)

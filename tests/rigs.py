@@ -1,0 +1,45 @@
+"""Rigs for tests of the runtime drivers, in directories that container root, an unprivileged id of the host, can reach."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from snapshotd.runtime.docker import DockerRuntime
+from snapshotd.runtime.runc import RuncRuntime
+from snapshotd.testing.contracts.runtime import Rig
+from snapshotd.types import IdMap
+from tests.dockerd import Engine
+
+ID_MAP = IdMap(base=100_000, count=65_536)
+
+
+@contextlib.contextmanager
+def work_directory() -> Iterator[Path]:
+    """An empty directory that everybody may search; removed at the end. Not below pytest's own, which is closed to others."""
+    directory = Path(tempfile.mkdtemp(prefix="snapshotd-runtime-", dir="/var/tmp"))
+    directory.chmod(0o755)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)
+
+
+def runc(instance: str, directory: Path, tree: Path, id_map: IdMap | None) -> Rig:
+    """A rig for the runc driver, whose run directory is `runc` in `directory`."""
+    return Rig(RuncRuntime(instance, directory / "runc", id_map), directory, tree, _init())
+
+
+def docker(instance: str, directory: Path, tree: Path, engine: Engine) -> Rig:
+    """A rig for the Docker driver, whose run directory is `docker` in `directory`."""
+    runtime = DockerRuntime(instance, run_dir=directory / "docker")
+    return Rig(runtime, directory, tree, _init(), (engine.data_root, engine.exec_root))
+
+
+def _init() -> Path:
+    program = shutil.which("catatonit")
+    assert program is not None, "catatonit is not installed"
+    return Path(program)

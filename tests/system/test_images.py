@@ -1,0 +1,430 @@
+"""Images for real: built from packages twice, imported from every kind of source, hostile ones refused, nothing left behind."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import stat
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+import zstandard
+
+from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.errors import NotFound, SnapshotdError, UsageError
+from snapshotd.images import recipes
+from snapshotd.images.store import ImageStore
+from snapshotd.types import Image
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+
+
+class Bench:
+    """A store in a directory of its own, and what it said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "layers").mkdir(parents=True)
+        self.catalog = SqliteCatalog(folder / "catalog.db")
+        self.said: list[str] = []
+        self.store = self.open()
+
+    def open(self) -> ImageStore:
+        self.store = ImageStore(self.folder / "layers", self.catalog)
+        return self.store
+
+    def take(self, source: Path | str, name: str | None = None) -> Image:
+        return self.store.import_(str(source), name, self.said.append)
+
+    def root(self, image: Image) -> Path:
+        return self.folder / "layers/images" / image.id / "root"
+
+    def left(self) -> list[str]:
+        return sorted(set(os.listdir(self.folder / "layers/images")) - {image.id for image in self.store.list()})
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path / "state")
+    yield bench
+    assert bench.left() == []
+    bench.catalog.close()
+
+
+def tar_of(files: dict[str, bytes | None]) -> bytes:
+    """A tar of files (bytes), directories (None) and links (a `->` value)."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.mtime, info.mode = 1_600_000_000, 0o755
+            if data is None:
+                info.type = tarfile.DIRTYPE
+            elif data.startswith(b"-> "):
+                info.type, info.linkname = tarfile.SYMTYPE, data[3:].decode()
+            else:
+                info.size = len(data)
+            tar.addfile(info, io.BytesIO(data or b""))
+    return out.getvalue()
+
+
+ROOT = tar_of({"etc": None, "etc/os-release": b"ID=test", "bin": b"-> usr/bin", "usr/bin": None, "usr/bin/sh": b"#!"})
+LAYERS = (
+    tar_of({"etc": None, "etc/old": b"1", "etc/kept": b"1", "opt": None, "opt/a": b"1", "data": None, "data/x": b"1"}),
+    tar_of({"etc/.wh.old": b"", ".wh.opt": b"", "data/.wh..wh..opq": b"", "data/y": b"2", "etc/new": b"2"}),
+)
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def config_of(layers: tuple[bytes, ...], **config: object) -> bytes:
+    body = {"Env": ["PATH=/usr/bin", "A=b=c", "EMPTY"], "WorkingDir": "/app", "Entrypoint": ["/bin/evil"], "User": "0", **config}
+    diff_ids = ["sha256:" + sha(layer) for layer in layers]
+    return json.dumps({"os": "linux", "architecture": MACHINE, "config": body, "rootfs": {"type": "layers", "diff_ids": diff_ids}}).encode()
+
+
+def docker_archive(layers: tuple[bytes, ...] = LAYERS, **config: object) -> bytes:
+    """What `docker save` of engines before 25 writes."""
+    data = config_of(layers, **config)
+    names = [f"{sha(layer)}/layer.tar" for layer in layers]
+    manifest = json.dumps([{"Config": f"{sha(data)}.json", "RepoTags": ["x:y"], "Layers": names}]).encode()
+    return tar_of({**dict(zip(names, layers, strict=True)), f"{sha(data)}.json": data, "manifest.json": manifest})
+
+
+def oci_layout(layers: tuple[bytes, ...] = LAYERS, pack: str = "gzip", *, nested: bool = True) -> dict[str, bytes | None]:
+    packed = {"gzip": gzip.compress, "zstd": zstandard.compress, "": bytes}[pack]
+    blobs = [packed(layer) for layer in layers]
+    config = config_of(layers)
+
+    def descriptor(kind: str, data: bytes, **more: object) -> dict[str, object]:
+        return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": "sha256:" + sha(data), "size": len(data), **more}
+
+    described = [descriptor("layer.v1.tar+" + pack, blob) for blob in blobs]
+    manifest = json.dumps({"schemaVersion": 2, "config": descriptor("config.v1+json", config), "layers": described}).encode()
+    here = {"os": "linux", "architecture": MACHINE}
+    index = {"manifests": [
+        descriptor("manifest.v1+json", b"attestation", platform={"os": "unknown", "architecture": "unknown"}),
+        descriptor("manifest.v1+json", b"another", platform={"os": "windows", "architecture": MACHINE}),
+        descriptor("manifest.v1+json", manifest, platform=here),
+    ]}  # fmt: skip
+    everything = [config, manifest, *blobs]
+    if nested:
+        inner = json.dumps(index).encode()
+        everything.append(inner)
+        index = {"manifests": [descriptor("index.v1+json", inner)]}
+    files: dict[str, bytes | None] = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}', "index.json": json.dumps(index).encode()}
+    return files | {f"blobs/sha256/{sha(blob)}": blob for blob in everything}
+
+
+def check_layers(bench: Bench, image: Image) -> None:
+    root = bench.root(image)
+    assert sorted(os.listdir(root / "etc")) == ["hostname", "hosts", "kept", "new", "resolv.conf"]
+    assert os.listdir(root / "data") == ["y"]
+    assert not (root / "opt").exists()
+    assert image.env == (("PATH", "/usr/bin"), ("A", "b=c"), ("EMPTY", ""))
+    assert image.workdir == "/app"
+
+
+# -- importing -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress, zstandard.compress])
+def test_a_root_file_system_tar(bench: Bench, tmp_path: Path, pack: object) -> None:
+    (tmp_path / "debian.tar.gz").write_bytes(pack(ROOT))  # type: ignore[operator]
+    image = bench.take(tmp_path / "debian.tar.gz")
+    root = bench.root(image)
+    assert (image.name, image.workdir, image.env) == ("debian", "/workspace", ())
+    assert bench.store.find("debian") == image
+    assert os.readlink(root / "bin") == "usr/bin"
+    for path, mode in (("proc", 0o555), ("dev", 0o755), ("run/snapshotd", 0o755), ("tmp", 0o1777), ("workspace", 0o755)):
+        assert stat.S_IMODE((root / path).stat().st_mode) == mode, path
+    assert (root / "etc/resolv.conf").is_file()
+    assert (root / "etc").stat().st_mtime == 1_600_000_000
+
+
+def test_the_same_tar_is_taken_once_and_copied_for_another_name(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(ROOT)
+    first = bench.take(tmp_path / "a.tar")
+    assert bench.take(tmp_path / "a.tar") == first
+    other = bench.take(tmp_path / "a.tar", "b")
+    assert other.id != first.id
+    assert manifest(bench.root(other)) == manifest(bench.root(first))
+    bench.store.remove("a")
+    assert [image.name for image in bench.store.list()] == ["b"]
+    assert (bench.root(other) / "etc/os-release").read_text() == "ID=test"
+
+
+def test_two_imports_of_one_tar_are_one_tree(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(ROOT)
+    first = manifest(bench.root(bench.take(tmp_path / "a.tar")))
+    bench.store.remove("a")
+    assert manifest(bench.root(bench.take(tmp_path / "a.tar"))) == first
+
+
+def test_a_folder(bench: Bench, tmp_path: Path) -> None:
+    folder = tmp_path / "my root"
+    (folder / "etc").mkdir(parents=True)
+    (folder / "etc/resolv.conf").symlink_to("/run/somewhere")
+    image = bench.take(folder)
+    assert image.name == "my-root"
+    assert os.readlink(bench.root(image) / "etc/resolv.conf") == "/run/somewhere"
+    assert not (folder / "proc").exists()
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_docker_archive(bench: Bench, tmp_path: Path, pack: object) -> None:
+    (tmp_path / "saved.tar").write_bytes(pack(docker_archive()))  # type: ignore[operator]
+    check_layers(bench, bench.take(tmp_path / "saved.tar"))
+
+
+@pytest.mark.parametrize("pack", ["", "gzip", "zstd"])
+@pytest.mark.parametrize("nested", [True, False])
+def test_an_oci_archive(bench: Bench, tmp_path: Path, pack: str, nested: bool) -> None:
+    (tmp_path / "oci.tar").write_bytes(tar_of(oci_layout(pack=pack, nested=nested)))
+    check_layers(bench, bench.take(tmp_path / "oci.tar"))
+
+
+def test_an_oci_layout_folder_and_an_archive_of_it_are_one_image(bench: Bench, tmp_path: Path) -> None:
+    for name, data in oci_layout().items():
+        path = tmp_path / "layout" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data or b"")
+    image = bench.take(tmp_path / "layout", "same")
+    check_layers(bench, image)
+    (tmp_path / "saved.tar").write_bytes(docker_archive())
+    assert bench.take(tmp_path / "saved.tar", "same") == image
+
+
+def test_a_shared_layer_that_is_saved_once_and_linked(bench: Bench, tmp_path: Path) -> None:
+    layer = LAYERS[0]
+    data = config_of((layer, layer))
+    manifest_json = json.dumps([{"Config": f"{sha(data)}.json", "Layers": ["a" * 64 + "/layer.tar", "b" * 64 + "/layer.tar"]}]).encode()
+    link = b"-> ../" + b"a" * 64 + b"/layer.tar"
+    names = {"a" * 64 + "/layer.tar": layer, "b" * 64 + "/layer.tar": link, f"{sha(data)}.json": data, "manifest.json": manifest_json}
+    (tmp_path / "saved.tar").write_bytes(tar_of(names))
+    assert (bench.root(bench.take(tmp_path / "saved.tar")) / "opt/a").read_bytes() == b"1"
+
+
+@pytest.mark.docker
+def test_a_docker_image_by_name(bench: Bench, tmp_path: Path, docker_engine: str) -> None:
+    """By its name, again, under another name, and as an archive of the same image; the engine keeps no container of it."""
+    name = f"snapshotd-test-images-{os.getpid()}"
+    client = docker.DockerClient(base_url=docker_engine)
+    before = {container.id for container in client.containers.list(all=True)}
+    volumes = {volume.id for volume in client.volumes.list()}
+    changes = ["ENV A=b=c", "WORKDIR /srv", "VOLUME /data", 'ENTRYPOINT ["/bin/evil"]']
+    try:
+        client.api.import_image_from_data(ROOT, repository=name, tag="1", changes=changes)
+        image = bench.store.ensure(f"{name}:1", bench.said.append)
+        root = bench.root(image)
+        assert (image.name, image.workdir) == (f"{name}:1", "/srv")
+        assert dict(image.env)["A"] == "b=c"
+        assert (root / "etc/os-release").read_text() == "ID=test"
+        assert not (root / ".dockerenv").exists()
+        assert bench.store.ensure(f"{name}:1", bench.said.append) == image
+        assert bench.take(f"docker:{name}:1", "other").source_id == image.source_id
+        with open(tmp_path / "saved.tar", "wb") as f:
+            for chunk in client.images.get(f"{name}:1").save():
+                f.write(chunk)
+        assert bench.take(tmp_path / "saved.tar", f"{name}:1") == image
+        bench.store.remove("other")
+        bench.store.remove(f"{name}:1")
+        again = bench.take(tmp_path / "saved.tar", "again")
+        assert (bench.root(again) / "etc/os-release").read_text() == "ID=test"
+        with pytest.raises(NotFound, match="docker pull no-such-image:9"):
+            bench.take("no-such-image:9")
+    finally:
+        client.images.remove(f"{name}:1", force=True)
+        assert {container.id for container in client.containers.list(all=True)} <= before
+        assert {volume.id for volume in client.volumes.list()} <= volumes
+        client.close()
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------------------
+
+
+def refused(bench: Bench, path: Path, data: bytes, match: str) -> None:
+    path.write_bytes(data)
+    with pytest.raises(SnapshotdError, match=match):
+        bench.take(path)
+    assert bench.store.list() == []
+    assert bench.left() == []
+
+
+@pytest.mark.parametrize(("files", "match"), [
+    ({"proc": b"-> /etc"}, "/proc of the image is not a real directory"),
+    ({"dev": b"file"}, "/dev of the image is not a real directory"),
+    ({"sys": b"-> dev"}, "/sys of the image"),
+    ({"run": b"-> /"}, "/run of the image"),
+    ({"run": None, "run/snapshotd": b"-> /etc"}, "/run/snapshotd of the image"),
+    ({"etc": b"-> /etc"}, "/etc of the image"),
+    ({"etc": None, "etc/hosts": b"-> /etc/shadow"}, "/etc/hosts of the image"),
+    ({"workspace": b"-> /"}, "/workspace of the image"),
+    ({"../x": b"1"}, r"contains `\.\.`"),
+])  # fmt: skip
+def test_hostile_roots(bench: Bench, tmp_path: Path, files: dict[str, bytes | None], match: str) -> None:
+    refused(bench, tmp_path / "x.tar", tar_of(files), match)
+
+
+def test_damaged_archives(bench: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    refused(bench, path, b"", "empty")
+    refused(bench, path, b"hello", "cut off")
+    refused(bench, path, b"hello" * 1000, "not a tar")
+    refused(bench, path, gzip.compress(ROOT)[:-20], "decompressed|cut off")
+    refused(bench, path, gzip.compress(ROOT)[:100] + b"\0" * 50, "decompressed|cut off|not a tar")
+    refused(bench, path, lzma.compress(ROOT)[:-40], "decompressed|cut off")
+    refused(bench, path, zstandard.compress(ROOT)[:-10], "decompressed|cut off")
+    refused(bench, path, tar_of({"manifest.json": b"[]"}), "holds 0 images")
+    refused(bench, path, tar_of({"manifest.json": b"[" * 100_000}), "not JSON")
+    refused(bench, path, tar_of({"manifest.json": b" " * (5 << 20)}), "larger than")
+    refused(bench, path, tar_of({"oci-layout": b"{}"}), "index.json|manifest.json is missing")
+    refused(bench, path, tar_of({"index.json": b'{"manifests": [{"digest": "sha256:../../../../etc/passwd"}]}'}), "not a sha256 digest")
+    refused(bench, path, docker_archive(Env="x"), "Env is not a list")
+    refused(bench, path, docker_archive(WorkingDir="relative"), "working directory")
+
+
+def test_blobs_that_are_not_what_they_are_called(bench: Bench, tmp_path: Path) -> None:
+    for kind in ("layers", "config", "manifest"):
+        files = oci_layout()
+        index = json.loads(files["index.json"] or b"")
+        inner = json.loads(files["blobs/sha256/" + index["manifests"][0]["digest"][7:]] or b"")
+        name = "blobs/sha256/" + inner["manifests"][2]["digest"][7:]
+        if kind != "manifest":
+            found = json.loads(files[name] or b"")[kind]
+            name = "blobs/sha256/" + (found[0] if kind == "layers" else found)["digest"][7:]
+        other = gzip.compress(tar_of({"etc": None, "etc/evil": b"1"})) if kind == "layers" else (files[name] or b"").replace(b":", b": ", 1)
+        refused(bench, tmp_path / "x.tar", tar_of({**files, name: other}), "digest")
+        refused(bench, tmp_path / "x.tar", tar_of({k: v for k, v in files.items() if k != name}), "missing")
+
+
+def test_another_machines_image(bench: Bench, tmp_path: Path) -> None:
+    another = "arm64" if MACHINE == "amd64" else "amd64"
+    data = config_of(LAYERS).replace(f'"{MACHINE}"'.encode(), f'"{another}"'.encode())
+    names = [f"{sha(layer)}/layer.tar" for layer in LAYERS]
+    listed = json.dumps([{"Config": f"{sha(data)}.json", "Layers": names}]).encode()
+    archive = tar_of({**dict(zip(names, LAYERS, strict=True)), f"{sha(data)}.json": data, "manifest.json": listed})
+    refused(bench, tmp_path / "x.tar", archive, "cannot run")
+
+
+def test_sources_that_are_nothing(bench: Bench, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no file or folder"):
+        bench.take(tmp_path / "missing.tar")
+    with pytest.raises(UsageError, match="neither a folder nor a regular file"):
+        bench.take("/dev/null")
+    with pytest.raises(UsageError, match="empty"):
+        bench.take("")
+    with pytest.raises(UsageError, match="image's name"):
+        bench.take(tmp_path, "a b\n")
+    with pytest.raises(NotFound, match="no recipe"):
+        bench.store.build("no-such-recipe", None, bench.said.append)
+
+
+def test_a_missing_image_without_an_engine(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    with pytest.raises(NotFound, match=r"no image nosuch here.*default.*image import"):
+        bench.store.ensure("nosuch", bench.said.append)
+
+
+def test_rubbish_of_a_crash_is_removed_at_the_next_start(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(ROOT)
+    image = bench.take(tmp_path / "a.tar")
+    for name in (".tmp-" + "0" * 32, "1" * 32):
+        (bench.folder / "layers/images" / name / "root/etc").mkdir(parents=True)
+    bench.open()
+    assert os.listdir(bench.folder / "layers/images") == [image.id]
+
+
+# -- building ------------------------------------------------------------------------------------------------------------------
+
+
+def manifest(root: Path) -> dict[str, tuple[object, ...]]:
+    """Everything a tree is, modification times to the nanosecond included."""
+    found: dict[str, tuple[object, ...]] = {}
+    for base, directories, names in os.walk(root):
+        for name in [".", *directories, *names] if base == str(root) else directories + names:
+            path = Path(base, name)
+            st = path.lstat()
+            content: object = ""
+            if stat.S_ISREG(st.st_mode):
+                content = sha(path.read_bytes())
+            elif stat.S_ISLNK(st.st_mode):
+                content = os.readlink(path)
+            attributes = tuple(sorted((x, os.getxattr(path, x, follow_symlinks=False)) for x in os.listxattr(path, follow_symlinks=False)))
+            found[os.path.relpath(path, root)] = (st.st_mode, st.st_uid, st.st_gid, st.st_mtime_ns, st.st_rdev, content, attributes)
+    return found
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """The minimal image, built once for the tests below."""
+    bench = Bench(tmp_path_factory.mktemp("built") / "state")
+    bench.store.ensure("minimal", bench.said.append)
+    yield bench
+    bench.catalog.close()
+
+
+def test_a_built_image_runs_python_and_holds_nothing_of_the_host(built: Bench) -> None:
+    root = built.root(built.store.find("minimal"))
+    said = subprocess.run(["chroot", root, "python3", "-B", "-c", "print(6 * 7)"], capture_output=True, text=True, check=True)
+    assert said.stdout == "42\n"
+    assert list((root / "dev").iterdir()) == []
+    assert (root / "etc/hostname").read_bytes() == b""
+    assert (root / "etc/resolv.conf").read_bytes() == b""
+    assert not (root / "var/lib/apt/lists").exists() or list((root / "var/lib/apt/lists").iterdir()) == []
+    assert any("installing essential packages" in line for line in built.said)
+
+
+def test_an_unchanged_recipe_is_not_built_again(built: Bench) -> None:
+    image = built.store.find("minimal")
+    assert built.store.build("minimal", None, built.said.append) == image
+    assert "unchanged" in built.said[-1]
+
+
+def test_a_recipe_of_ones_own_and_building_twice_gives_one_tree(built: Bench, tmp_path: Path) -> None:
+    """The minimal recipe with a tree of files and a customize script: what they add is there, and all else is the first build's."""
+    recipe = tmp_path / "mine"
+    (recipe / "files/etc").mkdir(parents=True)
+    (recipe / "files/etc/motd.own").write_text("hello")
+    (recipe / "files/bin").mkdir(parents=True)  # a link in every Debian root
+    (recipe / "files/bin/tool").write_text("#!/bin/sh\necho tool\n")
+    (recipe / "files/bin/tool").chmod(0o700)
+    os.chown(recipe / "files/etc/motd.own", 1234, 1234)
+    (recipe / "customize").write_text("#!/bin/sh\nset -e\ntool > /made\n")
+    (recipe / "customize").chmod(0o755)
+    settings = (recipes.shipped()["minimal"] / "image.toml").read_text().replace("[env]", 'workdir = "/srv"\n[env]\nA = "b"')
+    (recipe / "image.toml").write_text(settings)
+    other = Bench(tmp_path / "again")
+    image = other.store.build(str(recipe), "own", other.said.append)
+    root = other.root(image)
+    assert (image.name, image.workdir, image.env) == ("own", "/srv", (("A", "b"), ("LANG", "C.UTF-8")))
+    assert (root / "made").read_text() == "tool\n"
+    assert ((root / "etc/motd.own").stat().st_uid, stat.S_IMODE((root / "usr/bin/tool").stat().st_mode)) == (0, 0o755)
+    assert os.readlink(root / "bin") == "usr/bin"
+    first, second = manifest(built.root(built.store.find("minimal"))), manifest(root)
+    assert set(second) - set(first) == {"made", "etc/motd.own", "usr/bin/tool"}
+    assert {path: (first[path], second.get(path)) for path in first if first[path] != second.get(path)} == {}
+    before = recipes.load_recipe(recipe).source_id
+    (recipe / "files/etc/motd.own").write_text("bye")
+    assert recipes.load_recipe(recipe).source_id != before
+    assert other.left() == []
+    other.catalog.close()
+
+
+def test_a_package_that_does_not_exist(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad/image.toml").write_text('variant = "essential"\npackages = ["no-such-package-anywhere"]\n')
+    with pytest.raises(UsageError, match=r"recipe bad cannot be built: .*no-such-package-anywhere"):
+        bench.store.build(str(tmp_path / "bad"), None, bench.said.append)
+    assert bench.store.list() == []

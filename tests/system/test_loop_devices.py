@@ -1,0 +1,74 @@
+"""The layer image where /dev lacks the loop devices' nodes, as in a container that started before they were made."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.capabilities import require
+
+_BARE_DEV = """
+set -e
+mount -t tmpfs none /dev
+mknod /dev/null c 1 3
+mknod /dev/urandom c 1 9
+mknod /dev/loop-control c 10 237
+exec "$@"
+"""
+_PREPARE = """
+import glob, json, os, sys
+from pathlib import Path
+from snapshotd.kernel import loop
+from snapshotd.layers import store
+state = Path(sys.argv[1])
+(state / "layers.img").exists() or store._make_image(state / "layers.img")
+before = glob.glob("/dev/loop[0-9]*")
+first = store.prepare(state)
+kind, device = first.kind, loop.device_of(state / "layers.img")
+if sys.argv[2] == "twice":
+    # Another mount namespace that holds the image, so that the device stays; then the node vanishes.
+    os.mkdir(state / "elsewhere")
+    os.system(f"mount --bind {state}/layers {state}/elsewhere")
+    store.release(first)
+    os.unlink(device)
+    first = store.prepare(state)
+again = loop.device_of(state / "layers.img")
+store.release(first)
+os.system(f"umount {state}/elsewhere 2>/dev/null")
+print(json.dumps({"before": before, "kind": kind, "device": device, "again": again, "after": loop.device_of(state / "layers.img")}))
+"""
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    require("root")
+    return tmp_path
+
+
+def prepare_in_bare_dev(state: Path, how: str) -> Any:
+    """Prepare a layer store in a mount namespace of its own; returns what was seen there."""
+    result = subprocess.run(
+        ["unshare", "--mount", "--", "sh", "-c", _BARE_DEV, "sh", sys.executable, "-c", _PREPARE, str(state), how],
+        capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_the_node_of_the_free_device_is_made(state: Path) -> None:
+    seen = prepare_in_bare_dev(state, "once")
+    assert seen["before"] == []
+    assert seen["kind"] == "loop-xfs"
+    assert seen["device"].startswith("/dev/loop")
+    assert seen["after"] is None
+
+
+def test_a_device_that_still_holds_the_image_is_used_again(state: Path) -> None:
+    seen = prepare_in_bare_dev(state, "twice")
+    assert seen["again"] == seen["device"]
+    assert seen["after"] is None

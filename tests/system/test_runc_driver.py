@@ -1,0 +1,169 @@
+"""What only the runc driver does: user namespace, its own seccomp profile, slirp4netns, and recovery after a crash of the daemon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from snapshotd.errors import SandboxFailed, Unsupported
+from snapshotd.runtime import _exec
+from snapshotd.runtime.base import ContainerSpec
+from snapshotd.runtime.runc import RuncRuntime
+from snapshotd.testing.contracts.runtime import Rig, eventually
+from snapshotd.types import ContainerID, Network, new_id
+from tests import rigs
+from tests.capabilities import require
+
+pytestmark = pytest.mark.runc
+
+
+@pytest.fixture
+def rig(small_root: Path) -> Iterator[Rig]:
+    with rigs.work_directory() as directory:
+        rig = rigs.runc(f"test-{new_id()[:8]}", directory, small_root, rigs.ID_MAP)
+        yield rig
+        assert rig.runtime.list() == []
+
+
+def _again(rig: Rig) -> RuncRuntime:
+    """The driver as a restarted daemon makes it: same arguments, no memory."""
+    old = rig.runtime
+    assert isinstance(old, RuncRuntime)
+    return RuncRuntime(old._cgroup.removeprefix("/snapshotd-"), old._run_dir, rigs.ID_MAP)
+
+
+def test_root_inside_is_nobody_outside(rig: Rig) -> None:
+    with rig.container() as container:
+        process = rig.start(container, "sleep", "1000")
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        assert f"Uid:\t{rigs.ID_MAP.base}\t" in status
+        rig.shell(container, "echo x > /root/file; chown 5:6 /root/file")
+        made = os.stat(rig.work / "layers" / container.id / "upper/root/file")
+        assert (made.st_uid, made.st_gid) == (5, 6)  # on disk: the container's ids
+        process.kill()
+        os.close(process.stdout_fd)
+        os.close(process.stderr_fd)
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="system call numbers of x86-64")
+def test_own_seccomp_profile(rig: Rig) -> None:
+    calls = {
+        "AF_ALG": "41, 38, 5, 0", "AF_VSOCK": "41, 40, 1, 0", "clone3": "435, 0, 0", "io_uring_setup": "425, 1, 0",
+        "unshare nothing": "272, 0", "unshare files": "272, 0x400", "unshare time": "272, 0x80", "AF_UNIX": "41, 1, 1, 0",
+        "adjtimex": "159, 0", "personality": "135, 0xffffffff", "personality odd": "135, 0x0400000",
+    }  # fmt: skip
+    once = '$! = 0; $x = syscall({}); print "{}:", $x < 0 ? $!+0 : 0, "\\n";'
+    script = "".join(once.format(arguments, name) for name, arguments in calls.items())
+    with rig.container() as container:
+        answers = dict(line.split(":") for line in rig.run(container, "perl", "-e", script).stdout.decode().splitlines())
+    assert answers == {
+        "AF_ALG": "1", "AF_VSOCK": "1", "clone3": "38", "io_uring_setup": "1", "unshare nothing": "0", "unshare files": "0",
+        "unshare time": "1", "AF_UNIX": "0", "adjtimex": "1", "personality": "0", "personality odd": "1",
+    }  # fmt: skip
+
+
+def test_a_sandbox_cannot_hold_a_command_for_ever(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """runc reads /etc/passwd in the container; a fifo in its place would block it."""
+    monkeypatch.setattr(_exec, "_START_DEADLINE_S", 1.0)
+    with rig.container() as container:
+        rig.shell(container, "rm /etc/passwd; mknod /etc/passwd p")
+        assert (rig.work / "layers" / container.id / "upper/etc/passwd").is_fifo()
+        begin = time.monotonic()
+        with pytest.raises(SandboxFailed, match="could not enter"):
+            rig.start(container, "true")
+        assert time.monotonic() - begin < 10
+        rig.runtime.destroy(container.id)
+    children = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
+    names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in children]
+    assert not any(name.startswith("runc") for name in names), names
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_restarted_daemon_finds_and_removes_everything(rig: Rig, recorded: bool) -> None:
+    require("slirp4netns")
+    spec = rig.spec(network=Network.BRIDGE)
+    container = rig.runtime.create(spec)
+    rig.give_root(container)
+    process = rig.start(container, "sleep", "1000")
+    record = rig.work / "runc/bundles" / container.id / "slirp.pid"
+    slirp = int(record.read_text().split()[0])
+    if not recorded:
+        record.unlink()  # the daemon died right after it had started it
+    assert Path(f"/proc/{slirp}/comm").read_text() == "slirp4netns\n"
+    again = _again(rig)
+    assert again.list() == [container.id]
+    again.destroy(container.id)
+    assert again.list() == []
+    assert process.wait(10) == 137
+    for pid in (slirp, container.pid, process.pid):
+        eventually(lambda pid=pid: not os.path.exists(f"/proc/{pid}") or _is_our_zombie(pid), f"process {pid} is still there")  # type: ignore[misc]
+    rig.runtime.destroy(container.id)  # reaps the init, which is a child of this process
+    assert not os.path.exists(f"/proc/{container.pid}")
+    os.close(process.stdout_fd)
+    os.close(process.stderr_fd)
+
+
+def _is_our_zombie(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return "State:\tZ" in status and f"PPid:\t{os.getpid()}" in status
+
+
+def test_half_made_containers_are_listed_and_removed(rig: Rig) -> None:
+    """What a crash can leave at any point of a creation: a bundle, a state directory that runc cannot read, a cgroup with a process."""
+    with rig.container():
+        pass  # makes the directories
+    run_dir = rig.work / "runc"
+    only_bundle, only_state, only_cgroup = (ContainerID(new_id()) for _ in range(3))
+    (run_dir / "bundles" / only_bundle).mkdir()
+    (run_dir / "state" / only_state).mkdir()
+    (run_dir / "state" / only_state / "state.json").write_text("{broken")
+    runtime = rig.runtime
+    assert isinstance(runtime, RuncRuntime)
+    points = [point for point in Path("/sys/fs/cgroup").glob("*") if (point / "cgroup.procs").exists()] or [Path("/sys/fs/cgroup")]
+    cgroup = next((p for p in points if p.name == "freezer"), points[0]) / runtime._cgroup.lstrip("/") / only_cgroup
+    cgroup.mkdir(parents=True)
+    with subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL) as orphan:
+        (cgroup / "cgroup.procs").write_text(str(orphan.pid))
+        assert runtime.list() == sorted([only_bundle, only_state, only_cgroup])
+        for container_id in (only_bundle, only_state, only_cgroup):
+            runtime.destroy(container_id)
+        assert orphan.wait(10) == -signal.SIGKILL
+    assert runtime.list() == []
+    assert not cgroup.parent.exists()
+
+
+def test_an_id_that_exists_is_refused_and_left_alone(rig: Rig) -> None:
+    with rig.container() as container:
+        spec = ContainerSpec(container.id, rig.work / "run" / container.id, rig.share, rig.spec().limits, Network.NONE)
+        with pytest.raises(SandboxFailed, match="exists already"):
+            rig.runtime.create(spec)
+        assert rig.shell(container, "echo alive") == "alive\n"
+
+
+def test_missing_programs_are_named(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    missing = RuncRuntime("test", tmp_path / "run", None, runc="no-such-runc")
+    assert "no-such-runc is not installed" in (missing.unavailable() or "")
+    with pytest.raises(Unsupported, match="no-such-runc"):
+        missing.create(rig.spec())
+    (tmp_path / "runc").symlink_to("/usr/sbin/runc")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unsupported, match="slirp4netns"):
+        rig.runtime.create(rig.spec(network=Network.BRIDGE))
+    assert rig.runtime.list() == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_share_that_cannot_be_executed_is_named(rig: Rig) -> None:
+    spec = rig.spec()
+    (rig.share / "init").chmod(0o644)
+    try:
+        with pytest.raises(SandboxFailed, match="cannot be executed"):
+            rig.runtime.create(spec)
+    finally:
+        (rig.share / "init").chmod(0o755)

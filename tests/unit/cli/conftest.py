@@ -1,0 +1,62 @@
+"""The command line in this process, against a daemon over the fake engine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapshotd.cli.main import main
+from snapshotd.types import new_id
+from tests.unit.daemon.process import Daemon
+
+
+@dataclass
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Cli = Callable[..., Ran]
+
+
+@pytest.fixture(autouse=True)
+def _never_a_real_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever goes wrong in a test, it must not start the machine's daemon when it runs as root."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("SNAPSHOTD_STATE_DIR", str(tmp_path / "no-state"))
+    monkeypatch.delenv("SNAPSHOTD_SOCKET", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture
+def cli(shared_daemon: Daemon, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """`cli("ls", "--json")` runs one command line against the shared daemon."""
+    monkeypatch.setenv("SNAPSHOTD_STATE_DIR", str(shared_daemon.state_dir))
+    monkeypatch.setenv("SNAPSHOTD_SOCKET", str(shared_daemon.socket_path))
+
+    def run(*args: str) -> Ran:
+        capfdbinary.readouterr()
+        code = main(list(args))
+        captured = capfdbinary.readouterr()
+        return Ran(code, captured.out.decode(errors="surrogateescape"), captured.err.decode())
+
+    return run
+
+
+@pytest.fixture
+def box(cli: Cli) -> str:
+    """The name of a sandbox of the test's own."""
+    name = f"box-{new_id()[:8]}"
+    assert cli("create", "--name", name).code == 0
+    return name

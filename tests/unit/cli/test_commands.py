@@ -1,0 +1,287 @@
+"""Every command against the real API: what it prints, in which shape, on which stream, with which exit code."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from snapshotd.types import short
+from tests.unit.cli.conftest import Cli
+
+
+def test_create_prints_the_id(cli: Cli) -> None:
+    made = cli("create", "--json")
+    assert sorted(made.json) == ["snapshot", "trajectory"]
+    assert cli("create").out.strip() in cli("ls", "--no-trunc", "-q").out.split()
+
+
+def test_exec_json_has_the_shape_of_the_contract(cli: Cli, box: str) -> None:
+    done = cli("exec", "--json", box, "--", "fail", "7", "oops")
+    assert done.code == 7
+    assert list(done.json) == ["exit_code", "stdout", "stderr", "snapshot"]
+    assert done.json == {"exit_code": 7, "stdout": "", "stderr": "oops\n", "snapshot": done.json["snapshot"]}
+    assert done.json["snapshot"] in cli("log", "-q", "--no-trunc", box).out.split()
+
+
+def test_exec_streams_bytes_and_tells_of_the_snapshot_on_stderr(cli: Cli, box: str) -> None:
+    done = cli("exec", box, "--", "raw", "ff000a")
+    assert done.out.encode(errors="surrogateescape") == b"\xff\x00\n"
+    head = cli("log", "-q", box).out.split()[-1]
+    assert done.err == f"● 1 {head}  exec  done  +1 ~2 -0  1.2 KiB  2.1 ms\n"
+    assert cli("exec", "-q", box, "--", "echo").err == ""
+
+
+def test_exec_json_keeps_what_is_not_text(cli: Cli, box: str) -> None:
+    answer = cli("exec", "--json", box, "--", "raw", "ff00").json
+    assert base64.b64decode(answer["stdout_b64"]) == b"\xff\x00"
+
+
+def test_exec_in_a_throw_away_fork(cli: Cli, box: str) -> None:
+    assert cli("exec", "--snapshot", box, "--json", "--", "ls", "-la").json["snapshot"] is None
+    assert len(cli("log", "-q", box).out.split()) == 1
+
+
+@pytest.mark.parametrize("words", [["{box}", "--", "echo", "-n", "--json"], ["{box}", "--", "a", "--", "b"]])
+def test_exec_passes_the_command_as_it_is(cli: Cli, box: str, words: list[str]) -> None:
+    given = [word.format(box=box) for word in words]
+    assert cli("exec", *given).code == 0
+    assert cli("show", "--json", box).json["tool"]["arguments"]["argv"] == given[2:]
+
+
+def test_exec_options_reach_the_command(cli: Cli, box: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FROM_HERE", "yes")
+    assert cli("exec", "-e", "A=b=c", "--env", "FROM_HERE", "-w", "/tmp", "-u", "1:2", box, "--", "ls").code == 0
+    arguments = cli("show", "--json", box).json["tool"]["arguments"]
+    assert arguments == {"argv": ["ls"], "cwd": "/tmp", "env": {"A": "b=c", "FROM_HERE": "yes"}, "user": "1:2"}
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> str:
+    path = tmp_path / "agent.py"
+    path.write_text("print('hello')\n")
+    return str(path)
+
+
+def test_run_shows_output_and_one_line_per_snapshot(cli: Cli, agent: str) -> None:
+    done = cli("run", agent, "x")
+    assert done.code == 3
+    assert done.out == "print('hello')\n"
+    lines = done.err.splitlines()
+    assert lines[0].startswith("▶ trajectory ")
+    assert lines[1].startswith("● 1 ")
+    assert lines[1].endswith("  run_tests  done  +1 ~2 -0  1.2 KiB  2.1 ms")
+    assert lines[2].startswith("■ exit code 3, 2 snapshots; `snapshotd log ")
+
+
+def test_run_json_is_one_event_per_line_ending_with_finished(cli: Cli, agent: str) -> None:
+    done = cli("run", "--json", agent)
+    events = [json.loads(line) for line in done.out.splitlines()]
+    assert [event["event"] for event in events] == ["started", "output", "snapshot", "finished"]
+    assert events[-1]["exit_code"] == 3
+    assert events[-1]["snapshots"] == 2
+    assert events[-1]["trajectory"] == events[0]["trajectory"]
+    assert done.err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "argv"),
+    [
+        (["{agent}", "--json", "-x"], ["{agent}", "--json", "-x"]),
+        (["{agent}", "a", "--", "b"], ["{agent}", "a", "--", "b"]),
+        (["--", "ls", "-la"], ["ls", "-la"]),
+        (["--network", "{agent}"], ["{agent}"]),
+        (["--network", "--", "ls"], ["ls"]),
+        (["--network", "bridge", "{agent}", "--network", "x"], ["{agent}", "--network", "x"]),
+    ],
+)
+def test_run_knows_its_own_words_from_the_agents(cli: Cli, agent: str, words: list[str], argv: list[str]) -> None:
+    words, argv = ([word.format(agent=agent) for word in given] for given in (words, argv))
+    started = cli("run", "-d", *words)
+    assert started.code == 0, started.err
+    trajectory = next(item for item in cli("ls", "--json").json if item["id"] == started.out.strip())
+    assert trajectory["agent"]["argv"] == argv
+    assert trajectory["network"] == ("bridge" if "--network" in words[:1] else "none")
+
+
+def test_a_detached_run_can_be_attached_to(cli: Cli, agent: str) -> None:
+    trajectory = cli("run", "--detach", "--json", agent).json["trajectory"]
+    done = cli("attach", short(trajectory))
+    assert (done.code, done.out) == (3, "print('hello')\n")
+
+
+def test_limits_reach_the_sandbox(cli: Cli) -> None:
+    made = cli("create", "--memory", "512m", "--cpus", "0.5", "--pids", "64", "--runtime", "docker", "--json").json["trajectory"]
+    found = next(item for item in cli("ls", "--json").json if item["id"] == made)
+    assert found["limits"] == {"memory_bytes": 512 << 20, "cpus": 0.5, "pids": 64}
+    assert found["runtime"] == "docker"
+
+
+def test_log_json_has_the_shape_of_the_contract(cli: Cli, box: str) -> None:
+    cli("exec", box, "--", "ls")
+    first, second = cli("log", "--json", box).json
+    assert list(second) == ["id", "parent", "trajectory", "seq", "tool", "files", "state", "pause_ms", "created_at", "tags"]
+    assert list(second["tool"]) == ["name", "arguments", "status", "exit_code", "duration_ms"]
+    assert second["files"] == {"added": 1, "changed": 2, "deleted": 0, "bytes": 1234}
+    assert (second["parent"], second["seq"], second["state"]) == (first["id"], 1, "captured")
+
+
+def test_log_as_a_table(cli: Cli, box: str) -> None:
+    cli("exec", box, "--", "fail", "2", "x")
+    header, first, second = cli("log", box).out.splitlines()
+    assert header.split() == ["SEQ", "SNAPSHOT", "TOOL", "STATUS", "EXIT", "FILES", "BYTES", "PAUSE", "STATE", "TAGS"]
+    assert first.split()[2:4] == ["start", "done"]
+    assert second.split()[2:] == ["exec", "failed", "2", "+1", "~2", "-0", "1.2", "KiB", "2.1", "ms", "captured", "-"]
+
+
+def test_ls_and_ps(cli: Cli, box: str) -> None:
+    row = next(line for line in cli("ls").out.splitlines() if box in line)
+    assert row.split()[1:3] == [box, "running"]
+    assert row.split()[0] in cli("ps", "-q").out.split()
+    assert box in cli("ps").out
+    assert cli("stop", box).out == f"{box}\n"
+    assert box not in cli("ps").out
+    assert cli("stop", "--json", box).json[0]["status"] == "stopped"
+
+
+def test_rm_refuses_what_runs_unless_forced(cli: Cli, box: str) -> None:
+    refused = cli("rm", box)
+    assert (refused.code, refused.out) == (6, "")
+    assert "--force" in refused.err
+    identity = next(item["id"] for item in cli("ls", "--json").json if item["name"] == box)
+    assert cli("rm", "--force", "--json", box).json == {"removed": [identity]}
+    assert cli("log", box).code == 4
+
+
+def test_fork_prints_ids_and_its_json_has_the_shape_of_the_contract(cli: Cli, box: str) -> None:
+    answer = cli("fork", box, "--n", "3", "--json", "--", "--prompt", "{index}").json
+    assert list(answer) == ["experiment", "trajectories"]
+    assert len(answer["trajectories"]) == 3
+    forks = [item for item in cli("ls", "--json").json if item["id"] in answer["trajectories"]]
+    assert {item["experiment"] for item in forks} == {answer["experiment"]}
+    assert forks[0]["agent"]["argv"] == ["--prompt", "{index}"]
+    assert len(cli("fork", box).out.split()) == 1
+
+
+@pytest.mark.parametrize("count", ["0", "10000", "257", "-1", "two"])
+def test_fork_counts_are_checked_before_anything_starts(cli: Cli, box: str, count: str) -> None:
+    before = len(cli("ls", "-q").out.split())
+    refused = cli("fork", box, "--n", count)
+    assert refused.code == 2
+    assert "1 to 256" in refused.err
+    assert len(cli("ls", "-q").out.split()) == before
+
+
+def test_tree_hangs_forks_below_their_snapshot(cli: Cli, box: str) -> None:
+    fork = cli("fork", box).out.strip()
+    lines = cli("tree").out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith(box))
+    assert " 0 " in lines[at + 1]
+    assert short(fork) in lines[at + 2]
+    assert lines[at + 2].startswith("    ")
+    tree = cli("tree", "--json").json
+    parent = next(item for item in tree if item["name"] == box)
+    child = next(item for item in tree if item["id"] == fork)
+    assert child["forked_from"] == parent["snapshots"][0]["id"]
+
+
+def test_show(cli: Cli, box: str) -> None:
+    cli("exec", box, "--", "fail", "2", "x")
+    text = cli("show", box).out
+    for expected in ('{"argv": ["fail", "2", "x"]', "failed, exit code 2, 5.0 ms", "2 messages", "+1 ~2 -0  1.2 KiB"):
+        assert expected in text
+    details = cli("show", "--json", box).json
+    assert details["method"] == "pivot"
+    assert details["tool"]["outputs"] == []
+    assert cli("show", "--output", "stdout", box).out == "first second\n"
+    assert cli("show", "--conversation", box).out == 'user:\n  fix it\nassistant:\n  {"text": "done\\u001b[31m"}\n'
+    assert [message["role"] for message in cli("show", "--conversation", "--json", box).json] == ["user", "assistant"]
+
+
+def test_diff_never_prints_control_characters(cli: Cli, box: str) -> None:
+    assert cli("diff", box).out == "A /workspace/new\\xff.txt\nM /workspace/a\\x1b.txt\nD /tmp/gone/\n"
+    assert "\x1b" not in cli("diff", "--stat", box).out
+    assert cli("diff", "--stat", box).out.splitlines()[-1] == " 1 added, 1 changed, 1 deleted"
+    changes = cli("diff", "--json", box).json
+    assert [change["change"] for change in changes] == ["added", "changed", "deleted"]
+    assert base64.b64decode(changes[0]["path_b64"]) == b"/workspace/new\xff.txt"
+    assert changes[1]["path"] == "/workspace/a\x1b.txt"
+
+
+def test_a_patch_is_raw_and_what_it_lacks_is_told(cli: Cli, box: str) -> None:
+    done = cli("diff", "--patch", box)
+    assert done.out.encode(errors="surrogateescape") == b"--- a/a.txt\n+++ b/a.txt \xff\n"
+    assert "1 changes outside /workspace" in done.err
+    assert cli("diff", "--patch", "--stat", box).code == 2
+
+
+def test_cat(cli: Cli, box: str) -> None:
+    assert cli("cat", f"{box}:/workspace/a.txt").out == cli("cat", f"{box}:a.txt").out == "hello\n"
+    answer = cli("cat", "--json", f"{box}:a.txt").json
+    assert (answer["path"], base64.b64decode(answer["content_b64"])) == ("/workspace/a.txt", b"hello\n")
+    assert cli("cat", f"{box}:/nothing").code == 4
+    assert cli("cat", f"{box}:/workspace").code == 2
+    assert "write ID:/PATH" in cli("cat", box).err
+
+
+def test_restore(cli: Cli, box: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = cli("restore", box, "--to", "out")
+    assert done.code == 0
+    assert done.err == "snapshotd: warning: one fifo was left out\n1 files and 1 directories, 0 B, in out\n"
+    assert (tmp_path / "out" / "path").exists(), "a relative target means the client's folder"
+    assert cli("restore", box, "--to", "out").code == 6
+    assert cli("restore", box, "--to", "out2", "--path", "/workspace", "--json").json["files"] == 1
+
+
+def test_tag(cli: Cli, box: str) -> None:
+    head = cli("log", "-q", "--no-trunc", box).out.strip()
+    name = f"{box}-tag"
+    assert cli("tag", box, name, "--json").json == {"snapshot": head, "name": name}
+    assert cli("show", "--json", name).json["tags"] == [name]
+    cli("exec", box, "--", "ls")
+    assert cli("tag", box, name).code == 6
+    assert cli("tag", "--move", box, name).code == 0
+    assert cli("tag", "--delete", name, "--json").json == {"deleted": name}
+    assert cli("tag", "--delete", name).code == 4
+    assert cli("tag", box).code == 2
+    assert cli("tag", box, "../x").code == 2
+
+
+def test_rewind(cli: Cli, box: str) -> None:
+    first = cli("log", "-q", box).out.strip()
+    cli("exec", box, "--", "ls")
+    assert cli("rewind", box, first, "--json").json["tool"]["name"] == "rewind"
+    assert cli("rewind", box, first).err.startswith("● 3 ")
+
+
+def test_images(cli: Cli) -> None:
+    built = cli("image", "build", "minimal", "--name", "tiny", "--json")
+    assert (built.json["name"], built.err) == ("tiny", "snapshotd: building minimal\n")
+    assert "tiny" in cli("image", "ls").out
+    assert cli("image", "import", "debian:12", "--name", "deb").code == 0
+    assert cli("image", "rm", "tiny", "deb").out == "tiny\ndeb\n"
+    assert cli("image", "rm", "tiny").code == 4
+    assert cli("image", "build", "nothing").code == 4
+
+
+def test_version_and_daemon_status(cli: Cli) -> None:
+    versions = cli("version", "--json").json
+    assert versions["client"] == versions["daemon"]
+    assert cli("daemon", "--status", "--json").json["engine"] == "fake"
+    assert cli("daemon", "--status", "--stop").code == 2
+    assert cli("--version").out.startswith("snapshotd ")
+
+
+def test_doctor_names_every_piece(cli: Cli) -> None:
+    checks = cli("doctor", "--json").json
+    assert {"kernel", "runc", "reflink", "cgroups"} <= {check["name"] for check in checks}
+    assert all(check["fix"] for check in checks if check["ok"] is False)
+    assert "runc" in cli("doctor").out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(cli: Cli, shell: str) -> None:
+    assert "_SNAPSHOTD_COMPLETE" in cli("completion", shell).out

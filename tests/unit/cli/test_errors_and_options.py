@@ -1,0 +1,266 @@
+"""What the command line says when it is used wrongly, where its options may stand, and what it imports."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+from snapshotd.cli.main import COMMANDS, main
+from snapshotd.cli.main import cli as group
+from snapshotd.cli.reference import reference
+from snapshotd.cli.text import ago, printable, size
+from snapshotd.cli.values import Memory
+from tests.unit.cli.conftest import Cli
+from tests.unit.daemon.process import Daemon
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["nope"], 2, "no such command"),
+        (["ls", "--nope"], 2, "--nope"),
+        (["log"], 2, "missing argument"),
+        (["log", "nobody"], 4, "nobody"),
+        (["log", "../etc"], 4, "letters, digits"),
+        (["exec", "nobody", "--", "ls"], 125, "nobody"),
+        (["exec", "--nope"], 125, "--nope"),
+        (["exec"], 125, "no trajectory"),
+        (["exec", "box"], 125, "no command"),
+        (["exec", "box", "ls", "--", "-la"], 125, "between"),
+        (["run"], 125, "nothing to run"),
+        (["run", "--"], 125, "nothing to run"),
+        (["run", "--image", "nothing", "--", "ls"], 125, "nothing"),
+        (["run", "--", "missing"], 127, "no such program"),
+        (["run", "--memory", "lots", "--", "ls"], 125, "such as 512m"),
+        (["run", "--memory", "1k", "--", "ls"], 125, "too little"),
+        (["run", "--cpus", "0", "--", "ls"], 125, "0.01"),
+        (["run", "--cpus", "nan", "--", "ls"], 125, "0.01"),
+        (["run", "--pids", "x", "--", "ls"], 125, "whole number"),
+        (["run", "--pids", "1", "--", "ls"], 125, "from 8"),
+        (["run", "--env", "=x", "--", "ls"], 125, "no name"),
+        (["run", "--env", "SURELY_NOT_SET_HERE", "--", "ls"], 125, "not set here"),
+        (["run", "--name", "a/b", "--", "ls"], 125, "cannot be a name"),
+        (["run", "--runtime", "podman", "--", "ls"], 125, "podman"),
+        (["run", "--network", "host", "--", "ls"], 125, "host"),
+        (["create", "--image", "nothing"], 125, "nothing"),
+        (["restore", "x"], 2, "--to"),
+    ],
+)
+def test_every_mistake_is_one_line_with_the_right_code(cli: Cli, words: list[str], code: int, sentence: str) -> None:
+    done = cli(*words)
+    assert done.code == code
+    assert done.out == ""
+    assert done.err.startswith("snapshotd: ")
+    assert done.err.count("\n") == 1
+    assert sentence in done.err
+
+
+@pytest.mark.parametrize(("word", "code"), [("missing", 127), ("blocked", 126), ("crash", 125), ("full", 125)])
+def test_exec_has_dockers_codes_and_leaves_no_snapshot(cli: Cli, box: str, word: str, code: int) -> None:
+    assert cli("exec", box, "--", word).code == code
+    assert len(cli("log", "-q", box).out.split()) == 1
+
+
+def test_with_json_the_error_is_an_object_too(cli: Cli) -> None:
+    done = cli("log", "--json", "nobody")
+    assert done.json["error"]["code"] == "NotFound"
+    assert done.err == f"snapshotd: {done.json['error']['message']}\n"
+    assert cli("fork", "x", "--n", "0", "--json").json["error"]["code"] == "UsageError"
+    assert cli("run", "--json", "--bad").json["error"]["code"] == "UsageError"
+
+
+def test_an_agent_file_is_looked_for_before_anything_starts(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SNAPSHOTD_SOCKET")  # a local daemon
+    monkeypatch.setenv("SNAPSHOTD_STATE_DIR", str(tmp_path / "none"))
+    agent = tmp_path / "agent.py"
+    cases = {
+        ("run", str(agent)): "No such file",
+        ("run", str(tmp_path)): "is a directory",
+        ("run", "--workspace", str(tmp_path / "gone"), "--", "ls"): "gone",
+        ("run", "--requirements", str(tmp_path / "req"), "--", "ls"): "req",
+        ("create", "--workspace", __file__): "Not a directory",
+    }
+    for words, sentence in cases.items():
+        done = cli(*words)
+        assert (done.code, sentence in done.err) == (125, True), done.err
+    assert not (tmp_path / "none").exists()
+
+
+def test_global_options_stand_before_or_after_the_name(shared_daemon: Daemon, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SNAPSHOTD_SOCKET", "/nowhere")
+    options = ["--state-dir", str(shared_daemon.state_dir), "--socket", str(shared_daemon.socket_path)]
+    assert cli("ls").code == 9
+    assert cli("ls", *options).code == 0
+    assert cli(*options, "ls").code == 0
+    assert cli("image", "ls", *options).code == 0
+    assert cli("--socket", "/elsewhere", "ls", *options).code == 0, "the one nearer to the command counts"
+
+
+def test_every_command_takes_the_global_options_has_examples_and_json() -> None:
+    for name in COMMANDS:
+        command = importlib.import_module(f"snapshotd.cli.{name}").command
+        leaves = command.commands.values() if isinstance(command, click.Group) else [command]
+        for leaf in leaves:
+            options = {option for param in leaf.params for option in param.opts}
+            assert {"--state-dir", "--socket", "--json"} <= options, name
+            assert leaf.examples, name
+            assert all("snapshotd " in line for line in leaf.examples), name
+
+
+def test_the_overview_says_what_the_commands_say() -> None:
+    for name, text in COMMANDS.items():
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        assert command.help is not None
+        assert command.help.partition("\n")[0] == text, name
+
+
+def test_the_reference_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "cli.md").read_text() == reference(), "regenerate it: python -m snapshotd.cli.reference > docs/cli.md"
+
+
+def test_help_shows_examples(cli: Cli) -> None:
+    done = cli("exec", "--help")
+    assert done.code == 0
+    assert "Examples:\n  snapshotd exec box -- make test\n" in done.out
+    assert cli("--help").code == 0
+
+
+def test_no_daemon_and_not_root(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["ls", "--state-dir", str(tmp_path)]) == 9
+    assert "sudo" in capfd.readouterr().err
+    assert main(["daemon", "--status", "--state-dir", str(tmp_path)]) == 9
+    assert main(["daemon", "--stop", "--state-dir", str(tmp_path)]) == 9
+    assert "none to stop" in capfd.readouterr().err
+    assert main(["daemon", "--state-dir", str(tmp_path)]) == 8
+    assert "user 1000" in capfd.readouterr().err
+    assert main(["version", "--state-dir", str(tmp_path)]) == 0
+
+
+def test_daemon_stop_waits_for_its_end(daemon: Daemon, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["daemon", "--stop", "--json", "--state-dir", str(daemon.state_dir)]) == 0
+    assert json.loads(capfd.readouterr().out) == {"stopped": daemon.process.pid}
+    assert daemon.process.wait(20) == 0
+
+
+def environment(daemon: Daemon) -> dict[str, str]:
+    return {**os.environ, "SNAPSHOTD_STATE_DIR": str(daemon.state_dir), "SNAPSHOTD_SOCKET": str(daemon.socket_path)}
+
+
+def start(daemon: Daemon, *words: str) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "snapshotd", *words]
+    return subprocess.Popen(argv, env=environment(daemon), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def eventually(condition: object) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "it never became true"
+        time.sleep(0.01)
+
+
+def test_ctrl_c_stops_a_run_and_waits_for_its_last_snapshot(daemon: Daemon, tmp_path: Path) -> None:
+    agent = tmp_path / "forever.py"
+    agent.write_text("working\n")
+    with start(daemon, "run", str(agent)) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline() == b"working\n"
+        running.send_signal(signal.SIGINT)
+        err = running.stderr.read().decode()
+        assert running.wait(20) == 130
+    assert "interrupt again to leave at once" in err
+    assert "■ exit code 137" in err
+    assert [item.status for item in daemon.client.trajectories()] == ["stopped"]
+
+
+def test_ctrl_c_leaves_a_command_running(daemon: Daemon, short_dir: Path) -> None:
+    daemon.client.create(name="box")
+    go = short_dir / "go"
+    with start(daemon, "exec", "box", "--", "wait", str(go)) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline() == b"waiting\n"
+        running.send_signal(signal.SIGINT)
+        assert "goes on in box" in running.stderr.read().decode()
+        assert running.wait(20) == 130
+    go.touch()
+    eventually(lambda: len(daemon.client.log("box")) == 2)
+
+
+def test_daemon_killed_in_the_middle_of_a_run(daemon: Daemon, tmp_path: Path) -> None:
+    agent = tmp_path / "forever.py"
+    agent.write_text("working\n")
+    with start(daemon, "run", str(agent)) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline() == b"working\n"
+        daemon.kill()
+        last = running.stderr.read().decode().splitlines()[-1]
+        assert running.wait(20) == 125
+    assert last.startswith("snapshotd: the daemon went away")
+    assert "safe" in last
+
+
+def test_a_reader_that_goes_away_is_no_error_of_ours(daemon: Daemon) -> None:
+    for number in range(300):
+        daemon.client.create(name=f"a-rather-long-name-to-fill-the-pipe-{number}")
+    with start(daemon, "ls") as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline()
+        running.stdout.close()
+        assert running.stderr.read() == b""
+        assert running.wait(20) == 141
+    with start(daemon, "exec", "a-rather-long-name-to-fill-the-pipe-0", "--", "bytes", "10000000") as running:
+        assert running.stdout is not None
+        running.stdout.read(10)
+        running.stdout.close()
+        assert running.wait(20) == 0, "the command's own exit code"
+
+
+def test_completion_knows_the_daemons_names(daemon: Daemon) -> None:
+    daemon.client.create(name="complete-me")
+    words = {"_SNAPSHOTD_COMPLETE": "bash_complete", "COMP_WORDS": "snapshotd log comp", "COMP_CWORD": "2"}
+    argv = [sys.executable, "-c", "from snapshotd.cli.main import main; main()"]
+    done = subprocess.run(argv, env={**environment(daemon), **words}, capture_output=True, text=True, check=False, timeout=60)
+    assert "complete-me" in done.stdout
+
+
+@pytest.mark.parametrize(("words", "unwanted"), [
+    (["--help"], {"rich", "http.client", "fastapi", "subprocess"}),
+    (["ls", "--help"], {"rich", "fastapi", "pydantic", "uvicorn", "subprocess"}),
+])  # fmt: skip
+def test_what_is_not_needed_is_not_imported(words: list[str], unwanted: set[str]) -> None:
+    code = f"import sys; from snapshotd.cli.main import main; main({words}); print('\\nLOADED', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    loaded = set(done.stdout.rpartition("LOADED ")[2].split())
+    assert not loaded & unwanted
+
+
+def test_names_cannot_command_a_terminal() -> None:
+    assert printable("a\x1b[31m\u202eb\n\udcff") == "a\\x1b[31m\\u202eb\\n\\xff"
+    assert printable("naïve ☃") == "naïve ☃"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("512m", 512 << 20), ("2g", 2 << 30), ("1GiB", 1 << 30), ("64MB", 64 << 20), ("33554432", 32 << 20)]
+)
+def test_memory_sizes(text: str, count: int) -> None:
+    assert Memory().convert(text, None, None) == count
+
+
+def test_sizes_and_ages() -> None:
+    assert [size(count) for count in (0, 1023, 1024, 1234, 5 << 40)] == ["0 B", "1023 B", "1.0 KiB", "1.2 KiB", "5.0 TiB"]
+    assert ago("2020-01-01T00:00:00.000000Z").endswith("days ago")

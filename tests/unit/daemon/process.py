@@ -1,0 +1,61 @@
+"""A daemon over the fake engine, as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapshotd.client.client import Snapshotd
+
+FAKE_DAEMON = Path(__file__).with_name("fake_daemon.py")
+
+
+@dataclass
+class Daemon:
+    """A daemon process. `client` starts none when it is gone."""
+
+    state_dir: Path
+    socket_path: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def client(self) -> Snapshotd:
+        return Snapshotd(self.state_dir, self.socket_path, autostart=False)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(20)
+
+    def close(self) -> None:
+        self.kill()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def terminate(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+
+def start(state_dir: Path, socket_path: Path, **environment: str) -> Daemon:
+    """Start one and wait until it answers; AssertionError with what it said if it dies.
+
+    Its own end of the ready pipe closes when it dies, so nothing can hang.
+    """
+    ready_r, ready_w = os.pipe()
+    argv = [sys.executable, str(FAKE_DAEMON), str(state_dir), str(socket_path), str(ready_w)]
+    process = subprocess.Popen(argv, pass_fds=(ready_w,), stderr=subprocess.PIPE, env={**os.environ, **environment})
+    os.close(ready_w)
+    with os.fdopen(ready_r, "rb") as ready:
+        line = ready.readline()
+    if not line.startswith(b'{"ready"'):
+        assert process.stderr is not None
+        with process.stderr as stderr:
+            error = stderr.read().decode()
+        process.wait(20)
+        raise AssertionError(f"the daemon did not start: {error}")
+    return Daemon(state_dir, socket_path, process)
+

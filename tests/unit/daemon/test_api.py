@@ -1,0 +1,287 @@
+"""The API as any HTTP client sees it: shapes, errors, versions, bounds, streams."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapshotd.daemon.api import openapi
+from snapshotd.daemon.wire import API_VERSION, BODY_MAX_BYTES, VERSION_HEADER
+from snapshotd.types import new_id
+from tests.unit.daemon.process import Daemon
+
+JSON = {"Content-Type": "application/json"}
+
+
+class Connection(http.client.HTTPConnection):
+    """HTTP over the daemon's socket, without our client."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        super().__init__("snapshotd", timeout=30)
+        self._path = daemon.socket_path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(30)
+        self.sock.connect(str(self._path))
+
+
+def ask(daemon: Daemon, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+    """One request; status and decoded JSON (or None)."""
+    connection = Connection(daemon)
+    data = None if body is None else json.dumps(body).encode()
+    connection.request(method, "/v1" + path, data, {**(JSON if data else {}), **(headers or {})})
+    answer = connection.getresponse()
+    text = answer.read()
+    connection.close()
+    assert answer.headers[VERSION_HEADER] == API_VERSION
+    return answer.status, json.loads(text) if text else None
+
+
+def lines(daemon: Daemon, method: str, path: str, body: Any = None) -> list[dict[str, Any]]:
+    connection = Connection(daemon)
+    connection.request(method, "/v1" + path, None if body is None else json.dumps(body), JSON)
+    text = connection.getresponse().read()
+    connection.close()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def box(shared_daemon: Daemon) -> str:
+    """The name of a sandbox of the test's own."""
+    name = f"box-{new_id()[:8]}"
+    assert ask(shared_daemon, "POST", "/sandboxes", {"name": name})[0] == 201
+    return name
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it never became true"
+        time.sleep(0.01)
+
+
+def test_a_sandbox_from_creation_to_removal(daemon: Daemon) -> None:
+    status, made = ask(daemon, "POST", "/sandboxes", {"name": "box", "env": {"A": "1"}, "limits": {"cpus": 0.5}})
+    assert status == 201
+    assert made["trajectory"]["limits"] == {"memory_bytes": 2 << 30, "cpus": 0.5, "pids": 1024}
+    assert made["trajectory"]["head"] == made["snapshot"]["id"]
+    snapshot = made["snapshot"]
+    assert snapshot["created_at"] == "2023-11-14T22:13:20.123456Z"
+    assert (snapshot["pause_ms"], snapshot["files"]) == (2.1, {"added": 1, "changed": 2, "deleted": 0, "bytes": 1234})
+    assert ask(daemon, "GET", "/trajectories/box")[1]["id"] == made["trajectory"]["id"]
+    assert [item["trajectory"]["name"] for item in ask(daemon, "GET", "/sandboxes")[1]] == ["box"]
+    assert ask(daemon, "DELETE", "/trajectories/box")[0] == 409
+    assert ask(daemon, "POST", "/trajectories/box/stop")[1]["status"] == "stopped"
+    assert ask(daemon, "DELETE", "/trajectories/box") == (204, None)
+    assert ask(daemon, "GET", "/trajectories/box")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("GET", "/trajectories/nobody", None, 404, "NotFound"),
+        ("GET", "/snapshots/..%2f..%2fetc", None, 404, "NotFound"),
+        ("GET", "/nothing/like/that", None, 404, "NotFound"),
+        ("PATCH", "/trajectories", None, 404, "NotFound"),
+        ("POST", "/sandboxes", {"image": "nothing"}, 404, "NotFound"),
+        ("POST", "/sandboxes", {"wrong": 1}, 400, "UsageError"),
+        ("POST", "/sandboxes", {"name": "../x"}, 400, "UsageError"),
+        ("POST", "/sandboxes", {"workspace": "relative"}, 400, "UsageError"),
+        ("POST", "/sandboxes", {"env": {"A=B": "1"}}, 400, "UsageError"),
+        ("POST", "/sandboxes", {"limits": {"memory_bytes": 5}}, 400, "UsageError"),
+        ("POST", "/runs", {}, 400, "UsageError"),
+        ("POST", "/runs", {"agent": "/a.py", "command": ["ls"]}, 400, "UsageError"),
+        ("POST", "/runs", {"command": ["ls\0"]}, 400, "UsageError"),
+        ("POST", "/snapshots/box/fork", {"n": 0}, 400, "UsageError"),
+        ("POST", "/snapshots/box/fork", {"n": 10000}, 400, "UsageError"),
+        ("GET", "/snapshots/box/file?path_b64=%21", None, 400, "UsageError"),
+        ("GET", "/snapshots/box/file?path_b64=Li4veA==", None, 400, "UsageError"),
+        ("GET", "/diff?a=a/b", None, 404, "NotFound"),
+        ("POST", "/trajectories/box/exec", {"argv": []}, 400, "UsageError"),
+    ],
+)
+def test_bad_requests_are_one_sentence(
+    shared_daemon: Daemon, method: str, path: str, body: Any, status: int, code: str
+) -> None:
+    answered, answer = ask(shared_daemon, method, path, body)
+    assert (answered, answer["error"]["code"]) == (status, code)
+    message = answer["error"]["message"]
+    assert message
+    assert "\n" not in message
+    assert "Traceback" not in message
+
+
+def test_a_defect_is_logged_and_says_where(shared_daemon: Daemon, box: str) -> None:
+    status, answer = ask(shared_daemon, "POST", f"/trajectories/{box}/exec", {"argv": ["crash"]})
+    log = shared_daemon.state_dir / "daemon.log"
+    assert (status, answer["error"]["code"]) == (500, "InternalError")
+    assert str(log) in answer["error"]["message"]
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    assert any("ZeroDivisionError: a defect" in record.get("exception", "") for record in records)
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_full_disk_is_told_apart(shared_daemon: Daemon, box: str) -> None:
+    assert ask(shared_daemon, "POST", f"/trajectories/{box}/exec", {"argv": ["full"]})[0] == 507
+
+
+def test_another_version_is_refused_by_name(shared_daemon: Daemon) -> None:
+    status, answer = ask(shared_daemon, "GET", "/trajectories", headers={VERSION_HEADER: "9.7"})
+    assert (status, answer["error"]["code"]) == (426, "VersionMismatch")
+    assert "9.7" in answer["error"]["message"]
+    assert API_VERSION in answer["error"]["message"]
+    assert ask(shared_daemon, "GET", "/version", headers={VERSION_HEADER: API_VERSION})[0] == 200
+
+
+def test_a_body_is_bounded_with_and_without_its_length(shared_daemon: Daemon) -> None:
+    connection = Connection(shared_daemon)
+    connection.request("POST", "/v1/sandboxes", headers={"Content-Length": str(BODY_MAX_BYTES + 1), "Content-Type": "application/json"})
+    assert connection.getresponse().status == 413
+    connection.close()
+
+    connection = Connection(shared_daemon)
+    connection.putrequest("POST", "/v1/sandboxes")
+    connection.putheader("Transfer-Encoding", "chunked")
+    connection.putheader("Content-Type", "application/json")
+    connection.endheaders()
+    chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
+    for _ in range(BODY_MAX_BYTES // 65536 + 1):
+        try:
+            connection.send(chunk)
+        except (BrokenPipeError, ConnectionResetError):
+            break  # refused before everything was sent
+    try:
+        connection.send(b"0\r\n\r\n")
+        assert connection.getresponse().status == 413
+    except (BrokenPipeError, ConnectionResetError, http.client.BadStatusLine):
+        pass  # the daemon hung up on us, which bounds it, too
+    assert ask(shared_daemon, "GET", "/version")[0] == 200
+
+
+def test_exec_streams_and_ends_with_its_result(shared_daemon: Daemon, box: str) -> None:
+    events = lines(shared_daemon, "POST", f"/trajectories/{box}/exec", {"argv": ["fail", "3", "oops"], "env": {"K": "V"}, "cwd": "/tmp"})
+    assert [event["event"] for event in events] == ["output", "result"]
+    assert base64.b64decode(events[0]["data_b64"]) == b"oops\n"
+    assert events[0]["stream"] == "stderr"
+    assert events[1]["exit_code"] == 3
+    assert events[1]["call"]["status"] == "failed"
+    assert events[1]["snapshot"]["tool"]["arguments"] == {"argv": ["fail", "3", "oops"], "cwd": "/tmp", "env": {"K": "V"}, "user": None}
+    assert lines(shared_daemon, "POST", f"/snapshots/{box}/exec", {"argv": ["ls"]})[-1]["snapshot"] is None
+
+
+def test_a_command_survives_its_client_and_is_captured(shared_daemon: Daemon, box: str, short_dir: Path) -> None:
+    connection = Connection(shared_daemon)
+    go = short_dir / "go"
+    connection.request("POST", f"/v1/trajectories/{box}/exec", json.dumps({"argv": ["wait", str(go)]}), JSON)
+    assert connection.getresponse().fp.readline()  # it runs
+    connection.close()
+    assert len(ask(shared_daemon, "GET", f"/trajectories/{box}/log")[1]) == 1
+    go.touch()
+    eventually(lambda: len(ask(shared_daemon, "GET", f"/trajectories/{box}/log")[1]) == 2)
+
+
+def test_a_start_whose_client_is_gone_is_undone(daemon: Daemon, short_dir: Path) -> None:
+    """The answer is what names the run; without it nobody could stop it."""
+    slow = short_dir / "forever.py"
+    os.mkfifo(slow)  # the fake engine reads the agent file, and so waits for us
+    connection = Connection(daemon)
+    connection.request("POST", "/v1/runs", json.dumps({"agent": str(slow)}), JSON)
+    eventually(lambda: len(ask(daemon, "GET", "/trajectories")[1]) == 1)
+    connection.close()
+    with slow.open("w") as f:
+        f.write("text")
+    eventually(lambda: [item["status"] for item in ask(daemon, "GET", "/trajectories")[1]] == ["stopped"])
+
+
+def test_a_slow_reader_slows_the_command_down(shared_daemon: Daemon, box: str) -> None:
+    """64 MiB of output with nobody reading: the daemon must hold a bounded part of it."""
+    connection = Connection(shared_daemon)
+    before = memory_of(shared_daemon)
+    connection.request("POST", f"/v1/trajectories/{box}/exec", json.dumps({"argv": ["bytes", str(64 << 20)]}), JSON)
+    answer = connection.getresponse()
+    assert len(answer.read(10)) == 10
+    assert len(ask(shared_daemon, "GET", f"/trajectories/{box}/log")[1]) == 1  # it cannot have ended
+    assert memory_of(shared_daemon) - before < 24 << 20
+    assert len(answer.read()) > 64 << 20
+    connection.close()
+
+
+def memory_of(daemon: Daemon) -> int:
+    text = Path(f"/proc/{daemon.process.pid}/status").read_text()
+    return int(text.partition("VmRSS:")[2].split()[0]) << 10
+
+
+def test_many_commands_block_nobody(shared_daemon: Daemon, box: str, short_dir: Path) -> None:
+    """256 commands wait at once, and looking around goes on."""
+    go = short_dir / "go"
+    connections = []
+    for _ in range(256):
+        connection = Connection(shared_daemon)
+        connection.request("POST", f"/v1/snapshots/{box}/exec", json.dumps({"argv": ["wait", str(go)]}), JSON)
+        connections.append(connection)
+    for connection in connections:
+        assert connection.getresponse().fp.readline()
+    assert ask(shared_daemon, "GET", f"/trajectories/{box}")[0] == 200
+    go.touch()
+    for connection in connections:
+        connection.close()
+
+
+def test_a_failure_in_the_middle_of_bytes_breaks_the_answer_off(shared_daemon: Daemon, box: str) -> None:
+    connection = Connection(shared_daemon)
+    connection.request("GET", f"/v1/snapshots/{box}/file?path_b64=" + base64.urlsafe_b64encode(b"workspace/broken").decode())
+    answer = connection.getresponse()
+    with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
+        answer.read()
+    connection.close()
+    assert "in the middle" in (shared_daemon.state_dir / "daemon.log").read_text()
+
+
+def test_paths_keep_every_byte(shared_daemon: Daemon, box: str) -> None:
+    changes = lines(shared_daemon, "GET", f"/diff?a={box}")
+    assert changes[-1] == {"event": "end"}
+    assert base64.b64decode(changes[0]["path_b64"]) == b"workspace/new\xff.txt"
+    assert changes[1]["before"] == {"kind": "file", "mode": "0644", "uid": 0, "gid": 0, "size": 6}
+
+
+def test_followers_end_when_the_daemon_does(daemon: Daemon, short_dir: Path) -> None:
+    agent = short_dir / "forever.py"
+    agent.write_text("text")
+    run = ask(daemon, "POST", "/runs", {"agent": str(agent)})[1]
+    seen: list[dict[str, Any]] = []
+    follower = threading.Thread(target=lambda: seen.extend(lines(daemon, "GET", f"/trajectories/{run['id']}/events")))
+    follower.start()
+    eventually(lambda: "stream" in thread_names(daemon))
+    assert daemon.terminate() == 0
+    follower.join(20)
+    assert [event["event"] for event in seen] == ["started", "output", "snapshot"]
+    assert not daemon.socket_path.exists()
+
+
+def thread_names(daemon: Daemon) -> set[str]:
+    """Python sets the names of threads from 3.14 on; before, any second and third thread will do."""
+    tasks = list(Path(f"/proc/{daemon.process.pid}/task").iterdir())
+    return {"stream"} if len(tasks) > 2 else set()
+
+
+def test_openapi_describes_every_error_and_stream() -> None:
+    described = openapi()
+    assert described["info"]["version"] == API_VERSION
+    assert all(path.startswith("/v1/") for path in described["paths"])
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            assert "default" in operation["responses"], (method, path)
+    assert "application/x-ndjson" in described["paths"]["/v1/trajectories/{ref}/exec"]["post"]["responses"]["200"]["content"]
+    written = json.loads((Path(__file__).parents[3] / "docs" / "openapi.json").read_text())
+    assert sorted(written["paths"]) == sorted(described["paths"]), "regenerate docs/openapi.json: python -m snapshotd.daemon.api"

@@ -1,0 +1,292 @@
+"""The Python client against the real server: results, errors by class, loss of the daemon, starting it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from snapshotd.client import ExecFailed, Sandbox, Snapshotd, autostart
+from snapshotd.client.transport import Transport
+from snapshotd.daemon.lock import lock_holder
+from snapshotd.errors import (
+    Ambiguous,
+    CommandNotFound,
+    CommandNotRunnable,
+    Conflict,
+    DaemonUnavailable,
+    InternalError,
+    NotFound,
+    Unsupported,
+    UsageError,
+    VersionMismatch,
+)
+from snapshotd.types import new_id
+from tests.unit.daemon.process import FAKE_DAEMON, Daemon
+
+
+@pytest.fixture
+def client(shared_daemon: Daemon) -> Snapshotd:
+    return shared_daemon.client
+
+
+@pytest.fixture
+def box(client: Snapshotd) -> Sandbox:
+    return Sandbox.create(name=f"box-{new_id()[:8]}", client=client)
+
+
+def test_sandbox_as_an_object(box: Sandbox, short_dir: Path) -> None:
+    heard: list[bytes] = []
+    result = box.exec(["echo", "hi"], on_stdout=heard.append, env={"A": "1"}, cwd="/tmp", user="nobody")
+    assert (result.stdout, result.stderr, result.exit_code) == ("echo hi\n", "", 0)
+    assert b"".join(heard) == b"echo hi\n"
+    assert box.head().id == result.snapshot_id
+    assert box.head().info.tool.arguments == {"argv": ["echo", "hi"], "cwd": "/tmp", "env": {"A": "1"}, "user": "nobody"}
+    assert [snapshot.info.seq for snapshot in box.snapshots()] == [0, 1]
+    assert box.files.read("a.txt") == box.files.read("/workspace/a.txt") == b"hello\n"
+    assert box.files.exists("a.txt")
+    assert not box.files.exists("missing.txt")
+    left, right = box.fork(2, name=f"{box.name}-fork")
+    assert (left.name, right.name) == (f"{box.name}-fork-0", f"{box.name}-fork-1")
+    head = box.head()
+    assert [change.path for change in head.diff()] == [b"workspace/new\xff.txt", b"workspace/a\x1b.txt", b"tmp/gone"]
+    assert head.patch() == b"--- a/a.txt\n+++ b/a.txt \xff\n"
+    assert head.cat("/workspace/a.txt") == b"hello\n"
+    assert head.restore(short_dir / "out", path="/workspace").warnings == ("one fifo was left out",)
+    assert (short_dir / "out" / "path").read_bytes() == b"workspace"
+    assert head.exec("ls").snapshot_id is None
+    assert box.rewind(box.snapshots()[0]).info.tool.name == "rewind"
+    with box:
+        assert box.info.status == "running"
+    assert box.info.status == "stopped"
+
+
+def test_a_string_goes_through_the_shell(box: Sandbox) -> None:
+    assert box.exec("a | b").stdout == "/bin/sh -c a | b\n"
+
+
+def test_check_raises_and_the_snapshot_is_there(box: Sandbox) -> None:
+    with pytest.raises(ExecFailed, match="exit code 4: oops") as caught:
+        box.exec(["fail", "4", "oops"], check=True)
+    assert caught.value.result.snapshot_id == box.head().id
+
+
+def test_output_that_is_not_text(box: Sandbox) -> None:
+    assert box.exec(["raw", "ff00"]).stdout_bytes == b"\xff\x00"
+
+
+def test_errors_come_back_as_their_classes(client: Snapshotd, box: Sandbox) -> None:
+    cases: list[tuple[type[Exception], Callable[[], object]]] = [
+        (NotFound, lambda: client.trajectory("nobody")),
+        (NotFound, lambda: client.trajectory("../../etc")),
+        (Conflict, lambda: client.create(name=box.name)),
+        (Conflict, lambda: client.remove(box.id)),
+        (CommandNotFound, lambda: box.exec(["missing"])),
+        (CommandNotRunnable, lambda: box.exec(["blocked"])),
+        (UsageError, lambda: box.exec([])),
+        (UsageError, lambda: client.fork(box.id, 0)),
+        (UsageError, lambda: client.fork(box.id, 10000)),
+        (UsageError, lambda: box.files.read("/workspace")),
+        (NotFound, lambda: box.files.read("nothing")),
+        (InternalError, lambda: box.exec(["crash"])),
+        (NotFound, lambda: client.build_image("nothing")),
+        (NotFound, lambda: client.untag("nothing")),
+    ]
+    for expected, call in cases:
+        with pytest.raises(expected):
+            call()
+    assert [snapshot.info.seq for snapshot in box.snapshots()] == [0], "no failure left anything behind"
+
+
+def test_ambiguous_prefix(client: Snapshotd) -> None:
+    """Seventeen ids of sixteen digits: two begin alike."""
+    for _ in range(17):
+        client.create()
+    first = [item.id[0] for item in client.trajectories()]
+    twice = next(digit for digit in first if first.count(digit) > 1)
+    with pytest.raises(Ambiguous):
+        client.trajectory(twice)
+
+
+def test_a_run_is_followed_to_its_end(client: Snapshotd, short_dir: Path) -> None:
+    agent = short_dir / "agent.py"
+    agent.write_text("print('hi')\n")
+    run = client.run(agent=agent, args=["x"])
+    events = list(client.events(run.id))
+    assert [event["event"] for event in events] == ["started", "output", "snapshot", "finished"]
+    assert events[-1] == {"event": "finished", "trajectory": run.id, "exit_code": 3, "snapshots": 2, "status": "finished"}
+
+
+def test_images_with_progress(client: Snapshotd) -> None:
+    said: list[str] = []
+    image = client.build_image("minimal", name="small", progress=said.append)
+    assert said == ["building minimal"]
+    assert image.name == "small"
+    assert "small" in [item.name for item in client.images()]
+    client.remove_image("small")
+
+
+def test_tags_move_and_go(client: Snapshotd, box: Sandbox) -> None:
+    first = client.tag(box.id, "best")
+    box.exec(["ls"])
+    with pytest.raises(Conflict, match="--move"):
+        client.tag(box.id, "best")
+    assert client.tag(box.id, "best", move=True) != first
+    client.untag("best")
+
+
+# -- the daemon goes away ------------------------------------------------------------------------------------------------------
+
+
+def test_no_daemon_is_a_sentence_with_the_next_step(short_dir: Path) -> None:
+    client = Snapshotd(short_dir, autostart=False)
+    with pytest.raises(DaemonUnavailable, match="snapshotd daemon"):
+        client.trajectories()
+
+
+def test_daemon_killed_in_the_middle_of_a_command(daemon: Daemon, short_dir: Path) -> None:
+    box = Sandbox.create(client=daemon.client)
+
+    def kill(_: bytes) -> None:
+        daemon.kill()
+
+    with pytest.raises(DaemonUnavailable, match=r"went away.*safe.*snapshotd log"):
+        box.exec(["wait", str(short_dir / "never")], on_stdout=kill)
+
+
+def test_broken_bytes_are_never_taken_for_the_whole(box: Sandbox) -> None:
+    with pytest.raises(DaemonUnavailable):
+        box.files.read("broken")
+
+
+def test_a_daemon_of_another_version(client: Snapshotd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snapshotd.client.transport.API_VERSION", "0.9")
+    with pytest.raises(VersionMismatch, match=r"0\.9.*1\.0.*snapshotd daemon --stop"):
+        client.trajectories()
+
+
+def test_a_closed_socket_says_sudo(daemon: Daemon) -> None:
+    if os.geteuid() == 0:
+        daemon.socket_path.parent.chmod(0o755)
+    else:
+        daemon.socket_path.chmod(0)
+    argv = [sys.executable, "-c", _AS_NOBODY, str(daemon.socket_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.startswith("NotPermitted"), done.stderr
+    assert "sudo" in done.stdout
+
+
+_AS_NOBODY = """
+import os, sys
+from pathlib import Path
+from snapshotd.client.transport import Transport
+from snapshotd.errors import SnapshotdError
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    Transport(Path(sys.argv[1])).request('GET', '/version')
+except SnapshotdError as e:
+    print(e.code, e.message)
+"""
+
+
+# -- starting the daemon -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def startable(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A state directory where the client starts fake daemons, as it would as root."""
+
+    def argv(state_dir: Path, socket_path: Path, ready_fd: int) -> list[str]:
+        return [sys.executable, str(FAKE_DAEMON), str(state_dir), str(socket_path), str(ready_fd)]
+
+    monkeypatch.setattr(autostart, "daemon_argv", argv)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    state_dir = short_dir / "state"
+    yield state_dir
+    pid = lock_holder(state_dir) if state_dir.exists() else None
+    if pid is not None:
+        os.kill(pid, 9)
+        while lock_holder(state_dir) is not None:
+            os.sched_yield()
+
+
+def test_the_first_request_starts_a_daemon(startable: Path) -> None:
+    client = Snapshotd(startable)
+    assert client.trajectories() == []
+    pid = client.version().pid
+    assert pid == lock_holder(startable)
+    assert os.getsid(pid) == pid, "it is detached from our terminal"
+    assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
+
+
+def test_many_first_requests_start_one_daemon(startable: Path) -> None:
+    pids: list[int] = []
+    failures: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            pids.append(Snapshotd(startable).version().pid)
+        except DaemonUnavailable as exc:
+            failures.append(exc)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    assert len(pids) == 4
+    assert set(pids) == {lock_holder(startable)}
+
+
+def test_what_the_daemon_died_of_is_what_the_user_reads(startable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_FAILURE", "no init for sandboxes: catatonit is not installed; run `snapshotd setup`")
+    with pytest.raises(Unsupported, match="catatonit is not installed"):
+        Snapshotd(startable).trajectories()
+
+
+def test_a_daemon_that_dies_without_a_word(startable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_EXIT", "1")
+    with pytest.raises(DaemonUnavailable, match=r"exit code 3.*daemon\.log"):
+        Snapshotd(startable).trajectories()
+
+
+def test_a_conflict_without_anybody_answering_is_told(startable: Path, daemon: Daemon) -> None:
+    """The lock is held, but its holder listens elsewhere."""
+    with pytest.raises(Conflict, match=f"pid {daemon.process.pid}"):
+        autostart.start_daemon(daemon.state_dir, startable.parent / "elsewhere.sock", timeout_s=2)
+
+
+def test_who_is_not_root_cannot_start_one(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(DaemonUnavailable, match="sudo"):
+        Snapshotd(short_dir).trajectories()
+
+
+def test_too_long_a_socket_path(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="107"):
+        Transport(tmp_path / ("x" * 120))
+
+
+def test_where_the_daemon_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SNAPSHOTD_STATE_DIR", "/a")
+    monkeypatch.setenv("SNAPSHOTD_SOCKET", "/b.sock")
+    assert (str(Snapshotd().state_dir), str(Snapshotd().socket_path)) == ("/a", "/b.sock")
+    assert str(Snapshotd("/c").socket_path) == "/c/snapshotd.sock", "a named state directory means its own daemon"
+    monkeypatch.delenv("SNAPSHOTD_SOCKET")
+    monkeypatch.delenv("SNAPSHOTD_STATE_DIR")
+    assert str(Snapshotd().socket_path) == "/var/lib/snapshotd/snapshotd.sock"
+
+
+def test_the_client_imports_nothing_heavy() -> None:
+    heavy = ("fastapi", "pydantic", "uvicorn", "rich", "click", "docker", "asyncio", "subprocess")
+    code = f"import sys, snapshotd.client; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,179 @@
+"""The daemon's life: its lock, its socket, who may connect, how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from snapshotd.daemon.host import check_host, check_kernel
+from snapshotd.daemon.lock import StateLock, lock_holder, make_state_dir
+from snapshotd.daemon.peer import in_sandbox, refusal
+from snapshotd.daemon.server import bind
+from snapshotd.daemon.wire import check_ref, check_socket_path
+from snapshotd.errors import Conflict, NotFound, NotPermitted, Unsupported, UsageError
+from tests.unit.daemon.process import Daemon, start
+
+
+def test_everything_is_private(daemon: Daemon) -> None:
+    assert stat.S_IMODE(daemon.socket_path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(daemon.state_dir.stat().st_mode) == 0o700
+
+
+def test_a_second_daemon_is_told_of_the_first(daemon: Daemon, short_dir: Path) -> None:
+    with pytest.raises(AssertionError, match=rf"Conflict: another daemon \(pid {daemon.process.pid}\) .*{daemon.state_dir}"):
+        start(daemon.state_dir, short_dir / "other.sock")
+    assert daemon.client.version().pid == daemon.process.pid
+    assert not (short_dir / "other.sock").exists()
+
+
+def test_another_state_directory_cannot_take_a_live_socket(daemon: Daemon, short_dir: Path) -> None:
+    with pytest.raises(AssertionError, match="Conflict: another program already listens"):
+        start(short_dir / "other", daemon.socket_path)
+    assert daemon.client.version().pid == daemon.process.pid
+
+
+def test_after_kill_nine_the_next_one_takes_over(daemon: Daemon) -> None:
+    daemon.kill()
+    assert daemon.socket_path.exists()
+    assert lock_holder(daemon.state_dir) is None
+    heir = start(daemon.state_dir, daemon.socket_path)
+    assert heir.client.version().pid == heir.process.pid == lock_holder(daemon.state_dir)
+    heir.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(daemon: Daemon, number: signal.Signals) -> None:
+    daemon.process.send_signal(number)
+    assert daemon.process.wait(20) == 0
+    assert not daemon.socket_path.exists()
+    assert lock_holder(daemon.state_dir) is None
+    assert '"message": "stopped"' in (daemon.state_dir / "daemon.log").read_text()
+
+
+def test_shutdown_over_the_api(daemon: Daemon) -> None:
+    daemon.client._transport.request("POST", "/shutdown")
+    assert daemon.process.wait(20) == 0
+
+
+def test_systemd_is_told_once_it_is_ready(short_dir: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(short_dir / "notify"))
+        manager.settimeout(20)
+        running = start(short_dir / "state", short_dir / "s.sock", NOTIFY_SOCKET=str(short_dir / "notify"))
+        assert manager.recv(100) == b"READY=1"
+    assert running.client.version().pid == running.process.pid
+    running.close()
+
+
+def test_a_refused_peer_gets_one_sentence_and_no_answer(short_dir: Path) -> None:
+    running = start(short_dir / "state", short_dir / "s.sock", FAKE_SANDBOXED="1")
+    with pytest.raises(NotPermitted, match=rf"process {os.getpid()} runs inside a sandbox"):
+        running.client.trajectories()
+    assert running.terminate() == 0
+    running.close()
+
+
+def test_who_may_connect() -> None:
+    def inside(pid: int) -> bool:
+        return pid == 66
+
+    assert refusal(5, 0, inside, 0) is None
+    assert refusal(5, 1000, inside, 1000) is None
+    assert "user 1000" in str(refusal(5, 1000, inside, 0))
+    assert "user 1700000000" in str(refusal(66, 1_700_000_000, inside, 0)), "root of a user namespace"
+    assert "process 66" in str(refusal(66, 0, inside, 0)), "root of a sandbox without one"
+    assert refusal(0, 0, lambda pid: pytest.fail("nobody can look at process 0"), 0) is None
+
+
+def test_a_process_that_is_gone_counts_as_sandboxed() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert in_sandbox(child.pid)
+    assert not in_sandbox(os.getpid())
+
+
+def test_lock_is_free_when_its_holder_is_gone(tmp_path: Path) -> None:
+    assert lock_holder(tmp_path) is None
+    lock = StateLock(tmp_path)
+    assert lock_holder(tmp_path) == os.getpid()
+    with pytest.raises(Conflict, match=rf"pid {os.getpid()}"):
+        StateLock(tmp_path)
+    lock.release()
+    assert lock_holder(tmp_path) is None
+    StateLock(tmp_path).release()
+
+
+def test_a_link_for_a_lock_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("precious")
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        StateLock(tmp_path)
+    assert (tmp_path / "elsewhere").read_text() == "precious"
+
+
+def test_state_directory_must_be_ours_alone(tmp_path: Path) -> None:
+    make_state_dir(tmp_path / "new" / "state")
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    with pytest.raises(NotPermitted, match="mode 0777"):
+        make_state_dir(open_to_all)
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"not a directory|File exists"):
+        make_state_dir(tmp_path / "file")
+
+
+def test_bind_replaces_only_a_dead_socket(short_dir: Path) -> None:
+    path = short_dir / "s.sock"
+    path.write_text("not a socket")
+    with pytest.raises(Conflict, match="not a socket"):
+        bind(path)
+    assert path.read_text() == "not a socket"
+    path.unlink()
+    umask = os.umask(0)
+    try:
+        first = bind(path)
+        assert os.umask(0) == 0, "the process's umask is put back"
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(Conflict, match="already listens"):
+        bind(path)
+    first.close()
+    bind(path).close()
+
+
+def test_too_long_a_socket_path_is_named(tmp_path: Path) -> None:
+    check_socket_path(Path("/" + "a" * 106))
+    with pytest.raises(UsageError, match="108 bytes, but the kernel allows 107"):
+        check_socket_path(Path("/" + "a" * 107))
+
+
+@pytest.mark.parametrize("release", ["6.13.0", "6.18.1-amd64", "7.0"])
+def test_new_kernels_are_fine(release: str) -> None:
+    check_kernel(release)
+
+
+@pytest.mark.parametrize("release", ["6.12.9", "6.1.0-13-amd64", "5.15", "strange"])
+def test_old_kernels_are_named_with_what_they_lack(release: str) -> None:
+    with pytest.raises(Unsupported, match=rf"{release} is too old: overlay layers by file descriptor need Linux 6\.13"):
+        check_kernel(release)
+
+
+def test_only_root_can_be_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(NotPermitted, match="user 1000"):
+        check_host()
+
+
+@pytest.mark.parametrize("ref", ["", "a/b", "-x", "a b", "é", "a" * 200, "x\n"])
+def test_impossible_refs_are_not_found(ref: str) -> None:
+    with pytest.raises(NotFound):
+        check_ref(ref)

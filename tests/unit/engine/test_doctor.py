@@ -1,0 +1,100 @@
+"""The report names every piece, each failure has a fix, the probes leave nothing, and the list of packages needs no dependency."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from snapshotd.engine import doctor, packages
+from snapshotd.kernel import features
+
+REPOSITORY = Path(packages.__file__).parents[2]
+
+
+def test_every_piece_is_looked_at_and_every_failure_has_a_fix(tmp_path: Path) -> None:
+    checks = doctor.diagnose(tmp_path / "not" / "there")
+    names = [check.name for check in checks]
+    assert len(names) == len(set(names))
+    assert {"privileges", "kernel", "overlay", "id-mapped overlay", "cgroups", "runc", "catatonit", "Docker engine", "FUSE", "reflink",
+            "xfsprogs", "slirp4netns", "mmdebstrap", "disk", "Python"} <= set(names)  # fmt: skip
+    for check in checks:
+        assert check.detail
+        assert (check.fix == "") == (check.ok is True), check
+
+
+def test_it_is_quick_and_leaves_nothing(tmp_path: Path) -> None:
+    descriptors, mounts = os.listdir("/proc/self/fd"), Path("/proc/self/mountinfo").read_text().count("probe")
+    began = time.monotonic()
+    doctor.diagnose(tmp_path)
+    assert time.monotonic() - began < 5  # a fraction of a second on a quiet machine
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) <= len(descriptors)
+    assert Path("/proc/self/mountinfo").read_text().count("probe") == mounts
+    assert not [name for root, _, _ in features._CGROUP_ROOTS if os.path.isdir(root) for name in os.listdir(root) if "probe" in name]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
+def test_an_overlay_on_what_cannot_hold_one_is_reported() -> None:
+    """Overlay's upper directory cannot lie on proc; the probe says so instead of raising."""
+    reason = next(check for check in doctor._kernel_features(Path("/proc")) if check.name == "overlay in the state directory")
+    assert reason.ok is False
+    assert "/proc" in reason.fix
+
+
+def test_an_old_kernel_is_told_which_one_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.platform, "release", lambda: "6.1.0-18-amd64")
+    check = doctor._kernel_version()
+    assert check.ok is False
+    assert "6.13" in check.detail
+    assert "newer kernel" in check.fix
+
+
+def test_missing_programs_are_warnings_or_failures_by_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages.Package, "missing", lambda _: True)
+    found = {check.name: check for check in doctor._programs()}
+    assert found["runc"].ok is False
+    assert found["slirp4netns"].ok is None
+    assert "apt-get install slirp4netns" in found["slirp4netns"].fix
+
+
+def test_a_silent_docker_socket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    assert doctor._docker().ok is None
+    monkeypatch.setenv("DOCKER_HOST", "tcp://user:secret@elsewhere.example:2375")
+    assert "secret" not in doctor._docker().detail
+
+
+def test_setup_does_nothing_when_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages.Package, "missing", lambda _: False)
+    said: list[str] = []
+    assert doctor.setup(said.append) == []
+    assert said == []
+
+
+def test_setup_explains_what_it_cannot_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages.Package, "missing", lambda self: self.name == "runc")
+    monkeypatch.setattr(packages, "can_install", lambda: "this is not a Debian or Ubuntu system (no apt-get)")
+    (check,) = doctor.setup(lambda _: None)
+    assert (check.name, check.ok) == ("runc", False)
+    assert "not a Debian" in check.detail
+    assert "runc" in check.fix
+
+
+def test_the_list_of_packages_runs_before_anything_is_installed() -> None:
+    """With the standard library alone: no site-packages."""
+    command = [sys.executable, "-S", "-m", "snapshotd.engine.packages", "develop"]
+    said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert set(said.stdout.split()) <= {package.name for package in packages.PACKAGES}
+    wrong = subprocess.run([*command[:-1], "everything"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "usage" in wrong.stderr
+
+
+def test_every_level_knows_its_packages() -> None:
+    groups = {package.level for package in packages.PACKAGES}
+    assert groups == set(packages.LEVELS["develop"])
