@@ -28,7 +28,9 @@ from typing import Any
 from snapshotd.client import Snapshotd
 
 HERE = Path(__file__).parent
-SCENARIOS = {"no change": "none", "one file": "1-file", "200 files": "200-files", "5,000 files": "5000-files", "4 KiB into 1 GiB": "4k-in-1g"}
+SCENARIOS = {
+    "no change": "none", "one file": "1-file", "200 files": "200-files", "5,000 files": "5000-files", "4 KiB into 1 GiB": "4k-in-1g",
+}  # fmt: skip
 
 
 def quantiles(values: list[float]) -> dict[str, float]:
@@ -65,7 +67,7 @@ def repeated(action: Callable[[], None], rounds: int) -> dict[str, float]:
 
 def forks(client: Snapshotd, runtime: str, rounds: int) -> dict[str, Any]:
     """From the request to fork until the first command's output is here, and the command alone in a running sandbox."""
-    parent, first = client.create(runtime=runtime)
+    parent, _ = client.create(runtime=runtime)
     client.exec(parent.id, ["sh", "-c", "mkdir d; cd d; for i in $(seq 2000); do echo $i > $i; done"])
     made: list[str] = []
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from snapshotd.engine import packages
 from tests import dockerd
 
 
@@ -26,11 +27,18 @@ def _docker() -> str | None:
     return _root() or _program("dockerd", "containerd", "runc", "ip", "catatonit")
 
 
+def _compose() -> str | None:
+    absent = [package.name for package in packages.PACKAGES if package.name == "docker-compose" and package.missing()]
+    return f"not installed: {absent[0]}" if absent else None
+
+
 CAPABILITIES: dict[str, Callable[[], str | None]] = {
     "root": _root,
     "runc": lambda: _program("runc", "catatonit"),
     "slirp4netns": lambda: _program("slirp4netns"),
     "docker": _docker,
+    "xfs": lambda: _program("mkfs.xfs"),
+    "compose": _compose,
 }
 """Name to a check: None if it is there, else why not."""
 

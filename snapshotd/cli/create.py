@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from snapshotd.cli.command import connect, declare, is_local, json_option
+from snapshotd.cli.follow import patience
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import local_folder, sandbox_keywords, sandbox_options
 
@@ -23,7 +24,8 @@ def command(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     """
     if options["workspace"] is not None and is_local(ctx):
         local_folder(options["workspace"], "workspace")
-    trajectory, snapshot = connect(ctx).create(**sandbox_keywords(options))
+    with patience():
+        trajectory, snapshot = connect(ctx).create(**sandbox_keywords(options))
     if as_json:
         print_json({"trajectory": trajectory.id, "snapshot": snapshot.id})
     else:

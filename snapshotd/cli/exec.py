@@ -84,8 +84,8 @@ def _to_terminal(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
 ) -> int:  # fmt: skip
     done = _call(client, trajectory, snapshot, argv, RawOutput().write, options)
-    taken = done.snapshot
-    if taken is not None and not quiet:
+    if done.snapshot is not None and not quiet:
+        taken = done.snapshot if done.snapshot.files is not None else client.snapshot(done.snapshot.id)  # which waits for the count
         click.echo(snapshot_line(
             seq=taken.seq, snapshot_id=taken.id, tool=taken.tool.name, status=taken.tool.status, pause_ms=taken.pause_ms,
             files=None if taken.files is None else dataclasses.asdict(taken.files), method=taken.method,

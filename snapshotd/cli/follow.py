@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import signal
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, BinaryIO
 
@@ -15,7 +16,7 @@ import click
 
 from snapshotd.cli.text import printable, snapshot_line
 from snapshotd.client.client import Snapshotd
-from snapshotd.errors import DaemonUnavailable, SandboxFailed, SnapshotdError
+from snapshotd.errors import DaemonUnavailable, SandboxFailed, SnapshotdError, UsageError
 from snapshotd.types import short
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -70,6 +71,20 @@ class Interruption:
             note(f"the run could not be stopped: {exc.message}")
 
 
+@contextlib.contextmanager
+def patience(seconds: float = 3.0) -> Iterator[None]:
+    """Say what is probably going on when starting something takes long."""
+    timer = threading.Timer(
+        seconds, lambda: note("still starting; an image that is used for the first time is built or imported now, which can take a minute")
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def note(text: str) -> None:
     """One line for people on standard error."""
     click.echo(f"snapshotd: {printable(text)}", err=True)
@@ -86,7 +101,9 @@ def follow(client: Snapshotd, trajectory: str, *, as_json: bool, quiet: bool, st
 
 def _show(events: Iterable[dict[str, Any]], trajectory: str, *, as_json: bool, quiet: bool) -> int:
     raw = RawOutput()
+    seen = False
     for event in events:
+        seen = True
         if as_json:
             click.echo(json.dumps(event))
             sys.stdout.flush()
@@ -98,6 +115,8 @@ def _show(events: Iterable[dict[str, Any]], trajectory: str, *, as_json: bool, q
                 click.echo(line, err=True)
         if event["event"] == "finished":
             return _exit_code(event, trajectory)
+    if not seen:
+        raise UsageError(f"no agent ever ran in {short(trajectory)}, so there is nothing to follow; `snapshotd log` shows its snapshots")
     raise DaemonUnavailable(
         f"the daemon ended the events of {short(trajectory)} before the run did; its snapshots are safe: `snapshotd log "
         f"{short(trajectory)}` lists them, `snapshotd attach {short(trajectory)}` follows again"

@@ -23,7 +23,10 @@ def command(ctx: click.Context, trajectory: str, snapshot: str, as_json: bool) -
     In a few milliseconds, and recorded as a new snapshot, so nothing is lost. Refused while processes live in the sandbox.
     With --json: the new snapshot as `log --json` has it.
     """
-    taken = connect(ctx).rewind(trajectory, snapshot)
+    client = connect(ctx)
+    taken = client.rewind(trajectory, snapshot)
+    if taken.files is None:
+        taken = client.snapshot(taken.id)  # which waits for the count
     if as_json:
         print_json(snapshot_json(taken))
         return 0

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from snapshotd.cli.command import after_dashes, connect, declare, is_local, json_option, refuse
-from snapshotd.cli.follow import follow
+from snapshotd.cli.follow import follow, patience
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import local_file, local_folder, sandbox_keywords, sandbox_options
 
@@ -50,7 +50,8 @@ def command(
         if options["workspace"] is not None:
             local_folder(options["workspace"], "workspace")
     client = connect(ctx)
-    trajectory = client.run(**wanted, requirements=requirements, detach=detach, **sandbox_keywords(options))
+    with patience():
+        trajectory = client.run(**wanted, requirements=requirements, detach=detach, **sandbox_keywords(options))
     if detach:
         if as_json:
             print_json({"trajectory": trajectory.id})

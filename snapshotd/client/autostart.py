@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from snapshotd.client.transport import error_of
-from snapshotd.daemon.lock import make_state_dir
+from snapshotd.daemon.lock import lock_holder, make_state_dir
 from snapshotd.daemon.wire import log_path_of
 from snapshotd.errors import Conflict, DaemonUnavailable
 
@@ -31,12 +31,16 @@ def start_daemon(state_dir: Path, socket_path: Path, timeout_s: float = START_TI
             f"no daemon answers on {socket_path}, and only root can start one; run the command with sudo, or start the service"
         )
     deadline = time.monotonic() + timeout_s
-    try:
-        _spawn_and_wait(state_dir, socket_path, deadline)
-    except Conflict:
-        # Somebody else holds the state directory: most likely a daemon that another command started in this very moment.
-        if not _answers_before(socket_path, deadline):
-            raise
+    while True:
+        try:
+            _spawn_and_wait(state_dir, socket_path, deadline)
+            return
+        except Conflict:
+            # Somebody else holds the state directory: a daemon that another command has just started, or one that is just ending.
+            if _answers_or_ends(state_dir, socket_path, deadline):
+                return
+            if time.monotonic() > deadline:
+                raise
 
 
 def _spawn_and_wait(state_dir: Path, socket_path: Path, deadline: float) -> None:
@@ -109,13 +113,14 @@ def _read_line(fd: int, deadline: float) -> bytes | None:
     return data
 
 
-def _answers_before(socket_path: Path, deadline: float) -> bool:
+def _answers_or_ends(state_dir: Path, socket_path: Path, deadline: float) -> bool:
+    """Wait for the daemon that holds the state directory. True when it answers; False when it has ended, or at the deadline."""
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             try:
                 probe.connect(str(socket_path))
                 return True
             except OSError:
-                if time.monotonic() > deadline:
+                if lock_holder(state_dir) is None or time.monotonic() > deadline:
                     return False
-        time.sleep(0.02)
+        time.sleep(0.02)  # nothing tells us when a socket begins to listen

@@ -17,7 +17,9 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from snapshotd.daemon.failures import error_json
+from snapshotd.engine.base import Engine
 from snapshotd.errors import NotPermitted
+from snapshotd.kernel import cgroup
 
 log = logging.getLogger("snapshotd.daemon")
 _UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid (unix(7))
@@ -27,12 +29,30 @@ SandboxPredicate = Callable[[int], bool]
 
 
 def in_sandbox(pid: int) -> bool:
-    """Whether the process's cgroup is one of a sandbox ("/snapshotd-..."). A process that is gone counts as one: nobody can tell."""
-    try:
-        with open(f"/proc/{pid}/cgroup") as f:
-            return "/snapshotd-" in f.read()
-    except OSError:
-        return True
+    """Whether the process's cgroup is one of the runc driver's ("/snapshotd-..."). One that is gone counts: nobody can tell any more."""
+    text = cgroup.path_of(pid)
+    return text is None or "/snapshotd-" in text
+
+
+def in_sandbox_of(engine: Engine) -> SandboxPredicate:
+    """`in_sandbox`, and for every driver: whether the process shares the cgroup of a live sandbox's init.
+
+    A process of the daemon's own pid namespace is in none, which spares the usual client the search.
+    """
+    own_namespace = os.readlink("/proc/self/ns/pid")
+
+    def predicate(pid: int) -> bool:
+        if in_sandbox(pid):
+            return True
+        try:
+            if os.readlink(f"/proc/{pid}/ns/pid") == own_namespace:
+                return False
+        except OSError:
+            return True  # gone
+        text = cgroup.path_of(pid)
+        return text is None or any(cgroup.path_of(info.pid) == text for info in engine.sandboxes())
+
+    return predicate
 
 
 def refusal(pid: int, uid: int, is_sandboxed: SandboxPredicate, own_uid: int) -> str | None:

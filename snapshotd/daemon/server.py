@@ -32,7 +32,7 @@ from snapshotd.daemon.failures import error_json
 from snapshotd.daemon.host import check_host, enter_own_mount_namespace
 from snapshotd.daemon.lock import StateLock, make_state_dir
 from snapshotd.daemon.logs import start_logging
-from snapshotd.daemon.peer import SandboxPredicate, in_sandbox, protocol_class
+from snapshotd.daemon.peer import SandboxPredicate, in_sandbox_of, protocol_class
 from snapshotd.daemon.routes import Service
 from snapshotd.daemon.wire import check_socket_path
 from snapshotd.engine.base import Engine
@@ -44,6 +44,7 @@ EngineFactory = Callable[[Path], Engine]
 _DRAIN_S = 30
 """How long answers in flight may take once the engine is closed; their clients are slow, not their commands."""
 _BACKLOG = 1024
+_OPEN_FILES = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ class ServerOptions:
     socket_path: Path
     foreground: bool = False
     ready_fd: int | None = None
-    is_sandboxed: SandboxPredicate = in_sandbox
+    is_sandboxed: SandboxPredicate | None = None
+    """Who is refused for living in a sandbox; None asks the engine."""
 
 
 def serve(options: ServerOptions, open_engine: EngineFactory) -> int:
@@ -75,6 +77,8 @@ def serve(options: ServerOptions, open_engine: EngineFactory) -> int:
 
 def serve_here(options: ServerOptions, open_engine: EngineFactory) -> int:
     """`serve` without what needs root: no check of the host, no mount namespace."""
+    if options.ready_fd is not None:
+        os.set_inheritable(options.ready_fd, False)  # a child of ours that kept it would keep the client waiting
     check_socket_path(options.socket_path)
     make_state_dir(options.state_dir)
     lock = StateLock(options.state_dir)
@@ -148,8 +152,9 @@ def _unbind(path: Path, listener: socket.socket) -> None:
 
 def _run(options: ServerOptions, engine: Engine, listener: socket.socket) -> int:
     service = Service(engine, options.state_dir, os.getpid())
+    protocol = protocol_class(options.is_sandboxed or in_sandbox_of(engine))
     config = uvicorn.Config(
-        create_app(service), http=protocol_class(options.is_sandboxed), ws="none", loop="asyncio", lifespan="on", log_config=None,
+        create_app(service), http=protocol, ws="none", loop="asyncio", lifespan="on", log_config=None,
         access_log=False, server_header=False, proxy_headers=False, backlog=_BACKLOG, timeout_graceful_shutdown=_DRAIN_S,
     )  # fmt: skip
     server = _Server(config, engine, lambda: _announce(options))
@@ -246,6 +251,8 @@ def _notify_systemd() -> None:
 
 
 def _raise_file_limit() -> None:
-    """A sandbox costs about ten descriptors; the usual soft limit of 1024 is a limit of select(2), which nothing here uses."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    """A sandbox costs about ten descriptors, and 256 are a fork. No higher: children inherit it, and some close every possible one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -47,6 +47,7 @@ from snapshotd.types import (
     SnapshotID,
     SnapshotState,
     Stack,
+    ToolCall,
     Trajectory,
     TrajectoryID,
     TrajectoryStatus,
@@ -114,14 +115,10 @@ class LocalEngine(Engine):
             stack = stack.push(dependencies.layer_for(self._context, spec, requirements, self._install))
         layer = inputs.build(self._context.store, stack, request, agent_file)
         stack = dependencies.stack_with(stack, layer)
-        trajectory_id, snapshot_id, now = TrajectoryID(new_id()), SnapshotID(new_id()), time.time_ns()
-        snapshot = Snapshot(
-            id=snapshot_id, parent=None, trajectory=trajectory_id, seq=0, stack=stack,
-            call=marker("start", _start_arguments(request, image)), messages=0, state=SnapshotState.CAPTURED, pause_ns=0, created_at_ns=now, method="build",
-        )  # fmt: skip
+        snapshot = _first_snapshot(stack, marker("start", _start_arguments(request, image)))
         trajectory = Trajectory(
-            id=trajectory_id, name=request.name, spec=spec, agent=agent, head=snapshot_id, status=TrajectoryStatus.RUNNING,
-            created_at_ns=now, env=request.env,
+            id=snapshot.trajectory, name=request.name, spec=spec, agent=agent, head=snapshot.id, status=TrajectoryStatus.RUNNING,
+            created_at_ns=snapshot.created_at_ns, env=request.env,
         )  # fmt: skip
         sandbox: Sandbox | None = None
         try:
@@ -375,14 +372,19 @@ def _start_arguments(request: SandboxRequest, image: Image) -> dict[str, Any]:
     return {"image": image.name, "workspace": str(request.workspace) if request.workspace else None}
 
 
+def _first_snapshot(stack: Stack, call: ToolCall) -> Snapshot:
+    """The snapshot that a new trajectory begins with."""
+    return Snapshot(
+        id=SnapshotID(new_id()), parent=None, trajectory=TrajectoryID(new_id()), seq=0, stack=stack, call=call, messages=0,
+        state=SnapshotState.CAPTURED, pause_ns=0, created_at_ns=time.time_ns(), method="build",
+    )  # fmt: skip
+
+
 def _throw_away(spec: SandboxSpec, stack: Stack, env: tuple[tuple[str, str], ...] = ()) -> tuple[Trajectory, Snapshot]:
     """Records for a sandbox that no catalog row will ever mention."""
-    trajectory_id, snapshot_id, now = TrajectoryID(new_id()), SnapshotID(new_id()), time.time_ns()
-    snapshot = Snapshot(
-        id=snapshot_id, parent=None, trajectory=trajectory_id, seq=0, stack=stack, call=marker("start", {}), messages=0,
-        state=SnapshotState.CAPTURED, pause_ns=0, created_at_ns=now, method="build",
-    )  # fmt: skip
+    snapshot = _first_snapshot(stack, marker("start", {}))
     trajectory = Trajectory(
-        id=trajectory_id, name=None, spec=spec, agent=None, head=snapshot_id, status=TrajectoryStatus.RUNNING, created_at_ns=now, env=env
-    )
+        id=snapshot.trajectory, name=None, spec=spec, agent=None, head=snapshot.id, status=TrajectoryStatus.RUNNING,
+        created_at_ns=snapshot.created_at_ns, env=env,
+    )  # fmt: skip
     return trajectory, snapshot

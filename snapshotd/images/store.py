@@ -23,9 +23,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapshotd.catalog.base import Catalog
-from snapshotd.errors import InternalError, NotFound, OutOfSpace, SnapshotdError, UsageError
+from snapshotd.errors import InternalError, NotFound, OutOfSpace, Unsupported, UsageError
 from snapshotd.images import build, recipes
+from snapshotd.images.base import ImageRows, Images, Progress
 from snapshotd.images.config import DEFAULT_WORKDIR
 from snapshotd.images.docker import DockerImages
 from snapshotd.images.root import MADE_AT_NS, measure, prepare_root
@@ -37,8 +37,6 @@ from snapshotd.types import Image, ImageID, new_id
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,254}")
 """An image's name: what Docker's references look like, which our own names are a part of."""
 _TMP = ".tmp-"
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +50,10 @@ class _Facts:
     workdir: str = DEFAULT_WORKDIR
 
 
-class ImageStore:
-    """See the module's text. `layers_dir` must exist."""
+class ImageStore(Images):
+    """Images in a directory of the layer store, which must exist. Opening it removes what no row refers to."""
 
-    def __init__(self, layers_dir: Path, catalog: Catalog) -> None:
+    def __init__(self, layers_dir: Path, catalog: ImageRows) -> None:
         self._dir = layers_dir / "images"
         self._dir.mkdir(mode=0o700, exist_ok=True)
         self._catalog = catalog
@@ -76,18 +74,12 @@ class ImageStore:
     # -- looking ---------------------------------------------------------------------------------------------------------------
 
     def list(self) -> list[Image]:
-        """All images, newest first."""
         return self._catalog.images()
 
     def find(self, ref: str) -> Image:
-        """By name or unique id prefix. NotFound, Ambiguous."""
         return self._catalog.find_image(ref)
 
     def ensure(self, name: str, progress: Progress) -> Image:
-        """The image that `name` stands for, made if need be: one we have, else a recipe that comes with snapshotd, else a Docker image.
-
-        NotFound says what to do next. Building takes a minute, importing seconds; having it already, microseconds.
-        """
         try:
             return self.find(name)
         except NotFound:
@@ -101,7 +93,7 @@ class ImageStore:
                 return self.build(name, None, progress)
             try:
                 return self._from_docker(name, name, progress)
-            except SnapshotdError as exc:
+            except (NotFound, Unsupported) as exc:  # no such image, or no engine
                 known = ", ".join(sorted({*recipes.shipped(), *(i.name for i in self.list() if i.name)}))
                 message = (
                     f"there is no image {printable(name.encode())} here (known: {known}), and {exc.message}; "
@@ -112,10 +104,6 @@ class ImageStore:
     # -- making ----------------------------------------------------------------------------------------------------------------
 
     def build(self, recipe: str, name: str | None, progress: Progress) -> Image:
-        """From a recipe's name or folder; one that is unchanged is not built again.
-
-        Raises NotFound (no such recipe), UsageError (malformed, or a package or mirror fails), Unsupported, NotPermitted, OutOfSpace.
-        """
         found = recipes.find_recipe(recipe)
         facts = _Facts(_checked_name(name or found.name), f"recipe {found.name}", found.source_id, found.env, found.workdir)
         with self._making:
@@ -126,11 +114,6 @@ class ImageStore:
             return self._make(facts, lambda root: build.build_root(found, root, progress))
 
     def import_(self, source: str, name: str | None, progress: Progress) -> Image:
-        """From a folder, a root file system tar, a `docker save` or OCI archive, an OCI layout, or a Docker image name.
-
-        A path is taken as a path when it exists or looks like one (it begins with `/` or `.`); `docker:NAME` is always Docker's.
-        One that we have already (same content) is not taken again.
-        """
         if not source:
             raise UsageError("the import source is empty; give a folder, an archive or a Docker image name")
         path = Path(source)
@@ -227,7 +210,6 @@ class ImageStore:
     # -- removing --------------------------------------------------------------------------------------------------------------
 
     def remove(self, ref: str) -> None:
-        """Forget an image and delete its files. NotFound, Ambiguous; Conflict while a trajectory uses it."""
         image = self.find(ref)
         self._catalog.remove_image(image.id)
         with _opened(self._dir) as fd:

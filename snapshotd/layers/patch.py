@@ -1,8 +1,8 @@
 """Write the difference of two views as a git-style patch.
 
 `git apply` and `patch -p1` both take it for text files, links, modes, additions and deletions. GNU patch cannot read binary files
-(`GIT binary patch` literals) nor turn a directory into a file or the reverse. A patch cannot carry
-directories of their own, owners, attributes, other mode bits than "executable", fifos, sockets and device nodes; `snapshotd restore` can.
+(`GIT binary patch` literals) nor turn a directory into a file or the reverse. A patch cannot carry directories of their own, owners,
+attributes, other mode bits than "executable", fifos, sockets and device nodes; `snapshotd restore` can.
 """
 
 from __future__ import annotations

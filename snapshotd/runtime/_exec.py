@@ -57,13 +57,14 @@ def start(container: Container, known_as: RuncContainer, directory: Path, spec: 
     try:
         request.write_text(json.dumps(_oci.process(spec)))
         argv = known_as.command(log, "exec", "--ignore-paused", "--detach", "--process", str(request), "--pid-file", str(pid_file))
-        code = run_bounded([*argv, known_as.name], timeout_s=_START_DEADLINE_S, stdout=pipes.stdout_w, stderr=pipes.stderr_w)
-        if code is None:
-            raise SandboxFailed(f"runc could not enter container {short(container.id)} within {_START_DEADLINE_S:.0f} s; stop it")
+        with CHILDREN.starting():
+            code = run_bounded([*argv, known_as.name], timeout_s=_START_DEADLINE_S, stdout=pipes.stdout_w, stderr=pipes.stderr_w)
+            if code == 0:
+                process = ChildProcess(int(pid_file.read_text()), pipes.stdout_r, pipes.stderr_r)
+                CHILDREN.add(container.id, process)
         if code != 0:
-            raise _refusal(container, known_as, spec, log)
-        process = ChildProcess(int(pid_file.read_text()), pipes.stdout_r, pipes.stderr_r)
-        CHILDREN.add(container.id, process)
+            CHILDREN.sweep()
+            raise _refusal(container, known_as, spec, log, code)
         if not wait_for_execve(process.pid, _START_DEADLINE_S):
             raise _execve_failure(container, spec, process)
         pipes.hand_over()
@@ -76,7 +77,9 @@ def start(container: Container, known_as: RuncContainer, directory: Path, spec: 
     return process
 
 
-def _refusal(container: Container, known_as: RuncContainer, spec: ExecSpec, log: Path) -> SnapshotdError:
+def _refusal(container: Container, known_as: RuncContainer, spec: ExecSpec, log: Path, code: int | None) -> SnapshotdError:
+    if code is None:
+        return SandboxFailed(f"runc could not enter container {short(container.id)} within {_START_DEADLINE_S:.0f} s; stop it")
     reason = failure.log_reason(log.read_bytes() if log.exists() else b"")
     if not os.path.exists(f"/proc/{container.pid}/ns/mnt") or not known_as.known:
         return SandboxFailed(f"container {short(container.id)} is gone: {reason}")

@@ -14,9 +14,11 @@ from typing import Any
 
 from snapshotd.runtime import seccomp
 from snapshotd.runtime.base import CAPABILITIES, DEFAULT_PATH, RUN_DIR, SHARE_DIR, ContainerSpec, ExecSpec
-from snapshotd.types import IdMap, Limits
+from snapshotd.types import IdMap, Limits, Network
 
 STUB_DIRS = ("proc", "sys", "dev", "run/snapshotd", "tmp", "etc")
+RESOLV_CONF = "resolv.conf"
+"""Name of the file in a container's run directory that becomes /etc/resolv.conf where there is a network."""
 """What the stub root holds: mount points, and what an OCI runtime looks for."""
 INIT_ARGV = (f"{SHARE_DIR}/init", "-P")
 """`-P`: no child of its own, only reap (catatonit's pause mode)."""
@@ -130,6 +132,7 @@ def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str,
 def _mounts(spec: ContainerSpec, id_map: IdMap | None) -> list[dict[str, Any]]:
     strict = ("nosuid", "noexec", "nodev")
     tty = () if id_map is not None and id_map.count <= _TTY_GROUP else (f"gid={_TTY_GROUP}",)
+    resolver = [_mount(f"/etc/{RESOLV_CONF}", "bind", str(spec.run_dir / RESOLV_CONF), *_bind_options(spec.run_dir, "noexec"))]
     return [
         _mount("/proc", "proc", "proc", *strict),
         _mount("/dev", "tmpfs", "tmpfs", "nosuid", "strictatime", "mode=755", "size=65536k"),
@@ -139,6 +142,7 @@ def _mounts(spec: ContainerSpec, id_map: IdMap | None) -> list[dict[str, Any]]:
         _mount("/sys", "sysfs", "sysfs", *strict, "ro"),
         _mount(RUN_DIR, "bind", str(spec.run_dir), *_bind_options(spec.run_dir, "noexec")),
         _mount(SHARE_DIR, "bind", str(spec.share_dir), *_bind_options(spec.share_dir)),
+        *(resolver if spec.network is Network.BRIDGE else ()),
     ]
 
 

@@ -5,6 +5,7 @@ Nothing here reaps a child that it does not know by number, so any other part of
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -12,7 +13,8 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import IO
 
 from snapshotd.errors import SandboxFailed
@@ -104,7 +106,7 @@ def wait_for_execve(pid: int, timeout_s: float) -> bool:
     while True:
         try:
             with open(f"/proc/{pid}/stat", "rb") as f:
-                state, *fields = f.read().rpartition(b")")[2].split()
+                state, *fields = f.read().rpartition(b")")[2].split()  # fields[5] is `flags`
         except (FileNotFoundError, ProcessLookupError):
             return True  # ended and reaped by somebody else: whatever it did, nothing more can be learnt here
         if not int(fields[5]) & _PF_FORKNOEXEC:
@@ -176,6 +178,8 @@ class Children:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._of: dict[ContainerID, list[ChildProcess]] = {}
+        self._starting: set[object] = set()
+        self._suspects: dict[tuple[int, bytes], frozenset[object]] = {}
 
     def add(self, container_id: ContainerID, process: ChildProcess) -> None:
         """Remember a command; forget those that have ended."""
@@ -191,6 +195,60 @@ class Children:
             if left:
                 self._of[container_id] = left
             return not left
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Around everything between the start of runc and `add`: what runc makes in here is not swept."""
+        token = object()
+        with self._lock:
+            self._starting.add(token)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._starting.discard(token)
+
+    def sweep(self) -> None:
+        """Reap what a runc that failed left to us: zombies of its own stages that never became anybody's command.
+
+        Stage 1 is never a command. Stage 2 may be one that somebody is about to `add`: it is taken once all starts that were under way
+        when it was first seen are over.
+        """
+        with self._lock:
+            known = {process.pid for processes in self._of.values() for process in processes}
+            seen: dict[tuple[int, bytes], frozenset[object]] = {}
+            for pid, stage, started in _runc_zombies():
+                key = (pid, started)
+                suspected = self._suspects.get(key, frozenset(self._starting))
+                if stage == 1 or (pid not in known and not suspected & self._starting):
+                    _reap_zombie(pid)
+                elif pid not in known:
+                    seen[key] = suspected
+            self._suspects = seen
+
+
+def _runc_zombies() -> Iterator[tuple[int, int, bytes]]:
+    """Children of this process that are dead stages of runc (never went through execve): process id, stage, start time."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        try:
+            pids = [int(word) for word in children.read_bytes().split()]
+        except OSError:
+            continue  # the thread has ended
+        for pid in pids:
+            try:
+                head, _, tail = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")
+            except OSError:
+                continue  # reaped meanwhile
+            fields, name = tail.split(), head.partition(b"(")[2]
+            if fields[0] == b"Z" and int(fields[6]) & _PF_FORKNOEXEC and name.startswith(b"runc:["):
+                yield pid, 1 if name.startswith(b"runc:[1:") else 2, fields[19]
+
+
+def _reap_zombie(pid: int) -> None:
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:
+        pass  # somebody was faster
 
 
 def _ended(process: ChildProcess) -> bool:

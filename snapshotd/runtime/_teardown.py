@@ -11,6 +11,8 @@ from snapshotd.runtime._process import CHILDREN, poll_fd
 from snapshotd.types import ContainerID, short
 
 _END_DEADLINE_S = 10.0
+_SWEEP_AFTER_S = 0.02
+"""Processes end within milliseconds; later than this, one may be held by what runc left behind."""
 
 
 def end_all(container_id: ContainerID, cgroups: Collection[str], init_pidfd: int | None) -> None:
@@ -20,7 +22,7 @@ def end_all(container_id: ContainerID, cgroups: Collection[str], init_pidfd: int
     its pid namespace has to be empty first. A crashed daemon may have left the container frozen, where version 1 delivers no SIGKILL.
     Raises SandboxFailed after 10 s: a process is stuck in the kernel.
     """
-    deadline = time.monotonic() + _END_DEADLINE_S
+    begin = time.monotonic()
     delay = 0.0005
     while True:
         for path in cgroups:
@@ -30,7 +32,9 @@ def end_all(container_id: ContainerID, cgroups: Collection[str], init_pidfd: int
         left = sorted({pid for path in cgroups for directory in _cgroups.directories(path) for pid in _cgroups.processes(directory)})
         if reaped and not left and (init_pidfd is None or poll_fd(init_pidfd, 0)):
             return
-        if time.monotonic() > deadline:
+        if time.monotonic() > begin + _SWEEP_AFTER_S:
+            CHILDREN.sweep()
+        if time.monotonic() > begin + _END_DEADLINE_S:
             raise SandboxFailed(f"processes {left} of container {short(container_id)} do not end (stuck in the kernel); try again")
         time.sleep(delay)  # no one event tells that the last of several processes has ended
         delay = min(delay * 2, 0.01)

@@ -36,7 +36,7 @@ from snapshotd.runtime._oci import INIT_ARGV, STUB_DIRS
 from snapshotd.runtime._process import wait_for_execve
 from snapshotd.runtime._teardown import end_all
 from snapshotd.runtime.base import CAPABILITIES, RUN_DIR, SHARE_DIR, Container, ContainerSpec, ExecSpec, Process, Runtime
-from snapshotd.types import ContainerID, IdMap, Network, short
+from snapshotd.types import ContainerID, IdMap, short
 
 _STUB_TAG = "snapshotd/stub:1"
 """The number changes with the content of the stub image."""
@@ -91,11 +91,6 @@ class DockerRuntime(Runtime):
             return "runc, which starts commands in Docker containers, is not on the PATH: `apt install runc`"
         return None
 
-    def nameserver(self, network: Network) -> str | None:
-        """Always None: the engine mounts a resolv.conf of its own into the container."""
-        del network
-        return None
-
     def create(self, spec: ContainerSpec) -> Container:
         reason = self.unavailable()
         if reason is not None:
@@ -111,7 +106,7 @@ class DockerRuntime(Runtime):
             raise
 
     def exec(self, container: Container, spec: ExecSpec) -> Process:
-        return _exec.start(container, self._runc_container(container.id), self._files(container.id), spec)
+        return _exec.start(container, self._runc_container(container.id), self._run_dir / container.id, spec)
 
     def destroy(self, container_id: ContainerID) -> None:
         for record in self._find(container_id):
@@ -180,14 +175,9 @@ class DockerRuntime(Runtime):
 
     def _learn(self, container_id: ContainerID, docker_id: str, pid: int) -> RuncContainer:
         known = find_runc(docker_id, pid)
+        (self._run_dir / container_id).mkdir(mode=0o700, parents=True, exist_ok=True)  # for short-lived files of commands
         with self._lock:
             return self._known.setdefault(container_id, known)
-
-    def _files(self, container_id: ContainerID) -> Path:
-        """A directory for the short-lived files of commands."""
-        directory = self._run_dir / container_id
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return directory
 
     def _start(self, spec: ContainerSpec) -> Container:
         api = self._api()
@@ -232,7 +222,8 @@ class DockerRuntime(Runtime):
             pid = int(api.inspect_container(docker_id)["State"]["Pid"])
         except docker.errors.NotFound:
             return
-        end_all(container_id, _cgroup_paths(pid, docker_id) if pid else (), None)
+        if pid:
+            _end_init(container_id, docker_id, pid)
         deadline = time.monotonic() + _REMOVE_DEADLINE_S
         while True:
             try:
@@ -318,6 +309,19 @@ def _id_map(pid: int) -> IdMap | None:
     if inside != 0 or len(lines) != 3:
         raise SandboxFailed("the Docker engine maps user ids in several pieces; snapshotd needs one contiguous range")
     return IdMap(outside, count)
+
+
+def _end_init(container_id: ContainerID, docker_id: str, pid: int) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return  # ended already; the engine has not noticed yet
+    try:
+        paths = _cgroup_paths(pid, docker_id)
+        if paths:
+            end_all(container_id, paths, pidfd)
+    finally:
+        os.close(pidfd)
 
 
 def _cgroup_paths(pid: int, docker_id: str) -> set[str]:

@@ -18,7 +18,7 @@ from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.runtime import _cgroups, _exec, _oci, _slirp, failure
 from snapshotd.runtime._checks import check_share_dir
 from snapshotd.runtime._exec import RuncContainer
-from snapshotd.runtime._process import become_subreaper, poll_fd, reap, run_bounded, wait_for_execve
+from snapshotd.runtime._process import CHILDREN, become_subreaper, poll_fd, reap, run_bounded, wait_for_execve
 from snapshotd.runtime._teardown import end_all
 from snapshotd.runtime.base import Container, ContainerSpec, ExecSpec, Process, Runtime
 from snapshotd.types import ContainerID, IdMap, Network, short
@@ -61,10 +61,6 @@ class RuncRuntime(Runtime):
         if self._id_map is not None and not _user_namespaces_allowed():
             return "user namespaces are switched off: `sysctl user.max_user_namespaces=10000`"
         return None
-
-    def nameserver(self, network: Network) -> str | None:
-        """Address for /etc/resolv.conf inside; None: there is no network."""
-        return _slirp.NAMESERVER if network is Network.BRIDGE else None
 
     def create(self, spec: ContainerSpec) -> Container:
         reason = self.unavailable()
@@ -136,20 +132,27 @@ class RuncRuntime(Runtime):
         check_share_dir(spec)
         bundle = self._bundle(spec.id)
         bundle.mkdir(mode=0o700)
+        if spec.network is Network.BRIDGE:
+            (spec.run_dir / _oci.RESOLV_CONF).write_text(f"nameserver {_slirp.NAMESERVER}\n")
+            (spec.run_dir / _oci.RESOLV_CONF).chmod(0o644)
         placement = _oci.Placement(root, self._container_cgroup(spec.id), _cgroups.swap_is_counted())
         (bundle / "config.json").write_text(json.dumps(_oci.bundle(spec, self._id_map, placement)))
         log, pid_file = bundle / "run.log", bundle / "init.pid"
         argv = self._known_as(spec.id).command(log, "run", "--detach", "--bundle", str(bundle), "--pid-file", str(pid_file), spec.id)
-        code = run_bounded(argv, timeout_s=_START_DEADLINE_S)
+        with CHILDREN.starting():
+            code = run_bounded(argv, timeout_s=_START_DEADLINE_S)
+            if code == 0:
+                pid = int(pid_file.read_text())
+                pidfd = os.pidfd_open(pid)
+                with self._lock:
+                    self._init_fds[spec.id] = pidfd
+        if code != 0:
+            CHILDREN.sweep()
         if code is None:
             raise SandboxFailed(f"container {short(spec.id)} did not start within {_START_DEADLINE_S:.0f} s; is the machine overloaded?")
         if code != 0:
             reason = failure.log_reason(_read(log)) or f"runc ended with code {code} and no reason"
             raise SandboxFailed(f"container {short(spec.id)} could not be started: {reason}")
-        pid = int(pid_file.read_text())
-        pidfd = os.pidfd_open(pid)
-        with self._lock:
-            self._init_fds[spec.id] = pidfd
         if not wait_for_execve(pid, _START_DEADLINE_S) or poll_fd(pidfd, 0):
             raise SandboxFailed(
                 f"container {short(spec.id)} could not be started: {spec.share_dir / 'init'} does not run; it must be a static program"
@@ -171,6 +174,9 @@ class RuncRuntime(Runtime):
             (root / name).mkdir(parents=True, exist_ok=True)
             for part in (root, root / name.split("/")[0], root / name):
                 part.chmod(0o755)
+        resolv_conf = root / "etc" / _oci.RESOLV_CONF
+        resolv_conf.touch()
+        resolv_conf.chmod(0o644)
         return root
 
     def _reap_init(self, container_id: ContainerID) -> None:

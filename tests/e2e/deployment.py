@@ -6,6 +6,7 @@ Both come from the package mirrors of the machine, take a minute, and are kept i
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 CACHE = CHECKOUT / ".cache" / "deploy"
 BASE_IMAGE = "snapshotd-base:test"
 _CONTEXT = ("pyproject.toml", "README.md", "LICENSE", ".dockerignore", "snapshotd", "sandbox-images", "docs/examples/deploy")
+_MADE_BY_COMPOSE = {"docs/examples/deploy": ("run", "data", ".env")}
 _PYTHON_OF_BOOKWORM = "3.11"
 
 
@@ -31,7 +33,7 @@ def stage(directory: Path) -> Path:
         target = directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if (CHECKOUT / name).is_dir():
-            shutil.copytree(CHECKOUT / name, target, ignore=shutil.ignore_patterns("__pycache__", "run", "data"))
+            shutil.copytree(CHECKOUT / name, target, ignore=shutil.ignore_patterns("__pycache__", *_MADE_BY_COMPOSE.get(name, ())))
         else:
             shutil.copy2(CHECKOUT / name, target)
     _fill_wheelhouse(directory)
@@ -40,8 +42,8 @@ def stage(directory: Path) -> Path:
 
 def import_base() -> None:
     """Make the base image known to the engine of DOCKER_HOST."""
-    recipe = "suite = \"bookworm\"\nvariant = \"minbase\"\npackages = [\"python3\", \"python3-venv\", "
-    recipe += ", ".join(f'"{package.name}"' for package in PACKAGES if package.level == "run") + "]\n"
+    packages = ["python3", "python3-venv", *(package.name for package in PACKAGES if package.level == "run")]
+    recipe = f'suite = "bookworm"\nvariant = "minbase"\npackages = {json.dumps(packages)}\n'
     archive = _cached("base.tar", recipe, lambda path: _make_base(recipe, path))
     subprocess.run(["docker", "import", str(archive), BASE_IMAGE], check=True, capture_output=True, timeout=240)
 
@@ -86,9 +88,14 @@ def _cached(name: str, made_of: str, make: Callable[[Path], None]) -> Path:
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         fresh = Path(scratch) / "fresh"
         make(fresh)
-        for old in CACHE.glob(f"{stem}-*"):
+        try:
+            os.replace(fresh, path)
+        except OSError:
+            if not path.exists():
+                raise
+    for old in CACHE.glob(f"{stem}-*"):
+        if old != path:
             _remove(old)
-        os.replace(fresh, path)
     return path
 
 

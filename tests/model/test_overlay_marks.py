@@ -134,6 +134,36 @@ def test_redirects_that_are_none(world: World, value: bytes, code: int) -> None:
         assert caught.value.errno == code
 
 
+def test_absolute_redirect_below_an_opaque_parent_goes_on(world: World) -> None:
+    """The parent is met on the way of another absolute redirect, so that both marks count in one walk."""
+    top, middle, image = (new_layer(world) for _ in range(3))
+    (top / "d").mkdir()
+    os.setxattr(top / "d", "trusted.overlay.redirect", b"/p/q")
+    (middle / "p/q").mkdir(parents=True)
+    os.setxattr(middle / "p", "trusted.overlay.opaque", b"y")
+    os.setxattr(middle / "p/q", "trusted.overlay.redirect", b"/far")
+    (image / "far").mkdir()
+    (image / "far/file").write_text("x")
+    stack = [top, middle, image]
+    expected = world.fresh_manifest(stack)
+    assert b"d/file" in expected
+    for same in (stack, merged(world, stack, 0, 1), merged(world, stack, 1, 2), merged(world, stack, 0, 2)):
+        assert world.fresh_manifest(same) == expected
+        with open_view(world, same) as view:
+            assert view_manifest(view) == expected
+
+
+def test_marks_of_the_lowest_layer_do_not_count(world: World) -> None:
+    top, image = new_layer(world), new_layer(world)
+    (image / "d").mkdir()
+    (image / "d/f").write_text("x")
+    os.setxattr(image / "d", "trusted.overlay.redirect", b"not/valid")
+    expected = world.fresh_manifest([top, image])
+    assert b"d/f" in expected
+    with open_view(world, [top, image]) as view:
+        assert view_manifest(view) == expected
+
+
 def test_merge_of_a_file_that_can_have_no_more_names(world: World) -> None:
     """ext4 allows 65,000 names for a file; the merged layer gets copies that share what they can."""
     low, image = new_layer(world), new_layer(world)

@@ -46,7 +46,7 @@ print(json.dumps({"before": before, "kind": kind, "device": device, "again": aga
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    require("root")
+    require("root", "xfs")
     return tmp_path
 
 

@@ -8,7 +8,9 @@ if [ -f $cgroup/cgroup.controllers ]; then
   while read -r pid; do
     echo "$pid" > $cgroup/daemon/cgroup.procs || true  # one that has just ended
   done < $cgroup/cgroup.procs
-  sed -e 's/ / +/g' -e 's/^/+/' $cgroup/cgroup.controllers > $cgroup/cgroup.subtree_control
+  for controller in $(cat $cgroup/cgroup.controllers); do
+    echo "+$controller" > $cgroup/cgroup.subtree_control
+  done
   exec "$@"
 fi
 # Version 1: Docker shows the container its own part of each hierarchy, while /proc names cgroups from the top. A cgroup namespace of the

@@ -112,6 +112,12 @@ def test_a_detached_run_can_be_attached_to(cli: Cli, agent: str) -> None:
     assert (done.code, done.out) == (3, "print('hello')\n")
 
 
+def test_attaching_to_a_sandbox_without_an_agent_is_told_apart(cli: Cli, box: str) -> None:
+    done = cli("attach", box)
+    assert done.code == 125
+    assert "no agent ever ran" in done.err
+
+
 def test_limits_reach_the_sandbox(cli: Cli) -> None:
     made = cli("create", "--memory", "512m", "--cpus", "0.5", "--pids", "64", "--runtime", "docker", "--json").json["trajectory"]
     found = next(item for item in cli("ls", "--json").json if item["id"] == made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import json
 import os
@@ -219,6 +220,7 @@ def test_a_reader_that_goes_away_is_no_error_of_ours(daemon: Daemon) -> None:
     with start(daemon, "ls") as running:
         assert running.stdout is not None
         assert running.stderr is not None
+        fcntl.fcntl(running.stdout, fcntl.F_SETPIPE_SZ, 4096)  # so that not all of it fits before we go away
         assert running.stdout.readline()
         running.stdout.close()
         assert running.stderr.read() == b""

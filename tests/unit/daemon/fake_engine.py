@@ -122,7 +122,9 @@ class FakeEngine(base.Engine):
             self.changed.notify_all()
 
     def events(self, ref: str, *, follow: bool) -> Iterator[base.Event]:
-        events = self.log_of[self.trajectory(ref).id]
+        events = self.log_of.get(self.trajectory(ref).id, [])
+        if not events:
+            return
         at = 0
         while True:
             with self.changed:

@@ -13,7 +13,7 @@ import pytest
 
 from snapshotd.client import ExecFailed, Sandbox, Snapshotd, autostart
 from snapshotd.client.transport import Transport
-from snapshotd.daemon.lock import lock_holder
+from snapshotd.daemon.lock import StateLock, lock_holder
 from snapshotd.errors import (
     Ambiguous,
     CommandNotFound,
@@ -256,6 +256,15 @@ def test_a_daemon_that_dies_without_a_word(startable: Path, monkeypatch: pytest.
     monkeypatch.setenv("FAKE_EXIT", "1")
     with pytest.raises(DaemonUnavailable, match=r"exit code 3.*daemon\.log"):
         Snapshotd(startable).trajectories()
+
+
+def test_a_daemon_that_is_just_ending_is_waited_for(startable: Path) -> None:
+    """It still holds the lock, and listens no more."""
+    startable.mkdir(mode=0o700)
+    lock = StateLock(startable)
+    threading.Timer(1.0, lock.release).start()
+    pid = Snapshotd(startable).version().pid
+    assert pid == lock_holder(startable) != os.getpid()
 
 
 def test_a_conflict_without_anybody_answering_is_told(startable: Path, daemon: Daemon) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import socket
@@ -14,10 +15,12 @@ import pytest
 
 from snapshotd.daemon.host import check_host, check_kernel
 from snapshotd.daemon.lock import StateLock, lock_holder, make_state_dir
-from snapshotd.daemon.peer import in_sandbox, refusal
+from snapshotd.daemon.peer import in_sandbox, in_sandbox_of, refusal
 from snapshotd.daemon.server import bind
 from snapshotd.daemon.wire import check_ref, check_socket_path
+from snapshotd.engine.base import SandboxRequest
 from snapshotd.errors import Conflict, NotFound, NotPermitted, Unsupported, UsageError
+from tests.unit.daemon.fake_engine import FakeEngine
 from tests.unit.daemon.process import Daemon, start
 
 
@@ -97,6 +100,19 @@ def test_a_process_that_is_gone_counts_as_sandboxed() -> None:
     child.wait()
     assert in_sandbox(child.pid)
     assert not in_sandbox(os.getpid())
+
+
+def test_a_peer_in_another_pid_namespace_is_compared_with_the_sandboxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This test's own process stands for a sandbox's init: whoever shares its cgroup is inside."""
+    engine = FakeEngine()
+    engine.create(SandboxRequest())
+    monkeypatch.setattr(engine, "sandboxes", lambda: [dataclasses.replace(info, pid=os.getpid()) for info in FakeEngine.sandboxes(engine)])
+    assert not in_sandbox_of(engine)(os.getpid()), "it lives in the daemon's own pid namespace"
+    monkeypatch.setattr(os, "readlink", lambda path: path)  # now /proc/self/ns/pid and /proc/PID/ns/pid differ
+    predicate = in_sandbox_of(engine)
+    assert predicate(os.getpid())
+    engine.lines.clear()
+    assert not predicate(os.getpid()), "a container, but none of ours"
 
 
 def test_lock_is_free_when_its_holder_is_gone(tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""Running agents: with the library, without it, failing, with an open log file, with dependencies of their own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.support import AGENT, Snap, wait_until
+
+
+def _run(snap: Snap, runtime: str, agent: Path, *args: str, options: tuple[str, ...] = (), code: int = 0) -> list[dict[str, object]]:
+    result = snap("run", "--json", "--runtime", runtime, *options, agent, *args, code=code)
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_an_agent_gets_a_snapshot_per_call_with_its_conversation(snap: Snap, runtime: str, tmp_path: Path) -> None:
+    agent = tmp_path / "agent.py"
+    agent.write_text(
+        AGENT
+        + 'message("user", "make files")\n'
+        + 'for n in range(3):\n    message("assistant", {"step": n})\n    print(shell(f"echo {n} > f{n}"))\n'
+    )
+    events = _run(snap, runtime, agent)
+    assert events[0]["event"] == "started"
+    finished = events[-1]
+    trajectory = str(finished["trajectory"])
+    assert finished == {"event": "finished", "trajectory": trajectory, "exit_code": 0, "snapshots": 5, "status": "finished"}
+    log = snap.json("log", trajectory)
+    assert [s["tool"]["name"] for s in log] == ["start", "shell", "shell", "shell", "exit"]
+    assert log[1]["tool"]["arguments"] == {"script": "echo 0 > f0"}
+    assert [s["files"]["added"] for s in log[1:4]] == [1, 1, 1]
+    assert all(s["parent"] == before["id"] for before, s in itertools.pairwise(log))
+    assert set(log[0]) == {"id", "parent", "trajectory", "seq", "tool", "files", "state", "pause_ms", "created_at", "tags"}
+    assert snap.json("show", log[2]["id"])["messages"] == 3
+    assert "does not exist" in snap("cat", f"{log[1]['id']}:/workspace/f1", code=4).stderr
+    assert snap("cat", f"{log[2]['id']}:/workspace/f1").stdout == "1\n"
+
+
+def test_an_open_log_file_and_a_working_directory_keep_the_fast_path(snap: Snap, runtime: str, tmp_path: Path) -> None:
+    agent = tmp_path / "agent.py"
+    agent.write_text(
+        AGENT
+        + 'os.makedirs("deep/er", exist_ok=True); os.chdir("deep/er")\nlog = open("../run.log", "a", buffering=1)\n'
+        + 'for n in range(5):\n    log.write(f"before {n}\\n")\n    shell(f"echo {n} > here{n}")\n    log.write(f"after {n}\\n")\n'
+        + 'assert os.getcwd() == "/workspace/deep/er"\n'
+    )
+    trajectory = str(_run(snap, runtime, agent)[-1]["trajectory"])
+    log = snap.json("log", trajectory)
+    assert [snap.json("show", s["id"])["method"] for s in log[1:6]] == ["pivot"] * 5
+    assert snap("cat", f"{log[3]['id']}:/workspace/deep/run.log").stdout == "before 0\nafter 0\nbefore 1\nafter 1\nbefore 2\n"
+    assert snap("cat", f"{trajectory}:/workspace/deep/run.log").stdout.splitlines()[-1] == "after 4"
+
+
+def test_a_script_that_never_heard_of_us_gets_start_and_exit(snap: Snap, runtime: str, tmp_path: Path) -> None:
+    agent = tmp_path / "plain.py"
+    agent.write_text("import sys\nprint('out', flush=True)\nprint('err', file=sys.stderr)\nopen('made', 'w').write('x')\nsys.exit(3)\n")
+    result = snap("run", "--runtime", runtime, agent, code=3)
+    assert result.stdout == "out\n"
+    assert "err\n" in result.stderr
+    trajectory = snap.json("ls")[-1]["id"]
+    log = snap.json("log", trajectory)
+    tools = [(s["tool"]["name"], s["tool"]["status"], s["tool"]["exit_code"]) for s in log]
+    assert tools == [("start", "done", None), ("exit", "failed", 3)]
+    assert snap("cat", f"{trajectory}:/workspace/made").stdout == "x"
+
+
+def test_a_command_runs_like_an_agent(snap: Snap, runtime: str, tmp_path: Path) -> None:
+    (tmp_path / "given").write_text("host\n")
+    script = "cat given; echo $A; echo more >> given"
+    result = snap("run", "--runtime", runtime, "--workspace", tmp_path, "--env", "A=b", "--", "sh", "-c", script)
+    assert result.stdout == "host\nb\n"
+    assert (tmp_path / "given").read_text() == "host\n", "the workspace is copied, not mounted"
+
+
+def test_a_killed_agent_is_reported_with_its_signal(snap: Snap, runtime: str, tmp_path: Path) -> None:
+    agent = tmp_path / "dies.py"
+    agent.write_text("import os\nos.kill(os.getpid(), 9)\n")
+    assert snap("run", "--runtime", runtime, agent, code=137).returncode == 137
+
+
+def test_outside_a_sandbox_the_same_file_runs_with_one_warning(tmp_path: Path) -> None:
+    agent = tmp_path / "agent.py"
+    agent.write_text(AGENT + 'print(shell("echo works")["output"])\nshell("true")\n')
+    result = subprocess.run([sys.executable, str(agent)], capture_output=True, text=True, check=True)
+    assert result.stdout == "works\n\n"
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("how", ["inline", "file"])
+def test_dependencies_are_installed_once_and_the_agent_needs_no_network(snap: Snap, tmp_path: Path, how: str) -> None:
+    agent = tmp_path / "agent.py"
+    header = '# /// script\n# dependencies = ["six==1.16.0"]\n# ///\n' if how == "inline" else ""
+    agent.write_text(header + "import six, socket\nprint(six.__version__)\n")
+    options: tuple[str, ...] = ()
+    if how == "file":
+        (tmp_path / "requirements.txt").write_text("six==1.16.0\n")
+        options = ("--requirements", str(tmp_path / "requirements.txt"))
+    assert snap("run", "--runtime", "runc", *options, agent).stdout == "1.16.0\n"
+    assert snap("run", "--runtime", "runc", *options, agent).stdout == "1.16.0\n"
+
+
+def test_dependencies_that_do_not_exist_are_said_in_pips_words(snap: Snap, tmp_path: Path) -> None:
+    agent = tmp_path / "agent.py"
+    agent.write_text('# /// script\n# dependencies = ["snapshotd-no-such-package==9"]\n# ///\nprint(1)\n')
+    before = len(snap.json("ls"))
+    assert "snapshotd-no-such-package" in snap("run", "--runtime", "runc", agent, code=125).stderr
+    assert len(snap.json("ls")) == before
+
+
+def test_a_detached_run_can_be_attached_to(snap: Snap, runtime: str, tmp_path: Path) -> None:
+    agent = tmp_path / "slow.py"
+    agent.write_text(AGENT + 'print("hello", flush=True)\nshell("sleep 0.2")\nsys.exit(7)\n')
+    trajectory = snap("run", "--detach", "--runtime", runtime, agent).stdout.strip()
+    assert snap("attach", trajectory, code=7).stdout == "hello\n"
+    assert snap("attach", trajectory, code=7).stdout == "hello\n"
+
+
+def test_stop_takes_a_last_snapshot_and_exec_goes_on_from_it(snap: Snap, runtime: str) -> None:
+    trajectory, _ = snap.create("--runtime", runtime)
+    snap.sh(trajectory, "(sleep 0.3; echo late > late) > /dev/null 2>&1 & true")
+    wait_until(lambda: snap("exec", trajectory, "--", "test", "-e", "late", code=None).returncode == 0, "the late write")
+    snap("stop", trajectory)
+    assert snap.sh(trajectory, "cat late")["stdout"] == "late\n"
+    snap("rm", "--force", trajectory)
+
+
+def test_rewind_gives_back_older_files_in_place(snap: Snap, runtime: str) -> None:
+    trajectory, _ = snap.create("--runtime", runtime)
+    old = snap.sh(trajectory, "echo old > f; mkdir d; touch d/x")["snapshot"]
+    new = snap.sh(trajectory, "echo new > f; rm -r d; touch g")["snapshot"]
+    snap("rewind", trajectory, old)
+    assert snap.sh(trajectory, "cat f; ls")["stdout"] == "old\nd\nf\n"
+    snap("rewind", trajectory, new)
+    assert snap.sh(trajectory, "cat f; ls")["stdout"] == "new\nf\ng\n"
+    snap("rm", "--force", trajectory)
