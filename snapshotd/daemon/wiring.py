@@ -13,6 +13,7 @@ from snapshotd.engine.base import Engine
 from snapshotd.engine.context import Context
 from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.events import EventLogs
+from snapshotd.engine.packages import CATATONIT
 from snapshotd.errors import Unsupported
 from snapshotd.images.store import ImageStore
 from snapshotd.layers import store as layer_store
@@ -28,7 +29,6 @@ CONTAINER_IDS = IdMap(base=1_700_000_000, count=65_536)
 """Host ids of container ids: far above what useradd and other engines hand out, and one range for all sandboxes."""
 _SWITCH_INTERVAL_S = 0.0005
 """How long a busy thread may hold the interpreter against one that answers a tool call; every system call of a pivot gives it up once."""
-_INIT_CANDIDATES = ("/usr/bin/catatonit", "/usr/libexec/podman/catatonit", "/usr/libexec/catatonit/catatonit")
 
 
 def open_engine(state_dir: Path) -> Engine:
@@ -76,7 +76,7 @@ def _share(run_dir: Path) -> Path:
     (library / "__init__.py").write_text('"""snapshotd inside a sandbox: only `snapshotd.agent` is here."""\n')
     with resources.as_file(source / "agent") as agent:
         shutil.copytree(agent, library / "agent", ignore=shutil.ignore_patterns("__pycache__"))
-    init = next((path for path in _INIT_CANDIDATES if os.path.exists(path)), None)
+    init = next((path for path in CATATONIT if os.path.exists(path)), None)
     if init is None:
         raise Unsupported("no init for sandboxes: catatonit is not installed; run `snapshotd setup` (or apt-get install catatonit)")
     shutil.copyfile(init, share / "init")

@@ -9,7 +9,7 @@ from pathlib import Path
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.events import EventLogs
 from snapshotd.errors import Unsupported, UsageError
-from snapshotd.images.store import ImageStore
+from snapshotd.images.base import Images
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.base import Repository
 from snapshotd.runtime.base import Runtime
@@ -29,7 +29,7 @@ class Context:
     catalog: Catalog
     repo: Repository
     store: LayerStore
-    images: ImageStore
+    images: Images
     runtimes: Mapping[str, Runtime]
     events: EventLogs
 

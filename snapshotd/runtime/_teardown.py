@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 import time
 from collections.abc import Collection
+from pathlib import Path
 
 from snapshotd.errors import SandboxFailed
 from snapshotd.runtime import _cgroups
@@ -38,3 +41,20 @@ def end_all(container_id: ContainerID, cgroups: Collection[str], init_pidfd: int
             raise SandboxFailed(f"processes {left} of container {short(container_id)} do not end (stuck in the kernel); try again")
         time.sleep(delay)  # no one event tells that the last of several processes has ended
         delay = min(delay * 2, 0.01)
+
+
+def remove_files(directory: Path) -> None:
+    """Remove a container's directory of short-lived files, while commands that are being refused still clean up in it.
+
+    Not an error when it is missing. Raises OSError.
+    """
+    while True:
+        try:
+            shutil.rmtree(directory)
+            return
+        except FileNotFoundError:
+            if not directory.exists():
+                return
+        except OSError as exc:
+            if exc.errno != errno.ENOTEMPTY:  # one more file came; none can once the directory is gone
+                raise

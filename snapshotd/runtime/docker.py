@@ -34,7 +34,7 @@ from snapshotd.runtime._checks import check_share_dir
 from snapshotd.runtime._exec import RuncContainer
 from snapshotd.runtime._oci import INIT_ARGV, STUB_DIRS
 from snapshotd.runtime._process import wait_for_execve
-from snapshotd.runtime._teardown import end_all
+from snapshotd.runtime._teardown import end_all, remove_files
 from snapshotd.runtime.base import CAPABILITIES, RUN_DIR, SHARE_DIR, Container, ContainerSpec, ExecSpec, Process, Runtime
 from snapshotd.types import ContainerID, IdMap, short
 
@@ -114,9 +114,7 @@ class DockerRuntime(Runtime):
                 self._remove(container_id, record["Id"])
         with self._lock:
             self._known.pop(container_id, None)
-        files = self._run_dir / container_id
-        with contextlib.suppress(FileNotFoundError):  # no command was ever started, or another thread removes it as well
-            shutil.rmtree(files)
+        remove_files(self._run_dir / container_id)
         with contextlib.suppress(OSError):  # another container's files are in it
             self._run_dir.rmdir()
 

@@ -19,7 +19,7 @@ from snapshotd.runtime import _cgroups, _exec, _oci, _slirp, failure
 from snapshotd.runtime._checks import check_share_dir
 from snapshotd.runtime._exec import RuncContainer
 from snapshotd.runtime._process import CHILDREN, become_subreaper, poll_fd, reap, run_bounded, wait_for_execve
-from snapshotd.runtime._teardown import end_all
+from snapshotd.runtime._teardown import end_all, remove_files
 from snapshotd.runtime.base import Container, ContainerSpec, ExecSpec, Process, Runtime
 from snapshotd.types import ContainerID, IdMap, Network, short
 
@@ -99,8 +99,7 @@ class RuncRuntime(Runtime):
             if (self._state_dir / container_id).exists():
                 self._delete(container_id, bundle)
             _cgroups.remove(cgroup)
-            if bundle.exists():
-                shutil.rmtree(bundle)
+            remove_files(bundle)
         with self._lock:
             if self._creating == 0:
                 _cgroups.remove_if_empty(self._cgroup)

@@ -57,7 +57,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "docker": ("runtime/", "images/docker.py"),
     "apsw": ("catalog/database.py",),
     "blake3": ("repo/",),
-    "zstandard": ("repo/",),
+    "zstandard": ("repo/", "images/decompress.py"),
     "xxhash": ("repo/",),
     "click": ("cli/",),
     "rich": ("cli/",),
