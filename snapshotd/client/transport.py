@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from snapshotd.daemon.wire import API_PREFIX, API_VERSION, VERSION_HEADER, check_socket_path
-from snapshotd.errors import BY_CODE, DaemonUnavailable, InternalError, NotPermitted, SnapshotdError, VersionMismatch
+from snapshotd.daemon.wire import API_PREFIX, API_VERSION, BODY_MAX_BYTES, VERSION_HEADER, check_socket_path
+from snapshotd.errors import BY_CODE, DaemonUnavailable, InternalError, LimitExceeded, NotPermitted, SnapshotdError, VersionMismatch
 
 _READ_BYTES = 1 << 16
 _LINE_MAX_BYTES = 64 << 20
@@ -78,11 +78,16 @@ class Transport:
         data = None
         if body is not None:
             data = json.dumps(body).encode()
+            if len(data) > BODY_MAX_BYTES:
+                raise LimitExceeded(f"the request has {len(data)} bytes, but {BODY_MAX_BYTES} are the most; put large input into files")
             headers["Content-Type"] = "application/json"
         connection = self._connect()
         try:
             with _lost_means_unavailable():
-                connection.request(method, target, body=data, headers=headers)
+                try:
+                    connection.request(method, target, body=data, headers=headers)
+                except BrokenPipeError:
+                    pass  # refused before it had read everything; its answer says why
                 answer = connection.getresponse()
         except BaseException:
             connection.close()

@@ -22,6 +22,8 @@ from snapshotd.errors import NotPermitted
 from snapshotd.kernel import cgroup
 
 log = logging.getLogger("snapshotd.daemon")
+_LINGER_S = 1.0
+"""How long a refused peer may take to read why."""
 _UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid (unix(7))
 
 SandboxPredicate = Callable[[int], bool]
@@ -90,7 +92,9 @@ def protocol_class(is_sandboxed: SandboxPredicate = in_sandbox) -> type[H11Proto
             self._refused = True
             log.warning("connection refused", extra={"fields": {"peer_pid": pid, "peer_uid": uid, "reason": reason}})
             transport.write(_answer(NotPermitted(reason)))
-            transport.close()
+            # Closed at once, with its request unread, the peer would see a reset instead of the sentence.
+            transport.write_eof()
+            asyncio.get_running_loop().call_later(_LINGER_S, transport.close)
 
         def data_received(self, data: bytes) -> None:
             if not self._refused:

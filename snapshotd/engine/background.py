@@ -1,7 +1,7 @@
 """What happens after a step, out of the agent's way: count changed files, tell followers, make durable, merge.
 
 One thread, one queue, oldest first. Durability is batched: one flush stores everything captured so far (a syncfs costs about as much for
-fifty snapshots as for one).
+fifty snapshots as for one), `FLUSH_DELAY_S` after the first, or at once when somebody waits for it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from dataclasses import dataclass
 
 from snapshotd.engine.context import Context
@@ -21,11 +22,15 @@ from snapshotd.types import FileChanges, Snapshot, SnapshotID, SnapshotState, St
 _log = logging.getLogger(__name__)
 
 
+FLUSH_DELAY_S = 0.5
+
+
 @dataclass(slots=True)
 class _Job:
     snapshot: Snapshot | None
     captured: Captured | None
     done: threading.Event | None = None
+    flush: bool = False
 
 
 class Background:
@@ -35,6 +40,7 @@ class Background:
         self._context, self._merger, self._worker = context, merger, worker
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._unflushed: list[SnapshotID] = []
+        self._flush_at = 0.0
         self.failure: str | None = None
         """Why nothing is made durable any more, if a flush failed. A failed flush is never retried: what it covered may be gone."""
         self._thread = threading.Thread(target=self._work, name="background")
@@ -43,12 +49,12 @@ class Background:
     def submit(self, snapshot: Snapshot, captured: Captured | None = None) -> None:
         self._queue.put(_Job(snapshot, captured))
 
-    def wait(self) -> None:
-        """Return when every snapshot submitted so far is counted and stored. InternalError when storing failed."""
+    def wait(self, *, stored: bool) -> None:
+        """Return when every snapshot submitted so far is counted and, if asked for, stored. InternalError when storing failed."""
         done = threading.Event()
-        self._queue.put(_Job(None, None, done))
+        self._queue.put(_Job(None, None, done, stored))
         done.wait()
-        if self.failure:
+        if stored and self.failure:
             raise InternalError(f"snapshots cannot be made durable: {self.failure}; check the disk, then restart the daemon")
 
     def close(self) -> None:
@@ -58,17 +64,22 @@ class Background:
 
     def _work(self) -> None:
         while True:
-            if self._queue.empty():
+            try:
+                job = self._queue.get(timeout=max(0.0, self._flush_at - time.monotonic()) if self._unflushed else None)
+            except queue.Empty:
                 self._flush()
-            job = self._queue.get()
+                continue
             if job is None:
                 self._flush()
                 return
             if job.snapshot is not None:
                 self._settle(job.snapshot, job.captured)
+                if not self._unflushed:
+                    self._flush_at = time.monotonic() + FLUSH_DELAY_S
                 self._unflushed.append(job.snapshot.id)
-            if job.done is not None:
+            if job.flush:
                 self._flush()
+            if job.done is not None:
                 job.done.set()
 
     def _settle(self, snapshot: Snapshot, captured: Captured | None) -> None:
@@ -81,6 +92,10 @@ class Background:
             _log.error("cannot count the files of snapshot %s: %s", snapshot.id, exc.message)
             files = FileChanges()
         self._tell(snapshot, captured, files)
+        try:
+            self._context.store.make_ahead()
+        except (SnapshotdError, OSError) as exc:
+            _log.warning("no layer could be made ahead: %s", exc)  # the next step makes its own, or says why it cannot
         if captured is not None and captured.method == "pivot":
             self._merger.work(snapshot.stack)
 

@@ -31,7 +31,7 @@ from snapshotd.engine.merging import Merger
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.sessions import FORK_COUNT, FORK_INDEX, Sessions, check_not_running, fork_agent, free_bytes
 from snapshotd.engine.worker import Worker
-from snapshotd.errors import Conflict, SnapshotdError, UsageError
+from snapshotd.errors import Conflict, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.layers.base import Change, RestoreReport
 from snapshotd.layers.store import release
@@ -287,10 +287,7 @@ class LocalEngine(Engine):
         """The same, with files counted: waits for the background where it is still counting."""
         if all(s.files is not None for s in snapshots):
             return snapshots
-        try:
-            self._background.wait()
-        except SnapshotdError:
-            pass  # storing failed, counting did not; `status` reports the failure
+        self._background.wait(stored=False)
         return [self._catalog.get_snapshot(s.id) for s in snapshots]
 
     def conversation(self, ref: str) -> list[Message]:
@@ -348,7 +345,7 @@ class LocalEngine(Engine):
         }  # fmt: skip
 
     def flush(self, ref: TrajectoryID | None = None) -> None:
-        self._background.wait()
+        self._background.wait(stored=True)
 
     def close(self) -> None:
         if self._closed.is_set():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import logging
 import os
 import threading
@@ -245,8 +244,7 @@ class Sessions:
         try:
             self._context.catalog.set_status(trajectory.id, status, exit_code)
             self._launcher.end(sandbox)
-            with contextlib.suppress(SnapshotdError):
-                self._background.wait()
+            self._background.wait(stored=False)
             count = len(self._context.catalog.snapshots(trajectory.id))
         except SnapshotdError as exc:
             log.append({"event": "warning", "message": exc.message})

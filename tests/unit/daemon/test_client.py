@@ -21,6 +21,7 @@ from snapshotd.errors import (
     Conflict,
     DaemonUnavailable,
     InternalError,
+    LimitExceeded,
     NotFound,
     Unsupported,
     UsageError,
@@ -282,6 +283,11 @@ def test_who_is_not_root_cannot_start_one(short_dir: Path, monkeypatch: pytest.M
 def test_too_long_a_socket_path(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="107"):
         Transport(tmp_path / ("x" * 120))
+
+
+def test_too_large_a_request_is_not_even_sent(box: Sandbox) -> None:
+    with pytest.raises(LimitExceeded, match="put large input into files"):
+        box.exec(["x" * (9 << 20)])
 
 
 def test_where_the_daemon_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

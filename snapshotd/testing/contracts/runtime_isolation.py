@@ -1,0 +1,206 @@
+"""Runtime contract: namespaces, limits, privileges, system calls, files and network of a container."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from snapshotd.runtime.base import CAPABILITIES, RUN_DIR, SHARE_DIR, Container
+from snapshotd.testing.contracts.runtime_rig import (
+    DEADLINE_S,
+    Rig,
+    namespace,
+)
+from snapshotd.types import IdMap, Limits, Network
+
+_CAPABILITY_NUMBERS = {
+    "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_FSETID": 4, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7,
+    "CAP_SETPCAP": 8, "CAP_NET_BIND_SERVICE": 10, "CAP_SYS_CHROOT": 18, "CAP_SETFCAP": 31,
+}  # fmt: skip
+
+
+def check_namespaces(rig: Rig) -> None:
+    with rig.container() as container:
+        for kind in ("pid", "mnt", "uts", "ipc", "net", "cgroup"):
+            assert namespace(container.pid, kind) != namespace("self", kind), kind
+        assert (namespace(container.pid, "user") != namespace("self", "user")) == (container.id_map is not None)
+        assert rig.shell(container, "cat /proc/sys/kernel/hostname") == "sandbox\n"
+        assert _id_map(container) == container.id_map
+        assert rig.shell(container, "echo $$; cat /proc/1/comm").split()[1] in ("init", "catatonit", "exe")
+
+
+def _id_map(container: Container) -> IdMap | None:
+    inside, outside, count = (int(word) for word in Path(f"/proc/{container.pid}/uid_map").read_text().split())
+    return None if (inside, outside) == (0, 0) and count == 2**32 - 1 else IdMap(outside, count)
+
+
+def check_limits_are_set(rig: Rig) -> None:
+    with rig.container() as container:
+        values = _cgroup_values(container.pid)
+    assert values["memory"] == 256 << 20, values
+    assert values["pids"] == 64, values
+    assert values["cpu"] == 0.5, values
+    assert values["swap"] in (0, None), values
+
+
+def _cgroup_values(pid: int) -> dict[str, float | None]:
+    """The limits that the kernel has for the cgroup of `pid`, both versions alike. `swap` is None where it is not counted."""
+    paths: dict[str, Path] = {}
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            paths[controller] = Path(f"/sys/fs/cgroup/{controller}{path}")
+    if "memory" in paths:
+        quota, period = (int((paths["cpu"] / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+        memory = int((paths["memory"] / "memory.limit_in_bytes").read_text())
+        both = paths["memory"] / "memory.memsw.limit_in_bytes"
+        swap = int(both.read_text()) - memory if both.exists() else None
+        return {"memory": memory, "swap": swap, "cpu": quota / period, "pids": int((paths["pids"] / "pids.max").read_text())}
+    unified = paths[""]
+    quota, period = (int(word) for word in (unified / "cpu.max").read_text().split())
+    swap_file = unified / "memory.swap.max"
+    return {
+        "memory": int((unified / "memory.max").read_text()),
+        "swap": int(swap_file.read_text()) if swap_file.exists() else None,
+        "cpu": quota / period,
+        "pids": int((unified / "pids.max").read_text()),
+    }
+
+
+def check_pids_limit_holds(rig: Rig) -> None:
+    """A fork bomb ends at the limit; the container stays usable."""
+    with rig.container() as container:
+        script = 'for my $i (1..200) { my $p = fork(); if (!defined $p) { print "stopped at $i\\n"; last } if (!$p) { sleep 1000; exit } } '
+        output = rig.run(container, "perl", "-e", script + "kill 9, -$$;")
+        assert b"stopped at" in output.stdout or output.code == 137, output
+        assert rig.shell(container, "echo ok") == "ok\n"
+
+
+def check_memory_limit_holds(rig: Rig) -> None:
+    with rig.container(limits=Limits(memory_bytes=64 << 20, cpus=1, pids=64)) as container:
+        output = rig.run(container, "perl", "-e", "my $x = 'x' x (200 << 20); print length($x)")
+        assert output.code == 137, output
+        assert rig.shell(container, "echo ok") == "ok\n"
+
+
+def check_privileges(rig: Rig) -> None:
+    """Exactly the listed capabilities, for root; none effective for others; no new privileges; a seccomp filter."""
+    wanted = sum(1 << _CAPABILITY_NUMBERS[name] for name in CAPABILITIES)
+    with rig.container() as container:
+        root = _status(rig, container, 0)
+        other = _status(rig, container, 1000)
+    for status in (root, other):
+        assert int(status["CapBnd"], 16) == wanted, status
+        assert (int(status["CapInh"], 16), int(status["CapAmb"], 16)) == (0, 0), status
+        assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2"), status
+    assert (int(root["CapEff"], 16), int(root["CapPrm"], 16)) == (wanted, wanted), root
+    assert (int(other["CapEff"], 16), int(other["CapPrm"], 16)) == (0, 0), other
+
+
+def _status(rig: Rig, container: Container, user: int) -> dict[str, str]:
+    text = rig.shell(container, "cat /proc/self/status", user=user, group=user)
+    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+
+
+_DENIED = {
+    "mount": (165, '"none", "/tmp", "tmpfs", 0, 0'), "umount2": (166, '"/proc", 2'), "pivot_root": (155, '"/", "/"'),
+    "fsopen": (430, '"tmpfs", 0'), "fsmount": (432, "-1, 0, 0"), "move_mount": (429, '-1, "", -1, "", 0'),
+    "open_tree": (428, '-100, "/", 1'), "mount_setattr": (442, '-1, "", 0, 0, 0'), "setns": (308, "-1, 0"),
+    "unshare user": (272, "0x10000000"), "unshare mount": (272, "0x20000"), "clone user": (56, "0x10000011, 0, 0, 0, 0"),
+    "keyctl": (250, "0, -3, 0"), "add_key": (248, "0, 0, 0, 0, 0"), "request_key": (249, "0, 0, 0, 0"), "bpf": (321, "0, 0, 0"),
+    "perf_event_open": (298, "0, 0, -1, -1, 0"), "kexec_load": (246, "0, 0, 0, 0"), "init_module": (175, '0, 0, ""'),
+    "finit_module": (313, '-1, "", 0'), "delete_module": (176, '"none", 0'), "swapon": (167, '"/none", 0'), "swapoff": (168, '"/none"'),
+    "settimeofday": (164, "0, 0"), "quotactl": (179, "0, 0, 0, 0"), "open_by_handle_at": (304, "-1, 0, 0"), "userfaultfd": (323, "0"),
+    "fanotify_init": (300, "0, 0"), "acct": (163, "0"), "iopl": (172, "3"), "ioperm": (173, "0, 1, 1"), "reboot": (169, "0, 0, 0, 0"),
+    "lookup_dcookie": (212, '0, "", 0'), "nfsservctl": (180, "0, 0, 0"),
+}  # fmt: skip
+"""x86-64 numbers and arguments that would not fail with EPERM for another reason, or do harm, if the call were let through."""
+
+
+def check_dangerous_calls_are_refused(rig: Rig) -> None:
+    lines = [f'r("{name}", {number}, {arguments});' for name, (number, arguments) in _DENIED.items()]
+    call = 'sub r { my ($n, $c, @a) = @_; $! = 0; my $x = syscall($c, @a); print "$n $x ", $!+0, "\\n"; }'
+    script = call + "".join(lines)
+    if os.uname().machine != "x86_64":
+        return
+    with rig.container() as container:
+        answers = rig.shell(container, f"exec perl -e '{script}'").splitlines()
+    assert len(answers) == len(_DENIED), answers
+    for answer in answers:
+        assert answer.split()[-2:] in (["-1", "1"], ["-1", "38"]), answer  # EPERM or ENOSYS
+    by_name = {answer.rsplit(" ", 2)[0] for answer in answers}
+    assert by_name == set(_DENIED)
+
+
+def check_kernel_files_are_protected(rig: Rig) -> None:
+    """Masked files are empty or unreadable, and kernel settings, devices and the stub's own directories cannot be written."""
+    with rig.container() as container:
+        assert rig.run(container, "sh", "-c", "cat /proc/kcore | head -c 1").stdout == b""
+        for path in ("/proc/sys/kernel/hostname", "/proc/sysrq-trigger", "/sys/kernel/uevent_helper", f"{RUN_DIR}/x", f"{SHARE_DIR}/x"):
+            assert rig.run(container, "sh", "-c", f"echo x > {path}").code != 0, path
+        assert rig.run(container, "sh", "-c", "mknod /tmp/disk b 8 0").code != 0
+        devices = rig.shell(container, "echo x > /dev/null; head -c 4 /dev/zero | od -An -tx1; ls /dev").split()
+        assert {"null", "zero", "full", "random", "urandom", "tty", "pts", "shm", "ptmx", "fd", "stdout"} <= set(devices), devices
+        assert not {"sda", "vda", "kmsg", "mem", "fuse"} & set(devices), devices
+
+
+def check_shared_directories(rig: Rig) -> None:
+    """The run directory and the share appear, the socket in it can be connected to by any user."""
+    with rig.container() as container:
+        run_dir = rig.work / "run" / container.id
+        address = run_dir / "agent.sock"
+        with socket.socket(socket.AF_UNIX) as server:
+            # A path beyond 107 bytes does not fit into an address; the descriptor's path does.
+            parent = os.open(run_dir, os.O_PATH)
+            server.bind(f"/proc/self/fd/{parent}/agent.sock")
+            os.close(parent)
+            address.chmod(0o666)
+            server.listen()
+            target = f"pack_sockaddr_un('{RUN_DIR}/agent.sock')"
+            connect = f"use Socket; socket(S, PF_UNIX, SOCK_STREAM, 0); connect(S, {target}) or die $!; print 'ok'"
+            for user in (0, 1000):
+                assert rig.run(container, "perl", "-e", connect, user=user, group=user).stdout == b"ok", user
+        assert rig.shell(container, f"test -x {SHARE_DIR}/init && test -d {SHARE_DIR}/lib && echo ok", user=1000) == "ok\n"
+
+
+def check_no_network(rig: Rig) -> None:
+    with rig.container() as container:
+        devices = rig.shell(container, "cat /proc/net/dev").splitlines()[2:]
+        assert [line.split(":")[0].strip() for line in devices] == ["lo"]
+        assert rig.shell(container, "cat /proc/net/route").count("\n") <= 1
+        script = """use Socket; socket(S, PF_INET, SOCK_STREAM, 0); bind(S, pack_sockaddr_in(0, INADDR_LOOPBACK)) or die "bind $!";
+            listen(S, 1) or die; my $at = getsockname(S);
+            socket(C, PF_INET, SOCK_STREAM, 0); connect(C, $at) or die "connect $!"; print "up";"""
+        assert rig.run(container, "perl", "-e", script).stdout == b"up"
+
+
+def check_bridge_network(rig: Rig) -> None:
+    """The outside can be reached: here a server on one of the host's own addresses that is not loopback."""
+    address = _host_address()
+    if address is None:
+        return  # a machine without any network has no outside
+    with socket.create_server((address, 0)) as server, rig.container(network=Network.BRIDGE) as container:
+        server.settimeout(DEADLINE_S)
+        script = f"""use Socket; socket(S, PF_INET, SOCK_STREAM, 0);
+            connect(S, pack_sockaddr_in({server.getsockname()[1]}, inet_aton("{address}"))) or die $!; my $x = <S>; print $x;"""
+        with ThreadPoolExecutor(1) as pool:
+            output = pool.submit(rig.run, container, "perl", "-e", script)
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"hello\n")
+            assert output.result(DEADLINE_S).stdout == b"hello\n"
+
+
+def _host_address() -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: only asks for the route (TEST-NET-1, RFC 5737)
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+CHECKS: tuple[Callable[[Rig], None], ...] = tuple(value for name, value in sorted(globals().items()) if name.startswith("check_"))
