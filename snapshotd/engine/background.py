@@ -83,6 +83,8 @@ class Background:
                 job.done.set()
 
     def _settle(self, snapshot: Snapshot, captured: Captured | None) -> None:
+        if captured is not None and captured.cleanup is not None:
+            captured.cleanup()
         try:
             files = self._count(snapshot)
             self._context.catalog.set_files(snapshot.id, files)

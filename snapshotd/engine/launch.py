@@ -28,6 +28,8 @@ from snapshotd.types import ContainerID, SandboxSpec, Snapshot, Stack, Trajector
 
 WARM_CONTAINERS = int(os.environ.get("SNAPSHOTD_WARM", "2"))
 """How many spare containers are kept for each kind of sandbox lately used. 0 turns it off."""
+REFILL_DELAY_S = 0.25
+"""Making a spare takes a processor for some 50 ms; whoever took the last one is about to start a command."""
 WARM_KINDS = 2
 """For how many kinds; the least recently used kind's spares are destroyed."""
 
@@ -60,6 +62,7 @@ class Launcher:
         self._spares: OrderedDict[SandboxSpec, deque[Prepared]] = OrderedDict()
         self._lock = threading.Lock()
         self._closed = False
+        self._closing = threading.Event()
         self._refilling: set[SandboxSpec] = set()
         self._threads: list[threading.Thread] = []
 
@@ -134,6 +137,7 @@ class Launcher:
         """Destroy the spares. Idempotent."""
         with self._lock:
             self._closed = True
+            self._closing.set()
             threads, self._threads = self._threads, []
         for thread in threads:
             thread.join()
@@ -159,6 +163,7 @@ class Launcher:
 
     def _refill(self, spec: SandboxSpec) -> None:
         try:
+            self._closing.wait(REFILL_DELAY_S)
             while True:
                 with self._lock:
                     if self._closed or len(self._spares.get(spec, ())) >= WARM_CONTAINERS:

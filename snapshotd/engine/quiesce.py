@@ -15,14 +15,17 @@ MAX_FDS = 512
 """Looking at more descriptors than this would cost more than the copy path saves."""
 
 
-def blocker(cgroup: Cgroup, init_pid: int, parked: set[int]) -> str | None:
-    """Why the container cannot be pivoted, or None. SandboxFailed when it is gone. Cost: a few reads per live process."""
+def blocker(cgroup: Cgroup, init_pid: int, root_id: int, parked: set[int]) -> str | None:
+    """Why the container cannot be pivoted, or None. `root_id` is the id of the mount at its root. SandboxFailed when it is gone.
+
+    Cost: a few reads per live process.
+    """
     for pid in cgroup.processes():
         if pid == init_pid or _is_zombie(pid):
             continue
         if pid not in parked:
             return f"process {pid} ({_name(pid)}) is live"
-        reason = _holds_root(pid)
+        reason = _holds_root(pid, root_id)
         if reason:
             return f"process {pid} ({_name(pid)}) {reason}"
     return None
@@ -44,12 +47,11 @@ def _name(pid: int) -> str:
         return "?"
 
 
-def _holds_root(pid: int) -> str | None:
+def _holds_root(pid: int, root_id: int) -> str | None:
     try:
         root, cwd = os.stat(f"/proc/{pid}/root"), os.stat(f"/proc/{pid}/cwd")
         if (root.st_dev, root.st_ino) != (cwd.st_dev, cwd.st_ino):
             return "has its working directory below the root"
-        mount_id = _root_mount_id(pid)
         fds = os.listdir(f"/proc/{pid}/fd")
         if len(fds) > MAX_FDS:
             return f"has {len(fds)} open files"
@@ -57,23 +59,12 @@ def _holds_root(pid: int) -> str | None:
             with open(f"/proc/{pid}/fdinfo/{fd}", "rb") as f:
                 for line in f:
                     if line.startswith(b"mnt_id:"):
-                        if int(line[7:]) == mount_id:
+                        if int(line[7:]) == root_id:
                             return f"has file descriptor {fd} open below the root"
                         break
     except (FileNotFoundError, ProcessLookupError):
         return None  # the process or the descriptor is gone: it holds nothing
     return None
-
-
-def _root_mount_id(pid: int) -> int:
-    """The id of the mount at the process's "/": the last one listed there lies on top."""
-    found = -1
-    with open(f"/proc/{pid}/mountinfo", "rb") as f:
-        for line in f:
-            fields = line.split(b" ", 5)
-            if fields[4] == b"/":
-                found = int(fields[0])
-    return found
 
 
 def writable_mappings(cgroup: Cgroup) -> set[bytes]:

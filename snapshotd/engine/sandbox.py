@@ -19,8 +19,9 @@ from snapshotd.engine.agent_protocol import AgentServer
 from snapshotd.engine.quiesce import blocker, writable_mappings
 from snapshotd.failpoints import hit
 from snapshotd.kernel import cgroup as cgroups
+from snapshotd.kernel.mounts import Layout
 from snapshotd.layers import capture as copying
-from snapshotd.layers.pivot import Busy, Target, pivot
+from snapshotd.layers.pivot import Busy, Target, layout_of, pivot
 from snapshotd.layers.store import LayerStore
 from snapshotd.runtime.base import Container, Runtime
 from snapshotd.types import LayerID, Message, SnapshotID, Stack, Trajectory
@@ -34,6 +35,8 @@ class Captured:
     method: str
     reason: str | None
     pause_ns: int
+    cleanup: Callable[[], None] | None = None
+    """What remains to be done once the sandbox goes on."""
 
 
 @dataclass(slots=True)
@@ -69,25 +72,33 @@ class Sandbox:
         start = time.perf_counter_ns()
         if self.store.unchanged(self.upper, self.stack):
             return Captured(self.stack, "unchanged", None, time.perf_counter_ns() - start)
-        parked = self.server.parked_pids()
-        reason = blocker(self.cgroup, self.container.pid, parked)
+        layout = layout_of(self.target)
+        reason = self.blocker(layout)
         if reason is None:
             try:
-                self._pivot_on(freeze=bool(parked))
-                return Captured(self.stack, "pivot", None, time.perf_counter_ns() - start)
+                self._pivot_on(layout)
+                return Captured(self.stack, "pivot", None, time.perf_counter_ns() - start, self.target.bury)
             except Busy:
                 reason = "a file is open for writing"
         return self._copy(reason)
 
-    def _pivot_on(self, *, freeze: bool) -> None:
-        """Seal the live upper as a layer and go on in a fresh one above it."""
+    def blocker(self, layout: Layout | None = None) -> str | None:
+        """Why the sandbox cannot be pivoted now, or None."""
+        root_id = (layout or layout_of(self.target)).root_id
+        return blocker(self.cgroup, self.container.pid, root_id, self.server.parked_pids())
+
+    def _pivot_on(self, layout: Layout) -> None:
+        """Seal the live upper as a layer and go on in a fresh one above it.
+
+        Nothing needs to be frozen: what lives is waiting for us, and whatever wrote all the same between the seal and the switch would get
+        "read-only file system", not into the sealed layer.
+        """
         sealed = self.stack.push(self.upper)
         below = self.merged(sealed)
         upper = self.store.create()
         try:
             self.store.dress(upper, sealed)
-            with self.frozen() if freeze else contextlib.nullcontext():
-                pivot(self.target, self.store, below, upper, seal=True)
+            pivot(self.target, self.store, below, upper, layout, seal=True)
         except BaseException:
             self.store.remove(upper)
             raise
@@ -142,7 +153,7 @@ def enter(target: Target, store: LayerStore, stack: Stack) -> LayerID:
     upper = store.create()
     try:
         store.dress(upper, stack)
-        pivot(target, store, stack, upper, seal=False)
+        pivot(target, store, stack, upper, layout_of(target), seal=False)
         hit("engine.start.pivoted")
     except BaseException:
         store.remove(upper)

@@ -15,7 +15,6 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
 from snapshotd.engine.launch import Launcher, alive
 from snapshotd.engine.pump import Outcome, pump
-from snapshotd.engine.quiesce import blocker
 from snapshotd.engine.sandbox import Captured, Sandbox
 from snapshotd.engine.step import commit_step
 from snapshotd.errors import Conflict, DataLoss, SnapshotdError, UsageError
@@ -121,7 +120,7 @@ class Sessions:
         if to.state is SnapshotState.LOST or to.stack.image != trajectory.spec.image:
             raise Conflict(f"snapshot {short(to.id)} cannot be put into {short(trajectory.id)}: it is lost, or of another image")
         with sandbox.lock:
-            reason = blocker(sandbox.cgroup, sandbox.container.pid, set())
+            reason = sandbox.blocker()
             if reason is not None:
                 raise Conflict(f"cannot rewind {short(trajectory.id)} in place: {reason}; stop it first, or fork the snapshot")
             if not sandbox.store.unchanged(sandbox.upper, sandbox.stack):

@@ -107,6 +107,14 @@ class MountPoint:
     options: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What hangs in a process's root: the id of the mount at "/", and the points of the mounts directly in it, in mount order."""
+
+    root_id: int
+    points: tuple[bytes, ...]
+
+
 def _unescape(field: bytes) -> bytes:
     if b"\\" not in field:
         return field
@@ -119,6 +127,17 @@ def _unescape(field: bytes) -> bytes:
             out.append(field[i])
             i += 1
     return bytes(out)
+
+
+def layout(pid: int) -> Layout:
+    """The layout of a process's mount namespace. Raises OSError when the process is gone.
+
+    On the path of every step: reads only the first five fields of each line (proc_pid_mountinfo(5)).
+    """
+    with open(f"/proc/{pid}/mountinfo", "rb") as f:
+        lines = [line.split(b" ", 5) for line in f.read().splitlines()]
+    root = next((line[0] for line in reversed(lines) if line[4] == b"/"), b"-1")  # of several, the last lies on top
+    return Layout(int(root), tuple(_unescape(line[4]) for line in lines if line[1] == root and line[4] != b"/"))
 
 
 def read_mountinfo(pid: int | str = "self") -> list[MountPoint]:

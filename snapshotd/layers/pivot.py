@@ -19,7 +19,7 @@ import errno
 import functools
 import os
 import stat
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -49,6 +49,10 @@ class Target:
     id_map: IdMap | None
     mount_ns_fd: int
     userns_fd: int | None
+    root_fd: int = -1
+    """The mount that is the container's root now, once it is one of ours."""
+    retired: deque[int] = field(default_factory=deque)
+    """Former roots. Letting go of one evicts its inodes, which takes as long as much changed: never while the container waits."""
     lowers: OrderedDict[str, int] = field(default_factory=OrderedDict)
     """Descriptors of lower layers (id-mapped where needed), kept from one pivot to the next: opening and mapping one costs 40 us."""
 
@@ -66,6 +70,11 @@ class Target:
             fd = mapped
         self.lowers[key] = fd
         return fd
+
+    def bury(self) -> None:
+        """Let go of former roots. After the container goes on; from any thread."""
+        while self.retired:
+            os.close(self.retired.popleft())
 
     def trim(self) -> None:
         """Close what was used longest ago, beyond `MAX_CACHED_LOWERS`."""
@@ -89,14 +98,16 @@ class Target:
         for fd in (self.mount_ns_fd, self.userns_fd):
             if fd is not None and fd >= 0:
                 os.close(fd)
-        for fd in self.lowers.values():
+        self.bury()
+        for fd in (*self.lowers.values(), *([self.root_fd] if self.root_fd >= 0 else [])):
             os.close(fd)
+        self.root_fd = -1
         self.lowers.clear()
         self.mount_ns_fd, self.userns_fd = -1, None
 
 
-def pivot(target: Target, store: LayerStore, stack: Stack, upper: LayerID, *, seal: bool) -> None:
-    """Give the container the root `upper` over `stack`.
+def pivot(target: Target, store: LayerStore, stack: Stack, upper: LayerID, layout: mounts.Layout, *, seal: bool) -> None:
+    """Give the container the root `upper` over `stack`, and hang the mounts of its `layout` into it.
 
     `seal`: the present root is one of ours and must become an immutable layer; raises Busy if it cannot. Without it (the first
     root of a fresh container, or a rewind that throws the present one away) nothing is sealed.
@@ -104,9 +115,11 @@ def pivot(target: Target, store: LayerStore, stack: Stack, upper: LayerID, *, se
     The caller makes sure that every live process has its working directory and open files outside the root (see engine/quiesce.py).
     """
     with _overlay(target, store, stack, upper) as new_root:
-        points = _top_mounts(target.pid)
         owner = target.id_map.base if target.id_map else 0
-        namespaces.in_mount_namespace(target.mount_ns_fd, lambda: _switch(new_root, points, owner, seal=seal))
+        namespaces.in_mount_namespace(target.mount_ns_fd, lambda: _switch(new_root, layout.points, owner, seal=seal))
+        if target.root_fd >= 0:
+            target.retired.append(target.root_fd)
+        target.root_fd = os.dup(new_root)
 
 
 @contextlib.contextmanager
@@ -128,20 +141,18 @@ def _overlay(target: Target, store: LayerStore, stack: Stack, upper: LayerID) ->
         yield mount
 
 
-def _top_mounts(pid: int) -> list[bytes]:
-    """Mount points that hang directly in the container's root, in mount order; what hangs in them moves along."""
+def layout_of(target: Target) -> mounts.Layout:
+    """What hangs in the container's root now. SandboxFailed when the container is gone, or has more mounts than any of ours."""
     try:
-        found = mounts.read_mountinfo(pid)
+        found = mounts.layout(target.pid)
     except OSError as exc:
-        raise SandboxFailed(f"process {pid} is gone: its container died") from exc
-    root = next((m.mount_id for m in reversed(found) if m.point == b"/"), None)
-    top = [m.point for m in found if m.parent_id == root and m.point != b"/"]
-    if len(top) > MAX_SUBMOUNTS:
-        raise SandboxFailed(f"the sandbox has {len(top)} mounts in its root; at most {MAX_SUBMOUNTS} are supported")
-    return top
+        raise SandboxFailed(f"process {target.pid} is gone: its container died") from exc
+    if len(found.points) > MAX_SUBMOUNTS:
+        raise SandboxFailed(f"the sandbox has {len(found.points)} mounts in its root; at most {MAX_SUBMOUNTS} are supported")
+    return found
 
 
-def _switch(new_root: int, points: list[bytes], owner: int, *, seal: bool) -> None:
+def _switch(new_root: int, points: tuple[bytes, ...], owner: int, *, seal: bool) -> None:
     """Steps 2 to 5, in a thread inside the container's mount namespace."""
     with ExitStack() as opened:
         os.chdir("/")

@@ -17,7 +17,7 @@ import pytest
 import snapshotd
 from snapshotd.engine.agent_protocol import AgentServer, BodyWriter
 from snapshotd.kernel import mounts, namespaces
-from snapshotd.layers.pivot import Target, pivot
+from snapshotd.layers.pivot import Target, layout_of, pivot
 from snapshotd.layers.store import LayerStore
 from snapshotd.types import CallStatus, ImageID, LayerID, Message, Stack, new_id
 
@@ -61,7 +61,7 @@ class Box:
         self._target = Target.of(pid, None)
         self._stack = Stack(image)
         self._upper = self._layer()
-        pivot(self._target, self._store, self._stack, self._upper, seal=False)
+        pivot(self._target, self._store, self._stack, self._upper, layout_of(self._target), seal=False)
         self.server = AgentServer(shared / "agent.sock", self, lambda pid: True)
 
     def _layer(self) -> LayerID:
@@ -88,7 +88,7 @@ class Box:
         if is_parked:
             self._stack = self._stack.push(self._upper)
             self._upper = self._layer()
-            pivot(self._target, self._store, self._stack, self._upper, seal=True)
+            pivot(self._target, self._store, self._stack, self._upper, layout_of(self._target), seal=True)
             self.pivots += 1
         self.before_answer()
 
