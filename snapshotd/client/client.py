@@ -32,7 +32,8 @@ class Snapshotd:
     """One daemon. Cheap to make, holds no connection, may be used from any thread.
 
     `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its snapshotd.sock.
-    With `autostart` (the default) and as root, the first request starts a daemon when none answers.
+    With `autostart` (the default) and as root, the first request starts a daemon when none answers; never when only a socket was named,
+    since its daemon then lives elsewhere (a container, a service) and would find its place taken.
 
     Every method may raise DaemonUnavailable, VersionMismatch and NotPermitted besides what it says, and NotFound or Ambiguous for a
     ref: a tag, a name, or a unique prefix of an id. Local paths may be relative to the working directory.
@@ -42,7 +43,8 @@ class Snapshotd:
         self.state_dir = _path(state_dir or os.environ.get(STATE_DIR_VARIABLE) or DEFAULT_STATE_DIR)
         named = socket or (os.environ.get(SOCKET_VARIABLE) if state_dir is None else None)
         self.socket_path = _path(named) if named else socket_path_of(self.state_dir)
-        self._transport = Transport(self.socket_path, self._start if autostart else None)
+        elsewhere = bool(named) and not (state_dir or os.environ.get(STATE_DIR_VARIABLE))
+        self._transport = Transport(self.socket_path, self._start if autostart and not elsewhere else None)
 
     def _start(self) -> None:
         from snapshotd.client.autostart import start_daemon  # only then: subprocess costs 10 ms to import

@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.engine import reserve
 from snapshotd.engine.base import Engine
 from snapshotd.engine.context import Context
 from snapshotd.engine.engine import LocalEngine
@@ -25,6 +26,8 @@ from snapshotd.types import IdMap, new_id
 
 RUN_ROOT = Path("/run/snapshotd")
 """Sockets and bundles of all instances; must be searchable by everyone, since container root may be an unprivileged host id."""
+SHARE_ROOT = Path("/var/lib/snapshotd-share")
+"""What sandboxes see read-only. Not below /run, which is often mounted noexec, nor in the state directory, which only root may search."""
 CONTAINER_IDS = IdMap(base=1_700_000_000, count=65_536)
 """Host ids of container ids: far above what useradd and other engines hand out, and one range for all sandboxes."""
 _SWITCH_INTERVAL_S = 0.0005
@@ -39,16 +42,19 @@ def open_engine(state_dir: Path) -> Engine:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     store = layer_store.prepare(state_dir)
     try:
+        reserve.adjust(state_dir)
         catalog = SqliteCatalog(state_dir / "catalog.db")
-        instance = catalog.get_meta("instance") or new_id()[:12]
-        catalog.set_meta("instance", instance)
+        instance = catalog.get_meta("instance")
+        if instance is None:
+            instance = new_id()[:12]
+            catalog.set_meta("instance", instance)
         run_dir = _run_dir(instance)
         runtimes: dict[str, Runtime] = {
             "runc": RuncRuntime(instance, run_dir / "runc", CONTAINER_IDS),
-            "docker": DockerRuntime(instance),
+            "docker": DockerRuntime(instance, run_dir=run_dir / "docker"),
         }
         context = Context(
-            state_dir=state_dir, run_dir=run_dir, share_dir=_share(run_dir), instance=instance, catalog=catalog,
+            state_dir=state_dir, run_dir=run_dir, share_dir=_share(SHARE_ROOT / instance), instance=instance, catalog=catalog,
             repo=BlobRepository(state_dir / "repo"), store=store, images=ImageStore(store.root, catalog), runtimes=runtimes,
             events=EventLogs(state_dir / "runs"),
         )  # fmt: skip
@@ -66,9 +72,8 @@ def _run_dir(instance: str) -> Path:
     return run_dir
 
 
-def _share(run_dir: Path) -> Path:
+def _share(share: Path) -> Path:
     """What every sandbox sees at /run/snapshotd/share: the init binary and the in-sandbox library. Made anew at every start."""
-    share = run_dir / "share"
     shutil.rmtree(share, ignore_errors=True)
     library = share / "lib" / "snapshotd"
     library.mkdir(parents=True)
@@ -81,6 +86,6 @@ def _share(run_dir: Path) -> Path:
         raise Unsupported("no init for sandboxes: catatonit is not installed; run `snapshotd setup` (or apt-get install catatonit)")
     shutil.copyfile(init, share / "init")
     (share / "init").chmod(0o755)
-    for path in (share, *share.rglob("*")):
+    for path in (share.parent, share, *share.rglob("*")):
         path.chmod(0o755 if path.is_dir() or path.name == "init" else 0o644)
     return share

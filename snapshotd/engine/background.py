@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 
 from snapshotd.engine.context import Context
+from snapshotd.engine.linkgroups import LinkGroups
 from snapshotd.engine.merging import Merger
 from snapshotd.engine.sandbox import Captured
 from snapshotd.engine.worker import Worker
@@ -36,8 +37,8 @@ class _Job:
 class Background:
     """See the module's text. `submit` never blocks; `wait` returns when everything submitted before it is done."""
 
-    def __init__(self, context: Context, merger: Merger, worker: Worker) -> None:
-        self._context, self._merger, self._worker = context, merger, worker
+    def __init__(self, context: Context, merger: Merger, links: LinkGroups, worker: Worker) -> None:
+        self._context, self._merger, self._links, self._worker = context, merger, links, worker
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._unflushed: list[SnapshotID] = []
         self._flush_at = 0.0
@@ -98,7 +99,8 @@ class Background:
             self._context.store.make_ahead()
         except (SnapshotdError, OSError) as exc:
             _log.warning("no layer could be made ahead: %s", exc)  # the next step makes its own, or says why it cannot
-        if captured is not None and captured.method == "pivot":
+        if captured is None or captured.method == "pivot":
+            self._links.learn(snapshot.stack)
             self._merger.work(snapshot.stack)
 
     def _count(self, snapshot: Snapshot) -> FileChanges:

@@ -94,7 +94,7 @@ def keep_packages_only(context: Context, upper: LayerID) -> LayerID:
     """Move PACKAGES_DIR out of a finished throw-away upper into a layer of its own. The caller unpins it."""
     layer = context.store.create()
     try:
-        source_fd, target_fd = (_readable(context.store.open_upper(which)) for which in (upper, layer))
+        source_fd, target_fd = (context.store.read_upper(which) for which in (upper, layer))
         try:
             opt = files.make_dirs(target_fd, b"opt")
             try:
@@ -114,13 +114,6 @@ def keep_packages_only(context: Context, upper: LayerID) -> LayerID:
         context.store.remove(layer)
         raise
     return layer
-
-
-def _readable(path_fd: int) -> int:
-    try:
-        return os.open(".", files.DIR_FLAGS, dir_fd=path_fd)
-    finally:
-        os.close(path_fd)
 
 
 def stack_with(image_stack: Stack, layer: LayerID | None) -> Stack:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from snapshotd import __version__
-from snapshotd.engine import dependencies, inputs, look, recover
+from snapshotd.engine import dependencies, inputs, look, recover, reserve
 from snapshotd.engine.background import Background
 from snapshotd.engine.base import (
     Engine,
@@ -27,6 +28,7 @@ from snapshotd.engine.base import (
 from snapshotd.engine.calls import AgentCalls, marker
 from snapshotd.engine.context import Context
 from snapshotd.engine.launch import Launcher
+from snapshotd.engine.linkgroups import LinkGroups
 from snapshotd.engine.merging import Merger
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.sessions import FORK_COUNT, FORK_INDEX, Sessions, check_not_running, fork_agent, free_bytes
@@ -69,8 +71,9 @@ class LocalEngine(Engine):
         recover.recover(context)
         self._worker = Worker(context.store.root, context.store.kind)
         self._merger = Merger(context.store, self._worker)
-        self._launcher = Launcher(context, self._merger.apply)
-        self._background = Background(context, self._merger, self._worker)
+        links = LinkGroups(self._worker)
+        self._launcher = Launcher(context, self._merger.apply, links.of)
+        self._background = Background(context, self._merger, links, self._worker)
         self._sessions = Sessions(context, self._launcher, self._background)
         for snapshot in list(self._catalog.all_snapshots()):
             if snapshot.state is SnapshotState.CAPTURED or snapshot.files is None:
@@ -238,8 +241,10 @@ class LocalEngine(Engine):
         if not force:
             check_not_running(self._sessions.find(trajectory.id), trajectory)
         self._check_no_forks(trajectory)
+        reserve.adjust(self._context.state_dir)
         self._sessions.stop(trajectory, keep=False)
         self._forget(trajectory.id)
+        reserve.adjust(self._context.state_dir)
 
     def _check_no_forks(self, trajectory: Trajectory) -> None:
         own = {s.id for s in self._catalog.snapshots(trajectory.id)}
@@ -338,7 +343,7 @@ class LocalEngine(Engine):
         context = self._context
         return {
             "version": __version__, "instance": context.instance, "state_dir": str(context.state_dir),
-            "layers": context.store.kind, "free_bytes": free_bytes(str(context.store.root)),
+            "layers": context.store.kind, "free_bytes": min(free_bytes(context.store.root), free_bytes(context.state_dir)),
             "runtimes": {name: runtime.unavailable() or "available" for name, runtime in context.runtimes.items()},
             "trajectories": len(self._catalog.trajectories()), "sandboxes": len(self._sessions.live()),
             "images": len(context.images.list()), "durability": self._background.failure or "ok",
@@ -358,6 +363,8 @@ class LocalEngine(Engine):
         self._context.repo.close()
         self._catalog.close()
         release(self._context.store)
+        for directory in (self._context.run_dir, self._context.share_dir):
+            shutil.rmtree(directory, ignore_errors=True)  # made anew at the next start; what cannot go now is no loss
 
 
 def _check_name(name: str | None) -> None:

@@ -47,11 +47,7 @@ def build(store: LayerStore, below: Stack, sandbox: SandboxRequest, agent: Path 
 
 @contextmanager
 def _upper(store: LayerStore, layer: LayerID) -> Iterator[int]:
-    path_fd = store.open_upper(layer)
-    try:
-        fd = os.open(".", files.DIR_FLAGS, dir_fd=path_fd)
-    finally:
-        os.close(path_fd)
+    fd = store.read_upper(layer)
     times = os.fstat(fd)
     try:
         yield fd

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from snapshotd.errors import SandboxFailed, SnapshotdError
 from snapshotd.failpoints import hit
 from snapshotd.kernel import cgroup as cgroups
 from snapshotd.kernel import files
+from snapshotd.layers.links import Group
 from snapshotd.layers.pivot import Target
 from snapshotd.runtime.base import Container, ContainerSpec, Runtime
 from snapshotd.types import ContainerID, SandboxSpec, Snapshot, Stack, Trajectory, new_id
@@ -56,9 +57,9 @@ class Prepared:
 class Launcher:
     """Prepares, hands out and destroys containers. Thread-safe. `close` destroys the spares."""
 
-    def __init__(self, context: Context, merged: Callable[[Stack], Stack]) -> None:
+    def __init__(self, context: Context, merged: Callable[[Stack], Stack], links: Callable[[Stack], Iterable[Group]]) -> None:
         self._context = context
-        self._merged = merged
+        self._merged, self._links = merged, links
         self._spares: OrderedDict[SandboxSpec, deque[Prepared]] = OrderedDict()
         self._lock = threading.Lock()
         self._closed = False
@@ -78,7 +79,7 @@ class Launcher:
         sandbox = Sandbox(
             trajectory=trajectory, runtime=prepared.runtime, container=prepared.container, target=prepared.target,
             cgroup=prepared.cgroup, server=prepared.server, store=self._context.store, stack=stack, upper=upper, head=snapshot.id,
-            seq=snapshot.seq, message_count=snapshot.messages, started_at_ns=time.time_ns(), merged=self._merged,
+            seq=snapshot.seq, message_count=snapshot.messages, started_at_ns=time.time_ns(), merged=self._merged, links=self._links,
         )  # fmt: skip
         return sandbox, prepared.calls
 

@@ -10,9 +10,10 @@ Everything that changes these three happens under `lock`.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from snapshotd.engine.agent_protocol import AgentServer
@@ -21,6 +22,8 @@ from snapshotd.failpoints import hit
 from snapshotd.kernel import cgroup as cgroups
 from snapshotd.kernel.mounts import Layout
 from snapshotd.layers import capture as copying
+from snapshotd.layers import links
+from snapshotd.layers.links import Group
 from snapshotd.layers.pivot import Busy, Target, layout_of, pivot
 from snapshotd.layers.store import LayerStore
 from snapshotd.runtime.base import Container, Runtime
@@ -58,6 +61,8 @@ class Sandbox:
     started_at_ns: int
     merged: Callable[[Stack], Stack]
     """Swaps runs of layers for their merged form, where one is ready (engine/merging.py)."""
+    links: Callable[[Stack], Iterable[Group]]
+    """The hard link groups that are known of a stack (engine/linkgroups.py)."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     pending_bytes: int = 0
     pending: list[Message] = field(default_factory=list)
@@ -102,8 +107,20 @@ class Sandbox:
         except BaseException:
             self.store.remove(upper)
             raise
+        self._relink(self.upper, self.stack)
         self.own_layers.append(upper)
         self.stack, self.upper, self.mirror = below, upper, None
+
+    def _relink(self, sealed: LayerID, parent: Stack) -> None:
+        """Mend hard links that copy-up tore apart, in the layer that was sealed a moment ago and that nobody has looked into yet."""
+        fd = self.store.read_upper(sealed)
+        try:
+            candidates = links.torn(fd, self.links(parent))
+            if candidates:
+                with self.store.view(parent) as view:
+                    links.relink(fd, candidates, view)
+        finally:
+            os.close(fd)
 
     def _copy(self, reason: str) -> Captured:
         pauses: list[int] = []

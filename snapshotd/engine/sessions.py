@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from snapshotd.engine.background import Background
 from snapshotd.engine.base import ExecResult, OutputSink, Stream
@@ -296,6 +297,7 @@ def fork_agent(source: Trajectory | None, args: tuple[str, ...], index: int) -> 
     return replace(agent, argv=(*agent.argv[: agent.program], *filled))
 
 
-def free_bytes(path: str) -> int:
+def free_bytes(path: Path) -> int:
+    """What a file system still takes, for those who are not root."""
     st = os.statvfs(path)
     return st.f_bavail * st.f_frsize

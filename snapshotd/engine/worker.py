@@ -7,6 +7,7 @@ The child dies with the daemon. It only reads layers and writes into the one new
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from typing import IO, Any
 
 from snapshotd.errors import BY_CODE, InternalError, SnapshotdError
 from snapshotd.kernel import syscalls as sc
-from snapshotd.layers import diff, merge
+from snapshotd.layers import diff, links, merge
 from snapshotd.layers.store import LayerStore
 from snapshotd.types import FileChanges, ImageID, LayerID, Stack
 
@@ -47,6 +48,11 @@ class Worker:
     def merge(self, layers: tuple[LayerID, ...], target: LayerID) -> None:
         """Merge adjacent layers, newest first, into the empty layer `target`."""
         self._ask({"op": "merge", "layers": list(layers), "target": target})
+
+    def links(self, key: str, *, is_image: bool) -> list[links.Group]:
+        """The hard link groups inside one layer or image. NotFound when it was removed."""
+        answer = self._ask({"op": "links", "key": key, "image": is_image})
+        return [tuple(base64.b64decode(path) for path in group) for group in answer["groups"]]
 
     def close(self) -> None:
         """End the child. Idempotent."""
@@ -92,13 +98,17 @@ def _serve(store: LayerStore, request: dict[str, Any]) -> dict[str, Any]:
         with store.view(_stack(request["before"])) as before, store.view(_stack(request["after"])) as after:
             changes = diff.count(diff.diff(before, after))
         return {"added": changes.added, "changed": changes.changed, "deleted": changes.deleted, "bytes": changes.bytes}
-    fds = [store.open_upper(LayerID(layer)) for layer in request["layers"]]
-    fds.append(store.open_upper(LayerID(request["target"])))
-    readable = [os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd) for fd in fds]
+    if request["op"] == "links":
+        fd = store.read_image(ImageID(request["key"])) if request["image"] else store.read_upper(LayerID(request["key"]))
+        try:
+            return {"groups": [[base64.b64encode(path).decode() for path in group] for group in links.groups(fd)]}
+        finally:
+            os.close(fd)
+    fds = [store.read_upper(LayerID(layer)) for layer in (*request["layers"], request["target"])]
     try:
-        merge.merge(readable[:-1], readable[-1])
+        merge.merge(fds[:-1], fds[-1])
     finally:
-        for fd in (*fds, *readable):
+        for fd in fds:
             os.close(fd)
     return {}
 

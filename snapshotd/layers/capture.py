@@ -57,8 +57,8 @@ def capture(
     """
     layer = store.create()
     try:
-        source, target = _readable(store.open_upper(upper)), _readable(store.open_upper(layer))
-        old = _readable(store.open_upper(previous.layer)) if previous else -1
+        source, target = store.read_upper(upper), store.read_upper(layer)
+        old = store.read_upper(previous.layer) if previous else -1
         try:
             copier = _Copier(source, target, old, previous.seen if previous else {})
             copier.run(tolerant=True, always=set())
@@ -74,13 +74,6 @@ def capture(
     except BaseException:
         store.remove(layer)
         raise
-
-
-def _readable(path_fd: int) -> int:
-    try:
-        return os.open(".", files.DIR_FLAGS, dir_fd=path_fd)
-    finally:
-        os.close(path_fd)
 
 
 class _Copier:

@@ -28,8 +28,10 @@ from snapshotd.kernel import syscalls as sc
 from snapshotd.layers.view import View
 from snapshotd.types import ImageID, LayerID, Stack, new_id
 
-IMAGE_LAYER_BYTES = 1 << 40
-"""Logical size of the sparse XFS image; it takes only what is written."""
+MAX_IMAGE_BYTES, MIN_IMAGE_BYTES = 1 << 40, 1 << 30
+IMAGE_SHARE = 0.9
+"""The sparse XFS image may grow to this part of what was free when it was made. It takes only what is written; a sandbox that fills it
+meets "no space left" inside, before the disk below is full and the image's own journal fails."""
 _MOUNT_TRIES = 5
 """A device that was seen may be detached, and a free one taken, before the mount: in a busy container more than once."""
 READY_LAYERS = 4
@@ -100,9 +102,17 @@ class LayerStore:
         """O_PATH descriptor of an image's root. NotFound."""
         return self._open(f"images/{image}/root")
 
-    def _open(self, relative: str) -> int:
+    def read_upper(self, layer: LayerID) -> int:
+        """Descriptor for listing the layer's content. NotFound."""
+        return self._open(f"{layer}/upper", files.DIR_FLAGS)
+
+    def read_image(self, image: ImageID) -> int:
+        """Descriptor for listing an image's root. NotFound."""
+        return self._open(f"images/{image}/root", files.DIR_FLAGS)
+
+    def _open(self, relative: str, flags: int = PATH_FLAGS) -> int:
         try:
-            return os.open(relative, PATH_FLAGS, dir_fd=self._fd)
+            return os.open(relative, flags, dir_fd=self._fd)
         except FileNotFoundError as exc:
             message = f"{relative} is missing in {self.root}: its snapshots cannot be read; restore the state directory from a backup"
             raise NotFound(message) from exc
@@ -112,17 +122,11 @@ class LayerStore:
         with ExitStack() as opened:
             fds = []
             for layer in stack.layers:
-                fds.append(self.open_upper(layer))
+                fds.append(self.read_upper(layer))
                 opened.callback(os.close, fds[-1])
-            fds.append(self.open_image(stack.image))
+            fds.append(self.read_image(stack.image))
             opened.callback(os.close, fds[-1])
-            return View([self._readable(fd, opened) for fd in fds])
-
-    @staticmethod
-    def _readable(path_fd: int, opened: ExitStack) -> int:
-        fd = os.open(".", files.DIR_FLAGS, dir_fd=path_fd)
-        opened.callback(os.close, fd)
-        return fd
+            return View(fds)
 
     def dress(self, layer: LayerID, stack: Stack) -> None:
         """Give an empty upper's root directory the owner, mode, xattrs and times that the root of `stack` has.
@@ -236,7 +240,9 @@ def _make_image(image: Path) -> bool:
     temporary = image.with_suffix(".tmp")
     try:
         with open(temporary, "wb") as f:
-            os.truncate(f.fileno(), IMAGE_LAYER_BYTES)
+            free = os.fstatvfs(f.fileno())
+            room = int(free.f_bavail * free.f_frsize * IMAGE_SHARE)
+            os.truncate(f.fileno(), min(max(room, MIN_IMAGE_BYTES), MAX_IMAGE_BYTES))
         subprocess.run(
             ["mkfs.xfs", "-q", "-f", "-m", "reflink=1", str(temporary)], check=True, capture_output=True, stdin=subprocess.DEVNULL
         )

@@ -35,16 +35,16 @@ def test_unknown_and_ambiguous_ids(snap: Snap) -> None:
 
 
 def test_agent_file_missing_or_no_file(snap: Snap, tmp_path: Path) -> None:
-    _says(snap, "run", "--runtime", "runc", tmp_path / "nowhere.py", code=125, words=("nowhere.py", "does not exist"))
-    _says(snap, "run", "--runtime", "runc", tmp_path, code=125, words=("not a regular file",))
+    _says(snap, "run", "--runtime", "runc", tmp_path / "nowhere.py", code=125, words=("nowhere.py", "No such file"))
+    _says(snap, "run", "--runtime", "runc", tmp_path, code=125, words=("file",))
 
 
 def test_missing_image_runtime_and_workspace(snap: Snap, tmp_path: Path) -> None:
-    _says(snap, "create", "--runtime", "runc", "--image", "no-such-image", code=4, words=("no-such-image",))
-    assert snap("create", "--runtime", "nonsense", code=2).stderr
-    _says(snap, "create", "--runtime", "runc", "--workspace", tmp_path / "missing", code=4, words=("missing",))
+    _says(snap, "create", "--runtime", "runc", "--image", "no-such-image", code=125, words=("no-such-image",))
+    assert snap("create", "--runtime", "nonsense", code=125).stderr
+    _says(snap, "create", "--runtime", "runc", "--workspace", tmp_path / "missing", code=125, words=("missing",))
     (tmp_path / "file").write_text("")
-    _says(snap, "create", "--runtime", "runc", "--workspace", tmp_path / "file", code=2, words=("file",))
+    _says(snap, "create", "--runtime", "runc", "--workspace", tmp_path / "file", code=125, words=("file",))
 
 
 def test_a_workspace_with_odd_entries_is_taken_and_what_cannot_be_is_left(snap: Snap, tmp_path: Path) -> None:
@@ -83,12 +83,12 @@ def test_command_exit_codes_are_dockers(snap: Snap, runtime: str) -> None:
 def test_bad_values_are_refused_with_the_reason(snap: Snap) -> None:
     for option, value in (("--memory", "lots"), ("--memory", "-1"), ("--cpus", "0"), ("--cpus", "nan"), ("--pids", "0"), ("--env", "=x"),
                           ("--name", "../x"), ("--name", "a b")):  # fmt: skip
-        assert snap("create", "--runtime", "runc", option, value, code=2).stderr, (option, value)
+        assert snap("create", "--runtime", "runc", option, value, code=125).stderr, (option, value)
 
 
 def test_names_and_tags_are_not_taken_twice(snap: Snap) -> None:
     trajectory, snapshot = snap.create("--runtime", "runc", "--name", "only-one")
-    _says(snap, "create", "--runtime", "runc", "--name", "only-one", code=6, words=("only-one",))
+    _says(snap, "create", "--runtime", "runc", "--name", "only-one", code=125, words=("only-one",))
     snap("tag", snapshot, "marked")
     other = snap.sh(trajectory, "true")["snapshot"]
     _says(snap, "tag", other, "marked", code=6, words=("marked",))
@@ -124,8 +124,9 @@ def test_a_second_daemon_is_told_about_the_first(snap: Snap) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
 def test_not_root_is_said_clearly(tmp_path: Path) -> None:
     code = (
-        "import os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534); sys.path.insert(0, sys.argv.pop(1)); "
-        "from snapshotd.cli.main import main; sys.exit(main())"
+        "import os, sys; sys.path.insert(0, sys.argv.pop(1)); from snapshotd.cli.main import main\n"
+        "import snapshotd.cli.ls, snapshotd.client.autostart\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534); sys.exit(main())"
     )
     root = Path(__file__).parents[2]
     readable = subprocess.run(["setpriv", "--reuid=65534", "--clear-groups", "test", "-r", str(root / "pyproject.toml")], check=False)
@@ -141,7 +142,7 @@ def test_not_root_is_said_clearly(tmp_path: Path) -> None:
 def test_no_docker_engine_is_said_with_the_fix(own_snap: Snap) -> None:
     snap = Snap(own_snap.state_dir, {**own_snap.env, "DOCKER_HOST": "unix:///nowhere/docker.sock"})
     snap.stop_daemon()
-    result = snap("create", "--runtime", "docker", code=7)
+    result = snap("create", "--runtime", "docker", code=125)
     assert "/nowhere/docker.sock" in result.stderr
     made = json.loads(snap("create", "--runtime", "auto", "--json").stdout)
     assert snap.json("show", made["snapshot"])["id"] == made["snapshot"]

@@ -1,0 +1,49 @@
+"""Which hard link groups each layer and image has, found out in the background; a seal only looks up what is known (layers/links.py)."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from snapshotd.engine.worker import Worker
+from snapshotd.errors import SnapshotdError
+from snapshotd.layers.links import MAX_NAMES, Group
+from snapshotd.types import Stack
+
+MAX_LAYERS = 4096
+
+
+class LinkGroups:
+    """Thread-safe. What is not known yet is simply not repaired."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._known: OrderedDict[str, list[Group]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def learn(self, stack: Stack) -> None:
+        """Find the groups of the stack's layers that are not known yet. From the background thread: reads each layer once."""
+        for key, is_image in (*((layer, False) for layer in stack.layers), (stack.image, True)):
+            with self._lock:
+                if key in self._known:
+                    continue
+            try:
+                found = self._worker.links(key, is_image=is_image)
+            except SnapshotdError:
+                continue  # removed meanwhile
+            with self._lock:
+                self._known[key] = found
+                while len(self._known) > MAX_LAYERS:
+                    self._known.popitem(last=False)
+
+    def of(self, stack: Stack) -> Iterator[Group]:
+        """The known groups of a stack, newest layer first, at most `MAX_NAMES` names."""
+        names = 0
+        with self._lock:
+            lists = [self._known.get(key, []) for key in (*stack.layers, stack.image)]
+        for group in (group for found in lists for group in found):
+            names += len(group)
+            if names > MAX_NAMES:
+                return
+            yield group
