@@ -40,9 +40,9 @@ def open_engine(state_dir: Path) -> Engine:
     Raises Unsupported (something is missing on this machine), DataLoss, VersionMismatch, OutOfSpace.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    reserve.adjust(state_dir)
     store = layer_store.prepare(state_dir)
     try:
-        reserve.adjust(state_dir)
         catalog = SqliteCatalog(state_dir / "catalog.db")
         instance = catalog.get_meta("instance")
         if instance is None:

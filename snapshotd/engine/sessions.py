@@ -262,7 +262,8 @@ class Sessions:
             try:
                 self.stop(sandbox.trajectory)
             except (SnapshotdError, OSError) as exc:
-                _log.error("cannot stop sandbox of %s cleanly: %s", sandbox.trajectory.id, exc)
+                _log.error("what %s changed since its head is lost: %s", sandbox.trajectory.id, exc)
+                self._launcher.end(sandbox)
 
 
 def _user(user: str | None) -> tuple[int, int]:

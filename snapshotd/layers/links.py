@@ -1,5 +1,5 @@
-"""Hard links across layers. Overlayfs copies each name of a link group up on its own, so `chmod -R` or `chown -R` over a tree that an earlier
-step made tears its hard links apart. Where both copies ended up the same, they are linked again in the sealed layer.
+"""Hard links across layers. Overlayfs copies each name of a link group up on its own, so `chmod -R` or `chown -R` over a tree that an
+earlier step made tears its hard links apart. Where both copies ended up the same, they are linked again in the sealed layer.
 
 Only copies that are equal in every byte and attribute are linked, and only if the parent tree has both names as one file: a name that was
 written or replaced on its own stays on its own.
