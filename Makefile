@@ -4,6 +4,7 @@
 #   make test    lint, types and all tests (as root: containers and Docker too)
 #   make check   lint, types and the tests that need no root: seconds
 #   make bench   measure (as root)
+#   make docs    write the generated references again
 #   make setup   only install what is missing
 #   make clean   remove what the above made here (not the state directory)
 
@@ -28,7 +29,7 @@ ifneq ($(filter true 1,$(CI))$(IS_ROOT),)
 export SNAPSHOTD_REQUIRE ?= root,runc,slirp4netns,docker
 endif
 
-.PHONY: help demo test check lint bench setup clean
+.PHONY: help demo test check lint bench docs setup clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -47,6 +48,10 @@ lint: $(INSTALLED)
 
 bench: $(STAMPS)/packages-demo $(INSTALLED)
 	$(BIN)/python benchmarks/bench.py $(BENCH_ARGS)
+
+docs: $(INSTALLED)
+	$(BIN)/python -m snapshotd.cli.reference > docs/cli.md
+	$(BIN)/python -m snapshotd.daemon.api > docs/openapi.json
 
 setup: $(STAMPS)/packages-develop $(INSTALLED)
 
