@@ -150,3 +150,14 @@ def test_rewind_gives_back_older_files_in_place(snap: Snap, runtime: str) -> Non
     snap("rewind", trajectory, new)
     assert snap.sh(trajectory, "cat f; ls")["stdout"] == "new\nf\ng\n"
     snap("rm", "--force", trajectory)
+
+
+def test_a_directory_of_an_earlier_step_is_renamed_like_any_other(snap: Snap, runtime: str) -> None:
+    trajectory, _ = snap.create("--runtime", runtime)
+    snap.sh(trajectory, "mkdir -p a/b; echo x > a/b/c")
+    names = [("a", "b"), *((f"r{n}", f"b{n}") for n in range(4))]
+    for (outer, inner), (new_outer, new_inner) in itertools.pairwise(names):
+        snap.sh(trajectory, f"python3 -c \"import os; os.rename('{outer}', '{new_outer}')\"")
+        snap.sh(trajectory, f"python3 -c \"import os; os.rename('{new_outer}/{inner}', '{new_outer}/{new_inner}')\"")
+    assert snap.sh(trajectory, "cat r3/b3/c; ls")["stdout"] == "x\nr3\n"
+    snap("rm", "--force", trajectory)

@@ -1,0 +1,104 @@
+"""Output reaches the repository and the watcher whole; what outlives the command neither holds it up nor breaks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from snapshotd.engine.pump import Outcome, pump
+from snapshotd.repo.base import Repository
+from snapshotd.repo.blobs import BlobRepository
+from snapshotd.runtime.base import Process
+from snapshotd.types import BlobID
+
+
+class Shell(Process):
+    """A real command on this machine, with pipes straight from it."""
+
+    def __init__(self, script: str) -> None:
+        self._child = subprocess.Popen(["sh", "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert self._child.stdout is not None
+        assert self._child.stderr is not None
+        self.pid = self._child.pid
+        self.stdout_fd, self.stderr_fd = os.dup(self._child.stdout.fileno()), os.dup(self._child.stderr.fileno())
+        self._child.stdout.close()
+        self._child.stderr.close()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        return self._child.wait(timeout_s)
+
+    def kill(self) -> None:
+        self._child.kill()
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repository:
+    return BlobRepository(tmp_path / "repo")
+
+
+def _read(repo: Repository, blob: BlobID | None) -> bytes:
+    return b"" if blob is None else b"".join(repo.load_blob(blob))
+
+
+def _run(repo: Repository, script: str) -> tuple[Outcome, dict[str, bytes]]:
+    seen = {"stdout": b"", "stderr": b""}
+
+    def sink(stream: str, data: bytes) -> None:
+        seen[stream] += data
+
+    return pump(Shell(script), repo, sink), seen
+
+
+def test_both_streams_and_the_exit_code(repo: Repository) -> None:
+    outcome, seen = _run(repo, "echo out; echo err >&2; exit 7")
+    assert outcome.exit_code == 7
+    assert (_read(repo, outcome.stdout), _read(repo, outcome.stderr)) == (b"out\n", b"err\n")
+    assert seen == {"stdout": b"out\n", "stderr": b"err\n"}
+
+
+def test_silence_makes_no_blob(repo: Repository) -> None:
+    outcome, _ = _run(repo, "true")
+    assert (outcome.stdout, outcome.stderr) == (None, None)
+    assert list(repo.blobs()) == []
+
+
+def test_large_output_is_whole(repo: Repository) -> None:
+    outcome, seen = _run(repo, "yes 0123456789 | head -c 20000000")
+    assert outcome.stdout is not None
+    assert repo.size_bytes(outcome.stdout) == 20_000_000
+    assert _read(repo, outcome.stdout) == seen["stdout"]
+
+
+def test_what_is_in_the_pipe_at_the_end_is_not_lost(repo: Repository) -> None:
+    for _ in range(20):
+        outcome, _ = _run(repo, "(sleep 5) & head -c 60000 /dev/zero")
+        assert len(_read(repo, outcome.stdout)) == 60_000
+
+
+def test_a_noisy_background_child_neither_delays_nor_meets_a_broken_pipe(repo: Repository, tmp_path: Path) -> None:
+    alive = tmp_path / "alive"
+    started = time.monotonic()
+    outcome, _ = _run(repo, f"(for i in $(seq 60); do echo noise; sleep 0.05; done; touch {alive}) & echo done")
+    assert time.monotonic() - started < 2.5, "the child makes noise for 3 s"
+    assert outcome.exit_code == 0
+    assert b"done\n" in _read(repo, outcome.stdout)
+    deadline = time.monotonic() + 30
+    while not alive.exists():
+        assert time.monotonic() < deadline, "the child died of SIGPIPE"
+        time.sleep(0.05)
+
+
+def test_a_watcher_that_fails_ends_the_command(repo: Repository) -> None:
+    shell = Shell("while :; do echo x; done")
+
+    def broken(stream: str, data: bytes) -> None:
+        raise RuntimeError("watcher")
+
+    with pytest.raises(RuntimeError, match="watcher"):
+        pump(shell, repo, broken)
+    assert shell.wait(10) == -9
+    assert list(repo.blobs()) == []
