@@ -5,7 +5,16 @@ from __future__ import annotations
 import os
 import sqlite3
 import subprocess
+import time
 from pathlib import Path
+
+
+def nothing_left(state_dir: Path, *, running: bool) -> None:
+    """Fail if something is left. Polls: a spare container that is just being made has a cgroup before it has a process."""
+    deadline = time.monotonic() + 20
+    while found := leftovers(state_dir, running=running):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
 
 
 def leftovers(state_dir: Path, *, running: bool) -> list[str]:

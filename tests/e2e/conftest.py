@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.support import Snap
-from tests.leftovers import leftovers
+from tests.leftovers import nothing_left
 
 
 @pytest.fixture(scope="session", params=[pytest.param("runc", marks=pytest.mark.runc), pytest.param("docker", marks=pytest.mark.docker)])
@@ -42,7 +42,7 @@ def snap(tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -
     snap("image", "build", "default")
     yield snap
     snap.stop_daemon()
-    assert leftovers(snap.state_dir, running=False) == []
+    nothing_left(snap.state_dir, running=False)
 
 
 @pytest.fixture(scope="session")
@@ -64,4 +64,4 @@ def own_snap(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_en
     snap("image", "import", root_tar, "--name", "default")
     yield snap
     snap.stop_daemon()
-    assert leftovers(snap.state_dir, running=False) == []
+    nothing_left(snap.state_dir, running=False)

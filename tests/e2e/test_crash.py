@@ -10,7 +10,7 @@ import pytest
 
 from snapshotd import failpoints
 from tests.e2e.support import Snap, wait_until
-from tests.leftovers import leftovers
+from tests.leftovers import nothing_left
 
 
 def _kill(snap: Snap) -> None:
@@ -30,13 +30,13 @@ def test_killed_between_any_two_calls(own_snap: Snap, runtime: str) -> None:
         for index, snapshot in enumerate(snapshots[1:]):
             assert snap("cat", f"{snapshot}:/workspace/log").stdout == "".join(f"{n}\n" for n in range(index + 1))
         assert snap.json("ps") == [], "the sandboxes ended with their daemon"
-        assert leftovers(snap.state_dir, running=True) == []
+        nothing_left(snap.state_dir, running=True)
     (fork,) = snap.json("fork", snapshots[2])["trajectories"]
     _kill(snap)
     assert snap.sh(fork, "cat log")["stdout"] == "0\n1\n"
     assert snap.sh(trajectory, "cat log")["stdout"] == "0\n1\n2\n3\n"
     snap.stop_daemon()
-    assert leftovers(snap.state_dir, running=False) == []
+    nothing_left(snap.state_dir, running=False)
 
 
 def test_killed_while_an_agent_runs(own_snap: Snap, runtime: str, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_killed_while_an_agent_runs(own_snap: Snap, runtime: str, tmp_path: Path
     trajectory = next(t for t in own_snap.json("ls") if t["name"] == name)
     assert trajectory["status"] == "interrupted"
     assert [s["tool"]["name"] for s in own_snap.json("log", name)] == ["start"]
-    assert leftovers(own_snap.state_dir, running=True) == []
+    nothing_left(own_snap.state_dir, running=True)
     own_snap.stop_daemon()
 
 
@@ -71,6 +71,7 @@ def test_killed_at_every_failpoint(own_snap: Snap, name: str) -> None:
     armed("exec", trajectory, "--", "sh", "-c", "(sleep 1000 >/dev/null 2>&1 &) ; echo 2 > a; echo new > b", code=None)
     armed("fork", done, code=None)
     armed("rm", "--force", trajectory, code=None)
+    armed.stop_daemon()
     survivors = [t["id"] for t in snap.json("ls")]
     if trajectory in survivors:
         history = snap.json("log", trajectory)
@@ -81,6 +82,6 @@ def test_killed_at_every_failpoint(own_snap: Snap, name: str) -> None:
                 assert snap("cat", f"{entry['id']}:/workspace/b").stdout == "new\n"
         assert snap("cat", f"{done}:/workspace/a").stdout == "1\n"
         assert snap.sh(trajectory, "echo 3 > a; cat a")["stdout"] == "3\n"
-    assert leftovers(snap.state_dir, running=True) == []
+    nothing_left(snap.state_dir, running=True)
     snap.stop_daemon()
-    assert leftovers(snap.state_dir, running=False) == []
+    nothing_left(snap.state_dir, running=False)
