@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.kernel import syscalls
 from tests.e2e.support import Snap
 from tests.leftovers import nothing_left
 
@@ -17,6 +18,13 @@ def runtime(request: pytest.FixtureRequest) -> str:
     """Each test runs over both drivers."""
     request.getfixturevalue(f"{request.param}_ready")
     return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def nobody_adopts_orphans() -> None:
+    """The drivers' own tests made this process a child subreaper. Here it must not be one: what a killed daemon leaves would become its
+    children, which it never reaps, while on a real machine they go to the first process."""
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 0)
 
 
 @pytest.fixture(scope="session")

@@ -71,6 +71,7 @@ def test_own_seccomp_profile(rig: Rig) -> None:
 def test_a_sandbox_cannot_hold_a_command_for_ever(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """runc reads /etc/passwd in the container; a fifo in its place would block it."""
     monkeypatch.setattr(_exec, "_START_DEADLINE_S", 1.0)
+    before = _children()
     with rig.container() as container:
         rig.shell(container, "rm /etc/passwd; mknod /etc/passwd p")
         assert (rig.work / "layers" / container.id / "upper/etc/passwd").is_fifo()
@@ -79,9 +80,12 @@ def test_a_sandbox_cannot_hold_a_command_for_ever(rig: Rig, monkeypatch: pytest.
             rig.start(container, "true")
         assert time.monotonic() - begin < 10
         rig.runtime.destroy(container.id)
-    children = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
-    names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in children]
+    names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in _children() - before]
     assert not any(name.startswith("runc") for name in names), names
+
+
+def _children() -> set[str]:
+    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
 
 
 @pytest.mark.parametrize("recorded", [True, False])
