@@ -16,6 +16,7 @@ from pathlib import Path
 
 from snapshotd.engine.context import Context
 from snapshotd.engine.dependencies import cached_layers
+from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import files
 from snapshotd.types import LayerID, SnapshotState, TrajectoryStatus
 
@@ -24,12 +25,15 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def recover(context: Context) -> None:
-    """See the module's text. SandboxFailed when a container cannot be destroyed."""
+    """See the module's text."""
     for runtime in context.runtimes.values():
         if runtime.unavailable() is None:
             for container in runtime.list():
                 _log.warning("destroying container %s of an earlier daemon", container)
-                runtime.destroy(container)
+                try:
+                    runtime.destroy(container)
+                except SandboxFailed as exc:
+                    _log.error("it is left for the next start: %s", exc.message)  # one stuck process must not keep all the rest away
     _clear_run_dir(context)
     for trajectory in context.catalog.trajectories(TrajectoryStatus.RUNNING):
         unfinished = trajectory.agent is not None and trajectory.exit_code is None
