@@ -75,9 +75,9 @@ class LocalEngine(Engine):
         self._launcher = Launcher(context, self._merger.apply, links.of)
         self._background = Background(context, self._merger, links, self._worker)
         self._sessions = Sessions(context, self._launcher, self._background)
-        for snapshot in list(self._catalog.all_snapshots()):
-            if snapshot.state is SnapshotState.CAPTURED or snapshot.files is None:
-                self._background.submit(snapshot)
+        unsettled = [s for s in self._catalog.all_snapshots() if s.state is SnapshotState.CAPTURED or s.files is None]
+        for snapshot in unsettled:
+            self._background.submit(snapshot)
         self._closed = threading.Event()
 
     # -- sandboxes and runs --------------------------------------------------------------------------------------------------
@@ -211,10 +211,17 @@ class LocalEngine(Engine):
             for sandbox, _ in launched:
                 self._sessions.discard(sandbox)
             raise
-        for (sandbox, calls), fork in zip(launched, forks, strict=True):
-            self._sessions.adopt(sandbox, calls)
-            if fork.agent is not None and args is not None:
-                self._sessions.start_agent(sandbox, fork.agent)
+        try:
+            for (sandbox, calls), fork in zip(launched, forks, strict=True):
+                self._sessions.adopt(sandbox, calls)
+                if fork.agent is not None and args is not None:
+                    self._sessions.start_agent(sandbox, fork.agent)
+        except BaseException:
+            for (sandbox, _), fork in zip(launched, forks, strict=True):
+                self._sessions.stop(fork, keep=False)
+                self._sessions.discard(sandbox)
+                self._forget(fork.id)
+            raise
         return Forked(experiment, tuple(forks))
 
     def _fork_record(

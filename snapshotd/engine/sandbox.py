@@ -71,6 +71,8 @@ class Sandbox:
     own_layers: list[LayerID] = field(default_factory=list)
     agent_running: bool = False
     closed: bool = False
+    """No more steps. Set under `lock`."""
+    released: bool = False
 
     def capture(self) -> Captured:
         """Seal or copy what the live upper holds. Caller holds `lock`. On any error the sandbox goes on as before."""
@@ -153,16 +155,20 @@ class Sandbox:
         self.store.remove(old)
 
     def close(self) -> None:
-        """End the container and let go of its layers. Idempotent. What the live upper held beyond the head is gone."""
+        """End the container and let go of its layers. Idempotent. What the live upper held beyond the head is gone.
+
+        Not under `lock` beyond the first lines: a call of the agent may be waiting for it, and its connection is waited for here.
+        """
         with self.lock:
-            if self.closed:
-                return
             self.closed = True
-            self.server.close()
-            self.runtime.destroy(self.container.id)
-            self.target.close()
-            self.store.remove(self.upper)
-            self.store.unpin(self.own_layers)
+            if self.released:
+                return
+            self.released = True
+        self.server.close()
+        self.runtime.destroy(self.container.id)
+        self.target.close()
+        self.store.remove(self.upper)
+        self.store.unpin(self.own_layers)
 
 
 def enter(target: Target, store: LayerStore, stack: Stack) -> LayerID:

@@ -108,7 +108,8 @@ class Sessions:
                 if keep and alive(sandbox) and not sandbox.store.unchanged(sandbox.upper, sandbox.stack):
                     commit_step(self._context.catalog, sandbox, marker("stop", {}), self._stepped)
                 self._context.catalog.set_status(trajectory.id, TrajectoryStatus.STOPPED)
-                self._launcher.end(sandbox)
+                sandbox.closed = True
+        self._launcher.end(sandbox)
         run = self._runs.get(trajectory.id)
         if run is not None and run.thread is not threading.current_thread():
             run.thread.join()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.sandbox import Captured, Sandbox
-from snapshotd.errors import OutOfSpace
+from snapshotd.errors import OutOfSpace, SandboxFailed
 from snapshotd.failpoints import hit
 from snapshotd.types import Snapshot, SnapshotID, SnapshotState, ToolCall, new_id, short
 
@@ -32,6 +32,8 @@ def commit_step(catalog: Catalog, sandbox: Sandbox, call: ToolCall, listener: St
     """
     hit("engine.step.begin")
     with sandbox.lock:
+        if sandbox.closed:
+            raise SandboxFailed(f"the sandbox of {short(sandbox.trajectory.id)} has ended; its last snapshot is {short(sandbox.head)}")
         captured = _capture(sandbox)
         hit("engine.step.sealed")
         messages = tuple(sandbox.pending)

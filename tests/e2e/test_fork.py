@@ -64,6 +64,14 @@ def test_forks_of_an_agent_run_with_their_own_arguments(snap: Snap, runtime: str
         assert [s["tool"]["name"] for s in snap.json("log", fork)] == ["shell", "exit"]
 
 
+def test_a_program_that_cannot_start_leaves_no_fork(snap: Snap, runtime: str) -> None:
+    parent, snapshot = snap.create("--runtime", runtime)
+    before = {t["id"] for t in snap.json("ls")}
+    assert "no-such-program" in snap("fork", snapshot, "--n", "3", "--", "no-such-program", code=127).stderr
+    assert {t["id"] for t in snap.json("ls")} == before
+    snap("rm", "--force", parent)
+
+
 def test_numbers_out_of_range_start_nothing(snap: Snap, runtime: str) -> None:
     parent, snapshot = snap.create("--runtime", runtime)
     before = len(snap.json("ls"))
