@@ -154,6 +154,8 @@ class LocalEngine(Engine):
                 raise UsageError(f"the agent's dependencies cannot be installed (exit code {result.exit_code}): {said}")
             with sandbox.lock:
                 captured = sandbox.capture()
+            if captured.method == "unchanged":
+                raise UsageError("the agent's dependencies cannot be installed: pip succeeded, but wrote nothing")
             return dependencies.keep_packages_only(self._context, captured.stack.layers[0])
         finally:
             self._sessions.discard(sandbox)
