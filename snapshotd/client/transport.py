@@ -22,10 +22,19 @@ _READ_BYTES = 1 << 16
 _LINE_MAX_BYTES = 64 << 20
 """One NDJSON line: a megabyte of output in base64 is the usual most; this bounds a broken peer."""
 
+_DYING_TRIES = 3
 _LOST = (
     "the daemon went away in the middle of the answer; everything it had captured is safe: run `snapshotd log` or the next command, "
     "which starts it again, and look at its daemon.log for the reason"
 )
+
+
+class _Lost(DaemonUnavailable):
+    """The connection ended before the answer did."""
+
+    @property
+    def code(self) -> str:
+        return DaemonUnavailable.__name__
 
 
 class _Connection(http.client.HTTPConnection):
@@ -81,6 +90,15 @@ class Transport:
             if len(data) > BODY_MAX_BYTES:
                 raise LimitExceeded(f"the request has {len(data)} bytes, but {BODY_MAX_BYTES} are the most; put large input into files")
             headers["Content-Type"] = "application/json"
+        for _ in range(_DYING_TRIES if method == "GET" and self._start is not None else 0):
+            # Nothing was asked to change: a daemon that was dying when it took the connection took the request with it. Ask its successor.
+            try:
+                return self._exchange(method, target, None, headers)
+            except _Lost:
+                continue
+        return self._exchange(method, target, data, headers)
+
+    def _exchange(self, method: str, target: str, data: bytes | None, headers: dict[str, str]) -> http.client.HTTPResponse:
         connection = self._connect()
         try:
             with _lost_means_unavailable():
@@ -157,7 +175,7 @@ class _lost_means_unavailable:  # noqa: N801 - reads as what it does in a `with`
 
     def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         if isinstance(exc, http.client.HTTPException | ConnectionError):
-            raise DaemonUnavailable(_LOST) from exc
+            raise _Lost(_LOST) from exc
 
 
 def _check_version(answer: http.client.HTTPResponse) -> None:

@@ -229,7 +229,7 @@ class DockerRuntime(Runtime):
             except docker.errors.NotFound:
                 return
             except docker.errors.APIError as exc:
-                if exc.status_code != 409 or time.monotonic() > deadline:  # 409: another removal is under way
+                if not failure.removal_may_work_again(exc.status_code, exc.explanation or str(exc)) or time.monotonic() > deadline:
                     raise
                 time.sleep(0.02)
 

@@ -72,3 +72,12 @@ def command_failure(reason: str, program: str, cwd: str) -> SnapshotdError:
 
 def _tail(text: str) -> str:
     return shorten(text.rsplit(": ", 1)[-1])
+
+
+def removal_may_work_again(status: int | None, text: str) -> bool:
+    """Whether an engine's refusal to remove a container is about something that is just passing.
+
+    409: another removal is under way. "is not running": the container ended between the engine's look and its kill (seen on 20.10 with
+    status 500, eight containers at once).
+    """
+    return status == 409 or "is not running" in text

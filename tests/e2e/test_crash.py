@@ -16,7 +16,7 @@ from tests.leftovers import nothing_left
 def _kill(snap: Snap) -> None:
     pid = snap.daemon_pid()
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not os.path.exists(f"/proc/{pid}") or Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z", "the daemon died")
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}") or "State:\tZ" in Path(f"/proc/{pid}/status").read_text(), "the daemon died")
 
 
 def test_killed_between_any_two_calls(own_snap: Snap, runtime: str) -> None:

@@ -78,3 +78,10 @@ def test_shorten_keeps_both_ends() -> None:
     assert text.startswith("begin")
     assert text.endswith("end")
     assert len(text) <= 500
+
+
+def test_a_container_that_ends_while_it_is_removed_is_removed_again() -> None:
+    text = "Could not kill running container 2d787e, cannot remove - Container 2d787e is not running"
+    assert failure.removal_may_work_again(500, text)
+    assert failure.removal_may_work_again(409, "removal of container 2d787e is already in progress")
+    assert not failure.removal_may_work_again(500, "driver failed to remove root filesystem: device or resource busy")
