@@ -91,6 +91,19 @@ def _bridge() -> Iterator[str]:
         yield name
     finally:
         _ip("link", "delete", name)
+        _forget_rules(name)
+
+
+def _forget_rules(bridge: str) -> None:
+    """The engine leaves the firewall rules of its bridge behind when it ends."""
+    for table in ("nat", "filter"):
+        listed = subprocess.run(
+            ["iptables", "-w", "-t", table, "-S"], check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=30, text=True
+        )
+        for rule in listed.stdout.splitlines():
+            if rule.startswith("-A ") and bridge in rule.split():
+                arguments = ["iptables", "-w", "-t", table, "-D", *rule.split()[1:]]
+                subprocess.run(arguments, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=30)
 
 
 def _ip(*arguments: str) -> None:
