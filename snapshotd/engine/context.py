@@ -13,6 +13,7 @@ from snapshotd.images.base import Images
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.base import Repository
 from snapshotd.runtime.base import Runtime
+from snapshotd.types import Image, ImageID
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,10 @@ class Context:
     images: Images
     runtimes: Mapping[str, Runtime]
     events: EventLogs
+
+    def image(self, image_id: ImageID) -> Image | None:
+        """An image by its exact id; None when it is gone."""
+        return next((image for image in self.images.list() if image.id == image_id), None)
 
     def runtime(self, name: str) -> Runtime:
         """The driver for `--runtime NAME`. `auto`: docker if its engine answers, else runc. UsageError, Unsupported."""

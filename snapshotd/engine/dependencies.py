@@ -19,7 +19,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.inputs import open_agent
 from snapshotd.errors import CommandNotFound, NotFound, UsageError
 from snapshotd.kernel import files
-from snapshotd.types import LayerID, Network, SandboxSpec, Stack
+from snapshotd.types import LayerID, Network, SandboxSpec
 
 PACKAGES_DIR = "/opt/agent-packages"
 MAX_METADATA_BYTES = 1 << 20
@@ -114,7 +114,3 @@ def keep_packages_only(context: Context, upper: LayerID) -> LayerID:
         context.store.remove(layer)
         raise
     return layer
-
-
-def stack_with(image_stack: Stack, layer: LayerID | None) -> Stack:
-    return image_stack if layer is None else image_stack.push(layer)

@@ -117,7 +117,8 @@ class LocalEngine(Engine):
         if requirements:
             stack = stack.push(dependencies.layer_for(self._context, spec, requirements, self._install))
         layer = inputs.build(self._context.store, stack, request, agent_file)
-        stack = dependencies.stack_with(stack, layer)
+        if layer is not None:
+            stack = stack.push(layer)
         snapshot = _first_snapshot(stack, marker("start", _start_arguments(request, image)))
         trajectory = Trajectory(
             id=snapshot.trajectory, name=request.name, spec=spec, agent=agent, head=snapshot.id, status=TrajectoryStatus.RUNNING,

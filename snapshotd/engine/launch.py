@@ -110,10 +110,11 @@ class Launcher:
         calls = AgentCalls(context)
         admitted: list[str | None] = [None]
         server = AgentServer(run_dir / "agent.sock", calls, lambda pid: cgroups.path_of(pid) == admitted[0], lost=calls.lost)
-        image = next((i.name for i in context.images.list() if i.id == spec.image), "")
+        image = context.image(spec.image)
+        image_name = (image.name if image else "") or "snapshotd"
         try:
             container = runtime.create(
-                ContainerSpec(container_id, run_dir, context.share_dir, spec.limits, spec.network, image_name=image or "snapshotd")
+                ContainerSpec(container_id, run_dir, context.share_dir, spec.limits, spec.network, image_name=image_name)
             )
             hit("engine.start.container_created")
             admitted[0] = cgroups.path_of(container.pid)

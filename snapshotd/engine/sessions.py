@@ -172,7 +172,7 @@ class Sessions:
         self, sandbox: Sandbox, argv: tuple[str, ...], cwd: str, env: tuple[tuple[str, str], ...], user: str | None
     ) -> ExecSpec:
         uid, gid = _user(user)
-        image = next((i for i in self._context.images.list() if i.id == sandbox.trajectory.spec.image), None)
+        image = self._context.image(sandbox.trajectory.spec.image)
         environment = {
             "PATH": DEFAULT_PATH, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1",
             "SNAPSHOTD_TRAJECTORY": sandbox.trajectory.id,
@@ -194,9 +194,10 @@ class Sessions:
         process = self._start(sandbox, spec)
         sandbox.agent_running = True
         log = self._context.events.begin(trajectory.id)
-        image = next((i.name for i in self._context.images.list() if i.id == trajectory.spec.image), trajectory.spec.image)
+        image = self._context.image(trajectory.spec.image)
         log.append({
-            "event": "started", "trajectory": trajectory.id, "snapshot": sandbox.head, "runtime": trajectory.spec.runtime, "image": image,
+            "event": "started", "trajectory": trajectory.id, "snapshot": sandbox.head, "runtime": trajectory.spec.runtime,
+            "image": image.name if image else trajectory.spec.image,
         })  # fmt: skip
         if first is not None:
             self._background.submit(first)

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Protocol
 from snapshotd.errors import LimitExceeded, UsageError
 from snapshotd.images.config import ImageConfig, check_platform, parse_config
 from snapshotd.images.decompress import drain, plain
+from snapshotd.images.hashing import HashingReader
 from snapshotd.kernel import files
 from snapshotd.layers.ingest import IngestReport, TarLimits, ingest_tar
 from snapshotd.layers.ingest_nodes import printable
@@ -74,12 +75,12 @@ class ImageArchive:
         found = self.blobs.open(layer.name)
         if found is None:
             raise UsageError(f"{what} is missing in the archive; save the image again")
-        packed = _Hashing(found[0])
-        content = _Hashing(plain(packed, what))
+        packed = HashingReader(found[0])
+        content = HashingReader(plain(packed, what))
         report = ingest_tar(content, target_fd, oci_whiteouts=True, limits=limits)
         drain(content, limits.bytes, what)
         drain(packed, found[1], what)
-        if layer.digest not in (None, packed.digest()) or content.digest() != layer.diff_id:
+        if layer.digest not in (None, "sha256:" + packed.hexdigest()) or "sha256:" + content.hexdigest() != layer.diff_id:
             wanted = layer.digest or layer.diff_id
             raise UsageError(f"{what} is damaged: its content does not have the digest {wanted}; save the image again")
         return report
@@ -184,22 +185,6 @@ def _json(blobs: Blobs, name: str, what: str, digest: str | None) -> Any:
     if not isinstance(value, dict | list) or (name != "manifest.json" and not isinstance(value, dict)):
         raise UsageError(f"{printable(name.encode())} in {what} is malformed: it is not an object")
     return value
-
-
-class _Hashing:
-    """A stream that knows the sha256 of what was read from it."""
-
-    def __init__(self, stream: Readable) -> None:
-        self._stream = stream
-        self._hash = hashlib.sha256()
-
-    def read(self, size: int, /) -> bytes:
-        data = self._stream.read(size)
-        self._hash.update(data)
-        return data
-
-    def digest(self) -> str:
-        return "sha256:" + self._hash.hexdigest()
 
 
 class TarBlobs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import tempfile
@@ -16,6 +15,7 @@ from snapshotd.errors import LimitExceeded, NotFound, NotPermitted, UsageError
 from snapshotd.images.archive import FolderBlobs, ImageArchive, TarBlobs, looks_like_archive, open_archive
 from snapshotd.images.config import DEFAULT_WORKDIR
 from snapshotd.images.decompress import drain, plain
+from snapshotd.images.hashing import HashingReader
 from snapshotd.layers.ingest import IngestReport, ingest_folder, ingest_tar
 from snapshotd.layers.tar_reader import Readable, TarReader
 from snapshotd.types import new_id
@@ -91,11 +91,11 @@ def _file(raw: BinaryIO, path: Path, scratch: Path, progress: Callable[[str], No
             yield _of_archive("archive", open_archive(TarBlobs(file), what))
         return
     progress("reading the archive")
-    digest = _Hashed(raw).finish()
+    digest = HashingReader(raw).finish()
 
     def extract(fd: int, _: Callable[[str], None]) -> list[IngestReport]:
         raw.seek(0)
-        seen = _Hashed(raw)
+        seen = HashingReader(raw)
         content = plain(seen, what)
         report = ingest_tar(content, fd, oci_whiteouts=False)
         drain(content, MAX_ARCHIVE_BYTES, what)  # a compressed file's checksum is at its end
@@ -104,22 +104,6 @@ def _file(raw: BinaryIO, path: Path, scratch: Path, progress: Callable[[str], No
         return [report]
 
     yield Source("tar", f"tar:sha256:{digest}", extract)
-
-
-class _Hashed:
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._hash = hashlib.sha256()
-
-    def read(self, size: int, /) -> bytes:
-        data = self._stream.read(size)
-        self._hash.update(data)
-        return data
-
-    def finish(self) -> str:
-        while self.read(_PIECE_BYTES):
-            pass
-        return self._hash.hexdigest()
 
 
 @contextmanager

@@ -133,7 +133,7 @@ class LayerStore:
 
         The root directory's own metadata come from the upper alone, so a fresh one must look like the one below.
         """
-        below = self.open_upper(stack.layers[0]) if stack.layers else self.open_image(stack.image)
+        below = self._open_top(stack)
         try:
             target = self.open_upper(layer)
             try:
@@ -146,7 +146,7 @@ class LayerStore:
 
     def unchanged(self, layer: LayerID, stack: Stack) -> bool:
         """Whether a live upper holds nothing: no entry, and its root directory looks like the stack's. One readdir, two stats."""
-        below = self.open_upper(stack.layers[0]) if stack.layers else self.open_image(stack.image)
+        below = self._open_top(stack)
         try:
             upper = os.open(f"{layer}/upper", files.DIR_FLAGS, dir_fd=self._fd)
             try:
@@ -155,6 +155,10 @@ class LayerStore:
                 os.close(upper)
         finally:
             os.close(below)
+
+    def _open_top(self, stack: Stack) -> int:
+        """O_PATH descriptor of the directory that the root of `stack` has its metadata from."""
+        return self.open_upper(stack.layers[0]) if stack.layers else self.open_image(stack.image)
 
     def drop_work(self, layer: LayerID) -> None:
         """Remove a sealed layer's scratch directory. Not an error when it is gone."""

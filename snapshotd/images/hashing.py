@@ -1,0 +1,32 @@
+"""The SHA-256 of a stream, while somebody else reads it."""
+
+from __future__ import annotations
+
+import hashlib
+
+from snapshotd.layers.tar_reader import Readable
+
+_PIECE_BYTES = 1 << 20
+
+
+class HashingReader:
+    """A stream that knows the hash of what was read from it."""
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+        self._hash = hashlib.sha256()
+
+    def read(self, size: int, /) -> bytes:
+        data = self._stream.read(size)
+        self._hash.update(data)
+        return data
+
+    def hexdigest(self) -> str:
+        """Of what was read so far."""
+        return self._hash.hexdigest()
+
+    def finish(self) -> str:
+        """Read to the end; the hash of all of it."""
+        while self.read(_PIECE_BYTES):
+            pass
+        return self.hexdigest()
