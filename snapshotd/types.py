@@ -20,6 +20,8 @@ ImageID = NewType("ImageID", str)
 ContainerID = NewType("ContainerID", str)
 CallID = NewType("CallID", str)
 BlobID = NewType("BlobID", str)
+TreeID = NewType("TreeID", str)
+RecordID = NewType("RecordID", str)
 
 ID_HEX_CHARS = 32
 """Length of every id: 128 random bits in lower-case hexadecimal."""
@@ -40,6 +42,18 @@ def short(any_id: str) -> str:
     return any_id[:SHORT_ID_CHARS]
 
 
+class Kind(StrEnum):
+    """What a directory entry is."""
+
+    FILE = "file"
+    DIRECTORY = "directory"
+    SYMLINK = "symlink"
+    FIFO = "fifo"
+    SOCKET = "socket"
+    CHAR_DEVICE = "char-device"
+    BLOCK_DEVICE = "block-device"
+
+
 class Network(StrEnum):
     """What a sandbox can reach: nothing, or the outside through NAT."""
 
@@ -56,11 +70,13 @@ class CallStatus(StrEnum):
 
 
 class SnapshotState(StrEnum):
-    """How durable a snapshot is: survives a daemon crash, survives power loss, or known to be gone."""
+    """How durable a snapshot is: survives a daemon crash; survives power loss; known to be gone (with the power, or damaged on disk);
+    or its files were given up by a retention policy (call and conversation are still there)."""
 
     CAPTURED = "captured"
     STORED = "stored"
     LOST = "lost"
+    PRUNED = "pruned"
 
 
 class TrajectoryStatus(StrEnum):
@@ -181,6 +197,12 @@ class Snapshot:
     files: FileChanges | None = None
     """None until the background count is done."""
     tags: tuple[str, ...] = ()
+    base: SnapshotID | None = None
+    """Where its tree is derived from: the tree of `base` (None: of the image) with the first `own_layers` layers of the stack applied, the
+    last of them first. What the archive needs to know: the rest of the stack may have been merged, and need not exist."""
+    own_layers: int = 0
+    tree: TreeID | None = None
+    """Its files in the repository. None unless `stored`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,3 +240,5 @@ class Image:
     created_at_ns: int
     env: tuple[tuple[str, str], ...] = ()
     workdir: str = "/workspace"
+    tree: TreeID | None = None
+    """Its files in the repository. None until it is stored, which happens with the first snapshot over it."""

@@ -24,12 +24,14 @@ from snapshotd.types import (
     ImageID,
     LayerID,
     Message,
+    RecordID,
     Snapshot,
     SnapshotID,
     SnapshotState,
     Trajectory,
     TrajectoryID,
     TrajectoryStatus,
+    TreeID,
 )  # fmt: skip
 
 
@@ -72,6 +74,10 @@ class Catalog(ABC):
     def remove_image(self, image_id: ImageID) -> None:
         """Forget an image. Conflict (naming one user) while a trajectory uses it; NotFound."""
 
+    @abstractmethod
+    def set_image_tree(self, image_id: ImageID, tree: TreeID) -> None:
+        """Record that an image's files are in the repository. Not an error when it is gone."""
+
     # -- trajectories --------------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -109,8 +115,13 @@ class Catalog(ABC):
         """By exact id, tags included. NotFound."""
 
     @abstractmethod
-    def snapshots(self, trajectory_id: TrajectoryID) -> list[Snapshot]:
-        """The trajectory's own snapshots by `seq`; a fork's do not include the ones it began from."""
+    def snapshots(self, trajectory_id: TrajectoryID, last: int | None = None) -> list[Snapshot]:
+        """The trajectory's own snapshots by `seq`; a fork's do not include the ones it began from. With `last`, only that many of the
+        newest; the cost then does not depend on how many there are."""
+
+    @abstractmethod
+    def count_snapshots(self, trajectory_id: TrajectoryID) -> int:
+        """How many the trajectory has of its own."""
 
     @abstractmethod
     def all_snapshots(self) -> Iterator[Snapshot]:
@@ -123,6 +134,23 @@ class Catalog(ABC):
     @abstractmethod
     def set_state(self, snapshot_ids: Iterable[SnapshotID], state: SnapshotState) -> None:
         """Record durability. Unknown ids are ignored."""
+
+    @abstractmethod
+    def unstored(self) -> list[SnapshotID]:
+        """Snapshots in state `captured`, oldest first: what the archive has still to do. Cost: those, not all."""
+
+    @abstractmethod
+    def set_stored(self, snapshot_id: SnapshotID, tree: TreeID, record: RecordID) -> None:
+        """Record that a snapshot is in the repository, with its tree and record: state `stored`. Only a captured (or lost) snapshot
+        changes. Not an error when it is gone. Durable after `flush`."""
+
+    @abstractmethod
+    def set_pruned(self, snapshot_ids: Iterable[SnapshotID]) -> None:
+        """Give up the files of stored snapshots: state `pruned`, no tree. Others are left as they are. Unknown ids are ignored."""
+
+    @abstractmethod
+    def own_messages(self, snapshot_id: SnapshotID) -> list[Message]:
+        """The messages that this snapshot added to its parent's conversation. NotFound."""
 
     @abstractmethod
     def conversation(self, snapshot_id: SnapshotID) -> Iterator[Message]:
@@ -154,6 +182,18 @@ class Catalog(ABC):
     @abstractmethod
     def referenced_blobs(self) -> set[BlobID]:
         """Every blob that a call refers to."""
+
+    @abstractmethod
+    def unstored_blobs(self) -> set[BlobID]:
+        """The blobs that calls of captured snapshots refer to: what must stay in the spool."""
+
+    @abstractmethod
+    def referenced_trees(self) -> set[TreeID]:
+        """The trees of all snapshots and images."""
+
+    @abstractmethod
+    def referenced_records(self) -> set[RecordID]:
+        """The records of all snapshots."""
 
     @abstractmethod
     def experiment(self, experiment_id: ExperimentID) -> list[Trajectory]:

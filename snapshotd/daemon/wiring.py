@@ -18,7 +18,7 @@ from snapshotd.engine.packages import CATATONIT
 from snapshotd.errors import Unsupported
 from snapshotd.images.store import ImageStore
 from snapshotd.layers import store as layer_store
-from snapshotd.repo.blobs import BlobRepository
+from snapshotd.repo.spool import FileSpool
 from snapshotd.runtime.base import Runtime
 from snapshotd.runtime.docker import DockerRuntime
 from snapshotd.runtime.runc import RuncRuntime
@@ -55,7 +55,7 @@ def open_engine(state_dir: Path) -> Engine:
         }
         context = Context(
             state_dir=state_dir, run_dir=run_dir, share_dir=_share(SHARE_ROOT / instance), instance=instance, catalog=catalog,
-            repo=BlobRepository(state_dir / "repo"), store=store, images=ImageStore(store.root, catalog), runtimes=runtimes,
+            repo=FileSpool(state_dir / "repo"), store=store, images=ImageStore(store.root, catalog), runtimes=runtimes,
             events=EventLogs(state_dir / "runs"),
         )  # fmt: skip
         return LocalEngine(context)

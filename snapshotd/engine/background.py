@@ -126,7 +126,7 @@ class Background:
         batch, self._unflushed = self._unflushed, []
         try:
             self._context.store.flush()
-            self._context.repo.flush()
+            self._context.spool.flush()
             self._context.catalog.set_state(batch, SnapshotState.STORED)
             self._context.catalog.flush()
         except (OSError, SnapshotdError) as exc:

@@ -85,6 +85,97 @@ class SandboxInfo:
     agent_running: bool
 
 
+@dataclass(frozen=True, slots=True)
+class RetentionPolicy:
+    """Which snapshots keep their files. A snapshot is kept if any rule keeps it; a field that is None keeps nothing by itself, and a policy
+    in which all are None keeps everything. Heads, tagged and named ones, the first of a trajectory, what a fork began from and what a
+    running sandbox stands on are always kept.
+
+    `keep_last`: the newest N of each trajectory. `keep_within_s`: those younger than this. `keep_every`: milestones, every K-th (`seq`
+    divisible by K). `keep_failed`: those whose call failed, of this many newest failed runs. `max_bytes`: of what the rules keep beyond the
+    always-kept, the oldest go until the repository fits.
+    """
+
+    keep_last: int | None = None
+    keep_within_s: float | None = None
+    keep_every: int | None = None
+    keep_failed: int | None = None
+    max_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrunedSnapshot:
+    """One line of a prune: what goes and why."""
+
+    snapshot: SnapshotID
+    trajectory: TrajectoryID
+    seq: int
+    created_at_ns: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PruneReport:
+    """`freed_bytes`: what the packs shrink by (also counts rubbish of earlier removals). With `dry_run` nothing has changed."""
+
+    dry_run: bool
+    snapshots: tuple[PrunedSnapshot, ...]
+    kept: int
+    freed_bytes: int
+    evicted_layer_bytes: int
+    repository_bytes: int
+    """Of all packs, after (or before, if dry) the prune."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One thing that is wrong. `snapshot` and `path` name the first that needs the damaged object; None if nothing does."""
+
+    pack: str | None
+    object_id: str | None
+    what: str
+    snapshot: SnapshotID | None = None
+    path: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """`snapshots` are all whose files (or outputs) cannot be read in full."""
+
+    objects: int
+    packs: int
+    bytes_read: int
+    damages: tuple[Damage, ...]
+    snapshots: tuple[SnapshotID, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What a repair did, one sentence each (none: nothing was wrong), and what it could not bring back."""
+
+    actions: tuple[str, ...]
+    lost: tuple[SnapshotID, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    trajectories: tuple[Trajectory, ...]
+    snapshots: int
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What takes space, in bytes: sealed layers, images, packs, spool; and how many snapshots are in each state."""
+
+    layer_bytes: int
+    layer_budget_bytes: int
+    repository_bytes: int
+    spool_bytes: int
+    states: tuple[tuple[str, int], ...]
+    unarchived: int
+
+
 class Engine(ABC):
     # -- sandboxes and runs --------------------------------------------------------------------------------------------------
 
@@ -144,8 +235,8 @@ class Engine(ABC):
     def snapshot(self, ref: str) -> Snapshot: ...
 
     @abstractmethod
-    def log(self, ref: str) -> list[Snapshot]:
-        """A trajectory's own snapshots, oldest first, with `files` filled in."""
+    def log(self, ref: str, last: int | None = None) -> list[Snapshot]:
+        """A trajectory's own snapshots, oldest first, with `files` filled in; with `last`, only so many of the newest."""
 
     @abstractmethod
     def all_snapshots(self) -> list[Snapshot]: ...
@@ -179,6 +270,52 @@ class Engine(ABC):
     @abstractmethod
     def untag(self, name: str) -> None: ...
 
+    # -- durable storage -----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def usage(self) -> Usage: ...
+
+    @abstractmethod
+    def policy(self, ref: str | None) -> RetentionPolicy:
+        """The global policy, or a trajectory's own (the global one where it has none)."""
+
+    @abstractmethod
+    def set_policy(self, ref: str | None, policy: RetentionPolicy | None) -> None:
+        """Set the global policy, or a trajectory's own; None removes it. UsageError (a number that makes no sense)."""
+
+    @abstractmethod
+    def prune(self, policy: RetentionPolicy | None, *, dry_run: bool, progress: ProgressSink) -> PruneReport:
+        """Give up the files of snapshots that no rule keeps, and collect what nothing refers to. `policy` instead of the ones set."""
+
+    @abstractmethod
+    def check(self, *, read_data: bool, progress: ProgressSink) -> CheckReport:
+        """Verify index, packs, trees and the catalog's references; with `read_data` every byte. Changes nothing."""
+
+    @abstractmethod
+    def repair(self, progress: ProgressSink) -> RepairReport:
+        """Rebuild the index and the catalog's rows from packs where they are damaged, store again what the layers still hold, and mark what
+        is gone as lost. On a healthy repository it does nothing."""
+
+    @abstractmethod
+    def export(self, ref: str, *, form: Literal["bundle", "oci", "tar"], whole: bool, since: str | None, write: Callable[[bytes], object],
+               progress: ProgressSink) -> tuple[str, ...]:
+        """Write a snapshot (with `whole`: its trajectory up to it) as one file. `bundle` is for `import_bundle`; with `since` it holds only
+        what came after that snapshot. `oci` is an image for `docker load`, `tar` the plain tree. Returns warnings (what the form cannot
+        hold). UsageError for a combination that makes no sense."""
+
+    @abstractmethod
+    def import_bundle(self, read: Callable[[int], bytes], name: str | None, progress: ProgressSink) -> Imported:
+        """Take a bundle in, all or nothing. The bundle is hostile. UsageError (malformed), NotFound (the snapshot it builds on is not here),
+        Conflict (it is here already), LimitExceeded, VersionMismatch."""
+
+    @abstractmethod
+    def mount(self, directory: Path, namespace_pid: int) -> None:
+        """Show every stored snapshot below `directory`, read-only, in the mount namespace of a process. UsageError, Unsupported."""
+
+    @abstractmethod
+    def unmount(self, directory: Path, namespace_pid: int) -> None:
+        """End it. NotFound."""
+
     # -- images --------------------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -203,7 +340,7 @@ class Engine(ABC):
 
     @abstractmethod
     def flush(self, ref: TrajectoryID | None = None) -> None:
-        """Return when every snapshot so far is stored and its files are counted."""
+        """Return when every snapshot so far is stored and its files are counted. OutOfSpace, DataLoss, InternalError: one cannot be."""
 
     @abstractmethod
     def close(self) -> None:

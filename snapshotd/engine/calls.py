@@ -68,7 +68,7 @@ class AgentCalls:
             self._open.pop(call_id, None)
 
     def body_writer(self) -> BlobWriter:
-        return self._context.repo.writer()
+        return self._context.spool.writer()
 
     def call_end(
         self, pid: int, call_id: str, status: CallStatus, result: bytes | BodyWriter | None, error: str | None, exit_code: int | None
@@ -111,7 +111,7 @@ class AgentCalls:
         if isinstance(result, BlobWriter):
             return result.save()
         assert result is None or isinstance(result, bytes)  # `body_writer` makes no other kind
-        return self._context.repo.save_blob(result) if result is not None else None
+        return self._context.spool.save_blob(result) if result is not None else None
 
     def _step(self, sandbox: Sandbox, call: ToolCall) -> str:
         if self._listener is None:

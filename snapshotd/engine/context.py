@@ -11,7 +11,7 @@ from snapshotd.engine.events import EventLogs
 from snapshotd.errors import Unsupported, UsageError
 from snapshotd.images.base import Images
 from snapshotd.layers.store import LayerStore
-from snapshotd.repo.base import Repository
+from snapshotd.repo.base import Repository, Spool
 from snapshotd.runtime.base import Runtime
 from snapshotd.types import Image, ImageID
 
@@ -28,6 +28,7 @@ class Context:
     share_dir: Path
     instance: str
     catalog: Catalog
+    spool: Spool
     repo: Repository
     store: LayerStore
     images: Images

@@ -311,7 +311,7 @@ class LocalEngine(Engine):
     def output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
         call = self._catalog.resolve_snapshot(ref).call
         blob = {"stdout": call.stdout, "stderr": call.stderr, "output": call.output}[which]
-        return iter(()) if blob is None else self._context.repo.load_blob(blob)
+        return iter(()) if blob is None else self._context.spool.load_blob(blob)
 
     def diff(self, a: str, b: str | None) -> Iterator[Change]:
         return look.changes(self._context, a, b)
@@ -370,7 +370,7 @@ class LocalEngine(Engine):
         self._launcher.close()
         self._background.close()
         self._worker.close()
-        self._context.repo.close()
+        self._context.spool.close()
         self._catalog.close()
         release(self._context.store)
         for directory in (self._context.run_dir, self._context.share_dir):

@@ -10,9 +10,9 @@ from snapshotd.engine.context import Context
 from snapshotd.errors import DataLoss, NotFound, UsageError
 from snapshotd.kernel import files
 from snapshotd.layers import diff, materialise, patch
-from snapshotd.layers.base import Change, Kind, RestoreReport
+from snapshotd.layers.base import Change, RestoreReport
 from snapshotd.layers.view import View
-from snapshotd.types import Snapshot, SnapshotState, Stack, short
+from snapshotd.types import Kind, Snapshot, SnapshotState, Stack, short
 
 _PIECE_BYTES = 1 << 20
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from snapshotd.engine.base import OutputSink
 from snapshotd.errors import SandboxFailed
-from snapshotd.repo.base import BlobWriter, Repository
+from snapshotd.repo.base import BlobWriter, Spool
 from snapshotd.runtime.base import Process
 from snapshotd.types import BlobID
 
@@ -29,7 +29,7 @@ class Outcome:
     stderr: BlobID | None
 
 
-def pump(process: Process, repo: Repository, sink: OutputSink) -> Outcome:
+def pump(process: Process, repo: Spool, sink: OutputSink) -> Outcome:
     """Read both streams until the command has ended, then save them. Background children that keep a stream open do not hold this up;
     what they write later is read and dropped, so that they never meet a broken pipe.
 

@@ -51,9 +51,9 @@ def referenced_layers(context: Context) -> set[LayerID]:
 def sweep_blobs(context: Context) -> None:
     """Remove blobs that no call refers to. Only while no step is being taken."""
     keep = context.catalog.referenced_blobs()
-    for blob in list(context.repo.blobs()):
+    for blob in list(context.spool.blobs()):
         if blob not in keep:
-            context.repo.remove(blob)
+            context.spool.remove(blob)
 
 
 def _clear_run_dir(context: Context) -> None:

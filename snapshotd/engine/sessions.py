@@ -144,7 +144,7 @@ class Sessions:
             raise UsageError("no command given; write it after `--`")
         spec = self._exec_spec(sandbox, argv, cwd or self._workdir(sandbox.trajectory), env, user)
         call = marker("exec", {"argv": list(argv), "cwd": spec.cwd})
-        outcome = pump(self._start(sandbox, spec), self._context.repo, self._logging(sandbox, sink))
+        outcome = pump(self._start(sandbox, spec), self._context.spool, self._logging(sandbox, sink))
         status = CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED
         call = replace(
             marker(call.name, call.arguments, status=status, exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr,
@@ -216,7 +216,7 @@ class Sessions:
         exit_code: int | None = None
         status = TrajectoryStatus.INTERRUPTED
         try:
-            outcome = pump(process, self._context.repo, self._logging(sandbox, sink))
+            outcome = pump(process, self._context.spool, self._logging(sandbox, sink))
             exit_code = outcome.exit_code
             status = self._ended(sandbox, outcome, started_at_ns, agent)
         except SnapshotdError as exc:

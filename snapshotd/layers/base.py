@@ -8,7 +8,10 @@ directories below; `trusted.overlay.redirect` says where a renamed directory's l
     pivot.py        give a live container another root (the core mechanism)
     capture.py      copy a live upper into a layer, for sandboxes with live processes
     lookup.py       how overlayfs finds a name in a stack
-    view.py         read a stack as one tree, without mounting it
+    view.py         read a tree, wherever it lies: the interface
+    stack_view.py   a stack as a view, without mounting it
+    stored_view.py  a stored tree as a view, and what differs between two stored trees as one (a layer that never was a directory)
+    archive.py      apply a sealed layer to a stored tree: the tree of the snapshot
     diff.py         compare two views
     hunks.py        find changed lines, in bounded time
     patch.py        write a comparison as a git-style patch
@@ -24,19 +27,9 @@ import os
 import stat
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-
-class Kind(StrEnum):
-    """What a directory entry is."""
-
-    FILE = "file"
-    DIRECTORY = "directory"
-    SYMLINK = "symlink"
-    FIFO = "fifo"
-    SOCKET = "socket"
-    CHAR_DEVICE = "char-device"
-    BLOCK_DEVICE = "block-device"
-
+from snapshotd.types import Kind
 
 _KINDS = {
     stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: Kind.SYMLINK, stat.S_IFIFO: Kind.FIFO,
@@ -69,6 +62,17 @@ class Entry:
             _KINDS[stat.S_IFMT(st.st_mode)], stat.S_IMODE(st.st_mode), st.st_uid, st.st_gid, st.st_size, st.st_mtime_ns,
             st.st_rdev, st.st_nlink, (st.st_dev, st.st_ino), st.st_ctime_ns,
         )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Child:
+    """An entry of a directory of a view, and what the view needs to read it without another lookup. Not to be changed
+    (not frozen, because that doubles the cost of making one, and a listing makes many)."""
+
+    name: bytes
+    entry: Entry
+    source: Any
+    """The view's own."""
 
 
 class ChangeKind(StrEnum):

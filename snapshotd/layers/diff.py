@@ -10,10 +10,9 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from snapshotd.layers.base import Change, ChangeKind, Entry, Kind
-from snapshotd.layers.lookup import Child, Directory
-from snapshotd.layers.view import View, join
-from snapshotd.types import FileChanges
+from snapshotd.layers.base import Change, ChangeKind, Child, Entry
+from snapshotd.layers.view import Directory, View, join
+from snapshotd.types import FileChanges, Kind
 
 _BLOCK_BYTES = 1 << 20
 _DEVICES = (Kind.CHAR_DEVICE, Kind.BLOCK_DEVICE)
@@ -168,7 +167,7 @@ def _same_rest(a: View, b: View, left: Child, right: Child) -> bool:
 def _xattrs(view: View, what: Directory | Child) -> dict[bytes, bytes] | None:
     """None if there are more than the kernel lists; two such files cannot be compared."""
     try:
-        return view.directory_xattrs(what) if isinstance(what, Directory) else view.xattrs_of(what)
+        return view.xattrs_of(what) if isinstance(what, Child) else view.directory_xattrs(what)
     except OSError as exc:
         if exc.errno == errno.E2BIG:
             return None

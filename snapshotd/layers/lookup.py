@@ -24,7 +24,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from snapshotd.kernel.files import DIR_FLAGS, open_dir
-from snapshotd.layers.base import Entry, Kind
+from snapshotd.layers.base import Child, Entry
+from snapshotd.types import Kind
 
 MAX_OPEN_DIRS = 128
 """Directory descriptors one tree holds at a time, besides its layers' roots. Two views and a target stay far below 1024."""
@@ -168,16 +169,6 @@ class Directory:
             assert at.parent is not None
             at = at.parent
         return at.rest + tuple(reversed(tail))
-
-
-@dataclass(slots=True)
-class Child:
-    """An entry of a merged directory, and the source that holds it: enough to read it without another lookup. Not to be changed
-    (not frozen, because that doubles the cost of making one, and a listing makes many)."""
-
-    name: bytes
-    entry: Entry
-    source: Node
 
 
 class _Search:

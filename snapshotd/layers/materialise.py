@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from snapshotd.errors import DataLoss, OutOfSpace
-from snapshotd.kernel.files import copy_data, fd_path, is_empty_dir, open_dir
-from snapshotd.layers.base import Entry, Kind, RestoreReport
-from snapshotd.layers.lookup import Child, Directory, Handles, Node, entry_path
-from snapshotd.layers.view import View, join
+from snapshotd.errors import OutOfSpace
+from snapshotd.kernel.files import fd_path, is_empty_dir, open_dir
+from snapshotd.layers.base import Child, Entry, RestoreReport
+from snapshotd.layers.lookup import Handles, Node, entry_path
+from snapshotd.layers.view import Directory, View, join
+from snapshotd.types import Kind
 
 MAX_WARNINGS = 1000
 """More than these are counted, not listed."""
@@ -147,22 +148,16 @@ class _Writer:
         return True
 
     def _write_file(self, path: bytes, child: Child, dir_fd: int) -> None:
-        source_fd = self._view.open_child(child)
+        fd = os.open(child.name, _NEW_FILE, 0o600, dir_fd=dir_fd)
         try:
-            fd = os.open(child.name, _NEW_FILE, 0o600, dir_fd=dir_fd)
-            try:
-                size = os.fstat(source_fd).st_size
-                if copy_data(source_fd, fd, size) != size:
-                    raise DataLoss(f"file {_shown(path)} is shorter on disk than recorded; check the disk and restore another snapshot")
-                xattrs = self._read_xattrs(path, lambda: self._view.xattrs_of(child))
-                self._apply(path, fd_path(fd), child.entry, xattrs)
-            except OSError:
-                os.unlink(child.name, dir_fd=dir_fd)
-                raise
-            finally:
-                os.close(fd)
+            size = self._view.copy_child(child, fd)
+            xattrs = self._read_xattrs(path, lambda: self._view.xattrs_of(child))
+            self._apply(path, fd_path(fd), child.entry, xattrs)
+        except OSError:
+            os.unlink(child.name, dir_fd=dir_fd)
+            raise
         finally:
-            os.close(source_fd)
+            os.close(fd)
         self._bytes += size
 
     def _write_special(self, path: bytes, child: Child, dir_fd: int) -> None:

@@ -18,8 +18,9 @@ from collections.abc import Iterator, Sequence
 from snapshotd import failpoints
 from snapshotd.errors import LimitExceeded, OutOfSpace
 from snapshotd.kernel.files import copy_data, fd_path, is_empty_dir, open_dir
-from snapshotd.layers.base import Kind
-from snapshotd.layers.lookup import OPAQUE, REDIRECT, Child, Directory, Handles, Lookup, Node, public_xattrs
+from snapshotd.layers.base import Child
+from snapshotd.layers.lookup import OPAQUE, REDIRECT, Directory, Handles, Lookup, Node, public_xattrs
+from snapshotd.types import Kind
 
 _KEPT_COPIES = 64
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from snapshotd.errors import LimitExceeded
-from snapshotd.layers.base import Change, Entry, Kind
+from snapshotd.layers.base import Change, Entry
 from snapshotd.layers.diff import diff
 from snapshotd.layers.hunks import CONTEXT_LINES, hunks
 from snapshotd.layers.view import View
+from snapshotd.types import Kind
 
 MAX_FILE_BYTES = 512 << 20
 """Larger files are refused: git apply takes no patch over 1 GiB, and a sparse file could fill the reader's disk with zeros."""

@@ -25,6 +25,7 @@ from pathlib import Path
 from snapshotd.errors import NotFound, OutOfSpace, Unsupported
 from snapshotd.kernel import files, loop
 from snapshotd.kernel import syscalls as sc
+from snapshotd.layers.stack_view import StackView
 from snapshotd.layers.view import View
 from snapshotd.types import ImageID, LayerID, Stack, new_id
 
@@ -126,7 +127,7 @@ class LayerStore:
                 opened.callback(os.close, fds[-1])
             fds.append(self.read_image(stack.image))
             opened.callback(os.close, fds[-1])
-            return View(fds)
+            return StackView(fds)
 
     def dress(self, layer: LayerID, stack: Stack) -> None:
         """Give an empty upper's root directory the owner, mode, xattrs and times that the root of `stack` has.

@@ -1,18 +1,163 @@
-"""The repository: durable storage of bytes under the hash of their content.
+"""The repository: durable, deduplicated storage of contents, trees and records; and the spool that comes before it.
 
-Today it holds tool outputs as blobs; trees are durable as sealed layers (`layers/store.py`), which the engine flushes before it
-reports a snapshot as stored. Chunks, packs and trees come behind this same interface.
+    spool        what a step has just written (tool outputs): complete after kill -9, one file per content, until it is archived
+    repository   everything *stored*: contents in chunks, trees, records, in packs with an index
 
-Errors: NotFound (no such blob), DataLoss (stored bytes are damaged), OutOfSpace (disk full; nothing was saved).
-Concurrency: thread-safe.
+An *object* is immutable and known by its id, the keyed BLAKE3-256 of its plain bytes in hexadecimal (64 characters). The key is the
+repository's, and another one is derived from it for each kind, so that a file can never pass as a tree. There are:
+
+    content   the bytes of a file or a tool output, of any length. Its id (`BlobID`) is the hash of all its bytes however it is cut.
+    tree      one directory: its own metadata and its entries, which name contents and further trees (`TreeID`)
+    record    a small JSON document about a snapshot, trajectory, image (`RecordID`), from which the catalog can be rebuilt
+
+Durability: what was saved is durable when `flush` has returned, and not before. After a crash, objects whose flush did not return are
+there or not there, each as a whole. A failed flush is fatal for what it covered: OSError, and the writer refuses everything after it.
+Concurrency: one writer per repository, in one process; any number of readers in any number of processes, at any time, also during
+garbage collection. Readers are thread-safe; the writer is not.
+Errors: NotFound (no such object), DataLoss (stored bytes are missing or damaged; names object and pack), OutOfSpace (nothing half saved;
+the writer goes on working when there is space), VersionMismatch (written by a newer version), OSError.
+
+    spool.py, spool_format.py   the spool and the bytes of its files
+    key.py                      the key
+    (docs/format.md)            the bytes of packs, frames and trees
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
 
-from snapshotd.types import BlobID
+from snapshotd.types import BlobID, Kind, RecordID, TreeID
+
+Reader = Callable[[int], bytes]
+"""`read(n)`: the next at most n bytes; b"" at the end."""
+
+
+class ObjectKind(IntEnum):
+    """What a frame in a pack holds. The numbers are on disk."""
+
+    CHUNK = 1
+    """A piece of a content, or a whole one that is not larger than a piece."""
+    LIST = 2
+    """A large content: which chunks (or further lists) it is made of. Known by the content's id."""
+    TREE = 3
+    RECORD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TreeEntry:
+    """One entry of a stored directory. Ids are the container's; `mode` is permission bits only (12 bits).
+
+    FILE: `size` (logical), `content` (None if there is no data), `extents`: None, or for a sparse file the (offset, length) of its data
+    in ascending order; `content` then is their bytes joined. SYMLINK: `target`. Devices: `rdev` (as st_rdev). DIRECTORY: `tree`.
+    `link`: 0, or the hard link group (64 bits): the entries of one tree with the same number are names of one inode, `nlink` of them.
+    `xattrs`: sorted by name; overlayfs's own (`trusted.overlay.*`) never.
+    """
+
+    name: bytes
+    kind: Kind
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    size: int = 0
+    content: BlobID | None = None
+    extents: tuple[tuple[int, int], ...] | None = None
+    target: bytes = b""
+    rdev: int = 0
+    tree: TreeID | None = None
+    link: int = 0
+    nlink: int = 1
+    xattrs: tuple[tuple[bytes, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """One stored directory: `own` is its own metadata (name b"", kind DIRECTORY, tree None); `entries` sorted by the bytes of their names,
+    each name once, none empty, `.`, `..` or with a slash or NUL in it. A sub-directory's entry carries only `name`, `kind` and `tree`
+    (the other fields are zero): its metadata are in its own object, so that a change of them is a change of its id."""
+
+    own: TreeEntry
+    entries: tuple[TreeEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a writer has added since it was opened, in bytes and objects: what the packs grew by, and the plain bytes seen."""
+
+    objects: int
+    packed_bytes: int
+    plain_bytes: int
+
+
+class Repository(ABC):
+    """Reading. See the module's text."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release descriptors. Idempotent."""
+
+    @abstractmethod
+    def contains(self, object_id: BlobID | TreeID | RecordID) -> bool:
+        """Whether the index knows the object. Says nothing about its bytes."""
+
+    @abstractmethod
+    def load_tree(self, tree_id: TreeID) -> Tree:
+        """A directory, verified (id, checksum and form). Recently used ones come from memory (bounded)."""
+
+    @abstractmethod
+    def load_record(self, record_id: RecordID) -> bytes:
+        """A record, verified."""
+
+    @abstractmethod
+    def records(self) -> Iterator[tuple[RecordID, bytes]]:
+        """Every record, in the order they were saved. For rebuilding the catalog."""
+
+    @abstractmethod
+    def size_bytes(self, content: BlobID) -> int:
+        """A content's length."""
+
+    @abstractmethod
+    def load(self, content: BlobID) -> Iterator[bytes]:
+        """A content from its beginning, in pieces of at most 1 MiB. NotFound at the call. Every byte is checked, chunk by chunk and as a
+        whole; DataLoss is raised at the latest at the end, and always before wrong data would pass as complete."""
+
+    @abstractmethod
+    def read(self, content: BlobID, offset: int, length: int) -> bytes:
+        """Bytes of a content from `offset` (less than `length` at the end, b"" beyond it). Every chunk they come from is checked; recent
+        ones come from memory (bounded). Cost: the chunks touched, each with at most the bounded chain of deltas."""
+
+
+class RepositoryWriter(Repository):
+    """Reading and writing. What was saved can be read at once by this object, by others after `flush`.
+
+    `previous`: the earlier version of the same thing (same path in the parent's tree), which a delta may be made against. A hint: it may
+    be None, missing or anything. What exists already is not saved again. All of it may return before the bytes are in a file.
+    """
+
+    saved: Saved
+
+    @abstractmethod
+    def save_bytes(self, data: bytes, previous: BlobID | None = None) -> BlobID:
+        """Save a content that is in memory (any size; meant for up to some MiB)."""
+
+    @abstractmethod
+    def save_content(self, read: Reader, previous: BlobID | None = None) -> BlobID:
+        """Save a content from a reader, in constant memory. What `read` raises passes through; nothing is kept then."""
+
+    @abstractmethod
+    def save_tree(self, tree: Tree, previous: TreeID | None = None) -> TreeID:
+        """Save a directory. ValueError when it is malformed (order, names)."""
+
+    @abstractmethod
+    def save_record(self, data: bytes, previous: RecordID | None = None) -> RecordID:
+        """Save a record."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Return when everything saved is durable: packs, then index. Nothing to do costs nothing."""
 
 
 class BlobWriter(ABC):
@@ -40,7 +185,12 @@ class BlobWriter(ABC):
         self.discard()
 
 
-class Repository(ABC):
+class Spool(ABC):
+    """Contents that were captured and are not stored yet. A blob's id is the content's id in the repository of the same key.
+
+    Errors: NotFound (no such blob), DataLoss (its bytes are damaged), OutOfSpace (disk full; nothing was saved). Thread-safe.
+    """
+
     @abstractmethod
     def close(self) -> None:
         """Release descriptors. Idempotent. Flushes nothing. Any other call afterwards is a defect."""
@@ -70,7 +220,7 @@ class Repository(ABC):
 
     @abstractmethod
     def blobs(self) -> Iterator[BlobID]:
-        """Every stored blob."""
+        """Every blob in the spool."""
 
     @abstractmethod
     def remove(self, blob_id: BlobID) -> None:

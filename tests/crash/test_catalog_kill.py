@@ -13,7 +13,7 @@ import apsw
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.repo.blobs import BlobRepository
+from snapshotd.repo.spool import FileSpool
 from snapshotd.types import SnapshotID, TrajectoryID
 
 CHILD = """
@@ -22,14 +22,14 @@ from dataclasses import replace
 from pathlib import Path
 from snapshotd.catalog import database
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.repo.blobs import BlobRepository
+from snapshotd.repo.spool import FileSpool
 from snapshotd.testing.records import begin, follow, fork, make_call, make_image
 from snapshotd.types import Message
 
 database._CHECKPOINT_PAGES = 30  # many checkpoints, so that many kills fall into one
 database._CHECKPOINT_LIMIT_PAGES = 50
 catalog = SqliteCatalog(Path(sys.argv[1]) / "catalog.db")
-repository = BlobRepository(Path(sys.argv[1]) / "repo")
+repository = FileSpool(Path(sys.argv[1]) / "repo")
 rng = random.Random(int(sys.argv[2]))
 report = lambda *words: os.write(1, (" ".join(words) + "\\n").encode())
 image = make_image()
@@ -103,7 +103,7 @@ def check(directory: Path, committed: dict[str, str]) -> None:
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
     connection.close()
-    catalog, repository = SqliteCatalog(directory / "catalog.db"), BlobRepository(directory / "repo")
+    catalog, repository = SqliteCatalog(directory / "catalog.db"), FileSpool(directory / "repo")
     try:
         snapshots = {snapshot.id: snapshot for snapshot in catalog.all_snapshots()}
         assert committed.keys() <= snapshots.keys()

@@ -18,6 +18,7 @@ from snapshotd.kernel.files import DIR_FLAGS
 from snapshotd.layers.diff import diff
 from snapshotd.layers.materialise import materialise
 from snapshotd.layers.merge import merge
+from snapshotd.layers.stack_view import StackView
 from snapshotd.layers.view import View
 
 _first, _, _last = os.environ.get("SNAPSHOTD_MODEL_SEEDS", "0:12").partition(":")
@@ -36,7 +37,7 @@ def base() -> Iterator[Path]:
 def open_view(world: World, dirs: list[Path]) -> View:
     fds = world.open_all(dirs)
     try:
-        return View(fds)
+        return StackView(fds)
     finally:
         for fd in fds:
             os.close(fd)

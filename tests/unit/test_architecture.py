@@ -17,13 +17,15 @@ ROOT = Path(__file__).parents[2] / "snapshotd"
 RANKS: tuple[tuple[str, ...], ...] = (
     ("cli", "client"),
     ("daemon",),
-    ("engine",),
+    ("engine", "fuse"),
     ("layers", "repo", "catalog", "runtime", "images"),
+    ("store",),
     ("kernel",),
 )
 """Packages from high to low. One may import any of a lower rank, none of a higher one, and of its own rank only itself."""
 
 EXTRA_ARROWS: dict[str, str] = {
+    "layers": "repo",  # layers are archived to the repository and come back from it
     "images": "layers",  # an image is ingested like any other foreign tree
     "cli": "client",  # every command goes through the client
 }
@@ -38,7 +40,7 @@ FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
 FOR_ALL = ("types", "errors", "failpoints")
 """Modules at the top that everybody may import, and that import only each other."""
 
-INTERFACES = ("repo", "catalog", "runtime", "images", "engine")
+INTERFACES = ("store", "repo", "catalog", "runtime", "images", "engine")
 """Packages whose `base` is all that other packages may import (`layers` and `kernel` are modules of functions)."""
 
 ENTRY = "__main__.py"
@@ -55,7 +57,12 @@ TEST_ONLY = ("testing",)
 
 OWNERS: dict[str, tuple[str, ...]] = {
     "docker": ("runtime/", "images/docker.py"),
-    "apsw": ("catalog/database.py",),
+    "apsw": ("catalog/database.py", "repo/index.py"),
+    "pyfastcdc": ("repo/",),
+    "pyfuse3": ("fuse/",),
+    "trio": ("fuse/",),  # what pyfuse3 runs on
+    "boto3": ("store/s3.py",),
+    "botocore": ("store/s3.py",),  # comes with boto3
     "blake3": ("repo/",),
     "zstandard": ("repo/", "images/decompress.py"),
     "xxhash": ("repo/",),

@@ -26,7 +26,8 @@ from typing import Any, Literal
 from snapshotd import types as t
 from snapshotd.engine import base
 from snapshotd.errors import Ambiguous, CommandNotFound, CommandNotRunnable, Conflict, NotFound, UsageError
-from snapshotd.layers.base import Change, ChangeKind, Entry, Kind, RestoreReport
+from snapshotd.layers.base import Change, ChangeKind, Entry, RestoreReport
+from snapshotd.types import Kind
 
 NOW_NS = 1_700_000_000_123_456_789
 IMAGE = t.ImageID("ima9e" + "0" * 27)

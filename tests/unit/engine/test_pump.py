@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from snapshotd.engine.pump import Outcome, pump
-from snapshotd.repo.base import Repository
-from snapshotd.repo.blobs import BlobRepository
+from snapshotd.repo.base import Spool
+from snapshotd.repo.spool import FileSpool
 from snapshotd.runtime.base import Process
 from snapshotd.types import BlobID
 
@@ -36,15 +36,15 @@ class Shell(Process):
 
 
 @pytest.fixture
-def repo(tmp_path: Path) -> Repository:
-    return BlobRepository(tmp_path / "repo")
+def repo(tmp_path: Path) -> Spool:
+    return FileSpool(tmp_path / "repo")
 
 
-def _read(repo: Repository, blob: BlobID | None) -> bytes:
+def _read(repo: Spool, blob: BlobID | None) -> bytes:
     return b"" if blob is None else b"".join(repo.load_blob(blob))
 
 
-def _run(repo: Repository, script: str) -> tuple[Outcome, dict[str, bytes]]:
+def _run(repo: Spool, script: str) -> tuple[Outcome, dict[str, bytes]]:
     seen = {"stdout": b"", "stderr": b""}
 
     def sink(stream: str, data: bytes) -> None:
@@ -53,33 +53,33 @@ def _run(repo: Repository, script: str) -> tuple[Outcome, dict[str, bytes]]:
     return pump(Shell(script), repo, sink), seen
 
 
-def test_both_streams_and_the_exit_code(repo: Repository) -> None:
+def test_both_streams_and_the_exit_code(repo: Spool) -> None:
     outcome, seen = _run(repo, "echo out; echo err >&2; exit 7")
     assert outcome.exit_code == 7
     assert (_read(repo, outcome.stdout), _read(repo, outcome.stderr)) == (b"out\n", b"err\n")
     assert seen == {"stdout": b"out\n", "stderr": b"err\n"}
 
 
-def test_silence_makes_no_blob(repo: Repository) -> None:
+def test_silence_makes_no_blob(repo: Spool) -> None:
     outcome, _ = _run(repo, "true")
     assert (outcome.stdout, outcome.stderr) == (None, None)
     assert list(repo.blobs()) == []
 
 
-def test_large_output_is_whole(repo: Repository) -> None:
+def test_large_output_is_whole(repo: Spool) -> None:
     outcome, seen = _run(repo, "yes 0123456789 | head -c 20000000")
     assert outcome.stdout is not None
     assert repo.size_bytes(outcome.stdout) == 20_000_000
     assert _read(repo, outcome.stdout) == seen["stdout"]
 
 
-def test_what_is_in_the_pipe_at_the_end_is_not_lost(repo: Repository) -> None:
+def test_what_is_in_the_pipe_at_the_end_is_not_lost(repo: Spool) -> None:
     for _ in range(20):
         outcome, _ = _run(repo, "(sleep 5) & head -c 60000 /dev/zero")
         assert len(_read(repo, outcome.stdout)) == 60_000
 
 
-def test_a_noisy_background_child_neither_delays_nor_meets_a_broken_pipe(repo: Repository, tmp_path: Path) -> None:
+def test_a_noisy_background_child_neither_delays_nor_meets_a_broken_pipe(repo: Spool, tmp_path: Path) -> None:
     alive = tmp_path / "alive"
     started = time.monotonic()
     outcome, _ = _run(repo, f"(for i in $(seq 60); do echo noise; sleep 0.05; done; touch {alive}) & echo done")
@@ -92,7 +92,7 @@ def test_a_noisy_background_child_neither_delays_nor_meets_a_broken_pipe(repo: R
         time.sleep(0.05)
 
 
-def test_a_watcher_that_fails_ends_the_command(repo: Repository) -> None:
+def test_a_watcher_that_fails_ends_the_command(repo: Spool) -> None:
     shell = Shell("while :; do echo x; done")
 
     def broken(stream: str, data: bytes) -> None:

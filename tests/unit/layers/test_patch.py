@@ -18,7 +18,7 @@ from snapshotd.layers import hunks as hunks_module
 from snapshotd.layers import patch as patch_module
 from snapshotd.layers.hunks import hunks
 from snapshotd.layers.patch import write_patch
-from snapshotd.layers.view import View
+from snapshotd.layers.stack_view import StackView
 
 Tree = dict[bytes, tuple[str, bytes]]
 """Path to ("file" | "program" | "link", content or target)."""
@@ -56,7 +56,7 @@ def read_tree(root: Path) -> Tree:
 def make_patch(before: Path, after: Path, root: bytes = b"") -> tuple[bytes, int]:
     fds = [os.open(path, DIR_FLAGS) for path in (before, after)]
     pieces: list[bytes] = []
-    with View(fds[:1]) as a, View(fds[1:]) as b:
+    with StackView(fds[:1]) as a, StackView(fds[1:]) as b:
         outside = write_patch(a, b, root, pieces.append)
     for fd in fds:
         os.close(fd)

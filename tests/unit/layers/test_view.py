@@ -11,19 +11,20 @@ from pathlib import Path
 import pytest
 
 from snapshotd.kernel.files import DIR_FLAGS, open_dir, remove_tree
-from snapshotd.layers.base import ChangeKind, Kind
+from snapshotd.layers.base import ChangeKind
 from snapshotd.layers.diff import count, diff
 from snapshotd.layers.lookup import MAX_OPEN_DIRS
 from snapshotd.layers.materialise import materialise
+from snapshotd.layers.stack_view import StackView
 from snapshotd.layers.view import View
-from snapshotd.types import FileChanges
+from snapshotd.types import FileChanges, Kind
 
 
 @contextmanager
 def view_of(*dirs: Path) -> Iterator[View]:
     fds = [os.open(path, DIR_FLAGS) for path in dirs]
     try:
-        with View(fds) as view:
+        with StackView(fds) as view:
             yield view
     finally:
         for fd in fds:

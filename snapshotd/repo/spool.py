@@ -30,10 +30,10 @@ import xxhash
 
 from snapshotd.errors import DataLoss, InternalError, NotFound, OutOfSpace
 from snapshotd.kernel import files
-from snapshotd.repo import format as blob_format
-from snapshotd.repo.base import BlobWriter, Repository
-from snapshotd.repo.format import HEADER_BYTES, PIECE_BYTES, Header
+from snapshotd.repo import spool_format as blob_format
+from snapshotd.repo.base import BlobWriter, Spool
 from snapshotd.repo.key import load_key, sync_dir
+from snapshotd.repo.spool_format import HEADER_BYTES, PIECE_BYTES, Header
 from snapshotd.types import BlobID
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -43,7 +43,7 @@ _MAX_HELD = 16
 """How many new files are kept open for `flush` to sync one by one (each 1-5 ms); more than that are synced by one syncfs."""
 
 
-class BlobRepository(Repository):
+class FileSpool(Spool):
     """The only repository object of its directory, in one process at a time. Close it at the end."""
 
     def __init__(self, directory: Path) -> None:
@@ -228,7 +228,7 @@ class BlobRepository(Repository):
 class _Writer(BlobWriter):
     """One file below tmp/. Not for several threads at once."""
 
-    def __init__(self, repository: BlobRepository) -> None:
+    def __init__(self, repository: FileSpool) -> None:
         self.size_bytes = 0
         self._repository = repository
         self._name = secrets.token_hex(16)

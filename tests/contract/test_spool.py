@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 
 from snapshotd.errors import DataLoss, OutOfSpace, VersionMismatch
 from snapshotd.kernel import files
-from snapshotd.repo import format as blob_format
-from snapshotd.repo.base import Repository
-from snapshotd.repo.blobs import BlobRepository
-from snapshotd.testing.contracts.repository import CHECKS, load
+from snapshotd.repo import spool_format as blob_format
+from snapshotd.repo.base import Spool
+from snapshotd.repo.spool import FileSpool
+from snapshotd.testing.contracts.spool import CHECKS, load
 from snapshotd.types import BlobID
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Iterator[BlobRepository]:
-    opened = BlobRepository(tmp_path / "repo")
+def repository(tmp_path: Path) -> Iterator[FileSpool]:
+    opened = FileSpool(tmp_path / "repo")
     yield opened
     opened.flush()
     opened.close()
@@ -36,12 +36,12 @@ def repository(tmp_path: Path) -> Iterator[BlobRepository]:
     assert os.listdir(tmp_path / "repo" / "tmp") == []
 
 
-def path_of(repository: BlobRepository, blob_id: BlobID) -> Path:
+def path_of(repository: FileSpool, blob_id: BlobID) -> Path:
     return repository.directory / "blobs" / blob_id[:2] / blob_id
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_contract(check: Callable[[Repository], None], repository: BlobRepository) -> None:
+def test_contract(check: Callable[[Spool], None], repository: FileSpool) -> None:
     before = len(os.listdir("/proc/self/fd"))
     check(repository)
     repository.flush()
@@ -49,17 +49,17 @@ def test_contract(check: Callable[[Repository], None], repository: BlobRepositor
 
 
 def test_blobs_are_there_after_reopening(tmp_path: Path) -> None:
-    first = BlobRepository(tmp_path / "repo")
+    first = FileSpool(tmp_path / "repo")
     blob_id = first.save_blob(b"kept")
     first.close()
-    again = BlobRepository(tmp_path / "repo")
+    again = FileSpool(tmp_path / "repo")
     assert load(again, blob_id) == b"kept"
     assert again.save_blob(b"kept") == blob_id
     again.close()
 
 
 def test_ids_differ_between_repositories(tmp_path: Path) -> None:
-    one, two = BlobRepository(tmp_path / "one"), BlobRepository(tmp_path / "two")
+    one, two = FileSpool(tmp_path / "one"), FileSpool(tmp_path / "two")
     assert one.save_blob(b"same") != two.save_blob(b"same")
     one.close()
     two.close()
@@ -68,7 +68,7 @@ def test_ids_differ_between_repositories(tmp_path: Path) -> None:
 def test_nobody_else_can_read_it(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
-        repository = BlobRepository(tmp_path / "repo")
+        repository = FileSpool(tmp_path / "repo")
         blob_id = repository.save_blob(b"secret")
     finally:
         os.umask(old)
@@ -79,16 +79,16 @@ def test_nobody_else_can_read_it(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
-    repository = BlobRepository(tmp_path / "repo")
+    repository = FileSpool(tmp_path / "repo")
     repository.writer().write(b"never saved")
     assert len(os.listdir(tmp_path / "repo" / "tmp")) == 1
     repository.close()
-    BlobRepository(tmp_path / "repo").close()
+    FileSpool(tmp_path / "repo").close()
     assert os.listdir(tmp_path / "repo" / "tmp") == []
 
 
 def test_a_closed_repository_touches_nothing(tmp_path: Path) -> None:
-    repository = BlobRepository(tmp_path / "repo")
+    repository = FileSpool(tmp_path / "repo")
     blob_id = repository.save_blob(b"kept")
     repository.close()
     fd = os.open(tmp_path, os.O_RDONLY)  # likely gets a number that the repository had
@@ -101,20 +101,20 @@ def test_a_closed_repository_touches_nothing(tmp_path: Path) -> None:
 
 
 def test_a_damaged_or_missing_key_is_found_at_open(tmp_path: Path) -> None:
-    BlobRepository(tmp_path / "repo").close()
+    FileSpool(tmp_path / "repo").close()
     key = tmp_path / "repo" / "key"
     good = key.read_bytes()
     for position in range(len(good)):
         key.write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
         with pytest.raises(DataLoss, match="repo/key"):
-            BlobRepository(tmp_path / "repo")
+            FileSpool(tmp_path / "repo")
     for data in (b"", good[:-1], good + b"\0"):
         key.write_bytes(data)
         with pytest.raises(DataLoss, match="repo/key"):
-            BlobRepository(tmp_path / "repo")
+            FileSpool(tmp_path / "repo")
     key.unlink()
     with pytest.raises(DataLoss, match="missing"):
-        BlobRepository(tmp_path / "repo")
+        FileSpool(tmp_path / "repo")
     assert not key.exists()
 
 
@@ -153,7 +153,7 @@ def damaged(data: bytes, kind: str, where: int, amount: int) -> bytes:
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(content=CONTENTS, damage=DAMAGE)
-def test_damage_never_passes(repository: BlobRepository, content: bytes, damage: tuple[str, int, int]) -> None:
+def test_damage_never_passes(repository: FileSpool, content: bytes, damage: tuple[str, int, int]) -> None:
     blob_id = repository.save_blob(content)
     path = path_of(repository, blob_id)
     good = path.read_bytes()
@@ -175,14 +175,14 @@ def test_damage_never_passes(repository: BlobRepository, content: bytes, damage:
     repository.remove(blob_id)
 
 
-def test_a_blob_under_anothers_name_is_found(repository: BlobRepository) -> None:
+def test_a_blob_under_anothers_name_is_found(repository: FileSpool) -> None:
     one, two = repository.save_blob(b"one"), repository.save_blob(b"two")
     path_of(repository, one).write_bytes(path_of(repository, two).read_bytes())
     with pytest.raises(DataLoss, match="another"):
         load(repository, one)
 
 
-def forge(repository: BlobRepository, frame: bytes, plain_bytes: int, *, version: int = 1) -> BlobID:
+def forge(repository: FileSpool, frame: bytes, plain_bytes: int, *, version: int = 1) -> BlobID:
     """A blob file with valid checksums around any frame."""
     blob_id = repository.save_blob(b"to be replaced")
     fields = struct.pack("<8sHHIQQ16s", b"snapblob", version, 1, 0, plain_bytes, len(frame), xxhash.xxh3_128_digest(frame))
@@ -190,7 +190,7 @@ def forge(repository: BlobRepository, frame: bytes, plain_bytes: int, *, version
     return blob_id
 
 
-def test_the_frame_has_its_own_checksum(repository: BlobRepository) -> None:
+def test_the_frame_has_its_own_checksum(repository: FileSpool) -> None:
     """Right content in other bytes than were written is damage too: the two checks do not rest on each other."""
     content = b"some text " * 1000
     blob_id = repository.save_blob(content)
@@ -202,13 +202,13 @@ def test_the_frame_has_its_own_checksum(repository: BlobRepository) -> None:
         load(repository, blob_id)
 
 
-def test_a_newer_format_is_refused(repository: BlobRepository) -> None:
+def test_a_newer_format_is_refused(repository: FileSpool) -> None:
     blob_id = forge(repository, b"whatever", 8, version=2)
     with pytest.raises(VersionMismatch, match="newer snapshotd"):
         load(repository, blob_id)
 
 
-def test_a_bomb_is_not_unpacked(repository: BlobRepository) -> None:
+def test_a_bomb_is_not_unpacked(repository: FileSpool) -> None:
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 30))
     blob_id = forge(repository, bomb, 5)
     got = 0
@@ -218,7 +218,7 @@ def test_a_bomb_is_not_unpacked(repository: BlobRepository) -> None:
     assert got == 0
 
 
-def test_a_frame_that_needs_much_memory_is_refused(repository: BlobRepository) -> None:
+def test_a_frame_that_needs_much_memory_is_refused(repository: FileSpool) -> None:
     parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=27)
     frame = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     data = frame.compress(b"x" * 1000) + frame.flush()
@@ -231,8 +231,8 @@ def test_memory_does_not_grow_with_the_blob(tmp_path: Path) -> None:
     code = """
 import os, resource, sys
 from pathlib import Path
-from snapshotd.repo.blobs import BlobRepository
-repository = BlobRepository(Path(sys.argv[1]))
+from snapshotd.repo.spool import FileSpool
+repository = FileSpool(Path(sys.argv[1]))
 big = bytes(100 << 20)
 noise = os.urandom(1 << 20)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -251,7 +251,7 @@ repository.close()
 
 
 def test_a_full_disk_leaves_nothing(small_disk: Path) -> None:
-    repository = BlobRepository(small_disk / "repo")
+    repository = FileSpool(small_disk / "repo")
     kept = repository.save_blob(os.urandom(100_000))
     used = os.statvfs(small_disk).f_bfree
     for _ in range(3):
@@ -268,7 +268,7 @@ def test_a_full_disk_leaves_nothing(small_disk: Path) -> None:
 
 def test_a_disk_that_fills_at_the_very_end_leaves_nothing(small_disk: Path) -> None:
     """The frame of a small blob is written by `save`, where the disk is full already."""
-    repository = BlobRepository(small_disk / "repo")
+    repository = FileSpool(small_disk / "repo")
     writer = repository.writer()
     writer.write(os.urandom(60_000))
     with pytest.raises(OSError, match="No space"), (small_disk / "filler").open("wb", buffering=0) as filler:  # noqa: PT012
@@ -283,7 +283,7 @@ def test_a_disk_that_fills_at_the_very_end_leaves_nothing(small_disk: Path) -> N
 
 @pytest.mark.parametrize("count", [1, 5, 40])
 def test_a_failed_flush_is_never_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    repository = BlobRepository(tmp_path / "repo")
+    repository = FileSpool(tmp_path / "repo")
     repository.flush()
     ids = [repository.save_blob(b"%d" % number) for number in range(count)]
 
@@ -316,7 +316,7 @@ def test_a_flush_syncs_each_new_file_once_and_its_directories(tmp_path: Path, mo
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(files, "sync_filesystem", sync_all)
-    repository = BlobRepository(tmp_path / "repo")
+    repository = FileSpool(tmp_path / "repo")
     repository.flush()
     assert len(whole) == 1  # what an earlier process may have left
     synced.clear()
@@ -335,7 +335,7 @@ def test_a_flush_syncs_each_new_file_once_and_its_directories(tmp_path: Path, mo
     repository.close()
 
 
-def test_header_is_as_documented(repository: BlobRepository) -> None:
+def test_header_is_as_documented(repository: FileSpool) -> None:
     blob_id = repository.save_blob(b"x" * 1000)
     data = path_of(repository, blob_id).read_bytes()
     assert data[:16] == b"snapblob\x01\x00\x01\x00\x00\x00\x00\x00"

@@ -7,18 +7,18 @@ import threading
 from collections.abc import Callable
 
 from snapshotd.errors import InternalError, NotFound
-from snapshotd.repo.base import Repository
+from snapshotd.repo.base import Spool
 from snapshotd.testing.contracts.catalog import refuses
 from snapshotd.types import BlobID
 
 PIECE_BYTES = 1 << 20
 
 
-def load(repository: Repository, blob_id: BlobID) -> bytes:
+def load(repository: Spool, blob_id: BlobID) -> bytes:
     return b"".join(repository.load_blob(blob_id))
 
 
-def content_of_any_size_round_trips(repository: Repository) -> None:
+def content_of_any_size_round_trips(repository: Spool) -> None:
     rng = random.Random(1)
     for size in (0, 1, 55, 4096, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 7):
         for data in (rng.randbytes(size), bytes(size), (b"line of text\n" * (size // 13 + 1))[:size]):
@@ -29,7 +29,7 @@ def content_of_any_size_round_trips(repository: Repository) -> None:
             assert all(0 < piece <= PIECE_BYTES for piece in pieces)
 
 
-def pieces_of_any_length_make_the_same_blob(repository: Repository) -> None:
+def pieces_of_any_length_make_the_same_blob(repository: Spool) -> None:
     rng = random.Random(2)
     data = rng.randbytes(100_000) + bytes(2_000_000)
     whole = repository.save_blob(data)
@@ -45,7 +45,7 @@ def pieces_of_any_length_make_the_same_blob(repository: Repository) -> None:
     assert load(repository, whole) == data
 
 
-def an_unfinished_blob_is_never_seen(repository: Repository) -> None:
+def an_unfinished_blob_is_never_seen(repository: Spool) -> None:
     writer = repository.writer()
     writer.write(b"x" * 3_000_000)
     assert list(repository.blobs()) == []
@@ -62,7 +62,7 @@ def an_unfinished_blob_is_never_seen(repository: Repository) -> None:
     refuses(InternalError, writer.save)
 
 
-def discarding_after_saving_keeps_it(repository: Repository) -> None:
+def discarding_after_saving_keeps_it(repository: Spool) -> None:
     with repository.writer() as writer:
         writer.write(b"kept")
         blob_id = writer.save()
@@ -70,7 +70,7 @@ def discarding_after_saving_keeps_it(repository: Repository) -> None:
     assert load(repository, blob_id) == b"kept"
 
 
-def what_is_not_there_is_not_found(repository: Repository) -> None:
+def what_is_not_there_is_not_found(repository: Spool) -> None:
     repository.save_blob(b"something")
     for blob_id in ("0" * 64, "", "../../key", "/etc/passwd", "0" * 63, "A" * 64, "0" * 64 + "\n"):
         refuses(NotFound, repository.load_blob, BlobID(blob_id))
@@ -79,7 +79,7 @@ def what_is_not_there_is_not_found(repository: Repository) -> None:
     assert len(list(repository.blobs())) == 1
 
 
-def removed_blobs_are_gone_and_can_come_back(repository: Repository) -> None:
+def removed_blobs_are_gone_and_can_come_back(repository: Spool) -> None:
     one, two = repository.save_blob(b"one"), repository.save_blob(b"two")
     repository.remove(one)
     repository.remove(one)
@@ -90,7 +90,7 @@ def removed_blobs_are_gone_and_can_come_back(repository: Repository) -> None:
     assert load(repository, one) == b"one"
 
 
-def a_reader_keeps_what_it_has_begun(repository: Repository) -> None:
+def a_reader_keeps_what_it_has_begun(repository: Spool) -> None:
     data = random.Random(3).randbytes(5 * PIECE_BYTES)
     blob_id = repository.save_blob(data)
     reader = repository.load_blob(blob_id)
@@ -99,7 +99,7 @@ def a_reader_keeps_what_it_has_begun(repository: Repository) -> None:
     assert begin + b"".join(reader) == data
 
 
-def flushing_is_repeatable(repository: Repository) -> None:
+def flushing_is_repeatable(repository: Spool) -> None:
     repository.flush()
     for count in (1, 3, 50):
         ids = [repository.save_blob(b"%d of %d" % (number, count)) for number in range(count)]
@@ -109,7 +109,7 @@ def flushing_is_repeatable(repository: Repository) -> None:
         assert all(load(repository, one) for one in ids[1:])
 
 
-def threads_save_the_same_and_different_content(repository: Repository) -> None:
+def threads_save_the_same_and_different_content(repository: Spool) -> None:
     """Eight threads, half of their blobs in common, flushing and removing meanwhile."""
     failures: list[BaseException] = []
     ids: list[set[BlobID]] = [set() for _ in range(8)]
@@ -139,7 +139,7 @@ def threads_save_the_same_and_different_content(repository: Repository) -> None:
     assert all(len(load(repository, one)) == repository.size_bytes(one) for one in everything)
 
 
-CHECKS: tuple[Callable[[Repository], None], ...] = (
+CHECKS: tuple[Callable[[Spool], None], ...] = (
     content_of_any_size_round_trips,
     pieces_of_any_length_make_the_same_blob,
     an_unfinished_blob_is_never_seen,

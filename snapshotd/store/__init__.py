@@ -1,0 +1,1 @@
+"""Bytes under keys: where packs lie."""
