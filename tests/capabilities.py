@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from snapshotd.engine import packages
+from snapshotd.kernel import features
 from tests import dockerd
 
 
@@ -32,11 +34,18 @@ def _compose() -> str | None:
     return f"not installed: {absent[0]}" if absent else None
 
 
+def _fuse() -> str | None:
+    if importlib.util.find_spec("pyfuse3") is None:
+        return "not installed: pyfuse3"
+    return features.fuse()
+
+
 CAPABILITIES: dict[str, Callable[[], str | None]] = {
     "root": _root,
     "runc": lambda: _program("runc", "catatonit"),
     "slirp4netns": lambda: _program("slirp4netns"),
     "docker": _docker,
+    "fuse": _fuse,
     "xfs": lambda: _program("mkfs.xfs"),
     "compose": _compose,
 }

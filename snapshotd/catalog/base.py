@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from snapshotd.types import (
     BlobID,
@@ -33,6 +34,15 @@ from snapshotd.types import (
     TrajectoryStatus,
     TreeID,
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRow:
+    """Everything that is recorded with one snapshot: `messages` are those it added to its parent's conversation."""
+
+    snapshot: Snapshot
+    messages: tuple[Message, ...] = ()
+    record: RecordID | None = None
 
 
 class Catalog(ABC):
@@ -100,7 +110,14 @@ class Catalog(ABC):
     @abstractmethod
     def remove_trajectory(self, trajectory_id: TrajectoryID) -> None:
         """Forget a trajectory with its snapshots, calls, messages and tags. NotFound; Conflict while a fork of one of its snapshots
-        exists (the message names it). Layers and blobs are the caller's to collect."""
+        exists (the message names it), or while a captured snapshot elsewhere has one of its snapshots as `base` (after a rewind to it).
+        Snapshots elsewhere that are not captured lose such a base. Layers and blobs are the caller's to collect."""
+
+    @abstractmethod
+    def restore_rows(self, images: Iterable[Image], trajectories: Sequence[Trajectory], snapshots: Iterable[SnapshotRow]) -> None:
+        """Add what was recorded elsewhere, or earlier, as it is: states, trees, records and tags included; all or none. Parents and bases
+        come before the snapshots that name them, or are here already; so do images. A trajectory's `head` is one of its own snapshots or
+        its `forked_from`. Conflict when an id, name or tag is taken; NotFound for what is named and is nowhere."""
 
     # -- snapshots -----------------------------------------------------------------------------------------------------------
 
@@ -121,7 +138,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def count_snapshots(self, trajectory_id: TrajectoryID) -> int:
-        """How many the trajectory has of its own."""
+        """How many the trajectory has of its own. NotFound."""
 
     @abstractmethod
     def all_snapshots(self) -> Iterator[Snapshot]:
@@ -133,7 +150,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def set_state(self, snapshot_ids: Iterable[SnapshotID], state: SnapshotState) -> None:
-        """Record durability. Unknown ids are ignored."""
+        """Record durability. Unknown ids are ignored. Whatever does not become `stored` has no tree afterwards."""
 
     @abstractmethod
     def unstored(self) -> list[SnapshotID]:
@@ -147,6 +164,10 @@ class Catalog(ABC):
     @abstractmethod
     def set_pruned(self, snapshot_ids: Iterable[SnapshotID]) -> None:
         """Give up the files of stored snapshots: state `pruned`, no tree. Others are left as they are. Unknown ids are ignored."""
+
+    @abstractmethod
+    def record(self, snapshot_id: SnapshotID) -> RecordID | None:
+        """The record of a snapshot that is, or was, stored; None if it never was. NotFound."""
 
     @abstractmethod
     def own_messages(self, snapshot_id: SnapshotID) -> list[Message]:

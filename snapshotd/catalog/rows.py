@@ -21,6 +21,7 @@ from snapshotd.types import (
     Limits,
     Message,
     Network,
+    RecordID,
     SandboxSpec,
     Snapshot,
     SnapshotState,
@@ -35,8 +36,18 @@ Row = tuple[Any, ...]
 MAX_JSON_DEPTH = 200
 """How deep a stored JSON value may nest. json reads and writes recursively, and the interpreter stops at about 1,000 frames."""
 
-IMAGE_COLUMNS = "i.id, i.name, i.source, i.source_id, i.bytes, i.files, i.created_at_ns, i.env, i.workdir"
+IMAGE_COLUMNS = "i.id, i.name, i.source, i.source_id, i.bytes, i.files, i.created_at_ns, i.env, i.workdir, i.tree"
 IMAGE_SELECT = f"SELECT {IMAGE_COLUMNS} FROM images i"
+
+IMAGE_INSERT = """
+INSERT INTO images (id, name, source, source_id, bytes, files, created_at_ns, env, workdir, tree) VALUES (?,?,?,?,?,?,?,?,?,?)
+"""
+
+TRAJECTORY_INSERT = """
+INSERT INTO trajectories (id, name, image, runtime, network, memory_bytes, cpus, pids, agent, env, status, exit_code, created_at_ns,
+    experiment, forked_from, head)
+VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
+"""
 
 TRAJECTORY_SELECT = """
 SELECT t.id, t.name, i.id, t.runtime, t.network, t.memory_bytes, t.cpus, t.pids, t.agent, h.id, t.status, t.created_at_ns,
@@ -49,17 +60,19 @@ SELECT s.pk, s.id, p.id, t.id, s.seq, i.id, k.layers, s.messages, s.state, s.pau
        s.files_added, s.files_changed, s.files_deleted, s.files_bytes,
        (SELECT group_concat(name, '/' ORDER BY name) FROM tags WHERE snapshot = s.pk),
        s.call_id, s.call_name, s.call_status, s.call_started_at_ns, s.call_duration_ns, s.call_exit_code, s.call_error,
-       s.call_output, s.call_stdout, s.call_stderr, s.call_arguments
+       s.call_output, s.call_stdout, s.call_stderr, b.id, s.own_layers, s.tree, s.call_arguments
 FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory JOIN stacks k ON k.pk = s.stack JOIN images i ON i.pk = k.image
-     LEFT JOIN snapshots p ON p.pk = s.parent
+     LEFT JOIN snapshots p ON p.pk = s.parent LEFT JOIN snapshots b ON b.pk = s.base
 """
 
 SNAPSHOT_INSERT = """
 INSERT INTO snapshots (id, trajectory, seq, parent, stack, messages, state, pause_ns, created_at_ns, method,
     files_added, files_changed, files_deleted, files_bytes, call_id, call_name, call_status, call_started_at_ns, call_duration_ns,
-    call_exit_code, call_error, call_output, call_stdout, call_stderr, call_arguments)
-VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
+    call_exit_code, call_error, call_output, call_stdout, call_stderr, call_arguments, base, own_layers, tree, record)
+VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
 """
+
+MESSAGE_INSERT = "INSERT INTO messages (trajectory, position, role, content) VALUES (?,?,?,?)"
 
 
 def encode_json(value: Any) -> str:
@@ -143,10 +156,28 @@ def _intact(kind: str, row: Row) -> Iterator[None]:
 
 def decode_image(row: Row) -> Image:
     with _intact("image", row):
-        image_id, name, source, source_id, size, files, created, env, workdir = row
+        image_id, name, source, source_id, size, files, created, env, workdir, tree = row
         return Image(
-            image_id, name, decode_text(source), decode_text(source_id), size, files, created, decode_pairs(env), decode_text(workdir)
+            image_id, name, decode_text(source), decode_text(source_id), size, files, created, decode_pairs(env), decode_text(workdir), tree
         )
+
+
+def image_values(image: Image) -> Row:
+    """The values of IMAGE_INSERT."""
+    return (
+        image.id, image.name, encode_text(image.source), encode_text(image.source_id), image.bytes, image.files, image.created_at_ns,
+        encode_pairs(image.env), encode_text(image.workdir), image.tree,
+    )  # fmt: skip
+
+
+def trajectory_values(trajectory: Trajectory, image: int, forked_from: int | None, head: int) -> Row:
+    """The values of TRAJECTORY_INSERT; the numbers are the rows that the trajectory refers to."""
+    spec = trajectory.spec
+    return (
+        trajectory.id, trajectory.name, image, spec.runtime, spec.network.value, spec.limits.memory_bytes, spec.limits.cpus,
+        spec.limits.pids, encode_agent(trajectory.agent), encode_pairs(trajectory.env), trajectory.status.value, trajectory.exit_code,
+        trajectory.created_at_ns, trajectory.experiment, forked_from, head,
+    )  # fmt: skip
 
 
 def decode_trajectory(row: Row) -> Trajectory:
@@ -173,7 +204,8 @@ class SnapshotDecoder:
         with _intact("snapshot", row[1:]):
             (
                 _, snapshot_id, parent, trajectory, seq, image, layers, messages, state, pause, created, method, added, changed, deleted,
-                size, tags, call_id, name, status, started, duration, exit_code, error, output, stdout, stderr, arguments,
+                size, tags, call_id, name, status, started, duration, exit_code, error, output, stdout, stderr, base, own_layers, tree,
+                arguments,
             ) = row  # fmt: skip
             call = ToolCall(
                 call_id, decode_text(name), json.loads(arguments), CallStatus(status), started, duration, exit_code,
@@ -182,6 +214,7 @@ class SnapshotDecoder:
             return Snapshot(
                 snapshot_id, parent, trajectory, seq, self._stack(image, layers), call, messages, SnapshotState(state), pause, created,
                 method, None if added is None else FileChanges(added, changed, deleted, size), tuple(tags.split("/")) if tags else (),
+                base, own_layers, tree,
             )  # fmt: skip
 
     def _stack(self, image: str, layers: str) -> Stack:
@@ -191,7 +224,9 @@ class SnapshotDecoder:
         return self._last[2]
 
 
-def snapshot_values(snapshot: Snapshot, trajectory: int, parent: int | None, stack: int) -> Row:
+def snapshot_values(
+    snapshot: Snapshot, trajectory: int, parent: int | None, stack: int, base: int | None, record: RecordID | None = None
+) -> Row:
     """The values of SNAPSHOT_INSERT; the numbers are the rows that the snapshot refers to."""
     call, files = snapshot.call, snapshot.files
     return (
@@ -200,7 +235,13 @@ def snapshot_values(snapshot: Snapshot, trajectory: int, parent: int | None, sta
         *((files.added, files.changed, files.deleted, files.bytes) if files else (None,) * 4),
         call.id, encode_text(call.name), call.status.value, call.started_at_ns, call.duration_ns, call.exit_code,
         None if call.error is None else encode_text(call.error), call.output, call.stdout, call.stderr, encode_json(call.arguments),
+        base, snapshot.own_layers, snapshot.tree, record,
     )  # fmt: skip
+
+
+def encode_message(message: Message) -> tuple[str | bytes, str]:
+    """(role, content) as MESSAGE_INSERT takes them."""
+    return encode_text(message.role), encode_json(message.content)
 
 
 def decode_message(row: Row) -> Message:

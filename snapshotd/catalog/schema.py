@@ -118,6 +118,25 @@ CREATE TABLE messages (
 ) STRICT;
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1,)
+_V2 = """
+ALTER TABLE images ADD COLUMN tree TEXT;                -- NULL: its files are not in the repository
+-- Where a snapshot's tree is derived from; see types.Snapshot. NULL: the image.
+ALTER TABLE snapshots ADD COLUMN base INTEGER REFERENCES snapshots DEFERRABLE INITIALLY DEFERRED;
+ALTER TABLE snapshots ADD COLUMN own_layers INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE snapshots ADD COLUMN tree TEXT;             -- not NULL only when stored
+ALTER TABLE snapshots ADD COLUMN record TEXT;           -- NULL: never stored
+-- The possibly long value moves behind the new columns, so that scans for them do not read it.
+ALTER TABLE snapshots ADD COLUMN arguments TEXT NOT NULL DEFAULT 'null';
+-- `stored` meant that the layers were flushed and now means that they are in the repository, where nothing is yet. Everything can still be
+-- derived from the image, with the whole stack.
+UPDATE snapshots SET arguments = call_arguments, state = CASE state WHEN 'stored' THEN 'captured' ELSE state END,
+    own_layers = (SELECT json_array_length(layers) FROM stacks WHERE stacks.pk = snapshots.stack);
+ALTER TABLE snapshots DROP COLUMN call_arguments;
+ALTER TABLE snapshots RENAME COLUMN arguments TO call_arguments;
+CREATE INDEX snapshots_captured ON snapshots (state) WHERE state = 'captured';  -- what is to be archived; empty most of the time
+CREATE INDEX snapshots_by_base ON snapshots (base);                             -- also what the reference check on deletion uses
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2)
 VERSION = len(MIGRATIONS)
 """The version this program writes, and the newest it reads."""

@@ -10,14 +10,16 @@ from snapshotd.cli.command import connect, declare, is_local, json_option
 from snapshotd.cli.follow import patience
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import local_folder, sandbox_keywords, sandbox_options
+from snapshotd.cli.waiting import Wait, wait_option
 
 
 @declare("create", examples=["snapshotd create --workspace . --name box", "ID=$(snapshotd create)", "snapshotd create --json"],
          docker_codes=True)  # fmt: skip
 @sandbox_options
+@wait_option
 @json_option
 @click.pass_context
-def command(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
+def command(ctx: click.Context, /, wait: Wait | None, as_json: bool, **options: Any) -> int:
     """Start a sandbox without an agent.
 
     Prints the trajectory's id; `snapshotd exec` runs commands in it. With --json: {"trajectory","snapshot"}, the ids.
@@ -25,9 +27,9 @@ def command(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     if options["workspace"] is not None and is_local(ctx):
         local_folder(options["workspace"], "workspace")
     with patience():
-        trajectory, snapshot = connect(ctx).create(**sandbox_keywords(options))
+        trajectory, snapshot = connect(ctx).create(wait=wait or "captured", **sandbox_keywords(options))
     if as_json:
-        print_json({"trajectory": trajectory.id, "snapshot": snapshot.id})
+        print_json({"trajectory": trajectory.id, "snapshot": snapshot.id, **({} if wait is None else {"state": snapshot.state})})
     else:
         click.echo(trajectory.id)
     return 0

@@ -11,6 +11,7 @@ from snapshotd.cli.command import after_dashes, connect, declare, json_option, r
 from snapshotd.cli.follow import INTERRUPTED, RawOutput, note
 from snapshotd.cli.text import print_json, snapshot_line
 from snapshotd.cli.values import Variable, complete_snapshot, complete_trajectory
+from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import ExecInfo
 
@@ -32,11 +33,12 @@ _EXAMPLES = [
 @click.option("-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on.")
 @click.option("-u", "--user", metavar="USER[:GROUP]", help="Who runs it in the sandbox, by name or number.")
 @click.option("-q", "--quiet", is_flag=True, help="Only the command's output: no line about the snapshot.")
+@wait_option
 @json_option
 @click.argument("words", metavar="TRAJECTORY -- CMD [ARGS]...", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_trajectory)
 @click.pass_context
 def command(
-    ctx: click.Context, /, words: tuple[str, ...], snapshot: str | None, quiet: bool, as_json: bool, **options: Any
+    ctx: click.Context, /, words: tuple[str, ...], snapshot: str | None, quiet: bool, wait: Wait | None, as_json: bool, **options: Any
 ) -> int:
     """Run a command as a tool call in a sandbox, or in a throw-away fork.
 
@@ -47,7 +49,11 @@ def command(
     With --json: {"exit_code","stdout","stderr","snapshot"}; output that is not UTF-8 is there as stdout_b64 or stderr_b64 too.
     """
     trajectory, argv = _split(list(words), after_dashes(ctx), snapshot is not None)
+    if snapshot is not None and wait is not None:
+        refuse("a throw-away fork leaves no snapshot to wait for; leave out --wait, or name a trajectory instead of --snapshot")
     options["env"] = dict(options["env"])
+    if wait is not None:
+        options["wait"] = wait
     client = connect(ctx)
     try:
         if as_json:
@@ -89,6 +95,7 @@ def _to_terminal(
         click.echo(snapshot_line(
             seq=taken.seq, snapshot_id=taken.id, tool=taken.tool.name, status=taken.tool.status, pause_ms=taken.pause_ms,
             files=None if taken.files is None else dataclasses.asdict(taken.files), method=taken.method,
+            state=taken.state if "wait" in options else None,
         ), err=True)  # fmt: skip
     return done.exit_code
 
@@ -100,6 +107,8 @@ def _as_json(client: Snapshotd, trajectory: str, snapshot: str | None, argv: lis
     for stream, pieces in kept.items():
         answer.update(_text(stream, b"".join(pieces)))
     answer["snapshot"] = None if done.snapshot is None else done.snapshot.id
+    if done.snapshot is not None and "wait" in options:
+        answer["state"] = done.snapshot.state
     print_json(answer)
     return done.exit_code
 

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import click
 
 from snapshotd.cli.text import printable, snapshot_line
+from snapshotd.cli.waiting import Wait, settled
 from snapshotd.client.client import Snapshotd
 from snapshotd.errors import DaemonUnavailable, SandboxFailed, SnapshotdError, UsageError
 from snapshotd.types import short
@@ -90,13 +91,24 @@ def note(text: str) -> None:
     click.echo(f"snapshotd: {printable(text)}", err=True)
 
 
-def follow(client: Snapshotd, trajectory: str, *, as_json: bool, quiet: bool, stop_on_interrupt: bool) -> int:
-    """Show a run until it has finished. Returns what the command's exit code should be: the agent's, 130 when interrupted."""
+def follow(
+    client: Snapshotd, trajectory: str, *, as_json: bool, quiet: bool, stop_on_interrupt: bool, wait: Wait | None = None
+) -> int:  # fmt: skip
+    """Show a run until it has finished. Returns what the command's exit code should be: the agent's, 130 when interrupted.
+
+    With `wait`, its `finished` comes when that has happened, and has `state`.
+    """
+    events = client.events(trajectory) if wait is None else _waiting(client, trajectory, wait)
     if not stop_on_interrupt:
-        return _show(client.events(trajectory), trajectory, as_json=as_json, quiet=quiet)
+        return _show(events, trajectory, as_json=as_json, quiet=quiet)
     with Interruption(client, trajectory) as interruption:
-        code = _show(client.events(trajectory), trajectory, as_json=as_json, quiet=quiet)
+        code = _show(events, trajectory, as_json=as_json, quiet=quiet)
     return code if interruption.signal is None else 128 + interruption.signal
+
+
+def _waiting(client: Snapshotd, trajectory: str, wait: Wait) -> Iterator[dict[str, Any]]:
+    for event in client.events(trajectory):
+        yield {**event, "state": settled(client, trajectory, wait)} if event["event"] == "finished" else event
 
 
 def _show(events: Iterable[dict[str, Any]], trajectory: str, *, as_json: bool, quiet: bool) -> int:
@@ -137,7 +149,8 @@ def _line(event: dict[str, Any]) -> str | None:
     if kind == "finished":
         code = event["exit_code"]
         how = event.get("status", "finished") if code is None else f"exit code {code}"
-        return f"■ {how}, {event['snapshots']} snapshots; `snapshotd log {short(event['trajectory'])}` lists them"
+        state = f", {event['state']}" if "state" in event else ""
+        return f"■ {how}, {event['snapshots']} snapshots{state}; `snapshotd log {short(event['trajectory'])}` lists them"
     return None
 
 

@@ -7,6 +7,7 @@ import click
 from snapshotd.cli.command import after_dashes, connect, declare, json_option
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import ForkCount, Name, complete_snapshot
+from snapshotd.cli.waiting import Wait, state_of, wait_option
 
 _EXAMPLES = [
     "snapshotd fork a1b2c3",
@@ -18,20 +19,23 @@ _EXAMPLES = [
 @declare("fork", examples=_EXAMPLES, splits=True)
 @click.option("-n", "--n", "count", type=ForkCount(), default="1", show_default=True, metavar="N", help="How many, 1 to 256; all or none.")
 @click.option("--name", type=Name(), metavar="NAME", help="Name of the forks; of several, NAME-0, NAME-1, ...")
+@wait_option
 @json_option
 @click.argument("snapshot", metavar="ID [-- ARGS...]", shell_complete=complete_snapshot)
 @click.pass_context
-def command(ctx: click.Context, snapshot: str, count: int, name: str | None, as_json: bool) -> int:
+def command(ctx: click.Context, snapshot: str, count: int, name: str | None, wait: Wait | None, as_json: bool) -> int:
     """Start new sandboxes from a snapshot.
 
     The sandbox that the snapshot came from runs on. What follows `--` are arguments for the agent that made the snapshot, which is then
     started in each fork ({index} is the fork's number from 0); where there was no agent, it is a command. Prints the trajectories' ids.
     With --json: {"experiment","trajectories":[ids]}.
     """
-    forked = connect(ctx).fork(snapshot, count, args=after_dashes(ctx), name=name)
+    client = connect(ctx)
+    forked = client.fork(snapshot, count, args=after_dashes(ctx), name=name, wait=wait or "captured")
     ids = [item.id for item in forked.trajectories]
     if as_json:
-        print_json({"experiment": forked.experiment, "trajectories": ids})
+        state = {} if wait is None else {"state": state_of(client, *(item.head for item in forked.trajectories))}
+        print_json({"experiment": forked.experiment, "trajectories": ids, **state})
     else:
         for each in ids:
             click.echo(each)

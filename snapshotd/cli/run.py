@@ -10,6 +10,7 @@ from snapshotd.cli.command import after_dashes, connect, declare, is_local, json
 from snapshotd.cli.follow import follow, patience
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import local_file, local_folder, sandbox_keywords, sandbox_options
+from snapshotd.cli.waiting import Wait, settled, wait_option
 
 _EXAMPLES = [
     "snapshotd run agent.py",
@@ -27,17 +28,20 @@ _EXAMPLES = [
 @click.option("--requirements", metavar="FILE", type=click.Path(), help="The agent's Python dependencies (else its PEP 723 header).")
 @click.option("-d", "--detach", is_flag=True, help="Print the trajectory's id and leave; `snapshotd attach` follows it.")
 @click.option("-q", "--quiet", is_flag=True, help="Only the agent's output: no line per snapshot.")
+@wait_option
 @json_option
 @click.argument("program", metavar="AGENT.py [ARGS]... | -- CMD [ARGS]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
-    ctx: click.Context, /, program: tuple[str, ...], requirements: str | None, detach: bool, quiet: bool, as_json: bool, **options: Any
+    ctx: click.Context, /, program: tuple[str, ...], requirements: str | None, detach: bool, quiet: bool, wait: Wait | None, as_json: bool,
+    **options: Any,
 ) -> int:
     """Run an agent or a command in a sandbox, with a snapshot after every tool call.
 
     The agent is a Python file of this machine; it and its folder are not mounted: --workspace copies a folder in. Its output goes to
     standard output and error as it comes, one line per snapshot to standard error. The exit code is the agent's; 125 when snapshotd
     failed, 126 and 127 when the command cannot be run or is not there, 130 after Ctrl-C, which stops the sandbox after a last snapshot.
+    --wait stored waits for all its snapshots when the agent has ended; with --detach, for those that there are when it has started.
 
     With --json: one event per line, the last {"event":"finished","trajectory","exit_code","snapshots"}.
     """
@@ -53,12 +57,13 @@ def command(
     with patience():
         trajectory = client.run(**wanted, requirements=requirements, detach=detach, **sandbox_keywords(options))
     if detach:
+        state = {} if wait is None else {"state": settled(client, trajectory.id, wait)}
         if as_json:
-            print_json({"trajectory": trajectory.id})
+            print_json({"trajectory": trajectory.id, **state})
         else:
             click.echo(trajectory.id)
         return 0
-    return follow(client, trajectory.id, as_json=as_json, quiet=quiet, stop_on_interrupt=True)
+    return follow(client, trajectory.id, as_json=as_json, quiet=quiet, stop_on_interrupt=True, wait=wait)
 
 
 def _program(program: tuple[str, ...], after: list[str] | None) -> dict[str, Any]:

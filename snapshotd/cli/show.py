@@ -20,6 +20,7 @@ from snapshotd.client.results import SnapshotInfo
 _HEAD_LINES = 10
 _HEAD_BYTES = 4096
 _ARGUMENTS_CHARS = 2000
+_STATES = {"lost": "its files are gone, ", "pruned": "its files were given up by a retention policy, "}
 
 
 @declare("show", examples=["snapshotd show a1b2c3", "snapshotd show --output stdout a1b2c3 > log.txt",
@@ -77,7 +78,8 @@ def _print(client: Snapshotd, item: SnapshotInfo) -> None:
     outcome = tool.status if tool.exit_code is None else f"{tool.status}, exit code {tool.exit_code}"
     facts = [
         ("snapshot", item.id), ("parent", item.parent or "-"), ("trajectory", f"{item.trajectory}  (seq {item.seq})"),
-        ("tags", " ".join(item.tags) or "-"), ("created", item.created_at), ("state", f"{item.state}, captured by {item.method}"),
+        ("tags", " ".join(item.tags) or "-"), ("created", item.created_at),
+        ("state", f"{item.state}, {_STATES.get(item.state, '')}captured by {item.method}"),
         ("pause", milliseconds(item.pause_ms)), ("image", f"{item.image}  (+ {item.layers} layers)"),
         ("files", file_counts(item.files) + ("" if item.files is None else f"  {size(item.files.bytes)}")),
         ("conversation", f"{item.messages} messages" + ("  (--conversation shows them)" if item.messages else "")),

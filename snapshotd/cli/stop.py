@@ -9,13 +9,15 @@ import click
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import complete_trajectory
+from snapshotd.cli.waiting import Wait, state_of, wait_option
 
 
 @declare("stop", examples=["snapshotd stop box", "snapshotd stop $(snapshotd ps -q)"])
+@wait_option
 @json_option
 @click.argument("trajectories", metavar="TRAJECTORY...", nargs=-1, required=True, shell_complete=complete_trajectory)
 @click.pass_context
-def command(ctx: click.Context, trajectories: tuple[str, ...], as_json: bool) -> int:
+def command(ctx: click.Context, trajectories: tuple[str, ...], wait: Wait | None, as_json: bool) -> int:
     """End sandboxes after a last snapshot.
 
     A stopped trajectory goes on from its head: `exec` starts its sandbox again. Not an error when it is stopped already.
@@ -24,9 +26,10 @@ def command(ctx: click.Context, trajectories: tuple[str, ...], as_json: bool) ->
     client = connect(ctx)
     stopped = []
     for ref in trajectories:
-        stopped.append(client.stop(ref))
+        done = client.stop(ref, wait=wait or "captured")
+        stopped.append({**dataclasses.asdict(done), **({} if wait is None else {"state": state_of(client, done.head)})})
         if not as_json:
             click.echo(ref)
     if as_json:
-        print_json([dataclasses.asdict(item) for item in stopped])
+        print_json(stopped)
     return 0

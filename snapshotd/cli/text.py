@@ -83,7 +83,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequen
 
 _COLOURS = {
     "running": "green", "done": "green", "stored": "green", "finished": "green",
-    "failed": "red", "lost": "red", "interrupted": "yellow", "unknown": "yellow",
+    "failed": "red", "lost": "red", "interrupted": "yellow", "unknown": "yellow", "pruned": "yellow",
 }  # fmt: skip
 
 
@@ -99,13 +99,16 @@ def print_json(value: Any) -> None:
 
 
 def snapshot_line(
-    *, seq: int, snapshot_id: str, tool: str, status: str, files: dict[str, int] | None, pause_ms: float, method: str
+    *, seq: int, snapshot_id: str, tool: str, status: str, files: dict[str, int] | None, pause_ms: float, method: str,
+    state: str | None = None,
 ) -> str:  # fmt: skip
-    """`● 3 a1b2c3d4e5f6  run_tests  done  +1 ~2 -0  1.2 KiB  2.1 ms`."""
+    """`● 3 a1b2c3d4e5f6  run_tests  done  +1 ~2 -0  1.2 KiB  2.1 ms`, and the state where it was waited for."""
     parts = [f"● {seq} {short(snapshot_id)}", printable(tool), status]
     if files is not None:
         parts += [f"+{files['added']} ~{files['changed']} -{files['deleted']}", size(files["bytes"])]
     parts.append(milliseconds(pause_ms))
     if method == "copy":
         parts.append("(copied: live processes)")
+    if state is not None:
+        parts.append(state)
     return "  ".join(parts)

@@ -20,6 +20,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 _MEMORY = re.compile(r"(\d+)([bkmgt]?)(?:i?b)?", re.IGNORECASE)
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _MEMORY_LEAST = 16 << 20
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)([smhdw])", re.ASCII | re.IGNORECASE)
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+_SECONDS_MOST = 10_000 * 366 * 86400.0
+_COUNT_MOST = 1 << 53
+_DIGITS_MOST = 16
+"""Longer numbers are above `_COUNT_MOST`, and those of thousands of digits are refused by `int` in its own words."""
 
 
 class Memory(click.ParamType):  # type: ignore[type-arg]
@@ -37,6 +43,56 @@ class Memory(click.ParamType):  # type: ignore[type-arg]
         if count < _MEMORY_LEAST:
             self.fail(f"{value!r} is too little: no sandbox runs in less than 16m", param, ctx)
         return count
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """`10g`, `500m`: bytes, with a binary unit."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = _MEMORY.fullmatch(value.strip())
+        count = int(match[1]) * _UNITS[match[2].lower()] if match and len(match[1]) <= _DIGITS_MOST else 0
+        if not 1 <= count <= _COUNT_MOST:
+            self.fail(f"{value!r} is not a size: write a whole number with k, m, g or t, such as 500m or 10g", param, ctx)
+        return count
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """`12h`, `7d`, `1.5h`: seconds. With `zero`, it may be none at all: `0`, `0s`."""
+
+    name = "time"
+
+    def __init__(self, *, zero: bool = False) -> None:
+        self._zero = zero
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        if self._zero and value.strip() == "0":
+            return 0.0
+        match = _DURATION.fullmatch(value.strip())
+        seconds = float(match[1]) * _SECONDS[match[2].lower()] if match else 0.0
+        if not (0 < seconds <= _SECONDS_MOST or (self._zero and match and seconds == 0)):
+            self.fail(f"{value!r} is not a duration: write a number with s, m, h, d or w, such as 12h or 7d", param, ctx)
+        return seconds
+
+
+class Count(click.ParamType):  # type: ignore[type-arg]
+    """A whole number, not less than `least`."""
+
+    name = "n"
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value).strip()
+        if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MOST and self._least <= int(text) <= _COUNT_MOST):
+            self.fail(f"{value!r} is not a whole number from {self._least} on", param, ctx)
+        return int(text)
 
 
 class Cpus(click.ParamType):  # type: ignore[type-arg]

@@ -11,7 +11,8 @@
 """
 
 from snapshotd.client.client import Snapshotd
+from snapshotd.client.results import Policy
 from snapshotd.client.sandbox import ExecFailed, ExecResult, Sandbox, Snapshot
 from snapshotd.errors import SnapshotdError
 
-__all__ = ["ExecFailed", "ExecResult", "Sandbox", "Snapshot", "Snapshotd", "SnapshotdError"]
+__all__ = ["ExecFailed", "ExecResult", "Policy", "Sandbox", "Snapshot", "Snapshotd", "SnapshotdError"]

@@ -3,29 +3,49 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from snapshotd.client.results import (
     ChangeInfo,
+    CheckInfo,
     ExecInfo,
+    ExportInfo,
     ForkInfo,
     ImageInfo,
+    ImportInfo,
     MessageInfo,
+    Policy,
+    PruneInfo,
+    RepairInfo,
     RestoreInfo,
     SandboxInfo,
     SnapshotInfo,
     TrajectoryInfo,
+    UsageInfo,
     VersionInfo,
 )  # fmt: skip
 from snapshotd.client.transport import Transport, segment
-from snapshotd.daemon.wire import DEFAULT_STATE_DIR, FORK_MAX, SOCKET_VARIABLE, STATE_DIR_VARIABLE, check_ref, socket_path_of
+from snapshotd.daemon.wire import DEFAULT_STATE_DIR, FORK_MAX, PRUNE_GRACE_S, SOCKET_VARIABLE, STATE_DIR_VARIABLE, check_ref, socket_path_of
 from snapshotd.errors import DaemonUnavailable, UsageError
 
 OutputSink = Callable[[Literal["stdout", "stderr"], bytes], object]
+Progress = Callable[[str], object]
+"""Receives one line of progress for people."""
 Which = Literal["stdout", "stderr", "output"]
+Wait = Literal["captured", "stored"]
+"""What a method that makes a snapshot waits for: that it survives a crash of the daemon, or power loss too."""
+Form = Literal["bundle", "oci", "tar"]
+
+
+class Readable(Protocol):
+    """What a bundle is read from: any file opened for bytes."""
+
+    def read(self, count: int, /) -> bytes | None:
+        """At most `count` bytes; nothing at the end."""
 
 
 class Snapshotd:
@@ -37,6 +57,9 @@ class Snapshotd:
 
     Every method may raise DaemonUnavailable, VersionMismatch and NotPermitted besides what it says, and NotFound or Ambiguous for a
     ref: a tag, a name, or a unique prefix of an id. Local paths may be relative to the working directory.
+
+    Methods that make a snapshot take `wait`. With "stored" they return when it survives power loss, and raise OutOfSpace, DataLoss or
+    InternalError when it cannot be stored; it is captured all the same.
     """
 
     def __init__(self, state_dir: str | Path | None = None, socket: str | Path | None = None, *, autostart: bool = True) -> None:
@@ -53,24 +76,30 @@ class Snapshotd:
 
     # -- sandboxes and runs ------------------------------------------------------------------------------------------------
 
-    def create(self, **sandbox: Any) -> tuple[TrajectoryInfo, SnapshotInfo]:
+    def create(self, *, wait: Wait = "captured", **sandbox: Any) -> tuple[TrajectoryInfo, SnapshotInfo]:
         """A sandbox without an agent, running, and its first snapshot. Takes the keywords of `sandbox_fields`."""
+        _check_wait(wait)
         answer = self._transport.request("POST", "/sandboxes", body=sandbox_fields(**sandbox))
-        return TrajectoryInfo.of(answer["trajectory"]), SnapshotInfo.of(answer["snapshot"])
+        return TrajectoryInfo.of(answer["trajectory"]), self._settled(SnapshotInfo.of(answer["snapshot"]), wait)
 
     def run(
         self, *, agent: str | Path | None = None, args: Sequence[str] = (), command: Sequence[str] = (),
-        requirements: str | Path | None = None, detach: bool = False, **sandbox: Any,
+        requirements: str | Path | None = None, detach: bool = False, wait: Wait = "captured", **sandbox: Any,
     ) -> TrajectoryInfo:  # fmt: skip
         """Start an agent file with `args`, or a `command`; `events` follows it. More keywords are those of `sandbox_fields`.
 
-        If this process goes away before the answer, the run is stopped again unless `detach`.
+        If this process goes away before the answer, the run is stopped again unless `detach`. `wait` is for the snapshots so far, the first
+        at least; for the others, call `flush` when the run has finished.
         """
+        _check_wait(wait)
         body = {
             **sandbox_fields(**sandbox), "agent": _absolute(agent), "args": list(args), "command": list(command),
             "requirements": _absolute(requirements), "detach": detach,
         }  # fmt: skip
-        return TrajectoryInfo.of(self._transport.request("POST", "/runs", body=body))
+        started = TrajectoryInfo.of(self._transport.request("POST", "/runs", body=body))
+        if wait == "stored":
+            self.flush(started.id)
+        return started
 
     def events(self, ref: str, *, follow: bool = True) -> Iterator[dict[str, Any]]:
         """The events of a run from its beginning; with `follow`, until `finished`."""
@@ -79,13 +108,15 @@ class Snapshotd:
 
     def exec(
         self, ref: str, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None, user: str | None = None,
-        on_output: OutputSink | None = None,
+        on_output: OutputSink | None = None, wait: Wait = "captured",
     ) -> ExecInfo:  # fmt: skip
         """Run a command as a tool call and take the snapshot. It goes on, and is captured, even if this process goes away.
 
         CommandNotFound and CommandNotRunnable leave no snapshot. `on_output` gets raw output as it comes.
         """
-        return self._exec(f"/trajectories/{_ref(ref, 'trajectory')}/exec", argv, cwd, env, user, on_output, f"of {ref}")
+        _check_wait(wait)
+        done = self._exec(f"/trajectories/{_ref(ref, 'trajectory')}/exec", argv, cwd, env, user, on_output, f"of {ref}")
+        return done if done.snapshot is None else dataclasses.replace(done, snapshot=self._settled(done.snapshot, wait))
 
     def exec_snapshot(
         self, ref: str, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None, user: str | None = None,
@@ -108,23 +139,44 @@ class Snapshotd:
                 return ExecInfo.of(event)
         raise DaemonUnavailable(f"the daemon ended the command {where} without a result; `snapshotd log` shows whether it was captured")
 
-    def fork(self, ref: str, n: int = 1, *, args: Sequence[str] | None = None, name: str | None = None) -> ForkInfo:
+    def fork(
+        self, ref: str, n: int = 1, *, args: Sequence[str] | None = None, name: str | None = None, wait: Wait = "captured"
+    ) -> ForkInfo:  # fmt: skip
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args` the program starts in
-        each; `{index}` in an argument is the fork's number from 0. UsageError before anything starts."""
+        each; `{index}` in an argument is the fork's number from 0. `wait` is for the snapshot they begin at and what they have so far.
+        UsageError before anything starts."""
+        _check_wait(wait)
         if not 1 <= n <= FORK_MAX:
             raise UsageError(f"{n} forks were asked for, but one fork makes 1 to {FORK_MAX}; nothing was started")
         body = {"n": n, "args": None if args is None else list(args), "name": name}
-        return ForkInfo.of(self._transport.request("POST", f"/snapshots/{_ref(ref)}/fork", body=body))
+        forked = ForkInfo.of(self._transport.request("POST", f"/snapshots/{_ref(ref)}/fork", body=body))
+        if wait == "stored":
+            origins = {item.forked_from for item in forked.trajectories if item.forked_from is not None}
+            for line in (*(self.snapshot(origin).trajectory for origin in origins), *(item.id for item in forked.trajectories)):
+                self.flush(line)
+        return forked
 
-    def rewind(self, ref: str, to: str) -> SnapshotInfo:
+    def rewind(self, ref: str, to: str, *, wait: Wait = "captured") -> SnapshotInfo:
         """Give a running sandbox the files of snapshot `to`, in place; the conversation goes on. Returns the new snapshot that records it.
         Conflict while a process of the sandbox's own lives."""
+        _check_wait(wait)
         answer = self._transport.request("POST", f"/trajectories/{_ref(ref, 'trajectory')}/rewind", body={"to": to})
-        return SnapshotInfo.of(answer)
+        return self._settled(SnapshotInfo.of(answer), wait)
 
-    def stop(self, ref: str) -> TrajectoryInfo:
+    def stop(self, ref: str, *, wait: Wait = "captured") -> TrajectoryInfo:
         """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running."""
-        return TrajectoryInfo.of(self._transport.request("POST", f"/trajectories/{_ref(ref, 'trajectory')}/stop"))
+        _check_wait(wait)
+        stopped = TrajectoryInfo.of(self._transport.request("POST", f"/trajectories/{_ref(ref, 'trajectory')}/stop"))
+        if wait == "stored":
+            self.flush(stopped.id)
+        return stopped
+
+    def _settled(self, taken: SnapshotInfo, wait: Wait) -> SnapshotInfo:
+        """The snapshot as it is when what was waited for has happened."""
+        if wait == "captured":
+            return taken
+        self.flush(taken.trajectory)
+        return self.snapshot(taken.id)
 
     def remove(self, ref: str, *, force: bool = False) -> None:
         """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks."""
@@ -144,9 +196,11 @@ class Snapshotd:
     def snapshot(self, ref: str) -> SnapshotInfo:
         return SnapshotInfo.of(self._transport.request("GET", f"/snapshots/{_ref(ref)}"))
 
-    def log(self, ref: str) -> list[SnapshotInfo]:
-        """A trajectory's own snapshots, oldest first."""
-        return [SnapshotInfo.of(item) for item in self._transport.request("GET", f"/trajectories/{_ref(ref, 'trajectory')}/log")]
+    def log(self, ref: str, last: int | None = None) -> list[SnapshotInfo]:
+        """A trajectory's own snapshots, oldest first; with `last` (1 or more), only so many of the newest."""
+        query = {"last": None if last is None else str(last)}
+        found = self._transport.request("GET", f"/trajectories/{_ref(ref, 'trajectory')}/log", query=query)
+        return [SnapshotInfo.of(item) for item in found]
 
     def all_snapshots(self) -> list[SnapshotInfo]:
         return [SnapshotInfo.of(item) for item in self._transport.request("GET", "/snapshots")]
@@ -194,26 +248,131 @@ class Snapshotd:
     def untag(self, name: str) -> None:
         self._transport.request("DELETE", f"/tags/{_ref(name, 'tag')}")
 
+    # -- durable storage ---------------------------------------------------------------------------------------------------
+
+    def usage(self) -> UsageInfo:
+        """What takes space."""
+        return UsageInfo.of(self._transport.request("GET", "/usage"))
+
+    def policy(self, trajectory: str | None = None) -> Policy:
+        """The global retention policy, or the one that holds for a trajectory."""
+        return Policy.of(self._transport.request("GET", "/policy", query=_line(trajectory)))
+
+    def set_policy(self, policy: Policy | None, trajectory: str | None = None) -> Policy:
+        """Set the global policy, or a trajectory's own; None removes it. Nothing goes before the next prune. Returns what holds now.
+        UsageError for a number that makes no sense."""
+        if policy is not None:
+            return Policy.of(self._transport.request("PUT", "/policy", query=_line(trajectory), body=dataclasses.asdict(policy)))
+        self._transport.request("DELETE", "/policy", query=_line(trajectory))
+        return self.policy(trajectory)
+
+    def prune(
+        self, policy: Policy | None = None, *, dry_run: bool = False, grace_s: float = PRUNE_GRACE_S, progress: Progress | None = None
+    ) -> PruneInfo:  # fmt: skip
+        """Give up the files of snapshots that no rule keeps, and collect what nothing refers to. `policy` instead of those that are set.
+        Packs younger than `grace_s` stay as they are, until a later prune. Goes on when this process goes away."""
+        body = {"policy": None if policy is None else dataclasses.asdict(policy), "dry_run": dry_run, "grace_s": grace_s}
+        return PruneInfo.of(self._work("POST", "/prune", body, progress, "the prune", "`snapshotd df` shows what there is")["report"])
+
+    def check(self, *, read_data: bool = False, progress: Progress | None = None) -> CheckInfo:
+        """Verify the repository; with `read_data` every byte. Damage is in the answer and not raised."""
+        body = {"read_data": read_data}
+        return CheckInfo.of(self._work("POST", "/check", body, progress, "the check", "it changes nothing: repeat it")["report"])
+
+    def repair(self, *, progress: Progress | None = None) -> RepairInfo:
+        """Rebuild what is damaged from what is not. Does nothing to a healthy repository. Goes on when this process goes away."""
+        return RepairInfo.of(self._work("POST", "/repair", None, progress, "the repair", "`snapshotd check` shows how it stands")["report"])
+
+    def export(
+        self, ref: str, write: Callable[[bytes], object], *, form: Form = "bundle", whole: bool = False, since: str | None = None,
+        progress: Progress | None = None,
+    ) -> tuple[str, ...]:  # fmt: skip
+        """Write a snapshot (with `whole`: its trajectory up to it) as one file: a `bundle` for `import_bundle` (with `since`: only what
+        came after that snapshot), an `oci` image for `docker load`, or the plain `tar`. Returns warnings: what the form cannot hold.
+
+        Whatever is raised, also in the middle, what was written is not whole.
+        """
+        query = {"form": form, "whole": "true" if whole else None, "since": None if since is None else check_ref(since)}
+        for item in self._transport.frames("GET", f"/snapshots/{_ref(ref)}/export", query=query):
+            if isinstance(item, bytes):
+                write(item)
+            elif item["event"] == "progress" and progress is not None:
+                progress(item["message"])
+            elif item["event"] == "result":
+                return tuple(item["warnings"])
+        raise DaemonUnavailable("the daemon ended the export early, so what was written is not whole; repeat the command")
+
+    def export_file(
+        self, ref: str, to: str | Path, *, form: Form = "bundle", whole: bool = False, since: str | None = None,
+        progress: Progress | None = None, moved: Callable[[int], object] | None = None,
+    ) -> ExportInfo:  # fmt: skip
+        """`export` into a local file, which is there whole or not at all: written as `to` + ".part" (mode 0600), flushed, then renamed to
+        `to`, in place of an older one. `moved` hears how many bytes have been written so far."""
+        from snapshotd.client.part_file import part_file
+
+        count = 0
+        with part_file(_path(to)) as write:
+
+            def counting(data: bytes) -> None:
+                nonlocal count
+                write(data)
+                count += len(data)
+                if moved is not None:
+                    moved(count)
+
+            warnings = self.export(ref, counting, form=form, whole=whole, since=since, progress=progress)
+        return ExportInfo(count, warnings)
+
+    def import_bundle(
+        self, source: str | Path | Readable, *, name: str | None = None, wait: Wait = "captured", progress: Progress | None = None
+    ) -> ImportInfo:  # fmt: skip
+        """Take a bundle in, all or nothing, from a local file or an open one. UsageError (malformed), NotFound (the snapshot it builds on
+        is not here), Conflict (it is here already), LimitExceeded, VersionMismatch; what reading the source raises."""
+        _check_wait(wait)
+        if isinstance(source, str | Path):
+            try:
+                opened = _path(source).open("rb", buffering=0)
+            except OSError as exc:
+                raise UsageError(f"the bundle {source} cannot be read: {exc.strerror}; name a file that `snapshotd export` wrote") from exc
+            with opened:
+                return self.import_bundle(opened, name=name, wait=wait, progress=progress)
+        events = self._transport.upload("/import", lambda count: source.read(count) or b"", query={"name": name})
+        answer = _result(events, progress, "the import", "`snapshotd ls` shows whether it is there")
+        imported = ImportInfo.of(answer["imported"])
+        if wait == "stored":
+            for item in imported.trajectories:
+                self.flush(item.id)
+        return imported
+
+    def mount(self, directory: str | Path) -> None:
+        """Show every stored snapshot below a local directory, read-only, as `trajectories/`, `snapshots/` and `tags/`. UsageError,
+        Unsupported."""
+        self._transport.request("POST", "/mount", body={"directory": _absolute(directory)})
+
+    def unmount(self, directory: str | Path) -> None:
+        """End it. NotFound when nothing of the daemon's is mounted there."""
+        self._transport.request("POST", "/umount", body={"directory": _absolute(directory)})
+
+    def _work(self, method: str, path: str, body: Any, progress: Progress | None, what: str, then: str) -> dict[str, Any]:
+        return _result(self._transport.lines(method, path, body=body), progress, what, then)
+
     # -- images ------------------------------------------------------------------------------------------------------------
 
     def images(self) -> list[ImageInfo]:
         return [ImageInfo.of(item) for item in self._transport.request("GET", "/images")]
 
-    def build_image(self, recipe: str, *, name: str | None = None, progress: Callable[[str], object] | None = None) -> ImageInfo:
+    def build_image(self, recipe: str, *, name: str | None = None, progress: Progress | None = None) -> ImageInfo:
         """From a recipe folder, or the name of one that comes with snapshotd (`default`, `minimal`)."""
         return self._make_image("build", _local_or_name(recipe), name, progress)
 
-    def import_image(self, source: str, *, name: str | None = None, progress: Callable[[str], object] | None = None) -> ImageInfo:
+    def import_image(self, source: str, *, name: str | None = None, progress: Progress | None = None) -> ImageInfo:
         """From a folder, a tar of a root file system, a `docker save` or OCI archive, or a Docker image name."""
         return self._make_image("import", _local_or_name(source), name, progress)
 
-    def _make_image(self, verb: str, source: str, name: str | None, progress: Callable[[str], object] | None) -> ImageInfo:
-        for event in self._transport.lines("POST", f"/images/{verb}", body={"source": source, "name": name}):
-            if event["event"] == "progress" and progress is not None:
-                progress(event["message"])
-            elif event["event"] == "result":
-                return ImageInfo.of(event["image"])
-        raise DaemonUnavailable(f"the daemon ended the {verb} of {source} without a result; `snapshotd image ls` shows what is there")
+    def _make_image(self, verb: str, source: str, name: str | None, progress: Progress | None) -> ImageInfo:
+        body = {"source": source, "name": name}
+        then = "`snapshotd image ls` shows what is there"
+        return ImageInfo.of(self._work("POST", f"/images/{verb}", body, progress, f"the {verb} of {source}", then)["image"])
 
     def remove_image(self, ref: str) -> None:
         self._transport.request("DELETE", f"/images/{segment(ref)}")
@@ -242,6 +401,25 @@ def sandbox_fields(
         "image": image, "runtime": runtime, "workspace": _absolute(workspace), "env": dict(env or {}), "network": network, "name": name,
         "limits": {key: value for key, value in limits.items() if value is not None},
     }  # fmt: skip
+
+
+def _result(events: Iterator[dict[str, Any]], progress: Progress | None, what: str, then: str) -> dict[str, Any]:
+    """The last event of long work, whose lines of progress go to `progress`."""
+    for event in events:
+        if event["event"] == "progress" and progress is not None:
+            progress(event["message"])
+        elif event["event"] == "result":
+            return event
+    raise DaemonUnavailable(f"the daemon ended {what} without a result; {then}")
+
+
+def _check_wait(wait: str) -> None:
+    if wait not in ("captured", "stored"):
+        raise UsageError(f"{wait!r} is nothing to wait for; use captured or stored")
+
+
+def _line(trajectory: str | None) -> dict[str, str | None]:
+    return {"trajectory": None if trajectory is None else check_ref(trajectory, "trajectory")}
 
 
 def _path(path: str | Path) -> Path:

@@ -19,6 +19,10 @@ def _plain(cls: type[T], data: Json, **made: Any) -> T:
     return cls(**{name: made[name] if name in made else data[name] for name in names})
 
 
+def _path_of(data: Json) -> bytes:
+    return base64.b64decode(data["path_b64"]) if "path_b64" in data else str(data["path"]).encode()
+
+
 @dataclass(frozen=True, slots=True)
 class Files:
     """How a snapshot's files differ from its parent's."""
@@ -53,7 +57,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """`files` is None until counted. `state` is captured, stored or lost."""
+    """`files` is None until counted. `state` is captured, stored, lost or pruned."""
 
     id: str
     parent: str | None
@@ -187,8 +191,7 @@ class ChangeInfo:
 
     @classmethod
     def of(cls, data: Json) -> ChangeInfo:
-        path = base64.b64decode(data["path_b64"]) if "path_b64" in data else data["path"].encode()
-        return cls(data["change"], path, EntryInfo.of(data["before"]), EntryInfo.of(data["after"]))
+        return cls(data["change"], _path_of(data), EntryInfo.of(data["before"]), EntryInfo.of(data["after"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +232,131 @@ class ImageInfo:
     @classmethod
     def of(cls, data: Json) -> ImageInfo:
         return _plain(cls, data)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Which snapshots keep their files: those that any rule keeps; without any rule, all. What each field means is said in the engine's
+    `RetentionPolicy`."""
+
+    keep_last: int | None = None
+    keep_within_s: float | None = None
+    keep_every: int | None = None
+    keep_failed: int | None = None
+    max_bytes: int | None = None
+
+    @classmethod
+    def of(cls, data: Json) -> Policy:
+        return _plain(cls, data)
+
+
+@dataclass(frozen=True, slots=True)
+class UsageInfo:
+    """What takes space, in bytes. `states` is how many snapshots are captured, stored, lost and pruned."""
+
+    layer_bytes: int
+    layer_budget_bytes: int
+    repository_bytes: int
+    spool_bytes: int
+    states: dict[str, int]
+    unarchived: int
+
+    @classmethod
+    def of(cls, data: Json) -> UsageInfo:
+        return _plain(cls, data)
+
+
+@dataclass(frozen=True, slots=True)
+class PrunedInfo:
+    """A snapshot whose files go, or went, and why."""
+
+    snapshot: str
+    trajectory: str
+    seq: int
+    created_at: str
+    reason: str
+
+    @classmethod
+    def of(cls, data: Json) -> PrunedInfo:
+        return _plain(cls, data)
+
+
+@dataclass(frozen=True, slots=True)
+class PruneInfo:
+    """What a prune did, or with `dry_run` would do."""
+
+    dry_run: bool
+    snapshots: tuple[PrunedInfo, ...]
+    kept: int
+    freed_bytes: int
+    evicted_layer_bytes: int
+    repository_bytes: int
+
+    @classmethod
+    def of(cls, data: Json) -> PruneInfo:
+        return _plain(cls, data, snapshots=tuple(PrunedInfo.of(item) for item in data["snapshots"]))
+
+
+@dataclass(frozen=True, slots=True)
+class DamageInfo:
+    """One thing that is wrong. `snapshot` and `path` (bytes, without a leading slash) name the first that needs it."""
+
+    pack: str | None
+    object: str | None
+    what: str
+    snapshot: str | None
+    path: bytes | None
+
+    @classmethod
+    def of(cls, data: Json) -> DamageInfo:
+        return _plain(cls, data, path=None if data["path"] is None else _path_of(data))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckInfo:
+    """What a check read and found. `snapshots` are all that cannot be read in full."""
+
+    objects: int
+    packs: int
+    bytes_read: int
+    damages: tuple[DamageInfo, ...]
+    snapshots: tuple[str, ...]
+
+    @classmethod
+    def of(cls, data: Json) -> CheckInfo:
+        return _plain(cls, data, damages=tuple(DamageInfo.of(item) for item in data["damages"]), snapshots=tuple(data["snapshots"]))
+
+
+@dataclass(frozen=True, slots=True)
+class RepairInfo:
+    """What a repair did, and the snapshots it could not bring back."""
+
+    actions: tuple[str, ...]
+    lost: tuple[str, ...]
+
+    @classmethod
+    def of(cls, data: Json) -> RepairInfo:
+        return cls(tuple(data["actions"]), tuple(data["lost"]))
+
+
+@dataclass(frozen=True, slots=True)
+class ExportInfo:
+    """What an export wrote. `warnings` names what its form cannot hold."""
+
+    bytes: int
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportInfo:
+    trajectories: tuple[TrajectoryInfo, ...]
+    snapshots: int
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, data: Json) -> ImportInfo:
+        lines = tuple(TrajectoryInfo.of(item) for item in data["trajectories"])
+        return _plain(cls, data, trajectories=lines, warnings=tuple(data["warnings"]))
 
 
 @dataclass(frozen=True, slots=True)

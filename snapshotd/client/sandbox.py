@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from snapshotd.client.client import Snapshotd
-from snapshotd.client.results import ChangeInfo, ExecInfo, RestoreInfo, SnapshotInfo, TrajectoryInfo
+from snapshotd.client.client import Form, Snapshotd, Wait
+from snapshotd.client.results import ChangeInfo, ExecInfo, ExportInfo, RestoreInfo, SnapshotInfo, TrajectoryInfo
 from snapshotd.errors import NotFound, SnapshotdError, UsageError
 
 
@@ -77,9 +78,16 @@ class Snapshot:
         """Write the tree, or the part below `path`, into a folder that does not exist or is empty."""
         return self._client.restore(self.id, to, path=path)
 
-    def fork(self, n: int = 1, *, args: Sequence[str] | None = None, name: str | None = None) -> list[Sandbox]:
+    def fork(
+        self, n: int = 1, *, args: Sequence[str] | None = None, name: str | None = None, wait: Wait = "captured"
+    ) -> list[Sandbox]:  # fmt: skip
         """`n` running sandboxes that start from here."""
-        return [Sandbox(self._client, item) for item in self._client.fork(self.id, n, args=args, name=name).trajectories]
+        return [Sandbox(self._client, item) for item in self._client.fork(self.id, n, args=args, name=name, wait=wait).trajectories]
+
+    def export(self, to: str | Path, *, form: Form = "bundle", whole: bool = False, since: Snapshot | str | None = None) -> ExportInfo:
+        """Write it (with `whole`: its trajectory up to it) as one file: a `bundle` for `Snapshotd.import_bundle`, an `oci` image for
+        `docker load`, or a plain `tar`. The file is there whole or not at all."""
+        return self._client.export_file(self.id, to, form=form, whole=whole, since=since.id if isinstance(since, Snapshot) else since)
 
     def exec(self, command: str | Sequence[str], **options: object) -> ExecResult:
         """Run a command in a throw-away fork; nothing of it is kept. Options as for `Sandbox.exec`."""
@@ -138,12 +146,14 @@ class Sandbox:
     def create(
         cls, *, image: str = "default", workspace: str | Path | None = None, name: str | None = None,
         env: Mapping[str, str] | None = None, network: str = "none", memory: int | None = None, cpus: float | None = None,
-        pids: int | None = None, runtime: str = "auto", client: Snapshotd | None = None,
+        pids: int | None = None, runtime: str = "auto", wait: Wait = "captured", client: Snapshotd | None = None,
     ) -> Sandbox:  # fmt: skip
-        """Start a sandbox. `workspace` is copied to /workspace, `memory` is in bytes, `network` is none or bridge."""
+        """Start a sandbox. `workspace` is copied to /workspace, `memory` is in bytes, `network` is none or bridge. With `wait="stored"`,
+        here and in the methods that make a snapshot, they return when it survives power loss."""
         client = client or Snapshotd()
         info, _ = client.create(
             image=image, workspace=workspace, name=name, env=env, network=network, memory=memory, cpus=cpus, pids=pids, runtime=runtime,
+            wait=wait,
         )  # fmt: skip
         return cls(client, info)
 
@@ -161,34 +171,36 @@ class Sandbox:
     def exec(
         self, command: str | Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None, user: str | None = None,
         check: bool = False, on_stdout: Callable[[bytes], object] | None = None, on_stderr: Callable[[bytes], object] | None = None,
+        wait: Wait = "captured",
     ) -> ExecResult:  # fmt: skip
         """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`, a list is run as it is.
 
         With `check`, ExecFailed for an exit code other than 0. CommandNotFound and CommandNotRunnable leave no snapshot.
         """
-        return _exec(
-            self._client.exec, self.id, command, cwd=cwd, env=env, user=user, check=check, on_stdout=on_stdout, on_stderr=on_stderr
-        )
+        method = functools.partial(self._client.exec, wait=wait)
+        return _exec(method, self.id, command, cwd=cwd, env=env, user=user, check=check, on_stdout=on_stdout, on_stderr=on_stderr)
 
-    def snapshots(self) -> list[Snapshot]:
-        """Oldest first."""
-        return [Snapshot(self._client, info) for info in self._client.log(self.id)]
+    def snapshots(self, last: int | None = None) -> list[Snapshot]:
+        """Oldest first; with `last`, only so many of the newest."""
+        return [Snapshot(self._client, info) for info in self._client.log(self.id, last)]
 
     def head(self) -> Snapshot:
         """The newest snapshot."""
         return Snapshot(self._client, self._client.snapshot(self.id))
 
-    def fork(self, n: int = 1, *, args: Sequence[str] | None = None, name: str | None = None) -> list[Sandbox]:
+    def fork(
+        self, n: int = 1, *, args: Sequence[str] | None = None, name: str | None = None, wait: Wait = "captured"
+    ) -> list[Sandbox]:  # fmt: skip
         """`n` running sandboxes that start from the newest snapshot; this one runs on."""
-        return self.head().fork(n, args=args, name=name)
+        return self.head().fork(n, args=args, name=name, wait=wait)
 
-    def rewind(self, to: Snapshot | str) -> Snapshot:
+    def rewind(self, to: Snapshot | str, *, wait: Wait = "captured") -> Snapshot:
         """Put the files back as they were in a snapshot, in the running sandbox. Recorded as a new snapshot; nothing is lost."""
-        return Snapshot(self._client, self._client.rewind(self.id, to.id if isinstance(to, Snapshot) else to))
+        return Snapshot(self._client, self._client.rewind(self.id, to.id if isinstance(to, Snapshot) else to, wait=wait))
 
-    def stop(self) -> None:
+    def stop(self, *, wait: Wait = "captured") -> None:
         """Take a last snapshot if anything changed and end the container. `exec` starts it again."""
-        self._client.stop(self.id)
+        self._client.stop(self.id, wait=wait)
 
     def remove(self, *, force: bool = False) -> None:
         """Forget the trajectory with all its snapshots."""

@@ -10,18 +10,31 @@ import http.client
 import json
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from snapshotd.daemon.wire import API_PREFIX, API_VERSION, BODY_MAX_BYTES, VERSION_HEADER, check_socket_path
+from snapshotd.daemon.wire import (
+    API_PREFIX,
+    API_VERSION,
+    BODY_MAX_BYTES,
+    FRAME_DATA,
+    FRAME_EVENT,
+    FRAME_HEADER,
+    FRAME_MAX_BYTES,
+    VERSION_HEADER,
+    check_socket_path,
+)  # fmt: skip
 from snapshotd.errors import BY_CODE, DaemonUnavailable, InternalError, LimitExceeded, NotPermitted, SnapshotdError, VersionMismatch
 
 _READ_BYTES = 1 << 16
 _LINE_MAX_BYTES = 64 << 20
 """One NDJSON line: a megabyte of output in base64 is the usual most; this bounds a broken peer."""
 
+_UPLOAD_BYTES = 1 << 18
+_UPLOAD_END_S = 1.0
 _DYING_TRIES = 3
 _LOST = (
     "the daemon went away in the middle of the answer; everything it had captured is safe: run `snapshotd log` or the next command, "
@@ -78,12 +91,32 @@ class Transport:
         """One request whose answer is raw bytes, in pieces."""
         return _pieces(self._answer(method, path, None, query))
 
+    def frames(self, method: str, path: str, *, query: dict[str, str | None] | None = None) -> Iterator[bytes | dict[str, Any]]:
+        """One request whose answer is raw bytes with events in between (`wire.FRAMES`). Ends after the `result` event and in no other way:
+        an `error` event is raised as the error it carries, and DaemonUnavailable when the answer breaks off."""
+        return _frames(self._answer(method, path, None, query))
+
+    def upload(self, path: str, read: Callable[[int], bytes], *, query: dict[str, str | None] | None = None) -> Iterator[dict[str, Any]]:
+        """One POST whose body is what `read(count)` gives, of any length, until it gives nothing. The answer is one JSON object per line
+        and comes while a thread still reads and sends. What `read` raises is raised here, and the daemon takes the request for broken off.
+
+        An `error` event is raised as the error it carries. Leaving the iteration early breaks the request off.
+        """
+        connection = self._connect()
+        connection.putrequest("POST", _target(path, query))
+        for key, value in {**_headers(), "Content-Type": "application/octet-stream", "Transfer-Encoding": "chunked"}.items():
+            connection.putheader(key, value)
+        try:
+            with _lost_means_unavailable():
+                connection.endheaders()
+        except BaseException:
+            connection.close()
+            raise
+        return _uploading(connection, Sender(connection.sock.dup(), read))
+
     def _answer(self, method: str, path: str, body: Any, query: dict[str, str | None] | None) -> http.client.HTTPResponse:
-        target = API_PREFIX + path
-        given = {key: value for key, value in (query or {}).items() if value is not None}
-        if given:
-            target += "?" + urlencode(given)
-        headers = {VERSION_HEADER: API_VERSION, "Connection": "close"}
+        target = _target(path, query)
+        headers = _headers()
         data = None
         if body is not None:
             data = json.dumps(body).encode()
@@ -110,12 +143,7 @@ class Transport:
         except BaseException:
             connection.close()
             raise
-        if answer.status >= 400:
-            with answer, _lost_means_unavailable():
-                text = answer.read()
-            raise _failure(answer.status, text)
-        _check_version(answer)
-        return answer
+        return _accepted(answer)
 
     def _connect(self) -> _Connection:
         connection = _Connection(self.socket_path)
@@ -142,6 +170,105 @@ class Transport:
             f"no daemon answers on {self.socket_path} ({exc.strerror}); start it with `sudo snapshotd daemon`, or name the right place "
             f"with --state-dir or --socket"
         )
+
+
+class Sender:
+    """Sends a request's body in chunks (RFC 9112, 7.1) from a thread of its own. `failure` is what reading the body raised."""
+
+    def __init__(self, connection: socket.socket, read: Callable[[int], bytes]) -> None:
+        self._connection = connection
+        self._read = read
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                data = self._read(_UPLOAD_BYTES)
+            except BaseException as exc:  # noqa: BLE001 - raised again by whoever waits for the answer
+                self.failure = exc
+                self.stop()
+                return
+            try:
+                self._connection.sendall(b"%x\r\n%b\r\n" % (len(data), data))  # without data, this is the end
+            except OSError:
+                return  # the daemon does not want more; its answer says why
+            if not data:
+                return
+
+    def stop(self) -> None:
+        """Send no more. Where the body has not ended, the daemon takes the request for broken off."""
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it is closed on the other side
+
+    def close(self) -> None:
+        """Stop, and end the thread unless it is stuck in `read`, which nothing can end."""
+        self.stop()
+        self._thread.join(_UPLOAD_END_S)
+        if not self._thread.is_alive():
+            self._connection.close()
+
+
+def _uploading(connection: _Connection, sender: Sender) -> Iterator[dict[str, Any]]:
+    try:
+        with _lost_means_unavailable():
+            answer = connection.getresponse()
+        yield from _events(_accepted(answer))
+    except DaemonUnavailable:
+        if sender.failure is not None:
+            raise sender.failure from None
+        raise
+    finally:
+        sender.close()
+        connection.close()
+
+
+def _target(path: str, query: dict[str, str | None] | None) -> str:
+    given = {key: value for key, value in (query or {}).items() if value is not None}
+    return API_PREFIX + path + ("?" + urlencode(given) if given else "")
+
+
+def _headers() -> dict[str, str]:
+    return {VERSION_HEADER: API_VERSION, "Connection": "close"}
+
+
+def _accepted(answer: http.client.HTTPResponse) -> http.client.HTTPResponse:
+    """The answer, if it is no error and from a daemon of our version; else what it says is raised."""
+    if answer.status >= 400:
+        with answer, _lost_means_unavailable():
+            text = answer.read()
+        raise _failure(answer.status, text)
+    _check_version(answer)
+    return answer
+
+
+def _frames(answer: http.client.HTTPResponse) -> Iterator[bytes | dict[str, Any]]:
+    with answer:
+        while True:
+            kind, length = FRAME_HEADER.unpack(_exactly(answer, FRAME_HEADER.size))
+            if length > {FRAME_DATA: FRAME_MAX_BYTES, FRAME_EVENT: _LINE_MAX_BYTES}.get(kind, -1):
+                raise InternalError(f"the daemon sent a frame of kind {kind} with {length} bytes, which is no part of its API")
+            content = _exactly(answer, length)
+            if kind == FRAME_DATA:
+                yield content
+                continue
+            event: dict[str, Any] = json.loads(content)
+            if event.get("event") == "error":
+                raise error_of(event)
+            yield event
+            if event.get("event") == "result":
+                return
+
+
+def _exactly(answer: http.client.HTTPResponse, count: int) -> bytes:
+    with _lost_means_unavailable():
+        data = answer.read(count) if count else b""
+    if len(data) < count:
+        raise DaemonUnavailable(_LOST)
+    return data
 
 
 def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import snapshotd
 from snapshotd.daemon.failures import error_json
-from snapshotd.daemon.wire import API_VERSION, BODY_MAX_BYTES, VERSION_HEADER
+from snapshotd.daemon.wire import API_PREFIX, API_VERSION, BODY_MAX_BYTES, UPLOAD_PATH, VERSION_HEADER
 from snapshotd.errors import LimitExceeded, SnapshotdError, VersionMismatch
 
 log = logging.getLogger("snapshotd.request")
@@ -46,6 +46,8 @@ class Gate:
             refusal = self._refusal(scope)
             if refusal is not None:
                 await _answer(sending, refusal)
+            elif _is_upload(scope):
+                await self._app(scope, receive, sending)
             else:
                 await self._bounded(scope, receive, sending)
         finally:
@@ -64,7 +66,7 @@ class Gate:
                 f"{API_VERSION}; run `snapshotd daemon --stop` and the next command starts a daemon of the client's version"
             )
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > BODY_MAX_BYTES:
+        if not length.isdigit() or (int(length) > BODY_MAX_BYTES and not _is_upload(scope)):
             return _too_large()
         return None
 
@@ -93,6 +95,10 @@ class Gate:
             pass  # answered below
         if seen > BODY_MAX_BYTES and not answered:
             await _answer(send, _too_large())
+
+
+def _is_upload(scope: Scope) -> bool:
+    return (scope["method"], scope["path"]) == ("POST", API_PREFIX + UPLOAD_PATH)
 
 
 def _too_large() -> SnapshotdError:

@@ -30,27 +30,31 @@ def milliseconds(duration_ns: int) -> float:
     return round(duration_ns / 1e6, 3)
 
 
-class _Answer(BaseModel):
+class Answer(BaseModel):
+    """Base of what is answered."""
+
     model_config = ConfigDict(frozen=True)
 
 
-class _Request(BaseModel):
+class Request(BaseModel):
+    """Base of what is asked for: unknown members are refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 # -- answers -------------------------------------------------------------------------------------------------------------------
 
 
-class ErrorDetail(_Answer):
+class ErrorDetail(Answer):
     code: str = Field(description="Name of the error's class, stable: NotFound, Conflict, ...")
     message: str = Field(description="One sentence: what failed, on which thing, why, and the next step.")
 
 
-class ErrorAnswer(_Answer):
+class ErrorAnswer(Answer):
     error: ErrorDetail
 
 
-class FileCounts(_Answer):
+class FileCounts(Answer):
     added: int
     changed: int
     deleted: int
@@ -61,7 +65,7 @@ class FileCounts(_Answer):
         return FileCounts(added=files.added, changed=files.changed, deleted=files.deleted, bytes=files.bytes)
 
 
-class Tool(_Answer):
+class Tool(Answer):
     """One recorded tool call."""
 
     name: str
@@ -88,14 +92,16 @@ class Tool(_Answer):
         )  # fmt: skip
 
 
-class Snapshot(_Answer):
+class Snapshot(Answer):
     id: str
     parent: str | None
     trajectory: str
     seq: int = Field(description="Position in its trajectory.")
     tool: Tool
     files: FileCounts | None = Field(description="What differs from the parent; null until counted.")
-    state: t.SnapshotState = Field(description="captured: survives a crash of the daemon; stored: survives power loss.")
+    state: t.SnapshotState = Field(
+        description="captured: survives a crash of the daemon; stored: survives power loss; lost, pruned: its files are gone."
+    )
     pause_ms: float = Field(description="How long the sandbox stood still for it.")
     created_at: str
     tags: list[str]
@@ -114,19 +120,19 @@ class Snapshot(_Answer):
         )  # fmt: skip
 
 
-class Limits(_Answer):
+class Limits(Answer):
     memory_bytes: int
     cpus: float
     pids: int
 
 
-class Agent(_Answer):
+class Agent(Answer):
     argv: list[str]
     program: int = Field(description="How many leading items of argv are the program; a fork may replace the rest.")
     cwd: str
 
 
-class Trajectory(_Answer):
+class Trajectory(Answer):
     id: str
     name: str | None
     status: t.TrajectoryStatus
@@ -153,12 +159,12 @@ class Trajectory(_Answer):
         )  # fmt: skip
 
 
-class Created(_Answer):
+class Created(Answer):
     trajectory: Trajectory
     snapshot: Snapshot
 
 
-class Sandbox(_Answer):
+class Sandbox(Answer):
     """A live sandbox."""
 
     trajectory: Trajectory
@@ -175,7 +181,7 @@ class Sandbox(_Answer):
         )  # fmt: skip
 
 
-class ForkAnswer(_Answer):
+class ForkAnswer(Answer):
     experiment: str
     trajectories: list[Trajectory]
 
@@ -184,7 +190,7 @@ class ForkAnswer(_Answer):
         return ForkAnswer(experiment=forked.experiment, trajectories=[Trajectory.of(item) for item in forked.trajectories])
 
 
-class Message(_Answer):
+class Message(Answer):
     role: str
     content: Any
 
@@ -193,7 +199,7 @@ class Message(_Answer):
         return Message(role=message.role, content=message.content)
 
 
-class RestoreAnswer(_Answer):
+class RestoreAnswer(Answer):
     files: int
     directories: int
     bytes: int
@@ -204,12 +210,12 @@ class RestoreAnswer(_Answer):
         return RestoreAnswer(files=report.files, directories=report.directories, bytes=report.bytes, warnings=list(report.warnings))
 
 
-class Tagged(_Answer):
+class Tagged(Answer):
     snapshot: str
     name: str
 
 
-class Image(_Answer):
+class Image(Answer):
     id: str
     name: str
     source: str
@@ -225,7 +231,7 @@ class Image(_Answer):
         )  # fmt: skip
 
 
-class Version(_Answer):
+class Version(Answer):
     version: str = Field(description="Of the package snapshotd.")
     api_version: str
     pid: int
@@ -253,13 +259,13 @@ def path_json(path: bytes) -> dict[str, str]:
 # -- requests ------------------------------------------------------------------------------------------------------------------
 
 
-class LimitsRequest(_Request):
+class LimitsRequest(Request):
     memory_bytes: int = Field(t.Limits().memory_bytes, ge=16 << 20, le=1 << 50, description="Swap included; at least 16 MiB.")
     cpus: float = Field(t.Limits().cpus, ge=0.01, le=4096, allow_inf_nan=False)
     pids: int = Field(t.Limits().pids, ge=8, le=4 << 20)
 
 
-class SandboxFields(_Request):
+class SandboxFields(Request):
     """What every new sandbox needs."""
 
     image: str = Field("default", min_length=1, max_length=1024, description="Name or id of an image, or a Docker image name.")
@@ -306,34 +312,34 @@ class RunAgentRequest(SandboxFields):
         )  # fmt: skip
 
 
-class ExecRequest(_Request):
+class ExecRequest(Request):
     argv: list[str] = Field(min_length=1)
     cwd: str | None = Field(None, description="Absolute path in the sandbox; its working directory if null.")
     env: dict[str, str] = Field(default_factory=dict)
     user: str | None = Field(None, description="Name or number, optionally with `:group`.")
 
 
-class ForkRequest(_Request):
+class ForkRequest(Request):
     n: int = Field(1, ge=1, le=FORK_MAX)
     args: list[str] | None = Field(None, description="Start the program in each with these; `{index}` is the fork's number from 0.")
     name: str | None = None
 
 
-class RewindRequest(_Request):
+class RewindRequest(Request):
     to: str = Field(description="The snapshot whose files the sandbox gets: tag, name or id prefix.")
 
 
-class RestoreRequest(_Request):
+class RestoreRequest(Request):
     to: str = Field(description="Absolute path on the daemon's machine; must not exist or be empty.")
     path: str = Field("", description="Only what lies below this path.")
 
 
-class TagRequest(_Request):
+class TagRequest(Request):
     ref: str
     move: bool = Field(False, description="Take the tag away from the snapshot that has it.")
 
 
-class ImageRequest(_Request):
+class ImageRequest(Request):
     source: str = Field(min_length=1, description="Recipe folder or shipped recipe; for an import: path or Docker image name.")
     name: str | None = None
 

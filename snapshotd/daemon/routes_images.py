@@ -50,10 +50,7 @@ async def _make(method: Callable[[str, str | None, ProgressSink], t.Image], body
         raise UsageError(f"{body.source[:40]!r} contains a zero byte, so it cannot be the source of an image")
 
     def produce(emit: streams.Emit) -> None:
-        def progress(message: str) -> None:
-            emit({"event": "progress", "message": message})
-
-        image = method(body.source, body.name, progress)
+        image = method(body.source, body.name, streams.progress_lines(emit))
         emit({"event": "result", "image": models.Image.of(image).model_dump(mode="json")})
 
     return await streams.ndjson(service.streams, produce)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from snapshotd.daemon import models, streams
 from snapshotd.daemon.routes import Ref, ServiceDep, checked_ref, unless_abandoned
-from snapshotd.daemon.wire import check_ref
+from snapshotd.daemon.wire import LOG_MAX, check_ref
 from snapshotd.engine.base import Engine, ExecResult
 from snapshotd.types import Trajectory
 
@@ -76,9 +76,9 @@ def remove(ref: Ref, service: ServiceDep, force: Annotated[bool, Query()] = Fals
 
 
 @router.get("/trajectories/{ref}/log", tags=["trajectories"])
-def log(ref: Ref, service: ServiceDep) -> list[models.Snapshot]:
-    """Its snapshots, oldest first."""
-    return [models.Snapshot.of(item) for item in service.engine.log(ref)]
+def log(ref: Ref, service: ServiceDep, last: Annotated[int | None, Query(ge=1, le=LOG_MAX)] = None) -> list[models.Snapshot]:
+    """Its snapshots, oldest first; with `last`, only so many of the newest."""
+    return [models.Snapshot.of(item) for item in service.engine.log(ref, last)]
 
 
 @router.post("/trajectories/{ref}/rewind", tags=["runs"])

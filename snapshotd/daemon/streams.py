@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import concurrent.futures
 import json
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from snapshotd.daemon.failures import error_json, failure_of
+from snapshotd.daemon.wire import FRAME_DATA, FRAME_EVENT, FRAME_HEADER, FRAME_MAX_BYTES, FRAMES
 from snapshotd.errors import LimitExceeded, SnapshotdError
 
 QUEUE_BYTES = 1 << 20
@@ -138,31 +142,45 @@ Emit = Callable[[dict[str, Any]], bool]
 """Sends one JSON object; False when the client is gone."""
 
 
-async def ndjson(limit: StreamLimit, produce: Callable[[Emit], None]) -> Response:
-    """Answer with one JSON object per line. A failure before the first is an ordinary error answer; later, an `error` event."""
+Write = Callable[[bytes], None]
+"""Sends raw bytes; raises ClientGone when nobody takes them."""
+
+
+async def ndjson(limit: StreamLimit, produce: Callable[[Emit], None], *, uploading: bool = False) -> Response:
+    """Answer with one JSON object per line. A failure before the first is an ordinary error answer; later, an `error` event.
+
+    With `uploading`, the producer reads the request's body (`Upload`) while it answers.
+    """
     channel = Channel()
 
     def emit(event: dict[str, Any]) -> bool:
-        return channel.send(json.dumps(event, separators=(",", ":")).encode() + b"\n")
+        return channel.send(_line(event))
 
-    def body() -> None:
-        channel.end(_failure_of_producer(lambda: produce(emit)))
-
-    limit.start(body)
-    failure = await _first(channel)
+    failure = await _begin(limit, channel, lambda: produce(emit))
     if failure is not None:
         return _error_response(failure)
+    answer = _Uploading if uploading else StreamingResponse
+    return answer(_with_error_event(channel, _line), media_type=NDJSON)
 
-    async def lines() -> AsyncIterator[bytes]:
-        try:
-            async for data in channel.pieces():
-                yield data
-        except SnapshotdError as exc:
-            yield json.dumps({"event": "error", **error_json(exc)}).encode() + b"\n"
-        finally:
-            channel.close()
 
-    return StreamingResponse(lines(), media_type=NDJSON)
+async def frames(limit: StreamLimit, produce: Callable[[Emit, Write], None]) -> Response:
+    """Answer with raw bytes and events between them (`wire.FRAMES`). A failure before the first frame is an ordinary error answer;
+    later, an `error` event."""
+    channel = Channel()
+
+    def emit(event: dict[str, Any]) -> bool:
+        return channel.send(_frame(event))
+
+    def write(data: bytes) -> None:
+        view = memoryview(data).cast("B")
+        for at in range(0, len(view), FRAME_MAX_BYTES):
+            piece = view[at : at + FRAME_MAX_BYTES]
+            require(channel.send(FRAME_HEADER.pack(FRAME_DATA, len(piece)) + piece))
+
+    failure = await _begin(limit, channel, lambda: produce(emit, write))
+    if failure is not None:
+        return _error_response(failure)
+    return StreamingResponse(_with_error_event(channel, _frame), media_type=FRAMES)
 
 
 async def octets(limit: StreamLimit, produce: Callable[[], Iterable[bytes]]) -> Response:
@@ -175,11 +193,7 @@ async def octets(limit: StreamLimit, produce: Callable[[], Iterable[bytes]]) -> 
             if piece and not channel.send(piece):
                 raise ClientGone
 
-    def body() -> None:
-        channel.end(_failure_of_producer(push))
-
-    limit.start(body)
-    failure = await _first(channel)
+    failure = await _begin(limit, channel, push)
     if failure is not None:
         return _error_response(failure)
 
@@ -193,7 +207,69 @@ async def octets(limit: StreamLimit, produce: Callable[[], Iterable[bytes]]) -> 
     return StreamingResponse(data(), media_type=BYTES)
 
 
-async def _first(channel: Channel) -> SnapshotdError | None:
+class Upload:
+    """A request's body, read by a thread while the event loop receives it. At most a few of the server's buffers wait in between."""
+
+    def __init__(self, request: Request) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stream = request.stream()
+        self._rest = b""
+        self._ended = False
+
+    def read(self, count: int) -> bytes:
+        """The next `count` bytes; fewer only at the end. From one thread. ClientGone when the client went away before the end."""
+        parts, missing = [self._rest[:count]], count - len(self._rest[:count])
+        self._rest = self._rest[count:]
+        while missing and not self._ended:
+            piece = self._next()
+            parts.append(piece[:missing])
+            self._rest = piece[missing:]
+            missing -= len(parts[-1])
+        return b"".join(parts)
+
+    def _next(self) -> bytes:
+        try:
+            return asyncio.run_coroutine_threadsafe(self._receive(), self._loop).result()
+        except (ClientDisconnect, concurrent.futures.CancelledError, RuntimeError) as exc:  # RuntimeError: the loop is closed
+            raise ClientGone from exc
+
+    async def _receive(self) -> bytes:
+        async for piece in self._stream:
+            if piece:
+                return piece
+        self._ended = True
+        return b""
+
+
+class _Uploading(StreamingResponse):
+    """An answer that leaves the request's body to its reader, where starlette's own takes it to see whether the client is gone."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.stream_response(send)
+
+
+def _line(event: dict[str, Any]) -> bytes:
+    return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+
+
+def _frame(event: dict[str, Any]) -> bytes:
+    content = json.dumps(event, separators=(",", ":")).encode()
+    return FRAME_HEADER.pack(FRAME_EVENT, len(content)) + content
+
+
+async def _with_error_event(channel: Channel, encode: Callable[[dict[str, Any]], bytes]) -> AsyncIterator[bytes]:
+    try:
+        async for data in channel.pieces():
+            yield data
+    except SnapshotdError as exc:
+        yield encode({"event": "error", **error_json(exc)})
+    finally:
+        channel.close()
+
+
+async def _begin(limit: StreamLimit, channel: Channel, produce: Callable[[], None]) -> SnapshotdError | None:
+    """Start a producer and wait for its first data; the failure if that came before."""
+    limit.start(lambda: channel.end(_failure_of_producer(produce)))
     try:
         return await channel.first()
     except asyncio.CancelledError:
@@ -230,3 +306,12 @@ def each(emit: Emit, items: Iterator[dict[str, Any]]) -> None:
     """Send every item; stop when the client is gone."""
     for item in items:
         require(emit(item))
+
+
+def progress_lines(emit: Emit) -> Callable[[str], None]:
+    """A sink for lines of progress. That the client is gone does not end the work."""
+
+    def progress(message: str) -> None:
+        emit({"event": "progress", "message": message})
+
+    return progress

@@ -7,11 +7,12 @@ come from one package and a daemon that outlived an upgrade is better replaced t
 from __future__ import annotations
 
 import re
+import struct
 from pathlib import Path
 
 from snapshotd.errors import NotFound, UsageError
 
-API_VERSION = "1.0"
+API_VERSION = "1.1"
 VERSION_HEADER = "X-Snapshotd-Version"
 API_PREFIX = "/v1"
 
@@ -23,8 +24,24 @@ SOCKET_PATH_MAX_BYTES = 107
 """sockaddr_un has 108 bytes for the path and its closing zero (unix(7))."""
 BODY_MAX_BYTES = 8 << 20
 """Largest request body. Linux allows about 2 MiB of arguments to a program; as JSON, escaped, they can grow fourfold."""
+UPLOAD_PATH = "/import"
+"""The one request whose body may have any size: it is read piece by piece, and whoever reads it sets the bounds."""
 FORK_MAX = 256
 """Most sandboxes one fork may start."""
+PRUNE_GRACE_S = 600.0
+"""How old a pack must be for a prune to touch it, unless told otherwise."""
+LOG_MAX = 1 << 31
+"""Most snapshots a log can be asked for by number; without a number it gives all."""
+
+FRAMES = "application/vnd.snapshotd.frames"
+"""Media type of an answer that mixes raw bytes and events. It is a sequence of frames: one byte that says what it is, the length of its
+content (32 bits, big endian), the content. The last frame is an event, `result` or `error`; without one the answer is not whole."""
+FRAME_HEADER = struct.Struct(">BI")
+FRAME_DATA = 0
+FRAME_EVENT = 1
+"""A JSON object with the member `event`, as in the answers that are one JSON object per line."""
+FRAME_MAX_BYTES = 1 << 20
+"""Largest content of a frame."""
 
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 

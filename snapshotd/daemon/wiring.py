@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
 from importlib import resources
 from pathlib import Path
 
+from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.daemon.children import Places, open_repository
 from snapshotd.engine import reserve
 from snapshotd.engine.base import Engine
 from snapshotd.engine.context import Context
 from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.events import EventLogs
 from snapshotd.engine.packages import CATATONIT
-from snapshotd.errors import Unsupported
+from snapshotd.engine.pins import Pins
+from snapshotd.errors import Unsupported, UsageError
+from snapshotd.fuse.lazy import LazyMount
 from snapshotd.images.store import ImageStore
+from snapshotd.kernel import features
 from snapshotd.layers import store as layer_store
 from snapshotd.repo.spool import FileSpool
 from snapshotd.runtime.base import Runtime
@@ -30,6 +36,8 @@ SHARE_ROOT = Path("/var/lib/snapshotd-share")
 """What sandboxes see read-only. Not below /run, which is often mounted noexec, nor in the state directory, which only root may search."""
 CONTAINER_IDS = IdMap(base=1_700_000_000, count=65_536)
 """Host ids of container ids: far above what useradd and other engines hand out, and one range for all sandboxes."""
+_LOCAL = "local"
+"""Where packs lie by default: in the state directory itself."""
 _SWITCH_INTERVAL_S = 0.0005
 """How long a busy thread may hold the interpreter against one that answers a tool call; every system call of a pivot gives it up once."""
 
@@ -53,15 +61,32 @@ def open_engine(state_dir: Path) -> Engine:
             "runc": RuncRuntime(instance, run_dir / "runc", CONTAINER_IDS),
             "docker": DockerRuntime(instance, run_dir=run_dir / "docker"),
         }
+        spool = FileSpool(state_dir / "repo")
+        places = Places(state_dir, store.root, store.kind, _store_url(state_dir, catalog))
         context = Context(
             state_dir=state_dir, run_dir=run_dir, share_dir=_share(SHARE_ROOT / instance), instance=instance, catalog=catalog,
-            repo=FileSpool(state_dir / "repo"), store=store, images=ImageStore(store.root, catalog), runtimes=runtimes,
-            events=EventLogs(state_dir / "runs"),
+            spool=spool, repo=open_repository(places), store=store, images=ImageStore(store.root, catalog), runtimes=runtimes,
+            events=EventLogs(state_dir / "runs"), pins=Pins(catalog.get_snapshot), child=places.command,
         )  # fmt: skip
-        return LocalEngine(context)
+        return LocalEngine(context, LazyMount(places.command("lazy"), run_dir / "lazy") if _has_fuse() else None)
     except BaseException:
         layer_store.release(store)
         raise
+
+
+def _store_url(state_dir: Path, catalog: Catalog) -> str:
+    """Where the packs lie. Decided once for a state directory: another place would not have its packs. UsageError."""
+    wanted, known = os.environ.get("SNAPSHOTD_STORE", ""), catalog.get_meta("store_url")
+    if known is None:
+        known = wanted or _LOCAL
+        catalog.set_meta("store_url", known)
+    if wanted and wanted != known:
+        raise UsageError(f"the packs of {state_dir} lie in {known!r}, not in {wanted!r}: unset SNAPSHOTD_STORE, or use another --state-dir")
+    return (state_dir / "repo" / "store").as_uri() if known == _LOCAL else known  # the state directory may move
+
+
+def _has_fuse() -> bool:
+    return importlib.util.find_spec("pyfuse3") is not None and features.fuse() is None
 
 
 def _run_dir(instance: str) -> Path:

@@ -92,8 +92,8 @@ class RetentionPolicy:
     running sandbox stands on are always kept.
 
     `keep_last`: the newest N of each trajectory. `keep_within_s`: those younger than this. `keep_every`: milestones, every K-th (`seq`
-    divisible by K). `keep_failed`: those whose call failed, of this many newest failed runs. `max_bytes`: of what the rules keep beyond the
-    always-kept, the oldest go until the repository fits.
+    divisible by K). `keep_failed`: the newest N of each trajectory whose call failed. `max_bytes` is a limit, not a rule, and only the global
+    policy's counts: of what only rules keep, the oldest go until the repository fits.
     """
 
     keep_last: int | None = None
@@ -284,8 +284,9 @@ class Engine(ABC):
         """Set the global policy, or a trajectory's own; None removes it. UsageError (a number that makes no sense)."""
 
     @abstractmethod
-    def prune(self, policy: RetentionPolicy | None, *, dry_run: bool, progress: ProgressSink) -> PruneReport:
-        """Give up the files of snapshots that no rule keeps, and collect what nothing refers to. `policy` instead of the ones set."""
+    def prune(self, policy: RetentionPolicy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink) -> PruneReport:
+        """Give up the files of snapshots that no rule keeps, and collect what nothing refers to. `policy` instead of the ones set. Packs
+        younger than the grace period stay as they are. DataLoss: the repository is damaged; nothing was collected."""
 
     @abstractmethod
     def check(self, *, read_data: bool, progress: ProgressSink) -> CheckReport:
@@ -305,8 +306,8 @@ class Engine(ABC):
 
     @abstractmethod
     def import_bundle(self, read: Callable[[int], bytes], name: str | None, progress: ProgressSink) -> Imported:
-        """Take a bundle in, all or nothing. The bundle is hostile. UsageError (malformed), NotFound (the snapshot it builds on is not here),
-        Conflict (it is here already), LimitExceeded, VersionMismatch."""
+        """Take a bundle in, all or nothing. The bundle is hostile. UsageError (malformed), NotFound (the snapshot it builds on is not
+        here), Conflict (it is here already), LimitExceeded, VersionMismatch."""
 
     @abstractmethod
     def mount(self, directory: Path, namespace_pid: int) -> None:

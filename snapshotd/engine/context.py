@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.events import EventLogs
+from snapshotd.engine.pins import Pins
 from snapshotd.errors import Unsupported, UsageError
 from snapshotd.images.base import Images
 from snapshotd.layers.store import LayerStore
@@ -34,6 +35,9 @@ class Context:
     images: Images
     runtimes: Mapping[str, Runtime]
     events: EventLogs
+    pins: Pins
+    child: Callable[[str], list[str]]
+    """The command line of a child process of this state directory, by its role (daemon/children.py)."""
 
     def image(self, image_id: ImageID) -> Image | None:
         """An image by its exact id; None when it is gone."""

@@ -68,6 +68,11 @@ def cached_layers(context: Context) -> dict[str, LayerID]:
     return {key: LayerID(layer) for key, layer in json.loads(context.catalog.get_meta(_META_KEY) or "{}").items()}
 
 
+def forget_cached_layers(context: Context) -> None:
+    """After the layers went: packages are installed again when they are wanted."""
+    context.catalog.set_meta(_META_KEY, "{}")
+
+
 def layer_for(context: Context, spec: SandboxSpec, requirements: tuple[str, ...], install: Installer) -> LayerID:
     """The layer with these packages for this image: the cached one, or a new one. UsageError with pip's own words when pip fails."""
     key = hashlib.sha256(json.dumps([spec.image, requirements]).encode()).hexdigest()

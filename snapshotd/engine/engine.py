@@ -8,32 +8,45 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from snapshotd import __version__
-from snapshotd.engine import dependencies, inputs, look, recover, reserve
+from snapshotd.engine import dependencies, evict, inputs, look, recover, reserve, retention
+from snapshotd.engine.archive import Archive
+from snapshotd.engine.archiver import Archiver
 from snapshotd.engine.background import Background
 from snapshotd.engine.base import (
+    CheckReport,
     Engine,
     Event,
     ExecResult,
     Forked,
+    Imported,
     OutputSink,
     ProgressSink,
+    PruneReport,
+    RepairReport,
+    RetentionPolicy,
     RunRequest,
     SandboxInfo,
     SandboxRequest,
+    Usage,
 )  # fmt: skip
+from snapshotd.engine.browse import Browse
 from snapshotd.engine.calls import AgentCalls, marker
+from snapshotd.engine.child import Child
+from snapshotd.engine.cold import Cold, LazyLayers
 from snapshotd.engine.context import Context
 from snapshotd.engine.launch import Launcher
 from snapshotd.engine.linkgroups import LinkGroups
 from snapshotd.engine.merging import Merger
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.sessions import FORK_COUNT, FORK_INDEX, Sessions, check_not_running, fork_agent, free_bytes
+from snapshotd.engine.upkeep import Upkeep
 from snapshotd.engine.worker import Worker
-from snapshotd.errors import Conflict, UsageError
+from snapshotd.errors import Conflict, NotFound, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.layers.base import Change, RestoreReport
 from snapshotd.layers.store import release
@@ -65,19 +78,25 @@ FORKS_AT_ONCE = 8
 class LocalEngine(Engine):
     """The real engine, on this machine's kernel and runtimes."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, lazy: LazyLayers | None) -> None:
+        """`lazy`: the mount that serves layers which are not there yet; None where there is no FUSE."""
         self._context = context
         self._catalog = context.catalog
         recover.recover(context)
         self._worker = Worker(context.store.root, context.store.kind)
         self._merger = Merger(context.store, self._worker)
+        self._cold = Cold(context, self._merger.apply, Child(context.child("cold")), lazy)
         links = LinkGroups(self._worker)
-        self._launcher = Launcher(context, self._merger.apply, links.of)
-        self._background = Background(context, self._merger, links, self._worker)
-        self._sessions = Sessions(context, self._launcher, self._background)
-        unsettled = [s for s in self._catalog.all_snapshots() if s.state is SnapshotState.CAPTURED or s.files is None]
-        for snapshot in unsettled:
-            self._background.submit(snapshot)
+        self._launcher = Launcher(context, self._cold.take, self._merger.apply, links.of)
+        archiver = Archiver(context.child("archive"))
+        self._archive = Archive(context, archiver, self._evict)
+        self._background = Background(context, self._merger, links, self._worker, self._archive)
+        self._sessions = Sessions(context, self._launcher, self._background, self._cold)
+        self._upkeep = Upkeep(context, self._archive, archiver, self._cold, self._sessions.stood_on, self._evict)
+        self._browse = Browse(context)
+        for snapshot in self._catalog.all_snapshots():
+            if snapshot.files is None:
+                self._background.submit(snapshot)
         self._closed = threading.Event()
 
     # -- sandboxes and runs --------------------------------------------------------------------------------------------------
@@ -181,21 +200,24 @@ class LocalEngine(Engine):
     def exec_snapshot(
         self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None, sink: OutputSink
     ) -> ExecResult:
-        source = self._catalog.resolve_snapshot(ref)
-        owner = self._catalog.get_trajectory(source.trajectory)
-        trajectory, snapshot = _throw_away(owner.spec, source.stack, env=owner.env)
-        sandbox, calls = self._sessions.launch(trajectory, snapshot)
-        calls.bind(sandbox, None)
-        try:
-            return self._sessions.exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=False)
-        finally:
-            self._sessions.discard(sandbox)
+        with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
+            owner = self._catalog.get_trajectory(source.trajectory)
+            trajectory = replace(_throw_away(owner.spec, source.stack, env=owner.env)[0], head=source.id)
+            sandbox, calls = self._sessions.launch(trajectory, source)
+            calls.bind(sandbox, None)
+            try:
+                return self._sessions.exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=False)
+            finally:
+                self._sessions.discard(sandbox)
 
     def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None) -> Forked:
         if not 1 <= n <= MAX_FORKS:
             raise UsageError(f"cannot fork {n} times: the number must be from 1 to {MAX_FORKS}")
         _check_name(name)
-        source = self._catalog.resolve_snapshot(ref)
+        with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
+            return self._fork(source, n, args, name)
+
+    def _fork(self, source: Snapshot, n: int, args: tuple[str, ...] | None, name: str | None) -> Forked:
         owner = self._catalog.get_trajectory(source.trajectory)
         experiment = ExperimentID(new_id())
         forks = [self._fork_record(owner, source, experiment, index, n, args, name) for index in range(n)]
@@ -239,7 +261,8 @@ class LocalEngine(Engine):
         )  # fmt: skip
 
     def rewind(self, ref: str, to: str) -> Snapshot:
-        return self._sessions.rewind(self._catalog.resolve_trajectory(ref), self._catalog.resolve_snapshot(to))
+        with self._context.pins.pinned(self._catalog.resolve_snapshot(to).id) as target:
+            return self._sessions.rewind(self._catalog.resolve_trajectory(ref), target)
 
     def stop(self, ref: str) -> Trajectory:
         trajectory = self._catalog.resolve_trajectory(ref)
@@ -267,12 +290,12 @@ class LocalEngine(Engine):
     def _forget(self, trajectory: TrajectoryID) -> None:
         self._catalog.remove_trajectory(trajectory)
         hit("engine.remove.recorded")
+        retention.set_policy(self._catalog, trajectory, None)
         self._context.events.remove(trajectory)
         self._sweep()
 
     def _sweep(self) -> None:
-        gone = self._context.store.sweep(lambda: recover.referenced_layers(self._context))
-        self._merger.forget(gone)
+        self._merger.forget(self._context.store.sweep(lambda: recover.referenced_layers(self._context)))
 
     # -- looking -------------------------------------------------------------------------------------------------------------
 
@@ -292,8 +315,8 @@ class LocalEngine(Engine):
     def snapshot(self, ref: str) -> Snapshot:
         return self._settled([self._catalog.resolve_snapshot(ref)])[0]
 
-    def log(self, ref: str) -> list[Snapshot]:
-        return self._settled(self._catalog.snapshots(self._catalog.resolve_trajectory(ref).id))
+    def log(self, ref: str, last: int | None = None) -> list[Snapshot]:
+        return self._settled(self._catalog.snapshots(self._catalog.resolve_trajectory(ref).id, last))
 
     def all_snapshots(self) -> list[Snapshot]:
         return list(self._catalog.all_snapshots())
@@ -302,7 +325,7 @@ class LocalEngine(Engine):
         """The same, with files counted: waits for the background where it is still counting."""
         if all(s.files is not None for s in snapshots):
             return snapshots
-        self._background.wait(stored=False)
+        self._background.wait()
         return [self._catalog.get_snapshot(s.id) for s in snapshots]
 
     def conversation(self, ref: str) -> list[Message]:
@@ -311,7 +334,12 @@ class LocalEngine(Engine):
     def output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
         call = self._catalog.resolve_snapshot(ref).call
         blob = {"stdout": call.stdout, "stderr": call.stderr, "output": call.output}[which]
-        return iter(()) if blob is None else self._context.spool.load_blob(blob)
+        if blob is None:
+            return iter(())
+        try:
+            return self._context.spool.load_blob(blob)
+        except NotFound:
+            return self._context.repo.load(blob)  # archived
 
     def diff(self, a: str, b: str | None) -> Iterator[Change]:
         return look.changes(self._context, a, b)
@@ -326,12 +354,55 @@ class LocalEngine(Engine):
         return look.restore(self._context, ref, to, path)
 
     def tag(self, ref: str, name: str, *, move: bool) -> SnapshotID:
-        snapshot = self._catalog.resolve_snapshot(ref)
-        self._catalog.tag(snapshot.id, name, move=move)
-        return snapshot.id
+        with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as snapshot:
+            self._catalog.tag(snapshot.id, name, move=move)
+            return snapshot.id
 
     def untag(self, name: str) -> None:
         self._catalog.untag(name)
+
+    # -- durable storage -----------------------------------------------------------------------------------------------------
+
+    def _evict(self) -> int:
+        return evict.evict(self._context, self._merger, evict.budget_bytes(self._context))
+
+    def usage(self) -> Usage:
+        return self._upkeep.usage(evict.budget_bytes(self._context))
+
+    def policy(self, ref: str | None) -> RetentionPolicy:
+        return retention.get_policy(self._catalog, None if ref is None else self._catalog.resolve_trajectory(ref).id)
+
+    def set_policy(self, ref: str | None, policy: RetentionPolicy | None) -> None:
+        if ref is not None and policy is not None and policy.max_bytes is not None:
+            raise UsageError("a trajectory's own policy cannot limit the size: the repository is one for all; set --max-size without a name")
+        retention.set_policy(self._catalog, None if ref is None else self._catalog.resolve_trajectory(ref).id, policy)
+
+    def prune(self, policy: RetentionPolicy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink) -> PruneReport:
+        reserve.adjust(self._context.state_dir)
+        try:
+            return self._upkeep.prune(policy, dry_run=dry_run, grace_s=grace_s, progress=progress)
+        finally:
+            reserve.adjust(self._context.state_dir)
+
+    def check(self, *, read_data: bool, progress: ProgressSink) -> CheckReport:
+        return self._upkeep.check(read_data=read_data, progress=progress)
+
+    def repair(self, progress: ProgressSink) -> RepairReport:
+        return self._upkeep.repair(progress)
+
+    def export(self, ref: str, *, form: Literal["bundle", "oci", "tar"], whole: bool, since: str | None, write: Callable[[bytes], object],
+               progress: ProgressSink) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    def import_bundle(self, read: Callable[[int], bytes], name: str | None, progress: ProgressSink) -> Imported:
+        raise NotImplementedError
+
+    def mount(self, directory: Path, namespace_pid: int) -> None:
+        self.flush()
+        self._browse.mount(directory, namespace_pid)
+
+    def unmount(self, directory: Path, namespace_pid: int) -> None:
+        self._browse.unmount(directory, namespace_pid)
 
     # -- images --------------------------------------------------------------------------------------------------------------
 
@@ -356,16 +427,18 @@ class LocalEngine(Engine):
             "layers": context.store.kind, "free_bytes": min(free_bytes(context.store.root), free_bytes(context.state_dir)),
             "runtimes": {name: runtime.unavailable() or "available" for name, runtime in context.runtimes.items()},
             "trajectories": len(self._catalog.trajectories()), "sandboxes": len(self._sessions.live()),
-            "images": len(context.images.list()), "durability": self._background.failure or "ok",
+            "images": len(context.images.list()), "durability": self._archive.failure.message if self._archive.failure else "ok",
         }  # fmt: skip
 
     def flush(self, ref: TrajectoryID | None = None) -> None:
-        self._background.wait(stored=True)
+        self._background.wait()
+        self._archive.wait()
 
     def close(self) -> None:
         if self._closed.is_set():
             return
         self._closed.set()
+        self._browse.close()
         self._sessions.close()
         self._launcher.close()
         self._background.close()
@@ -390,7 +463,7 @@ def _first_snapshot(stack: Stack, call: ToolCall) -> Snapshot:
     """The snapshot that a new trajectory begins with."""
     return Snapshot(
         id=SnapshotID(new_id()), parent=None, trajectory=TrajectoryID(new_id()), seq=0, stack=stack, call=call, messages=0,
-        state=SnapshotState.CAPTURED, pause_ns=0, created_at_ns=time.time_ns(), method="build",
+        state=SnapshotState.CAPTURED, pause_ns=0, created_at_ns=time.time_ns(), method="build", own_layers=len(stack.layers),
     )  # fmt: skip
 
 

@@ -57,9 +57,13 @@ class Prepared:
 class Launcher:
     """Prepares, hands out and destroys containers. Thread-safe. `close` destroys the spares."""
 
-    def __init__(self, context: Context, merged: Callable[[Stack], Stack], links: Callable[[Stack], Iterable[Group]]) -> None:
+    def __init__(
+        self, context: Context, take: Callable[[Snapshot], Stack], merged: Callable[[Stack], Stack],
+        links: Callable[[Stack], Iterable[Group]],
+    ) -> None:  # fmt: skip
+        """`take`: a snapshot's files as a stack that can be mounted now, held (cold.py)."""
         self._context = context
-        self._merged, self._links = merged, links
+        self._take, self._merged, self._links = take, merged, links
         self._spares: OrderedDict[SandboxSpec, deque[Prepared]] = OrderedDict()
         self._lock = threading.Lock()
         self._closed = False
@@ -68,18 +72,24 @@ class Launcher:
         self._threads: list[threading.Thread] = []
 
     def launch(self, trajectory: Trajectory, snapshot: Snapshot) -> tuple[Sandbox, AgentCalls]:
-        """A sandbox on a fresh upper over the snapshot's stack, with nothing running but its init. SandboxFailed; nothing is left then."""
-        prepared = self.take(trajectory.spec)
+        """A sandbox on a fresh upper over the snapshot's files, with nothing running but its init. SandboxFailed, and what tells that there
+        are no files (DataLoss, NotFound); nothing is left then."""
+        stack = self._take(snapshot)
         try:
-            stack = self._merged(snapshot.stack)
-            upper = enter(prepared.target, self._context.store, stack)
+            prepared = self.take(trajectory.spec)
+            try:
+                upper = enter(prepared.target, self._context.store, stack)
+            except BaseException:
+                prepared.destroy()
+                raise
         except BaseException:
-            prepared.destroy()
+            self._context.store.release(stack.layers)
             raise
         sandbox = Sandbox(
             trajectory=trajectory, runtime=prepared.runtime, container=prepared.container, target=prepared.target,
             cgroup=prepared.cgroup, server=prepared.server, store=self._context.store, stack=stack, upper=upper, head=snapshot.id,
-            seq=snapshot.seq, message_count=snapshot.messages, started_at_ns=time.time_ns(), merged=self._merged, links=self._links,
+            base=snapshot.id, seq=snapshot.seq, message_count=snapshot.messages, started_at_ns=time.time_ns(), merged=self._merged,
+            links=self._links,
         )  # fmt: skip
         return sandbox, prepared.calls
 

@@ -1,4 +1,4 @@
-"""Looking into snapshots without running anything: diff, patch, cat, restore. All read sealed layers through a `View`."""
+"""Looking into snapshots without running anything: diff, patch, cat, restore. All read through a `View`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from snapshotd.engine.cold import gone
 from snapshotd.engine.context import Context
-from snapshotd.errors import DataLoss, NotFound, UsageError
+from snapshotd.errors import NotFound, UsageError
 from snapshotd.kernel import files
 from snapshotd.layers import diff, materialise, patch
 from snapshotd.layers.base import Change, RestoreReport
+from snapshotd.layers.stored_view import StoredView
 from snapshotd.layers.view import View
 from snapshotd.types import Kind, Snapshot, SnapshotState, Stack, short
 
@@ -18,13 +20,23 @@ _PIECE_BYTES = 1 << 20
 
 
 def open_view(context: Context, snapshot: Snapshot) -> View:
-    """A snapshot's tree. DataLoss when it was lost with the power."""
+    """A snapshot's tree: its layers while they are there, else from the repository. Raises what tells why it has none (`cold.gone`)."""
     if snapshot.state is SnapshotState.LOST:
-        raise DataLoss(
-            f"snapshot {short(snapshot.id)} was lost when the machine went down before it was stored; "
-            "`snapshotd log` shows the last stored one before it"
-        )
-    return context.store.view(snapshot.stack)
+        raise gone(snapshot)
+    # A lazy layer would be read through the mount that our own child serves; the repository is the shorter way.
+    if snapshot.state is not SnapshotState.PRUNED and not any(context.store.lazy(layer) for layer in snapshot.stack.layers):
+        try:
+            return context.store.view(snapshot.stack)
+        except NotFound:
+            pass  # evicted
+    snapshot, unpin = context.pins.pin(snapshot.id)
+    try:
+        if snapshot.tree is None:
+            raise gone(snapshot)
+        return StoredView(context.repo, snapshot.tree, closed=unpin)
+    except BaseException:
+        unpin()
+        raise
 
 
 def pair(context: Context, a: str, b: str | None) -> tuple[View, View]:

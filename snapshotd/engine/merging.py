@@ -55,13 +55,17 @@ class Merger:
         run = self._plan(self._swap(stack).layers)
         if run is None:
             return False
+        if any(self._store.lazy(layer) for layer in run) or not self._store.hold(run):
+            return False
         target = self._store.create()
         try:
             self._worker.merge(run, target)
             self._store.drop_work(target)
         except (SnapshotdError, OSError):
-            self._store.remove(target)  # out of space, or a layer went meanwhile: the unmerged stack serves as well
+            self._store.remove(target)  # out of space: the unmerged stack serves as well
             return False
+        finally:
+            self._store.release(run)
         with self._lock:
             self._merged[run] = target
             self._level[target] = self._level.get(run[0], 0) + 1
@@ -83,10 +87,10 @@ class Merger:
         return None
 
     def forget(self, gone: list[LayerID]) -> None:
-        """After a sweep: drop merged forms of runs that no longer exist, so that the next sweep can take them."""
+        """When layers went, or are about to: drop their merged forms, and those of which a part is gone, so that a sweep can take them."""
         lost = set(gone)
         with self._lock:
-            for run in [run for run in self._merged if lost.intersection(run)]:
+            for run in [run for run, target in self._merged.items() if target in lost or lost.intersection(run)]:
                 target = self._merged.pop(run)
                 self._level.pop(target, None)
                 self._store.unpin([target])

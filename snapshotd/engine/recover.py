@@ -2,8 +2,9 @@
 
     1 destroy every container of this instance: their steps were tied to the daemon that died
     2 trajectories that were running are interrupted (their agent) or stopped; their head is their last snapshot
-    3 after a power loss, snapshots that were only captured are lost, and said so
-    4 remove what no catalog row refers to: layers, sockets
+    3 after a power loss, snapshots that were only captured are lost, and said so; and no layer is trusted any more, since nobody synced it:
+      what is stored comes back from the repository
+    4 remove what no catalog row refers to: layers, outputs in the spool, sockets
 
 Nothing here needs a clean shutdown and everything may be interrupted and run again.
 """
@@ -15,13 +16,15 @@ import os
 from pathlib import Path
 
 from snapshotd.engine.context import Context
-from snapshotd.engine.dependencies import cached_layers
+from snapshotd.engine.dependencies import cached_layers, forget_cached_layers
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import files
 from snapshotd.types import LayerID, SnapshotState, TrajectoryStatus
 
 _log = logging.getLogger(__name__)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BOOT, _CLEAN = "boot_id", "clean_boot_id"
+"""Catalog facts: the boot in which a daemon last started here, and the boot in which one last ended cleanly."""
 
 
 def recover(context: Context) -> None:
@@ -38,8 +41,8 @@ def recover(context: Context) -> None:
     for trajectory in context.catalog.trajectories(TrajectoryStatus.RUNNING):
         unfinished = trajectory.agent is not None and trajectory.exit_code is None
         context.catalog.set_status(trajectory.id, TrajectoryStatus.INTERRUPTED if unfinished else TrajectoryStatus.STOPPED)
-    _declare_lost(context)
-    sweep_blobs(context)
+    _after_boot(context)
+    sweep_spool(context)
     context.store.sweep(lambda: referenced_layers(context))
 
 
@@ -48,9 +51,9 @@ def referenced_layers(context: Context) -> set[LayerID]:
     return context.catalog.referenced_layers() | set(cached_layers(context).values())
 
 
-def sweep_blobs(context: Context) -> None:
-    """Remove blobs that no call refers to. Only while no step is being taken."""
-    keep = context.catalog.referenced_blobs()
+def sweep_spool(context: Context) -> None:
+    """Remove outputs that no captured snapshot refers to. Only while no step is being taken."""
+    keep = context.catalog.unstored_blobs()
     for blob in list(context.spool.blobs()):
         if blob not in keep:
             context.spool.remove(blob)
@@ -67,14 +70,27 @@ def _clear_run_dir(context: Context) -> None:
         os.close(fd)
 
 
-def _declare_lost(context: Context) -> None:
-    """Captured survives the daemon, not the machine: after another boot only stored snapshots are known to be whole."""
+def _after_boot(context: Context) -> None:
+    """Captured survives the daemon, not the machine, unless the daemon had closed: then it had synced the layers (`mark_clean`)."""
+    catalog = context.catalog
     boot = _BOOT_ID.read_text().strip()
-    before = context.catalog.get_meta("boot_id")
-    if before is not None and before != boot:
-        lost = [s.id for s in context.catalog.all_snapshots() if s.state is SnapshotState.CAPTURED]
+    before, clean = catalog.get_meta(_BOOT), catalog.get_meta(_CLEAN)
+    if before is not None and before != boot and clean != before:
+        lost = catalog.unstored()
         if lost:
             _log.error("%d snapshots were captured but not stored when the machine went down; they are lost: %s", len(lost), " ".join(lost))
-            context.catalog.set_state(lost, SnapshotState.LOST)
-    if before != boot:
-        context.catalog.set_meta("boot_id", boot)
+            catalog.set_state(lost, SnapshotState.LOST)
+        forget_cached_layers(context)
+        removed = context.store.sweep(set)
+        if removed:
+            _log.warning("the machine went down: %d layers are not trusted; snapshots come back from the repository", len(removed))
+    catalog.set_meta(_BOOT, boot)
+    catalog.set_meta(_CLEAN, "")
+
+
+def mark_clean(context: Context) -> None:
+    """At the very end of a daemon: from now on the layers survive power loss, too."""
+    context.store.flush()
+    context.spool.flush()
+    context.catalog.set_meta(_CLEAN, context.catalog.get_meta(_BOOT) or "")
+    context.catalog.flush()

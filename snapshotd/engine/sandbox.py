@@ -1,6 +1,8 @@
 """A live sandbox: one container on one live upper, and the lock that makes its steps happen one at a time.
 
-    stack        sealed layers under the live upper; the parent of what comes next
+    stack        sealed layers under the live upper; the parent of what comes next; held, so that none is evicted
+    base, fresh  a snapshot whose tree, with the newest `fresh` layers of `stack` on it, is that of `stack`, however the rest was merged.
+                 `fresh` is 0 unless a step was sealed and could not be committed
     upper        the live, writable layer
     head         the trajectory's head: the snapshot that the next one's parent will be
 
@@ -38,6 +40,9 @@ class Captured:
     method: str
     reason: str | None
     pause_ns: int
+    base: SnapshotID
+    own_layers: int
+    """See `types.Snapshot`."""
     cleanup: Callable[[], None] | None = None
     """What remains to be done once the sandbox goes on."""
 
@@ -56,6 +61,7 @@ class Sandbox:
     stack: Stack
     upper: LayerID
     head: SnapshotID
+    base: SnapshotID
     seq: int
     message_count: int
     started_at_ns: int
@@ -63,6 +69,7 @@ class Sandbox:
     """Swaps runs of layers for their merged form, where one is ready (engine/merging.py)."""
     links: Callable[[Stack], Iterable[Group]]
     """The hard link groups that are known of a stack (engine/linkgroups.py)."""
+    fresh: int = 0
     lock: threading.RLock = field(default_factory=threading.RLock)
     pending_bytes: int = 0
     pending: list[Message] = field(default_factory=list)
@@ -78,13 +85,14 @@ class Sandbox:
         """Seal or copy what the live upper holds. Caller holds `lock`. On any error the sandbox goes on as before."""
         start = time.perf_counter_ns()
         if self.store.unchanged(self.upper, self.stack):
-            return Captured(self.stack, "unchanged", None, time.perf_counter_ns() - start)
+            return Captured(self.stack, "unchanged", None, time.perf_counter_ns() - start, self.base, self.fresh)
         layout = layout_of(self.target)
         reason = self.blocker(layout)
         if reason is None:
             try:
-                self._pivot_on(layout)
-                return Captured(self.stack, "pivot", None, time.perf_counter_ns() - start, self.target.bury)
+                retired = self._pivot_on(layout)
+                pause = time.perf_counter_ns() - start
+                return Captured(self.stack, "pivot", None, pause, self.base, self.fresh, lambda: self._bury(retired))
             except Busy:
                 reason = "a file is open for writing"
         return self._copy(reason)
@@ -94,24 +102,48 @@ class Sandbox:
         root_id = (layout or layout_of(self.target)).root_id
         return blocker(self.cgroup, self.container.pid, root_id, self.server.parked_pids())
 
-    def _pivot_on(self, layout: Layout) -> None:
-        """Seal the live upper as a layer and go on in a fresh one above it.
+    def _bury(self, retired: tuple[LayerID, ...]) -> None:
+        self.target.bury()
+        self.store.release(retired)
+
+    def _hold(self, stack: Stack) -> Stack:
+        """The stack with merged runs swapped in, held. A merged run may be evicted between the two: then its parts are there."""
+        while True:
+            below = self.merged(stack)
+            if self.store.hold(below.layers):
+                return below
+
+    def _pivot_on(self, layout: Layout) -> tuple[LayerID, ...]:
+        """Seal the live upper as a layer and go on in a fresh one above it. Returns the layers of the old root, in use until it is buried.
 
         Nothing needs to be frozen: what lives is waiting for us, and whatever wrote all the same between the seal and the switch would get
         "read-only file system", not into the sealed layer.
         """
         sealed = self.stack.push(self.upper)
-        below = self.merged(sealed)
-        upper = self.store.create()
+        below = self._hold(sealed)
+        try:
+            upper = self.store.create()
+        except BaseException:
+            self.store.release(below.layers)
+            raise
         try:
             self.store.dress(upper, sealed)
             pivot(self.target, self.store, below, upper, layout, seal=True)
         except BaseException:
+            self.store.release(below.layers)
             self.store.remove(upper)
             raise
         self._relink(self.upper, self.stack)
         self.own_layers.append(upper)
+        retired = self.stack.layers
         self.stack, self.upper, self.mirror = below, upper, None
+        self.fresh += 1
+        return retired
+
+    def committed(self, captured: Captured, snapshot: SnapshotID) -> None:
+        """The capture became this snapshot. Caller holds `lock`."""
+        if captured.method != "copy":  # after a copy the stack is still what it was
+            self.base, self.fresh = snapshot, 0
 
     def _relink(self, sealed: LayerID, parent: Stack) -> None:
         """Mend hard links that copy-up tore apart, in the layer that was sealed a moment ago and that nobody has looked into yet."""
@@ -137,7 +169,7 @@ class Sandbox:
         mirror = copying.capture(self.store, self.upper, self.mirror, stopped(), lambda: writable_mappings(self.cgroup))
         self.mirror = mirror
         self.own_layers.append(mirror.layer)
-        return Captured(self.stack.push(mirror.layer), "copy", reason, sum(pauses))
+        return Captured(self.stack.push(mirror.layer), "copy", reason, sum(pauses), self.base, self.fresh + 1)
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
@@ -148,10 +180,19 @@ class Sandbox:
         finally:
             self.cgroup.thaw()
 
-    def replace_root(self, stack: Stack) -> None:
-        """Throw the live upper away and go on from `stack`. Caller holds `lock` and has made sure that nothing but init lives."""
-        old, self.upper = self.upper, enter(self.target, self.store, stack)
-        self.stack, self.mirror = stack, None
+    def replace_root(self, stack: Stack, base: SnapshotID) -> None:
+        """Throw the live upper away and go on from `stack` (held, taken over), the files of snapshot `base`. Caller holds `lock` and has
+        made sure that nothing but init lives."""
+        try:
+            upper = enter(self.target, self.store, stack)
+        except BaseException:
+            self.store.release(stack.layers)
+            raise
+        old, retired = self.upper, self.stack.layers
+        self.upper, self.stack, self.mirror = upper, stack, None
+        self.base, self.fresh = base, 0
+        self.target.bury()
+        self.store.release(retired)
         self.store.remove(old)
 
     def close(self) -> None:
@@ -168,6 +209,7 @@ class Sandbox:
         self.runtime.destroy(self.container.id)
         self.target.close()
         self.store.remove(self.upper)
+        self.store.release(self.stack.layers)
         self.store.unpin(self.own_layers)
 
 

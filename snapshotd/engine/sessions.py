@@ -12,18 +12,20 @@ from pathlib import Path
 from snapshotd.engine.background import Background
 from snapshotd.engine.base import ExecResult, OutputSink, Stream
 from snapshotd.engine.calls import AgentCalls, marker
+from snapshotd.engine.cold import Cold, gone
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
 from snapshotd.engine.launch import Launcher, alive
 from snapshotd.engine.pump import Outcome, pump
 from snapshotd.engine.sandbox import Captured, Sandbox
 from snapshotd.engine.step import commit_step
-from snapshotd.errors import Conflict, DataLoss, SnapshotdError, UsageError
+from snapshotd.errors import Conflict, SnapshotdError, UsageError
 from snapshotd.runtime.base import DEFAULT_PATH, LIBRARY_DIR, ExecSpec, Process
 from snapshotd.types import (
     AgentSpec,
     CallStatus,
     Snapshot,
+    SnapshotID,
     SnapshotState,
     Trajectory,
     TrajectoryID,
@@ -44,8 +46,8 @@ class _Run:
 class Sessions:
     """See the module's text. Thread-safe."""
 
-    def __init__(self, context: Context, launcher: Launcher, background: Background) -> None:
-        self._context, self._launcher, self._background = context, launcher, background
+    def __init__(self, context: Context, launcher: Launcher, background: Background, cold: Cold) -> None:
+        self._context, self._launcher, self._background, self._cold = context, launcher, background, cold
         self._live: dict[TrajectoryID, Sandbox] = {}
         self._runs: dict[TrajectoryID, _Run] = {}
         self._lock = threading.RLock()
@@ -61,13 +63,14 @@ class Sessions:
         with self._lock:
             return self._live.get(trajectory)
 
+    def stood_on(self) -> set[SnapshotID]:
+        """The snapshots that live sandboxes began from, or will build their next on."""
+        return {snapshot for sandbox in self.live() for snapshot in (sandbox.base, sandbox.head)}
+
     def launch(self, trajectory: Trajectory, snapshot: Snapshot) -> tuple[Sandbox, AgentCalls]:
         """A sandbox that is not registered yet: the caller either adopts or ends it."""
         if snapshot.state is SnapshotState.LOST:
-            raise DataLoss(
-                f"snapshot {short(snapshot.id)} was lost when the machine went down before it was stored; "
-                f"fork an earlier one (`snapshotd log {short(snapshot.trajectory)}`)"
-            )
+            raise gone(snapshot)
         return self._launcher.launch(trajectory, snapshot)
 
     def adopt(self, sandbox: Sandbox, calls: AgentCalls) -> None:
@@ -119,15 +122,17 @@ class Sessions:
     def rewind(self, trajectory: Trajectory, to: Snapshot) -> Snapshot:
         """Throw the sandbox's present files away and go on with those of `to`. What changed since the head is captured first."""
         sandbox = self.running(trajectory)
-        if to.state is SnapshotState.LOST or to.stack.image != trajectory.spec.image:
-            raise Conflict(f"snapshot {short(to.id)} cannot be put into {short(trajectory.id)}: it is lost, or of another image")
+        if to.state is SnapshotState.LOST:
+            raise gone(to)
+        if to.stack.image != trajectory.spec.image:
+            raise Conflict(f"snapshot {short(to.id)} cannot be put into {short(trajectory.id)}: it is of another image; fork it")
         with sandbox.lock:
             reason = sandbox.blocker()
             if reason is not None:
                 raise Conflict(f"cannot rewind {short(trajectory.id)} in place: {reason}; stop it first, or fork the snapshot")
             if not sandbox.store.unchanged(sandbox.upper, sandbox.stack):
                 commit_step(self._context.catalog, sandbox, marker("checkpoint", {"name": "before rewind"}), self._stepped)
-            sandbox.replace_root(to.stack)
+            sandbox.replace_root(self._cold.take(to), to.id)
             return commit_step(self._context.catalog, sandbox, marker("rewind", {"to": to.id}), self._stepped)
 
     def _stepped(self, snapshot: Snapshot, captured: Captured) -> None:
@@ -246,8 +251,8 @@ class Sessions:
         try:
             self._context.catalog.set_status(trajectory.id, status, exit_code)
             self._launcher.end(sandbox)
-            self._background.wait(stored=False)
-            count = len(self._context.catalog.snapshots(trajectory.id))
+            self._background.wait()
+            count = self._context.catalog.count_snapshots(trajectory.id)
         except SnapshotdError as exc:
             log.append({"event": "warning", "message": exc.message})
             count = sandbox.seq

@@ -3,7 +3,7 @@
     1 outputs are complete in the repository (the caller has done this)
     2 files: seal the live upper as a layer, or copy it, or nothing changed
     3 one catalog transaction: snapshot, tool call, new messages, head      <- the commit point
-    4 tell whoever follows; count, flush and merge in the background
+    4 tell whoever follows; count, merge and archive in the background
 
 Before 3 nothing is visible and everything made is rubbish that `sweep` takes; after it everything can be redone. A crash between 2 and 3
 loses the step as a whole: files, conversation and call together.
@@ -49,10 +49,13 @@ def commit_step(catalog: Catalog, sandbox: Sandbox, call: ToolCall, listener: St
             pause_ns=captured.pause_ns,
             created_at_ns=time.time_ns(),
             method=captured.method,
+            base=captured.base,
+            own_layers=captured.own_layers,
         )
         catalog.commit_snapshot(snapshot, messages, expected_head=sandbox.head)
         hit("engine.step.committed")
         sandbox.head, sandbox.seq, sandbox.message_count = snapshot.id, snapshot.seq, snapshot.messages
+        sandbox.committed(captured, snapshot.id)
         del sandbox.pending[: len(messages)]
         sandbox.pending_bytes = 0
     listener(snapshot, captured)

@@ -10,7 +10,8 @@ directories below; `trusted.overlay.redirect` says where a renamed directory's l
     lookup.py       how overlayfs finds a name in a stack
     view.py         read a tree, wherever it lies: the interface
     stack_view.py   a stack as a view, without mounting it
-    stored_view.py  a stored tree as a view, and what differs between two stored trees as one (a layer that never was a directory)
+    stored_view.py  a stored tree as a view
+    difference.py   what differs between two stored trees as a view: a layer that never was a directory
     archive.py      apply a sealed layer to a stored tree: the tree of the snapshot
     diff.py         compare two views
     hunks.py        find changed lines, in bounded time

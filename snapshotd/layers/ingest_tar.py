@@ -1,8 +1,11 @@
 """Bring a root file system tar, or one layer of an image, into a directory, whatever it tries.
 
-The archive is an attacker's. Every directory is reached from the target's own descriptor with openat2(RESOLVE_BENEATH |
-RESOLVE_NO_SYMLINKS), every entry is made new under its parent's descriptor (an older one of that name is removed first, never written
-through), and owner, mode, attributes and times go through the descriptor of the thing that was made.
+The archive is an attacker's. Every directory is reached from the target's own descriptor, one component at a time and never through a
+link, every entry is made new under its parent's descriptor (an older one of that name is removed first, never written through), and
+owner, mode, attributes and times go through the descriptor of the thing that was made.
+
+Archives go by directory, so the directories on the way to the current member are held, and each gets its time back when it is left:
+nothing is remembered of those that were left, and paths of any length can be reached.
 """
 
 from __future__ import annotations
@@ -10,15 +13,18 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from array import array
 from dataclasses import dataclass
 
 from snapshotd.errors import LimitExceeded, UsageError
 from snapshotd.kernel import files
 from snapshotd.layers import ingest_nodes as nodes
 from snapshotd.layers.ingest_nodes import IngestReport, printable
-from snapshotd.layers.tar_reader import Member, MemberKind, Readable, TarReader
+from snapshotd.layers.lookup import Handles, Node
+from snapshotd.layers.tar_reader import MAX_PATH_BYTES, Member, MemberKind, Readable, TarReader
 
-MAX_PATH_BYTES = 4095
+PATH_MAX = 4095
+"""The longest path of an image's layer, and of any link's target."""
 MAX_NAME_BYTES = 255
 _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
@@ -28,23 +34,27 @@ _ZEROS = bytes(1 << 20)
 
 @dataclass(frozen=True, slots=True)
 class TarLimits:
-    """Bounds of one archive: members, bytes of content together."""
+    """Bounds of one archive: members (with directories that only their paths name), bytes of content (without holes of sparse files)."""
 
     members: int = 2_000_000
     bytes: int = 64 << 30
 
 
-def ingest_tar(stream: Readable, target_fd: int, *, oci_whiteouts: bool, limits: TarLimits | None = None) -> IngestReport:
+def ingest_tar(
+    stream: Readable, target_fd: int, *, oci_whiteouts: bool, overlay_marks: bool = False, limits: TarLimits | None = None
+) -> IngestReport:
     """Apply a plain (not compressed) tar to the directory that `target_fd` (O_PATH is fine) holds.
 
     Later members replace earlier ones and what is there already. With `oci_whiteouts`, `.wh.NAME` deletes NAME and `.wh..wh..opq` empties
-    its directory of what earlier archives put there (image layers are applied in order into one directory). Device nodes are kept as nodes;
-    overlay marks are left out with a warning.
+    its directory of what earlier archives put there (image layers are applied in order into one directory). With `overlay_marks`, the
+    target is a layer of ours and a character device 0:0 is a deletion in it. Other device nodes are kept as nodes; overlay's attributes
+    are left out with a warning.
 
     Raises UsageError (naming the member: a path that leaves the tree, is absolute or passes through a link; a hard link to nowhere; a
-    character device 0:0; a damaged archive), LimitExceeded, OutOfSpace, NotPermitted. The target then holds part of the archive.
+    character device 0:0 without `overlay_marks`; a damaged archive), LimitExceeded, OutOfSpace, NotPermitted. The target then holds part
+    of the archive. Memory: some MiB, and with `oci_whiteouts` the paths of the archive.
     """
-    ingest = _TarIngest(target_fd, oci_whiteouts, limits or TarLimits())
+    ingest = _TarIngest(target_fd, oci_whiteouts, overlay_marks, limits or TarLimits())
     try:
         reader = TarReader(stream)
         for member in reader:
@@ -57,7 +67,7 @@ def ingest_tar(stream: Readable, target_fd: int, *, oci_whiteouts: bool, limits:
     return ingest.tally.report()
 
 
-def clean_path(raw: bytes, what: str) -> bytes:
+def clean_path(raw: bytes, what: str, limit: int = PATH_MAX) -> bytes:
     """A member's path as `a/b/c`, or b"" for the root. UsageError/LimitExceeded for one that could lead out of the tree."""
     if raw.startswith(b"/"):
         raise UsageError(f"{what} is absolute, so it would leave the target directory; make the archive with relative paths")
@@ -67,39 +77,51 @@ def clean_path(raw: bytes, what: str) -> bytes:
     if b"\0" in raw:
         raise UsageError(f"{what} contains a zero byte; the archive is hostile or damaged")
     path = b"/".join(parts)
-    if len(path) > MAX_PATH_BYTES or any(len(part) > MAX_NAME_BYTES for part in parts):
-        raise LimitExceeded(f"{what} is longer than a path may be ({MAX_PATH_BYTES} bytes, {MAX_NAME_BYTES} per name)")
+    if len(path) > limit or any(len(part) > MAX_NAME_BYTES for part in parts):
+        raise LimitExceeded(f"{what} is longer than a path may be ({limit} bytes, {MAX_NAME_BYTES} per name)")
     return path
 
 
+class _Held:
+    """A directory on the way to the current member. `mtime_ns` is what it gets when it is left; `inherits`: what is made in it gets an
+    access list from it (and must not keep that)."""
+
+    __slots__ = ("inherits", "mtime_ns", "node")
+
+    def __init__(self, node: Node, fd: int, mtime_ns: int) -> None:
+        self.node = node
+        self.mtime_ns = mtime_ns
+        self.inherits = nodes.ACLS[1].decode() in os.listxattr(fd)
+
+
 class _TarIngest:
-    def __init__(self, target_fd: int, oci_whiteouts: bool, limits: TarLimits) -> None:
+    def __init__(self, target_fd: int, oci_whiteouts: bool, overlay_marks: bool, limits: TarLimits) -> None:
         self.tally = nodes.Tally()
-        self._whiteouts = oci_whiteouts
+        self._whiteouts, self._overlay_marks = oci_whiteouts, overlay_marks
         self._limits = limits
+        self._path_limit = PATH_MAX if oci_whiteouts else MAX_PATH_BYTES
         self._members = 0
         self._mine: set[bytes] = set()
         """Paths that this archive made or passed through; its own whiteouts do not touch them. Filled only when whiteouts count."""
-        self._dir_times: dict[bytes, int] = {}
         self._root = nodes.writable_root(target_fd)
-        self._parent: tuple[bytes, int, bool] | None = None
-        """The open directory: path, descriptor, whether new entries inherit an access list from it (they must not)."""
+        self._handles = Handles()
+        self._held = [_Held(self._handles.add_root(self._root), self._root, os.fstat(self._root).st_mtime_ns)]
+        self._at = b""
+        """Path of the last held directory."""
 
     def close(self) -> None:
-        self._forget_parent()
+        self._handles.close()
         os.close(self._root)
 
     def apply(self, member: Member, reader: TarReader) -> None:
-        self._members += 1
+        self._count(member)
         shown = printable(member.path)
-        if self._members > self._limits.members:
-            raise LimitExceeded(f"the archive has more than {self._limits.members} members; it stopped at {shown}")
-        if self.tally.bytes + member.size > self._limits.bytes:
+        if self.tally.bytes + member.stored > self._limits.bytes:
             raise LimitExceeded(f"the archive holds more than {self._limits.bytes} bytes; it stopped at {shown}")
-        path = clean_path(member.path, f"the path {shown} in the archive")
+        path = clean_path(member.path, f"the path {shown} in the archive", self._path_limit)
         parent, _, name = path.rpartition(b"/")
         if self._whiteouts and name.startswith(_WHITEOUT):
-            self._whiteout(parent, name)
+            self._whiteout(parent, name, member)
             return
         if self._whiteouts and any(part.startswith(_WHITEOUT) for part in parent.split(b"/")):
             raise UsageError(f"{shown} in the archive lies below a deletion mark; the layer is damaged or hostile")
@@ -107,9 +129,16 @@ class _TarIngest:
             if not path:
                 self._root_directory(member)
             else:
-                self._make(member, path, self._open_parent(parent, member), name, reader)
+                self._go(parent, member)
+                self._make(member, path, self._handles.fd(self._held[-1].node), name, reader)
         if self._whiteouts:
             self._claim(path)
+
+    def _count(self, member: Member) -> None:
+        self._members += 1
+        if self._members > self._limits.members:
+            shown = printable(member.path)
+            raise LimitExceeded(f"the archive has more than {self._limits.members} members or directories; it stopped at {shown}")
 
     def _claim(self, path: bytes) -> None:
         while path and path not in self._mine:
@@ -118,53 +147,58 @@ class _TarIngest:
 
     # -- reaching a directory --------------------------------------------------------------------------------------------------
 
-    def _forget_parent(self) -> None:
-        if self._parent:
-            os.close(self._parent[1])
-            self._parent = None
-
-    def _open_parent(self, path: bytes, member: Member) -> int:
-        """The directory `path`, made where it is missing (0755, root's, as old as the member). One stays open: archives go by directory."""
-        if self._parent and self._parent[0] == path:
-            return self._parent[1]
-        self._forget_parent()
-        fd = self._open_or_make(path, member)
-        self._parent = (path, fd, nodes.ACLS[1].decode() in os.listxattr(fd))
-        self._dir_times.setdefault(path, os.fstat(fd).st_mtime_ns)
-        return fd
-
-    def _open_or_make(self, path: bytes, member: Member) -> int:
-        try:
-            return files.open_beneath(self._root, path, files.DIR_FLAGS)
-        except FileNotFoundError:
-            pass
-        except OSError as exc:
-            raise _blocked(path, member, exc) from exc
-        fd = os.dup(self._root)
-        done = b""
-        for name in path.split(b"/"):
-            done = done + b"/" + name if done else name
+    def _go(self, path: bytes, member: Member, *, make: bool = True) -> None:
+        """Hold the directory `path`; what is missing is made (0755, root's, as old as the member). FileNotFoundError without `make`."""
+        if path == self._at:
+            return
+        wanted, have = path.split(b"/") if path else [], self._at.split(b"/") if self._at else []
+        common = 0
+        for one, other in zip(wanted, have, strict=False):
+            if one != other:
+                break
+            common += 1
+        self._leave(common)
+        self._at = b"/".join(wanted[:common])
+        for number in range(common, len(wanted)):
+            name = wanted[number]
+            fd = self._handles.fd(self._held[-1].node)
             try:
-                deeper = self._step(fd, name, done, member)
+                deeper, mtime_ns = self._step(fd, name, member, make)
             except OSError as exc:
-                raise _blocked(done, member, exc) from exc
-            finally:
-                os.close(fd)
-            fd = deeper
-        return fd
+                raise _blocked(b"/".join(wanted[: number + 1]), member, exc) from exc
+            self._held.append(_Held(self._handles.adopt(self._held[-1].node, name, deeper), deeper, mtime_ns))
+            self._at = self._at + b"/" + name if number else name
 
-    def _step(self, fd: int, name: bytes, path: bytes, member: Member) -> int:
+    def _step(self, fd: int, name: bytes, member: Member, make: bool) -> tuple[int, int]:
+        """A descriptor of the directory `name`, and the time it is to have."""
         try:
-            return files.open_dir(fd, name)
+            found = files.open_dir(fd, name)
+            return found, os.fstat(found).st_mtime_ns
         except FileNotFoundError:
-            self._dir_times.setdefault(path.rpartition(b"/")[0], os.fstat(fd).st_mtime_ns)
+            if not make:
+                raise
+            self._count(member)  # one path of some MiB could make a million
             os.mkdir(name, 0o700, dir_fd=fd)
         made = files.open_dir(fd, name)
         nodes.drop_xattrs(made, nodes.ACLS)
         os.fchmod(made, 0o755)
-        self._dir_times[path] = member.mtime_ns
         self.tally.directories += 1
-        return made
+        return made, member.mtime_ns
+
+    def _leave(self, keep: int) -> None:
+        """Let go of the held directories but the root and the next `keep`; each gets its time."""
+        while len(self._held) > keep + 1:
+            held = self._held.pop()
+            fd = self._handles.fd(held.node)
+            os.utime(fd, ns=(held.mtime_ns, held.mtime_ns))
+            self._handles.fd(self._held[-1].node)  # while there is a way up from below: the one from the root may be very long
+            self._handles.drop(held.node)
+
+    def finish(self) -> None:
+        """Give the directories that are still held their times."""
+        with nodes.writing(self._at):
+            self._leave(0)
+            os.utime(self._root, ns=(self._held[0].mtime_ns, self._held[0].mtime_ns))
 
     # -- making an entry -------------------------------------------------------------------------------------------------------
 
@@ -172,6 +206,7 @@ class _TarIngest:
         if member.kind is not MemberKind.DIRECTORY:
             raise UsageError(f"the archive's root is a {member.kind}, not a directory")
         self._dress(self._root, b"", member)
+        self._held[0] = _Held(self._held[0].node, self._root, member.mtime_ns)
 
     def _make(self, member: Member, path: bytes, parent: int, name: bytes, reader: TarReader) -> None:
         if member.kind is MemberKind.DIRECTORY:
@@ -212,12 +247,14 @@ class _TarIngest:
             fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
         else:
             self._special(member, parent, name)
+            if member.kind is MemberKind.CHAR_DEVICE and member.device == (0, 0):
+                return
             fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
             if member.kind is MemberKind.FILE:
-                _write(fd, member.size, reader)
-                self.tally.bytes += member.size
-            if self._parent and self._parent[2]:
+                _write(fd, member, reader)
+                self.tally.bytes += member.stored
+            if self._held[-1].inherits:
                 nodes.drop_xattrs(fd, nodes.ACLS)
             self._dress(fd, path, member)
         finally:
@@ -229,6 +266,9 @@ class _TarIngest:
             return
         major, minor = member.device
         if member.kind is MemberKind.CHAR_DEVICE and member.device == (0, 0):
+            if self._overlay_marks:
+                os.mknod(name, stat.S_IFCHR, 0, dir_fd=parent)
+                return
             raise UsageError(
                 f"{printable(member.path)} in the archive is a character device 0:0, which overlayfs takes for a deletion; leave it out"
             )
@@ -238,7 +278,7 @@ class _TarIngest:
         os.mknod(name, kind | 0o600, os.makedev(major, minor), dir_fd=parent)
 
     def _symlink(self, member: Member, parent: int, name: bytes) -> None:
-        if not member.link or b"\0" in member.link or len(member.link) > MAX_PATH_BYTES:
+        if not member.link or b"\0" in member.link or len(member.link) > PATH_MAX:
             raise UsageError(f"{printable(member.path)} in the archive is a symbolic link without a usable target; the archive is damaged")
         os.symlink(member.link, name, dir_fd=parent)
         nodes.set_link_metadata(parent, name, nodes.allowed_ids(member.uid, member.gid, self.tally), member.mtime_ns)
@@ -246,12 +286,12 @@ class _TarIngest:
     def _hard_link(self, member: Member, path: bytes, parent: int, name: bytes) -> None:
         """Another name for an entry that lies in the target already; linkat never follows, so a link to a symbolic link is just that."""
         shown = printable(member.path)
-        source = clean_path(member.link, f"the hard link target {printable(member.link)} of {shown} in the archive")
+        source = clean_path(member.link, f"the hard link target {printable(member.link)} of {shown} in the archive", self._path_limit)
         if source == path:
             raise UsageError(f"{shown} in the archive is a hard link to itself; the archive is damaged or hostile")
         source_parent, _, source_name = source.rpartition(b"/")
         try:
-            source_fd = files.open_beneath(self._root, source_parent, files.DIR_FLAGS)
+            source_fd = self._open(source_parent)
         except OSError as exc:
             raise _no_target(shown, member.link, exc) from exc
         try:
@@ -274,33 +314,30 @@ class _TarIngest:
             fd, path, owner=nodes.allowed_ids(member.uid, member.gid, self.tally), mode=member.mode, mtime_ns=member.mtime_ns,
             xattrs=member.xattrs, tally=self.tally,
         )  # fmt: skip
-        if member.kind is MemberKind.DIRECTORY:
-            self._dir_times[path] = member.mtime_ns
+
+    def _open(self, path: bytes) -> int:
+        """A descriptor of a directory below the target, which nothing is made in."""
+        if len(path) > PATH_MAX:
+            return files.open_deep(self._root, path)
+        return files.open_beneath(self._root, path, files.DIR_FLAGS)
 
     # -- deletions of earlier layers -------------------------------------------------------------------------------------------
 
-    def _whiteout(self, parent: bytes, name: bytes) -> None:
+    def _whiteout(self, parent: bytes, name: bytes, member: Member) -> None:
         """Delete what earlier archives put there; never what this one did (OCI image specification, "Whiteouts")."""
         victim = name[len(_WHITEOUT) :]
         if name != _OPAQUE and (name.startswith(_OTHER_MARKS) or victim in (b"", b".", b"..")):
             self.tally.count("a mark of the aufs file system was left out")
             return
         try:
-            fd = files.open_beneath(self._root, parent, files.DIR_FLAGS)
+            self._go(parent, member, make=False)
         except FileNotFoundError:
             return  # nothing there to delete
-        except OSError as exc:
-            raise UsageError(f"the deletion {printable(parent + b'/' + name)} in the layer passes through a link or file") from exc
-        try:
-            self._forget_parent()
-            self._dir_times.setdefault(parent, os.fstat(fd).st_mtime_ns)
-            with nodes.writing(parent):
-                if name == _OPAQUE:
-                    self._empty(parent)
-                else:
-                    self._delete(fd, parent + b"/" + victim if parent else victim, victim)
-        finally:
-            os.close(fd)
+        with nodes.writing(parent):
+            if name == _OPAQUE:
+                self._empty(parent)
+            else:
+                self._delete(self._handles.fd(self._held[-1].node), parent + b"/" + victim if parent else victim, victim)
 
     def _delete(self, parent_fd: int, path: bytes, name: bytes) -> None:
         if path not in self._mine:
@@ -315,7 +352,7 @@ class _TarIngest:
             path = pending.pop()
             fd = files.open_beneath(self._root, path, files.DIR_FLAGS)
             try:
-                self._dir_times.setdefault(path, os.fstat(fd).st_mtime_ns)
+                before = os.fstat(fd).st_mtime_ns
                 for entry in os.listdir(fd):
                     name = os.fsencode(entry)
                     child = path + b"/" + name if path else name
@@ -323,6 +360,7 @@ class _TarIngest:
                         files.remove_tree(fd, name)
                     elif self._is_dir(fd, name):
                         pending.append(child)
+                os.utime(fd, ns=(before, before))
             finally:
                 os.close(fd)
 
@@ -330,36 +368,27 @@ class _TarIngest:
     def _is_dir(fd: int, name: bytes) -> bool:
         return stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
 
-    # -- the end ---------------------------------------------------------------------------------------------------------------
 
-    def finish(self) -> None:
-        """Directory times last: everything made below has changed them."""
-        self._forget_parent()
-        for path, mtime_ns in self._dir_times.items():
-            try:
-                fd = files.open_beneath(self._root, path, files.DIR_FLAGS)
-            except OSError as exc:
-                if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                    raise
-                continue  # a later member or whiteout removed or replaced it
-            with nodes.writing(path):
-                try:
-                    os.utime(fd, ns=(mtime_ns, mtime_ns))
-                finally:
-                    os.close(fd)
-
-
-def _write(fd: int, size: int, reader: TarReader) -> None:
+def _write(fd: int, member: Member, reader: TarReader) -> None:
     """A file's content; whole mebibytes of zeros become holes, so that a bomb of zeros takes no space."""
-    offset = 0
+    extents = iter(member.extents if member.extents is not None else array("q", [0, member.size]))
+    offset = left = 0
     for piece in reader.pieces():
-        if piece != (_ZEROS if len(piece) == len(_ZEROS) else _ZEROS[: len(piece)]):
-            view, at = memoryview(piece), offset
-            while view:
-                written = os.pwrite(fd, view, at)
-                view, at = view[written:], at + written
-        offset += len(piece)
-    os.ftruncate(fd, size)
+        rest = memoryview(piece)
+        while rest:
+            while not left:
+                offset, left = next(extents), next(extents)
+            part = rest[:left]
+            if part != _ZEROS[: len(part)]:
+                _write_at(fd, part, offset)
+            offset, left, rest = offset + len(part), left - len(part), rest[len(part) :]
+    os.ftruncate(fd, member.size)
+
+
+def _write_at(fd: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written
 
 
 def _blocked(path: bytes, member: Member, exc: OSError) -> Exception:

@@ -90,6 +90,14 @@ class Handles:
             at = at.parent
         return self._descend(fd, missing)
 
+    def drop(self, node: Node) -> None:
+        """Close a node's descriptor now (not a root's): the directory may change from here on. Not an error when it is closed."""
+        fd = self._open.pop(node, None)
+        if fd is not None:
+            os.close(fd)
+        if node.parent is not None and node.parent.entered is node:
+            node.parent.entered = None
+
     def close(self) -> None:
         """Close everything. Idempotent."""
         for fds in (self._open, self._roots):

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import files, mounts, namespaces
 from snapshotd.kernel import syscalls as sc
-from snapshotd.layers.store import LayerStore
+from snapshotd.layers.store import LayerStore, LazyOpener
 from snapshotd.types import IdMap, LayerID, Stack
 
 CONVENIENCES = (b"/etc/resolv.conf", b"/etc/hosts", b"/etc/hostname")
@@ -70,6 +70,13 @@ class Target:
             fd = mapped
         self.lowers[key] = fd
         return fd
+
+    def lazy_lower(self, key: str, opener: LazyOpener) -> int:
+        """Like `lower`, for a layer that is served with its ids shifted already, because its file system cannot be id-mapped."""
+        if key not in self.lowers:
+            self.lowers[key] = opener(self.id_map.base if self.id_map else 0)
+        self.lowers.move_to_end(key)
+        return self.lowers[key]
 
     def bury(self) -> None:
         """Let go of former roots. After the container goes on; from any thread."""
@@ -130,7 +137,7 @@ def _overlay(target: Target, store: LayerStore, stack: Stack, upper: LayerID) ->
             opened.callback(os.close, fd)
             return fd
 
-        lowers = [target.lower(layer, functools.partial(store.open_upper, layer)) for layer in stack.layers]
+        lowers = [_lower(target, store, layer) for layer in stack.layers]
         lowers.append(target.lower(f"image {stack.image}", functools.partial(store.open_image, stack.image)))
         parent = hold(store.open_layer(upper))
         if target.userns_fd is not None:
@@ -139,6 +146,14 @@ def _overlay(target: Target, store: LayerStore, stack: Stack, upper: LayerID) ->
         mount = hold(mounts.overlay(lowers, parts[0], parts[1]))
         target.trim()
         yield mount
+
+
+def _lower(target: Target, store: LayerStore, layer: LayerID) -> int:
+    """The lazy form has a key of its own, so that the real layer takes its place at the first pivot after it is there."""
+    opener = store.lazy(layer)
+    if opener is not None:
+        return target.lazy_lower(f"lazy {layer}", opener)
+    return target.lower(layer, functools.partial(store.open_upper, layer))
 
 
 def layout_of(target: Target) -> mounts.Layout:

@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from snapshotd.errors import DataLoss
 from snapshotd.kernel.files import copy_data, fd_path
@@ -31,8 +31,10 @@ class StackView(View):
     listing stats every entry once.
     """
 
-    def __init__(self, layer_fds: Sequence[int]) -> None:
+    def __init__(self, layer_fds: Sequence[int], closed: Callable[[], object] | None = None) -> None:
+        """`closed` is called once, at the first `close`."""
         self._lookup = Lookup(layer_fds, complete=True)
+        self._closed = closed
         self._paths: OrderedDict[bytes, Directory] = OrderedDict()
         self._last: tuple[tuple[bytes, ...], Directory] = ((), self._lookup.root)
         roots = tuple(node.inode for node in self._lookup.roots)
@@ -41,6 +43,9 @@ class StackView(View):
     def close(self) -> None:
         self._paths.clear()
         self._lookup.handles.close()
+        closed, self._closed = self._closed, None
+        if closed is not None:
+            closed()
 
     # -- by handle, for walks that must not resolve paths again and again -------------------------------------------------------
 

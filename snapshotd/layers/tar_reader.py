@@ -3,13 +3,17 @@
 Why not the standard library's `tarfile`: it reads a header record of any claimed size into memory, recurses once per extension
 header, keeps every member, decodes names to text, and its header parsing has needed denial-of-service fixes (CVE-2024-6232,
 CVE-2025-8194) that older releases of Python 3.11 lack.
-This reader takes ustar, GNU long names, GNU base-256 numbers and pax records, and refuses by name what it does not know.
-Source: POSIX.1-2017 pax, "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Basic Tar Format".
+This reader takes ustar, GNU long names, GNU base-256 numbers, pax records, attributes as star and libarchive write them and GNU's sparse
+files of version 1.0, and refuses by name what it does not know.
+Source: POSIX.1-2017 pax, "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Basic Tar Format" and "Storing Sparse
+Files"; libarchive's tar(5).
 """
 
 from __future__ import annotations
 
+import base64
 import re
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,17 +23,25 @@ from snapshotd.errors import LimitExceeded, UsageError
 from snapshotd.layers.ingest_nodes import printable
 
 BLOCK = 512
-MAX_HEADER_BYTES = 1 << 20
-"""All extension headers of one member together: a path, a link target and the extended attributes."""
+MAX_PATH_BYTES = 4 << 20
+"""Far beyond what a system call takes: a tree can be deeper than that. 6,000 levels of long names come to 1.2 MB."""
+MAX_HEADER_BYTES = 32 << 20
+"""All extension headers of one member together: a path, a link target and the extended attributes (XFS holds 64 KiB in each)."""
+MAX_EXTENTS = 1 << 20
+"""Pieces of data in one sparse file; the map of so many takes 16 MiB."""
 MAX_EXTENSIONS = 16
 PIECE_BYTES = 1 << 20
 _SECOND_NS = 10**9
-_TIME_LIMIT_S = 1 << 33
-"""Times beyond the year 2242 or as far before 1970 are cut to that: no file system we use holds them."""
+_TIME_LIMIT_S = 1 << 62
+"""Times beyond are cut to that. The kernel cuts others to what the file system holds (ext4: the years 1901 to 2446)."""
 _ZERO_BLOCK = bytes(BLOCK)
 _RECORD = re.compile(rb"([1-9][0-9]{0,7}) ([^=\n]{1,1024})=")
 _DECIMAL = re.compile(rb"(-?)([0-9]{1,20})(?:\.([0-9]{0,32}))?")
 _OCTAL = re.compile(rb"[ \0]*([0-7]*)[ \0]*")
+_ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
+_MAP_LINE = re.compile(rb"([0-9]{1,19})\n")
+_SPARSE = b"GNU.sparse."
+_STAR_XATTR, _LIBARCHIVE_XATTR = b"SCHILY.xattr.", b"LIBARCHIVE.xattr."
 
 
 class Readable(Protocol):
@@ -56,7 +68,8 @@ _KINDS = {
 class Member:
     """One entry. `path` and `link` are as the archive says, unchecked; `size` is 0 but for files; `mode` is 12 bits.
 
-    `offset` is where its content begins in the stream.
+    `offset` is where its content begins in the stream, `stored` how much of it there is there. `extents` is None, or for a sparse file
+    offset and length, by turns, of its data: in order, within `size`, and as much together as `pieces` gives.
     """
 
     path: bytes
@@ -70,6 +83,8 @@ class Member:
     device: tuple[int, int]
     offset: int
     xattrs: dict[bytes, bytes] = field(default_factory=dict)
+    stored: int = 0
+    extents: array[int] | None = None
 
 
 class TarReader:
@@ -164,25 +179,78 @@ class TarReader:
     def _member(self, block: bytes, records: dict[bytes, bytes], long_name: bytes | None, long_link: bytes | None) -> Member:
         path = records.get(b"path", long_name if long_name is not None else _ustar_path(block))
         kind = _KINDS.get(block[156:157])
-        if kind is None or any(key.startswith(b"GNU.sparse.") for key in records):
-            what = "a GNU sparse file" if kind or block[156:157] == b"S" else f"of unknown type {printable(block[156:157])!r}"
+        sparse = any(key.startswith(_SPARSE) for key in records)
+        if kind is None or (sparse and (records.get(_SPARSE + b"major"), records.get(_SPARSE + b"minor")) != (b"1", b"0")):
+            letter = block[156:157]
+            what = "a GNU sparse file of an old format" if kind or letter == b"S" else f"of unknown type {printable(letter)!r}"
             raise UsageError(f"{printable(path)} in the archive is {what}; make the archive again in pax format without --sparse")
+        if sparse:
+            path = records.get(_SPARSE + b"name", path)
         if path.endswith(b"/") and kind is MemberKind.FILE:
             kind = MemberKind.DIRECTORY  # how archives before POSIX said it
         size = _pax_int(records, b"size", block[124:136], path, self._offset)
         if kind is not MemberKind.FILE:
             size = 0  # as GNU tar and Go read it: no data follow such a header whatever it says
+        stored, extents = size, None
         mtime = records.get(b"mtime")
         seconds = _number(block[136:148], self._offset) * _SECOND_NS if mtime is None else _pax_time(mtime, path)
         self._left, self._padding = size, -size % BLOCK
+        if sparse and kind is MemberKind.FILE:
+            size = _pax_int(records, _SPARSE + b"realsize", b"-1", path, self._offset)
+            extents = self._map(path, size)
+            stored = self._left
         return Member(
             path, kind, _number(block[100:108], self._offset) & 0o7777,
             _pax_int(records, b"uid", block[108:116], path, self._offset), _pax_int(records, b"gid", block[116:124], path, self._offset),
             size, max(-_TIME_LIMIT_S * _SECOND_NS, min(seconds, _TIME_LIMIT_S * _SECOND_NS)),
             records.get(b"linkpath", long_link if long_link is not None else block[157:257].split(b"\0", 1)[0]),
             (_number(block[329:337], self._offset), _number(block[337:345], self._offset)) if "device" in kind.value else (0, 0),
-            self._offset, {k[13:]: v for k, v in records.items() if k.startswith(b"SCHILY.xattr.")},
+            self._offset, _xattrs(records), stored, extents,
         )  # fmt: skip
+
+    def _map(self, path: bytes, size: int) -> array[int]:
+        """The map that a sparse file's content begins with: decimal lines (how many pieces; offset and length of each), in whole blocks."""
+        numbers = array("q")
+        wanted, text = 1, b""
+        while len(numbers) < wanted:
+            match = _MAP_LINE.match(text)
+            if match is None:
+                if self._left < BLOCK or len(text) > 20:
+                    raise UsageError(f"{printable(path)} in the archive has a damaged map of its data; the archive is damaged or hostile")
+                text += self._read(BLOCK)
+                self._left -= BLOCK
+                continue
+            value, text = int(match[1]), text[match.end() :]
+            if not numbers:
+                if value > MAX_EXTENTS:
+                    raise LimitExceeded(f"{printable(path)} in the archive has its data in {value} pieces, more than {MAX_EXTENTS}")
+                wanted = 1 + 2 * value
+            numbers.append(min(value, (1 << 63) - 1))
+        end = data = 0
+        for at in range(1, len(numbers), 2):
+            if not end <= numbers[at] <= numbers[at] + numbers[at + 1] <= size:
+                break
+            end, data = numbers[at] + numbers[at + 1], data + numbers[at + 1]
+        else:
+            if data == self._left:
+                return numbers[1:]
+        raise UsageError(f"{printable(path)} in the archive has data where none can be; the archive is damaged or hostile")
+
+
+def _xattrs(records: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """The extended attributes: names as they are with plain values, or url-encoded names with base64 values."""
+    found = {}
+    for key, value in records.items():
+        if key.startswith(_LIBARCHIVE_XATTR):
+            name = _ESCAPE.sub(lambda match: bytes((int(match[1], 16),)), key[len(_LIBARCHIVE_XATTR) :])
+            try:
+                found[name] = base64.b64decode(value + b"=" * (-len(value) % 4), validate=True)
+            except ValueError as exc:
+                raise UsageError(f"the extended attribute {printable(name)} in the archive is damaged: it is not base64") from exc
+    found.update({key[len(_STAR_XATTR) :]: value for key, value in records.items() if key.startswith(_STAR_XATTR)})
+    if any(b"\0" in name for name in found):
+        raise UsageError("the name of an extended attribute in the archive contains a zero byte; the archive is hostile or damaged")
+    return found
 
 
 def _ustar_path(block: bytes) -> bytes:
@@ -236,5 +304,5 @@ def _records(data: bytes, offset: int) -> dict[bytes, bytes]:
 def _check_global(records: dict[bytes, bytes]) -> None:
     """Global records are comments in practice (git writes its commit there); ones that would change members are refused."""
     for key in records:
-        if key in (b"path", b"linkpath", b"size") or key.startswith((b"GNU.sparse.", b"SCHILY.xattr.")):
+        if key in (b"path", b"linkpath", b"size") or key.startswith((_SPARSE, _STAR_XATTR, _LIBARCHIVE_XATTR)):
             raise UsageError(f"the archive sets {printable(key)} for all its members at once, which no root file system needs")

@@ -6,13 +6,15 @@
 Paths are bytes relative to the root; b"" is the root, surplus slashes do not count, `.` and `..` are not followed (they do not exist),
 links are never followed. Every method raises OSError: FileNotFoundError, NotADirectoryError (a component is not a directory), EIO, ESTALE
 (a layer changed, which nobody may do); those on stored trees raise DataLoss (naming object and pack) as well.
-Paths and directories of any length and depth. One thread at a time.
+Paths and directories of any length and depth. One thread at a time, but see `View.parallel`.
 """
 
 from __future__ import annotations
 
+import errno
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -22,9 +24,15 @@ from snapshotd.types import Kind
 Directory: TypeAlias = Any
 """A view's own handle of a directory, valid until the view is closed. Only good for handing back to that view."""
 
+_KEPT_PATHS = 256
+_LONG_PATH_BYTES = 4096
+
 
 class View(ABC):
     """See the module's text."""
+
+    parallel: bool = False
+    """Whether any number of threads may read files (`copy_child`, `xattrs_of` and the like) while one thread lists directories."""
 
     def __enter__(self) -> View:
         return self
@@ -68,7 +76,7 @@ class View(ABC):
         """The entry at `path`, for the methods below. IsADirectoryError for the root."""
         parts = split(path)
         if not parts:
-            raise IsADirectoryError("the root is nobody's child")
+            raise IsADirectoryError(errno.EISDIR, "the root is nobody's child")
         return self.find(self.directory(b"/".join(parts[:-1])), parts[-1])
 
     def walk(self, path: bytes = b"") -> Iterator[tuple[bytes, Entry]]:
@@ -76,19 +84,20 @@ class View(ABC):
 
         Memory: the listings on the way to the current entry.
         """
-        top = self.directory(path)
-        stack = [(b"/".join(split(path)), top, iter(self.children(top)))]
+        top, prefix = self.directory(path), b"/".join(split(path))
+        stack = [(len(prefix), top, iter(self.children(top)))]  # lengths: six thousand paths of a megabyte would not fit
         while stack:
-            prefix, directory, children = stack[-1]
+            length, directory, children = stack[-1]
             child = next(children, None)
             if child is None:
                 stack.pop()
                 continue
-            child_path = join(prefix, child.name)
+            child_path = join(prefix[:length], child.name)
             yield child_path, child.entry
             if child.entry.kind is Kind.DIRECTORY:
+                prefix = child_path
                 deeper = self.enter(directory, child.name)
-                stack.append((child_path, deeper, iter(self.children(deeper))))
+                stack.append((len(prefix), deeper, iter(self.children(deeper))))
 
     # -- by handle, for walks that must not resolve paths again and again -------------------------------------------------------
 
@@ -151,3 +160,42 @@ def join(prefix: bytes, name: bytes) -> bytes:
 def split(path: bytes) -> list[bytes]:
     """The components of a path; surplus slashes do not count."""
     return [part for part in path.split(b"/") if part]
+
+
+class PathCache:
+    """Finds a view's directories by path, from the nearest ancestor that is remembered: the last ones of ordinary length, and all on the
+    last way of any length. A walk that asks for every path it sees costs one step per directory this way, however deep it goes."""
+
+    def __init__(self, root: Directory, enter: Callable[[Directory, bytes], Directory]) -> None:
+        self._root, self._enter = root, enter
+        self._short: OrderedDict[tuple[bytes, ...], Directory] = OrderedDict()
+        self._long: list[tuple[bytes, Directory]] = []
+
+    def resolve(self, parts: Sequence[bytes]) -> Directory:
+        """The directory that the components lead to. Raises what `enter` raises."""
+        if sum(map(len, parts)) + len(parts) > _LONG_PATH_BYTES:
+            return self._resolve_long(parts)
+        at, done = self._root, 0
+        for count in range(len(parts), 0, -1):
+            known = self._short.get(tuple(parts[:count]))
+            if known is not None:
+                at, done = known, count
+                break
+        for name in parts[done:]:
+            at = self._enter(at, name)
+        self._short[tuple(parts)] = at
+        self._short.move_to_end(tuple(parts))
+        if len(self._short) > _KEPT_PATHS:
+            self._short.popitem(last=False)
+        return at
+
+    def _resolve_long(self, parts: Sequence[bytes]) -> Directory:
+        common = 0
+        for name, (other, _) in zip(parts, self._long, strict=False):
+            if name != other:
+                break
+            common += 1
+        del self._long[common:]
+        for name in parts[common:]:
+            self._long.append((name, self._enter(self._long[-1][1] if self._long else self._root, name)))
+        return self._long[-1][1]

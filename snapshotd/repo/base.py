@@ -25,9 +25,10 @@ the writer goes on working when there is space), VersionMismatch (written by a n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from snapshotd.types import BlobID, Kind, RecordID, TreeID
 
@@ -116,6 +117,10 @@ class Repository(ABC):
         """Every record, in the order they were saved. For rebuilding the catalog."""
 
     @abstractmethod
+    def stored_bytes(self) -> int:
+        """What all packs take."""
+
+    @abstractmethod
     def size_bytes(self, content: BlobID) -> int:
         """A content's length."""
 
@@ -158,6 +163,101 @@ class RepositoryWriter(Repository):
     @abstractmethod
     def flush(self) -> None:
         """Return when everything saved is durable: packs, then index. Nothing to do costs nothing."""
+
+
+# -- keeping it small and whole ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """What must stay: ids, each with its owner (a snapshot's or image's id), which messages name."""
+
+    trees: Mapping[TreeID, str]
+    contents: Mapping[BlobID, str]
+    records: Mapping[RecordID, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimed:
+    """What a collection did, or would do if dry: `freed_bytes` is by how much the packs shrink, `packs_bytes` what they take afterwards."""
+
+    freed_bytes: int
+    packs_bytes: int
+    packs_removed: int
+    packs_rewritten: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong, in words. `owner` and `path` name the first that needs the object; None: nothing does, or unknown."""
+
+    what: str
+    pack: str | None = None
+    object_id: str | None = None
+    owner: str | None = None
+    path: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """`owners`: every owner of a root that cannot be read in full. `bytes_read` of packs."""
+
+    objects: int
+    packs: int
+    bytes_read: int
+    faults: tuple[Fault, ...]
+    owners: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        faults = [[f.what, f.pack, f.object_id, f.owner, f.path.hex() if f.path is not None else None] for f in self.faults]
+        return {
+            "objects": self.objects, "packs": self.packs, "bytes_read": self.bytes_read, "faults": faults, "owners": list(self.owners)
+        }  # fmt: skip
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> CheckResult:
+        faults = tuple(
+            Fault(what, pack, object_id, owner, bytes.fromhex(path) if path is not None else None)
+            for what, pack, object_id, owner, path in value["faults"]
+        )
+        return CheckResult(value["objects"], value["packs"], value["bytes_read"], faults, tuple(value["owners"]))
+
+
+@dataclass(frozen=True, slots=True)
+class RepairResult:
+    """What was done, one sentence each (none: nothing was wrong), and the ids of objects that are gone for good."""
+
+    actions: tuple[str, ...]
+    gone: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"actions": list(self.actions), "gone": list(self.gone)}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> RepairResult:
+        return RepairResult(tuple(value["actions"]), tuple(value["gone"]))
+
+
+class Maintenance(ABC):
+    """The writer's process only, with nothing unflushed. Each may be cut off anywhere and run again."""
+
+    @abstractmethod
+    def writer(self) -> RepositoryWriter:
+        """The repository, opened for writing at the first call. A repair ends it: ask again afterwards. DataLoss, VersionMismatch."""
+
+    @abstractmethod
+    def collect(self, roots: Roots, *, grace_s: float, now: float, dry_run: bool, progress: Callable[[str], object]) -> Reclaimed:
+        """Remove what the roots do not reach, from packs older than the grace period. Deltas keep their bases. Needs room for one pack at
+        most; packs in which nothing lives go first, so it works on a full disk. `now`: seconds since the epoch. DataLoss (naming what)
+        when something that a root needs is missing: then nothing is removed."""
+
+    @abstractmethod
+    def check(self, roots: Roots, *, read_data: bool, progress: Callable[[str], object]) -> CheckResult:
+        """Verify index, packs and everything the roots reach; with `read_data` every byte. Changes nothing; damage is a result."""
+
+    @abstractmethod
+    def repair(self, progress: Callable[[str], object]) -> RepairResult:
+        """Rebuild the index from the packs, and packs without their damaged frames. Changes nothing in a healthy repository."""
 
 
 class BlobWriter(ABC):

@@ -46,9 +46,9 @@ _MAX_HELD = 16
 class FileSpool(Spool):
     """The only repository object of its directory, in one process at a time. Close it at the end."""
 
-    def __init__(self, directory: Path) -> None:
-        """Open the repository at `directory`, creating it (with its parents, mode 0700) if there is none.
-        Errors: DataLoss (the key is damaged, or missing while there are blobs), OutOfSpace."""
+    def __init__(self, directory: Path, *, owner: bool = True) -> None:
+        """Open the spool at `directory`, creating it (with its parents, mode 0700) if there is none. A process that is not the owner may
+        only read. Errors: DataLoss (the key is damaged, or missing while there are blobs), OutOfSpace."""
         self.directory = directory
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
@@ -64,7 +64,7 @@ class FileSpool(Spool):
                 for name in ("blobs", "tmp"):
                     (directory / name).mkdir(mode=0o700, exist_ok=True)
                 self._blobs, self._tmp = self._open(directory / "blobs"), self._open(directory / "tmp")
-                for name in os.listdir(self._tmp):
+                for name in os.listdir(self._tmp) if owner else ():
                     os.unlink(name, dir_fd=self._tmp)
         except BaseException:
             self.close()

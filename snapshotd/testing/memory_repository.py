@@ -40,6 +40,9 @@ class MemoryRepository(RepositoryWriter):
     def records(self) -> Iterator[tuple[RecordID, bytes]]:
         yield from self._records.items()
 
+    def stored_bytes(self) -> int:
+        return sum(map(len, self.contents.values()))
+
     def size_bytes(self, content: BlobID) -> int:
         return len(self._content(content))
 

@@ -1,22 +1,28 @@
-"""Valid records with every field filled in, for tests of whatever stores them."""
+"""Valid records with every field filled in, and whole random histories of them, for tests of whatever stores them."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from snapshotd.catalog.base import Catalog
+from snapshotd.errors import NotFound
 from snapshotd.types import (
     AgentSpec,
     BlobID,
     CallID,
     CallStatus,
+    ExperimentID,
+    FileChanges,
     Image,
     ImageID,
     LayerID,
     Limits,
     Message,
     Network,
+    RecordID,
     SandboxSpec,
     Snapshot,
     SnapshotID,
@@ -26,6 +32,7 @@ from snapshotd.types import (
     Trajectory,
     TrajectoryID,
     TrajectoryStatus,
+    TreeID,
     new_id,
 )
 
@@ -69,10 +76,11 @@ def fork(origin: Snapshot, of: Trajectory, name: str | None = None, **fields: An
 
 
 def follow(parent: Snapshot, trajectory: TrajectoryID | None = None, *, messages: int = 0, **fields: Any) -> Snapshot:
-    """The snapshot after `parent` with one new layer and `messages` new messages, in `parent`'s trajectory or in a fork."""
+    """The captured snapshot after `parent` with one new layer and `messages` new messages, in `parent`'s trajectory or in a fork."""
     snapshot = replace(
         parent, id=SnapshotID(new_id()), parent=parent.id, trajectory=trajectory or parent.trajectory, seq=parent.seq + 1,
         stack=parent.stack.push(LayerID(new_id())), call=make_call(), messages=parent.messages + messages,
+        state=SnapshotState.CAPTURED, base=parent.id, own_layers=1, tree=None, tags=(),
     )  # fmt: skip
     return replace(snapshot, **fields)
 
@@ -91,3 +99,100 @@ def committed(catalog: Catalog, parent: Snapshot, *texts: str, **fields: Any) ->
     snapshot = follow(parent, messages=len(texts), **fields)
     catalog.commit_snapshot(snapshot, [Message("user", text) for text in texts], expected_head=parent.id)
     return snapshot
+
+
+def new_digest() -> str:
+    """64 random hexadecimal characters, as the ids of contents, trees and records have."""
+    return new_id() + new_id()
+
+
+class World:
+    """A random history in a catalog: images that take each other's names, lines, forks of forks, rewinds (also to other lines' snapshots),
+    steps without changes, hostile texts, tags. Every line has a snapshot of its own, and times go up."""
+
+    def __init__(self, catalog: Catalog, rng: random.Random) -> None:
+        self.catalog, self.rng = catalog, rng
+        self.heads: dict[TrajectoryID, Snapshot] = {}
+        self.all: list[Snapshot] = []
+        self._images: list[Image] = []
+        self._now_ns = CREATED_AT_NS
+        self._tree = [TreeID(new_digest()) for _ in range(4)]
+
+    def grow(self, steps: int) -> Iterator[Snapshot]:
+        """Add so many snapshots, captured; each as it is made."""
+        for _ in range(steps):
+            kind = self.rng.random()
+            if not self.heads or kind < 0.08:
+                snapshot = self._begin()
+            elif kind < 0.25:
+                snapshot = self._fork()
+            else:
+                snapshot = self._step(self.rng.choice(list(self.heads.values())))
+            self.heads[snapshot.trajectory] = snapshot
+            self.all.append(snapshot)
+            if self.rng.random() < 0.3:
+                self.catalog.tag(self.rng.choice(self.all).id, f"tag-{self.rng.randrange(9)}", move=True)
+            yield self.catalog.get_snapshot(snapshot.id)
+
+    def store(self, snapshot: Snapshot) -> Snapshot:
+        """Give a snapshot (and its image) a tree, as the archive does. Its record is a random id."""
+        image = self.catalog.find_image(snapshot.stack.image)
+        self.catalog.set_image_tree(image.id, image.tree or TreeID(new_digest()))
+        files = self.rng.choice([None, FileChanges(*(self.rng.randrange(1 << 40) for _ in range(4)))])
+        if files is not None:
+            self.catalog.set_files(snapshot.id, files)
+        self.catalog.set_stored(snapshot.id, self.rng.choice([*self._tree, TreeID(new_digest())]), RecordID(new_digest()))
+        return self.catalog.get_snapshot(snapshot.id)
+
+    def tags(self) -> dict[str, SnapshotID]:
+        """All tags."""
+        return {name: one.id for one in self.catalog.all_snapshots() for name in one.tags}
+
+    def _time_ns(self) -> int:
+        self._now_ns += self.rng.randrange(1, 10**9)
+        return self._now_ns
+
+    def _begin(self) -> Snapshot:
+        if not self._images or self.rng.random() < 0.5:
+            image = make_image(f"image-{self.rng.randrange(3)}", created_at_ns=self._time_ns(), source_id=self._text())
+            self.catalog.add_image(image)
+            self._images.append(image)
+        trajectory, snapshot = begin(self.rng.choice(self._images), self._name(), created_at_ns=self._time_ns())
+        snapshot = replace(snapshot, created_at_ns=trajectory.created_at_ns, method="build")
+        self.catalog.add_trajectories([(trajectory, snapshot)])
+        return snapshot
+
+    def _fork(self) -> Snapshot:
+        origin = self.rng.choice(self.all)
+        of = self.catalog.get_trajectory(origin.trajectory)
+        experiment = self.rng.choice([None, ExperimentID(new_id())])
+        forked = fork(origin, of, self._name(), created_at_ns=self._time_ns(), experiment=experiment, env=((self._text(), ""),))
+        forked = replace(forked, agent=self.rng.choice([None, of.agent]))
+        self.catalog.add_trajectories([(forked, None)])
+        return self._step(origin, forked.id)
+
+    def _step(self, parent: Snapshot, trajectory: TrajectoryID | None = None) -> Snapshot:
+        texts = [self._text() for _ in range(self.rng.choice([0, 1, 1, 3]))]
+        call = make_call(self._text(), arguments={self._text(): [None, 1.5, {"deep": [self._text()]}]}, output=BlobID(new_digest()))
+        new = follow(parent, trajectory, messages=len(texts), call=call, created_at_ns=self._time_ns())
+        kind = self.rng.random()
+        target = self.rng.choice(self.all)
+        if kind < 0.15:
+            new = replace(new, stack=parent.stack, base=parent.id, own_layers=0, method="unchanged")
+        elif kind < 0.25 and target.stack.image == parent.stack.image:
+            new = replace(new, stack=target.stack, base=target.id, own_layers=0, method="unchanged")
+        elif kind < 0.3:
+            new = replace(new, base=None, own_layers=len(new.stack.layers))
+        self.catalog.commit_snapshot(new, [Message("user", {"text": text}) for text in texts], expected_head=parent.id)
+        return new
+
+    def _name(self) -> str | None:
+        name = f"name-{self.rng.randrange(1000)}"
+        try:
+            self.catalog.resolve_trajectory(name)
+        except NotFound:
+            return self.rng.choice([None, name])
+        return None
+
+    def _text(self) -> str:
+        return self.rng.choice(["", "plain", "välue \u2028", "\ud800\x00\x1b[31m", "'; DROP TABLE", "\U0001f600", "\\\"" * 3])

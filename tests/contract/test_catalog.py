@@ -17,6 +17,7 @@ from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.errors import Conflict, DataLoss, InternalError, NotFound, OutOfSpace, Unsupported, VersionMismatch
 from snapshotd.testing.contracts.catalog import CHECKS
 from snapshotd.testing.records import begin, committed, make_image, started
+from snapshotd.types import RecordID, SnapshotState, TreeID
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -314,6 +315,7 @@ def test_no_statement_of_a_commit_or_lookup_scans(tmp_path: Path, size: int) -> 
     catalog = SqliteCatalog(tmp_path / "catalog.db")
     _, head = started(catalog, "long")
     for n in range(size):
+        catalog.set_stored(head.id, TreeID("1" * 64), RecordID("2" * 64))
         head = committed(catalog, head, f"message {n}")
     connection = catalog._db.connection
 
@@ -338,6 +340,16 @@ def test_no_statement_of_a_commit_or_lookup_scans(tmp_path: Path, size: int) -> 
         assert steps(lambda: catalog.resolve_trajectory("long")) < 300
         assert steps(lambda: catalog.get_snapshot(head.id)) < 300
         assert steps(lambda: catalog.tag(head.id, "tag")) < 200
+        assert steps(lambda: catalog.snapshots(head.trajectory, 50)) < 50 * 150
+        assert steps(lambda: catalog.count_snapshots(head.trajectory)) < 10 * size
+        assert steps(lambda: catalog.own_messages(head.id)) < 200
+        assert steps(catalog.unstored) < 200
+        assert steps(catalog.unstored_blobs) < 200
+        assert steps(lambda: catalog.set_stored(head.id, TreeID("1" * 64), RecordID("2" * 64))) < 200
+        assert steps(lambda: catalog.set_pruned([head.id])) < 200
+        assert steps(lambda: catalog.set_state([head.id], SnapshotState.LOST)) < 200
+        assert steps(catalog.referenced_trees) < 20 * size
+        assert steps(catalog.referenced_records) < 20 * size
         assert steps(lambda: next(catalog.conversation(head.id))) < 100 * 500  # one page
     finally:
         catalog.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +13,10 @@ from pathlib import Path
 import apsw
 import pytest
 
+from snapshotd.catalog import schema
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.repo.spool import FileSpool
-from snapshotd.types import SnapshotID, TrajectoryID
+from snapshotd.types import SnapshotID, SnapshotState, TrajectoryID
 
 CHILD = """
 import os, random, sys
@@ -24,7 +26,7 @@ from snapshotd.catalog import database
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.repo.spool import FileSpool
 from snapshotd.testing.records import begin, follow, fork, make_call, make_image
-from snapshotd.types import Message
+from snapshotd.types import Message, RecordID, TreeID
 
 database._CHECKPOINT_PAGES = 30  # many checkpoints, so that many kills fall into one
 database._CHECKPOINT_LIMIT_PAGES = 50
@@ -56,6 +58,11 @@ while True:
         new = replace(new, call=make_call(output=output), stack=replace(new.stack, layers=new.stack.layers[:32]))
         catalog.commit_snapshot(new, [Message("user", text) for text in texts], expected_head=head.id)
         head = new
+        if rng.random() < 0.5:
+            ids = [one.id for one in catalog.snapshots(trajectory.id, 3)]
+            catalog.set_stored(rng.choice(ids), TreeID("1" * 64), RecordID("2" * 64))
+            if rng.random() < 0.3:
+                catalog.set_pruned([rng.choice(ids)])
     report("committed", trajectory.id, head.id)
     lines.append((trajectory, head))
     if rng.random() < 0.1:
@@ -107,7 +114,10 @@ def check(directory: Path, committed: dict[str, str]) -> None:
     try:
         snapshots = {snapshot.id: snapshot for snapshot in catalog.all_snapshots()}
         assert committed.keys() <= snapshots.keys()
+        assert catalog.unstored() == [one.id for one in snapshots.values() if one.state is SnapshotState.CAPTURED]
         for snapshot in snapshots.values():
+            assert (snapshot.tree is not None) is (snapshot.state is SnapshotState.STORED)
+            assert (catalog.record(snapshot.id) is None) is (snapshot.state is SnapshotState.CAPTURED)
             said = [message.content for message in catalog.conversation(snapshot.id)]
             assert said == [str(number) for number in range(snapshot.messages)]
             if snapshot.call.output and snapshot.call.output != "a" * 64:  # what the records of a first snapshot name
@@ -121,3 +131,52 @@ def check(directory: Path, committed: dict[str, str]) -> None:
     finally:
         catalog.close()
         repository.close()
+
+
+MIGRATING = """
+import os, signal, sys
+from pathlib import Path
+from snapshotd.catalog import database
+from snapshotd.catalog.sqlite import SqliteCatalog
+
+steps, connect = int(sys.argv[2]), database._connect
+
+def counting(name, flags):
+    connection = connect(name, flags)
+    if steps:
+        connection.set_progress_handler(lambda: os.kill(os.getpid(), signal.SIGKILL), steps)
+    return connection
+
+database._connect = counting
+SqliteCatalog(Path(sys.argv[1]))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def version_of(path: Path) -> int:
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    version = connection.pragma("user_version")
+    connection.close()
+    assert isinstance(version, int)
+    return version
+
+
+def test_kill_during_a_migration_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    """After so many of SQLite's steps, ever more, until it gets through; the last kill comes right after the commit."""
+    golden = Path(__file__).parents[1] / "golden" / "catalog-v1.db"
+    path = Path(shutil.copyfile(golden, tmp_path / "catalog.db"))
+    whole = SqliteCatalog(Path(shutil.copyfile(golden, tmp_path / "whole.db")))
+    expected = (whole.images(), whole.trajectories(), list(whole.all_snapshots()))
+    whole.close()
+    kills, steps = 0, 100  # opening takes some, too
+    while version_of(path) == 1:
+        child = subprocess.run([sys.executable, "-c", MIGRATING, str(path), str(steps)], check=False, timeout=60)
+        assert child.returncode == -signal.SIGKILL
+        kills, steps = kills + 1, steps + steps // 3
+        assert steps < 1_000_000
+    assert kills > 5
+    assert version_of(path) == schema.VERSION
+    catalog = SqliteCatalog(path)
+    assert (catalog.images(), catalog.trajectories(), list(catalog.all_snapshots())) == expected
+    catalog.close()

@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2] / "snapshotd"
 RANKS: tuple[tuple[str, ...], ...] = (
     ("cli", "client"),
     ("daemon",),
-    ("engine", "fuse"),
+    ("engine",),
+    ("fuse",),
     ("layers", "repo", "catalog", "runtime", "images"),
     ("store",),
     ("kernel",),
@@ -46,8 +47,8 @@ INTERFACES = ("store", "repo", "catalog", "runtime", "images", "engine")
 ENTRY = "__main__.py"
 """`python -m snapshotd`: starts the command line and is free to name it."""
 
-WIRING = "daemon/wiring.py"
-"""The one module that may name concrete classes of any package."""
+WIRING = ("daemon/wiring.py", "daemon/children.py")
+"""The composition roots, of the daemon and of its child processes: the only modules that may name concrete classes of any package."""
 
 SELF_CONTAINED = ("agent",)
 """Packages that import the standard library and themselves, and that nobody imports: they run inside sandboxes."""
@@ -125,7 +126,7 @@ def arrow_violation(file: str, own: str, target: str, module: str) -> str | None
     rank = {package: number for number, packages in enumerate(RANKS) for package in packages}
     if own not in rank or target not in rank:
         return f"{file}: {own if own not in rank else target} has no rank: give it one"
-    if file == WIRING and rank[target] > rank[own]:
+    if file in WIRING and rank[target] > rank[own]:
         return None
     if rank[target] < rank[own]:
         return f"{file}: {own} may not import {target}, which stands above it"
@@ -136,7 +137,7 @@ def arrow_violation(file: str, own: str, target: str, module: str) -> str | None
     if own in RANKS[0] and rank[target] > rank["daemon"]:
         return f"{file}: {own} may not reach past the daemon to {target}"
     if target in INTERFACES and module != "base":
-        return f"{file}: import snapshotd.{target}.base, not {module or 'the package'}; only {WIRING} names concrete classes"
+        return f"{file}: import snapshotd.{target}.base, not {module or 'the package'}; only {' and '.join(WIRING)} name concrete classes"
     return None
 
 

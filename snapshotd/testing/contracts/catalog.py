@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from snapshotd.catalog.base import Catalog
+from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.errors import Ambiguous, Conflict, LimitExceeded, NotFound, SnapshotdError, UsageError
 from snapshotd.testing.records import begin, committed, follow, fork, make_call, make_image, started
 from snapshotd.types import (
@@ -17,14 +17,19 @@ from snapshotd.types import (
     ImageID,
     LayerID,
     Message,
+    RecordID,
     Snapshot,
     SnapshotID,
     SnapshotState,
     Stack,
     TrajectoryID,
     TrajectoryStatus,
+    TreeID,
     new_id,
 )
+
+TREES = [TreeID(f"{n:064x}") for n in range(3)]
+RECORDS = [RecordID(f"{n:064x}") for n in range(10, 13)]
 
 
 def refuses(error: type[SnapshotdError], action: Callable[..., Any], *values: Any, says: tuple[str, ...] = ()) -> None:
@@ -268,6 +273,149 @@ def counts_and_states_can_come_later(catalog: Catalog) -> None:
     assert catalog.get_snapshot(second.id) == replace(second, state=SnapshotState.STORED, files=FileChanges(5, 6, 7, 1 << 40))
 
 
+def bases_are_kept_and_states_follow_the_archive(catalog: Catalog) -> None:
+    trajectory, first = started(catalog)
+    second = committed(catalog, first)
+    rewound = committed(catalog, second, stack=first.stack, base=first.id, own_layers=0)
+    merged = committed(catalog, rewound, base=None, own_layers=2)
+    line = [first, second, rewound, merged]
+    assert catalog.snapshots(trajectory.id) == line
+    assert catalog.unstored() == [one.id for one in line]
+    catalog.set_stored(second.id, TREES[0], RECORDS[0])
+    catalog.set_stored(SnapshotID(new_id()), TREES[1], RECORDS[1])  # gone meanwhile
+    assert catalog.get_snapshot(second.id) == replace(second, state=SnapshotState.STORED, tree=TREES[0])
+    assert catalog.record(second.id) == RECORDS[0]
+    assert catalog.record(first.id) is None
+    assert catalog.unstored() == [first.id, rewound.id, merged.id]
+    catalog.set_stored(second.id, TREES[1], RECORDS[1])  # is stored already
+    assert catalog.get_snapshot(second.id).tree == TREES[0]
+    catalog.set_state([first.id, second.id], SnapshotState.LOST)
+    assert catalog.get_snapshot(second.id) == replace(second, state=SnapshotState.LOST)
+    catalog.set_stored(second.id, TREES[2], RECORDS[2])  # a lost one can come back
+    assert catalog.get_snapshot(second.id).tree == TREES[2]
+    assert catalog.unstored() == [rewound.id, merged.id]
+    refuses(NotFound, catalog.record, SnapshotID(new_id()))
+
+
+def pruning_gives_up_stored_trees_only(catalog: Catalog) -> None:
+    _, first = started(catalog)
+    second = committed(catalog, first, "a")
+    third = committed(catalog, second, "b")
+    catalog.set_stored(first.id, TREES[0], RECORDS[0])
+    catalog.set_stored(second.id, TREES[1], RECORDS[1])
+    catalog.set_state([second.id], SnapshotState.LOST)
+    catalog.set_pruned(iter([first.id, second.id, third.id, SnapshotID(new_id())]))
+    assert catalog.get_snapshot(first.id) == replace(first, state=SnapshotState.PRUNED)
+    assert catalog.get_snapshot(second.id).state is SnapshotState.LOST
+    assert catalog.get_snapshot(third.id) == third
+    catalog.set_stored(first.id, TREES[2], RECORDS[2])
+    assert catalog.get_snapshot(first.id).state is SnapshotState.PRUNED  # for good
+    assert catalog.record(first.id) == RECORDS[0]  # call and conversation are still there
+    assert [message.content for message in catalog.conversation(third.id)] == ["a", "b"]
+    assert catalog.referenced_trees() == set()
+
+
+def trees_records_and_unstored_blobs_are_listed(catalog: Catalog) -> None:
+    trajectory, first = started(catalog)
+    blobs = [BlobID(digit * 64) for digit in "12"]
+    second = committed(catalog, first, call=make_call(output=blobs[0], stdout=None, stderr=blobs[1]))
+    assert catalog.unstored_blobs() == {first.call.output, first.call.stdout, first.call.stderr, *blobs}
+    catalog.set_stored(first.id, TREES[0], RECORDS[0])
+    assert catalog.unstored_blobs() == set(blobs)
+    assert (catalog.referenced_trees(), catalog.referenced_records()) == ({TREES[0]}, {RECORDS[0]})
+    catalog.set_image_tree(trajectory.spec.image, TREES[1])
+    catalog.set_image_tree(ImageID(new_id()), TREES[2])  # gone meanwhile
+    catalog.set_stored(second.id, TREES[0], RECORDS[1])
+    assert catalog.unstored_blobs() == set()
+    assert (catalog.referenced_trees(), catalog.referenced_records()) == ({TREES[0], TREES[1]}, {RECORDS[0], RECORDS[1]})
+    assert catalog.find_image(trajectory.spec.image).tree == TREES[1]
+    catalog.set_pruned([first.id])
+    catalog.remove_trajectory(trajectory.id)
+    assert (catalog.referenced_trees(), catalog.referenced_records()) == ({TREES[1]}, set())
+
+
+def the_newest_can_be_listed_alone(catalog: Catalog) -> None:
+    trajectory, head = started(catalog)
+    line = [head, *(head := committed(catalog, head) for _ in range(9))]
+    child = fork(line[3], trajectory)
+    catalog.add_trajectories([(child, None)])
+    assert catalog.snapshots(child.id, 5) == []
+    assert catalog.count_snapshots(child.id) == 0
+    own = committed(catalog, line[3], trajectory=child.id)
+    assert catalog.snapshots(child.id, 5) == [own]
+    for last in (0, 1, 4, 10, 11):
+        assert catalog.snapshots(trajectory.id, last) == line[10 - min(last, 10) :]
+    assert (catalog.count_snapshots(trajectory.id), catalog.count_snapshots(child.id)) == (10, 1)
+    for find in (catalog.snapshots, catalog.count_snapshots):
+        refuses(NotFound, find, TrajectoryID(new_id()))
+
+
+def own_messages_are_those_a_snapshot_added(catalog: Catalog) -> None:
+    trajectory, first = started(catalog)
+    second = committed(catalog, first, "1", "2")
+    third = committed(catalog, second)
+    fourth = committed(catalog, third, "3")
+    child = fork(second, trajectory)
+    catalog.add_trajectories([(child, None)])
+    own = committed(catalog, second, "A", "B", "C", trajectory=child.id)
+    later = committed(catalog, own, "D")
+
+    def said(snapshot: Snapshot) -> str:
+        return "".join(message.content for message in catalog.own_messages(snapshot.id))
+
+    assert [said(one) for one in (first, second, third, fourth, own, later)] == ["", "12", "", "3", "ABC", "D"]
+    refuses(NotFound, catalog.own_messages, SnapshotID(new_id()))
+
+
+def a_base_elsewhere_holds_until_its_user_is_stored(catalog: Catalog) -> None:
+    """After a rewind to a snapshot of another trajectory, which is no fork of it."""
+    trajectory, first = started(catalog)
+    target = committed(catalog, first)
+    other, begun = begin(catalog.find_image(trajectory.spec.image))
+    catalog.add_trajectories([(other, begun)])
+    rewound = committed(catalog, begun, stack=target.stack, base=target.id, own_layers=0)
+    damaged = committed(catalog, rewound, stack=target.stack, base=target.id, own_layers=0)
+    catalog.set_state([damaged.id], SnapshotState.LOST)
+    refuses(Conflict, catalog.remove_trajectory, trajectory.id, says=(rewound.id[:12], other.id[:12]))
+    assert catalog.get_snapshot(target.id) == target
+    catalog.set_stored(rewound.id, TREES[0], RECORDS[0])
+    catalog.remove_trajectory(trajectory.id)
+    assert catalog.get_snapshot(rewound.id) == replace(rewound, state=SnapshotState.STORED, tree=TREES[0], base=None, own_layers=1)
+    assert catalog.get_snapshot(damaged.id) == replace(damaged, state=SnapshotState.LOST, base=None, own_layers=1)
+    assert catalog.referenced_layers() == set(target.stack.layers)
+    unknown = SnapshotID(new_id())
+    refuses(NotFound, lambda: committed(catalog, damaged, base=unknown), says=(unknown,))
+    assert catalog.get_trajectory(other.id).head == damaged.id
+
+
+def rows_are_restored_as_they_were(catalog: Catalog) -> None:
+    image = make_image("restored", tree=TREES[2])
+    trajectory, first = begin(image, "line", status=TrajectoryStatus.STOPPED)
+    first = replace(first, state=SnapshotState.STORED, tree=TREES[0], tags=("a", "b"))
+    second = replace(follow(first, messages=2), state=SnapshotState.PRUNED)
+    child = fork(second, replace(trajectory, head=second.id), "child")
+    own = replace(follow(first, child.id, messages=1), parent=second.id, messages=3, base=second.id)
+    said = tuple(Message("user", text) for text in "123")
+    rows = [SnapshotRow(first, (), RECORDS[0]), SnapshotRow(second, said[:2]), SnapshotRow(own, said[2:], RECORDS[1])]
+    lines = [replace(child, head=own.id), replace(trajectory, head=second.id), fork(own, child)]
+    refuses(NotFound, catalog.restore_rows, [image], lines, rows[:2])
+    refuses(NotFound, catalog.restore_rows, [], lines, rows)
+    assert (catalog.images(), catalog.trajectories(), list(catalog.all_snapshots())) == ([], [], [])
+    catalog.restore_rows([image], lines, rows)
+    assert catalog.images() == [image]
+    assert catalog.trajectories() == lines
+    assert list(catalog.all_snapshots()) == [first, second, own]
+    assert [catalog.record(one.id) for one in (first, second, own)] == [RECORDS[0], None, RECORDS[1]]
+    assert tuple(catalog.conversation(own.id)) == said
+    assert catalog.resolve_snapshot("b") == first
+    assert catalog.resolve_snapshot("child") == own
+    refuses(Conflict, catalog.restore_rows, [], [], rows[:1], says=(first.id,))
+    more = replace(follow(own), state=SnapshotState.STORED, tree=TREES[0])
+    catalog.restore_rows([], [], [])
+    catalog.restore_rows([], [one := fork(own, child, head=more.id)], [SnapshotRow(replace(more, trajectory=one.id))])  # on what is here
+    assert catalog.get_trajectory(one.id) == one
+
+
 def tags_move_only_when_told(catalog: Catalog) -> None:
     _, first = started(catalog)
     second = committed(catalog, first)
@@ -434,6 +582,13 @@ CHECKS: tuple[Callable[[Catalog], None], ...] = (
     a_fork_can_bring_its_own_first_snapshot,
     removal_waits_for_forks,
     counts_and_states_can_come_later,
+    bases_are_kept_and_states_follow_the_archive,
+    pruning_gives_up_stored_trees_only,
+    trees_records_and_unstored_blobs_are_listed,
+    the_newest_can_be_listed_alone,
+    own_messages_are_those_a_snapshot_added,
+    a_base_elsewhere_holds_until_its_user_is_stored,
+    rows_are_restored_as_they_were,
     tags_move_only_when_told,
     references_are_found_in_order,
     ambiguous_prefixes_list_candidates,

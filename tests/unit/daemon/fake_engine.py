@@ -10,6 +10,11 @@ Commands that `exec` understands (the first word; everything else ends with 0 an
 
 An agent file's events: started, its text as output, one snapshot per line, finished with exit code 3 (or never, if its name is
 `forever.py`, until it is stopped).
+
+Durable storage: `flush` makes every captured snapshot stored. `prune` drops all but the newest `keep_last` (or 1) of each trajectory. An
+export is 3 MiB of bytes that the request determines; one of a trajectory whose name begins with `damaged` fails after the first. A bundle
+is `BUNDLE`, then anything; `BUNDLE damaged` fails, `BUNDLE crash` raises ZeroDivisionError. A check finds damage while there is a
+trajectory whose name begins with `damaged`, until a repair. Mounts are remembered with the process id that asked.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +31,7 @@ from typing import Any, Literal
 
 from snapshotd import types as t
 from snapshotd.engine import base
-from snapshotd.errors import Ambiguous, CommandNotFound, CommandNotRunnable, Conflict, NotFound, UsageError
+from snapshotd.errors import Ambiguous, CommandNotFound, CommandNotRunnable, Conflict, DataLoss, NotFound, OutOfSpace, UsageError
 from snapshotd.layers.base import Change, ChangeKind, Entry, RestoreReport
 from snapshotd.types import Kind
 
@@ -47,14 +53,18 @@ class FakeEngine(base.Engine):
         self.log_of: dict[str, list[base.Event]] = {}
         self.made_images = [t.Image(IMAGE, "default", "recipe default", "x", 1000, 10, NOW_NS)]
         self.closed = False
+        self.policies: dict[str | None, base.RetentionPolicy] = {}
+        self.mounts: dict[tuple[Path, str], int] = {}
+        self.imported: dict[str, int] = {}
+        self.repaired = False
 
     # -- the test's side -------------------------------------------------------------------------------------------------------
 
     def _take(self, trajectory: t.Trajectory, call: t.ToolCall, files: dict[bytes, bytes]) -> t.Snapshot:
-        own = [s for s in self.taken.values() if s.trajectory == trajectory.id]
         parent = trajectory.head or None
+        seq = self.taken[parent].seq + 1 if parent else 0
         snapshot = t.Snapshot(
-            id=t.SnapshotID(t.new_id()), parent=t.SnapshotID(parent) if parent else None, trajectory=trajectory.id, seq=len(own),
+            id=t.SnapshotID(t.new_id()), parent=t.SnapshotID(parent) if parent else None, trajectory=trajectory.id, seq=seq,
             stack=t.Stack(IMAGE, ()), call=call, messages=2, state=t.SnapshotState.CAPTURED, pause_ns=2_100_000, created_at_ns=NOW_NS,
             files=t.FileChanges(1, 2, 0, 1234),
         )  # fmt: skip
@@ -252,9 +262,10 @@ class FakeEngine(base.Engine):
         except NotFound:
             raise NotFound(f"there is no snapshot {ref!r}; `snapshotd tree` shows those there are") from None
 
-    def log(self, ref: str) -> list[t.Snapshot]:
+    def log(self, ref: str, last: int | None = None) -> list[t.Snapshot]:
         line = self.trajectory(ref)
-        return [s for s in self.taken.values() if s.trajectory == line.id]
+        own = [s for s in self.taken.values() if s.trajectory == line.id]
+        return own if last is None else own[-last:]
 
     def all_snapshots(self) -> list[t.Snapshot]:
         return list(self.taken.values())
@@ -315,6 +326,89 @@ class FakeEngine(base.Engine):
                 return
         raise NotFound(f"there is no tag {name!r}; `snapshotd log` shows tags")
 
+    # -- durable storage -----------------------------------------------------------------------------------------------------------
+
+    def usage(self) -> base.Usage:
+        states = [(state.value, sum(s.state is state for s in self.taken.values())) for state in t.SnapshotState]
+        return base.Usage(3 << 30, 20 << 30, 1 << 30, 12 << 10, tuple(item for item in states if item[1]), states[0][1])
+
+    def policy(self, ref: str | None) -> base.RetentionPolicy:
+        own = None if ref is None else self.policies.get(self.trajectory(ref).id)
+        return own or self.policies.get(None) or base.RetentionPolicy()
+
+    def set_policy(self, ref: str | None, policy: base.RetentionPolicy | None) -> None:
+        key = None if ref is None else self.trajectory(ref).id
+        if policy is None:
+            self.policies.pop(key, None)
+        else:
+            self.policies[key] = policy
+
+    def prune(self, policy: base.RetentionPolicy | None, *, dry_run: bool, grace_s: float,
+              progress: base.ProgressSink) -> base.PruneReport:  # fmt: skip
+        last = (policy or self.policy(None)).keep_last
+        progress(f"looking at the snapshots, grace {grace_s:g} s")
+        gone: list[base.PrunedSnapshot] = []
+        for line in self.lines.values():
+            own = [s for s in self.log(line.id) if s.state is t.SnapshotState.STORED]
+            old = own[: max(0, len(own) - (1 if last is None else last))]
+            gone += [base.PrunedSnapshot(s.id, line.id, s.seq, s.created_at_ns, "beyond the newest") for s in old]
+        for item in gone if not dry_run else []:
+            self.taken[item.snapshot] = dataclasses.replace(self.taken[item.snapshot], state=t.SnapshotState.PRUNED)
+        return base.PruneReport(dry_run, tuple(gone), len(self.taken) - len(gone), 1000 * len(gone), 2 << 20, 1 << 30)
+
+    def check(self, *, read_data: bool, progress: base.ProgressSink) -> base.CheckReport:
+        progress("pack 1 of 2")
+        progress("pack 2 of 2")
+        damaged = [] if self.repaired else [line for line in self.lines.values() if (line.name or "").startswith("damaged")]
+        found = [base.Damage("pack-7", "ab" * 32, "its bytes are not what was stored", line.head, b"workspace/a\xff") for line in damaged]
+        found += [base.Damage("pack-8", None, "the pack is too short")] * bool(damaged)
+        return base.CheckReport(100, 2, 5 << 20 if read_data else 0, tuple(found), tuple(line.head for line in damaged))
+
+    def repair(self, progress: base.ProgressSink) -> base.RepairReport:
+        found = self.check(read_data=False, progress=progress)
+        self.repaired = bool(found.damages)
+        return base.RepairReport(("the index was rebuilt",) * self.repaired, found.snapshots)
+
+    def export(self, ref: str, *, form: Literal["bundle", "oci", "tar"], whole: bool, since: str | None,
+               write: Callable[[bytes], object], progress: base.ProgressSink) -> tuple[str, ...]:  # fmt: skip
+        line = self.lines[self.snapshot(ref).trajectory]
+        if form != "bundle" and (whole or since is not None):
+            raise UsageError(f"an export as {form} holds one snapshot; leave out --trajectory and --since")
+        progress("1 of 3 MiB")
+        write(f"BUNDLE {form} {whole} {since}\n".encode().ljust(1 << 20, b"."))
+        if (line.name or "").startswith("damaged"):
+            raise DataLoss(f"/workspace/a.txt of snapshot {t.short(line.head)} cannot be read: pack-7 is damaged; run `snapshotd repair`")
+        write(b"x" * (2 << 20))
+        return ("one socket was left out",)
+
+    def import_bundle(self, read: Callable[[int], bytes], name: str | None, progress: base.ProgressSink) -> base.Imported:
+        magic = read(6)
+        if magic != b"BUNDLE":
+            raise UsageError("this is no bundle of snapshotd: it does not begin as one; make one with `snapshotd export`")
+        first, count = read(9), 15
+        if first.startswith(b" damaged\n"):
+            raise UsageError("the bundle is damaged at byte 6; export it again")
+        if first.startswith(b" crash\n"):
+            raise ZeroDivisionError("a defect")
+        while piece := read(1 << 20):
+            count += len(piece)
+            progress(f"{count} bytes")
+        line = self._begin(base.SandboxRequest(name=name), None)
+        self.imported[line.id] = count
+        return base.Imported((line,), 1, (f"{count} bytes came",))
+
+    def mount(self, directory: Path, namespace_pid: int) -> None:
+        where = (directory, os.readlink(f"/proc/{namespace_pid}/ns/mnt"))
+        if not directory.is_dir():
+            raise UsageError(f"{directory} is no directory; make it first")
+        if where in self.mounts:
+            raise Conflict(f"something is mounted on {directory} already; choose another directory")
+        self.mounts[where] = namespace_pid
+
+    def unmount(self, directory: Path, namespace_pid: int) -> None:
+        if self.mounts.pop((directory, os.readlink(f"/proc/{namespace_pid}/ns/mnt")), None) is None:
+            raise NotFound(f"nothing of snapshotd is mounted on {directory}; `findmnt -t fuse` lists what is")
+
     # -- images ------------------------------------------------------------------------------------------------------------------
 
     def images(self) -> list[t.Image]:
@@ -339,10 +433,16 @@ class FakeEngine(base.Engine):
     # -- lifecycle -----------------------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        return {"engine": "fake", "trajectories": len(self.lines)}
+        imported = {line: count for line, count in self.imported.items() if line in self.lines}
+        mounts = {str(directory): pid for (directory, _), pid in self.mounts.items()}
+        return {"engine": "fake", "trajectories": len(self.lines), "imported": imported, "mounts": mounts}
 
     def flush(self, ref: t.TrajectoryID | None = None) -> None:
-        pass
+        for taken in list(self.taken.values()):
+            if ref in (None, taken.trajectory) and taken.state is t.SnapshotState.CAPTURED:
+                if (self.lines[taken.trajectory].name or "").startswith("full"):
+                    raise OutOfSpace("the disk is full, so a snapshot could not be stored; free some space and repeat the command")
+                self.taken[taken.id] = dataclasses.replace(taken, state=t.SnapshotState.STORED)
 
     def close(self) -> None:
         with self.changed:

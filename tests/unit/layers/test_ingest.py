@@ -193,10 +193,10 @@ def test_a_zero_byte_in_a_name_is_refused(target: Path) -> None:
         apply_bytes(target, raw_pax({b"path": b"a\0b"}) + archive(entry("x")))
 
 
-@pytest.mark.parametrize("name", ["x" * 256, "/".join(["d" * 100] * 41)])
-def test_names_longer_than_any_path_are_refused(target: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "layer"), [("x" * 256, False), ("d/" * (2 << 20) + "d", False), ("/".join(["d" * 100] * 41), True)])
+def test_names_longer_than_any_path_are_refused(target: Path, name: str, layer: bool) -> None:
     with pytest.raises(LimitExceeded, match="longer than a path"):
-        apply(target, entry(name))
+        apply(target, entry(name), whiteouts=layer)
 
 
 def test_the_message_does_not_carry_control_characters(target: Path) -> None:
@@ -332,10 +332,11 @@ def test_impossible_times(target: Path, text: bytes) -> None:
         apply_bytes(target, raw_pax({b"mtime": text}) + archive(entry("f")))
 
 
-@pytest.mark.parametrize(("text", "seconds"), [(b"-1.5", -1.5), (b"99999999999999999", 1 << 33), (b"1.25", 1.25)])
-def test_strange_times_are_cut_not_fatal(target: Path, text: bytes, seconds: float) -> None:
+@pytest.mark.parametrize(("text", "seconds"), [(b"-1.5", -1.5), (b"9" * 20, None), (b"1.25", 1.25)])
+def test_strange_times_are_cut_not_fatal(target: Path, text: bytes, seconds: float | None) -> None:
     apply_bytes(target, raw_pax({b"mtime": text}) + archive(entry("f")))
-    assert (target / "f").stat().st_mtime == seconds
+    os.utime(target.parent, ns=(0, ((1 << 63) - 1) * 10**9))
+    assert (target / "f").stat().st_mtime == (target.parent.stat().st_mtime if seconds is None else seconds)
 
 
 def test_gnu_sparse_files_are_refused(target: Path) -> None:

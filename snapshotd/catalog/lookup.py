@@ -1,0 +1,98 @@
+"""Finding rows: by id, by prefix, by whatever a person typed; and the sentences for what is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from snapshotd.catalog import rows
+from snapshotd.catalog.database import Database, Row
+from snapshotd.errors import Ambiguous, NotFound
+from snapshotd.types import NAME_PATTERN, ImageID, SnapshotID, TrajectoryID, short
+
+MIN_PREFIX_CHARS = 4
+CANDIDATES = 5
+_AFTER_ALL = "\U0010ffff"
+"""Sorts after every character of an id, so that [prefix, prefix + this) is a range of the id's index."""
+
+
+def image_number(db: Database, image_id: ImageID) -> int:
+    """An image's row. NotFound."""
+    return _number(db, "image", image_id)
+
+
+def trajectory_number(db: Database, trajectory_id: TrajectoryID) -> int:
+    """A trajectory's row. NotFound."""
+    return _number(db, "trajectory", trajectory_id)
+
+
+def _number(db: Database, kind: str, row_id: str) -> int:
+    row = db.read_one("SELECT pk FROM images WHERE id = ?" if kind == "image" else "SELECT pk FROM trajectories WHERE id = ?", (row_id,))
+    if row is None:
+        raise no(kind, row_id)
+    return int(row[0])
+
+
+def snapshot_numbers(db: Database, snapshot_id: SnapshotID) -> tuple[int, int]:
+    """A snapshot's row and the length of its conversation. NotFound."""
+    row = db.read_one("SELECT pk, messages FROM snapshots WHERE id = ?", (snapshot_id,))
+    if row is None:
+        raise no("snapshot", snapshot_id)
+    return row[0], row[1]
+
+
+def named(db: Database, ref: str, order: Sequence[str]) -> Row | None:
+    """(snapshot id, trajectory id) of what is called exactly `ref`, looking among "tags" and trajectory "names" in that order."""
+    where = {
+        "tags": "JOIN tags g ON g.snapshot = s.pk WHERE g.name = ?",
+        "names": "JOIN trajectories n ON n.head = s.pk WHERE n.name = ?",
+    }
+    owner = {"tags": "(SELECT id FROM trajectories WHERE pk = s.trajectory)", "names": "n.id"}
+    if not searchable(ref):
+        return None
+    for kind in order:
+        row = db.read_one(f"SELECT s.id, {owner[kind]} FROM snapshots s {where[kind]}", (ref,))
+        if row is not None:
+            return row
+    return None
+
+
+def by_prefix(db: Database, wanted: str, ref: str) -> Row:
+    """(snapshot id, trajectory id) of the one snapshot or trajectory whose id begins with `ref`."""
+    if len(ref) < MIN_PREFIX_CHARS or not searchable(ref):
+        raise no(wanted, ref)
+    bounds = (*id_range(ref), CANDIDATES + 1)
+    found = db.read(
+        "SELECT s.id, s.id, t.id FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory WHERE s.id >= ? AND s.id < ? LIMIT ?",
+        bounds,
+    ) + db.read(
+        "SELECT t.id, s.id, t.id FROM trajectories t JOIN snapshots s ON s.pk = t.head WHERE t.id >= ? AND t.id < ? LIMIT ?", bounds
+    )
+    if not found:
+        raise no(wanted, ref)
+    check_unique(ref, [row[0] for row in found])
+    return found[0][1:]
+
+
+def no(kind: str, ref: str) -> NotFound:
+    """The error for what is not there, to be raised."""
+    shown = ref if NAME_PATTERN.fullmatch(ref) else repr(ref[:80])
+    where = {"image": "`snapshotd image ls` lists them", "experiment": "`snapshotd ls` shows them"}
+    return NotFound(f"there is no {kind} {shown}: {where.get(kind, '`snapshotd ls` and `snapshotd log` show what there is')}")
+
+
+def id_range(prefix: str) -> tuple[str, str]:
+    """The bounds [first, end) of the ids that begin with `prefix`."""
+    return prefix, prefix + _AFTER_ALL
+
+
+def searchable(ref: str) -> bool:
+    """Whether it can be a value in the database at all; a string with lone surrogates matches nothing."""
+    return isinstance(rows.encode_text(ref), str)
+
+
+def check_unique(ref: str, ids: list[str]) -> None:
+    """Ambiguous when `ref` fits more than one id."""
+    if len(ids) > 1:
+        shown = ", ".join(short(one) for one in sorted(ids)[:CANDIDATES])
+        more = ", ..." if len(ids) > CANDIDATES else ""
+        raise Ambiguous(f"{ref} fits several ids ({shown}{more}): type more characters")

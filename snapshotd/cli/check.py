@@ -1,0 +1,75 @@
+"""`snapshotd check`."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import click
+
+from snapshotd.cli.command import connect, declare, json_option
+from snapshotd.cli.follow import note
+from snapshotd.cli.progress import Meter
+from snapshotd.cli.text import print_json, printable, printable_path, shown_id, size, table
+from snapshotd.client.results import CheckInfo, DamageInfo
+from snapshotd.errors import DataLoss
+
+
+@declare("check", examples=["snapshotd check", "snapshotd check --read-data", "snapshotd check --json | jq '.damages[].what'"])
+@click.option("--read-data", is_flag=True, help="Read and verify every byte, not only what says where they are.")
+@click.option("--no-trunc", is_flag=True, help="Whole ids.")
+@json_option
+@click.pass_context
+def command(ctx: click.Context, read_data: bool, no_trunc: bool, as_json: bool) -> int:
+    """Verify the repository.
+
+    Index, packs, trees and what the catalog refers to; it changes nothing. The exit code is 0 when all is well and 20 when something is
+    damaged; `snapshotd repair` brings back what can be. With --json: {objects,packs,bytes_read,damages:[{pack,object,what,snapshot,path}],
+    snapshots}.
+    """
+    client = connect(ctx)
+    with Meter("checking", quiet=as_json) as meter:
+        report = client.check(read_data=read_data, progress=meter.line)
+    if as_json:
+        print_json(_json(report))
+    else:
+        _print(report, no_trunc)
+    if not report.damages:
+        return 0
+    note(
+        f"{len(report.damages)} things are damaged, and {len(report.snapshots)} snapshots cannot be read in full because of it; "
+        f"`snapshotd repair` brings back what can be"
+    )
+    return DataLoss.exit_code
+
+
+def _print(report: CheckInfo, full: bool) -> None:
+    if report.damages:
+        rows = [
+            (
+                shown_id(item.snapshot, full=full), "-" if item.path is None else printable_path(item.path),
+                "-" if item.pack is None else printable(item.pack), printable(item.what),
+            )
+            for item in report.damages
+        ]  # fmt: skip
+        table(("SNAPSHOT", "PATH", "PACK", "WHAT"), rows)
+    read = f", {size(report.bytes_read)} read" if report.bytes_read else ""
+    click.echo(f"{report.objects} objects in {report.packs} packs{read}: {len(report.damages)} damaged")
+
+
+def _json(report: CheckInfo) -> dict[str, Any]:
+    return {
+        "objects": report.objects, "packs": report.packs, "bytes_read": report.bytes_read,
+        "damages": [_damage(item) for item in report.damages], "snapshots": list(report.snapshots),
+    }  # fmt: skip
+
+
+def _damage(item: DamageInfo) -> dict[str, Any]:
+    answer: dict[str, Any] = {"pack": item.pack, "object": item.object, "what": item.what, "snapshot": item.snapshot, "path": None}
+    if item.path is not None:
+        answer["path"] = "/" + item.path.decode(errors="replace")
+        try:
+            item.path.decode()
+        except UnicodeDecodeError:
+            answer["path_b64"] = base64.b64encode(b"/" + item.path).decode()
+    return answer

@@ -1,0 +1,38 @@
+"""`snapshotd df`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+from snapshotd.cli.command import connect, declare, json_option
+from snapshotd.cli.text import print_json, size, status, table
+
+
+@declare("df", examples=["snapshotd df", "snapshotd df --json | jq .repository_bytes"])
+@json_option
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> int:
+    """Show what takes space.
+
+    Layers are what changed in each step, ready to mount; those of stored snapshots go when their budget is used up, and come back when
+    they are needed. The repository holds every stored snapshot, deduplicated and compressed. The spool holds outputs that are not in the
+    repository yet. With --json: {layer_bytes,layer_budget_bytes,repository_bytes,spool_bytes,states,unarchived}.
+    """
+    usage = connect(ctx).usage()
+    if as_json:
+        print_json(dataclasses.asdict(usage))
+        return 0
+    rows = [
+        ("layers", size(usage.layer_bytes), size(usage.layer_budget_bytes)),
+        ("repository", size(usage.repository_bytes), "-"),
+        ("spool", size(usage.spool_bytes), "-"),
+    ]
+    table(("TYPE", "SIZE", "BUDGET"), rows, right=(1, 2))
+    click.echo()
+    counts = [(status(state), str(count)) for state, count in usage.states.items()]
+    table(("SNAPSHOTS", "COUNT"), counts, right=(1,))
+    if usage.unarchived:
+        click.echo(f"{usage.unarchived} of them wait to be stored")
+    return 0

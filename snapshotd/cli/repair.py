@@ -1,0 +1,40 @@
+"""`snapshotd repair`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+from snapshotd.cli.command import connect, declare, json_option
+from snapshotd.cli.follow import note
+from snapshotd.cli.progress import Meter
+from snapshotd.cli.text import print_json, printable
+from snapshotd.errors import DataLoss
+
+
+@declare("repair", examples=["snapshotd repair", "snapshotd repair --json"])
+@json_option
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> int:
+    """Rebuild what is damaged in the repository from what is not.
+
+    The index and the catalog from the packs, and contents from layers that still hold them. What cannot be brought back is marked as lost
+    and listed, and the exit code is then 20. On a healthy repository it does nothing. With --json: {actions,lost}.
+    """
+    client = connect(ctx)
+    with Meter("repairing", quiet=as_json) as meter:
+        report = client.repair(progress=meter.line)
+    if as_json:
+        print_json(dataclasses.asdict(report))
+    else:
+        for action in report.actions:
+            click.echo(printable(action))
+        for lost in report.lost:
+            click.echo(f"lost: {lost}")
+        if not report.actions and not report.lost:
+            click.echo("nothing was wrong")
+    if not report.lost:
+        return 0
+    note(f"the files of {len(report.lost)} snapshots are gone; their calls and conversations are still there")
+    return DataLoss.exit_code

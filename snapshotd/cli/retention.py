@@ -1,0 +1,63 @@
+"""The options that are the rules of a retention policy, and how a policy reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from snapshotd.cli.text import size
+from snapshotd.cli.values import Count, Duration, Size
+from snapshotd.client.results import Policy
+
+F = TypeVar("F", bound=Callable[..., Any])
+_UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+
+
+def retention_options(function: F) -> F:
+    """The rules; `policy_of` makes a policy of them."""
+    options = [
+        click.option("--keep-last", metavar="N", type=Count(0), help="Keep the newest N of each trajectory."),
+        click.option("--keep-within", metavar="TIME", type=Duration(), help="Keep those younger than this: 12h, 7d, 4w."),
+        click.option("--keep-every", metavar="K", type=Count(1), help="Keep milestones: every K-th of each trajectory."),
+        click.option("--keep-failed", metavar="N", type=Count(1), help="Keep the newest N whose tool call failed, of each trajectory."),
+        click.option("--max-size", metavar="SIZE", type=Size(),
+                     help="Of what the rules keep, drop the oldest until the repository fits: 10g."),
+    ]  # fmt: skip
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def policy_of(options: dict[str, Any]) -> Policy | None:
+    """The policy that the options are; None when none was given. Takes them out of `options`."""
+    policy = Policy(
+        keep_last=options.pop("keep_last"), keep_within_s=options.pop("keep_within"), keep_every=options.pop("keep_every"),
+        keep_failed=options.pop("keep_failed"), max_bytes=options.pop("max_size"),
+    )  # fmt: skip
+    return None if policy == Policy() else policy
+
+
+def rules(policy: Policy) -> list[tuple[str, str]]:
+    """The rules of a policy as options and their values."""
+    found = []
+    if policy.keep_last is not None:
+        found.append(("--keep-last", str(policy.keep_last)))
+    if policy.keep_within_s is not None:
+        found.append(("--keep-within", _duration(policy.keep_within_s)))
+    if policy.keep_every is not None:
+        found.append(("--keep-every", str(policy.keep_every)))
+    if policy.keep_failed is not None:
+        found.append(("--keep-failed", str(policy.keep_failed)))
+    if policy.max_bytes is not None:
+        found.append(("--max-size", size(policy.max_bytes)))
+    return found
+
+
+def _duration(seconds: float) -> str:
+    """In the largest unit that divides it."""
+    for length, unit in _UNITS:
+        if seconds % length == 0:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{seconds:g}s"

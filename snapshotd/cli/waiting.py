@@ -1,0 +1,36 @@
+"""`--wait`: what a command that makes a snapshot waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import click
+
+from snapshotd.client.client import Snapshotd
+
+F = TypeVar("F", bound=Callable[..., Any])
+Wait = Literal["captured", "stored"]
+
+
+def wait_option(function: F) -> F:
+    """--wait, as the parameter `wait`: None when it was not given, which means captured but says nothing about it."""
+    option = click.option(
+        "--wait", type=click.Choice(["captured", "stored"]),
+        help='Leave when the snapshot survives a crash of the daemon (captured, the default), or power loss too (stored). With --json, '
+        'the answer then has "state".',
+    )  # fmt: skip
+    return option(function)
+
+
+def state_of(client: Snapshotd, *refs: str) -> str:
+    """How durable these snapshots are together: the state of the first that is not stored, if there is one."""
+    states = [client.snapshot(ref).state for ref in refs]
+    return next((state for state in states if state != "stored"), "stored")
+
+
+def settled(client: Snapshotd, trajectory: str, wait: Wait) -> str:
+    """Wait for a trajectory's snapshots; the state of its newest."""
+    if wait == "stored":
+        client.flush(trajectory)
+    return state_of(client, trajectory)

@@ -1,0 +1,113 @@
+"""A file that is there whole or not at all: written beside its place, then renamed to it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from snapshotd.errors import Conflict, OutOfSpace, SnapshotdError, UsageError
+
+PART_SUFFIX = ".part"
+
+
+@contextmanager
+def part_file(path: Path) -> Iterator[Callable[[bytes], object]]:
+    """Give a function that writes to `path` + ".part". At the end of the block the file is durable and has its name, in place of an older
+    one; when the block raises, it is removed. Mode 0600: what agents left in their files is nobody else's business.
+
+    What is no regular file (a pipe, /dev/null) is written to as it is. UsageError when the file cannot be made, Conflict when somebody
+    else is just writing it, OutOfSpace.
+    """
+    if _is_special(path):
+        with _told(path), path.open("wb", buffering=0) as special:
+            yield _writer(special.fileno(), path)
+        return
+    part = path.with_name(path.name + PART_SUFFIX)
+    fd = _open(part)
+    whole = False
+    try:
+        yield _writer(fd, part)
+        with _told(path):
+            os.fsync(fd)
+            os.rename(part, path)
+            whole = True
+            _flush_folder(path.parent)
+    finally:
+        if not whole:
+            part.unlink(missing_ok=True)  # before its lock goes, so that it cannot be another's by now
+        os.close(fd)
+
+
+def _is_special(path: Path) -> bool:
+    with _told(path):
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:
+            return False
+    if stat.S_ISDIR(mode):
+        raise UsageError(f"{path} is a directory; name a file in it")
+    return not stat.S_ISREG(mode)
+
+
+def _open(part: Path) -> int:
+    """The file, empty and locked. One that a killed writer left is taken over; a lock dies with its process."""
+    while True:
+        with _told(part):
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(fd, part):
+                    os.ftruncate(fd, 0)
+                    return fd
+            except BlockingIOError as exc:
+                os.close(fd)
+                raise Conflict(f"somebody else is just writing {part}; wait for it, or name another file") from exc
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)  # its writer finished between our open and our lock: it has its final name and is not ours to touch
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        there = path.lstat()
+    except FileNotFoundError:
+        return False
+    own = os.fstat(fd)
+    return (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino)
+
+
+def _writer(fd: int, path: Path) -> Callable[[bytes], object]:
+    def write(data: bytes) -> None:
+        view = memoryview(data)
+        with _told(path):
+            while view:
+                view = view[os.write(fd, view) :]
+
+    return write
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """The system's errors as ours. That a pipe's reader is gone stays what it is."""
+    try:
+        yield
+    except (SnapshotdError, BrokenPipeError):
+        raise
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise OutOfSpace(f"{path} cannot be written to its end: {exc.strerror}; free some space or name a file elsewhere") from exc
+        raise UsageError(f"{path} cannot be written: {exc.strerror}; name another file") from exc
+
+
+def _flush_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,83 @@
+"""The composition root of the daemon's child processes, each started with its role and the places it needs (see `command`).
+
+    archive   owns the repository for writing (engine/archiver.py)
+    cold      writes files back from it (engine/cold_worker.py)
+    lazy      serves layers that are not written yet, through FUSE (fuse/)
+    browse    shows snapshots as folders, through FUSE
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.engine import archiver, child, cold_worker
+from snapshotd.layers.store import LayerStore
+from snapshotd.repo.base import Repository
+from snapshotd.repo.key import load_key
+from snapshotd.repo.maintenance import PackMaintenance
+from snapshotd.repo.reader import PackReader
+from snapshotd.repo.spool import FileSpool
+from snapshotd.store.open import open_store
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the state of one daemon lies. `store_url`: of the packs."""
+
+    state_dir: Path
+    layers_root: Path
+    layers_kind: str
+    store_url: str
+
+    @property
+    def repo_dir(self) -> Path:
+        """Key, spool and index."""
+        return self.state_dir / "repo"
+
+    def command(self, role: str) -> list[str]:
+        """The command line of a child; a role may take further arguments."""
+        return [sys.executable, "-m", "snapshotd.daemon.children", role, *map(str, asdict(self).values())]
+
+
+def open_repository(places: Places) -> Repository:
+    """The repository for reading."""
+    return PackReader(open_store(places.store_url), places.repo_dir / "index.db", load_key(places.repo_dir))
+
+
+def _archive(places: Places, _: list[str]) -> None:
+    maintenance = PackMaintenance(open_store(places.store_url), places.repo_dir / "index.db", load_key(places.repo_dir))
+    store = LayerStore(places.layers_root, places.layers_kind)
+    child.serve(archiver.Service(maintenance, store, FileSpool(places.repo_dir, owner=False)))
+
+
+def _cold(places: Places, _: list[str]) -> None:
+    child.serve(cold_worker.Service(open_repository(places), LayerStore(places.layers_root, places.layers_kind)))
+
+
+def _lazy(places: Places, arguments: list[str]) -> None:
+    from snapshotd.fuse.server import serve_lazy
+
+    serve_lazy(open_repository(places), Path(arguments[0]))
+
+
+def _browse(places: Places, arguments: list[str]) -> None:
+    from snapshotd.fuse.server import serve_browse
+
+    mount_point, namespace_pid = arguments
+    serve_browse(open_repository(places), SqliteCatalog(places.state_dir / "catalog.db"), Path(mount_point), int(namespace_pid))
+
+
+_ROLES: dict[str, Callable[[Places, list[str]], None]] = {"archive": _archive, "cold": _cold, "lazy": _lazy, "browse": _browse}
+
+
+def main(arguments: list[str]) -> None:
+    role, state_dir, layers_root, layers_kind, store_url, *rest = arguments
+    _ROLES[role](Places(Path(state_dir), Path(layers_root), layers_kind, store_url), rest)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

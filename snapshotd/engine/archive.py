@@ -1,0 +1,279 @@
+"""From captured to stored: a thread that has snapshots archived in the background, oldest first, in batches.
+
+    1 the child applies a snapshot's own layers to its base's stored tree, and takes its outputs and its record     (archiver.py)
+    2 after a batch one flush: packs durable, then the index
+    3 the catalog says `stored`, with the tree; then it is flushed                                                    <- the commit point
+    4 what the spool held for these snapshots goes, and layers beyond the budget are evicted
+
+What is to do is in the catalog alone (state `captured`), so a crash anywhere costs time, not truth: the batch is done again, and what it
+left in packs is found there or is rubbish. When the disk is full the same batch is tried again later; whoever waits is told.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from snapshotd.engine import records
+from snapshotd.engine.archiver import ArchivedTree, Archiver
+from snapshotd.engine.context import Context
+from snapshotd.errors import DataLoss, InternalError, NotFound, OutOfSpace, SnapshotdError
+from snapshotd.failpoints import hit
+from snapshotd.types import BlobID, ImageID, RecordID, Snapshot, SnapshotID, SnapshotState, TrajectoryID, TreeID, short
+
+_log = logging.getLogger(__name__)
+
+DELAY_S = 0.3
+"""How long after the first captured snapshot a batch begins, unless somebody waits: steps that follow one another share a flush."""
+BATCH = 64
+MAX_BACKLOG = 2048
+"""More captured snapshots than this, and steps wait: a disk that cannot keep up must slow the agents down, not fill with layers."""
+_RETRY_S = (1.0, 5.0, 15.0)
+_STRIKES = 3
+_REMEMBERED_RECORDS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    snapshot: Snapshot
+    tree: TreeID
+    record: RecordID
+    archived: ArchivedTree | None
+
+
+class Archive:
+    """See the module's text. Thread-safe."""
+
+    def __init__(self, context: Context, archiver: Archiver, after_batch: Callable[[], object]) -> None:
+        self._context, self._archiver, self._after_batch = context, archiver, after_batch
+        self._changed = threading.Condition()
+        self._due_at: float | None = None
+        self._waiters = 0
+        self._rounds = 0
+        self._backlog = len(context.catalog.unstored())
+        self._failures = 0
+        self.failure: SnapshotdError | None = None
+        """Why the last batch could not be stored; None when it could."""
+        self._strikes: Counter[SnapshotID] = Counter()
+        self._stuck: dict[SnapshotID, SnapshotdError] = {}
+        """What cannot be stored, and why; tried again after the next start."""
+        self._closed = False
+        self._records: dict[TrajectoryID, RecordID] = {}
+        if self._backlog:
+            self._due_at = time.monotonic()
+        self._thread = threading.Thread(target=self._work, name="archive")
+        self._thread.start()
+
+    @property
+    def backlog(self) -> int:
+        """How many snapshots are captured and not stored."""
+        return self._backlog
+
+    def kick(self) -> None:
+        """A snapshot was captured."""
+        with self._changed:
+            self._backlog += 1
+            if self._due_at is None:
+                self._due_at = time.monotonic() + DELAY_S
+                self._changed.notify_all()
+
+    def admit(self) -> None:
+        """Wait while far too much is captured and being stored. Returns at once when storing fails: that would be a wait without end."""
+        with self._changed:
+            while self._backlog > MAX_BACKLOG and self.failure is None and not self._closed:
+                self._changed.wait(1.0)
+
+    def wait(self) -> None:
+        """Return when everything captured so far is stored. Raises why it is not: OutOfSpace, InternalError, DataLoss."""
+        wanted = set(self._context.catalog.unstored())
+        with self._changed:
+            self._waiters += 1
+            self._due_at = time.monotonic()
+            self._changed.notify_all()
+            try:
+                while wanted and not self._closed:
+                    seen = self._rounds
+                    while self._rounds == seen and not self._closed:
+                        self._changed.wait(1.0)
+                    if self.failure is not None:
+                        raise type(self.failure)(self.failure.message)
+                    for snapshot in wanted & self._stuck.keys():
+                        why = self._stuck[snapshot]
+                        raise type(why)(f"snapshot {short(snapshot)} is captured, but cannot be stored: {why.message}")
+                    wanted &= set(self._context.catalog.unstored())
+            finally:
+                self._waiters -= 1
+        if wanted:
+            raise InternalError("the daemon is going down; what is captured is stored after the next start")
+
+    def close(self) -> None:
+        """End. What is captured stays so until the next start. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._archiver.close()
+        self._thread.join()
+
+    # -- the thread ------------------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and not self._is_due():
+                    self._changed.wait(None if self._due_at is None else max(0.0, self._due_at - time.monotonic()))
+                if self._closed:
+                    return
+                self._due_at = None
+            self._round()
+
+    def _is_due(self) -> bool:
+        return self._due_at is not None and time.monotonic() >= self._due_at
+
+    def _round(self) -> None:
+        """One batch; plans the next one if there is more."""
+        failure: SnapshotdError | None = None
+        left: list[SnapshotID] = []
+        try:
+            todo = self._todo()
+            if todo:
+                self._batch(todo[:BATCH])
+            left = self._todo()
+        except SnapshotdError as exc:
+            failure = exc
+        except OSError as exc:
+            failure = InternalError(f"snapshots cannot be stored: {exc}")
+        with self._changed:
+            self.failure, self._rounds = failure, self._rounds + 1
+            if failure is None:
+                self._failures, self._backlog = 0, len(left)
+                if left:
+                    self._due_at = time.monotonic()
+            elif not self._closed:
+                delay = _RETRY_S[min(self._failures, len(_RETRY_S) - 1)]
+                self._failures += 1
+                self._due_at = time.monotonic() + delay
+                _log.error("snapshots stay captured, the next try is in %.0f s: %s", delay, failure.message)
+            self._changed.notify_all()
+        if failure is None and not self._closed:
+            self._after_batch()
+
+    def _todo(self) -> list[SnapshotID]:
+        return [snapshot for snapshot in self._context.catalog.unstored() if snapshot not in self._stuck]
+
+    def _batch(self, ids: list[SnapshotID]) -> None:
+        done: dict[SnapshotID, _Done] = {}
+        images: dict[ImageID, TreeID] = {}
+        try:
+            for snapshot_id in ids:
+                if self._closed:
+                    break
+                self._one(snapshot_id, done, images)
+            self._archiver.flush()
+        except BaseException:
+            self._records.clear()  # those of this batch may not exist
+            raise
+        catalog = self._context.catalog
+        for image, tree in images.items():
+            catalog.set_image_tree(image, tree)
+        for item in done.values():
+            if item.archived is not None:
+                for layer, size in zip(item.snapshot.stack.layers, reversed(item.archived.layer_bytes), strict=False):
+                    self._context.store.note_size(layer, size)
+            catalog.set_stored(item.snapshot.id, item.tree, item.record)
+        catalog.flush()
+        hit("engine.archive.stored")
+        self._count(done)
+        self._empty_spool(done)
+
+    def _one(self, snapshot_id: SnapshotID, done: dict[SnapshotID, _Done], images: dict[ImageID, TreeID]) -> None:
+        context = self._context
+        try:
+            snapshot = context.catalog.get_snapshot(snapshot_id)
+            trajectory = context.catalog.get_trajectory(snapshot.trajectory)
+        except NotFound:
+            return  # removed meanwhile
+        image = context.image(snapshot.stack.image)
+        assert image is not None, "the catalog keeps an image while a snapshot needs it"
+        below = image.tree or images.get(image.id)
+        if below is None:
+            below = images[image.id] = self._archiver.image(image.id)
+        try:
+            archived = self._tree(snapshot, below, done)
+        except OutOfSpace:
+            raise
+        except SnapshotdError as exc:
+            self._give_up(snapshot_id, exc)
+            return
+        for warning in archived.warnings:
+            _log.warning("snapshot %s: %s", short(snapshot_id), warning)
+        stored = replace(snapshot, tree=archived.tree, state=SnapshotState.STORED)
+        messages = context.catalog.own_messages(snapshot_id)
+        data = records.encode(stored, trajectory, replace(image, tree=below), messages)
+        record = self._archiver.record(data, self._records.get(trajectory.id))
+        if len(self._records) > _REMEMBERED_RECORDS:
+            self._records.clear()
+        self._records[trajectory.id] = record
+        done[snapshot_id] = _Done(snapshot, archived.tree, record, archived if archived.layer_bytes else None)
+
+    def _give_up(self, snapshot_id: SnapshotID, why: SnapshotdError) -> None:
+        """A snapshot that cannot be stored must not keep the others from it. What may be an accident is tried again, with the batch."""
+        if snapshot_id not in self._context.catalog.unstored():
+            return  # removed meanwhile
+        if isinstance(why, NotFound | DataLoss):
+            _log.error("snapshot %s is lost: it was not stored, and %s", snapshot_id, why.message)
+            self._context.catalog.set_state([snapshot_id], SnapshotState.LOST)
+            return
+        self._strikes[snapshot_id] += 1
+        if isinstance(why, InternalError) and self._strikes[snapshot_id] < _STRIKES:
+            raise why
+        _log.error("snapshot %s stays captured, it cannot be stored: %s", snapshot_id, why.message)
+        self._stuck[snapshot_id] = why
+
+    def _tree(self, snapshot: Snapshot, image: TreeID, done: dict[SnapshotID, _Done]) -> ArchivedTree:
+        """Its own layers on its base's tree; where the base has none (any more), all layers on the image's."""
+        outputs = [blob for blob in (snapshot.call.output, snapshot.call.stdout, snapshot.call.stderr) if blob is not None]
+        if snapshot.base is None:
+            return self._archiver.tree(tuple(reversed(snapshot.stack.layers)), image, outputs)
+        earlier = done.get(snapshot.base)
+        base = earlier.tree if earlier is not None else self._stored_tree(snapshot.base)
+        if base is not None:
+            try:
+                return self._archiver.tree(tuple(reversed(snapshot.stack.layers[: snapshot.own_layers])), base, outputs)
+            except (NotFound, DataLoss) as exc:
+                _log.warning("snapshot %s is archived from all its layers: %s", snapshot.id, exc.message)
+        return self._archiver.tree(tuple(reversed(snapshot.stack.layers)), image, outputs)
+
+    def _stored_tree(self, snapshot_id: SnapshotID) -> TreeID | None:
+        try:
+            return self._context.catalog.get_snapshot(snapshot_id).tree
+        except NotFound:
+            return None
+
+    def _count(self, done: dict[SnapshotID, _Done]) -> None:
+        """Changed files of those that could not be counted in their layers (a cold sandbox's)."""
+        for item in done.values():
+            current = self._current(item.snapshot.id)
+            if current is None or current.files is not None or current.parent is None:
+                continue
+            parent = self._current(current.parent)
+            if parent is not None and parent.tree is not None:
+                self._context.catalog.set_files(current.id, self._archiver.count(parent.tree, item.tree))
+
+    def _current(self, snapshot_id: SnapshotID) -> Snapshot | None:
+        try:
+            return self._context.catalog.get_snapshot(snapshot_id)
+        except NotFound:
+            return None
+
+    def _empty_spool(self, done: dict[SnapshotID, _Done]) -> None:
+        calls = [item.snapshot.call for item in done.values()]
+        mine: set[BlobID] = {blob for call in calls for blob in (call.output, call.stdout, call.stderr) if blob is not None}
+        if mine:
+            for blob in mine - self._context.catalog.unstored_blobs():
+                self._context.spool.remove(blob)
+
+

@@ -1,0 +1,121 @@
+"""A child process for work that would hold Python's interpreter lock, or that may die without taking the daemon along.
+
+The daemon answers tool calls in a few milliseconds; one busy thread in its process would add the interpreter's switch interval to every
+system call of a pivot. So such work is done in a child, at idle priority: one JSON request a line in, answers a line each out, in order:
+any number of {"progress": "..."}, then one result or {"error": {"code", "message"}}. A child dies with the daemon.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import IO, Any
+
+from snapshotd.errors import BY_CODE, InternalError, OutOfSpace, SnapshotdError
+from snapshotd.kernel import syscalls as sc
+
+Progress = Callable[[str], None]
+Serve = Callable[[dict[str, Any], Progress], dict[str, Any]]
+_NO_ROOM = (28, 122)  # ENOSPC, EDQUOT
+_NICE = 15
+
+
+class Child:
+    """The daemon's end. Starts the process at the first request, and again if it died. Thread-safe; requests are served one by one."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def ask(self, request: dict[str, Any], progress: Progress | None = None) -> dict[str, Any]:
+        """The result. Raises what the child raised, by its type; InternalError when it died (the request may be asked again)."""
+        line = json.dumps(request).encode() + b"\n"
+        with self._lock:
+            if self._closed:
+                raise InternalError("the daemon is going down")
+            process = self._process
+            if process is None or process.poll() is not None:
+                process = self._process = subprocess.Popen(
+                    self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+                )
+            answer = _exchange(process, line, progress)
+            if answer is None:
+                end(process)
+                self._process = None
+                raise InternalError(f"the worker process ended while it was asked to {request['op']}; the daemon's log says why")
+        if "error" in answer:
+            raise BY_CODE.get(answer["error"]["code"], InternalError)(answer["error"]["message"])
+        return answer
+
+    @property
+    def pid(self) -> int | None:
+        """The process that serves now, if there is one."""
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else None
+
+    def close(self) -> None:
+        """End the process, whatever it does: its work is made so that it can be cut off anywhere. Idempotent."""
+        self._closed = True
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+        with self._lock:
+            if self._process is not None:
+                end(self._process)
+                self._process = None
+
+
+def _exchange(process: subprocess.Popen[bytes], line: bytes, progress: Progress | None) -> dict[str, Any] | None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(line)
+        process.stdin.flush()
+    except BrokenPipeError:
+        return None
+    while (answer := process.stdout.readline()).endswith(b"\n"):
+        result: dict[str, Any] = json.loads(answer)
+        if "progress" not in result:
+            return result
+        if progress is not None:
+            progress(result["progress"])
+    return None
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill and reap a child and close its pipes."""
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            try:
+                stream.close()
+            except BrokenPipeError:
+                pass  # what was still to be written has no reader any more
+    process.kill()
+    process.wait()
+
+
+def serve(handler: Serve) -> None:
+    """The child's end: answer requests from standard input until it closes. Expected errors are answered, defects end the process."""
+    sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.nice(_NICE)
+    source: IO[bytes] = sys.stdin.buffer
+
+    def answer(value: dict[str, Any]) -> None:
+        sys.stdout.buffer.write(json.dumps(value).encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+    for line in source:
+        try:
+            answer(handler(json.loads(line), lambda text: answer({"progress": text})))
+        except SnapshotdError as exc:
+            answer({"error": {"code": exc.code, "message": exc.message}})
+        except OSError as exc:
+            code = OutOfSpace.__name__ if exc.errno in _NO_ROOM else InternalError.__name__
+            answer({"error": {"code": code, "message": f"{sys.argv[0]}: {exc}"}})

@@ -1,0 +1,168 @@
+"""Snapshots whose layers were evicted: they start at once all the same, and their layers come back.
+
+Everything in which a cold snapshot differs from its image is one new layer. It is written in the background (by a child process) and served
+meanwhile through FUSE; a sandbox that began on the FUSE form moves over to the real layer at its next pivot, because both have one id.
+Without FUSE (not installed, or its process cannot start) a start waits until the layer is written.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from snapshotd.engine.child import Child
+from snapshotd.engine.context import Context
+from snapshotd.errors import DataLoss, NotFound, SnapshotdError
+from snapshotd.failpoints import hit
+from snapshotd.types import ImageID, LayerID, Snapshot, SnapshotState, Stack, TreeID, new_id, short
+
+_log = logging.getLogger(__name__)
+
+
+class LazyLayers(Protocol):
+    """The FUSE mount that serves layers that are not there yet (fuse/lazy.py)."""
+
+    def open_layer(self, tree: TreeID, below: TreeID, shift: int) -> int:
+        """O_PATH descriptor of the layer that makes `tree` of `below`, its ids shifted up by `shift`. Starts the mount if need be. OSError,
+        Unsupported."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Rebuilt:
+    """One layer that came back, or is about to."""
+
+    layer: LayerID
+    done: threading.Event = field(default_factory=threading.Event)
+    failure: SnapshotdError | None = None
+
+
+class Cold:
+    """Gives any readable snapshot a stack that can be mounted now. Thread-safe."""
+
+    def __init__(self, context: Context, merged: Callable[[Stack], Stack], rebuilder: Child, lazy: LazyLayers | None) -> None:
+        self._context, self._merged, self._rebuilder, self._lazy = context, merged, rebuilder, lazy
+        self._lock = threading.Lock()
+        self._rebuilt: dict[tuple[ImageID, TreeID], _Rebuilt] = {}
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    def take(self, snapshot: Snapshot) -> Stack:
+        """A stack with the snapshot's files, all of it there and held; the caller releases its layers. DataLoss, OutOfSpace."""
+        store = self._context.store
+        if snapshot.state is not SnapshotState.PRUNED:
+            for stack in (self._merged(snapshot.stack), snapshot.stack):
+                if store.hold(stack.layers):
+                    return stack
+        if snapshot.tree is None:
+            raise gone(snapshot)
+        return self._cold(snapshot, snapshot.tree)
+
+    def trees(self) -> set[TreeID]:
+        """The trees of layers that are being written or served."""
+        with self._lock:
+            return {tree for (_, tree), item in self._rebuilt.items() if not item.done.is_set() or item.failure is not None}
+
+    def is_hot(self, snapshot: Snapshot) -> bool:
+        """Whether the snapshot's layers are all there."""
+        hot = self._context.store.hold(snapshot.stack.layers)
+        if hot:
+            self._context.store.release(snapshot.stack.layers)
+        return hot
+
+    def close(self) -> None:
+        """Stop rebuilding; what is not finished is begun again when it is wanted. Idempotent."""
+        with self._lock:
+            self._closed = True
+            threads, self._threads = self._threads, []
+        self._rebuilder.close()
+        for thread in threads:
+            thread.join()
+        if self._lazy is not None:
+            self._lazy.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------------------------
+
+    def _cold(self, snapshot: Snapshot, tree: TreeID) -> Stack:
+        image = self._context.image(snapshot.stack.image)
+        if image is None or image.tree is None:
+            raise DataLoss(f"the image of snapshot {short(snapshot.id)} is missing, so it cannot be started; `snapshotd restore` its files")
+        if tree == image.tree:
+            return Stack(image.id)
+        with self._lock:
+            rebuilt = self._rebuilt.get((image.id, tree))
+            if rebuilt is None or rebuilt.failure is not None or not self._context.store.hold([rebuilt.layer]):
+                rebuilt = self._begin(image.id, tree, image.tree)
+        if self._context.store.lazy(rebuilt.layer) is None or self._lazy is None:
+            rebuilt.done.wait()
+            if rebuilt.failure is not None:
+                self._context.store.release([rebuilt.layer])
+                raise rebuilt.failure
+        return Stack(image.id, (rebuilt.layer,))
+
+    def _begin(self, image: ImageID, tree: TreeID, below: TreeID) -> _Rebuilt:
+        """Announce the layer, held once, and start writing it."""
+        store, lazy = self._context.store, self._lazy
+        rebuilt = _Rebuilt(LayerID(new_id()))
+        if lazy is not None:
+            try:
+                os.close(lazy.open_layer(tree, below, 0))
+            except (OSError, SnapshotdError) as exc:
+                _log.warning("cold snapshots start only when their files are written: %s", exc)
+                self._lazy = None
+        store.expect(rebuilt.layer, lambda shift: self._open(tree, below, shift))
+        store.hold([rebuilt.layer])
+        self._rebuilt[image, tree] = rebuilt
+        thread = threading.Thread(target=self._write, args=(rebuilt, tree, below), name="rebuild-layer")
+        self._threads = [t for t in self._threads if t.is_alive()]
+        self._threads.append(thread)
+        thread.start()
+        return rebuilt
+
+    def _open(self, tree: TreeID, below: TreeID, shift: int) -> int:
+        if self._lazy is None:
+            raise FileNotFoundError(f"the layer of tree {tree} is not written yet")
+        return self._lazy.open_layer(tree, below, shift)
+
+    def _write(self, rebuilt: _Rebuilt, tree: TreeID, below: TreeID) -> None:
+        store = self._context.store
+        made: LayerID | None = None
+        try:
+            made = store.create()
+            answer = self._rebuilder.ask({"op": "rebuild", "tree": tree, "below": below, "layer": made})
+            for warning in answer["warnings"]:
+                _log.warning("layer of tree %s: %s", tree, warning)
+            store.drop_work(made)
+            store.note_size(made, answer["bytes"])
+            hit("engine.cold.built")
+            store.publish(made, rebuilt.layer)
+        except SnapshotdError as exc:
+            rebuilt.failure = exc
+            if not self._closed:
+                _log.error("the layer of tree %s cannot be written: %s", tree, exc.message)
+            if made is not None:
+                store.remove(made)
+            if self._lazy is None:
+                store.forget(rebuilt.layer)
+        finally:
+            rebuilt.done.set()
+
+
+def gone(snapshot: Snapshot) -> SnapshotdError:
+    """Why a snapshot has no files (any more)."""
+    if snapshot.state is SnapshotState.PRUNED:
+        return NotFound(
+            f"the files of snapshot {short(snapshot.id)} were given up by the retention policy; its call and conversation are still there, "
+            f"`snapshotd log {short(snapshot.trajectory)}` shows which snapshots have theirs"
+        )
+    if snapshot.state is SnapshotState.LOST:
+        return DataLoss(
+            f"snapshot {short(snapshot.id)} was lost when the machine went down before it was stored, or is damaged; "
+            f"`snapshotd log {short(snapshot.trajectory)}` shows the last good one before it"
+        )
+    return DataLoss(f"a layer of snapshot {short(snapshot.id)} is missing, and it was not stored yet; restore the state from a backup")

@@ -1,0 +1,420 @@
+"""Taking a bundle in: every layer through the hardened ingest into a layer of ours, every output into the spool, and then, when the whole
+bundle was read and its checksum is right, everything into the catalog in one transaction.
+
+The bundle is hostile. It decides what its snapshots contain and nothing else: runtime, network and limits are the importer's, sandboxes
+see ids and mounts as those of any other snapshot, overlay's attributes are left out, and what is here already is never replaced.
+
+A bundle without `since` stands on an empty image. One with `since` stands on that snapshot, which must be here; it becomes a trajectory
+that was forked there. Snapshots keep their ids, so that the next bundle finds the one it stands on; a trajectory keeps its id and name
+when they are free. Imported snapshots are `captured`, and are stored like any others.
+
+    write order: layers and outputs, then the rows                                                            <- the commit point
+    what a crash leaves before that is rubbish which the next start removes
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import IO
+
+from snapshotd.catalog.base import SnapshotRow
+from snapshotd.engine import records
+from snapshotd.engine.base import Imported, ProgressSink
+from snapshotd.engine.bundle import BundleReader
+from snapshotd.engine.context import Context
+from snapshotd.errors import Conflict, DataLoss, LimitExceeded, NotFound, OutOfSpace, UsageError
+from snapshotd.failpoints import hit
+from snapshotd.layers.ingest import TarLimits, ingest_tar
+from snapshotd.layers.merge import merge
+from snapshotd.layers.tar_reader import BLOCK
+from snapshotd.repo.base import Reader
+from snapshotd.types import (
+    NAME_PATTERN,
+    AgentSpec,
+    BlobID,
+    Image,
+    ImageID,
+    LayerID,
+    SandboxSpec,
+    Snapshot,
+    SnapshotID,
+    SnapshotState,
+    Stack,
+    ToolCall,
+    Trajectory,
+    TrajectoryID,
+    TrajectoryStatus,
+    new_id,
+    short,
+)
+
+BaseImage = Callable[[tuple[tuple[str, str], ...], str], Image]
+"""Gives the image with nothing in it that has these defaults (environment, working directory); made once for each pair. The defaults are
+the bundle's, checked."""
+
+FAN_IN = 16
+"""So many neighbours become one layer: a stack of 10,000 snapshots stays below 50."""
+MAX_TRAJECTORIES = 1000
+_ENV_LIMIT, _TEXT_LIMIT_BYTES = 1000, 128 << 10
+_WARNINGS_LIMIT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class BundleLimits:
+    """Bounds of one bundle, unpacked: its bytes, and the entries of all its layers together."""
+
+    bytes: int = 256 << 30
+    entries: int = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What is remembered of a snapshot until the rows are written. `record`: where its record lies in the file of records."""
+
+    record: tuple[int, int]
+    id: SnapshotID
+    parent: SnapshotID | None
+    trajectory: TrajectoryID
+    stack: Stack
+    state: SnapshotState
+    base: SnapshotID | None
+    own_layers: int
+
+
+@dataclass(slots=True)
+class _Line:
+    """Where the line of snapshots stands: the last one, the last one with files, and the layers of that."""
+
+    stack: Stack
+    parent: SnapshotID | None = None
+    base: SnapshotID | None = None
+    messages: int = 0
+    seq: int = -1
+    whole: bool = True
+    """Nothing lies below: the next layer is a whole tree."""
+    levels: list[int] = field(default_factory=list)
+    """How often each of our layers on top of the stack was merged, newest first; the whole tree is not among them."""
+
+
+def import_bundle(
+    context: Context, read: Reader, *, name: str | None, policy: SandboxSpec, base_image: BaseImage, progress: ProgressSink,
+    limits: BundleLimits | None = None,
+) -> Imported:  # fmt: skip
+    """Take a bundle in, all or nothing. `policy`: what every imported trajectory gets but its image. `name`: for the last trajectory.
+
+    The snapshots are `captured` when this returns; the caller has them archived. UsageError (malformed, damaged, cut off), NotFound (the
+    snapshot it builds on), Conflict (a snapshot or `name` is here already; the base lost its files), LimitExceeded, OutOfSpace,
+    VersionMismatch.
+    """
+    with tempfile.TemporaryFile(dir=context.state_dir) as kept:
+        importer = _Importer(context, policy, base_image, kept, limits or BundleLimits())
+        try:
+            return importer.run(read, name, progress)
+        except OSError as exc:
+            if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise OutOfSpace("the bundle cannot be taken in: the state directory's disk is full; free space and try again") from exc
+        finally:
+            importer.end()
+
+
+class _Importer:
+    def __init__(self, context: Context, policy: SandboxSpec, base_image: BaseImage, kept: IO[bytes], limits: BundleLimits) -> None:
+        self._context, self._store = context, context.store
+        self._policy, self._base_image, self._limits = policy, base_image, limits
+        self._kept = kept
+        self._image = ImageID("")
+        self._image_defaults: tuple[tuple[tuple[str, str], ...], str] = ((), "/workspace")
+        self._made: list[LayerID] = []
+        self._outputs: dict[BlobID, BlobID] = {}
+        self._taken: list[_Taken] = []
+        self._trajectories: dict[TrajectoryID, Trajectory] = {}
+        """By the id they have in the bundle."""
+        self._warnings: list[str] = []
+        self._unlisted = 0
+        self._bytes = self._entries = 0
+        self._unpin: Callable[[], None] = lambda: None
+        self._committed = False
+
+    def run(self, read: Reader, name: str | None, progress: ProgressSink) -> Imported:
+        reader = BundleReader(read, self._limits.bytes)
+        self._check_free(reader.snapshots, name)
+        line = self._begin(reader.since)
+        for number, snapshot_id in enumerate(reader.snapshots):
+            progress(f"snapshot {number + 1} of {len(reader.snapshots)}")
+            self._snapshot(reader, number, snapshot_id, line)
+        reader.finish()
+        hit("engine.import.ingested")
+        trajectories = self._commit(reader.since, name)
+        hit("engine.import.committed")
+        if self._unlisted:
+            self._warnings.append(f"{self._unlisted} more warnings are not listed")
+        return Imported(trajectories, len(self._taken), tuple(self._warnings))
+
+    def end(self) -> None:
+        """Let go of everything. What no row needs is removed: all layers after a failure, else those that were only made to be merged.
+        Outputs stay in the spool, where others may have come to need them; the next start removes them."""
+        self._unpin()
+        needed = {layer for taken in self._taken for layer in taken.stack.layers} if self._committed else set()
+        for layer in self._made:
+            if layer in needed:
+                self._store.unpin([layer])
+            else:
+                self._store.remove(layer)
+
+    # -- before anything is taken ----------------------------------------------------------------------------------------------
+
+    def _check_free(self, snapshots: tuple[SnapshotID, ...], name: str | None) -> None:
+        if name is not None and not NAME_PATTERN.fullmatch(name):
+            raise UsageError(f"{name[:80]!r} cannot be a name; use letters, digits, '.', '_' and '-', beginning with a letter or digit")
+        for snapshot_id in snapshots:
+            try:
+                self._context.catalog.get_snapshot(snapshot_id)
+            except NotFound:
+                continue
+            raise Conflict(f"snapshot {short(snapshot_id)} of the bundle is here already; import one that begins after it (--since)")
+        if name is not None and any(trajectory.name == name for trajectory in self._context.catalog.trajectories()):
+            raise Conflict(f"the name {name} belongs to another trajectory; choose another name")
+
+    def _begin(self, since: SnapshotID | None) -> _Line:
+        if since is None:
+            return _Line(Stack(ImageID("")))
+        try:
+            base, self._unpin = self._context.pins.pin(since)
+        except NotFound as exc:
+            raise NotFound(f"the bundle builds on snapshot {since}, which is not here; import the bundle that holds it first") from exc
+        if base.state in (SnapshotState.LOST, SnapshotState.PRUNED):
+            raise Conflict(f"the bundle builds on snapshot {short(since)}, whose files are gone ({base.state}); import a whole bundle")
+        return _Line(base.stack, since, since, base.messages, base.seq, whole=False)
+
+    # -- one snapshot ----------------------------------------------------------------------------------------------------------
+
+    def _snapshot(self, reader: BundleReader, number: int, snapshot_id: SnapshotID, line: _Line) -> None:
+        data = reader.record(number)
+        record = _decoded(data)
+        snapshot = record.snapshot
+        first = number == 0 and reader.since is None
+        expected = line.messages + len(record.messages)
+        if snapshot.id != snapshot_id or (not first and snapshot.parent != line.parent) or snapshot.messages != expected:
+            raise UsageError(f"the bundle is malformed: the record of snapshot {short(snapshot_id)} does not fit into its line")
+        trajectory = self._trajectory(record, line)
+        if first:
+            self._image_defaults = (_checked_env(record.image.env), _checked_text(record.image.workdir))
+        has_files = snapshot.state is SnapshotState.STORED
+        self._take_outputs(reader, snapshot)
+        own_layers = self._layer(reader, number, line, has_files=has_files)
+        state = SnapshotState.CAPTURED if has_files else snapshot.state
+        self._taken.append(
+            _Taken(self._keep(data), snapshot_id, line.parent, trajectory.id, line.stack, state, line.base, own_layers)
+        )  # fmt: skip
+        line.parent, line.messages, line.seq = snapshot_id, snapshot.messages, snapshot.seq
+        if has_files:
+            line.base = snapshot_id
+
+    def _keep(self, data: bytes) -> tuple[int, int]:
+        offset = self._kept.seek(0, os.SEEK_END)
+        self._kept.write(data)
+        return offset, len(data)
+
+    def _trajectory(self, record: records.Record, line: _Line) -> Trajectory:
+        """The trajectory the snapshot is in: the last one, or one that begins here."""
+        theirs, seq = record.trajectory, record.snapshot.seq
+        last = next(reversed(self._trajectories), None)
+        if theirs.id == last and seq > line.seq:
+            return self._trajectories[theirs.id]
+        if theirs.id in self._trajectories:
+            raise UsageError("the bundle is malformed: its snapshots are not in the order of their trajectories")
+        if len(self._trajectories) >= MAX_TRAJECTORIES:
+            raise LimitExceeded(f"the bundle holds more than {MAX_TRAJECTORIES} trajectories; export fewer at a time, with --since")
+        ours = theirs.id
+        try:
+            self._context.catalog.get_trajectory(ours)
+            ours = TrajectoryID(new_id())
+        except NotFound:
+            pass
+        made = Trajectory(
+            ours, theirs.name, self._policy, _checked_agent(theirs.agent), record.snapshot.id, TrajectoryStatus.STOPPED,
+            theirs.created_at_ns, line.parent, env=_checked_env(theirs.env),
+        )  # fmt: skip
+        self._trajectories[theirs.id] = made
+        return made
+
+    def _take_outputs(self, reader: BundleReader, snapshot: Snapshot) -> None:
+        wanted = set(_blobs(snapshot.call))
+        for blob in reader.outputs():
+            if blob not in wanted or blob in self._outputs:
+                raise UsageError(f"the bundle is malformed: nobody has asked for the output {blob}")
+            with self._context.spool.writer() as writer:
+                for piece in reader.pieces():
+                    writer.write(piece)
+                self._outputs[blob] = writer.save()
+        if not wanted <= self._outputs.keys():
+            raise UsageError(f"the bundle is malformed: an output of snapshot {short(snapshot.id)} is missing in it")
+
+    # -- layers ----------------------------------------------------------------------------------------------------------------
+
+    def _layer(self, reader: BundleReader, number: int, line: _Line, *, has_files: bool) -> int:
+        """Take the snapshot's layer, if it has one, on top of the line's stack. Returns how many it has of its own."""
+        stream = reader.layer(number)
+        if stream is None:
+            if has_files and line.whole:
+                raise UsageError("the bundle is malformed: it lacks the files of its first snapshot")
+            return 0
+        if not has_files:
+            raise UsageError("the bundle is malformed: it holds files of a snapshot that has none")
+        self._compact(line)
+        layer = self._create()
+        fd = self._store.read_upper(layer)
+        try:
+            limits = TarLimits(self._limits.entries - self._entries, self._limits.bytes - self._bytes)
+            report = ingest_tar(stream, fd, oci_whiteouts=False, overlay_marks=not line.whole, limits=limits)
+        finally:
+            os.close(fd)
+        if stream.read(BLOCK).strip(b"\0") or stream.read(1):  # the second half of the end marker
+            raise UsageError("the bundle is malformed: something follows the end of a layer")
+        self._store.drop_work(layer)
+        self._entries += report.files + report.directories
+        self._bytes += report.bytes
+        for warning in report.warnings:
+            self._warn(f"snapshot {number + 1}: {warning}")
+        line.stack = line.stack.push(layer)
+        if not line.whole:
+            line.levels.insert(0, 0)
+        line.whole = False
+        return 1
+
+    def _compact(self, line: _Line) -> None:
+        """Merge runs of neighbours on top of the stack, as often as there is one: the kernel takes 500 layers, and every snapshot's row
+        lists its own."""
+        layers = line.stack.layers
+        while (end := _run(line.levels)) is not None:
+            start = end - FAN_IN
+            merged = self._create()
+            fds: list[int] = []
+            try:
+                fds.extend(self._store.read_upper(layer) for layer in layers[start:end])
+                target = self._store.read_upper(merged)
+                fds.append(target)
+                merge(fds[:-1], target)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            self._store.drop_work(merged)
+            layers = (*layers[:start], merged, *layers[end:])
+            line.levels[start:end] = [line.levels[start] + 1]
+        line.stack = Stack(line.stack.image, layers)
+
+    def _create(self) -> LayerID:
+        layer = self._store.create()
+        self._made.append(layer)
+        return layer
+
+    def _warn(self, sentence: str) -> None:
+        if len(self._warnings) < _WARNINGS_LIMIT:
+            self._warnings.append(sentence)
+        else:
+            self._unlisted += 1
+
+    # -- the rows --------------------------------------------------------------------------------------------------------------
+
+    def _commit(self, since: SnapshotID | None, name: str | None) -> tuple[Trajectory, ...]:
+        catalog = self._context.catalog
+        if since is None:
+            self._image = self._base_image(*self._image_defaults).id
+        else:
+            self._image = catalog.get_snapshot(since).stack.image
+        heads = {taken.trajectory: taken.id for taken in self._taken}
+        names = {trajectory.name for trajectory in catalog.trajectories()}
+        trajectories = []
+        for made in self._trajectories.values():
+            own = made.name
+            if made is next(reversed(self._trajectories.values())) and name is not None:
+                own = name
+            elif own is not None and own in names:
+                self._warn(f"the trajectory {own} was imported without its name, which another one has here")
+                own = None
+            names.add(own)
+            spec = replace(self._policy, image=self._image)
+            trajectories.append(replace(made, name=own, spec=spec, head=heads[made.id]))
+        catalog.restore_rows([], trajectories, self._rows())
+        self._committed = True
+        return tuple(trajectories)
+
+    def _rows(self) -> Iterator[SnapshotRow]:
+        for taken in self._taken:
+            self._kept.seek(taken.record[0])
+            record = _decoded(self._kept.read(taken.record[1]))
+            theirs = record.snapshot
+            snapshot = Snapshot(
+                taken.id, taken.parent, taken.trajectory, theirs.seq, Stack(self._image, taken.stack.layers), self._call(theirs.call),
+                theirs.messages, taken.state, theirs.pause_ns, theirs.created_at_ns, theirs.method, theirs.files,
+                base=taken.base, own_layers=taken.own_layers,
+            )  # fmt: skip
+            yield SnapshotRow(snapshot, record.messages)
+
+    def _call(self, call: ToolCall) -> ToolCall:
+        output, stdout, stderr = (None if blob is None else self._outputs[blob] for blob in (call.output, call.stdout, call.stderr))
+        return replace(call, output=output, stdout=stdout, stderr=stderr)
+
+
+def _run(levels: list[int]) -> int | None:
+    """The end of the oldest run of `FAN_IN` neighbours that were merged equally often."""
+    end = len(levels)
+    while end >= FAN_IN:
+        start = end
+        while start > 0 and levels[start - 1] == levels[end - 1]:
+            start -= 1
+        if end - start >= FAN_IN:
+            return end
+        end = start
+    return None
+
+
+def _blobs(call: ToolCall) -> list[BlobID]:
+    return [blob for blob in (call.output, call.stdout, call.stderr) if blob is not None]
+
+
+def _decoded(data: bytes) -> records.Record:
+    try:
+        return records.decode(data)
+    except DataLoss as exc:
+        raise UsageError(f"the bundle is malformed: {exc.message.partition(': run ')[0]}") from exc
+
+
+def _checked_text(text: str) -> str:
+    if "\0" in text or len(text) > 4095 or not text.startswith("/") or not _is_unicode(text):
+        raise UsageError("the bundle is malformed: a working directory in it is not an absolute path")
+    return text
+
+
+def _checked_env(env: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    size = sum(len(name) + len(value) for name, value in env)
+    if len(env) > _ENV_LIMIT or size > _TEXT_LIMIT_BYTES:
+        raise LimitExceeded(f"an environment in the bundle has more than {_ENV_LIMIT} entries or {_TEXT_LIMIT_BYTES} characters")
+    for name, value in env:
+        if not name or "=" in name or "\0" in name + value or not _is_unicode(name + value):
+            raise UsageError("the bundle is malformed: an environment in it cannot be given to a program")
+    return env
+
+
+def _checked_agent(agent: AgentSpec | None) -> AgentSpec | None:
+    if agent is None:
+        return None
+    text = "".join(agent.argv)
+    if len(text) > _TEXT_LIMIT_BYTES:
+        raise LimitExceeded(f"a command line in the bundle has more than {_TEXT_LIMIT_BYTES} characters")
+    if not agent.argv or agent.program > len(agent.argv) or "\0" in text or not _is_unicode(text):
+        raise UsageError("the bundle is malformed: a command line in it cannot be run")
+    return AgentSpec(agent.argv, agent.program, _checked_text(agent.cwd), _checked_env(agent.env))
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,57 @@
+"""Snapshots that somebody is about to use, or is reading: a prune leaves them alone, and decides while none is being taken."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from snapshotd.types import Snapshot, SnapshotID, TreeID
+
+
+class Pins:
+    """Thread-safe. `read` gives a snapshot's present state (it may have been pruned a moment ago)."""
+
+    def __init__(self, read: Callable[[SnapshotID], Snapshot]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._pinned: Counter[SnapshotID] = Counter()
+        self._trees: Counter[TreeID] = Counter()
+
+    def pin(self, snapshot_id: SnapshotID) -> tuple[Snapshot, Callable[[], None]]:
+        """The snapshot as it is now, and what lets go of it (call once). Its files stay until then, even if it is removed. NotFound."""
+        with self._lock:
+            snapshot = self._read(snapshot_id)
+            self._pinned[snapshot_id] += 1
+            if snapshot.tree is not None:
+                self._trees[snapshot.tree] += 1
+        return snapshot, lambda: self._unpin(snapshot)
+
+    @contextmanager
+    def pinned(self, snapshot_id: SnapshotID) -> Iterator[Snapshot]:
+        """`pin` for the length of a block."""
+        snapshot, unpin = self.pin(snapshot_id)
+        try:
+            yield snapshot
+        finally:
+            unpin()
+
+    @contextmanager
+    def frozen(self) -> Iterator[set[SnapshotID]]:
+        """What is pinned, and for the length of the block nothing more is."""
+        with self._lock:
+            yield set(self._pinned)
+
+    def trees(self) -> set[TreeID]:
+        """The trees of what is pinned."""
+        with self._lock:
+            return set(self._trees)
+
+    def _unpin(self, snapshot: Snapshot) -> None:
+        with self._lock:
+            self._pinned[snapshot.id] -= 1
+            self._pinned += Counter()  # drops what is at zero
+            if snapshot.tree is not None:
+                self._trees[snapshot.tree] -= 1
+                self._trees += Counter()

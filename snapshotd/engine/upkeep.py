@@ -1,0 +1,195 @@
+"""Keeping the repository small and whole: prune, check, repair, usage. One at a time.
+
+A prune goes in the reverse order of storing: first the catalog says `pruned` and is flushed, then the packs are collected, then layers that
+nobody needs go. Cut off anywhere, the next one finishes it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from snapshotd.engine import retention
+from snapshotd.engine.archive import Archive
+from snapshotd.engine.archiver import Archiver
+from snapshotd.engine.base import CheckReport, Damage, ProgressSink, PrunedSnapshot, PruneReport, RepairReport, RetentionPolicy, Usage
+from snapshotd.engine.cold import Cold
+from snapshotd.engine.context import Context
+from snapshotd.engine.retention import Decision
+from snapshotd.failpoints import hit
+from snapshotd.repo.base import CheckResult, Roots
+from snapshotd.types import BlobID, RecordID, Snapshot, SnapshotID, SnapshotState, TreeID, short
+
+READERS = "reader"
+"""Owner of a tree that only a reader, or a layer that is being written, still needs."""
+
+
+class Upkeep:
+    """See the module's text. `running`: the snapshots that live sandboxes stand on. `evict`: bring the layers within their budget, and
+    say how many bytes that gave up."""
+
+    def __init__(
+        self, context: Context, archive: Archive, archiver: Archiver, cold: Cold, running: Callable[[], set[SnapshotID]],
+        evict: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self._context, self._archive, self._archiver, self._cold, self._pins = context, archive, archiver, cold, context.pins
+        self._running, self._evict = running, evict
+        self._one_at_a_time = threading.Lock()
+
+    # -- prune -----------------------------------------------------------------------------------------------------------------
+
+    def prune(self, policy: RetentionPolicy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink) -> PruneReport:
+        """See `Engine.prune`."""
+        with self._one_at_a_time:
+            progress("deciding what goes")
+            decisions = self._decide(policy, progress)
+            if not dry_run:
+                decisions = self._record(decisions)
+            gone = [d for d in decisions if not d.keep]
+            without = {d.snapshot.id for d in gone}
+            progress("collecting what nothing refers to")
+            reclaimed = self._archiver.prune(self._roots(without), grace_s=grace_s, dry_run=dry_run, progress=progress)
+            lines = tuple(
+                PrunedSnapshot(d.snapshot.id, d.snapshot.trajectory, d.snapshot.seq, d.snapshot.created_at_ns, d.reason) for d in gone
+            )
+            evicted = 0 if dry_run else self._evict()
+            kept = sum(d.keep and d.snapshot.state in (SnapshotState.STORED, SnapshotState.CAPTURED) for d in decisions)
+            return PruneReport(dry_run, lines, kept, reclaimed.freed_bytes, evicted, reclaimed.packs_bytes)
+
+    def _decide(self, policy: RetentionPolicy | None, progress: ProgressSink) -> list[Decision]:
+        with self._pins.frozen() as pinned:
+            protected = retention.protected(self._context.catalog, self._running() | pinned)
+        decisions: list[Decision] = []
+        now = time.time_ns()
+        for trajectory in self._context.catalog.trajectories():
+            rules = policy or retention.get_policy(self._context.catalog, trajectory.id)
+            own = self._context.catalog.snapshots(trajectory.id)
+            decisions += retention.plan(own, rules, protected=protected, now_ns=now)
+        limit = (policy or retention.get_policy(self._context.catalog, None)).max_bytes
+
+        def size(kept: set[SnapshotID]) -> int:
+            without = {d.snapshot.id for d in decisions} - kept
+            # Without grace: what is too young to go now goes with the next prune, and counts as gone here.
+            return self._archiver.prune(self._roots(without), grace_s=0, dry_run=True, progress=progress).packs_bytes
+
+        return retention.trim(decisions, size, limit)
+
+    def _record(self, decisions: list[Decision]) -> list[Decision]:
+        """Make the decisions true in the catalog. What came into use since they were made stays after all."""
+        catalog = self._context.catalog
+        with self._pins.frozen() as pinned:
+            protected = retention.protected(catalog, self._running() | pinned)
+            decisions = [replace(d, keep=d.keep or d.snapshot.id in protected) for d in decisions]
+            catalog.set_pruned([d.snapshot.id for d in decisions if not d.keep])
+            catalog.flush()
+        hit("engine.prune.recorded")
+        return decisions
+
+    # -- what must stay ----------------------------------------------------------------------------------------------------------
+
+    def _roots(self, without: Iterable[SnapshotID] = ()) -> Roots:
+        """Everything the catalog refers to, and what is being read; `without` the files of some snapshots."""
+        catalog = self._context.catalog
+        left_out = set(without)
+        trees: dict[TreeID, str] = dict.fromkeys(self._pins.trees() | self._cold.trees(), READERS)
+        contents: dict[BlobID, str] = {}
+        for snapshot in catalog.all_snapshots():
+            if snapshot.tree is not None and snapshot.id not in left_out:
+                trees.setdefault(snapshot.tree, snapshot.id)
+            if snapshot.state in (SnapshotState.STORED, SnapshotState.PRUNED):
+                for blob in (snapshot.call.output, snapshot.call.stdout, snapshot.call.stderr):
+                    if blob is not None:
+                        contents.setdefault(blob, snapshot.id)
+        for image in catalog.images():
+            if image.tree is not None:
+                trees[image.tree] = image.id
+        records: dict[RecordID, str] = dict.fromkeys(catalog.referenced_records(), "")
+        return Roots(trees, contents, records)
+
+    # -- check and repair ----------------------------------------------------------------------------------------------------------
+
+    def check(self, *, read_data: bool, progress: ProgressSink) -> CheckReport:
+        """See `Engine.check`."""
+        with self._one_at_a_time:
+            result = self._archiver.check(self._roots(), read_data=read_data, progress=progress)
+            return self._report(result)
+
+    def _report(self, result: CheckResult) -> CheckReport:
+        snapshots = {s.id: s for s in self._context.catalog.all_snapshots()}
+        damages = tuple(
+            Damage(f.pack, f.object_id, f.what, SnapshotID(f.owner) if f.owner in snapshots else None, f.path) for f in result.faults
+        )
+        return CheckReport(result.objects, result.packs, result.bytes_read, damages, tuple(self._damaged(result, snapshots.values())))
+
+    def _damaged(self, result: CheckResult, snapshots: Iterable[Snapshot]) -> list[SnapshotID]:
+        """All snapshots whose files or outputs a bad owner stands for: several can share one tree, of which only one is named."""
+        owners = set(result.owners)
+        by_id = {s.id: s for s in snapshots}
+        bad = [by_id[SnapshotID(owner)] for owner in owners if SnapshotID(owner) in by_id]
+        trees = {s.tree for s in bad if s.tree is not None}
+        outputs = {blob for s in bad for blob in _outputs(s)}
+        return [s.id for s in by_id.values() if s.id in owners or s.tree in trees or outputs.intersection(_outputs(s))]
+
+    def repair(self, progress: ProgressSink) -> RepairReport:
+        """See `Engine.repair`."""
+        with self._one_at_a_time:
+            repaired = self._archiver.repair(progress)
+            progress("checking every byte")
+            result = self._archiver.check(self._roots(), read_data=True, progress=progress)
+            actions = list(repaired.actions)
+            for image in self._context.catalog.images():
+                if image.id in result.owners:
+                    self._archiver.image(image.id)
+                    self._archiver.flush()
+                    actions.append(f"image {image.name or short(image.id)} was stored again from its directory")
+            snapshots = [self._context.catalog.get_snapshot(s) for s in self._damaged(result, self._context.catalog.all_snapshots())]
+            hot = [s for s in snapshots if s.state is SnapshotState.STORED and self._cold.is_hot(s)]
+            lost = [s for s in snapshots if s.state is SnapshotState.STORED and s not in hot]
+            if hot:
+                progress(f"storing {len(hot)} snapshots again from their layers")
+                self._context.catalog.set_state([s.id for s in hot], SnapshotState.CAPTURED)
+                self._archive.wait()
+                actions += [f"snapshot {short(s.id)} was stored again from its layers" for s in hot]
+            if lost:
+                self._context.catalog.set_state([s.id for s in lost], SnapshotState.LOST)
+                actions += [f"snapshot {short(s.id)} was marked as lost: a part of it is damaged and nowhere else" for s in lost]
+            self._context.catalog.flush()
+            return RepairReport(tuple(actions), tuple(s.id for s in lost))
+
+    # -- usage -----------------------------------------------------------------------------------------------------------------
+
+    def usage(self, budget: int) -> Usage:
+        """See `Engine.usage`."""
+        context = self._context
+        states = Counter(str(s.state) for s in context.catalog.all_snapshots())
+        return Usage(
+            layer_bytes=sum(size for size, _ in context.store.sizes().values()), layer_budget_bytes=budget,
+            repository_bytes=self._packs_bytes(), spool_bytes=_directory_bytes(str(context.state_dir / "repo" / "blobs")),
+            states=tuple(sorted(states.items())), unarchived=self._archive.backlog,
+        )  # fmt: skip
+
+    def _packs_bytes(self) -> int:
+        return self._context.repo.stored_bytes()
+
+
+def _outputs(snapshot: Snapshot) -> tuple[BlobID, ...]:
+    call = snapshot.call
+    return tuple(blob for blob in (call.output, call.stdout, call.stderr) if blob is not None)
+
+
+def _directory_bytes(path: str) -> int:
+    """Of all files below, ours alone: nobody else writes here."""
+    total = 0
+    for directory, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(directory, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue  # archived meanwhile
+    return total
+
+

@@ -1,0 +1,90 @@
+"""The lazy lower layer: a cold snapshot's difference from its image as a directory for overlayfs, at once, through FUSE.
+
+One child process serves all layers. Its death hurts whoever reads through it (ENOTCONN at once) and nobody else: `start` again makes a
+new mount. Only names that lie below the mount are asked for with a deadline, because the daemon would wait for its own child.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from snapshotd.errors import SandboxFailed
+from snapshotd.fuse.child import Child
+from snapshotd.fuse.lazy_layers import layer_name
+from snapshotd.kernel import mounts
+from snapshotd.types import TreeID
+
+_log = logging.getLogger(__name__)
+
+OPEN_DEADLINE_S = 10.0
+
+
+class LazyMount:
+    """`command` starts the process (see server.serve_lazy); the mount point is added to it as its last argument.
+
+    `mount_point` lies in a directory that only root may enter; it is made if missing. Thread-safe.
+    """
+
+    def __init__(self, command: Sequence[str], mount_point: Path) -> None:
+        self._command = [*command, str(mount_point)]
+        self._point = mount_point
+        self._child: Child | None = None
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Mount, unless it is mounted and alive. What a dead process left is detached first. Takes about 0.5 s: a Python starts.
+        Unsupported where FUSE does not work."""
+        self._started()
+
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        child = self._child
+        return child is not None and child.alive()
+
+    @property
+    def pid(self) -> int | None:
+        """The process that serves, if it runs."""
+        child = self._child
+        return child.pid if child is not None and child.alive() else None
+
+    def open_layer(self, tree: TreeID, below: TreeID, shift: int) -> int:
+        """The root of what `tree` changes over `below`, as an O_PATH descriptor: a lower layer for `kernel.mounts.overlay`, to be put
+        directly above that of `below`. The caller closes it. Ids are shifted by `shift` already: it must not be id-mapped.
+        Mounts if need be, with the errors of `start`; SandboxFailed when the process does not answer in `OPEN_DEADLINE_S` (it is killed
+        then), or cannot read the trees."""
+        child = self._started()
+        guard = threading.Timer(OPEN_DEADLINE_S, child.kill)
+        guard.start()
+        try:
+            name = layer_name(tree, below, shift)
+            return os.open(os.fsencode(self._point) + b"/" + name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as exc:
+            raise SandboxFailed(f"snapshot tree {tree[:12]} cannot be read through FUSE: {exc.strerror}; the log says why") from exc
+        finally:
+            guard.cancel()
+
+    def close(self) -> None:
+        """Unmount and end the process. Whoever still uses a layer gets ENOTCONN. Idempotent."""
+        with self._lock:
+            self._end()
+
+    def _started(self) -> Child:
+        with self._lock:
+            if self._child is None or not self._child.alive():
+                self._end()
+                self._point.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._child = Child(self._command)
+            return self._child
+
+    def _end(self) -> None:
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+        point = os.path.join(os.path.realpath(self._point.parent), self._point.name)  # not the point itself: it may be dead
+        for found in mounts.read_mountinfo():
+            if found.point == os.fsencode(point) and found.fs_type.startswith("fuse"):
+                mounts.detach(found.point)

@@ -1,0 +1,151 @@
+"""Mounting, serving and unmounting one file system, in a process of its own.
+
+The process that starts this one holds its standard input: when that closes (also because its holder was killed), the mount goes and the
+process ends. It says `mounted` on standard output when the mount is there. Everything else goes to the log on standard error.
+Not PR_SET_PDEATHSIG: that fires when the *thread* ends that started the process, and the daemon starts it from passing threads.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pyfuse3
+import trio
+
+from snapshotd.errors import Unsupported, UsageError
+from snapshotd.fuse.folders import Folder
+from snapshotd.fuse.operations import TreeOperations
+from snapshotd.kernel import mounts, namespaces
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MOUNTED = b"mounted\n"
+TYPE = "snapshotd"
+READ_AHEAD_KB = 1024
+"""The kernel's default of 128 would make eight requests of what can be one."""
+_MAX_TASKS = 16
+"""Requests in work at once; each holds a buffer of 1 MiB."""
+
+
+class Mounted:
+    """A mount that this process serves, in its own mount namespace or in that of process `namespace_pid`.
+
+    The namespace is not held: it would live as long as this process, with the mount in it, when all its own processes are gone.
+    """
+
+    def __init__(self, top: Folder, mount_point: Path, options: set[str], *, enable_acl: bool, namespace_pid: int | None) -> None:
+        self._namespace: tuple[int, int] | None = None
+        if namespace_pid is not None:
+            try:
+                self._namespace = _namespace_of(namespace_pid)
+            except OSError as exc:
+                raise UsageError(f"there is no process {namespace_pid} whose mount namespace could be entered: {exc.strerror}") from exc
+        self._point = Path()
+        self._device = ""
+        self._operations = TreeOperations(top, enable_acl=enable_acl)
+        self._within(lambda: self._mount(mount_point, options))
+
+    def serve(self) -> None:
+        """Until somebody unmounts it, or standard input closes, or SIGTERM or SIGINT comes."""
+        threading.Thread(target=self._end_with_parent, name="parent", daemon=True).start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: os._exit(0) if self._gone() else None)
+        try:
+            trio.run(pyfuse3.main, 1, _MAX_TASKS)
+        except OSError as exc:
+            if exc.errno not in (errno.ENODEV, errno.ECONNABORTED):  # what reading says after unmounting and after an abort
+                raise
+        finally:
+            self.detach()
+            pyfuse3.close(unmount=False)
+
+    def detach(self) -> None:
+        """Take the mount away if it is still there; who uses it keeps it until this process ends. Never another mount."""
+        try:
+            self._within(self._detach_here)
+        except ProcessLookupError:
+            pass  # the mount went with its namespace
+        except OSError as exc:
+            _log.error("cannot unmount %s: %s", self._point, exc)
+
+    def _gone(self) -> bool:
+        self.detach()
+        return True
+
+    def _end_with_parent(self) -> None:
+        while os.read(0, 4096):
+            pass
+        self.detach()
+        os._exit(0)  # whatever the other threads are doing
+
+    def _within(self, action: Callable[[], T]) -> T:
+        if self._namespace is None or self._namespace == _namespace_of(os.getpid()):
+            return action()
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                try:
+                    fd = os.open(f"/proc/{entry}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+                except OSError:
+                    continue  # it has ended meanwhile, or is a kernel thread
+                try:
+                    found = os.fstat(fd)
+                    if (found.st_dev, found.st_ino) == self._namespace:
+                        return namespaces.in_mount_namespace(fd, action)
+                finally:
+                    os.close(fd)
+        raise ProcessLookupError(errno.ESRCH, "no process is left in the mount namespace of the mount")
+
+    def _mount(self, mount_point: Path, options: set[str]) -> None:
+        try:
+            self._point = mount_point.resolve(strict=True)
+            os.listdir(self._point)
+        except OSError as exc:
+            raise UsageError(f"cannot mount on {str(mount_point)!r}: {exc.strerror}; give an existing directory") from exc
+        try:
+            pyfuse3.init(self._operations, str(self._point), options)
+        except RuntimeError as exc:
+            raise Unsupported(f"cannot mount a FUSE file system on {self._point}: {exc}; `snapshotd doctor` says what is missing") from exc
+        self._device = next((m.device for m in reversed(self._here()) if m.fs_type.startswith("fuse")), "")
+        try:
+            Path(f"/sys/class/bdi/{self._device}/read_ahead_kb").write_text(str(READ_AHEAD_KB))
+        except OSError as exc:
+            _log.info("read-ahead stays at the kernel's default: %s", exc)
+
+    def _here(self) -> list[mounts.MountPoint]:
+        return [m for m in mounts.read_mountinfo("thread-self") if m.point == os.fsencode(self._point)]
+
+    def _detach_here(self) -> None:
+        there = self._here()
+        if there and there[-1].device == self._device:
+            mounts.detach(os.fsencode(self._point))
+
+
+def serve(
+    top: Folder, mount_point: Path, *, options: set[str], enable_acl: bool = False, namespace_pid: int | None = None
+) -> None:
+    """Mount `top` on a directory and serve it until it ends (see the module's text).
+
+    Raises UsageError (no such directory or process), Unsupported (no FUSE). Only one per process: libfuse keeps one session.
+    """
+    common = {f"fsname={TYPE}", f"subtype={TYPE}", "ro", "noatime"}
+    mounted = Mounted(top, mount_point, options | common, enable_acl=enable_acl, namespace_pid=namespace_pid)
+    try:
+        os.write(sys.stdout.fileno(), MOUNTED)
+    except OSError:
+        mounted.detach()
+        raise
+    mounted.serve()
+
+
+def _namespace_of(pid: int) -> tuple[int, int]:
+    found = os.stat(f"/proc/{pid}/ns/mnt")
+    return found.st_dev, found.st_ino

@@ -1,0 +1,190 @@
+"""The files and directories that the kernel knows of a mount: their numbers, and how often it knows them.
+
+A number is a hash, so that it is the same when the kernel forgets a file and asks again (`rsync -H` and `git` compare them over time):
+of the parent's number and the name; for hard links of the tree's root and the link group, so that all names have one number. 56 bits:
+overlayfs needs the uppermost ones. Two snapshots never share a number, though they may share everything else: one directory in two
+places would confuse the kernel.
+Bounded by the kernel: what it forgets is dropped here, and a tree's view is closed with its last node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+
+from snapshotd.fuse.folders import Folder, Item, Place
+from snapshotd.layers.base import Child, Entry
+from snapshotd.layers.view import View
+from snapshotd.types import Kind
+
+ROOT_NUMBER = 1
+_NUMBER_BYTES = 7
+_DIGEST_BYTES = 16
+
+
+class Source:
+    """A view (one thread at a time: a thread other than the event loop's holds `lock`), and how many trees of the mount show it."""
+
+    __slots__ = ("key", "lock", "users", "view")
+
+    def __init__(self, view: View, key: object) -> None:
+        self.view = view
+        self.key = key
+        self.lock = trio.Lock()
+        self.users = 0
+
+
+class Tree:
+    """One tree that is being shown, and how many nodes come from it."""
+
+    __slots__ = ("live", "lock", "root_number", "shift", "source", "view")
+
+    def __init__(self, source: Source, shift: int, root_number: int) -> None:
+        self.source = source
+        self.view = source.view
+        self.lock = source.lock
+        self.shift = shift
+        self.root_number = root_number
+        self.live = 0
+
+
+class Node:
+    """One file, directory or link. `item`: it belongs to no tree, or a tree begins here. `child`: None for those and a tree's root."""
+
+    __slots__ = ("_entered", "child", "digest", "item", "lookups", "name", "number", "parent", "tree")
+
+    def __init__(self, number: int, digest: bytes, parent: Node | None, name: bytes) -> None:
+        self.number = number
+        self.digest = digest
+        self.parent = parent
+        self.name = name
+        self.tree: Tree | None = None
+        self.child: Child | None = None
+        self.item: Item | None = None
+        self.lookups = 0
+        self._entered: Any = None
+
+    @property
+    def directory(self) -> Any:
+        """The view's handle of this directory, entered when it is first needed."""
+        if self._entered is None:
+            assert self.tree is not None
+            if self.child is None:
+                self._entered = self.tree.view.directory()
+            else:
+                assert self.parent is not None
+                self._entered = self.tree.view.enter(self.parent.directory, self.child.name)
+        return self._entered
+
+    def entry(self) -> Entry:
+        """Its attributes."""
+        assert self.tree is not None
+        return self.tree.view.entry_of(self.directory) if self.child is None else self.child.entry
+
+    def path(self) -> str:
+        """Where it lies in the mount, for messages."""
+        parts, at = [], self
+        while at.parent is not None:
+            parts.append(at.name)
+            at = at.parent
+        text = ascii(b"/".join(reversed(parts)))[1:]
+        return text if len(text) < 4000 else f"{text[:2000]}...{text[-2000:]}"
+
+
+class Nodes:
+    """All nodes of a mount, by number. For one thread."""
+
+    def __init__(self, top: Folder) -> None:
+        root = Node(ROOT_NUMBER, b"", None, b"")
+        root.item = top
+        root.lookups = 1  # the kernel never forgets it
+        self._nodes = {ROOT_NUMBER: root}
+        self._sources: dict[object, Source] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def get(self, number: int) -> Node:
+        """KeyError: the kernel asks for what it never heard of, or has forgotten."""
+        return self._nodes[number]
+
+    def of_item(self, parent: Node, name: bytes, item: Item) -> Node:
+        """The node of a folder's entry. A tree that begins there is not opened yet."""
+        node = self._at(_digest(parent.number, name), parent, name)
+        if node.tree is None:
+            node.item = item
+        return node
+
+    def open_place(self, node: Node) -> None:
+        """Open the tree that begins at a node, if there is one and it is not open. Raises what opening raises. A node that the kernel is
+        then not told of is given back with `drop`."""
+        if isinstance(node.item, Place) and node.tree is None:
+            key = node.item.key
+            source = self._sources.get(key)
+            if source is None:
+                source = self._sources[key] = Source(node.item.open_view(), key)
+            source.users += 1
+            node.tree = Tree(source, node.item.shift, node.number)
+            node.tree.live = 1 if node.lookups else 0
+
+    def of_child(self, parent: Node, child: Child) -> Node:
+        """The node of an entry of a tree's directory."""
+        tree, entry = parent.tree, child.entry
+        assert tree is not None
+        if entry.nlink > 1 and entry.kind is not Kind.DIRECTORY:
+            digest = _digest(tree.root_number, b"/%d/%d" % entry.inode)  # no name has a slash
+        else:
+            digest = _digest(parent.number, child.name)
+        node = self._at(digest, parent, child.name)
+        if node.tree is None:
+            node.tree, node.child = tree, child
+        return node
+
+    def drop(self, node: Node) -> None:
+        """The kernel was not told of a node after all."""
+        if node.lookups == 0 and node.tree is not None and node.tree.live == 0:
+            self._leave(node.tree.source)
+            node.tree = None
+
+    def known(self, node: Node) -> None:
+        """The kernel is being told of the node once more."""
+        if node.lookups == 0:
+            self._nodes[node.number] = node
+            if node.tree is not None:
+                node.tree.live += 1
+        node.lookups += 1
+
+    def forget(self, numbers: Sequence[tuple[int, int]]) -> None:
+        """The kernel has forgotten (number, so many times) each."""
+        for number, times in numbers:
+            node = self._nodes.get(number)
+            if node is None or number == ROOT_NUMBER:
+                continue
+            node.lookups -= times
+            if node.lookups <= 0:
+                del self._nodes[number]
+                node.lookups = 0
+                if node.tree is not None:
+                    node.tree.live -= 1
+                    if node.tree.live == 0:
+                        self._leave(node.tree.source)
+
+    def _leave(self, source: Source) -> None:
+        source.users -= 1
+        if source.users == 0:
+            del self._sources[source.key]
+            source.view.close()
+
+    def _at(self, digest: bytes, parent: Node, name: bytes) -> Node:
+        """The node of that digest, or a new one with the first free number from it on (collisions: 1 in 10^6 for 400,000 files)."""
+        number = int.from_bytes(digest[:_NUMBER_BYTES], "little")
+        while number <= ROOT_NUMBER or ((found := self._nodes.get(number)) is not None and found.digest != digest):
+            number = (number + 1) % (1 << 8 * _NUMBER_BYTES)
+        return found if found is not None else Node(number, digest, parent, name)
+
+
+def _digest(number: int, name: bytes) -> bytes:
+    return hashlib.blake2b(number.to_bytes(8, "little") + name, digest_size=_DIGEST_BYTES).digest()

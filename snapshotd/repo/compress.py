@@ -1,0 +1,87 @@
+"""zstd for the payloads of frames: plain, and as a delta against an earlier version (raw-content dictionary).
+
+A payload is a zstd frame (RFC 8878) without its header, which follows from the plain length and is put before it again to decompress:
+
+    4         magic number
+    1         descriptor: single segment, content size of 1, 2 or 4 bytes; no checksum, no dictionary id
+    1, 2, 4   content size: below 256, below 65,792 (less 256), or more
+
+Single segment means that the window is the whole content, so no window is allocated that the content does not fill. A frame with any
+other header is never written and cannot be read.
+"""
+
+from __future__ import annotations
+
+import zstandard
+
+from snapshotd.errors import InternalError
+from snapshotd.repo.pack import BadFrame
+
+_MAGIC = b"\x28\xb5\x2f\xfd"
+_MAX_WINDOW_BYTES = 256 << 20
+_MIN_WINDOW_LOG, _MAX_WINDOW_LOG = 10, 27
+LEVELS = ((4 << 20, 9), (16 << 20, 3))
+"""(plain bytes queued since the last flush, level up to there). Level 19 makes the packs of 400 commits 2 % smaller than 9 and takes four
+times as long; an installed package is not worth more than 1."""
+BULK_LEVEL = 1
+
+
+def level_for(queued_bytes: int) -> int:
+    """The compression level for an object when so much has been queued since the last flush."""
+    for limit, level in LEVELS:
+        if queued_bytes <= limit:
+            return level
+    return BULK_LEVEL
+
+
+def compress(data: bytes, level: int) -> bytes:
+    """Payload of an object. Releases the interpreter's lock."""
+    params = _parameters(level, len(data), 0)
+    return _strip(zstandard.ZstdCompressor(compression_params=params).compress(data), len(data))
+
+
+def compress_delta(data: bytes, base: bytes, level: int) -> bytes:
+    """Payload of an object as a delta against `base`. Releases the interpreter's lock."""
+    dictionary = zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+    params = _parameters(level, len(data), len(base))
+    return _strip(zstandard.ZstdCompressor(dict_data=dictionary, compression_params=params).compress(data), len(data))
+
+
+def decompress(payload: bytes | memoryview, plain_bytes: int, base: bytes | None = None) -> bytes:
+    """The plain bytes: exactly as many as declared, else BadFrame. Releases the interpreter's lock."""
+    frame = b"".join((_header(plain_bytes), payload))
+    if base is None:
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+    else:
+        dictionary = zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+        decompressor = zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=_MAX_WINDOW_BYTES)
+    try:
+        plain = decompressor.decompress(frame, allow_extra_data=False)
+    except zstandard.ZstdError as exc:
+        raise BadFrame(f"it does not decompress ({exc})") from None
+    if len(plain) != plain_bytes:
+        raise BadFrame("it decompresses to another length than it declares")
+    return plain
+
+
+def _parameters(level: int, plain_bytes: int, base_bytes: int) -> zstandard.ZstdCompressionParameters:
+    """The level's, with a window that holds everything: so the frame is a single segment, and all of the base can be referred to."""
+    window_log = min(max((plain_bytes + base_bytes - 1).bit_length(), _MIN_WINDOW_LOG), _MAX_WINDOW_LOG)
+    return zstandard.ZstdCompressionParameters.from_level(
+        level, source_size=plain_bytes, dict_size=base_bytes, window_log=window_log, write_checksum=False, write_dict_id=False
+    )
+
+
+def _header(plain_bytes: int) -> bytes:
+    if plain_bytes < 256:
+        return _MAGIC + bytes((0x20, plain_bytes))
+    if plain_bytes < 65_792:
+        return _MAGIC + b"\x60" + (plain_bytes - 256).to_bytes(2, "little")
+    return _MAGIC + b"\xa0" + plain_bytes.to_bytes(4, "little")
+
+
+def _strip(frame: bytes, plain_bytes: int) -> bytes:
+    header = _header(plain_bytes)
+    if not frame.startswith(header):
+        raise InternalError(f"zstd {'.'.join(map(str, zstandard.ZSTD_VERSION))} writes other headers than this format can hold")
+    return frame[len(header) :]

@@ -1,0 +1,49 @@
+"""One repository as the archive process has it: opened for writing when first needed, collected, checked and repaired in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from snapshotd.errors import DataLoss
+from snapshotd.repo import check, gc, repair
+from snapshotd.repo.base import CheckResult, Fault, Maintenance, Reclaimed, RepairResult, Roots
+from snapshotd.repo.writer import PackRepository
+from snapshotd.store.base import Store
+
+
+class PackMaintenance(Maintenance):
+    """Owns the repository's writer. Not thread-safe."""
+
+    def __init__(self, store: Store, index_path: Path, key: bytes) -> None:
+        self._store, self._index_path, self._key = store, index_path, key
+        self._writer: PackRepository | None = None
+
+    def writer(self) -> PackRepository:
+        if self._writer is None:
+            self._writer = PackRepository(self._store, self._index_path, self._key)
+        return self._writer
+
+    def collect(self, roots: Roots, *, grace_s: float, now: float, dry_run: bool, progress: Callable[[str], object]) -> Reclaimed:
+        writer = self.writer()
+        index = writer.open_index()
+        assert index is not None
+        planned = gc.plan(writer, index, roots, grace_s=grace_s, now=now, progress=progress)
+        return planned.reclaimed if dry_run else gc.run(writer, index, planned, progress)
+
+    def check(self, roots: Roots, *, read_data: bool, progress: Callable[[str], object]) -> CheckResult:
+        try:
+            writer = self.writer()
+        except DataLoss as exc:
+            owners = {*roots.trees.values(), *roots.contents.values(), *roots.records.values()} - {""}
+            return CheckResult(0, 0, 0, (Fault(exc.message),), tuple(sorted(owners)))
+        index = writer.open_index()
+        assert index is not None
+        writer.forget()
+        return check.check(writer, index, roots, read_data=read_data, progress=progress)
+
+    def repair(self, progress: Callable[[str], object]) -> RepairResult:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        return repair.repair(self._store, self._index_path, self._key, progress)

@@ -1,0 +1,229 @@
+"""The bytes of packs and frames: encoded, decoded and scanned here. Knows one pack at a time, not the repository.
+
+Pack (integers little-endian, `varint` = LEB128 in its shortest form, checksums big-endian as xxhash gives them):
+
+    head     26 bytes   magic "snappack", version u16 = 1, the pack's id (16 bytes: 1 random, milliseconds since the epoch
+                        in 6 (big-endian), 9 random; so that age and order of packs are known without an index)
+    frames              one after the other
+    end      13 bytes   0x00, number of frames u32, XXH3-64 of everything before it
+
+Frame:
+
+    1         bits 0-2 kind (ObjectKind), bit 3 delta, bit 4 zstd, bits 5-7 zero
+    varint    plain length
+    varint    payload length
+    32        id
+    8         only if delta: the first bytes of the id of the object that the payload is compressed against
+    -         payload: the plain bytes, or the blocks of a zstd frame (compress.py)
+    4         first bytes of the XXH3-64 of all of the frame above
+
+A frame's first byte is never zero (there is no kind 0), so the end is told from a frame. Eight bytes name a delta's base because
+every byte of a delta counts and ids are keyed hashes that nobody can steer: that one of 10 million deltas names a prefix which two of
+10 million objects share has a probability of 5e-6. Four bytes of checksum tell damage early; what an object is, its id proves.
+A pack is written once, as a whole, under the key `packs/<first two characters of the id>/<id>`; it never changes.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import struct
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import xxhash
+
+from snapshotd.errors import DataLoss, VersionMismatch
+from snapshotd.repo.base import ObjectKind
+
+PACK_VERSION = 1
+_MAGIC = b"snappack"
+_HEAD = struct.Struct("<8sH16s")
+HEAD_BYTES = _HEAD.size
+_END = struct.Struct("<BI")
+END_BYTES = _END.size + 8
+PACK_ID_BYTES = 16
+ID_BYTES = 32
+BASE_BYTES = 8
+CHECKSUM_BYTES = 4
+_KIND_MASK, _DELTA, _ZSTD = 0x07, 0x08, 0x10
+MAX_HEADER_BYTES = 1 + 5 + 5 + ID_BYTES + BASE_BYTES
+PREFIX = "packs/"
+_KEY = re.compile(r"packs/([0-9a-f]{2})/(\1[0-9a-f]{30})")
+
+MAX_PLAIN_BYTES: dict[ObjectKind, int] = {
+    ObjectKind.CHUNK: 1 << 20,
+    ObjectKind.LIST: 4 << 20,
+    ObjectKind.TREE: 128 << 20,
+    ObjectKind.RECORD: 64 << 20,
+}
+"""The longest plain object of each kind. A frame that declares more is damage; nothing is allocated for it."""
+
+
+class Frame(NamedTuple):
+    """What a frame's header says, and where the frame lies in its pack. `stored` is the length of the whole frame."""
+
+    kind: ObjectKind
+    id: bytes
+    base: bytes | None
+    zstd: bool
+    plain: int
+    offset: int
+    stored: int
+    payload: memoryview
+
+
+class BadFrame(Exception):  # noqa: N818
+    """The bytes are no intact frame; the text says why. Becomes DataLoss where object and pack are known."""
+
+
+def new_pack_id(made_at_s: float | None = None) -> bytes:
+    """An id for a new pack, made now or at the given time (a pack that takes over the frames of older ones takes over their age)."""
+    milliseconds = int((time.time() if made_at_s is None else made_at_s) * 1000)
+    return secrets.token_bytes(1) + milliseconds.to_bytes(6, "big") + secrets.token_bytes(PACK_ID_BYTES - 7)
+
+
+def made_at_s(pack_id: bytes) -> float:
+    """When a pack was made, in seconds since the epoch."""
+    return int.from_bytes(pack_id[1:7], "big") / 1000
+
+
+def pack_key(pack_id: bytes) -> str:
+    """Where a pack lies in the store."""
+    name = pack_id.hex()
+    return f"{PREFIX}{name[:2]}/{name}"
+
+
+def pack_id_of(key: str) -> bytes | None:
+    """The id of the pack under a key of the store; None if the key is no pack's."""
+    match = _KEY.fullmatch(key)
+    return bytes.fromhex(match[2]) if match else None
+
+
+def encode_head(pack_id: bytes) -> bytes:
+    return _HEAD.pack(_MAGIC, PACK_VERSION, pack_id)
+
+
+def encode_end(frames: int, checksum: xxhash.xxh3_64) -> bytes:
+    """The end of a pack. `checksum` has seen everything so far; it is changed."""
+    end = _END.pack(0, frames)
+    checksum.update(end)
+    return end + checksum.digest()
+
+
+def encode_varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def decode_varint(data: bytes | memoryview, at: int, limit: int) -> tuple[int, int]:
+    """(value, position after it). BadFrame when it is cut, longer than it need be, or larger than `limit`."""
+    value = shift = 0
+    while True:
+        if at >= len(data) or shift > 63:
+            raise BadFrame("a number in it is cut off or too long")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+    if (byte == 0 and shift) or value > limit:
+        raise BadFrame("a number in it is too large or not in its shortest form")
+    return value, at
+
+
+def encode_frame(kind: ObjectKind, object_id: bytes, plain: int, payload: bytes, zstd: bool, base: bytes | None = None) -> list[bytes]:
+    """A frame as its parts: header, payload, checksum. `base` is the whole id of the object that it is a delta against."""
+    first = kind | (_DELTA if base is not None else 0) | (_ZSTD if zstd else 0)
+    header = b"".join((bytes((first,)), encode_varint(plain), encode_varint(len(payload)), object_id, base[:BASE_BYTES] if base else b""))
+    checksum = xxhash.xxh3_64(header)
+    checksum.update(payload)
+    return [header, payload, checksum.digest()[:CHECKSUM_BYTES]]
+
+
+def decode_frame(data: bytes | memoryview, at: int = 0) -> Frame:
+    """The intact frame at a position. BadFrame otherwise. Nothing of the payload is decompressed."""
+    view = memoryview(data)
+    if at >= len(view):
+        raise BadFrame("it is cut off")
+    first = view[at]
+    try:
+        kind = ObjectKind(first & _KIND_MASK)
+    except ValueError:
+        raise BadFrame(f"it is of kind {first & _KIND_MASK}, which does not exist") from None
+    if first & ~(_KIND_MASK | _DELTA | _ZSTD) or (first & _DELTA and not first & _ZSTD):
+        raise BadFrame("it has flags that do not exist")
+    plain, pos = decode_varint(view, at + 1, MAX_PLAIN_BYTES[kind])
+    length, pos = decode_varint(view, pos, plain)  # what does not shrink is stored as it is
+    if not first & _ZSTD and length != plain:
+        raise BadFrame("its lengths differ though it is not compressed")
+    body = pos + ID_BYTES + (BASE_BYTES if first & _DELTA else 0)
+    end = body + length + CHECKSUM_BYTES
+    if end > len(view):
+        raise BadFrame("it is cut off")
+    if xxhash.xxh3_64_digest(view[at : end - CHECKSUM_BYTES])[:CHECKSUM_BYTES] != view[end - CHECKSUM_BYTES : end]:
+        raise BadFrame("its checksum is wrong")
+    object_id = bytes(view[pos : pos + ID_BYTES])
+    base = bytes(view[pos + ID_BYTES : body]) if first & _DELTA else None
+    return Frame(kind, object_id, base, bool(first & _ZSTD), plain, at, end - at, view[body : body + length])
+
+
+def check_head(data: bytes | memoryview, pack_id: bytes) -> None:
+    """DataLoss unless it is the head of this pack; VersionMismatch when a newer version wrote it."""
+    where = f"pack {pack_id.hex()}"
+    if len(data) < HEAD_BYTES:
+        raise DataLoss(f"{where} is cut off in its head: run `snapshotd check`")
+    magic, version, own_id = _HEAD.unpack_from(data)
+    if magic != _MAGIC or own_id != pack_id:
+        raise DataLoss(f"{where} is damaged or another file lies in its place: run `snapshotd check`")
+    if version != PACK_VERSION:
+        raise VersionMismatch(
+            f"{where} was written by a newer snapshotd (format {version}, this one knows {PACK_VERSION}): use that version or a newer one"
+        )
+
+
+def end_problem(data: bytes | memoryview) -> str | None:
+    """Why a pack's end is not that of a complete and intact pack; None if all is well. Hashes the whole pack (some GB/s)."""
+    view = memoryview(data)
+    if len(view) < HEAD_BYTES + END_BYTES:
+        return "it is cut off"
+    end = len(view) - END_BYTES
+    if xxhash.xxh3_64_digest(view[: len(view) - 8]) != view[len(view) - 8 :]:
+        return "it is cut off or damaged (the checksum at its end is wrong)"
+    zero, _count = _END.unpack_from(view, end)
+    return None if zero == 0 else "it has no end mark"
+
+
+def frames(data: bytes | memoryview, start: int = HEAD_BYTES) -> Iterator[Frame | BadFrame]:
+    """Every frame of a whole pack in order, also of one that is damaged or cut.
+
+    Where the bytes are no intact frame, one BadFrame comes, and the search goes on at the next position that holds an intact one: a frame
+    is known by its checksum, so nothing wrong passes (a stretch of frames inside a raw payload cannot either: whoever made the
+    content would have to know the key to make ids that fit). Ends silently at the end mark, with a BadFrame when that is missing.
+    """
+    view = memoryview(data)
+    at, count, lost = start, 0, False
+    while at < len(view):
+        if view[at] == 0 and at + END_BYTES == len(view):
+            if not lost and _END.unpack_from(view, at)[1] != count:
+                yield BadFrame("frames are missing")
+            return
+        try:
+            frame = decode_frame(view, at)
+        except BadFrame as exc:
+            if not lost:
+                yield BadFrame(f"at byte {at}: {exc}")
+            lost = True
+            at += 1
+            continue
+        yield frame
+        lost = False
+        count += 1
+        at += frame.stored
+    yield BadFrame("its end is missing")

@@ -1,0 +1,151 @@
+"""What the packs hold, found without an index: every intact frame, and which of them an index should refer to."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from snapshotd.errors import DataLoss, NotFound, VersionMismatch
+from snapshotd.repo import compress, pack
+from snapshotd.repo.base import ObjectKind
+from snapshotd.repo.ids import Identity
+from snapshotd.repo.index import Entry, PackRow
+from snapshotd.repo.reader import MAX_DEPTH, verify
+from snapshotd.store.base import Store
+
+_PIECE_BYTES = 64 << 10
+_BLOCK_BYTES = 4096
+
+
+class Candidate(NamedTuple):
+    """An intact frame. `base` are the first bytes of an id, as in the frame."""
+
+    id: bytes
+    kind: ObjectKind
+    pack: bytes
+    offset: int
+    stored: int
+    plain: int
+    base: bytes | None
+
+
+@dataclass(slots=True)
+class Survey:
+    """What was found. `packs` are the intact ones; `damaged` have a reason each, and may hold intact frames all the same."""
+
+    packs: dict[bytes, PackRow] = field(default_factory=dict)
+    damaged: dict[bytes, str] = field(default_factory=dict)
+    candidates: list[Candidate] = field(default_factory=list)
+
+
+def read_what_is_left(store: Store, key: str) -> tuple[bytes, bool]:
+    """A pack, and whether the medium could read all of it; blocks that it could not are zeros."""
+    try:
+        return store.get(key), True
+    except DataLoss:
+        pass
+    size = store.size_bytes(key)
+    pieces: list[bytes] = []
+    for start in range(0, size, _PIECE_BYTES):
+        pieces += _read_blocks(store, key, start, min(_PIECE_BYTES, size - start))
+    return b"".join(pieces), False
+
+
+def _read_blocks(store: Store, key: str, start: int, length: int) -> list[bytes]:
+    try:
+        return [store.get(key, start, length)]
+    except DataLoss:
+        if length <= _BLOCK_BYTES:
+            return [bytes(length)]
+    end = start + length
+    return [block for at in range(start, end, _BLOCK_BYTES) for block in _read_blocks(store, key, at, min(_BLOCK_BYTES, end - at))]
+
+
+def survey(store: Store, identity: Identity, progress: Callable[[str], object]) -> Survey:
+    """Read every pack. Objects that are no deltas are decoded and hashed here. VersionMismatch when a newer version wrote a pack."""
+    found = Survey()
+    keys = {raw: key for key in store.keys(pack.PREFIX) if (raw := pack.pack_id_of(key)) is not None}
+    for number, raw in enumerate(sorted(keys, key=lambda raw: (raw[1:], raw))):  # oldest first: so records keep their order
+        try:
+            data, readable = read_what_is_left(store, keys[raw])
+        except NotFound:
+            continue
+        _survey_pack(found, raw, data, identity)
+        if not readable:
+            found.damaged[raw] = "the disk cannot read parts of it"
+            found.packs.pop(raw, None)
+        progress(f"read {number + 1} of {len(keys)} packs")
+    return found
+
+
+def _survey_pack(found: Survey, raw: bytes, data: bytes, identity: Identity) -> None:
+    head = head_problem(data, raw)
+    problem = head or pack.end_problem(data)
+    count = 0
+    for frame in pack.frames(data, 0 if head else pack.HEAD_BYTES):  # the frames of a damaged head may begin anywhere
+        if isinstance(frame, pack.BadFrame):
+            problem = problem or str(frame)
+            continue
+        count += 1
+        if frame.base is not None or _decodes(frame, identity):
+            found.candidates.append(Candidate(frame.id, frame.kind, raw, frame.offset, frame.stored, frame.plain, frame.base))
+    if problem is None:
+        found.packs[raw] = PackRow(raw, len(data), count)
+    else:
+        found.damaged[raw] = problem
+
+
+def head_problem(data: bytes, raw: bytes) -> str | None:
+    """What is wrong with a pack's head. VersionMismatch only when the whole pack is intact: else it is the version that is damaged."""
+    try:
+        pack.check_head(data, raw)
+    except DataLoss as exc:
+        return exc.message
+    except VersionMismatch:
+        if pack.end_problem(data) is None:
+            raise
+        return "its version is damaged"
+    return None
+
+
+def _decodes(frame: pack.Frame, identity: Identity) -> bool:
+    try:
+        plain = compress.decompress(frame.payload, frame.plain) if frame.zstd else bytes(frame.payload)
+    except pack.BadFrame:
+        return False
+    return verify(identity, frame.kind, frame.id, plain)
+
+
+def choose(found: Survey, current: dict[bytes, tuple[bytes, int]]) -> dict[bytes, Entry]:
+    """For each object that can be read, the frame to use. `current`: (pack, offset) by object where an index refers to now.
+
+    From whole objects up, delta by delta, so that no chain can lead back to where it began (copies of one object may be deltas against
+    each other in different packs). Among equals: the one in use, then one in an intact pack, then the latest.
+    """
+    by_id: dict[bytes, list[Candidate]] = {}
+    waiting: dict[bytes, list[Candidate]] = {}
+    for candidate in found.candidates:
+        if candidate.base is None:
+            by_id.setdefault(candidate.id, []).append(candidate)
+        else:
+            waiting.setdefault(candidate.base, []).append(candidate)
+
+    def rank(candidate: Candidate) -> tuple[bool, bool, bytes]:
+        used = current.get(candidate.id) == (candidate.pack, candidate.offset)
+        return candidate.pack in found.packs, used, candidate.pack[1:]
+
+    chosen: dict[bytes, Entry] = {}
+    queue: deque[bytes] = deque()
+    for raw, candidates in by_id.items():
+        best = max(candidates, key=rank)
+        chosen[raw] = Entry(raw, best.kind, best.pack, best.offset, best.stored, best.plain, None, 0)
+        queue.append(raw)
+    while queue:
+        base = chosen[queue.popleft()]
+        for one in sorted(waiting.get(base.id[: pack.BASE_BYTES], ()), key=rank, reverse=True):
+            if one.id not in chosen and one.kind == base.kind and base.depth < MAX_DEPTH:
+                chosen[one.id] = Entry(one.id, one.kind, one.pack, one.offset, one.stored, one.plain, base.id, base.depth + 1)
+                queue.append(one.id)
+    return chosen

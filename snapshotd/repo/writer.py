@@ -1,0 +1,498 @@
+"""Writing a repository of packs: queue, encode in threads, collect into packs, put, index.
+
+    save_*    hash, queue                                          (the caller's thread)
+    batch     4 MiB of objects: drop what exists, find bases       (the caller's thread, one index query per 256 objects)
+    encode    delta or zstd, checksum                              (two threads; in place when little is queued)
+    pack      16 MiB of frames in the order they were saved        (the caller's thread), put into the store (one thread)
+    index     one transaction, when the packs are durable          (`flush`, and every some ten thousand objects)
+
+Order on disk: an object's chunks, lists and base lie in the same pack before it, or in an earlier one; a pack's objects are indexed only
+when it and all earlier ones are durable. So whatever prefix of this survives a crash, every indexed object can be read.
+
+Failure. Whatever fails while packs are put or indexed drops everything since the last commit: queue, frames, and the packs put since, as
+far as they can be deleted (what remains is rubbish for the garbage collection). The call raises; ids handed out since the last flush
+name nothing, and `saved` does not count them: the caller does its job again. After OutOfSpace the writer goes on; after anything else
+it refuses.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import xxhash
+
+from snapshotd import failpoints
+from snapshotd.errors import Conflict, DataLoss, InternalError, LimitExceeded, NotFound, OutOfSpace
+from snapshotd.repo import chunks, compress, encode, pack
+from snapshotd.repo.base import ObjectKind, Reader, RepositoryWriter, Saved, Tree
+from snapshotd.repo.encode import Encoded, Job
+from snapshotd.repo.ids import raw_id
+from snapshotd.repo.index import Entry, Index, PackRow, open_index
+from snapshotd.repo.reader import CACHE_BYTES, PackReader
+from snapshotd.repo.tree import encode_tree
+from snapshotd.store.base import Store
+from snapshotd.types import BlobID, RecordID, TreeID
+
+PACK_BYTES = 16 << 20
+_BATCH_BYTES, _BATCH_OBJECTS = 4 << 20, 2048
+_TASK_BYTES = 1 << 20
+_MAX_TASKS = 16
+_MAX_PUTS = 2
+_COMMIT_OBJECTS = 50_000
+_INLINE_BYTES = 128 << 10
+_CHECK_ALL_BYTES = 32 << 20
+_CHECK_EVERY = 8
+
+
+class _Queued:
+    """An object that was saved and is not encoded yet."""
+
+    __slots__ = ("base", "branch", "data", "depth", "id", "kind", "number", "previous")
+
+    def __init__(self, number: int, kind: ObjectKind, object_id: bytes, data: bytes, previous: bytes | None) -> None:
+        self.number = number
+        self.kind, self.id, self.data, self.previous = kind, object_id, data, previous
+        self.base: Entry | _Queued | None = None
+        self.branch = False
+        """The chain of `base` is full: an earlier version in it is to be the base."""
+        self.depth = 0
+        """Deltas to undo, at most."""
+
+
+class _Building:
+    """The pack that frames are added to."""
+
+    def __init__(self) -> None:
+        self.id = pack.new_pack_id()
+        head = pack.encode_head(self.id)
+        self.parts: list[bytes] = [head]
+        self.bytes = len(head)
+        self.checksum = xxhash.xxh3_64(head)
+        self.entries: list[Entry] = []
+
+    def add(self, frame: Encoded, depth: int) -> Entry:
+        entry = Entry(frame.id, frame.kind, self.id, self.bytes, frame.stored, frame.plain, frame.base, depth)
+        for part in frame.parts:
+            self.checksum.update(part)
+        self.parts += frame.parts
+        self.bytes += frame.stored
+        self.entries.append(entry)
+        return entry
+
+    def finish(self) -> PackRow:
+        end = pack.encode_end(len(self.entries), self.checksum)
+        self.parts.append(end)
+        self.bytes += len(end)
+        return PackRow(self.id, self.bytes, len(self.entries))
+
+
+class PackRepository(PackReader, RepositoryWriter):
+    """The repository for reading and writing. One per repository: a second one is refused with Conflict (lock file beside the index)."""
+
+    def __init__(self, store: Store, index_path: Path, key: bytes, cache_bytes: int = CACHE_BYTES, threads: int = 2) -> None:
+        """The store is not closed by `close`. DataLoss when the index is missing although there are packs; VersionMismatch."""
+        self._lock_fd = _lock(index_path)
+        self._pool: ThreadPoolExecutor | None = None
+        self._putter: ThreadPoolExecutor | None = None
+        try:
+            self._writable = open_index(index_path, store)
+            super().__init__(store, index_path, key, cache_bytes)
+        except BaseException:
+            os.close(self._lock_fd)
+            raise
+        self.saved = Saved(0, 0, 0)
+        self._threads = threads
+        self._broken: str | None = None
+        self._pending: dict[bytes, _Queued] = {}
+        self._fresh: dict[bytes, Entry] = {}
+        self._frames: dict[bytes, list[bytes]] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        """Nothing is queued, and nothing was written since the last commit."""
+        self._pending.clear()
+        self._fresh.clear()
+        self._frames.clear()
+        self._batch: list[_Queued] = []
+        self._batch_bytes = self._queued_bytes = self._seen_bytes = self._number = self._task_number = 0
+        self._tasks: deque[Future[list[Encoded]]] = deque()
+        self._puts: deque[tuple[Future[None], PackRow, list[Entry]]] = deque()
+        self._stored: list[tuple[PackRow, list[Entry]]] = []
+        self._building: _Building | None = None
+
+    def open_index(self) -> Index | None:
+        """The index, open for writing."""
+        if self._closed:
+            raise InternalError(f"the repository of {self._index_path} was used after it was closed")
+        self._index = self._writable
+        return self._index
+
+    def close(self) -> None:
+        """What was not flushed is given up."""
+        if self._closed:
+            return
+        for pool in (self._pool, self._putter):
+            if pool is not None:
+                pool.shutdown(wait=True, cancel_futures=True)
+        self._reset()
+        super().close()
+        os.close(self._lock_fd)
+
+    def save_bytes(self, data: bytes, previous: BlobID | None = None) -> BlobID:
+        if len(data) > chunks.WHOLE_BYTES:
+            return self.save_content(io.BytesIO(data).read, previous)
+        raw = self.identity.content(data)
+        with self._writing():
+            self._queue(ObjectKind.CHUNK, raw, bytes(data), _hint(previous))
+        return BlobID(raw.hex())
+
+    def save_content(self, read: Reader, previous: BlobID | None = None) -> BlobID:
+        begin = chunks.read_full(read, chunks.WHOLE_BYTES + 1)
+        if len(begin) <= chunks.WHOLE_BYTES:
+            return self.save_bytes(begin, previous)
+        hasher = self.identity.content_hasher()
+        earlier = _hint(previous)
+        guide = _Guide(self._parts_of(earlier))
+        parts: list[tuple[bytes, int]] = []
+        for chunk in chunks.cut(begin, read):
+            hasher.update(chunk)
+            raw = self.identity.content(chunk)
+            parts.append((raw, len(chunk)))
+            with self._writing():
+                self._queue(ObjectKind.CHUNK, raw, chunk, guide.base_for(raw))
+        content = hasher.digest()
+        with self._writing():
+            if self.find(content) is None:
+                self._save_list(content, parts, earlier)
+        return BlobID(content.hex())
+
+    def save_tree(self, tree: Tree, previous: TreeID | None = None) -> TreeID:
+        data = encode_tree(tree)
+        raw = self.identity.tree(data)
+        with self._writing():
+            self._queue(ObjectKind.TREE, raw, data, _hint(previous))
+        return TreeID(raw.hex())
+
+    def save_record(self, data: bytes, previous: RecordID | None = None) -> RecordID:
+        raw = self.identity.record(data)
+        with self._writing():
+            self._queue(ObjectKind.RECORD, raw, bytes(data), _hint(previous))
+        return RecordID(raw.hex())
+
+    def flush(self) -> None:
+        with self._writing():
+            self._dispatch()
+            self._collect(0)
+            self._finish_pack()
+            self._await_puts(0)
+            self._commit()
+
+    def find(self, raw: bytes) -> Entry | None:
+        queued = self._pending.get(raw)
+        if queued is not None:
+            return Entry(raw, queued.kind, b"", 0, 0, len(queued.data), None, 0)
+        return self._fresh.get(raw) or super().find(raw)
+
+    def plain(self, raw: bytes, kinds: tuple[ObjectKind, ...] | None = None, keep: bool = True) -> bytes:
+        queued = self._pending.get(raw)
+        if queued is not None and (kinds is None or queued.kind in kinds):
+            return queued.data
+        return super().plain(raw, kinds, keep)
+
+    def frame_bytes(self, entry: Entry) -> bytes:
+        parts = self._frames.get(entry.id)
+        return b"".join(parts) if parts is not None else super().frame_bytes(entry)
+
+    def records(self) -> Iterator[tuple[RecordID, bytes]]:
+        yield from super().records()
+        queued = [one for one in self._pending.values() if not self._known(one.id)]
+        unflushed: list[Entry | _Queued] = [*self._fresh.values(), *queued]
+        for one in unflushed:
+            if one.kind == ObjectKind.RECORD:
+                yield RecordID(one.id.hex()), self.plain(one.id)
+
+    def _known(self, raw: bytes) -> bool:
+        return self._writable.find(raw) is not None
+
+    def _queue(self, kind: ObjectKind, raw: bytes, data: bytes, previous: bytes | None) -> None:
+        if len(data) > pack.MAX_PLAIN_BYTES[kind]:
+            raise LimitExceeded(
+                f"a {kind.name.lower()} of {len(data)} bytes cannot be stored (at most {pack.MAX_PLAIN_BYTES[kind]}): "
+                "spread it over several directories"
+            )
+        self._seen_bytes += len(data)
+        if raw in self._pending or raw in self._fresh:
+            return
+        self._number += 1
+        queued = _Queued(self._number, kind, raw, data, previous if previous != raw else None)
+        self._pending[raw] = queued
+        self._batch.append(queued)
+        self._batch_bytes += len(data)
+        if self._batch_bytes >= _BATCH_BYTES or len(self._batch) >= _BATCH_OBJECTS:
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Turn the batch into tasks: without what exists already, and with the bases of deltas."""
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        if not batch:
+            return
+        wanted = {queued.id for queued in batch} | {queued.previous for queued in batch if queued.previous is not None}
+        known = self._writable.find_many([raw for raw in wanted if raw not in self._fresh])
+        fresh = []
+        for queued in batch:
+            if queued.id in known:
+                del self._pending[queued.id]
+            else:
+                fresh.append(queued)
+        task: list[_Queued] = []
+        size = 0
+        for queued in fresh:
+            self._plan(queued, known)
+            self._queued_bytes += len(queued.data)
+            task.append(queued)
+            size += len(queued.data)
+            if size >= _TASK_BYTES:
+                self._submit(task, size)
+                task, size = [], 0
+        if task:
+            self._submit(task, size)
+
+    def _plan(self, queued: _Queued, known: dict[bytes, Entry]) -> None:
+        """Decide what the object may be a delta against."""
+        previous = queued.previous
+        if previous is None:
+            return
+        base = self._fresh.get(previous) or self._pending.get(previous) or known.get(previous)
+        if base is None or base.kind != queued.kind or (isinstance(base, _Queued) and base.number > queued.number):
+            return  # a base comes first in the packs, and so no chain can come back to where it began
+        size = base.plain if isinstance(base, Entry) else len(base.data)
+        if not encode.may_be_delta(len(queued.data), size):
+            return
+        queued.base, queued.depth = base, base.depth + 1
+        if queued.depth > encode.max_depth(len(queued.data), size):
+            queued.depth, queued.branch = 1, True
+            if isinstance(base, _Queued):
+                queued.base = None
+
+    def _submit(self, task: list[_Queued], size: int) -> None:
+        if self._queued_bytes <= _INLINE_BYTES and not self._tasks:
+            self._place(self._encode(task, self._queued_bytes, True))
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, "repo-encode")
+        self._task_number += 1
+        check = self._queued_bytes <= _CHECK_ALL_BYTES or self._task_number % _CHECK_EVERY == 0
+        self._tasks.append(self._pool.submit(self._encode, task, self._queued_bytes, check))
+        self._collect(_MAX_TASKS)
+
+    def _encode(self, task: list[_Queued], queued_bytes: int, check: bool) -> list[Encoded]:
+        """In any thread."""
+        done = []
+        for queued in task:
+            level = compress.level_for(queued_bytes)
+            base_id, base = self._base_of(queued, level)
+            done.append(encode.encode(Job(queued.kind, queued.id, queued.data, base_id, base, level, check)))
+        return done
+
+    def _base_of(self, queued: _Queued, level: int) -> tuple[bytes | None, bytes | None]:
+        """(id, plain bytes) of what the object is to be a delta against."""
+        base = queued.base
+        if isinstance(base, _Queued):
+            return base.id, base.data
+        if base is None:
+            return None, None
+        try:
+            if not queued.branch:
+                return base.id, self.plain(base.id)
+            chain = self.chain(base)[::-1]
+            plains = [self.plain(entry.id) for entry in chain]
+            place = encode.best_base(queued.data, plains, level)
+            return chain[place].id, plains[place]
+        except (DataLoss, NotFound):
+            return None, None  # only a hint: the object is stored in full, and who reads the damaged one is told
+
+    def _collect(self, leave: int) -> None:
+        while len(self._tasks) > leave or (self._tasks and self._tasks[0].done()):
+            self._place(self._tasks.popleft().result())
+
+    def _place(self, encoded: list[Encoded]) -> None:
+        for frame in encoded:
+            if self._building is None:
+                self._building = _Building()
+            depth = 0
+            if frame.base is not None:
+                base = self._fresh.get(frame.base) or self._writable.find(frame.base)
+                if base is None:
+                    raise InternalError(f"the base {frame.base.hex()} of a delta is gone")
+                depth = base.depth + 1
+            self._frames[frame.id] = frame.parts
+            self._fresh[frame.id] = self._building.add(frame, depth)
+            del self._pending[frame.id]
+            if self._building.bytes >= PACK_BYTES:
+                self._finish_pack()
+
+    def _finish_pack(self) -> None:
+        building, self._building = self._building, None
+        if building is None:
+            return
+        row = building.finish()
+        if not self._puts and building.bytes <= _INLINE_BYTES:
+            self._put(building)
+            self._put_done(row, building.entries)
+            return
+        if self._putter is None:
+            self._putter = ThreadPoolExecutor(1, "repo-put")
+        self._puts.append((self._putter.submit(self._put, building), row, building.entries))
+        self._await_puts(_MAX_PUTS)
+
+    def _put(self, building: _Building) -> None:
+        """In any thread."""
+        failpoints.hit("repo.pack.written")
+        self.store.put(pack.pack_key(building.id), building.parts)
+        failpoints.hit("repo.pack.stored")
+
+    def _await_puts(self, leave: int) -> None:
+        while len(self._puts) > leave or (self._puts and self._puts[0][0].done()):
+            future, row, entries = self._puts[0]
+            future.result()
+            self._puts.popleft()
+            self._put_done(row, entries)
+        if sum(len(entries) for _, entries in self._stored) >= _COMMIT_OBJECTS:
+            self._commit()
+
+    def _put_done(self, row: PackRow, entries: list[Entry]) -> None:
+        self._stored.append((row, entries))
+        for entry in entries:
+            self._frames.pop(entry.id, None)
+
+    def _commit(self) -> None:
+        """Index what is durable in packs."""
+        stored, self._stored = self._stored, []
+        if stored:
+            with self._writable.transaction():
+                for row, entries in stored:
+                    self._writable.add_pack(row)
+                    self._writable.add_objects(entries)
+            failpoints.hit("repo.index.committed")
+        for _, entries in stored:
+            for entry in entries:
+                del self._fresh[entry.id]
+        packed, objects = sum(row.bytes for row, _ in stored), sum(row.objects for row, _ in stored)
+        self.saved = Saved(self.saved.objects + objects, self.saved.packed_bytes + packed, self.saved.plain_bytes + self._seen_bytes)
+        self._seen_bytes = 0
+        if not self._fresh and not self._pending:
+            self._queued_bytes = 0
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Refuses when an earlier write failed; gives up what was not committed when this one does."""
+        if self._broken is not None:
+            what = f"the repository of {self._index_path}"
+            raise OSError(errno.EIO, f"{what} refuses to write since an earlier failure ({self._broken}): reopen it")
+        if self._closed:
+            raise InternalError(f"the repository of {self._index_path} was used after it was closed")
+        try:
+            yield
+        except OutOfSpace:
+            self._drop()
+            raise
+        except LimitExceeded:
+            raise  # nothing was queued
+        except BaseException as exc:
+            self._broken = f"{type(exc).__name__}: {exc}"
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        """Give up everything since the last commit, and take back the packs."""
+        for task in self._tasks:
+            task.cancel()
+        rows = [row for row, _ in self._stored]
+        for future, row, _ in self._puts:
+            if not future.cancel():
+                rows.append(row)
+                future.exception()  # waits; the first failure is the one that is raised
+        self._reset()
+        try:
+            for row in rows:
+                self.store.delete(pack.pack_key(row.id))
+        except (OSError, NotFound, OutOfSpace):
+            return  # rubbish that nothing refers to: the garbage collection takes it
+
+    def _parts_of(self, raw: bytes | None) -> list[tuple[bytes, int]]:
+        """The chunks of an earlier version, [] if there is none. Long ones (over 64 lists) only as far as that."""
+        entry = self.find(raw) if raw is not None else None
+        if entry is None or raw is None:
+            return []
+        if entry.kind == ObjectKind.CHUNK:
+            return [(raw, entry.plain)]
+        if entry.kind != ObjectKind.LIST:
+            return []
+        try:
+            level = [self.chunk_list(raw)]
+            while level and level[0].level:
+                level = [self.chunk_list(part) for one in level[:64] for part, _ in one.parts]
+        except (DataLoss, NotFound):
+            return []  # only a hint
+        return [part for one in level for part in one.parts]
+
+    def _save_list(self, content: bytes, parts: list[tuple[bytes, int]], previous: bytes | None) -> None:
+        level = 0
+        while len(parts) > chunks.MAX_PARTS:
+            above: list[tuple[bytes, int]] = []
+            for some in chunks.group(parts):
+                data = chunks.encode_list(some, level, True)
+                raw = self.identity.inner_list(data)
+                self._queue(ObjectKind.LIST, raw, data, None)
+                above.append((raw, sum(length for _, length in some)))
+            parts, level = above, level + 1
+        self._queue(ObjectKind.LIST, content, chunks.encode_list(parts, level, False), previous)
+
+
+class _Guide:
+    """Which chunk of the previous version a new one is likely a change of: the one after the last that both have."""
+
+    def __init__(self, parts: list[tuple[bytes, int]]) -> None:
+        self._parts = parts
+        self._place = {raw: place for place, (raw, _) in enumerate(parts)}
+        self._next = 0
+
+    def base_for(self, raw: bytes) -> bytes | None:
+        place = self._place.get(raw)
+        if place is None:
+            place = self._next
+            base = self._parts[place][0] if place < len(self._parts) else None
+        else:
+            base = None  # it exists
+        self._next = place + 1
+        return base
+
+
+def _hint(previous: str | None) -> bytes | None:
+    if previous is None:
+        return None
+    try:
+        return raw_id(previous, "object")
+    except NotFound:
+        return None
+
+
+def _lock(index_path: Path) -> int:
+    """One writer: the lock lies beside the index, because no other descriptor of SQLite's own file may be closed while it is open."""
+    fd = os.open(f"{index_path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        os.close(fd)
+        if exc.errno != errno.EWOULDBLOCK:
+            raise
+        raise Conflict(f"the repository of {index_path} is being written to by another process: stop that one first") from None
+    return fd

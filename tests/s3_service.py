@@ -1,0 +1,46 @@
+"""A private S3-compatible service, as a process of its own that ends with the tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import boto3
+import pytest
+
+_CODE = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+"""Picks a free port and says which; ends with its standard input."""
+
+
+@contextmanager
+def running() -> Iterator[str]:
+    """The address of a service, with credentials for it in the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test"), ("AWS_DEFAULT_REGION", "us-east-1")):
+            patch.setenv(name, value)
+        command = [sys.executable, "-c", _CODE]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+            assert server.stdout is not None
+            try:
+                yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+            finally:
+                server.kill()
+
+
+def make_bucket(endpoint: str) -> str:
+    """A new, empty bucket's name."""
+    name = f"bucket-{os.urandom(6).hex()}"
+    client = boto3.client("s3", endpoint_url=endpoint)
+    client.create_bucket(Bucket=name)
+    client.close()
+    return name

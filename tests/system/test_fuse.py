@@ -1,0 +1,490 @@
+"""Mounts, for real: the lazy lower layer under overlayfs and the folder to browse, compared with the original; and what happens when
+processes die."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.errors import SandboxFailed, Unsupported
+from snapshotd.fuse.child import Child
+from snapshotd.fuse.lazy import LazyMount
+from snapshotd.kernel import mounts, namespaces
+from snapshotd.layers.archive import apply
+from snapshotd.testing import records
+from snapshotd.testing.memory_repository import MemoryRepository
+from snapshotd.types import IdMap, RecordID, Snapshot, TreeID
+from tests.capabilities import require
+from tests.fuse_rig import CHILD, READ_ANY, acl, in_user_namespace, make_variety, manifest
+
+SHIFT = 1_700_000_000
+
+
+def poll(condition: Callable[[], object], deadline_s: float = 10) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+class Rig:
+    """A repository in a file, mounts of it, and overlays over them. Everything goes with `close`."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.repository = MemoryRepository()
+        self.opened = ExitStack()
+        self._count = 0
+
+    def archive(self, folder: Path) -> TreeID:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            result = apply(self.repository, fd, None, salt=os.fsencode(folder), marks=False)
+        finally:
+            os.close(fd)
+        assert result.warnings == ()
+        return result.tree
+
+    def saved(self) -> Path:
+        path = self.base / "repository"
+        path.write_bytes(pickle.dumps(self.repository))
+        return path
+
+    def lazy(self) -> LazyMount:
+        mount = LazyMount([*CHILD, "lazy", str(self.saved())], self.base / "lazy")
+        self.opened.callback(mount.close)
+        return mount
+
+    def overlay(self, lazy_fd: int, image: Path, shift: int = 0) -> Path:
+        """Mount what a sandbox would get; returns where. Its upper is `self.base / "layerN" / "upper"`."""
+        self._count += 1
+        point, layer = self.base / f"merged{self._count}", self.base / f"layer{self._count}"
+        for folder in (point, layer, layer / "upper", layer / "work"):
+            folder.mkdir()
+
+        def opened(fd: int) -> int:
+            held.callback(os.close, fd)
+            return fd
+
+        with ExitStack() as held:
+            lower, parent = (opened(os.open(folder, os.O_PATH)) for folder in (image, layer))
+            if shift:
+                mapping = opened(namespaces.user_namespace(IdMap(shift, 65536)))
+                lower, parent = (opened(mounts.id_mapped_clone(fd, mapping)) for fd in (lower, parent))
+            upper, work = (opened(os.open(name, os.O_PATH, dir_fd=parent)) for name in ("upper", "work"))
+            merged = opened(mounts.overlay([lazy_fd, lower], upper, work))
+            mounts.attach(merged, opened(os.open(point, os.O_PATH)))
+        self.opened.callback(mounts.detach, str(point))
+        return point
+
+    def close(self) -> None:
+        self.opened.close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    require("root", "fuse")
+    made = Rig(tmp_path)
+    yield made
+    made.close()
+    assert [m.point for m in mounts.read_mountinfo() if os.fsencode(tmp_path) in m.point] == []
+
+
+@pytest.fixture
+def variety(tmp_path: Path) -> Iterator[Path]:
+    require("root")
+    root = tmp_path / "variety"
+    make_variety(root)
+    yield root
+    subprocess.run(["rm", "-rf", str(root)], check=True, timeout=60)  # too deep for shutil
+
+
+# -- the lazy lower ------------------------------------------------------------------------------------------------------------
+
+
+def changed_copy(variety: Path) -> Path:
+    """Another version of the variety tree: the image below, with things more, less and other."""
+    image = variety.with_name("image")
+    image.mkdir()
+    names = [entry.path for entry in os.scandir(variety) if entry.name != "deep"]  # too deep for cp
+    subprocess.run(["cp", "-a", "--", *names, str(image)], check=True, timeout=60)
+    shutil.rmtree(image / "a/b")
+    shutil.rmtree(image / "empty directory")
+    (image / "empty directory").write_text("was a file")
+    (image / "large").unlink()
+    (image / "large").mkdir()
+    (image / "large/below").touch()
+    (image / "only below").mkdir()
+    (image / "only below/x").touch()
+    for number in range(0, 3000, 2):
+        (image / f"many/{number}").unlink()
+        (image / f"many/only below {number}").touch()
+    (image / "attributes").unlink()
+    (image / "attributes").write_text("other")
+    return image
+
+
+def test_an_overlay_over_the_lazy_lower_shows_the_snapshot(rig: Rig, variety: Path) -> None:
+    image = changed_copy(variety)
+    tree, below = rig.archive(variety), rig.archive(image)
+    lazy = rig.lazy()
+    fd = lazy.open_layer(tree, below, 0)
+    rig.opened.callback(os.close, fd)
+    merged = rig.overlay(fd, image)
+    expected, found = manifest(variety), manifest(merged)
+    del expected[b""], found[b""]  # the root's own attributes are those of the upper
+    assert found == expected
+
+
+def test_a_sandbox_can_change_everything_over_the_lazy_lower(rig: Rig, variety: Path, tmp_path: Path) -> None:
+    (tmp_path / "image").mkdir()
+    tree, below = rig.archive(variety), rig.archive(tmp_path / "image")
+    fd = rig.lazy().open_layer(tree, below, 0)
+    rig.opened.callback(os.close, fd)
+    merged = rig.overlay(fd, tmp_path / "image")
+    with (merged / "large").open("ab") as f:
+        f.write(b"more")
+    assert (merged / "large").read_bytes() == (variety / "large").read_bytes() + b"more"
+    (merged / "a").rename(merged / "renamed")
+    assert sorted(os.listdir(merged / "renamed/b")) == ["c", "third"]
+    shutil.rmtree(merged / "many")
+    assert not (merged / "many").exists()
+    os.chown(merged / "setuid", 5, 5)
+    assert (merged / "setuid").stat().st_uid == 5
+    assert os.getxattr(merged / "attributes", "system.posix_acl_access") == acl(1000, 5)
+    os.setxattr(merged / "attributes", "user.new", b"1")
+    assert os.getxattr(merged / "attributes", "security.capability") == READ_ANY
+    assert sorted(os.listdir(tmp_path / "layer1/upper")) == ["a", "attributes", "large", "many", "renamed", "setuid"]
+
+
+@pytest.mark.parametrize("shift", [0, SHIFT])
+def test_programs_run_from_the_lazy_lower_as_from_any_root(rig: Rig, small_root: Path, tmp_path: Path, shift: int) -> None:
+    """In a user namespace: exec, libraries by mmap, setuid, file capabilities, ACLs; with the ids that belong to the container."""
+    changed = tmp_path / "changed"
+    subprocess.run(["cp", "-a", str(small_root), str(changed)], check=True, timeout=60)
+    for program in (changed / "usr/bin").iterdir():
+        os.utime(program, ns=(1, 1), follow_symlinks=False)
+    shutil.copy(changed / "usr/bin/id", changed / "usr/bin/setuid-id")
+    (changed / "usr/bin/setuid-id").chmod(0o4755)
+    shutil.copy(changed / "usr/bin/cat", changed / "usr/bin/capable-cat")
+    os.setxattr(changed / "usr/bin/capable-cat", "security.capability", READ_ANY)
+    (changed / "secret").write_text("secret")
+    (changed / "secret").chmod(0o600)
+    (changed / "shared").write_text("shared")
+    os.setxattr(changed / "shared", "system.posix_acl_access", acl(1000, 4))
+    (changed / "answer.pl").write_text("print 6 * 7")
+    (changed / "mine").touch()
+    os.chown(changed / "mine", 1000, 1001)
+    tree, below = rig.archive(changed), rig.archive(small_root)
+    fd = rig.lazy().open_layer(tree, below, shift)
+    rig.opened.callback(os.close, fd)
+    merged = rig.overlay(fd, small_root, shift)
+    assert (merged / "mine").stat().st_uid == shift + 1000
+
+    def run(uid: int, *command: str) -> str:
+        result = in_user_namespace(shift, uid, merged, *command)
+        return result.stdout + result.stderr
+
+    assert run(0, "/bin/stat", "-c", "%u %g %a", "/mine", "/secret") == "1000 1001 644\n0 0 600\n"
+    assert run(0, "/bin/perl", "/answer.pl") == "42"
+    assert run(1000, "/bin/id", "-u") == "1000\n"
+    assert run(1000, "/bin/setuid-id", "-u") == "0\n"
+    assert run(1000, "/bin/cat", "/shared") == "shared"
+    assert "Permission denied" in run(1001, "/bin/cat", "/shared")
+    assert "Permission denied" in run(1000, "/bin/cat", "/secret")
+    assert run(1000, "/bin/capable-cat", "/secret") == "secret"
+    assert run(0, "/bin/sh", "-c", "echo more >> /secret && cat /secret && chown 7 /mine && stat -c %u /mine") == "secretmore\n7\n"
+    assert (tmp_path / "layer1/upper/mine").stat().st_uid == 7
+
+
+def test_what_is_no_layer_is_not_there(rig: Rig, tmp_path: Path) -> None:
+    (tmp_path / "image").mkdir()
+    tree = rig.archive(tmp_path / "image")
+    lazy = rig.lazy()
+    with pytest.raises(SandboxFailed, match=r"ffffffffffff cannot be read through FUSE"):
+        lazy.open_layer(TreeID("f" * 64), tree, 0)
+    point = tmp_path / "lazy"
+    assert os.listdir(point) == []
+    for name in ("x", f"0.{tree}", f"0.{tree}.{tree}x", f"-1.{tree}.{tree}", f"99999999999.{tree}.{tree}"):
+        assert not (point / name).exists()
+    with pytest.raises(OSError, match="Read-only"):
+        (point / "x").touch()
+
+
+def test_damage_is_an_error_and_never_other_bytes(rig: Rig, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "folder/short").write_bytes(b"s" * 10_000)
+    (tmp_path / "folder/missing").write_bytes(b"m" * 10_000)
+    (tmp_path / "folder/good").write_bytes(b"g" * 10_000)
+    tree, below = rig.archive(tmp_path / "folder"), rig.archive(tmp_path / "empty")
+    for content, data in list(rig.repository.contents.items()):
+        if data.startswith(b"s"):
+            rig.repository.contents[content] = data[:5000]
+        elif data.startswith(b"m"):
+            del rig.repository.contents[content]
+    fd = rig.lazy().open_layer(tree, below, 0)
+    rig.opened.callback(os.close, fd)
+    merged = rig.overlay(fd, tmp_path / "empty")
+    assert (merged / "good").read_bytes() == b"g" * 10_000
+    for name in ("short", "missing"):
+        with pytest.raises(OSError, match="Input/output error"):
+            (merged / name).read_bytes()
+        poll(lambda name=name: f"/{name}" in capfd.readouterr().err)
+
+
+# -- processes that die --------------------------------------------------------------------------------------------------------
+
+
+def test_killing_the_server_fails_its_readers_at_once_and_it_comes_back(rig: Rig, tmp_path: Path) -> None:
+    for name in ("image", "folder"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "folder/file").write_bytes(b"x" * (8 << 20))
+    tree, below = rig.archive(tmp_path / "folder"), rig.archive(tmp_path / "image")
+    lazy = rig.lazy()
+    fd = lazy.open_layer(tree, below, 0)
+    rig.opened.callback(os.close, fd)
+    merged = rig.overlay(fd, tmp_path / "image")
+    assert lazy.alive()
+    assert lazy.pid is not None
+    os.kill(lazy.pid, signal.SIGSTOP)  # so that a reader is certainly in the middle
+    reader = subprocess.Popen(["cat", str(merged / "file")], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    poll(lambda: "fuse" in Path(f"/proc/{reader.pid}/wchan").read_text() or "request_wait" in Path(f"/proc/{reader.pid}/wchan").read_text())
+    began = time.monotonic()
+    os.kill(lazy.pid, signal.SIGKILL)
+    _, said = reader.communicate(timeout=5)
+    assert time.monotonic() - began < 5
+    assert reader.returncode == 1
+    assert any(os.strerror(code) in said for code in (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO)), said
+    poll(lambda: not lazy.alive())
+    with pytest.raises(OSError, match=r"not connected|aborted|Input"):
+        (merged / "file").read_bytes()
+
+    again = lazy.open_layer(tree, below, 0)  # which starts it again
+    rig.opened.callback(os.close, again)
+    assert (rig.overlay(again, tmp_path / "image") / "file").read_bytes() == b"x" * (8 << 20)
+    assert len([m for m in mounts.read_mountinfo() if m.point == os.fsencode(tmp_path / "lazy")]) == 1
+
+
+def test_the_server_ends_and_unmounts_with_its_parent(rig: Rig, tmp_path: Path) -> None:
+    (tmp_path / "image").mkdir()
+    tree = rig.archive(tmp_path / "image")
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _PARENT, str(tmp_path / "lazy"), tree, *CHILD, "lazy", str(rig.saved())],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert any(m.point == os.fsencode(tmp_path / "lazy") for m in mounts.read_mountinfo())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    poll(lambda: not Path(f"/proc/{child}/stat").exists() or Path(f"/proc/{child}/stat").read_text().split()[2] == "Z")
+    assert not any(m.point == os.fsencode(tmp_path / "lazy") for m in mounts.read_mountinfo())
+
+
+_PARENT = """
+import sys, threading
+from pathlib import Path
+from snapshotd.fuse.lazy import LazyMount
+lazy = LazyMount(sys.argv[3:], Path(sys.argv[1]))
+starter = threading.Thread(target=lazy.start)  # a thread that ends must not take the server along
+starter.start()
+starter.join()
+lazy.open_layer(sys.argv[2], sys.argv[2], 0)
+print(lazy.pid, flush=True)
+threading.Event().wait()
+"""
+
+
+def test_a_server_that_cannot_mount_says_so(rig: Rig, tmp_path: Path) -> None:
+    lazy = LazyMount([*CHILD, "lazy", str(tmp_path / "no such repository")], tmp_path / "lazy")
+    with pytest.raises(Unsupported, match="it ended"):
+        lazy.start()
+    assert not lazy.alive()
+    lazy.close()
+    lazy.close()
+
+
+# -- browsing --------------------------------------------------------------------------------------------------------------------
+
+
+class Browsed:
+    """A catalog with one trajectory, and its mount at `point`."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.catalog_path = rig.base / "catalog.db"
+        self.catalog = SqliteCatalog(self.catalog_path)
+        rig.opened.callback(self.catalog.close)
+        self.trajectory, self.first = records.started(self.catalog, "fix-it")
+        self.point = rig.base / "history"
+        self.point.mkdir()
+
+    def store(self, snapshot: Snapshot, tree: TreeID) -> None:
+        self.catalog.set_stored(snapshot.id, tree, RecordID("e" * 64))
+
+    def mount(self, *more: str) -> Child:
+        child = Child([*CHILD, "browse", str(self.rig.saved()), str(self.catalog_path), str(self.point), *more])
+        self.rig.opened.callback(child.close)
+        return child
+
+
+@pytest.fixture
+def browsed(rig: Rig) -> Browsed:
+    return Browsed(rig)
+
+
+def test_a_browsed_snapshot_equals_the_original(browsed: Browsed, variety: Path) -> None:
+    browsed.store(browsed.first, browsed.rig.archive(variety))
+    browsed.mount()
+    shown = browsed.point / "snapshots" / browsed.first.id
+    assert manifest(shown) == manifest(variety)
+    assert (shown / "plain").samefile(shown / "a/b/third")
+    compared = subprocess.run(
+        ["rsync", "-naHAXS", "--numeric-ids", "--checksum", "--delete", "--exclude=/deep/d*", "-i", f"{variety}/", f"{shown}/"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (compared.stdout, compared.stderr) == ("", "")
+
+
+def test_usual_tools_work_across_time(browsed: Browsed, tmp_path: Path) -> None:
+    trees = []
+    for step in range(3):
+        folder = tmp_path / f"step{step}"
+        folder.mkdir()
+        (folder / "same").write_text("same")
+        (folder / "log").write_text(f"step {step}\n")
+        trees.append(browsed.rig.archive(folder))
+    snapshots = [browsed.first]
+    for _ in range(2):
+        snapshots.append(records.committed(browsed.catalog, snapshots[-1]))
+    for snapshot, tree in zip(snapshots, trees, strict=True):
+        browsed.store(snapshot, tree)
+    browsed.mount()
+    steps = browsed.point / "trajectories/fix-it"
+    grep = subprocess.run(["grep", "-r", "step", "."], cwd=steps, capture_output=True, text=True, timeout=60, check=True)
+    assert sorted(grep.stdout.splitlines()) == [f"./{n}/log:step {n}" for n in range(3)]
+    diff = subprocess.run(["diff", "-r", "0", "2"], cwd=steps, capture_output=True, text=True, timeout=60, check=False)
+    assert diff.stdout == "diff -r 0/log 2/log\n1c1\n< step 0\n---\n> step 2\n"
+    subprocess.run(["cp", "-a", f"{steps}/1", str(tmp_path / "copied")], check=True, timeout=60)
+    assert manifest(tmp_path / "copied") == manifest(tmp_path / "step1")
+    found = subprocess.run(["find", "-L", ".", "-name", "log"], cwd=browsed.point, capture_output=True, text=True, timeout=60, check=True)
+    assert len(found.stdout.splitlines()) == 3 * 3  # by name, by id, among all snapshots
+
+
+def test_listings_are_current_and_only_stored_snapshots_are_there(browsed: Browsed, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    tree = browsed.rig.archive(tmp_path / "folder")
+    browsed.mount()
+    numbers = browsed.point / "trajectories" / browsed.trajectory.id
+    tags, snapshots = browsed.point / "tags", browsed.point / "snapshots"
+    assert sorted(os.listdir(browsed.point)) == ["snapshots", "tags", "trajectories"]
+    assert sorted(os.listdir(browsed.point / "trajectories")) == sorted([browsed.trajectory.id, "fix-it"])
+    assert os.readlink(browsed.point / "trajectories/fix-it") == browsed.trajectory.id
+    assert os.listdir(numbers) == os.listdir(snapshots) == os.listdir(tags) == []
+    assert not (numbers / "0").exists()
+    browsed.store(browsed.first, tree)
+    browsed.catalog.tag(browsed.first.id, "good")
+    assert os.listdir(numbers) == ["0"]
+    assert os.listdir(snapshots) == [browsed.first.id]
+    assert os.listdir(tags) == ["good"]
+    poll(lambda: (numbers / "0").is_dir() and (tags / "good").is_dir(), 3)
+    assert os.readlink(tags / "good") == f"../snapshots/{browsed.first.id}"
+    browsed.catalog.set_pruned([browsed.first.id])
+    assert os.listdir(numbers) == os.listdir(snapshots) == os.listdir(tags) == []
+    poll(lambda: not (numbers / "0").exists() and not (tags / "good").exists(), 3)
+    for name in ("00", "-1", "1" * 30, "0 ", "x"):
+        assert not (numbers / name).exists()
+
+
+def test_a_plain_umount_ends_the_server(browsed: Browsed) -> None:
+    child = browsed.mount()
+    subprocess.run(["umount", str(browsed.point)], check=True, timeout=30)
+    poll(lambda: not child.alive())
+    child.close()
+
+
+def test_only_root_gets_in(browsed: Browsed) -> None:
+    browsed.rig.base.chmod(0o755)
+    browsed.mount()
+    result = subprocess.run(["ls", str(browsed.point)], user=65534, capture_output=True, text=True, timeout=30, check=False)
+    assert "Permission denied" in result.stderr
+
+
+def test_it_mounts_in_the_namespace_of_another_process_and_leaves_nothing(browsed: Browsed) -> None:
+    other = subprocess.Popen(["unshare", "--mount", "--", "sh", "-c", "echo ready; read x"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdin is not None
+    assert other.stdout is not None
+    try:
+        assert other.stdout.readline() == b"ready\n"
+
+        def there(pid: int | str) -> bool:
+            return any(m.point == os.fsencode(browsed.point) for m in mounts.read_mountinfo(pid))
+
+        child = browsed.mount(str(other.pid))
+        assert there(other.pid)
+        assert not there("self")
+        seen = os.listdir(f"/proc/{other.pid}/root{browsed.point}")
+        assert sorted(seen) == ["snapshots", "tags", "trajectories"]
+        child.close()
+        assert not there(other.pid)
+        child = browsed.mount(str(other.pid))
+        other.stdin.close()  # the namespace ends, and the server with it
+        other.wait(10)
+        poll(lambda: not child.alive())
+    finally:
+        other.kill()
+        other.wait()
+        other.stdin.close()
+        other.stdout.close()
+
+
+def test_numbers_of_files_stay_the_same_over_mounts(browsed: Browsed, tmp_path: Path) -> None:
+    (tmp_path / "folder/sub").mkdir(parents=True)
+    for name in ("a", "b", "sub/c"):
+        (tmp_path / "folder" / name).touch()
+    os.link(tmp_path / "folder/a", tmp_path / "folder/sub/another a")
+    browsed.store(browsed.first, browsed.rig.archive(tmp_path / "folder"))
+
+    def numbers() -> dict[str, int]:
+        shown = browsed.point / "snapshots" / browsed.first.id
+        return {path.name: path.stat().st_ino for path in shown.rglob("*")}
+
+    child = browsed.mount()
+    before = numbers()
+    child.close()
+    browsed.mount()
+    assert numbers() == before
+    assert before["a"] == before["another a"]
+    assert len(set(before.values())) == len(before) - 1 == 4
+
+
+def test_the_second_view_of_a_tree_is_a_place_of_its_own(browsed: Browsed, tmp_path: Path) -> None:
+    """Were both one directory to the kernel, entering one would move the other."""
+    (tmp_path / "folder/sub").mkdir(parents=True)
+    tree = browsed.rig.archive(tmp_path / "folder")
+    second = records.committed(browsed.catalog, browsed.first)
+    browsed.store(browsed.first, tree)
+    browsed.store(second, tree)
+    browsed.mount()
+    places = [browsed.point / "trajectories" / browsed.trajectory.id / n / "sub" for n in ("0", "1")]
+    assert len({place.stat().st_ino for place in places}) == 2
+    fds = [os.open(place, os.O_RDONLY) for place in places]
+    assert [os.readlink(f"/proc/self/fd/{fd}") for fd in fds] == [str(place) for place in places]
+    for fd in fds:
+        os.close(fd)
+
+

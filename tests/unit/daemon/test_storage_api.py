@@ -1,0 +1,296 @@
+"""The API of durable storage as any HTTP client sees it: frames, uploads of any size, progress, bad requests, who mounts."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import struct
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from snapshotd.daemon.api import openapi
+from snapshotd.daemon.peer import PEER_PID
+from snapshotd.daemon.routes_storage import _namespace_pid
+from snapshotd.daemon.wire import BODY_MAX_BYTES, FRAMES
+from snapshotd.errors import Unsupported
+from snapshotd.types import new_id
+from tests.unit.daemon.process import Daemon
+from tests.unit.daemon.test_api import Connection, ask, eventually, lines, memory_of
+
+MIB = 1 << 20
+
+
+def made(daemon: Daemon, prefix: str = "box") -> str:
+    name = f"{prefix}-{new_id()[:8]}"
+    assert ask(daemon, "POST", "/sandboxes", {"name": name})[0] == 201
+    return name
+
+
+def frames(daemon: Daemon, path: str) -> list[tuple[int, bytes]]:
+    connection = Connection(daemon)
+    connection.request("GET", "/v1" + path)
+    answer = connection.getresponse()
+    assert (answer.status, answer.headers["Content-Type"]) == (200, FRAMES)
+    data, found, at = answer.read(), [], 0
+    connection.close()
+    while at < len(data):
+        kind, length = struct.unpack_from(">BI", data, at)
+        found.append((kind, data[at + 5 : at + 5 + length]))
+        assert len(found[-1][1]) == length
+        at += 5 + length
+    return found
+
+
+def test_log_can_be_limited(shared_daemon: Daemon) -> None:
+    box = made(shared_daemon)
+    for _ in range(3):
+        lines(shared_daemon, "POST", f"/trajectories/{box}/exec", {"argv": ["ls"]})
+    assert [item["seq"] for item in ask(shared_daemon, "GET", f"/trajectories/{box}/log")[1]] == [0, 1, 2, 3]
+    assert [item["seq"] for item in ask(shared_daemon, "GET", f"/trajectories/{box}/log?last=2")[1]] == [2, 3]
+    assert ask(shared_daemon, "GET", f"/trajectories/{box}/log?last=0")[0] == 400
+
+
+def test_usage_names_every_state(shared_daemon: Daemon) -> None:
+    usage = ask(shared_daemon, "GET", "/usage")[1]
+    assert sorted(usage["states"]) == ["captured", "lost", "pruned", "stored"]
+    assert (usage["layer_bytes"], usage["layer_budget_bytes"]) == (3 << 30, 20 << 30)
+
+
+def test_policies(daemon: Daemon) -> None:
+    box = made(daemon)
+    empty = dict.fromkeys(("keep_last", "keep_within_s", "keep_every", "keep_failed", "max_bytes"))
+    assert ask(daemon, "GET", "/policy") == (200, empty)
+    assert ask(daemon, "PUT", "/policy", {"keep_last": 5, "keep_within_s": 1.5}) == (200, {**empty, "keep_last": 5, "keep_within_s": 1.5})
+    assert ask(daemon, "GET", f"/policy?trajectory={box}")[1]["keep_last"] == 5
+    assert ask(daemon, "PUT", f"/policy?trajectory={box}", {"max_bytes": 1 << 40})[1] == {**empty, "max_bytes": 1 << 40}
+    assert ask(daemon, "GET", "/policy")[1]["keep_last"] == 5
+    assert ask(daemon, "DELETE", f"/policy?trajectory={box}") == (204, None)
+    assert ask(daemon, "GET", f"/policy?trajectory={box}")[1]["keep_last"] == 5
+    assert ask(daemon, "GET", "/policy?trajectory=nobody")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("PUT", "/policy", {"keep_last": -1}, 400, "UsageError"),
+        ("PUT", "/policy", {"keep_last": 1.5}, 400, "UsageError"),
+        ("PUT", "/policy", {"keep_every": 0}, 400, "UsageError"),
+        ("PUT", "/policy", {"keep_failed": 0}, 400, "UsageError"),
+        ("PUT", "/policy", {"max_bytes": 0}, 400, "UsageError"),
+        ("PUT", "/policy", {"max_bytes": 1 << 60}, 400, "UsageError"),
+        ("PUT", "/policy", {"keep_within_s": 0}, 400, "UsageError"),
+        ("PUT", "/policy", {"keep_within_s": "NaN"}, 400, "UsageError"),
+        ("PUT", "/policy", {"keep": 1}, 400, "UsageError"),
+        ("PUT", "/policy?trajectory=a/b", {}, 404, "NotFound"),
+        ("POST", "/prune", {"policy": {"keep_last": -1}}, 400, "UsageError"),
+        ("POST", "/prune", {"grace_s": -1}, 400, "UsageError"),
+        ("POST", "/prune", {"dryrun": True}, 400, "UsageError"),
+        ("POST", "/check", {"read": True}, 400, "UsageError"),
+        ("GET", "/snapshots/nobody/export", None, 404, "NotFound"),
+        ("GET", "/snapshots/{box}/export?form=zip", None, 400, "UsageError"),
+        ("GET", "/snapshots/{box}/export?form=tar&whole=true", None, 400, "UsageError"),
+        ("GET", "/snapshots/{box}/export?since=a%2Fb", None, 404, "NotFound"),
+        ("POST", "/import?name=..%2Fx", None, 400, "UsageError"),
+        ("POST", "/import", None, 400, "UsageError"),
+        ("POST", "/mount", {"directory": "relative"}, 400, "UsageError"),
+        ("POST", "/mount", {"directory": "/nul\0"}, 400, "UsageError"),
+        ("POST", "/mount", {}, 400, "UsageError"),
+        ("POST", "/umount", {"directory": "/tmp"}, 404, "NotFound"),
+    ],
+)
+def test_bad_requests_are_one_sentence(shared_daemon: Daemon, method: str, path: str, body: Any, status: int, code: str) -> None:
+    answered, answer = ask(shared_daemon, method, path.format(box=made(shared_daemon)), body)
+    assert (answered, answer["error"]["code"]) == (status, code)
+    assert answer["error"]["message"]
+    assert "\n" not in answer["error"]["message"]
+
+
+def test_prune_streams_progress_and_ends_with_its_report(daemon: Daemon) -> None:
+    box = made(daemon)
+    for _ in range(2):
+        lines(daemon, "POST", f"/trajectories/{box}/exec", {"argv": ["ls"]})
+    ask(daemon, "POST", "/flush")
+    dry = lines(daemon, "POST", "/prune", {"dry_run": True, "policy": {"keep_last": 2}})
+    assert dry[0] == {"event": "progress", "message": "looking at the snapshots, grace 600 s"}
+    assert [(item["seq"], item["reason"]) for item in dry[-1]["report"]["snapshots"]] == [(0, "beyond the newest")]
+    assert dry[-1]["report"]["dry_run"]
+    done = lines(daemon, "POST", "/prune", {"grace_s": 0})
+    assert done[0]["message"].endswith("grace 0 s")
+    assert [item["seq"] for item in done[-1]["report"]["snapshots"]] == [0, 1]
+    assert [item["state"] for item in ask(daemon, "GET", f"/trajectories/{box}/log")[1]] == ["pruned", "pruned", "stored"]
+
+
+def test_check_and_repair(daemon: Daemon) -> None:
+    assert lines(daemon, "POST", "/check", {})[-1]["report"]["damages"] == []
+    assert lines(daemon, "POST", "/repair")[-1]["report"] == {"actions": [], "lost": []}
+    box = made(daemon, "damaged")
+    report = lines(daemon, "POST", "/check", {"read_data": True})[-1]["report"]
+    head = ask(daemon, "GET", f"/trajectories/{box}")[1]["head"]
+    assert report["snapshots"] == [head]
+    assert report["damages"][0] == {
+        "pack": "pack-7", "object": "ab" * 32, "what": "its bytes are not what was stored", "snapshot": head,
+        "path": "workspace/a\ufffd", "path_b64": "d29ya3NwYWNlL2H/",
+    }  # fmt: skip
+    assert report["damages"][1]["path"] is None
+    repaired = lines(daemon, "POST", "/repair")
+    assert [event["event"] for event in repaired] == ["progress", "progress", "result"]
+    assert repaired[-1]["report"] == {"actions": ["the index was rebuilt"], "lost": [head]}
+
+
+# -- export --------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_export_is_frames_of_bytes_and_events(shared_daemon: Daemon) -> None:
+    found = frames(shared_daemon, f"/snapshots/{made(shared_daemon)}/export?whole=true&since=abcd")
+    events = [json.loads(content) for kind, content in found if kind == 1]
+    data = b"".join(content for kind, content in found if kind == 0)
+    assert events[0] == {"event": "progress", "message": "1 of 3 MiB"}
+    assert events[-1] == {"event": "result", "warnings": ["one socket was left out"]}
+    assert found[-1][0] == 1
+    assert len(data) == 3 * MIB
+    assert data.startswith(b"BUNDLE bundle True abcd\n")
+    assert all(len(content) <= MIB for _, content in found)
+
+
+def test_a_failure_in_the_middle_of_an_export_is_its_last_frame(shared_daemon: Daemon) -> None:
+    found = frames(shared_daemon, f"/snapshots/{made(shared_daemon, 'damaged')}/export")
+    last = json.loads(found[-1][1])
+    assert found[-1][0] == 1
+    assert (last["event"], last["error"]["code"]) == ("error", "DataLoss")
+    assert "pack-7" in last["error"]["message"]
+    assert sum(len(content) for kind, content in found if kind == 0) == MIB
+
+
+def test_an_export_nobody_reads_is_bounded_and_ends_with_its_client(daemon: Daemon) -> None:
+    box = made(daemon)
+    before, threads = memory_of(daemon), threads_of(daemon)
+    connections = []
+    for _ in range(20):
+        connection = Connection(daemon)
+        connection.request("GET", f"/v1/snapshots/{box}/export")
+        connections.append(connection)
+        assert connection.getresponse().read(5)
+    assert memory_of(daemon) - before < 20 * 5 * MIB
+    for connection in connections:
+        connection.close()
+    eventually(lambda: threads_of(daemon) <= threads + 1)
+
+
+def threads_of(daemon: Daemon) -> int:
+    return len(os.listdir(f"/proc/{daemon.process.pid}/task"))
+
+
+# -- import --------------------------------------------------------------------------------------------------------------------
+
+
+def upload(daemon: Daemon, pieces: list[bytes], *, name: str, chunked: bool = True) -> tuple[int, list[dict[str, Any]]]:
+    connection = Connection(daemon)
+    headers = {} if chunked else {"Content-Length": str(sum(len(piece) for piece in pieces))}
+    connection.request("POST", f"/v1/import?name={name}", iter(pieces), headers, encode_chunked=chunked)
+    answer = connection.getresponse()
+    text = answer.read()
+    connection.close()
+    return answer.status, [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_an_import_takes_a_body_of_any_size(shared_daemon: Daemon, chunked: bool) -> None:
+    name = f"in-{new_id()[:8]}"
+    before = memory_of(shared_daemon)
+    pieces = [b"BUNDLE", b" whole\n..", *[b"x" * MIB] * (3 * BODY_MAX_BYTES // MIB), b"y" * 7]
+    status, events = upload(shared_daemon, pieces, name=name, chunked=chunked)
+    assert status == 200
+    assert {event["event"] for event in events[:-1]} == {"progress"}
+    imported = events[-1]["imported"]
+    assert (imported["trajectories"][0]["name"], imported["snapshots"]) == (name, 1)
+    assert imported["warnings"] == [f"{sum(len(piece) for piece in pieces)} bytes came"], "not a byte was lost or came twice"
+    assert memory_of(shared_daemon) - before < 16 * MIB
+
+
+def test_other_bodies_are_bounded_as_before(shared_daemon: Daemon) -> None:
+    for path in ("/v1/imports", "/v1/import/", "/v1/check", "/v1/images/import"):
+        connection = Connection(shared_daemon)
+        connection.request("POST", path, headers={"Content-Length": str(BODY_MAX_BYTES + 1), "Content-Type": "application/json"})
+        assert connection.getresponse().status == 413, path
+        connection.close()
+
+
+def test_a_client_that_goes_away_in_the_middle_imports_nothing(daemon: Daemon) -> None:
+    connection = Connection(daemon)
+    connection.putrequest("POST", "/v1/import?name=half")
+    connection.putheader("Transfer-Encoding", "chunked")
+    connection.endheaders()
+    connection.send(b"100000\r\nBUNDLE half..." + b"x" * (MIB - 14) + b"\r\n")
+    connection.close()
+    log = daemon.state_dir / "daemon.log"
+    eventually(lambda: '"path": "/v1/import"' in log.read_text())  # the request has ended
+    assert ask(daemon, "GET", "/trajectories/half")[0] == 404
+    assert "Traceback" not in log.read_text()
+
+
+def test_a_refused_import_answers_while_the_client_still_sends(shared_daemon: Daemon) -> None:
+    """The daemon does not read what it will not take; a client that has not sent everything must get the sentence all the same."""
+    for _ in range(5):
+        connection = Connection(shared_daemon)
+        connection.putrequest("POST", "/v1/import")
+        connection.putheader("Transfer-Encoding", "chunked")
+        connection.endheaders()
+        chunk = b"100000\r\n" + b"x" * MIB + b"\r\n"
+        try:
+            for _ in range(64):
+                connection.send(chunk)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        answer = connection.getresponse()
+        assert answer.status == 400
+        assert json.loads(answer.read())["error"]["code"] == "UsageError"
+        connection.close()
+
+
+def test_a_defect_in_an_import_is_an_internal_error(shared_daemon: Daemon) -> None:
+    status, events = upload(shared_daemon, [b"BUNDLE crash\n..."], name="crash")
+    assert (status, events[-1]["error"]["code"]) == (500, "InternalError")
+
+
+# -- mount ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_mount_is_made_for_the_process_that_asks(daemon: Daemon) -> None:
+    where = str(daemon.state_dir)
+    connection = Connection(daemon)
+    for path, status in (("/v1/mount", 204), ("/v1/mount", 409), ("/v1/umount", 204), ("/v1/umount", 404), ("/v1/mount", 204)):
+        connection.request("POST", path, json.dumps({"directory": where}), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status == status
+    connection.close()
+    assert ask(daemon, "GET", "/status")[1]["mounts"] == {where: os.getpid()}
+
+
+def test_a_client_whose_mounts_are_out_of_reach_is_told_so() -> None:
+    """The kernel gives process id 0 for a peer outside of the daemon's process namespace."""
+    with pytest.raises(Unsupported, match="docker exec"):
+        _namespace_pid(Request({"type": "http", "state": {PEER_PID: 0}}))
+    assert _namespace_pid(Request({"type": "http", "state": {PEER_PID: 7}})) == 7
+
+
+def test_the_description_covers_storage() -> None:
+    paths = openapi()["paths"]
+    assert FRAMES in paths["/v1/snapshots/{ref}/export"]["get"]["responses"]["200"]["content"]
+    assert "application/octet-stream" in paths["/v1/import"]["post"]["requestBody"]["content"]
+    for path in ("/v1/prune", "/v1/check", "/v1/repair", "/v1/import"):
+        assert "application/x-ndjson" in paths[path]["post"]["responses"]["200"]["content"]
+
+
+def test_a_broken_off_frame_is_seen_by_any_client(daemon: Daemon) -> None:
+    connection = Connection(daemon)
+    connection.request("GET", f"/v1/snapshots/{made(daemon)}/export")
+    answer = connection.getresponse()
+    assert answer.read(MIB)
+    daemon.kill()
+    with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
+        answer.read()
+    connection.close()
