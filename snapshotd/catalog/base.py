@@ -194,6 +194,10 @@ class Catalog(ABC):
     def untag(self, name: str) -> None:
         """Remove a tag. NotFound."""
 
+    @abstractmethod
+    def tags(self) -> dict[str, SnapshotID]:
+        """Every tag and what it names."""
+
     # -- what is referenced --------------------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -361,6 +361,9 @@ class SqliteCatalog(Catalog):
             if not searchable(name) or not self._db.write("DELETE FROM tags WHERE name = ?", (name,)):
                 raise no("tag", name)
 
+    def tags(self) -> dict[str, SnapshotID]:
+        return dict(self._db.read("SELECT name, snapshots.id FROM tags JOIN snapshots ON snapshots.pk = tags.snapshot ORDER BY name"))
+
     # -- what is referenced --------------------------------------------------------------------------------------------------
 
     def referenced_layers(self) -> set[LayerID]:

@@ -27,25 +27,53 @@ STOP_TIMEOUT_S = 120.0
 @click.option("--foreground", is_flag=True, help="Log to standard error instead of daemon.log in the state directory.")
 @click.option("--stop", is_flag=True, help="Stop the running daemon, after a last snapshot of every sandbox, and wait for its end.")
 @click.option("--status", is_flag=True, help="Say what the running daemon is and has; starts none.")
+@click.option(
+    "--rebuild-catalog", is_flag=True, help="Make a damaged catalog.db again from what is stored, and end; the old one is kept beside it."
+)
 @click.option("--ready-fd", type=int, hidden=True)
 @json_option
 @click.pass_context
 def command(
-    ctx: click.Context, foreground: bool, stop: bool, status: bool, ready_fd: int | None, as_json: bool
-) -> int:
+    ctx: click.Context, foreground: bool, stop: bool, status: bool, rebuild_catalog: bool, ready_fd: int | None, as_json: bool
+) -> int:  # fmt: skip
     """Be the daemon, ask after it, or stop it.
 
     Without --stop or --status this process becomes the daemon until SIGTERM or Ctrl-C. Nobody needs to: commands run as root start one.
-    With --json: --status prints an object, --stop {"stopped":pid}.
+    With --json: --status and --rebuild-catalog print an object, --stop {"stopped":pid}.
     """
-    if stop and status:
-        refuse("--stop and --status exclude each other; choose one")
+    if stop + status + rebuild_catalog > 1:
+        refuse("--stop, --status and --rebuild-catalog exclude each other; choose one")
     client = connect(ctx, autostart=False)
     if stop:
         return _stop(client, as_json)
     if status:
         return _status(client, as_json)
+    if rebuild_catalog:
+        return _rebuild(client, as_json)
     return _serve(client, foreground, ready_fd)
+
+
+def _rebuild(client: Snapshotd, as_json: bool) -> int:
+    """Without a daemon: it cannot start on a damaged catalog."""
+    from snapshotd.daemon import server, wiring
+
+    def progress(text: str) -> None:
+        click.echo(f"snapshotd: {printable(text)}", err=True)
+
+    report = server.alone(client.state_dir, lambda path: wiring.rebuild_catalog(path, progress))
+    if as_json:
+        print_json({
+            "images": report.images, "trajectories": report.trajectories, "snapshots": report.snapshots, "tags": report.tags,
+            "lost": list(report.lost), "left_out": [{"snapshot": item.snapshot, "reason": item.reason} for item in report.left_out],
+        })  # fmt: skip
+        return 0
+    for item in report.left_out:
+        click.echo(f"snapshot {item.snapshot} could not be brought back: {printable(item.reason)}", err=True)
+    for lost in report.lost:
+        click.echo(f"snapshot {lost} came back without its files", err=True)
+    counts = f"{report.trajectories} trajectories with {report.snapshots} snapshots, {report.images} images, {report.tags} tags"
+    click.echo(f"brought back {counts}")
+    return 0
 
 
 def _serve(client: Snapshotd, foreground: bool, ready_fd: int | None) -> int:

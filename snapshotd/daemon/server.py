@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import uvicorn
 
@@ -41,6 +42,7 @@ from snapshotd.errors import Conflict, SnapshotdError, UsageError
 log = logging.getLogger("snapshotd.daemon")
 
 EngineFactory = Callable[[Path], Engine]
+T = TypeVar("T")
 _DRAIN_S = 30
 """How long answers in flight may take once the engine is closed; their clients are slow, not their commands."""
 _BACKLOG = 1024
@@ -73,6 +75,21 @@ def serve(options: ServerOptions, open_engine: EngineFactory) -> int:
     with told_to(options.ready_fd):
         check_host()
         return serve_here(options, isolated)
+
+
+def alone(state_dir: Path, action: Callable[[Path], T]) -> T:
+    """Do something to a state directory in place of its daemon. Call from the main thread before any other is started.
+
+    NotPermitted, Unsupported, Conflict (a daemon serves it); what `action` raises.
+    """
+    check_host()
+    make_state_dir(state_dir)
+    lock = StateLock(state_dir)
+    try:
+        enter_own_mount_namespace()
+        return action(state_dir)
+    finally:
+        lock.release()
 
 
 def serve_here(options: ServerOptions, open_engine: EngineFactory) -> int:

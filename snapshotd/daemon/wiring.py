@@ -6,28 +6,33 @@ import importlib.util
 import os
 import shutil
 import sys
+import time
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.daemon.children import Places, open_repository
-from snapshotd.engine import reserve
+from snapshotd.engine import rebuild, reserve
 from snapshotd.engine.base import Engine
 from snapshotd.engine.context import Context
 from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.events import EventLogs
 from snapshotd.engine.packages import CATATONIT
 from snapshotd.engine.pins import Pins
-from snapshotd.errors import Unsupported, UsageError
+from snapshotd.errors import SnapshotdError, Unsupported, UsageError
 from snapshotd.fuse.lazy import LazyMount
 from snapshotd.images.store import ImageStore
 from snapshotd.kernel import features
 from snapshotd.layers import store as layer_store
+from snapshotd.repo.key import load_key
+from snapshotd.repo.maintenance import PackMaintenance
 from snapshotd.repo.spool import FileSpool
 from snapshotd.runtime.base import Runtime
 from snapshotd.runtime.docker import DockerRuntime
 from snapshotd.runtime.runc import RuncRuntime
+from snapshotd.store.open import open_store
 from snapshotd.types import IdMap, new_id
 
 RUN_ROOT = Path("/run/snapshotd")
@@ -36,7 +41,7 @@ SHARE_ROOT = Path("/var/lib/snapshotd-share")
 """What sandboxes see read-only. Not below /run, which is often mounted noexec, nor in the state directory, which only root may search."""
 CONTAINER_IDS = IdMap(base=1_700_000_000, count=65_536)
 """Host ids of container ids: far above what useradd and other engines hand out, and one range for all sandboxes."""
-_LOCAL = "local"
+_STORE_URL, _LOCAL = "store_url", "local"
 """Where packs lie by default: in the state directory itself."""
 _SWITCH_INTERVAL_S = 0.0005
 """How long a busy thread may hold the interpreter against one that answers a tool call; every system call of a pivot gives it up once."""
@@ -74,15 +79,64 @@ def open_engine(state_dir: Path) -> Engine:
         raise
 
 
+def rebuild_catalog(state_dir: Path, progress: Callable[[str], object]) -> rebuild.Report:
+    """Move the catalog aside and make a new one from the repository, whose index is repaired first. Layers are dropped: nobody knows any
+    more which of them were whole. The caller is alone with the state directory. DataLoss (not even the key is there), OutOfSpace."""
+    store = layer_store.prepare(state_dir)
+    try:
+        url = _known_store_url(state_dir)
+        aside = f"catalog.damaged-{time.strftime('%Y%m%d-%H%M%S')}.db"
+        for suffix in ("", "-wal", "-shm"):
+            old = state_dir / f"catalog.db{suffix}"
+            if old.exists():
+                old.rename(state_dir / f"{aside}{suffix}")
+        progress(f"the old catalog, if there was one, is now {aside}")
+        places = Places(state_dir, store.root, store.kind, url)
+        maintenance = PackMaintenance(open_store(url), places.repo_dir / "index.db", load_key(places.repo_dir))
+        for action in maintenance.repair(progress).actions:
+            progress(action)
+        catalog, repository = SqliteCatalog(state_dir / "catalog.db"), open_repository(places)
+        try:
+            if url != _local_url(state_dir):
+                catalog.set_meta(_STORE_URL, url)
+            report = rebuild.rebuild(repository.records(), catalog, repository.contains)
+            catalog.flush()
+        finally:
+            repository.close()
+            catalog.close()
+        store.sweep(set)
+        return report
+    finally:
+        layer_store.release(store)
+
+
+def _known_store_url(state_dir: Path) -> str:
+    """From the catalog if it can still tell, else from the environment, else the usual place."""
+    try:
+        catalog = SqliteCatalog(state_dir / "catalog.db")
+    except SnapshotdError:
+        return os.environ.get("SNAPSHOTD_STORE", "") or _local_url(state_dir)
+    try:
+        return _store_url(state_dir, catalog)
+    except SnapshotdError:
+        return os.environ.get("SNAPSHOTD_STORE", "") or _local_url(state_dir)
+    finally:
+        catalog.close()
+
+
+def _local_url(state_dir: Path) -> str:
+    return (state_dir / "repo" / "store").as_uri()
+
+
 def _store_url(state_dir: Path, catalog: Catalog) -> str:
     """Where the packs lie. Decided once for a state directory: another place would not have its packs. UsageError."""
-    wanted, known = os.environ.get("SNAPSHOTD_STORE", ""), catalog.get_meta("store_url")
+    wanted, known = os.environ.get("SNAPSHOTD_STORE", ""), catalog.get_meta(_STORE_URL)
     if known is None:
         known = wanted or _LOCAL
-        catalog.set_meta("store_url", known)
+        catalog.set_meta(_STORE_URL, known)
     if wanted and wanted != known:
         raise UsageError(f"the packs of {state_dir} lie in {known!r}, not in {wanted!r}: unset SNAPSHOTD_STORE, or use another --state-dir")
-    return (state_dir / "repo" / "store").as_uri() if known == _LOCAL else known  # the state directory may move
+    return _local_url(state_dir) if known == _LOCAL else known  # the state directory may move
 
 
 def _has_fuse() -> bool:

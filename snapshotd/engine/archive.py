@@ -33,6 +33,8 @@ BATCH = 64
 MAX_BACKLOG = 2048
 """More captured snapshots than this, and steps wait: a disk that cannot keep up must slow the agents down, not fill with layers."""
 _RETRY_S = (1.0, 5.0, 15.0)
+TAGS_RECORD = "tags_record"
+"""Catalog fact: the record with the latest tags."""
 _STRIKES = 3
 _REMEMBERED_RECORDS = 1024
 
@@ -52,7 +54,7 @@ class Archive:
         self._context, self._archiver, self._after_batch = context, archiver, after_batch
         self._changed = threading.Condition()
         self._due_at: float | None = None
-        self._waiters = 0
+        self._tags_changed = False
         self._rounds = 0
         self._backlog = len(context.catalog.unstored())
         self._failures = 0
@@ -81,6 +83,14 @@ class Archive:
                 self._due_at = time.monotonic() + DELAY_S
                 self._changed.notify_all()
 
+    def tags_changed(self) -> None:
+        """The tags go into the repository, too, with the next batch or soon."""
+        with self._changed:
+            self._tags_changed = True
+            if self._due_at is None:
+                self._due_at = time.monotonic() + DELAY_S
+                self._changed.notify_all()
+
     def admit(self) -> None:
         """Wait while far too much is captured and being stored. Returns at once when storing fails: that would be a wait without end."""
         with self._changed:
@@ -91,22 +101,18 @@ class Archive:
         """Return when everything captured so far is stored. Raises why it is not: OutOfSpace, InternalError, DataLoss."""
         wanted = set(self._context.catalog.unstored())
         with self._changed:
-            self._waiters += 1
             self._due_at = time.monotonic()
             self._changed.notify_all()
-            try:
-                while wanted and not self._closed:
-                    seen = self._rounds
-                    while self._rounds == seen and not self._closed:
-                        self._changed.wait(1.0)
-                    if self.failure is not None:
-                        raise type(self.failure)(self.failure.message)
-                    for snapshot in wanted & self._stuck.keys():
-                        why = self._stuck[snapshot]
-                        raise type(why)(f"snapshot {short(snapshot)} is captured, but cannot be stored: {why.message}")
-                    wanted &= set(self._context.catalog.unstored())
-            finally:
-                self._waiters -= 1
+            while wanted and not self._closed:
+                seen = self._rounds
+                while self._rounds == seen and not self._closed:
+                    self._changed.wait(1.0)
+                if self.failure is not None:
+                    raise type(self.failure)(self.failure.message)
+                for snapshot in wanted & self._stuck.keys():
+                    why = self._stuck[snapshot]
+                    raise type(why)(f"snapshot {short(snapshot)} is captured, but cannot be stored: {why.message}")
+                wanted &= set(self._context.catalog.unstored())
         if wanted:
             raise InternalError("the daemon is going down; what is captured is stored after the next start")
 
@@ -141,6 +147,8 @@ class Archive:
             todo = self._todo()
             if todo:
                 self._batch(todo[:BATCH])
+            if self._tags_changed:
+                self._save_tags()
             left = self._todo()
         except SnapshotdError as exc:
             failure = exc
@@ -160,6 +168,17 @@ class Archive:
             self._changed.notify_all()
         if failure is None and not self._closed:
             self._after_batch()
+
+    def _save_tags(self) -> None:
+        catalog = self._context.catalog
+        self._tags_changed = False
+        try:
+            record = self._archiver.record(records.encode_tags(catalog.tags(), time.time_ns()), None)
+            self._archiver.flush()
+        except BaseException:
+            self._tags_changed = True
+            raise
+        catalog.set_meta(TAGS_RECORD, record)
 
     def _todo(self) -> list[SnapshotID]:
         return [snapshot for snapshot in self._context.catalog.unstored() if snapshot not in self._stuck]

@@ -92,8 +92,8 @@ class RetentionPolicy:
     running sandbox stands on are always kept.
 
     `keep_last`: the newest N of each trajectory. `keep_within_s`: those younger than this. `keep_every`: milestones, every K-th (`seq`
-    divisible by K). `keep_failed`: the newest N of each trajectory whose call failed. `max_bytes` is a limit, not a rule, and only the global
-    policy's counts: of what only rules keep, the oldest go until the repository fits.
+    divisible by K). `keep_failed`: the newest N of each trajectory whose call failed. `max_bytes` is a limit, not a rule, and only that of
+    the global policy counts: of what only rules keep, the oldest go until the repository fits.
     """
 
     keep_last: int | None = None

@@ -80,8 +80,8 @@ class StoredSource:
         if tree is None or (below is not None and below.tree is None):
             raise InternalError(f"snapshot {snapshot.id} cannot be exported: it is not stored")
         if below is None or below.tree is None:
-            return StoredView(self._repository, tree, self._scratch)
-        return None if tree == below.tree else DifferenceView(self._repository, tree, below.tree, self._scratch)
+            return StoredView(self._repository, tree, scratch=self._scratch)
+        return None if tree == below.tree else DifferenceView(self._repository, tree, below.tree, scratch=self._scratch)
 
     def output(self, blob: BlobID) -> tuple[int, Iterator[bytes]]:
         return self._repository.size_bytes(blob), self._repository.load(blob)
@@ -129,6 +129,23 @@ def export_bundle(
             below = snapshot
     writer.finish()
     return tuple(warnings)
+
+
+def line_of(catalog: Catalog, snapshot: Snapshot, *, whole: bool, since: SnapshotID | None) -> list[Snapshot]:
+    """What `export_bundle` takes: the snapshot; with `whole` its trajectory up to it; with `since` all that came after that one, across
+    forks. UsageError (`since` is not before it), NotFound."""
+    found = [snapshot]
+    while since is not None or whole:
+        first = found[-1]
+        if first.parent == since and since is not None:
+            break
+        earlier = None if first.parent is None else catalog.get_snapshot(first.parent)
+        if since is None and (earlier is None or earlier.trajectory != snapshot.trajectory):
+            break
+        if earlier is None or snapshot.id == since:
+            raise UsageError(f"snapshot {short(since or '')} does not come before {short(snapshot.id)}; `snapshotd log` shows what does")
+        found.append(earlier)
+    return found[::-1]
 
 
 def _record(snapshot: Snapshot, trajectory: Trajectory, image: Image, messages: Sequence[Message]) -> bytes:
@@ -360,7 +377,7 @@ class _Stream:
         while not self._unpacker.eof:
             packed = self._packed or self._source(_READ_BYTES)
             if not packed:
-                return b""  # cut off: whoever reads misses the end
+                raise UsageError("the bundle is cut off; copy it again")
             try:
                 data = self._unpacker.decompress(packed, size)
             except zlib.error as exc:

@@ -8,17 +8,20 @@ any number of {"progress": "..."}, then one result or {"error": {"code", "messag
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import IO, Any
 
 from snapshotd.errors import BY_CODE, InternalError, OutOfSpace, SnapshotdError
 from snapshotd.kernel import syscalls as sc
 
+_log = logging.getLogger(__name__)
 Progress = Callable[[str], None]
 Serve = Callable[[dict[str, Any], Progress], dict[str, Any]]
 _NO_ROOM = (28, 122)  # ENOSPC, EDQUOT
@@ -51,6 +54,8 @@ class Child:
                 self._process = None
                 raise InternalError(f"the worker process ended while it was asked to {request['op']}; the daemon's log says why")
         if "error" in answer:
+            if "traceback" in answer["error"]:
+                _log.error("worker process: %s\n%s", answer["error"]["message"], answer["error"]["traceback"])
             raise BY_CODE.get(answer["error"]["code"], InternalError)(answer["error"]["message"])
         return answer
 
@@ -118,4 +123,8 @@ def serve(handler: Serve) -> None:
             answer({"error": {"code": exc.code, "message": exc.message}})
         except OSError as exc:
             code = OutOfSpace.__name__ if exc.errno in _NO_ROOM else InternalError.__name__
-            answer({"error": {"code": code, "message": f"{sys.argv[0]}: {exc}"}})
+            answer({"error": {"code": code, "message": f"the worker process cannot go on: {exc}"}})
+        except Exception as exc:  # noqa: BLE001 - the top of a request: the daemon's log shall say why this process ends
+            message = f"a defect of snapshotd ({type(exc).__name__}) ended the worker process; the daemon's log has the traceback"
+            answer({"error": {"code": InternalError.__name__, "message": message, "traceback": traceback.format_exc()}})
+            sys.exit(InternalError.exit_code)

@@ -12,12 +12,14 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from snapshotd.engine.child import Child
 from snapshotd.engine.context import Context
 from snapshotd.errors import DataLoss, NotFound, SnapshotdError
 from snapshotd.failpoints import hit
+from snapshotd.layers.base import RestoreReport
 from snapshotd.types import ImageID, LayerID, Snapshot, SnapshotState, Stack, TreeID, new_id, short
 
 _log = logging.getLogger(__name__)
@@ -62,6 +64,11 @@ class Cold:
         if snapshot.tree is None:
             raise gone(snapshot)
         return self._cold(snapshot, snapshot.tree)
+
+    def restore(self, tree: TreeID, path: bytes, target: Path) -> RestoreReport:
+        """Write a directory of a stored tree into an empty directory of the host. The tree is pinned by the caller."""
+        answer = self._rebuilder.ask({"op": "restore", "tree": tree, "path": path.hex(), "target": str(target)})
+        return RestoreReport(answer["files"], answer["directories"], answer["bytes"], tuple(answer["warnings"]))
 
     def trees(self) -> set[TreeID]:
         """The trees of layers that are being written or served."""

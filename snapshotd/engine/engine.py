@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from snapshotd import __version__
-from snapshotd.engine import dependencies, evict, inputs, look, recover, reserve, retention
+from snapshotd.engine import bundle, dependencies, evict, imports, inputs, look, recover, reserve, retention, share
 from snapshotd.engine.archive import Archive
 from snapshotd.engine.archiver import Archiver
 from snapshotd.engine.background import Background
@@ -55,6 +55,7 @@ from snapshotd.types import (
     AgentSpec,
     ExperimentID,
     Image,
+    ImageID,
     LayerID,
     Message,
     SandboxSpec,
@@ -351,15 +352,17 @@ class LocalEngine(Engine):
         return look.cat(self._context, ref, path)
 
     def restore(self, ref: str, to: Path, *, path: bytes) -> RestoreReport:
-        return look.restore(self._context, ref, to, path)
+        return look.restore(self._context, ref, to, path, self._cold.restore)
 
     def tag(self, ref: str, name: str, *, move: bool) -> SnapshotID:
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as snapshot:
             self._catalog.tag(snapshot.id, name, move=move)
-            return snapshot.id
+        self._archive.tags_changed()
+        return snapshot.id
 
     def untag(self, name: str) -> None:
         self._catalog.untag(name)
+        self._archive.tags_changed()
 
     # -- durable storage -----------------------------------------------------------------------------------------------------
 
@@ -374,7 +377,7 @@ class LocalEngine(Engine):
 
     def set_policy(self, ref: str | None, policy: RetentionPolicy | None) -> None:
         if ref is not None and policy is not None and policy.max_bytes is not None:
-            raise UsageError("a trajectory's own policy cannot limit the size: the repository is one for all; set --max-size without a name")
+            raise UsageError("a trajectory's own policy cannot limit the size of the repository, which is one for all: leave out its name")
         retention.set_policy(self._catalog, None if ref is None else self._catalog.resolve_trajectory(ref).id, policy)
 
     def prune(self, policy: RetentionPolicy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink) -> PruneReport:
@@ -390,12 +393,29 @@ class LocalEngine(Engine):
     def repair(self, progress: ProgressSink) -> RepairReport:
         return self._upkeep.repair(progress)
 
-    def export(self, ref: str, *, form: Literal["bundle", "oci", "tar"], whole: bool, since: str | None, write: Callable[[bytes], object],
-               progress: ProgressSink) -> tuple[str, ...]:
-        raise NotImplementedError
+    def export(
+        self, ref: str, *, form: Literal["bundle", "oci", "tar"], whole: bool, since: str | None, write: Callable[[bytes], object],
+        progress: ProgressSink,
+    ) -> tuple[str, ...]:  # fmt: skip
+        snapshot = self._catalog.resolve_snapshot(ref)
+        if form != "bundle":
+            if whole or since is not None:
+                raise UsageError(f"the format {form} holds the files of one snapshot: leave out --trajectory and --since")
+            return share.export_files(self._context, snapshot, form, write)
+        base = None if since is None else self._catalog.resolve_snapshot(since)
+        line = bundle.line_of(self._catalog, snapshot, whole=whole, since=base.id if base else None)
+        if any(s.state is SnapshotState.CAPTURED for s in (*line, *([base] if base else ()))):
+            progress("waiting until all is stored")
+            self._archive.wait()
+        return share.export_bundle(self._context, line, base, write, progress)
 
     def import_bundle(self, read: Callable[[int], bytes], name: str | None, progress: ProgressSink) -> Imported:
-        raise NotImplementedError
+        spec = SandboxSpec(ImageID(""), self._context.runtime("auto").name)
+        imported = imports.import_bundle(
+            self._context, read, name=name, policy=spec, base_image=self._context.images.empty, progress=progress
+        )  # fmt: skip
+        self._archive.kick()
+        return imported
 
     def mount(self, directory: Path, namespace_pid: int) -> None:
         self.flush()
@@ -442,8 +462,12 @@ class LocalEngine(Engine):
         self._sessions.close()
         self._launcher.close()
         self._background.close()
+        self._archive.close()
+        self._cold.close()
         self._worker.close()
+        recover.mark_clean(self._context)
         self._context.spool.close()
+        self._context.repo.close()
         self._catalog.close()
         release(self._context.store)
         for directory in (self._context.run_dir, self._context.share_dir):

@@ -123,8 +123,8 @@ def _config(facts: ImageFacts, layer: str) -> dict[str, Any]:
 
 
 def _rfc3339(time_ns: int) -> str:
-    seconds, nanoseconds = divmod(time_ns, 10**9)
-    moment = _EPOCH + timedelta(seconds=max(0, min(seconds, _LATEST_S)))
+    seconds, nanoseconds = divmod(max(0, time_ns), 10**9)
+    moment = _EPOCH + timedelta(seconds=min(seconds, _LATEST_S))
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{nanoseconds:09d}Z"
 
 

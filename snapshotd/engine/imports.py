@@ -24,9 +24,10 @@ from typing import IO
 from snapshotd.catalog.base import SnapshotRow
 from snapshotd.engine import records
 from snapshotd.engine.base import Imported, ProgressSink
-from snapshotd.engine.bundle import BundleReader
+from snapshotd.engine.bundle import BundleReader, LayerStream
 from snapshotd.engine.context import Context
-from snapshotd.errors import Conflict, DataLoss, LimitExceeded, NotFound, OutOfSpace, UsageError
+from snapshotd.engine.import_checks import checked_agent, checked_env, checked_text, decoded
+from snapshotd.errors import Conflict, LimitExceeded, NotFound, OutOfSpace, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.layers.ingest import TarLimits, ingest_tar
 from snapshotd.layers.merge import merge
@@ -34,7 +35,6 @@ from snapshotd.layers.tar_reader import BLOCK
 from snapshotd.repo.base import Reader
 from snapshotd.types import (
     NAME_PATTERN,
-    AgentSpec,
     BlobID,
     Image,
     ImageID,
@@ -59,8 +59,8 @@ the bundle's, checked."""
 FAN_IN = 16
 """So many neighbours become one layer: a stack of 10,000 snapshots stays below 50."""
 MAX_TRAJECTORIES = 1000
-_ENV_LIMIT, _TEXT_LIMIT_BYTES = 1000, 128 << 10
 _WARNINGS_LIMIT = 200
+_PADDING_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class _Importer:
 
     def _snapshot(self, reader: BundleReader, number: int, snapshot_id: SnapshotID, line: _Line) -> None:
         data = reader.record(number)
-        record = _decoded(data)
+        record = decoded(data)
         snapshot = record.snapshot
         first = number == 0 and reader.since is None
         expected = line.messages + len(record.messages)
@@ -203,7 +203,7 @@ class _Importer:
             raise UsageError(f"the bundle is malformed: the record of snapshot {short(snapshot_id)} does not fit into its line")
         trajectory = self._trajectory(record, line)
         if first:
-            self._image_defaults = (_checked_env(record.image.env), _checked_text(record.image.workdir))
+            self._image_defaults = (checked_env(record.image.env), checked_text(record.image.workdir))
         has_files = snapshot.state is SnapshotState.STORED
         self._take_outputs(reader, snapshot)
         own_layers = self._layer(reader, number, line, has_files=has_files)
@@ -237,8 +237,8 @@ class _Importer:
         except NotFound:
             pass
         made = Trajectory(
-            ours, theirs.name, self._policy, _checked_agent(theirs.agent), record.snapshot.id, TrajectoryStatus.STOPPED,
-            theirs.created_at_ns, line.parent, env=_checked_env(theirs.env),
+            ours, theirs.name, self._policy, checked_agent(theirs.agent), record.snapshot.id, TrajectoryStatus.STOPPED,
+            theirs.created_at_ns, line.parent, env=checked_env(theirs.env),
         )  # fmt: skip
         self._trajectories[theirs.id] = made
         return made
@@ -274,8 +274,7 @@ class _Importer:
             report = ingest_tar(stream, fd, oci_whiteouts=False, overlay_marks=not line.whole, limits=limits)
         finally:
             os.close(fd)
-        if stream.read(BLOCK).strip(b"\0") or stream.read(1):  # the second half of the end marker
-            raise UsageError("the bundle is malformed: something follows the end of a layer")
+        _to_the_end(stream)
         self._store.drop_work(layer)
         self._entries += report.files + report.directories
         self._bytes += report.bytes
@@ -347,7 +346,7 @@ class _Importer:
     def _rows(self) -> Iterator[SnapshotRow]:
         for taken in self._taken:
             self._kept.seek(taken.record[0])
-            record = _decoded(self._kept.read(taken.record[1]))
+            record = decoded(self._kept.read(taken.record[1]))
             theirs = record.snapshot
             snapshot = Snapshot(
                 taken.id, taken.parent, taken.trajectory, theirs.seq, Stack(self._image, taken.stack.layers), self._call(theirs.call),
@@ -374,47 +373,16 @@ def _run(levels: list[int]) -> int | None:
     return None
 
 
+def _to_the_end(stream: LayerStream) -> None:
+    """Skip the second half of the end marker, and the zeros that tars are padded with."""
+    for _ in range(_PADDING_BYTES // BLOCK):
+        rest = stream.read(BLOCK)
+        if not rest:
+            return
+        if rest.strip(b"\0"):
+            break
+    raise UsageError("the bundle is malformed: something follows the end of a layer")
+
+
 def _blobs(call: ToolCall) -> list[BlobID]:
     return [blob for blob in (call.output, call.stdout, call.stderr) if blob is not None]
-
-
-def _decoded(data: bytes) -> records.Record:
-    try:
-        return records.decode(data)
-    except DataLoss as exc:
-        raise UsageError(f"the bundle is malformed: {exc.message.partition(': run ')[0]}") from exc
-
-
-def _checked_text(text: str) -> str:
-    if "\0" in text or len(text) > 4095 or not text.startswith("/") or not _is_unicode(text):
-        raise UsageError("the bundle is malformed: a working directory in it is not an absolute path")
-    return text
-
-
-def _checked_env(env: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    size = sum(len(name) + len(value) for name, value in env)
-    if len(env) > _ENV_LIMIT or size > _TEXT_LIMIT_BYTES:
-        raise LimitExceeded(f"an environment in the bundle has more than {_ENV_LIMIT} entries or {_TEXT_LIMIT_BYTES} characters")
-    for name, value in env:
-        if not name or "=" in name or "\0" in name + value or not _is_unicode(name + value):
-            raise UsageError("the bundle is malformed: an environment in it cannot be given to a program")
-    return env
-
-
-def _checked_agent(agent: AgentSpec | None) -> AgentSpec | None:
-    if agent is None:
-        return None
-    text = "".join(agent.argv)
-    if len(text) > _TEXT_LIMIT_BYTES:
-        raise LimitExceeded(f"a command line in the bundle has more than {_TEXT_LIMIT_BYTES} characters")
-    if not agent.argv or agent.program > len(agent.argv) or "\0" in text or not _is_unicode(text):
-        raise UsageError("the bundle is malformed: a command line in it cannot be run")
-    return AgentSpec(agent.argv, agent.program, _checked_text(agent.cwd), _checked_env(agent.env))
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

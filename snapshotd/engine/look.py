@@ -14,7 +14,7 @@ from snapshotd.layers import diff, materialise, patch
 from snapshotd.layers.base import Change, RestoreReport
 from snapshotd.layers.stored_view import StoredView
 from snapshotd.layers.view import View
-from snapshotd.types import Kind, Snapshot, SnapshotState, Stack, short
+from snapshotd.types import Kind, Snapshot, SnapshotState, Stack, TreeID, short
 
 _PIECE_BYTES = 1 << 20
 
@@ -92,7 +92,11 @@ def _pieces(fd: int) -> Iterator[bytes]:
             yield piece
 
 
-def restore(context: Context, ref: str, to: Path, path: bytes) -> RestoreReport:
+ColdRestore = Callable[[TreeID, bytes, Path], RestoreReport]
+"""Writes a directory of a stored tree into an empty directory of the host, in a process of its own."""
+
+
+def restore(context: Context, ref: str, to: Path, path: bytes, cold: ColdRestore) -> RestoreReport:
     """Write into a fresh directory next to `to`, then rename: what stands at `to` is whole or not there.
 
     UsageError when `to` exists and is not an empty directory, or its parent is missing.
@@ -120,7 +124,7 @@ def restore(context: Context, ref: str, to: Path, path: bytes) -> RestoreReport:
             files.remove_tree(parent, staging)
             os.mkdir(staging, 0o700, dir_fd=parent)
             try:
-                report = _fill(view, relative, parent, staging)
+                report = _fill(view, relative, parent, staging, to.parent / staging, cold)
                 if to.exists():
                     os.rmdir(to)
                 files.rename_no_replace(parent, os.fsencode(staging), parent, os.fsencode(to.name))
@@ -132,10 +136,11 @@ def restore(context: Context, ref: str, to: Path, path: bytes) -> RestoreReport:
     return report
 
 
-def _fill(view: View, path: bytes, parent: int, staging: str) -> RestoreReport:
+def _fill(view: View, path: bytes, parent: int, staging: str, where: Path, cold: ColdRestore) -> RestoreReport:
     target = os.open(staging, files.DIR_FLAGS, dir_fd=parent)
     try:
-        report = materialise.materialise(view, path, target)
+        # Decoding much in this process would hold up the steps of running agents.
+        report = cold(view.tree, path, where) if isinstance(view, StoredView) else materialise.materialise(view, path, target)
         os.fchmod(target, 0o700)  # setuid programs of a sandbox are nobody's business outside
         return report
     finally:

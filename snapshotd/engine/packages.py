@@ -17,6 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -47,6 +48,13 @@ class _Venv(Package):
         return importlib.util.find_spec("ensurepip") is None
 
 
+class _Headers(Package):
+    """Debian ships Python's headers apart. Another Python than Debian's has its own."""
+
+    def missing(self) -> bool:
+        return not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))
+
+
 PACKAGES: tuple[Package, ...] = (
     Package("runc", ("runc",), "sandboxes without a Docker engine"),
     Package("catatonit", CATATONIT, "the first process in every sandbox"),
@@ -58,6 +66,11 @@ PACKAGES: tuple[Package, ...] = (
     Package("patch", ("patch",), "the demo's planted bug", "demo"),
     Package("ca-certificates", ("/etc/ssl/certs/ca-certificates.crt",), "downloading the demo's project", "demo"),
     _Venv("python3-venv", ("ensurepip",), "a virtual environment", "venv"),
+    Package("gcc", ("cc", "gcc"), "building pyfuse3, which mounts snapshots", "venv"),
+    Package("libc6-dev", ("/usr/include/stdio.h",), "building pyfuse3", "venv"),
+    Package("libfuse3-dev", ("/usr/include/fuse3/fuse_lowlevel.h",), "building pyfuse3", "venv"),
+    Package("pkg-config", ("pkg-config", "pkgconf"), "building pyfuse3", "venv"),
+    _Headers("python3-dev", ("Python.h",), "building pyfuse3", "venv"),
     Package("git", ("git",), "tests that apply our patches with git", "develop"),
     Package("docker.io", ("dockerd",), "tests of the Docker driver", "develop"),
     Package("iproute2", ("ip",), "the network bridge of the tests' own Docker engine", "develop"),

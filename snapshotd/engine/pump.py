@@ -11,6 +11,7 @@ from typing import Literal
 
 from snapshotd.engine.base import OutputSink
 from snapshotd.errors import SandboxFailed
+from snapshotd.failpoints import hit
 from snapshotd.repo.base import BlobWriter, Spool
 from snapshotd.runtime.base import Process
 from snapshotd.types import BlobID
@@ -60,6 +61,7 @@ def pump(process: Process, repo: Spool, sink: OutputSink) -> Outcome:
             if isinstance(exit_code[0], SandboxFailed):
                 raise exit_code[0]
             saved = [w.save() if w.size_bytes else None for w in (out, err)]
+            hit("engine.step.outputs_saved")
             return Outcome(exit_code[0], saved[0], saved[1])
     except BaseException:
         process.kill()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from snapshotd.engine import retention
-from snapshotd.engine.archive import Archive
+from snapshotd.engine.archive import TAGS_RECORD, Archive
 from snapshotd.engine.archiver import Archiver
 from snapshotd.engine.base import CheckReport, Damage, ProgressSink, PrunedSnapshot, PruneReport, RepairReport, RetentionPolicy, Usage
 from snapshotd.engine.cold import Cold
@@ -108,6 +108,9 @@ class Upkeep:
             if image.tree is not None:
                 trees[image.tree] = image.id
         records: dict[RecordID, str] = dict.fromkeys(catalog.referenced_records(), "")
+        tags = catalog.get_meta(TAGS_RECORD)
+        if tags:
+            records[RecordID(tags)] = ""
         return Roots(trees, contents, records)
 
     # -- check and repair ----------------------------------------------------------------------------------------------------------

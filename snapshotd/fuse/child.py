@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Sequence
 
-from snapshotd.errors import Unsupported
+from snapshotd.errors import BY_CODE, Unsupported
 
 _log = logging.getLogger(__name__)
 
 START_DEADLINE_S = 20.0
 END_DEADLINE_S = 5.0
 _MOUNTED = b"mounted\n"
+_MAX_SAID_BYTES = 4096
 
 
 class Child:
@@ -26,8 +27,10 @@ class Child:
     """
 
     def __init__(self, command: Sequence[str]) -> None:
-        """Start it and wait until it has mounted. Unsupported when it ends or says nothing within `START_DEADLINE_S`."""
+        """Start it and wait until it has mounted. Raises what it could not do, by its type (UsageError: no such directory); Unsupported
+        when it ends, or says nothing within `START_DEADLINE_S`."""
         self._closing = threading.Lock()
+        self._killed = False
         try:
             self._process = subprocess.Popen(list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         except OSError as exc:
@@ -43,12 +46,20 @@ class Child:
         return self._process.pid
 
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return not self._killed and self._process.poll() is None
 
     def kill(self) -> None:
         """End it at once: whoever waits for its mount gets an error now."""
-        if self.alive():
-            self._process.kill()
+        self._killed = True
+        self._process.kill()
+
+    def drop(self, name: bytes) -> None:
+        """Let it forget an entry of the mount's root that nobody uses any more. Returns at once."""
+        assert self._process.stdin is not None
+        try:
+            os.write(self._process.stdin.fileno(), name + b"\n")  # shorter than PIPE_BUF, so never in parts
+        except (OSError, ValueError) as exc:
+            _log.info("the process that serves a mount is gone: %s", exc)
 
     def close(self) -> None:
         """Let it unmount and end; kill it after `END_DEADLINE_S`. Idempotent."""
@@ -67,10 +78,15 @@ class Child:
     def _wait_until_mounted(self) -> None:
         assert self._process.stdout is not None
         fd, deadline, said = self._process.stdout.fileno(), time.monotonic() + START_DEADLINE_S, b""
-        while said != _MOUNTED:
-            ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
-            piece = os.read(fd, len(_MOUNTED)) if ready else b""
-            if not piece:
-                why = "it ended" if ready else f"nothing happened for {START_DEADLINE_S:.0f} s"
+        waiting = select.poll()  # not select, which refuses descriptors above 1023
+        waiting.register(fd, select.POLLIN)
+        while not said.endswith(b"\n"):
+            ready = waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            piece = os.read(fd, _MAX_SAID_BYTES) if ready else b""
+            if not piece or len(said) > _MAX_SAID_BYTES:
+                why = "the process that was to serve it ended" if ready else f"nothing happened for {START_DEADLINE_S:.0f} s"
                 raise Unsupported(f"a mount could not be made: {why}; the log says why, and `snapshotd doctor` what is missing")
-            said = (said + piece)[-len(_MOUNTED):]
+            said += piece
+        if said != _MOUNTED:
+            _, code, message = (said.decode("utf-8", "replace").rstrip() + "  ").split(" ", 2)
+            raise BY_CODE.get(code, Unsupported)(message.strip() or "a mount could not be made; the log says why")

@@ -6,7 +6,7 @@ new mount. Only names that lie below the mount are asked for with a deadline, be
 
 from __future__ import annotations
 
-import logging
+import errno
 import os
 import threading
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from snapshotd.fuse.lazy_layers import layer_name
 from snapshotd.kernel import mounts
 from snapshotd.types import TreeID
 
-_log = logging.getLogger(__name__)
-
 OPEN_DEADLINE_S = 10.0
+_GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNREFUSED)
+"""What a mount answers whose process is gone."""
 
 
 class LazyMount:
@@ -57,20 +57,36 @@ class LazyMount:
         Mounts if need be, with the errors of `start`; SandboxFailed when the process does not answer in `OPEN_DEADLINE_S` (it is killed
         then), or cannot read the trees."""
         child = self._started()
-        guard = threading.Timer(OPEN_DEADLINE_S, child.kill)
-        guard.start()
         try:
-            name = layer_name(tree, below, shift)
-            return os.open(os.fsencode(self._point) + b"/" + name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            return self._open(child, layer_name(tree, below, shift))
         except OSError as exc:
-            raise SandboxFailed(f"snapshot tree {tree[:12]} cannot be read through FUSE: {exc.strerror}; the log says why") from exc
-        finally:
-            guard.cancel()
+            if exc.errno not in _GONE or not child.alive():
+                raise _unreadable(tree, exc) from exc
+        child.kill()  # it had died, and nobody had noticed yet
+        try:
+            return self._open(self._started(), layer_name(tree, below, shift))
+        except OSError as exc:
+            raise _unreadable(tree, exc) from exc
+
+    def drop_layer(self, tree: TreeID, below: TreeID, shift: int) -> None:
+        """Free the memory (here and in the kernel, some 2 KiB for each file that was looked at) of a layer that no sandbox is mounted on
+        any more. Without this it is freed when the kernel needs memory. Harmless while the layer is in use, but then it frees nothing."""
+        child = self._child
+        if child is not None and child.alive():
+            child.drop(layer_name(tree, below, shift))
 
     def close(self) -> None:
         """Unmount and end the process. Whoever still uses a layer gets ENOTCONN. Idempotent."""
         with self._lock:
             self._end()
+
+    def _open(self, child: Child, name: bytes) -> int:
+        guard = threading.Timer(OPEN_DEADLINE_S, child.kill)
+        guard.start()
+        try:
+            return os.open(os.fsencode(self._point) + b"/" + name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        finally:
+            guard.cancel()
 
     def _started(self) -> Child:
         with self._lock:
@@ -88,3 +104,7 @@ class LazyMount:
         for found in mounts.read_mountinfo():
             if found.point == os.fsencode(point) and found.fs_type.startswith("fuse"):
                 mounts.detach(found.point)
+
+
+def _unreadable(tree: TreeID, exc: OSError) -> SandboxFailed:
+    return SandboxFailed(f"snapshot tree {tree[:12]} cannot be read through FUSE: {exc.strerror}; the log says why")

@@ -1,7 +1,11 @@
-"""Mounting, serving and unmounting one file system, in a process of its own.
+"""Mounting, serving and unmounting one file system, in a process of its own. What it and the process that started it say:
 
-The process that starts this one holds its standard input: when that closes (also because its holder was killed), the mount goes and the
-process ends. It says `mounted` on standard output when the mount is there. Everything else goes to the log on standard error.
+    standard input    closes, also because who held it was killed: the mount goes and the process ends
+                      a line: the name of an entry of the mount's root that nobody uses any more. The kernel is asked to forget it and all
+                      below it, which frees memory there and here
+    standard output   `mounted`, once, when the mount is there; or `failed <error> <message>`
+    standard error    the log
+
 Not PR_SET_PDEATHSIG: that fires when the *thread* ends that started the process, and the daemon starts it from passing threads.
 """
 
@@ -20,7 +24,7 @@ from typing import TypeVar
 import pyfuse3
 import trio
 
-from snapshotd.errors import Unsupported, UsageError
+from snapshotd.errors import SnapshotdError, Unsupported, UsageError
 from snapshotd.fuse.folders import Folder
 from snapshotd.fuse.operations import TreeOperations
 from snapshotd.kernel import mounts, namespaces
@@ -28,12 +32,12 @@ from snapshotd.kernel import mounts, namespaces
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MOUNTED = b"mounted\n"
 TYPE = "snapshotd"
+_MAX_SAID_BYTES = 2000
 READ_AHEAD_KB = 1024
 """The kernel's default of 128 would make eight requests of what can be one."""
-_MAX_TASKS = 16
-"""Requests in work at once; each holds a buffer of 1 MiB."""
+_MAX_TASKS = 64
+"""Requests in work at once. Each has a buffer of 1 MiB, of which requests without data to write touch one page."""
 
 
 class Mounted:
@@ -56,7 +60,7 @@ class Mounted:
 
     def serve(self) -> None:
         """Until somebody unmounts it, or standard input closes, or SIGTERM or SIGINT comes."""
-        threading.Thread(target=self._end_with_parent, name="parent", daemon=True).start()
+        threading.Thread(target=self._follow_parent, name="parent", daemon=True).start()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: os._exit(0) if self._gone() else None)
         try:
@@ -81,9 +85,16 @@ class Mounted:
         self.detach()
         return True
 
-    def _end_with_parent(self) -> None:
-        while os.read(0, 4096):
-            pass
+    def _follow_parent(self) -> None:
+        waiting = b""
+        while piece := os.read(0, 4096):
+            *names, waiting = (waiting + piece).split(b"\n")
+            for name in names:
+                try:
+                    pyfuse3.invalidate_entry(pyfuse3.ROOT_INODE, name)
+                except OSError as exc:
+                    if exc.errno != errno.ENOENT:  # the kernel does not know it (any more)
+                        _log.warning("the kernel does not forget %s: %s", ascii(name), exc)
         self.detach()
         os._exit(0)  # whatever the other threads are doing
 
@@ -137,13 +148,21 @@ def serve(
     Raises UsageError (no such directory or process), Unsupported (no FUSE). Only one per process: libfuse keeps one session.
     """
     common = {f"fsname={TYPE}", f"subtype={TYPE}", "ro", "noatime"}
-    mounted = Mounted(top, mount_point, options | common, enable_acl=enable_acl, namespace_pid=namespace_pid)
     try:
-        os.write(sys.stdout.fileno(), MOUNTED)
+        mounted = Mounted(top, mount_point, options | common, enable_acl=enable_acl, namespace_pid=namespace_pid)
+    except SnapshotdError as exc:
+        _say(f"failed {exc.code} {' '.join(exc.message.split())}")
+        raise
+    try:
+        _say("mounted")
     except OSError:
         mounted.detach()
         raise
     mounted.serve()
+
+
+def _say(line: str) -> None:
+    os.write(sys.stdout.fileno(), line.encode("utf-8", "replace")[:_MAX_SAID_BYTES] + b"\n")
 
 
 def _namespace_of(pid: int) -> tuple[int, int]:

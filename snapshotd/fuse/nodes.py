@@ -10,6 +10,7 @@ Bounded by the kernel: what it forgets is dropped here, and a tree's view is clo
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from snapshotd.fuse.folders import Folder, Item, Place
 from snapshotd.layers.base import Child, Entry
 from snapshotd.layers.view import View
 from snapshotd.types import Kind
+
+_log = logging.getLogger(__name__)
 
 ROOT_NUMBER = 1
 _NUMBER_BYTES = 7
@@ -119,8 +122,7 @@ class Nodes:
         return node
 
     def open_place(self, node: Node) -> None:
-        """Open the tree that begins at a node, if there is one and it is not open. Raises what opening raises. A node that the kernel is
-        then not told of is given back with `drop`."""
+        """Open the tree that begins at a node which is `known`, if there is one and it is not open. Raises what opening raises."""
         if isinstance(node.item, Place) and node.tree is None:
             key = node.item.key
             source = self._sources.get(key)
@@ -128,7 +130,7 @@ class Nodes:
                 source = self._sources[key] = Source(node.item.open_view(), key)
             source.users += 1
             node.tree = Tree(source, node.item.shift, node.number)
-            node.tree.live = 1 if node.lookups else 0
+            node.tree.live = 1
 
     def of_child(self, parent: Node, child: Child) -> Node:
         """The node of an entry of a tree's directory."""
@@ -143,14 +145,8 @@ class Nodes:
             node.tree, node.child = tree, child
         return node
 
-    def drop(self, node: Node) -> None:
-        """The kernel was not told of a node after all."""
-        if node.lookups == 0 and node.tree is not None and node.tree.live == 0:
-            self._leave(node.tree.source)
-            node.tree = None
-
     def known(self, node: Node) -> None:
-        """The kernel is being told of the node once more."""
+        """The kernel is being told of the node once more (`forget` undoes it). Await nothing between getting a node and this."""
         if node.lookups == 0:
             self._nodes[node.number] = node
             if node.tree is not None:
@@ -177,6 +173,7 @@ class Nodes:
         if source.users == 0:
             del self._sources[source.key]
             source.view.close()
+            _log.info("the kernel has forgotten all of tree %s", source.key)
 
     def _at(self, digest: bytes, parent: Node, name: bytes) -> Node:
         """The node of that digest, or a new one with the first free number from it on (collisions: 1 in 10^6 for 400,000 files)."""

@@ -48,11 +48,13 @@ _DOTS = 2
 
 @dataclass(slots=True)
 class _Listing:
-    """An open directory: what it held when it was opened."""
+    """An open directory. A folder is listed when it is opened. A tree's directory is listed when it is read first, and once for all who
+    have it open: a sandbox may open the largest it finds as often as it likes."""
 
     node: Node
-    names: Sequence[Any]
+    names: Sequence[Any] | None = None
     """Children of a view, or (name, item) pairs of a folder."""
+    handles: int = 0
 
 
 _Handler = Callable[Concatenate["TreeOperations", P], Coroutine[Any, Any, T]]
@@ -98,7 +100,8 @@ class TreeOperations(pyfuse3.Operations):
         self.enable_acl = enable_acl
         self._nodes = Nodes(top)
         self._listings: dict[int, _Listing] = {}
-        self._next_listing = 1
+        self._of_trees: dict[int, _Listing] = {}
+        self._next_handle = 1
         self._generation = secrets.randbits(31)
         self._started_ns = time.time_ns()
         self._slow_until = 0.0
@@ -120,10 +123,11 @@ class TreeOperations(pyfuse3.Operations):
             if item is None:
                 return self._absent(0.0 if parent.item.timeout_s < FOREVER_S else 1.0)
             node = self._nodes.of_item(parent, name, item)
+            self._nodes.known(node)  # before anything is awaited: a listing may tell of it meanwhile
             try:
                 attributes = await self._attributes(node)
             except BaseException:
-                self._nodes.drop(node)
+                self._nodes.forget([(node.number, 1)])
                 raise
             attributes.entry_timeout = parent.item.timeout_s
         else:
@@ -135,7 +139,7 @@ class TreeOperations(pyfuse3.Operations):
                 return self._absent(FOREVER_S)
             node = self._nodes.of_child(parent, child)
             attributes = self._of_entry(node, child.entry)
-        self._nodes.known(node)
+            self._nodes.known(node)
         return attributes
 
     def _absent(self, timeout_s: float) -> EntryAttributes:
@@ -166,15 +170,23 @@ class TreeOperations(pyfuse3.Operations):
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         node = self._nodes.get(inode)
         if isinstance(node.item, Folder):
-            names: Sequence[Any] = list(node.item.entries())
+            listing = _Listing(node, list(node.item.entries()))
         else:
-            tree = self._tree(node)
-            await _idle(tree)
-            names = tree.view.children(node.directory)
-        handle = self._next_listing
-        self._next_listing += 1
-        self._listings[handle] = _Listing(node, names)
+            self._tree(node)
+            listing = self._of_trees.get(inode) or _Listing(node)
+            self._of_trees[inode] = listing
+        listing.handles += 1
+        handle = self._next_handle
+        self._next_handle += 1
+        self._listings[handle] = listing
         return handle
+
+    async def releasedir(self, fh: int) -> None:
+        listing = self._listings.pop(fh, None)
+        if listing is not None:
+            listing.handles -= 1
+            if not listing.handles:
+                self._of_trees.pop(listing.node.number, None)
 
     @_answers
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
@@ -186,13 +198,17 @@ class TreeOperations(pyfuse3.Operations):
                 return
         start_id = max(start_id, _DOTS)
         if isinstance(node.item, Folder):
+            assert listing.names is not None
             for position in range(start_id, len(listing.names) + _DOTS):
                 name, item = listing.names[position - _DOTS]
                 entry = self._nodes.of_item(node, name, item)
                 if not self._tell(token, name, entry, self._of_item(entry), position):
                     return
         else:
-            await _idle(self._tree(node))
+            tree = self._tree(node)
+            await _idle(tree)
+            if listing.names is None:
+                listing.names = tree.view.children(node.directory)
             for position in range(start_id, len(listing.names) + _DOTS):
                 child = listing.names[position - _DOTS]
                 entry = self._nodes.of_child(node, child)
@@ -205,9 +221,6 @@ class TreeOperations(pyfuse3.Operations):
             return False
         self._nodes.known(node)
         return True
-
-    async def releasedir(self, fh: int) -> None:
-        self._listings.pop(fh, None)
 
     # -- contents --------------------------------------------------------------------------------------------------------------
 

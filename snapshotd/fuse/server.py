@@ -30,8 +30,13 @@ setuid programs work in the sandbox all the same."""
 
 
 def serve_lazy(repository: Repository, mount_point: Path) -> None:
-    """Serve lazy lower layers (see lazy.py) on a directory, until standard input closes. Unsupported where there is no FUSE; OSError."""
-    mount.serve(LazyLayers(partial(DifferenceView, repository)), mount_point, options=LAZY_OPTIONS, enable_acl=True)
+    """Serve lazy lower layers (see lazy.py) on a directory, until standard input closes. UsageError, Unsupported (no FUSE).
+
+    Hard link groups may be torn between such a layer and the image, as a copy-up would tear them: finding all names of all groups first
+    takes reading every changed directory, which for 50,000 files is 0.5 s, and a fork shall begin in 0.15 s.
+    """
+    open_view = partial(DifferenceView, repository, whole_groups=False)
+    mount.serve(LazyLayers(open_view), mount_point, options=LAZY_OPTIONS, enable_acl=True)
 
 
 def serve_browse(repository: Repository, catalog: Catalog, mount_point: Path, namespace_pid: int | None = None) -> None:

@@ -66,5 +66,9 @@ class Images(ABC):
         """
 
     @abstractmethod
+    def empty(self, env: tuple[tuple[str, str], ...], workdir: str) -> Image:
+        """An image with nothing in it, for whole trees from elsewhere; made once for each pair of defaults."""
+
+    @abstractmethod
     def remove(self, ref: str) -> None:
         """Forget an image and delete its files. Conflict while a trajectory uses it."""

@@ -12,6 +12,8 @@ Concurrency: thread-safe. Images are made one at a time: the second of two runs 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -172,8 +174,18 @@ class ImageStore(Images):
         progress(f"copying the image {same[0].name or same[0].id}, which has the same content")
         return self._make(facts, lambda root: _copy_root(self._dir / same[0].id / "root", root))
 
-    def _make(self, facts: _Facts, fill: Callable[[Path], None]) -> Image:
-        """Make an image: `fill` gets the empty root directory. Nothing is left behind when it fails."""
+    def empty(self, env: tuple[tuple[str, str], ...], workdir: str) -> Image:
+        with self.:
+            source_id = "empty:" + hashlib.sha256(json.dumps([env, workdir]).encode()).hexdigest()
+            for image in self.list():
+                if image.source_id == source_id:
+                    return image
+            facts = _Facts(f"empty-{source_id[6:18]}", "nothing, for what was imported", source_id, env, workdir)
+            return self._make(facts, lambda _: None, prepare=False)
+
+    def _make(self, facts: _Facts, fill: Callable[[Path], None], *, prepare: bool = True) -> Image:
+        """Make an image: `fill` gets the empty root directory, `prepare` adds what every sandbox needs. Nothing is left behind when it
+        fails."""
         image_id = ImageID(new_id())
         tmp = self._dir / f"{_TMP}{image_id}"
         try:
@@ -183,7 +195,8 @@ class ImageStore(Images):
             os.utime(tmp / "root", ns=(MADE_AT_NS, MADE_AT_NS))  # many an archive says nothing of its root
             fill(tmp / "root")
             with _opened(tmp / "root") as fd:
-                prepare_root(fd)
+                if prepare:
+                    prepare_root(fd)
                 size, count = measure(fd)
                 files.sync_filesystem(fd)
             os.rename(tmp, self._dir / image_id)

@@ -7,7 +7,7 @@ import os
 import stat
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from snapshotd.kernel.files import open_dir
 from snapshotd.layers.lookup import Handles, Node
@@ -65,7 +65,7 @@ class _Walk:
     def __init__(self, layer_fd: int, salt: bytes) -> None:
         self.handles = Handles()
         self._root = self.handles.add_root(layer_fd)
-        self._hash = blake2b(salt, digest_size=8)
+        self._hash = cast("_Hash", blake2b(salt, digest_size=8))  # typeshed forgets that a blake2b is one
         self._first: dict[int, int] = {}
         self._names: dict[int, int] = {}
 

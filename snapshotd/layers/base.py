@@ -20,6 +20,7 @@ directories below; `trusted.overlay.redirect` says where a renamed directory's l
     links.py        mend hard links that copy-up tore apart
     merge.py        combine adjacent layers into one
     ingest.py       bring a foreign folder or archive into a layer
+    tar_writer.py   write a view as a tar
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
 _OTHER_MARKS = b".wh..wh."
 _ZEROS = bytes(1 << 20)
+_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +371,8 @@ class _TarIngest:
 
 
 def _write(fd: int, member: Member, reader: TarReader) -> None:
-    """A file's content; whole mebibytes of zeros become holes, so that a bomb of zeros takes no space."""
+    """A file's content; pieces of zeros become holes, so that a bomb of zeros takes no space; but not where a file says what is a hole."""
+    keep = member.extents is not None
     extents = iter(member.extents if member.extents is not None else array("q", [0, member.size]))
     offset = left = 0
     for piece in reader.pieces():
@@ -379,7 +381,7 @@ def _write(fd: int, member: Member, reader: TarReader) -> None:
             while not left:
                 offset, left = next(extents), next(extents)
             part = rest[:left]
-            if part != _ZEROS[: len(part)]:
+            if keep or len(part) < _PAGE_BYTES or part != _ZEROS[: len(part)]:
                 _write_at(fd, part, offset)
             offset, left, rest = offset + len(part), left - len(part), rest[len(part) :]
     os.ftruncate(fd, member.size)

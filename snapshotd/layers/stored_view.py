@@ -64,6 +64,11 @@ class StoredView(View):
         self._paths = PathCache(self._root, self.enter)
         self._layout: tuple[TreeEntry | None, tuple[tuple[int, int], ...], list[int]] = (None, (), [])
 
+    @property
+    def tree(self) -> TreeID:
+        """The tree that is shown."""
+        return self._root.tree
+
     def close(self) -> None:
         closed, self._closed = self._closed, None
         if closed is not None:

@@ -13,6 +13,8 @@ MAX_CHAIN = 50
 MAX_CHAIN_BYTES = 8 << 20
 """An object of n plain bytes has at most MAX_CHAIN_BYTES / n deltas to undo, so reading one never decodes more than some ten MiB."""
 _MIN_DELTA_BYTES = 48
+MAX_BRANCH = 32
+"""A chain branches at a version with at most so many deltas to undo."""
 _MAX_BASE_RATIO = 8
 _FRAME_BYTES = 50
 
@@ -51,14 +53,14 @@ def max_depth(plain_bytes: int, base_bytes: int) -> int:
 
 
 def best_base(data: bytes, chain: list[bytes], level: int) -> int:
-    """Which of the versions in a full chain (from its beginning) the next version should be a delta against, so that the chain branches there.
+    """Which of the versions in a full chain (from its beginning) should be the base of the next one, so that the chain branches there.
 
-    The cost is shared by the versions that then fit: a delta against an early version is larger and leaves room for more. Over time this
-    makes a chain of every fiftieth version beside the chain of all, and no full copy (400 commits: 8 % smaller packs).
+    The cost is shared by the versions that then fit: a delta against an early version is larger and leaves room for more. Over time
+    this makes a chain of every fiftieth version beside the chain of all, and no full copy (400 commits: 8 % smaller packs).
     """
     limit = max_depth(len(data), max(map(len, chain)))
     best, best_cost = 0, float("inf")
-    for place in (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32):
+    for place in (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, MAX_BRANCH):
         if place < min(len(chain), limit - 1):
             cost = (len(compress.compress_delta(data, chain[place], level)) + _FRAME_BYTES) / (limit - place - 1)
             best, best_cost = (place, cost) if cost < best_cost else (best, best_cost)

@@ -166,6 +166,7 @@ def run(reader: PackReader, index: Index, planned: Plan, progress: Progress) -> 
                 raise
             progress(f"the disk is too full to rewrite the other {len(planned.groups) - number} groups of packs: run it again")
             break
+    reader.forget()  # what is gone must not be answered from memory
     after = sum(row.bytes for row in index.packs())
     return Reclaimed(before - after, after, removed, rewritten)
 

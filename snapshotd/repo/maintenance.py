@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from snapshotd.errors import DataLoss
-from snapshotd.repo import check, gc, repair
+from snapshotd.errors import DataLoss, OutOfSpace
+from snapshotd.repo import check, gc, repair, reserve
 from snapshotd.repo.base import CheckResult, Fault, Maintenance, Reclaimed, RepairResult, Roots
 from snapshotd.repo.writer import PackRepository
 from snapshotd.store.base import Store
@@ -20,8 +20,15 @@ class PackMaintenance(Maintenance):
         self._writer: PackRepository | None = None
 
     def writer(self) -> PackRepository:
+        """Opened if it is not. On a full disk the reserve is given up for it."""
         if self._writer is None:
-            self._writer = PackRepository(self._store, self._index_path, self._key)
+            try:
+                self._writer = PackRepository(self._store, self._index_path, self._key)
+            except OutOfSpace:
+                if not reserve.give_up(self._index_path):
+                    raise
+                self._writer = PackRepository(self._store, self._index_path, self._key)
+            reserve.make(self._index_path)
         return self._writer
 
     def collect(self, roots: Roots, *, grace_s: float, now: float, dry_run: bool, progress: Callable[[str], object]) -> Reclaimed:
@@ -29,7 +36,17 @@ class PackMaintenance(Maintenance):
         index = writer.open_index()
         assert index is not None
         planned = gc.plan(writer, index, roots, grace_s=grace_s, now=now, progress=progress)
-        return planned.reclaimed if dry_run else gc.run(writer, index, planned, progress)
+        if dry_run:
+            return planned.reclaimed
+        try:
+            return gc.run(writer, index, planned, progress)
+        except OutOfSpace:
+            if not reserve.give_up(self._index_path):
+                raise
+            planned = gc.plan(writer, index, roots, grace_s=grace_s, now=now, progress=progress)
+            return gc.run(writer, index, planned, progress)
+        finally:
+            reserve.make(self._index_path)
 
     def check(self, roots: Roots, *, read_data: bool, progress: Callable[[str], object]) -> CheckResult:
         try:

@@ -49,6 +49,9 @@ BASE_BYTES = 8
 CHECKSUM_BYTES = 4
 _KIND_MASK, _DELTA, _ZSTD = 0x07, 0x08, 0x10
 MAX_HEADER_BYTES = 1 + 5 + 5 + ID_BYTES + BASE_BYTES
+_FIRST_BYTES = re.compile(b"[" + b"".join(re.escape(bytes((kind | flags,))) for kind in ObjectKind for flags in (0, 0x10, 0x18)) + b"]")
+_SEARCH_FACTOR = 64
+"""How many times its length may be hashed to find frames in a damaged pack."""
 PREFIX = "packs/"
 _KEY = re.compile(r"packs/([0-9a-f]{2})/(\1[0-9a-f]{30})")
 
@@ -150,6 +153,15 @@ def encode_frame(kind: ObjectKind, object_id: bytes, plain: int, payload: bytes,
 def decode_frame(data: bytes | memoryview, at: int = 0) -> Frame:
     """The intact frame at a position. BadFrame otherwise. Nothing of the payload is decompressed."""
     view = memoryview(data)
+    frame = _decode_header(view, at)
+    end = at + frame.stored - CHECKSUM_BYTES
+    if xxhash.xxh3_64_digest(view[at:end])[:CHECKSUM_BYTES] != view[end : end + CHECKSUM_BYTES]:
+        raise BadFrame("its checksum is wrong")
+    return frame
+
+
+def _decode_header(view: memoryview, at: int) -> Frame:
+    """What a frame says before its checksum is looked at. BadFrame when that cannot be, or goes beyond the end."""
     if at >= len(view):
         raise BadFrame("it is cut off")
     first = view[at]
@@ -167,11 +179,8 @@ def decode_frame(data: bytes | memoryview, at: int = 0) -> Frame:
     end = body + length + CHECKSUM_BYTES
     if end > len(view):
         raise BadFrame("it is cut off")
-    if xxhash.xxh3_64_digest(view[at : end - CHECKSUM_BYTES])[:CHECKSUM_BYTES] != view[end - CHECKSUM_BYTES : end]:
-        raise BadFrame("its checksum is wrong")
-    object_id = bytes(view[pos : pos + ID_BYTES])
     base = bytes(view[pos + ID_BYTES : body]) if first & _DELTA else None
-    return Frame(kind, object_id, base, bool(first & _ZSTD), plain, at, end - at, view[body : body + length])
+    return Frame(kind, bytes(view[pos : pos + ID_BYTES]), base, bool(first & _ZSTD), plain, at, end - at, view[body : body + length])
 
 
 def check_head(data: bytes | memoryview, pack_id: bytes) -> None:
@@ -203,27 +212,59 @@ def end_problem(data: bytes | memoryview) -> str | None:
 def frames(data: bytes | memoryview, start: int = HEAD_BYTES) -> Iterator[Frame | BadFrame]:
     """Every frame of a whole pack in order, also of one that is damaged or cut.
 
-    Where the bytes are no intact frame, one BadFrame comes, and the search goes on at the next position that holds an intact one: a frame
-    is known by its checksum, so nothing wrong passes (a stretch of frames inside a raw payload cannot either: whoever made the
-    content would have to know the key to make ids that fit). Ends silently at the end mark, with a BadFrame when that is missing.
+    Where the bytes are no intact frame, one BadFrame comes. Then the search goes on where the frame should end, and if nothing intact is
+    there, at the next position that holds an intact frame, known by its checksum. What is found that way may have been planted in a
+    content, so its id must be verified before anything is made of it; whoever made the content cannot make ids that fit without the key.
+    Ends silently at the end mark, with a BadFrame when that is missing.
     """
     view = memoryview(data)
-    at, count, lost = start, 0, False
+    at, count, whole = start, 0, True
+    budget = _SEARCH_FACTOR * len(view)
     while at < len(view):
-        if view[at] == 0 and at + END_BYTES == len(view):
-            if not lost and _END.unpack_from(view, at)[1] != count:
+        if _is_end(view, at):
+            if whole and _END.unpack_from(view, at)[1] != count:
                 yield BadFrame("frames are missing")
             return
         try:
             frame = decode_frame(view, at)
         except BadFrame as exc:
-            if not lost:
-                yield BadFrame(f"at byte {at}: {exc}")
-            lost = True
-            at += 1
+            yield BadFrame(f"at byte {at}: {exc}")
+            at, budget = _next_intact(view, at, budget)
+            whole = False
             continue
         yield frame
-        lost = False
         count += 1
         at += frame.stored
     yield BadFrame("its end is missing")
+
+
+def _is_end(view: memoryview, at: int) -> bool:
+    return at + END_BYTES == len(view) and view[at] == 0
+
+
+def _next_intact(view: memoryview, at: int, budget: int) -> tuple[int, int]:
+    """(where the next intact frame or the end is, what is left of the budget) after a damaged frame.
+
+    The budget is the bytes hashed: a content can be made so that every fourth byte looks like the head of a long frame, and hashing all of
+    them would take days. When it is used up, the rest of the pack is taken for lost.
+    """
+    try:
+        end = at + _decode_header(view, at).stored
+        if _is_end(view, end):
+            return end, budget
+        decode_frame(view, end)
+        return end, budget
+    except BadFrame:
+        pass
+    for match in _FIRST_BYTES.finditer(view, at + 1):
+        place = match.start()
+        try:
+            budget -= _decode_header(view, place).stored
+            if budget < 0:
+                break
+            decode_frame(view, place)
+        except BadFrame:
+            continue
+        return place, budget
+    end = len(view) - END_BYTES
+    return (end if end > at and _is_end(view, end) else len(view)), budget

@@ -15,7 +15,8 @@ ages. It needs space for the intact frames of the damaged packs, and for a secon
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 from pathlib import Path
 
 from snapshotd.errors import Conflict, DataLoss, NotFound, VersionMismatch
@@ -29,9 +30,10 @@ from snapshotd.repo.index import Entry, Index, PackRow, create_index
 from snapshotd.repo.key import sync_dir
 from snapshotd.repo.reach import tree_children, tree_contents
 from snapshotd.repo.reader import PackReader
-from snapshotd.repo.survey import Survey, choose, read_what_is_left, survey
+from snapshotd.repo.survey import Survey, Verifier, choose, read_what_is_left, survey
+from snapshotd.repo.writer import lock
 from snapshotd.store.base import Store
-from snapshotd.types import TreeID
+from snapshotd.types import BlobID, TreeID
 
 DAMAGED = "damaged/"
 """Where damaged packs are kept, in the store."""
@@ -41,7 +43,22 @@ Progress = Callable[[str], object]
 
 def repair(store: Store, index_path: Path, key: bytes, progress: Progress) -> RepairResult:
     """See the module's text. Nobody else may have the repository open for writing. Readers that are open keep the old index and must be
-    opened again. VersionMismatch (nothing is touched), OutOfSpace, OSError."""
+    opened again. Conflict (somebody writes), VersionMismatch (nothing is touched), OutOfSpace, OSError."""
+    with locked(index_path):
+        return _repair(store, index_path, key, progress)
+
+
+@contextmanager
+def locked(index_path: Path) -> Iterator[None]:
+    """Hold the writer's lock."""
+    fd = lock(index_path)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def _repair(store: Store, index_path: Path, key: bytes, progress: Progress) -> RepairResult:
     _sweep(index_path)
     index = _open(index_path)
     try:
@@ -102,8 +119,11 @@ class _Repair:
 
     def run(self, index: Index | None, suspicious: set[bytes]) -> RepairResult:
         old = _entries(index)
-        found = survey(self._store, Identity(self._key), self._progress)
-        chosen = choose(found, {raw: (entry.pack, entry.offset) for raw, entry in old.items()})
+        identity = Identity(self._key)
+        found = survey(self._store, identity, self._progress)
+        current = {raw: (entry.pack, entry.offset) for raw, entry in old.items()}
+        chosen = choose(found, current, Verifier(self._store, identity))
+        suspicious |= {raw for raw, entry in chosen.items() if entry.kind == ObjectKind.LIST and entry.pack in found.damaged}
         new = self._copy_intact(found, chosen)
         packs = {**found.packs, **{row.id: row for row in new}}
         if index is not None:
@@ -255,12 +275,11 @@ def _copy_like(raw: bytes) -> Copy:
 
 
 def _unreadable(reader: PackReader, index: Index, suspicious: set[bytes]) -> set[bytes]:
-    """Lists that lack parts (however deep), deltas among `suspicious` that do not decode, and deltas against either."""
+    """Lists that lack parts (however deep), what of `suspicious` cannot be read, and deltas against either."""
     bad: set[bytes] = set()
     for raw in suspicious:
         try:
-            if index.find(raw) is not None:
-                reader.plain(raw)
+            _read(reader, index, raw)
         except (DataLoss, NotFound):
             bad.add(raw)
     lists = [entry.id for entry in index.objects(ObjectKind.LIST)]
@@ -274,6 +293,17 @@ def _unreadable(reader: PackReader, index: Index, suspicious: set[bytes]) -> set
             bad |= {entry.id for entry in index.objects() if entry.base in bad}
         more = len(bad) > before
     return bad
+
+
+def _read(reader: PackReader, index: Index, raw: bytes) -> None:
+    """Read an object if the index has it, and all of a large content: only its bytes as a whole say whether its list is right. DataLoss."""
+    entry = index.find(raw)
+    if entry is None:
+        return
+    reader.plain(raw, keep=False)
+    if entry.kind == ObjectKind.LIST and not reader.chunk_list(raw).inner:
+        for _piece in reader.load(BlobID(raw.hex())):
+            pass
 
 
 def _is_whole(reader: PackReader, index: Index, raw: bytes, bad: set[bytes]) -> bool:

@@ -12,11 +12,12 @@ from snapshotd.repo import compress, pack
 from snapshotd.repo.base import ObjectKind
 from snapshotd.repo.ids import Identity
 from snapshotd.repo.index import Entry, PackRow
-from snapshotd.repo.reader import MAX_DEPTH, verify
+from snapshotd.repo.reader import MAX_DEPTH, Cache, verify
 from snapshotd.store.base import Store
 
 _PIECE_BYTES = 64 << 10
 _BLOCK_BYTES = 4096
+_CACHE_BYTES = 64 << 20
 
 
 class Candidate(NamedTuple):
@@ -118,11 +119,14 @@ def _decodes(frame: pack.Frame, identity: Identity) -> bool:
     return verify(identity, frame.kind, frame.id, plain)
 
 
-def choose(found: Survey, current: dict[bytes, tuple[bytes, int]]) -> dict[bytes, Entry]:
+def choose(
+    found: Survey, current: dict[bytes, tuple[bytes, int]], verified: Callable[[Entry, dict[bytes, Entry]], bool]
+) -> dict[bytes, Entry]:
     """For each object that can be read, the frame to use. `current`: (pack, offset) by object where an index refers to now.
 
     From whole objects up, delta by delta, so that no chain can lead back to where it began (copies of one object may be deltas against
-    each other in different packs). Among equals: the one in use, then one in an intact pack, then the latest.
+    each other in different packs). Among equals: one in an intact pack, then the one in use, then the latest. A delta in a damaged pack
+    must be `verified`: what looks like a frame there may have been planted in a content.
     """
     by_id: dict[bytes, list[Candidate]] = {}
     waiting: dict[bytes, list[Candidate]] = {}
@@ -146,6 +150,31 @@ def choose(found: Survey, current: dict[bytes, tuple[bytes, int]]) -> dict[bytes
         base = chosen[queue.popleft()]
         for one in sorted(waiting.get(base.id[: pack.BASE_BYTES], ()), key=rank, reverse=True):
             if one.id not in chosen and one.kind == base.kind and base.depth < MAX_DEPTH:
-                chosen[one.id] = Entry(one.id, one.kind, one.pack, one.offset, one.stored, one.plain, base.id, base.depth + 1)
-                queue.append(one.id)
+                entry = Entry(one.id, one.kind, one.pack, one.offset, one.stored, one.plain, base.id, base.depth + 1)
+                if one.pack in found.packs or verified(entry, chosen):
+                    chosen[one.id] = entry
+                    queue.append(one.id)
     return chosen
+
+
+class Verifier:
+    """Decodes and hashes objects by the places in a table instead of an index."""
+
+    def __init__(self, store: Store, identity: Identity) -> None:
+        self._store, self._identity = store, identity
+        self._cache: Cache[bytes] = Cache(_CACHE_BYTES)
+
+    def __call__(self, entry: Entry, places: dict[bytes, Entry]) -> bool:
+        """Whether the frame at `entry`, with bases at `places`, is the object that it claims to be."""
+        chain = [entry]
+        while chain[-1].base is not None and self._cache.get(chain[-1].base) is None:
+            chain.append(places[chain[-1].base])
+        plain = self._cache.get(chain[-1].base) if chain[-1].base is not None else None
+        try:
+            for one in reversed(chain):
+                frame = pack.decode_frame(self._store.get(pack.pack_key(one.pack), one.offset, one.stored))
+                plain = compress.decompress(frame.payload, frame.plain, plain) if frame.zstd else bytes(frame.payload)
+                self._cache.put(one.id, plain, len(plain))
+        except (pack.BadFrame, DataLoss, NotFound):
+            return False
+        return plain is not None and verify(self._identity, entry.kind, entry.id, plain)

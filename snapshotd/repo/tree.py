@@ -20,9 +20,9 @@ Row:
     u32       size (0 if extras carry it)
     extras    varint length, then fields in ascending order of their tag, each: u8 tag, varint length, value
 
-Extras: 1 seconds (i64, where u32 cannot hold them), 2 size (u64, the same), 3 symlink target, 4 device number (u64), 5 hard link
-group (u64) and number of links (u32), 6 extents (varint pairs: hole before, length of data), 7 extended attributes (per attribute: varint length,
-name, varint length, value).
+Extras: 1 seconds (i64, where u32 cannot hold them), 2 size (u64, the same), 3 symlink target, 4 device number (u64), 5 hard link group
+(u64) and number of links (u32), 6 extents (varint pairs: hole before, length of data), 7 extended attributes (per attribute: varint
+length, name, varint length, value).
 
 Why so: rows carry no reference to their neighbours, so that a delta against the previous version of the directory costs only the rows that
 changed; the ids, which do not compress, lie together at the end, where they do not spoil the statistics of the rest.
@@ -89,13 +89,13 @@ def _encode_row(entry: TreeEntry, owners: dict[tuple[int, int, int], int], rows:
     if kind is Kind.DIRECTORY and not own:
         if entry.tree is None or entry != TreeEntry(name, kind, 0, 0, 0, 0, tree=entry.tree):
             raise ValueError(f"the entry of the directory {name[:80]!r} carries more than its name and tree")
-        ids.append(bytes.fromhex(entry.tree))
+        ids.append(_raw(entry.tree))
         rows.append(bytes((number | _HAS_ID, len(name))) + name)
         return
     if entry.content is not None:
         if kind is not Kind.FILE:
             raise ValueError(f"{name[:80]!r} is no file and has content")
-        ids.append(bytes.fromhex(entry.content))
+        ids.append(_raw(entry.content))
         number |= _HAS_ID
     owner = (entry.mode, entry.uid, entry.gid)
     if entry.mode > 0o7777:
@@ -118,6 +118,13 @@ def _encode_row(entry: TreeEntry, owners: dict[tuple[int, int, int], int], rows:
     rows.append(bytes((number, len(name))) + name + owner_bytes + _TIMES.pack(nanoseconds, seconds, size))
     if extras:
         rows.append(encode_varint(len(extras)) + extras)
+
+
+def _raw(object_id: str) -> bytes:
+    raw = bytes.fromhex(object_id)
+    if len(raw) != _ID_BYTES:
+        raise ValueError(f"{object_id[:80]!r} is not the id of an object")
+    return raw
 
 
 def _encode_extras(entry: TreeEntry, seconds: int) -> bytes:

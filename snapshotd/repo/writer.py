@@ -30,7 +30,7 @@ from pathlib import Path
 import xxhash
 
 from snapshotd import failpoints
-from snapshotd.errors import Conflict, DataLoss, InternalError, LimitExceeded, NotFound, OutOfSpace
+from snapshotd.errors import Conflict, DataLoss, InternalError, LimitExceeded, NotFound, OutOfSpace, SnapshotdError
 from snapshotd.repo import chunks, compress, encode, pack
 from snapshotd.repo.base import ObjectKind, Reader, RepositoryWriter, Saved, Tree
 from snapshotd.repo.encode import Encoded, Job
@@ -99,7 +99,7 @@ class PackRepository(PackReader, RepositoryWriter):
 
     def __init__(self, store: Store, index_path: Path, key: bytes, cache_bytes: int = CACHE_BYTES, threads: int = 2) -> None:
         """The store is not closed by `close`. DataLoss when the index is missing although there are packs; VersionMismatch."""
-        self._lock_fd = _lock(index_path)
+        self._lock_fd = lock(index_path)
         self._pool: ThreadPoolExecutor | None = None
         self._putter: ThreadPoolExecutor | None = None
         try:
@@ -155,6 +155,7 @@ class PackRepository(PackReader, RepositoryWriter):
         return BlobID(raw.hex())
 
     def save_content(self, read: Reader, previous: BlobID | None = None) -> BlobID:
+        """See the contract. When `read` raises, chunks that were read before may stay, as rubbish that nothing names."""
         begin = chunks.read_full(read, chunks.WHOLE_BYTES + 1)
         if len(begin) <= chunks.WHOLE_BYTES:
             return self.save_bytes(begin, previous)
@@ -270,7 +271,7 @@ class PackRepository(PackReader, RepositoryWriter):
         previous = queued.previous
         if previous is None:
             return
-        base = self._fresh.get(previous) or self._pending.get(previous) or known.get(previous)
+        base: Entry | _Queued | None = self._fresh.get(previous) or self._pending.get(previous) or known.get(previous)
         if base is None or base.kind != queued.kind or (isinstance(base, _Queued) and base.number > queued.number):
             return  # a base comes first in the packs, and so no chain can come back to where it began
         size = base.plain if isinstance(base, Entry) else len(base.data)
@@ -278,9 +279,10 @@ class PackRepository(PackReader, RepositoryWriter):
             return
         queued.base, queued.depth = base, base.depth + 1
         if queued.depth > encode.max_depth(len(queued.data), size):
-            queued.depth, queued.branch = 1, True
-            if isinstance(base, _Queued):
-                queued.base = None
+            queued.depth, queued.branch = encode.MAX_BRANCH + 1, True
+            while isinstance(base, _Queued):
+                base = base.base
+            queued.base = base
 
     def _submit(self, task: list[_Queued], size: int) -> None:
         if self._queued_bytes <= _INLINE_BYTES and not self._tasks:
@@ -424,8 +426,8 @@ class PackRepository(PackReader, RepositoryWriter):
         try:
             for row in rows:
                 self.store.delete(pack.pack_key(row.id))
-        except (OSError, NotFound, OutOfSpace):
-            return  # rubbish that nothing refers to: the garbage collection takes it
+        except (OSError, SnapshotdError):
+            return  # what failed first is what is raised; this is rubbish that nothing refers to: the garbage collection takes it
 
     def _parts_of(self, raw: bytes | None) -> list[tuple[bytes, int]]:
         """The chunks of an earlier version, [] if there is none. Long ones (over 64 lists) only as far as that."""
@@ -485,7 +487,7 @@ def _hint(previous: str | None) -> bytes | None:
         return None
 
 
-def _lock(index_path: Path) -> int:
+def lock(index_path: Path) -> int:
     """One writer: the lock lies beside the index, because no other descriptor of SQLite's own file may be closed while it is open."""
     fd = os.open(f"{index_path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from snapshotd.errors import NotFound
 from snapshotd.repo.base import Reader, RepositoryWriter, Saved, Tree
-from snapshotd.types import BlobID, RecordID, TreeID
+from snapshotd.types import BlobID, Kind, RecordID, TreeID
 
 _PIECE_BYTES = 1 << 20
 
@@ -71,8 +71,12 @@ class MemoryRepository(RepositoryWriter):
 
     def save_tree(self, tree: Tree, previous: TreeID | None = None) -> TreeID:
         names = [entry.name for entry in tree.entries]
-        if names != sorted(set(names)):
+        if names != sorted(set(names)) or any(name in (b"", b".", b"..") or b"/" in name or b"\0" in name for name in names):
             raise ValueError("the entries of a tree are not in order")
+        if tree.own.name or tree.own.kind is not Kind.DIRECTORY:
+            raise ValueError("a tree's own row is not that of a directory")
+        if any((one.kind is Kind.DIRECTORY) != (one.tree is not None) for one in tree.entries):
+            raise ValueError("a directory in a tree has no tree, or something else has one")
         tree_id = TreeID(hashlib.sha256(b"tree" + repr(tree).encode()).hexdigest())
         self.trees[tree_id] = tree
         return tree_id

@@ -94,14 +94,14 @@ def test_a_body_that_breaks_off_is_asked_for_again(store: S3Store, cut: int) -> 
             parsed["Body"] = StreamingBody(io.BytesIO(value[:500]), len(value))
 
     on(store, "after-call.s3.GetObject", break_off)
-    for call in (lambda: store.get("a"), lambda: store.get("a", 0, len(value))):
+    for length in (None, len(value)):
         times = 0
         if cut <= 3:
-            assert call() == value
+            assert store.get("a", 0, length) == value
             assert times == cut + 1
         else:
             with pytest.raises(OSError, match="broke off"):
-                call()
+                store.get("a", 0, length)
 
 
 def test_a_service_that_ignores_ranges_is_coped_with(store: S3Store) -> None:
@@ -122,7 +122,7 @@ def test_a_wrong_range_is_found(store: S3Store) -> None:
 
 def test_a_lost_answer_is_success_at_the_next_try(store: S3Store) -> None:
     store.put("first", [b"x"])
-    lost = []
+    lost: list[int] = []
 
     def lose(response_dict: dict[str, Any], **_: object) -> None:
         if not lost:

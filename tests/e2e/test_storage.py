@@ -23,10 +23,9 @@ def small(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: 
     nothing_left(snap.state_dir, running=False)
 
 
-def layers(snap: Snap) -> set[str]:
-    """The layer directories, as the daemon sees them (they may be on an image that only it has mounted)."""
-    directory = f"/proc/{snap.daemon_pid()}/root{snap.state_dir}/layers"
-    return {name for name in os.listdir(directory) if name != "images"}
+def wait_until_cold(snap: Snap) -> None:
+    """Until nothing that is stored has layers (empty ones, made ahead for the next step, are always there)."""
+    wait_until(lambda: snap.json("df")["layer_bytes"] == 0, "all layers are evicted")
 
 
 def test_wait_stored(small: Snap, runtime: str) -> None:
@@ -37,7 +36,7 @@ def test_wait_stored(small: Snap, runtime: str) -> None:
     assert shown["state"] == "stored"
     assert small("cat", f"{result['snapshot']}:/workspace/a").stdout == "1\n"
     assert [s["state"] for s in small.json("log", made["trajectory"])] == ["stored", "stored"]
-    assert not any((small.state_dir / "repo" / "blobs").rglob("*" * 1 + "[0-9a-f]" * 8)), "archived outputs leave the spool"
+    wait_until(lambda: not [p for p in (small.state_dir / "repo" / "blobs").rglob("*") if p.is_file()], "archived outputs leave the spool")
     small("rm", "--force", made["trajectory"])
 
 
@@ -52,19 +51,18 @@ def test_an_evicted_snapshot_is_all_there(small: Snap, runtime: str) -> None:
     seen = small.manifest(trajectory)
     second = small.sh(trajectory, "rm -r d; echo two > two")["snapshot"]
     small("stop", trajectory, "--wait", "stored")
-    wait_until(lambda: not layers(small), "all layers are evicted")
+    wait_until_cold(small)
     assert small("cat", f"{first}:/workspace/d/e/f").stdout == "one\n"
     changed = {c["path"] for c in small.json("diff", first, second)}
     assert {"/workspace/d", "/workspace/two"} <= changed
     (fork,) = small.json("fork", first)["trajectories"]
     assert small.manifest(fork) == seen
     assert small.sh(fork, "ls /usr/share/common-licenses/GPL-1 /etc/skel", code=None)["exit_code"] != 0
-    assert small.sh(fork, "ls -A /etc/skeleton | wc -l; echo more >> d/e/f; cat d/e/f hard")["stdout"].split("\n")[1:] == [
-        "one", "more", "one", "more", "",
-    ]  # fmt: skip
+    assert small.sh(fork, "ls -A /etc/skeleton | wc -l; echo more >> d/e/f; cat d/e/f")["stdout"].split("\n")[1:] == ["one", "more", ""]
     after = small.sh(fork, "cat soft sparse | tail -c 4; echo 3 > three")["snapshot"]
     small("stop", fork, "--wait", "stored")
-    assert small("cat", f"{after}:/workspace/hard").stdout == "one\nmore\n"
+    assert small("cat", f"{after}:/workspace/d/e/f").stdout == "one\nmore\n"
+    assert small("cat", f"{after}:/workspace/three").stdout == "3\n"
     small("rewind", trajectory, first)
     assert small.manifest(trajectory) == seen
     for each in (fork, trajectory):
@@ -75,7 +73,7 @@ def test_the_lazy_process_may_die(small: Snap) -> None:
     trajectory, _ = small.create("--runtime", "runc")
     snapshot = small.sh(trajectory, "seq 1000 > numbers")["snapshot"]
     small("stop", trajectory, "--wait", "stored")
-    wait_until(lambda: not layers(small), "all layers are evicted")
+    wait_until_cold(small)
     (fork,) = small.json("fork", snapshot)["trajectories"]
     for pid in _children(small.daemon_pid(), "lazy"):
         os.kill(pid, signal.SIGKILL)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import xxhash
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from snapshotd.errors import DataLoss, NotFound, SnapshotdError, VersionMismatch
-from snapshotd.repo import pack
+from snapshotd.repo import chunks, compress, pack
 from snapshotd.repo.base import ObjectKind
+from snapshotd.repo.ids import Identity
 from snapshotd.repo.index import Entry
 from snapshotd.store.local import LocalStore
-from tests.model.repo_world import Author, Opened, Saved, is_as_saved, load, open_reader, roots_of, save, silent
+from snapshotd.types import BlobID
+from tests.model.repo_world import KEY, Author, Opened, Saved, is_as_saved, load, open_reader, roots_of, save, silent
 
 TYPED = (DataLoss, NotFound, VersionMismatch)
 
@@ -35,7 +37,8 @@ class Template:
             self.snapshots.append(save(writer.repo, files, f"snapshot-{number}", self.snapshots[-1] if self.snapshots else None))
             writer.repo.flush()
         self.roots = roots_of((f"snapshot-{number}", one) for number, one in enumerate(self.snapshots))
-        shutil.copytree(directory, self.directory)  # as a killed process leaves it: most of the index is in its log
+        # As a killed process leaves it: most of the index is in its log.
+        shutil.copytree(directory, self.directory, ignore=shutil.ignore_patterns("*.reserve"))
         writer.close()
         reader = open_reader(directory)
         index = reader.open_index()
@@ -50,7 +53,8 @@ class Template:
         assert sum(entry.base is not None for entry in self.entries.values()) > 10
         assert len(index.packs()) == 6
         reader.close()
-        self.files = sorted(path.relative_to(self.directory) for path in self.directory.rglob("*") if path.is_file() and path.stat().st_size)
+        everything = self.directory.rglob("*")
+        self.files = sorted(path.relative_to(self.directory) for path in everything if path.is_file() and path.stat().st_size)
         assert Path("index.db-wal") in self.files
 
     def readable(self, directory: Path) -> set[bytes]:
@@ -72,7 +76,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
 
 
 @pytest.fixture
-def copy(template: Template, tmp_path: Path) -> Iterator[Path]:
+def copy(template: Template, tmp_path: Path) -> Path:
     return fresh(template, tmp_path)
 
 
@@ -83,7 +87,7 @@ def fresh(template: Template, directory: Path) -> Path:
 
 
 def content_of(directory: Path) -> dict[Path, bytes]:
-    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.suffix != ".reserve"}
 
 
 DAMAGE = st.tuples(
@@ -207,9 +211,9 @@ def test_a_healthy_repository_is_left_alone(template: Template, copy: Path) -> N
 
 def test_damage_is_named(template: Template, copy: Path) -> None:
     """The snapshot, the path and the pack of a chunk whose frame was hit."""
-    number, one = next((number, one) for number, one in enumerate(template.snapshots) if b"big/large" in one.files)
-    content = bytes.fromhex(one.contents[b"big/large"])
-    chunk = template.parts[content][1]
+    number = 3
+    content, earlier = (bytes.fromhex(template.snapshots[n].contents[b"big/large"]) for n in (number, number - 1))
+    chunk = next(part for part in template.parts[content] if part not in template.parts[earlier])
     entry = template.entries[chunk]
     path = copy / "store" / pack.pack_key(entry.pack)
     data = bytearray(path.read_bytes())
@@ -223,13 +227,14 @@ def test_damage_is_named(template: Template, copy: Path) -> None:
         assert (named.owner, named.path) == (f"snapshot-{number}", b"big/large")
         assert faults[chunk.hex()].pack == entry.pack.hex()
         assert any(fault.pack == entry.pack.hex() and fault.object_id is None for fault in found.faults)
-        hit = {f"snapshot-{n}" for n, other in enumerate(template.snapshots) if other.contents.get(b"big/large") == content.hex()}
-        assert set(found.owners) == hit
+        hit = {n for n, other in enumerate(template.snapshots) if chunk in template.parts[bytes.fromhex(other.contents[b"big/large"])]}
+        assert set(found.owners) == {f"snapshot-{n}" for n in hit} != set(template.roots.trees.values())
         writer.close()
 
 
 def test_a_damaged_index_stops_only_reading(template: Template, copy: Path) -> None:
     (copy / "index.db").write_bytes(b"garbage" * 1000)
+    (copy / "index.db-wal").unlink()
     writer = Opened(copy)
     with pytest.raises(DataLoss, match="repair"):
         writer.repo.load_tree(template.snapshots[0].tree)
@@ -275,17 +280,52 @@ def test_a_newer_version_is_never_repaired(template: Template, copy: Path) -> No
     path = next((copy / "store" / "packs").rglob("*/*"))
     data = bytearray(path.read_bytes())
     data[8] = 2
-    import xxhash
-
     path.write_bytes(bytes(data[:-8]) + xxhash.xxh3_64_digest(bytes(data[:-8])))
-    before = content_of(copy)
+    before = content_of(copy / "store")
     writer = Opened(copy)
     for call in (lambda: writer.repair(silent), lambda: writer.check(template.roots, read_data=False, progress=silent)):
         with pytest.raises(VersionMismatch):
             call()
     writer.close()
-    assert content_of(copy) == before
+    assert content_of(copy / "store") == before
+    reader = open_reader(copy)
+    assert all(is_as_saved(reader, one) for one in template.snapshots)
+    reader.close()
 
 
 def test_errors_are_ours() -> None:
     assert all(issubclass(error, SnapshotdError) for error in TYPED)
+
+
+@pytest.mark.parametrize("form", ["delta", "whole", "list"])
+def test_a_frame_planted_in_a_content_is_not_believed(tmp_path: Path, form: str) -> None:
+    """Whoever knows an id, and how frames look, puts one that claims the id into a file; then the pack is damaged before it."""
+    opened = Opened(tmp_path / "repo")
+    victim = b"the true content, long enough to be worth a delta " * 20
+    base = opened.repo.save_bytes(victim[:-1])
+    wanted = BlobID(Identity(KEY).content(victim).hex())
+    raw = bytes.fromhex(wanted)
+    payload = compress.compress_delta(b"forged " * 100, victim[:-1], 3)
+    parts = chunks.encode_list([(bytes.fromhex(base), len(victim) - 1)], 0, False)
+    frame = {
+        "delta": pack.encode_frame(ObjectKind.CHUNK, raw, 700, payload, True, bytes.fromhex(base)),
+        "whole": pack.encode_frame(ObjectKind.CHUNK, raw, 6, b"forged", False),
+        "list": pack.encode_frame(ObjectKind.LIST, raw, len(parts), parts, False),
+    }[form]
+    noise = random.Random(1)
+    opened.repo.save_bytes(noise.randbytes(1000) + b"".join(frame) + noise.randbytes(1000))
+    opened.repo.flush()
+    (path,) = (one for one in (tmp_path / "repo" / "store" / "packs").rglob("*") if one.is_file())
+    data = path.read_bytes()
+    at = data.index(b"".join(frame)) - 1020  # in the header of the content's own frame
+    data = data[:at] + data[at + 10 :]
+    path.write_bytes(data)
+    assert any(isinstance(one, pack.Frame) and one.id == raw for one in pack.frames(data))  # it does look like one
+    opened.repair(silent)
+    assert b"".join(opened.repo.load(base)) == victim[:-1]
+    with pytest.raises(NotFound):
+        opened.repo.load(wanted)
+    assert opened.repo.save_bytes(victim) == wanted
+    opened.repo.flush()
+    assert b"".join(opened.repo.load(wanted)) == victim
+    opened.close()

@@ -4,25 +4,30 @@ processes die."""
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import pickle
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.errors import SandboxFailed, Unsupported
+from snapshotd.errors import SandboxFailed, Unsupported, UsageError
 from snapshotd.fuse.child import Child
 from snapshotd.fuse.lazy import LazyMount
 from snapshotd.kernel import mounts, namespaces
 from snapshotd.layers.archive import apply
+from snapshotd.repo.writer import PackRepository
+from snapshotd.store.local import LocalStore
 from snapshotd.testing import records
 from snapshotd.testing.memory_repository import MemoryRepository
 from snapshotd.types import IdMap, RecordID, Snapshot, TreeID
@@ -47,6 +52,7 @@ class Rig:
         self.repository = MemoryRepository()
         self.opened = ExitStack()
         self._count = 0
+        self._points: list[Path] = []
 
     def archive(self, folder: Path) -> TreeID:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -59,6 +65,8 @@ class Rig:
 
     def saved(self) -> Path:
         path = self.base / "repository"
+        if path.is_dir():  # a real one
+            return path
         path.write_bytes(pickle.dumps(self.repository))
         return path
 
@@ -86,10 +94,16 @@ class Rig:
             upper, work = (opened(os.open(name, os.O_PATH, dir_fd=parent)) for name in ("upper", "work"))
             merged = opened(mounts.overlay([lazy_fd, lower], upper, work))
             mounts.attach(merged, opened(os.open(point, os.O_PATH)))
-        self.opened.callback(mounts.detach, str(point))
+        self._points.append(point)
         return point
 
+    def leave(self, point: Path) -> None:
+        self._points.remove(point)
+        mounts.detach(str(point))
+
     def close(self) -> None:
+        for point in list(self._points):
+            self.leave(point)
         self.opened.close()
 
 
@@ -206,7 +220,14 @@ def test_programs_run_from_the_lazy_lower_as_from_any_root(rig: Rig, small_root:
     assert "Permission denied" in run(1000, "/bin/cat", "/secret")
     assert run(1000, "/bin/capable-cat", "/secret") == "secret"
     assert run(0, "/bin/sh", "-c", "echo more >> /secret && cat /secret && chown 7 /mine && stat -c %u /mine") == "secretmore\n7\n"
-    assert (tmp_path / "layer1/upper/mine").stat().st_uid == 7
+    upper = tmp_path / "layer1/upper"
+    assert (upper / "mine").stat().st_uid == 7  # on disk lie the container's ids
+    assert run(0, "/bin/touch", "/shared", "/bin/capable-cat", "/bin/setuid-id") == ""
+    assert os.getxattr(upper / "shared", "system.posix_acl_access") == acl(1000, 4)
+    assert run(1000, "/bin/capable-cat", "/secret", "/shared") == "secretmore\nshared"
+    assert run(1000, "/bin/setuid-id", "-u") == "0\n"
+    for name in ("shared", "usr/bin/capable-cat", "usr/bin/setuid-id"):
+        assert (upper / name).exists()
 
 
 def test_what_is_no_layer_is_not_there(rig: Rig, tmp_path: Path) -> None:
@@ -245,6 +266,21 @@ def test_damage_is_an_error_and_never_other_bytes(rig: Rig, tmp_path: Path, capf
         poll(lambda name=name: f"/{name}" in capfd.readouterr().err)
 
 
+def test_a_layer_that_nobody_uses_is_forgotten(rig: Rig, variety: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "image").mkdir()
+    tree, below = rig.archive(variety), rig.archive(tmp_path / "image")
+    lazy = rig.lazy()
+    for _ in range(2):
+        fd = lazy.open_layer(tree, below, 0)
+        merged = rig.overlay(fd, tmp_path / "image")
+        assert len(os.listdir(merged / "many")) == 3000
+        assert "has forgotten" not in capfd.readouterr().err
+        rig.leave(merged)
+        os.close(fd)
+        lazy.drop_layer(tree, below, 0)
+        poll(lambda: "the kernel has forgotten all of tree" in capfd.readouterr().err)
+
+
 # -- processes that die --------------------------------------------------------------------------------------------------------
 
 
@@ -276,6 +312,53 @@ def test_killing_the_server_fails_its_readers_at_once_and_it_comes_back(rig: Rig
     rig.opened.callback(os.close, again)
     assert (rig.overlay(again, tmp_path / "image") / "file").read_bytes() == b"x" * (8 << 20)
     assert len([m for m in mounts.read_mountinfo() if m.point == os.fsencode(tmp_path / "lazy")]) == 1
+
+
+def test_a_server_that_does_not_answer_is_killed(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snapshotd.fuse.lazy.OPEN_DEADLINE_S", 0.5)
+    (tmp_path / "image").mkdir()
+    tree = rig.archive(tmp_path / "image")
+    lazy = rig.lazy()
+    lazy.start()
+    assert lazy.pid is not None
+    os.kill(lazy.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(SandboxFailed, match="cannot be read through FUSE"):
+        lazy.open_layer(tree, tree, 0)
+    assert time.monotonic() - began < 5
+    os.close(lazy.open_layer(tree, tree, 0))
+
+
+def test_killed_again_and_again_it_never_gives_other_bytes_nor_hangs(rig: Rig, tmp_path: Path) -> None:
+    for name in ("image", "folder"):
+        (tmp_path / name).mkdir()
+    for number in range(40):
+        (tmp_path / f"folder/{number}").write_bytes(bytes([number]) * (number << 15))
+    tree, below = rig.archive(tmp_path / "folder"), rig.archive(tmp_path / "image")
+    lazy = rig.lazy()
+    whole = 0
+    for round_number in range(6):
+        fd = lazy.open_layer(tree, below, 0)
+        merged = rig.overlay(fd, tmp_path / "image")
+        os.close(fd)
+        victim = lazy.pid
+        assert victim is not None
+        killer = threading.Timer(0.005 * round_number, os.kill, (victim, signal.SIGKILL))
+        killer.start()
+        for number in range(40):
+            began = time.monotonic()
+            try:
+                data = (merged / str(number)).read_bytes()
+            except OSError:
+                pass
+            else:
+                assert data == bytes([number]) * (number << 15)
+                whole += 1
+            assert time.monotonic() - began < 5
+        killer.join()
+        rig.leave(merged)
+        poll(lambda: not lazy.alive())
+    assert whole
 
 
 def test_the_server_ends_and_unmounts_with_its_parent(rig: Rig, tmp_path: Path) -> None:
@@ -311,7 +394,7 @@ threading.Event().wait()
 
 def test_a_server_that_cannot_mount_says_so(rig: Rig, tmp_path: Path) -> None:
     lazy = LazyMount([*CHILD, "lazy", str(tmp_path / "no such repository")], tmp_path / "lazy")
-    with pytest.raises(Unsupported, match="it ended"):
+    with pytest.raises(Unsupported, match="serve it ended"):
         lazy.start()
     assert not lazy.alive()
     lazy.close()
@@ -358,6 +441,28 @@ def test_a_browsed_snapshot_equals_the_original(browsed: Browsed, variety: Path)
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (compared.stdout, compared.stderr) == ("", "")
+
+
+def test_it_equals_the_original_out_of_packs_read_by_many_at_once(browsed: Browsed, variety: Path) -> None:
+    """The real repository, and readers in parallel: requests overlap, large reads go through threads."""
+    (variety / "big").mkdir()
+    for number in range(12):
+        (variety / f"big/{number}").write_bytes(hashlib.shake_128(b"%d" % number).digest((number + 1) << 20))
+    folder = browsed.rig.base / "repository"
+    folder.mkdir()
+    writer = PackRepository(LocalStore(folder / "packs"), folder / "index.db", bytes(32))
+    fd = os.open(variety, os.O_RDONLY | os.O_DIRECTORY)
+    tree = apply(writer, fd, None, salt=b"salt", marks=False).tree
+    os.close(fd)
+    writer.flush()
+    writer.close()
+    browsed.store(browsed.first, tree)
+    browsed.mount()
+    shown = browsed.point / "snapshots" / browsed.first.id
+    expected = manifest(variety)
+    with ThreadPoolExecutor(6) as pool:
+        for found in pool.map(manifest, [shown] * 6):
+            assert found == expected
 
 
 def test_usual_tools_work_across_time(browsed: Browsed, tmp_path: Path) -> None:
@@ -408,6 +513,15 @@ def test_listings_are_current_and_only_stored_snapshots_are_there(browsed: Brows
     poll(lambda: not (numbers / "0").exists() and not (tags / "good").exists(), 3)
     for name in ("00", "-1", "1" * 30, "0 ", "x"):
         assert not (numbers / name).exists()
+
+
+def test_a_directory_that_is_not_there_is_a_mistake_of_the_user(browsed: Browsed) -> None:
+    browsed.point.rmdir()
+    with pytest.raises(UsageError, match=r"cannot mount on .*history.: No such file or directory"):
+        browsed.mount()
+    browsed.point.mkdir()
+    with pytest.raises(UsageError, match="there is no process 999999999 "):
+        browsed.mount("999999999")
 
 
 def test_a_plain_umount_ends_the_server(browsed: Browsed) -> None:

@@ -61,7 +61,8 @@ def test_docker_load_runs_it(root: Path, tmp_path: Path) -> None:
         shown = json.loads(_docker("inspect", REFERENCE))[0]
         assert shown["Created"] == "2023-11-14T22:13:20.123456789Z"
         assert (shown["Config"]["Cmd"], shown["Config"]["WorkingDir"], shown["Config"]["Entrypoint"]) == (["/bin/sh"], "/workspace", None)
-        script = 'cat answer n*; echo "$GREETING"; stat -c "%a %h %s" answer suid; stat -c "%u %g" /home; stat -c "%s" sparse; stat -c %y suid'
+        script = 'cat answer n*; echo "$GREETING"; stat -c "%a %h %s" answer suid; stat -c "%u %g" /home; stat -c %s sparse'
+        script += "; stat -c %y suid"
         said = _docker("run", "--rm", "--network", "none", REFERENCE, "sh", "-c", script)
         assert said.splitlines() == [
             "forty-two", "long", "good day", "644 2 10", "4711 1 1", "1234 5678", str(96 << 20), "2020-09-13 12:26:40.123456789 +0000",

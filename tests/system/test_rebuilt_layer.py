@@ -87,7 +87,8 @@ def shown_rows(world: World, layer: Path) -> Rows:
 
 def names_in(layer: Path) -> tuple[set[bytes], set[bytes]]:
     """Of a layer's entries the whiteouts and the others."""
-    whiteouts, others = set(), set()
+    whiteouts: set[bytes] = set()
+    others: set[bytes] = set()
     todo = [b""]
     while todo:
         parent = todo.pop()
@@ -219,7 +220,7 @@ def test_a_full_target(base: Path) -> None:
     """Found by a thread that writes files, told by the one that called; nothing is left open."""
     place = base / "small"
     place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", place]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)]
     subprocess.run(mount, check=True, timeout=60)
     try:
         repository = MemoryRepository()

@@ -43,8 +43,8 @@ class Shown:
 
     def root(self, name: bytes = b"here") -> Node:
         node = self.nodes.of_item(self.nodes.get(ROOT_NUMBER), name, self.place)
-        self.nodes.open_place(node)
         self.nodes.known(node)
+        self.nodes.open_place(node)
         return node
 
     def child(self, parent: Node, name: bytes) -> Node:
@@ -113,14 +113,15 @@ def test_places_with_one_tree_share_its_view_but_no_numbers(shown: Shown) -> Non
     assert shown.views[0].closed
 
 
-def test_a_place_that_could_not_be_told_is_closed_again(shown: Shown) -> None:
+def test_a_place_is_opened_when_it_is_entered_and_once(shown: Shown) -> None:
     node = shown.nodes.of_item(shown.nodes.get(ROOT_NUMBER), b"here", shown.place)
-    shown.nodes.open_place(node)
-    shown.nodes.drop(node)
-    assert shown.views[0].closed
-    known = shown.root()
-    shown.nodes.drop(known)
-    assert not shown.views[1].closed
+    shown.nodes.known(node)
+    assert shown.views == []
+    shown.nodes.forget([(node.number, 1)])
+    assert len(shown.nodes) == 1
+    first, second = shown.root(), shown.root()
+    assert first is second
+    assert len(shown.views) == 1
 
 
 def test_two_files_that_hash_to_one_number_get_two(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,49 @@
+"""Space kept back for the index, so that garbage collection works on a disk that is full to the last block.
+
+Forgetting objects writes the index's log before anything becomes free. `<index>.reserve` holds the blocks for that: it is given up when an
+index cannot be opened or written for want of space, and made again when there is plenty.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+RESERVE_BYTES = 6 << 20
+"""SQLite's log is reused from its beginning after 1,000 pages of 4 KiB; one transaction on a full disk adds some hundred."""
+_PLENTY = 8
+"""Not made unless so many times its size is free."""
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def path_of(index_path: Path) -> Path:
+    return Path(f"{index_path}.reserve")
+
+
+def make(index_path: Path) -> None:
+    """Keep space back, unless that was done or there is little left. Never an error for want of space."""
+    path = path_of(index_path)
+    if path.exists() and path.stat().st_size == RESERVE_BYTES:
+        return
+    free = os.statvfs(index_path.parent)
+    if free.f_bavail * free.f_frsize < _PLENTY * RESERVE_BYTES:
+        return
+    fd = os.open(path, _CREATE, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, RESERVE_BYTES)
+    except OSError as exc:
+        path.unlink()
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP):
+            raise
+    finally:
+        os.close(fd)
+
+
+def give_up(index_path: Path) -> bool:
+    """Free the space. False when there was none kept back."""
+    try:
+        path_of(index_path).unlink()
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,331 @@
+"""kill -9 at every failpoint, and at random moments: after a restart nothing stored is lost, nothing is half there, nothing leaks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from snapshotd import failpoints
+from snapshotd.errors import NotFound, SnapshotdError
+from snapshotd.kernel import syscalls
+from tests.leftovers import nothing_left
+from tests.storage_rig import Daemon, Line, World, clean, wait_until
+
+pytestmark = pytest.mark.runc
+
+NO_LAYERS = {"SNAPSHOTD_LAYER_BUDGET": "0"}
+ALL_LAYERS = {"SNAPSHOTD_LAYER_BUDGET": str(1 << 40)}
+
+
+@pytest.fixture(autouse=True)
+def nobody_adopts_orphans() -> None:
+    """What a killed daemon leaves must go to the first process, as on a real machine, and not to this one."""
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 0)
+
+
+@pytest.fixture(scope="module")
+def daemon(small_root: Path) -> Iterator[Daemon]:
+    """A state directory with an image. Every test starts its daemon; all work on the one history."""
+    directory = Path(tempfile.mkdtemp(prefix="snapshotd-kill-", dir="/var/tmp"))
+    daemon = Daemon(directory / "state")
+    try:
+        daemon.start().import_image(str(small_root), name="small")
+        yield daemon
+        daemon.stop()
+        nothing_left(daemon.state_dir, running=False)
+    finally:
+        daemon.end()
+        shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="module")
+def world(daemon: Daemon) -> World:
+    return World(daemon.client, daemon.state_dir.parent / "scratch")
+
+
+class Scenario:
+    """What an unarmed daemon does first (`prepare`), and what makes the armed one reach its failpoint (`act`, which is cut off)."""
+
+    env: dict[str, str] = NO_LAYERS
+    retries = False
+    """Whether a child process dies that is asked again and again; else the daemon dies, or a child that is asked once."""
+    damaged = False
+
+    def __init__(self, daemon: Daemon, world: World) -> None:
+        self.daemon, self.world, self.client = daemon, world, daemon.client
+
+    def prepare(self) -> None:
+        self.line = self.world.create()
+        self.world.step(self.line)
+        self.world.step(self.line, wait=True)
+
+    def while_down(self) -> None:
+        """Between the two daemons."""
+
+    def act(self) -> None:
+        self.world.step(self.line)
+
+    def afterwards(self) -> None:
+        """With an unarmed daemon again."""
+        self.line.content = self.world.expected[self.client.trajectory(self.line.id).head]
+        self.world.step(self.line)
+
+
+class LiveProcess(Scenario):
+    def act(self) -> None:
+        self.world.step(self.line, live=True)
+
+
+class Create(Scenario):
+    def act(self) -> None:
+        self.world.create()
+
+
+class Fork(Scenario):
+    def act(self) -> None:
+        self.client.fork(self.line.id)
+
+
+class Remove(Scenario):
+    def act(self) -> None:
+        self.own = {s.id for s in self.client.log(self.line.id)}
+        self.world.forget_snapshots(self.own)
+        self.client.remove(self.line.id, force=True)
+
+    def afterwards(self) -> None:
+        assert self.line.id not in {t.id for t in self.client.trajectories()}, "it was recorded as removed"
+
+
+class Archived(Scenario):
+    """A step that is archived; whoever waits is told that it failed."""
+
+    def act(self) -> None:
+        self.world.step(self.line)
+        self.world.client.flush()
+
+
+class ArchivedByChild(Archived):
+    retries = True
+
+
+class Merge(Scenario):
+    env = ALL_LAYERS
+
+    def act(self) -> None:
+        for _ in range(20):
+            self.world.step(self.line)
+        self.client.log(self.line.id)  # waits for the background
+
+
+class Cold(Scenario):
+    """A fork of an evicted snapshot, and a step in it, while its layer is being written."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.client.stop(self.line.id, wait="stored")
+        wait_until(lambda: self.client.usage().layer_bytes == 0, "all layers are evicted")
+
+    def act(self) -> None:
+        (fork,) = self.client.fork(self.line.id).trajectories
+        self.world.step(Line(fork.id, self.line.content))
+        wait_until(self.daemon.died, "the layer is written")
+
+
+class Prune(Scenario):
+    """A prune that removes packs, leaves some as they are and writes others anew."""
+
+    retries = False
+
+    def prepare(self) -> None:
+        other = self.world.create()
+        self.world.fill(other)
+        self.client.stop(other.id, wait="stored")
+        self.line = self.world.create()
+        self.world.step(self.line, wait=True)
+        for _ in range(3):
+            self.world.fill(self.line)
+        self.world.fill(self.line, small=True)
+        self.client.stop(self.line.id, wait="stored")
+        self.world.note_stored()
+        self.world.forget(other)
+
+    def act(self) -> None:
+        self.world.prune_to(1)
+
+
+class Repair(Scenario):
+    """A pack of which a part is damaged, and all of it is in layers still."""
+
+    env = ALL_LAYERS
+    damaged = True
+
+    def prepare(self) -> None:
+        self.line = self.world.create()
+        self.world.fill(self.line)
+        self.world.step(self.line, wait=True)
+        self.world.note_stored()
+
+    def while_down(self) -> None:
+        pack = max((self.daemon.state_dir / "repo/store/packs").rglob("*/*"), key=lambda path: path.stat().st_mtime_ns)
+        pack.chmod(0o600)
+        with pack.open("r+b") as file:
+            file.seek(pack.stat().st_size // 2)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 0xFF]))
+
+    def act(self) -> None:
+        self.client.repair()
+
+    def afterwards(self) -> None:
+        self.client.repair()
+        super().afterwards()
+
+
+class RepairIndex(Repair):
+    """An index that cannot be used."""
+
+    def while_down(self) -> None:
+        for name in ("index.db-wal", "index.db-shm"):
+            (self.daemon.state_dir / "repo" / name).unlink(missing_ok=True)
+        with (self.daemon.state_dir / "repo/index.db").open("r+b") as file:
+            file.write(b"\xff" * 4096)
+
+
+class Import(Scenario):
+    """A bundle of a trajectory that was removed here."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.bundle = self.daemon.state_dir.parent / "bundle"
+        self.client.export_file(self.line.id, self.bundle, whole=True)
+        self.content = {s.id: self.world.expected[s.id] for s in self.client.log(self.line.id)}
+        self.world.forget(self.line)
+
+    def act(self) -> None:
+        self.client.import_bundle(self.bundle)
+
+    def afterwards(self) -> None:
+        here = {s.id for s in self.client.all_snapshots()} & self.content.keys()
+        assert here in (set(), set(self.content)), "a bundle is taken in as a whole or not at all"
+        if not here:
+            self.client.import_bundle(self.bundle, wait="stored")
+        self.world.expected.update(self.content)
+        for snapshot in self.content:
+            self.world.verify(snapshot)
+        self.bundle.unlink()
+
+
+SCENARIOS: dict[str, type[Scenario]] = {
+    "engine.step.begin": Scenario,
+    "engine.step.sealed": Scenario,
+    "engine.step.outputs_saved": Scenario,
+    "engine.step.committed": Scenario,
+    "engine.start.container_created": Create,
+    "engine.start.pivoted": Create,
+    "engine.fork.recorded": Fork,
+    "engine.remove.recorded": Remove,
+    "engine.archive.tree": ArchivedByChild,
+    "engine.archive.record": ArchivedByChild,
+    "engine.archive.flushed": ArchivedByChild,
+    "engine.archive.stored": Archived,
+    "engine.prune.recorded": Prune,
+    "engine.cold.built": Cold,
+    "layers.merge.built": Merge,
+    "layers.evict.renamed": Archived,
+    "layers.capture.copied": LiveProcess,
+    "repo.pack.written": ArchivedByChild,
+    "repo.pack.stored": ArchivedByChild,
+    "repo.index.committed": ArchivedByChild,
+    "repo.gc.forgotten": Prune,
+    "repo.gc.copied": Prune,
+    "repo.gc.indexed": Prune,
+    "repo.gc.deleted": Prune,
+    "repo.repair.saved": Repair,
+    "repo.repair.kept": RepairIndex,
+    "repo.repair.indexed": Repair,
+    "repo.repair.aside": Repair,
+    "repo.repair.moved": Repair,
+    "engine.import.ingested": Import,
+    "engine.import.committed": Import,
+}
+"""Every failpoint, and what reaches it."""
+
+
+def test_every_failpoint_has_a_scenario() -> None:
+    assert SCENARIOS.keys() == set(failpoints.NAMES)
+
+
+@pytest.mark.parametrize("name", failpoints.NAMES)
+def test_killed_at_a_failpoint(daemon: Daemon, world: World, name: str) -> None:
+    with daemon.explained():
+        _kill_at(daemon, world, name)
+
+
+def _kill_at(daemon: Daemon, world: World, name: str) -> None:
+    scenario = SCENARIOS[name](daemon, world)
+    _restart(daemon, world, **scenario.env)
+    scenario.prepare()
+    daemon.kill()
+    scenario.while_down()
+    daemon.start(SNAPSHOTD_FAILPOINT=name, **scenario.env)
+    with contextlib.suppress(SnapshotdError, ConnectionError):
+        scenario.act()
+    if scenario.retries:
+        with contextlib.suppress(SnapshotdError):
+            world.client.flush()
+        wait_until(lambda: daemon.reached(name) > 1, f"a child died at {name} twice: {daemon.log()[-2000:]}")
+        assert world.client.status()["durability"] != "ok"
+    else:
+        wait_until(lambda: daemon.reached(name) > 0, f"{name} is reached: {daemon.log()[-2000:]}", 20)
+    if name.startswith(("engine.archive.", "repo.", "layers.merge.")) and name != "engine.archive.stored":
+        world.client.status()  # the daemon lives
+        daemon.kill()
+    else:
+        wait_until(daemon.died, "the daemon died")
+    daemon.start(**scenario.env)
+    _settle(world)
+    scenario.afterwards()
+    clean(daemon, damaged=scenario.damaged)
+    world.note_stored()
+    _shrink(world)
+
+
+def _restart(daemon: Daemon, world: World, **env: str) -> None:
+    """Have an unarmed daemon with this environment, whatever the last test left."""
+    if daemon.process is not None:
+        daemon.kill()
+    daemon.start(**env)
+    _settle(world)
+
+
+def _settle(world: World) -> None:
+    """All that was reported is there, before and after what was captured is stored."""
+    world.settle()
+    captured = [s.id for s in world.client.all_snapshots() if s.state == "captured"]
+    for snapshot in captured:
+        world.verify(snapshot)
+    world.client.flush()
+    world.note_stored()
+    assert all(s.state in ("stored", "pruned") for s in world.client.all_snapshots())
+    for snapshot in captured:
+        world.verify(snapshot)
+
+
+def _shrink(world: World) -> None:
+    """Verify everything, and remove the oldest trajectories that nothing was forked from, so that a test's time does not grow."""
+    world.verify_all()
+    lines = sorted(world.client.trajectories(), key=lambda line: line.created_at)
+    origins = {line.forked_from for line in lines}
+    for line in lines[:-6]:
+        if not origins & {s.id for s in world.client.log(line.id)}:
+            world.forget(Line(line.id))

@@ -1,0 +1,86 @@
+"""A file system of its own on a loop device, which a test can fill up or cut off, and its clean end in every case."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+UMOUNT_S = 60.0
+_MAKE = {
+    "xfs": ("mkfs.xfs", "-q", "-f", "-m", "reflink=1"),
+    "ext4": ("mkfs.ext4", "-q", "-F"),
+}
+
+
+class Disk:
+    """An image file, mounted at `mount_point`, both in a directory of its own. `scratch` lies beside, on the host's file system."""
+
+    def __init__(self, directory: Path, kind: str, size_bytes: int, options: tuple[str, ...] = ()) -> None:
+        self.image, self.mount_point, self.scratch = directory / f"{kind}.disk", directory / "mnt", directory / "scratch"
+        self.mount_point.mkdir()
+        self.scratch.mkdir()
+        with self.image.open("wb") as file:
+            file.truncate(size_bytes)
+        _run(*_MAKE[kind], *options, str(self.image))
+        self.mount()
+
+    def mount(self) -> None:
+        """With recovery of its log where that is needed."""
+        _run("mount", "-o", "loop", str(self.image), str(self.mount_point))
+
+    def cut(self) -> None:
+        """The power goes: nothing that was not flushed gets to the disk any more, and every write fails."""
+        _run("xfs_io", "-x", "-c", "shutdown", str(self.mount_point))
+
+    def unmount(self) -> None:
+        """Retries: what a killed process had mounted on top is given up a little later. Returns when the loop device is free, too."""
+        deadline = time.monotonic() + UMOUNT_S
+        while os.path.ismount(self.mount_point):
+            result = subprocess.run(["umount", str(self.mount_point)], capture_output=True, text=True, timeout=UMOUNT_S, check=False)
+            if result.returncode != 0:
+                assert time.monotonic() < deadline, f"{self.mount_point} is still in use: {result.stderr}"
+                time.sleep(0.05)
+        while attached := self.devices():
+            assert time.monotonic() < deadline, f"still attached: {attached}"
+            time.sleep(0.05)
+
+    def devices(self) -> list[str]:
+        """The loop devices whose file lies in this disk's directory."""
+        found = []
+        for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+            try:
+                if str(self.image.parent) in backing.read_text():
+                    found.append(backing.parts[3])
+            except OSError:
+                continue  # detached meanwhile
+        return found
+
+    def free_bytes(self) -> int:
+        st = os.statvfs(self.mount_point)
+        return st.f_bavail * st.f_frsize
+
+
+@contextmanager
+def loop_disk(kind: str, size_bytes: int, options: tuple[str, ...] = ()) -> Iterator[Disk]:
+    """A mounted disk; unmounted, detached and deleted at the end."""
+    directory = Path(tempfile.mkdtemp(prefix=f"snapshotd-{kind}-", dir="/var/tmp"))
+    try:
+        disk = Disk(directory, kind, size_bytes, options)
+        try:
+            yield disk
+        finally:
+            disk.unmount()
+    finally:
+        if not os.path.ismount(directory / "mnt"):
+            shutil.rmtree(directory)
+
+
+def _run(*command: str) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
+    assert result.returncode == 0, (command, result.stderr)

@@ -1,0 +1,437 @@
+"""A daemon that tests kill, cut off and starve, and what its snapshots must hold. Driven through the client."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import sqlite3
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.client.autostart import daemon_argv
+from snapshotd.client.client import Snapshotd
+from snapshotd.client.results import ExecInfo, Policy, SnapshotInfo
+from snapshotd.client.transport import error_of
+from snapshotd.daemon.wire import log_path_of, socket_path_of
+from snapshotd.failpoints import EXIT_CODE
+from snapshotd.layers.store import READY_LAYERS
+from snapshotd.types import TrajectoryStatus
+
+START_S = 60.0
+Content = dict[str, tuple[int, str]]
+"""What is below /workspace: path to (mode, digest of the content; for a symbolic link its target)."""
+
+_STATE_NAMES = {"layers", "layers.img", "repo", "runs", "lock", "reserve", "snapshotd.sock", "daemon.log"}
+_REPO_NAMES = {"key", "blobs", "tmp", "store", "index.db", "index.db-wal", "index.db-shm", "index.db.lock", "index.db.reserve"}
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    """Poll until `condition` holds; fail after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.02)
+
+
+class Daemon:
+    """The daemon of one state directory: started with the environment a test wants, ended as it wants."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir
+        self.client = Snapshotd(state_dir, autostart=False)
+        self.process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+
+    def start(self, **env: str) -> Snapshotd:
+        """Start it and return the client when it answers. Raises the error that it died of."""
+        assert self.process is None
+        self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log_path = log_path_of(self.state_dir)
+        self._log_start = log_path.stat().st_size if log_path.exists() else 0
+        ready_r, ready_w = os.pipe()
+        argv = daemon_argv(self.state_dir, socket_path_of(self.state_dir), ready_w)
+        with open(log_path, "ab") as log:
+            self.process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(ready_w,), start_new_session=True, cwd="/",
+                env={**os.environ, "DOCKER_HOST": "unix:///nowhere", **env},
+            )  # fmt: skip
+        os.close(ready_w)
+        try:
+            assert select.select([ready_r], [], [], START_S)[0], f"the daemon is not ready after {START_S} s"
+            line = os.read(ready_r, 65536)
+        finally:
+            os.close(ready_r)
+        news = json.loads(line) if line else {}
+        if "ready" in news:
+            return self.client
+        self.process.wait(START_S)
+        self.process = None
+        if "error" in news:
+            raise error_of(news)
+        raise AssertionError(f"the daemon died while starting: {self.log()[-3000:]}")
+
+    def log(self) -> str:
+        """What it logged since its last start."""
+        with open(log_path_of(self.state_dir), "rb") as file:
+            file.seek(self._log_start)
+            return file.read().decode(errors="replace")
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Have a failure of the block tell what the daemon logged."""
+        try:
+            yield
+        except BaseException as exc:
+            exc.add_note(f"the daemon's log ends with:\n{self.log()[-4000:]}")
+            raise
+
+    def reached(self, name: str) -> int:
+        """How often a process died at the failpoint since the last start."""
+        return self.log().count(f"failpoint {name} reached by process ")
+
+    def children(self, role: str = "") -> list[int]:
+        """Its own child processes (not those in sandboxes); with `role` (archive, cold, lazy, worker), those of that role."""
+        assert self.process is not None
+        found = []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                parent = int(Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()[1])
+                words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            ours = b"snapshotd.daemon.children" in words or b"snapshotd.engine.worker" in words
+            if parent == self.process.pid and ours and (not role or role.encode() in words or f"snapshotd.engine.{role}".encode() in words):
+                found.append(int(name))
+        return found
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it and its children are gone (they die with it)."""
+        assert self.process is not None
+        children = self.children()
+        self.process.kill()
+        self.process.wait(START_S)
+        self.process = None
+        wait_until(lambda: not any(_lives(pid) for pid in children), "the daemon's children are gone")
+
+    def died(self) -> bool:
+        """Whether it has ended by itself at a failpoint; then it may be started again."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            return False
+        assert self.process.returncode == EXIT_CODE, (self.process.returncode, self.log()[-3000:])
+        self.process = None
+        return True
+
+    def stop(self) -> None:
+        """An orderly end. Not an error when it is not running."""
+        if self.process is not None:
+            self.process.terminate()
+            code = self.process.wait(120)
+            self.process = None
+            assert code == 0, (code, self.log()[-3000:])
+
+    def end(self) -> None:
+        """Whatever state it is in: afterwards it does not run, and has no containers any more."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(START_S)
+            self.process = None
+            self.start()
+            self.stop()
+
+    @property
+    def root(self) -> Path:
+        """The state directory as the daemon sees it: the layers may be on an image that only it has mounted."""
+        assert self.process is not None
+        return Path(f"/proc/{self.process.pid}/root{self.state_dir}")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@dataclass
+class Line:
+    """One trajectory and what its sandbox has below /workspace now."""
+
+    id: str
+    content: Content = field(default_factory=dict)
+
+
+class World:
+    """Takes steps with known outcomes and remembers what every snapshot must hold."""
+
+    def __init__(self, client: Snapshotd, scratch: Path, seed: int = 0) -> None:
+        self.client, self._scratch, self._rng = client, scratch, random.Random(seed)
+        scratch.mkdir(parents=True, exist_ok=True)
+        self.expected: dict[str, Content] = {}
+        """Snapshots that were reported captured."""
+        self.stored: set[str] = set()
+        """Those that were reported stored."""
+        self.pruned: set[str] = set()
+        self._begun: list[tuple[str, Content]] = []
+        """Steps (trajectory, what it would have) that no answer was got for: after a crash they are there, or not."""
+        self._number = 0
+
+    def create(self, image: str = "small") -> Line:
+        made, first = self.client.create(image=image, runtime="runc")
+        line = Line(made.id)
+        self.expected[first.id] = {}
+        return line
+
+    def step(self, line: Line, *, wait: bool = False, live: bool = False) -> ExecInfo:
+        """One random change of a few files; with `live`, a process stays behind, so that the copy path is taken."""
+        script, after = self._change(line.content)
+        return self._do(line, f"set -e; {script}" + ("; sleep 1000 >/dev/null 2>&1 &" if live else ""), after, wait)
+
+    def fill(self, line: Line, *, small: bool = False) -> ExecInfo:
+        """Put some 900 KB, unlike all before, in place of everything; with `small`, a few bytes."""
+        self._number += 1
+        first, count = self._number * 100_000_000, 1 if small else 100_000
+        data = "".join(f"{n}\n" for n in range(first, first + count)).encode()
+        after = {"all": (stat.S_IFREG | 0o640, _digest(data))}
+        return self._do(line, f"rm -rf *; seq {first} {first + count - 1} > all; chmod 0640 all", after, False)
+
+    def _do(self, line: Line, script: str, after: Content, wait: bool) -> ExecInfo:
+        begun = (line.id, after)
+        self._begun.append(begun)
+        done = self.client.exec(line.id, ["sh", "-c", script])
+        assert done.exit_code == 0, script
+        assert done.snapshot is not None
+        self._begun.remove(begun)
+        line.content = after
+        self.expected[done.snapshot.id] = after
+        if wait:
+            self.client.flush(line.id)
+            assert self.client.snapshot(done.snapshot.id).state == "stored"
+            self.stored.add(done.snapshot.id)
+        return done
+
+    def _change(self, before: Content) -> tuple[str, Content]:
+        after, parts = dict(before), []
+        self._number += 1
+        for place in range(self._rng.randrange(1, 4)):
+            kind = self._rng.random()
+            files = sorted(path for path, (mode, _) in after.items() if stat.S_ISREG(mode))
+            name = f"f{self._rng.randrange(12)}"
+            if kind < 0.55 or not files:
+                first, count = self._number * 1000 + place, self._rng.choice((1, 40, 3000, 40_000))
+                data = "".join(f"{n}\n" for n in range(first, first + count)).encode()
+                parts.append(f"rm -rf {name}; seq {first} {first + count - 1} > {name}; chmod 0640 {name}")
+                after[name] = (stat.S_IFREG | 0o640, _digest(data))
+            elif kind < 0.7:
+                gone = self._rng.choice(files)
+                parts.append(f"rm {gone}")
+                del after[gone]
+            elif kind < 0.85:
+                old, new = self._rng.choice(files), f"moved{self._number}-{place}"
+                parts.append(f"mv {old} {new}")
+                after[new] = after.pop(old)
+            else:
+                link = f"link{self._number}-{place}"
+                parts.append(f"ln -s {name} {link}")
+                after[link] = (stat.S_IFLNK | 0o777, name)
+        return "; ".join(parts), after
+
+    def settle(self) -> None:
+        """After a crash. Everything that was reported is there, as durable as was said; what was not reported is there as a whole or not."""
+        found = {s.id: s for s in self.client.all_snapshots()}
+        assert self.expected.keys() <= found.keys(), "snapshots that were reported are gone"
+        for one in found.values():
+            if one.id not in self.expected:
+                self.expected[one.id] = self._outcome(one)
+        assert all(found[s].state == "stored" for s in self.stored), "snapshots that were stored are not any more"
+        for s in self.pruned:
+            assert found[s].state == "pruned"
+        self._begun.clear()
+
+    def _outcome(self, one: SnapshotInfo) -> Content:
+        """What a snapshot that nobody was told of must hold."""
+        if one.tool.name != "exec":
+            assert one.tool.name in ("start", "stop", "rewind"), one.tool.name
+            return {} if one.parent is None else self.expected[one.parent]
+        possible = [after for line, after in self._begun if line == one.trajectory]
+        actual = self.actual(one.id)
+        assert actual in possible, f"snapshot {one.id} is neither of the steps that were begun"
+        return actual
+
+    def verify_outcome(self, one: SnapshotInfo) -> None:
+        """It holds what it must, whether it was reported or only begun."""
+        if one.id in self.expected:
+            self.verify(one.id)
+        else:
+            self.expected[one.id] = self._outcome(one)
+
+    def begun_is_over(self) -> None:
+        """Steps that no answer was got for are there now, or never will be."""
+        self._begun.clear()
+
+    def note_stored(self) -> None:
+        """Remember what the daemon says of how durable each snapshot is."""
+        for one in self.client.all_snapshots():
+            if one.state == "stored":
+                self.stored.add(one.id)
+            elif one.state == "pruned":
+                self.stored.discard(one.id)
+                self.pruned.add(one.id)
+
+    def actual(self, snapshot: str) -> Content:
+        """What the snapshot has below /workspace."""
+        target = self._scratch / "restored"
+        shutil.rmtree(target, ignore_errors=True)
+        self.client.restore(snapshot, target, path="workspace")
+        found = content_of(target)
+        shutil.rmtree(target)
+        return found
+
+    def verify(self, snapshot: str) -> None:
+        """The snapshot's workspace is exactly what it must be."""
+        assert self.actual(snapshot) == self.expected[snapshot], f"snapshot {snapshot} has other files than it was taken with"
+
+    def verify_all(self) -> None:
+        """All that have files."""
+        for snapshot in self.expected.keys() - self.pruned:
+            self.verify(snapshot)
+
+    def forget(self, line: Line) -> None:
+        """Remove a trajectory."""
+        own = {s.id for s in self.client.log(line.id)}
+        self.client.remove(line.id, force=True)
+        self.forget_snapshots(own)
+
+    def forget_snapshots(self, own: set[str]) -> None:
+        """They were removed."""
+        self.expected = {s: content for s, content in self.expected.items() if s not in own}
+        self.stored -= own
+        self.pruned -= own
+
+    def prune_to(self, keep_last: int) -> None:
+        """Which snapshots may go is settled before anything does, so a prune that is cut off gives up all of them or none."""
+        plan = self.client.prune(Policy(keep_last=keep_last), dry_run=True, grace_s=0)
+        may_go = {p.snapshot for p in plan.snapshots}
+        self.stored -= may_go
+        self.client.prune(Policy(keep_last=keep_last), grace_s=0)
+
+
+def content_of(root: Path) -> Content:
+    """The same for a folder of the host."""
+    found: Content = {}
+    for path in root.rglob("*"):
+        mode = path.lstat().st_mode
+        found[str(path.relative_to(root))] = (mode, os.readlink(path) if stat.S_ISLNK(mode) else _digest(path.read_bytes()))
+    return found
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data).hexdigest()
+
+
+# -- what must hold whenever a daemon is up again ------------------------------------------------------------------------------
+
+
+def clean(daemon: Daemon, *, damaged: bool = False) -> None:
+    """The repository is whole, nothing leaks, and everything in the state directory is accounted for. `damaged`: packs were damaged on
+    purpose and repaired, so the damaged ones are still kept."""
+    client = daemon.client
+    client.flush()
+    report = client.check(read_data=True)
+    assert report.damages == ()
+    assert report.snapshots == ()
+    client.prune(Policy(), grace_s=0)
+    again = client.prune(Policy(), grace_s=0)
+    assert again.freed_bytes == 0
+    assert again.snapshots == ()
+    wait_until(lambda: not unaccounted(daemon, damaged=damaged), "everything is accounted for: " + "; ".join(unaccounted(daemon)), 10)
+
+
+def unaccounted(daemon: Daemon, *, damaged: bool = False) -> list[str]:
+    """What lies in the state directory and belongs to nothing."""
+    state = daemon.state_dir
+    found = [f"{name} in the state directory" for name in os.listdir(state) if name not in _STATE_NAMES and not name.startswith("catalog.db")]
+    repo = state / "repo"
+    found += [f"repo/{name}" for name in os.listdir(repo) if name not in _REPO_NAMES and not (damaged and name.startswith("index.db.damaged"))]
+    found += [f"repo/tmp/{name}" for name in os.listdir(repo / "tmp")]
+    found += [f"output {path.name} in the spool" for path in (repo / "blobs").rglob("*") if path.is_file()]
+    store = repo / "store"
+    found += [f"store/@tmp/{path.name}" for path in (store / "@tmp").iterdir()]
+    packs = {path.name for path in (store / "packs").rglob("*") if path.is_file()}
+    with sqlite3.connect(f"file:{repo}/index.db?mode=ro", uri=True) as db:
+        indexed = {bytes(raw).hex() for (raw,) in db.execute("select id from packs")}
+    db.close()
+    found += [f"pack {name} is not in the index" for name in packs - indexed] + [f"pack {name} is missing" for name in indexed - packs]
+    found += [f"store/{path.relative_to(store)}" for path in store.iterdir() if path.name not in {"@tmp", "packs", *(["damaged"] if damaged else [])}]
+    return found + _layers(daemon)
+
+
+def _layers(daemon: Daemon) -> list[str]:
+    """Layers that nothing needs (of those made ahead, which are empty, there may be some), and images that no row names."""
+    catalog = SqliteCatalog(daemon.state_dir / "catalog.db")
+    try:
+        layers, images = set(catalog.referenced_layers()), {image.id for image in catalog.images()}
+        trajectories = {t.id for t in catalog.trajectories()}
+        running = len(catalog.trajectories(TrajectoryStatus.RUNNING))
+    finally:
+        catalog.close()
+    directory = daemon.root / "layers"
+    names = set(os.listdir(directory)) - {"images"}
+    found = [f"layers/images/{name}" for name in os.listdir(directory / "images") if name not in images]
+    stray = sorted(name for name in names - layers if name.startswith(".") or any((directory / name / "upper").iterdir()))
+    found += [f"layer {name} belongs to no snapshot" for name in stray]
+    empty = len(names - layers) - len(stray)
+    if empty > READY_LAYERS + running:
+        found.append(f"{empty} layers are empty, {running} sandboxes run")
+    runs = daemon.state_dir / "runs"
+    return found + [f"runs/{name}" for name in (os.listdir(runs) if runs.exists() else ()) if name.split(".")[0] not in trajectories]
+
+
+def another_boot(state_dir: Path) -> None:
+    """Make the next daemon believe that the machine was started anew since the last one."""
+    catalog = SqliteCatalog(state_dir / "catalog.db")
+    try:
+        catalog.set_meta("boot_id", "00000000-0000-0000-0000-000000000000")
+    finally:
+        catalog.close()
+
+
+def instance_of(state_dir: Path) -> str:
+    """The name that the state directory's containers and run directory have."""
+    with sqlite3.connect(f"file:{state_dir}/catalog.db?mode=ro", uri=True) as db:
+        (name,) = db.execute("select value from meta where key = 'instance'").fetchone()
+    db.close()
+    return str(name)
+
+
+def kill_containers(instance: str) -> None:
+    """What a loss of power does to the sandboxes, whose daemon was killed: SIGKILL to every process in their cgroups, until none is left."""
+
+    def left() -> bool:
+        found = False
+        for procs in Path("/sys/fs/cgroup").glob(f"**/snapshotd-{instance}/**/cgroup.procs"):
+            try:
+                pids = procs.read_text().split()
+            except OSError:
+                continue  # removed meanwhile
+            for pid in map(int, pids):
+                if _lives(pid):
+                    found = True
+                    try:
+                        os.kill(pid, signal.SIGKILL)
+                    except ProcessLookupError:
+                        pass  # it has just died
+        return not found
+
+    wait_until(left, "the containers are gone")
