@@ -175,7 +175,7 @@ class ImageStore(Images):
         return self._make(facts, lambda root: _copy_root(self._dir / same[0].id / "root", root))
 
     def empty(self, env: tuple[tuple[str, str], ...], workdir: str) -> Image:
-        with self.:
+        with self._making:
             source_id = "empty:" + hashlib.sha256(json.dumps([env, workdir]).encode()).hexdigest()
             for image in self.list():
                 if image.source_id == source_id:

@@ -52,9 +52,14 @@ def user_namespace(id_map: IdMap) -> int:
     Raises OSError. The helper process that makes it is gone on return.
     """
     ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:  # child: only async-signal-safe work, the parent is multi-threaded
         ok = _libc.unshare(_CLONE_NEWUSER) == 0
+        # It has every descriptor of the parent's, clients' connections included: it must not outlive a parent that is killed just now.
+        _libc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
         os.write(ready_w, b"1" if ok else b"0")
         signal.pause()
         os._exit(0)

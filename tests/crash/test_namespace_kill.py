@@ -1,0 +1,27 @@
+"""The process that makes a user namespace ends with the one it is made for, whenever that is killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.capabilities import require
+
+_KILLED_WHILE_IT_WAITS = """
+import os, signal
+from snapshotd.kernel.namespaces import user_namespace
+from snapshotd.types import IdMap
+read = os.read
+def die(fd, count):
+    read(fd, count)  # the helper is ready
+    os.kill(os.getpid(), signal.SIGKILL)
+os.read = die
+user_namespace(IdMap(1_700_000_000, 65_536))
+"""
+
+
+def test_nothing_outlives_a_killed_parent() -> None:
+    """What outlived it would hold its descriptors: the standard output here, the connections of all clients in a daemon."""
+    require("root")
+    killed = subprocess.run([sys.executable, "-c", _KILLED_WHILE_IT_WAITS], capture_output=True, timeout=20, check=False)
+    assert killed.returncode == -9, killed.stderr
