@@ -33,6 +33,7 @@ NAMES: tuple[str, ...] = (
     "repo.pack.written",
     "repo.pack.stored",
     "repo.index.committed",
+    "repo.gc.relisted",
     "repo.gc.forgotten",
     "repo.gc.copied",
     "repo.gc.indexed",

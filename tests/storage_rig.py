@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -14,9 +15,11 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ParamSpec
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.client.autostart import daemon_argv
@@ -25,10 +28,12 @@ from snapshotd.client.results import ExecInfo, Policy, SnapshotInfo
 from snapshotd.client.transport import error_of
 from snapshotd.daemon.wire import log_path_of, socket_path_of
 from snapshotd.failpoints import EXIT_CODE
+from snapshotd.kernel import syscalls
 from snapshotd.layers.store import READY_LAYERS
 from snapshotd.types import TrajectoryStatus
 
 START_S = 60.0
+P = ParamSpec("P")
 Content = dict[str, tuple[int, str]]
 """What is below /workspace: path to (mode, digest of the content; for a symbolic link its target)."""
 
@@ -93,8 +98,14 @@ class Daemon:
         try:
             yield
         except BaseException as exc:
-            exc.add_note(f"the daemon's log ends with:\n{self.log()[-4000:]}")
+            exc.add_note(f"the daemon's log ends with:\n{self._last_words()}")
             raise
+
+    def _last_words(self) -> str:
+        try:
+            return self.log()[-6000:]
+        except OSError as exc:
+            return str(exc)  # its disk is gone
 
     def reached(self, name: str) -> int:
         """How often a process died at the failpoint since the last start."""
@@ -126,7 +137,8 @@ class Daemon:
 
     def died(self) -> bool:
         """Whether it has ended by itself at a failpoint; then it may be started again."""
-        assert self.process is not None
+        if self.process is None:
+            return True
         if self.process.poll() is None:
             return False
         assert self.process.returncode == EXIT_CODE, (self.process.returncode, self.log()[-3000:])
@@ -248,7 +260,7 @@ class World:
         return "; ".join(parts), after
 
     def settle(self) -> None:
-        """After a crash. Everything that was reported is there, as durable as was said; what was not reported is there as a whole or not."""
+        """After a crash. What was reported is there, as durable as was said; what was not reported is there as a whole or not at all."""
         found = {s.id: s for s in self.client.all_snapshots()}
         assert self.expected.keys() <= found.keys(), "snapshots that were reported are gone"
         for one in found.values():
@@ -360,20 +372,20 @@ def clean(daemon: Daemon, *, damaged: bool = False) -> None:
 
 def unaccounted(daemon: Daemon, *, damaged: bool = False) -> list[str]:
     """What lies in the state directory and belongs to nothing."""
-    state = daemon.state_dir
-    found = [f"{name} in the state directory" for name in os.listdir(state) if name not in _STATE_NAMES and not name.startswith("catalog.db")]
-    repo = state / "repo"
-    found += [f"repo/{name}" for name in os.listdir(repo) if name not in _REPO_NAMES and not (damaged and name.startswith("index.db.damaged"))]
+    state, repo, store = daemon.state_dir, daemon.state_dir / "repo", daemon.state_dir / "repo/store"
+    found = [f"{name} in the state directory" for name in os.listdir(state) if not name.startswith("catalog.db") and name not in _STATE_NAMES]
+    kept = ("index.db.damaged",) if damaged else ()
+    found += [f"repo/{name}" for name in os.listdir(repo) if name not in _REPO_NAMES and not name.startswith(kept)]
     found += [f"repo/tmp/{name}" for name in os.listdir(repo / "tmp")]
     found += [f"output {path.name} in the spool" for path in (repo / "blobs").rglob("*") if path.is_file()]
-    store = repo / "store"
-    found += [f"store/@tmp/{path.name}" for path in (store / "@tmp").iterdir()]
+    places = {"@tmp", "packs", "damaged"} if damaged else {"@tmp", "packs"}
+    found += [f"store/{name}" for name in os.listdir(store) if name not in places]
+    found += [f"store/@tmp/{name}" for name in os.listdir(store / "@tmp")]
     packs = {path.name for path in (store / "packs").rglob("*") if path.is_file()}
     with sqlite3.connect(f"file:{repo}/index.db?mode=ro", uri=True) as db:
         indexed = {bytes(raw).hex() for (raw,) in db.execute("select id from packs")}
     db.close()
     found += [f"pack {name} is not in the index" for name in packs - indexed] + [f"pack {name} is missing" for name in indexed - packs]
-    found += [f"store/{path.relative_to(store)}" for path in store.iterdir() if path.name not in {"@tmp", "packs", *(["damaged"] if damaged else [])}]
     return found + _layers(daemon)
 
 
@@ -398,6 +410,22 @@ def _layers(daemon: Daemon) -> list[str]:
     return found + [f"runs/{name}" for name in (os.listdir(runs) if runs.exists() else ()) if name.split(".")[0] not in trajectories]
 
 
+def in_own_mount_namespace(test: Callable[P, None]) -> Callable[P, None]:
+    """A test whose mounts nobody else sees: another daemon that starts meanwhile would get a copy of them and keep their device."""
+
+    @functools.wraps(test)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        def body() -> None:
+            syscalls.call("unshare", syscalls.CLONE_NEWNS | syscalls.CLONE_FS)
+            syscalls.call("mount", "none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE, None)
+            test(*args, **kwargs)
+
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(body).result()
+
+    return wrapped
+
+
 def another_boot(state_dir: Path) -> None:
     """Make the next daemon believe that the machine was started anew since the last one."""
     catalog = SqliteCatalog(state_dir / "catalog.db")
@@ -416,7 +444,7 @@ def instance_of(state_dir: Path) -> str:
 
 
 def kill_containers(instance: str) -> None:
-    """What a loss of power does to the sandboxes, whose daemon was killed: SIGKILL to every process in their cgroups, until none is left."""
+    """What a loss of power does to sandboxes whose daemon was killed: SIGKILL to every process in their cgroups, until none is left."""
 
     def left() -> bool:
         found = False

@@ -15,7 +15,8 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from snapshotd.engine import records
@@ -60,6 +61,7 @@ class Archive:
         self._failures = 0
         self.failure: SnapshotdError | None = None
         """Why the last batch could not be stored; None when it could."""
+        self._storing = threading.Lock()
         self._strikes: Counter[SnapshotID] = Counter()
         self._stuck: dict[SnapshotID, SnapshotdError] = {}
         """What cannot be stored, and why; tried again after the next start."""
@@ -82,6 +84,12 @@ class Archive:
             if self._due_at is None:
                 self._due_at = time.monotonic() + DELAY_S
                 self._changed.notify_all()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is between the repository and the catalog inside: every object there is either referred to or rubbish."""
+        with self._storing:
+            yield
 
     def tags_changed(self) -> None:
         """The tags go into the repository, too, with the next batch or soon."""
@@ -144,11 +152,12 @@ class Archive:
         failure: SnapshotdError | None = None
         left: list[SnapshotID] = []
         try:
-            todo = self._todo()
-            if todo:
-                self._batch(todo[:BATCH])
-            if self._tags_changed:
-                self._save_tags()
+            with self._storing:
+                todo = self._todo()
+                if todo:
+                    self._batch(todo[:BATCH])
+                if self._tags_changed:
+                    self._save_tags()
             left = self._todo()
         except SnapshotdError as exc:
             failure = exc

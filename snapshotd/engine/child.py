@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -19,7 +20,6 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from snapshotd.errors import BY_CODE, InternalError, OutOfSpace, SnapshotdError
-from snapshotd.kernel import syscalls as sc
 
 _log = logging.getLogger(__name__)
 Progress = Callable[[str], None]
@@ -106,9 +106,18 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def _end_with_the_daemon() -> None:
+    """Die as soon as nobody can ask any more, also in the middle of a request. Not PR_SET_PDEATHSIG: that fires when the *thread* ends that
+    started this process, and the first request may come from a passing one."""
+    hung_up = select.poll()
+    hung_up.register(sys.stdin.fileno(), 0)
+    hung_up.poll()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def serve(handler: Serve) -> None:
     """The child's end: answer requests from standard input until it closes. Expected errors are answered, defects end the process."""
-    sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_end_with_the_daemon, name="daemon-watch", daemon=True).start()
     os.nice(_NICE)
     source: IO[bytes] = sys.stdin.buffer
 

@@ -46,7 +46,7 @@ from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.sessions import FORK_COUNT, FORK_INDEX, Sessions, check_not_running, fork_agent, free_bytes
 from snapshotd.engine.upkeep import Upkeep
 from snapshotd.engine.worker import Worker
-from snapshotd.errors import Conflict, NotFound, UsageError
+from snapshotd.errors import Conflict, NotFound, SnapshotdError, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.layers.base import Change, RestoreReport
 from snapshotd.layers.store import release
@@ -95,10 +95,21 @@ class LocalEngine(Engine):
         self._sessions = Sessions(context, self._launcher, self._background, self._cold)
         self._upkeep = Upkeep(context, self._archive, archiver, self._cold, self._sessions.stood_on, self._evict)
         self._browse = Browse(context)
+        self._store_what_has_no_layers()
         for snapshot in self._catalog.all_snapshots():
             if snapshot.files is None:
                 self._background.submit(snapshot)
         self._closed = threading.Event()
+
+    def _store_what_has_no_layers(self) -> None:
+        """Before anybody asks for them: snapshots captured on a layer that was still being rebuilt when the daemon died. What lies below
+        their own layers is in the repository alone, so they have no files until they are stored."""
+        if all(self._cold.is_hot(self._catalog.get_snapshot(snapshot)) for snapshot in self._catalog.unstored()):
+            return
+        try:
+            self._archive.wait()
+        except SnapshotdError:
+            return  # the archive has logged it, and tries again
 
     # -- sandboxes and runs --------------------------------------------------------------------------------------------------
 

@@ -23,8 +23,9 @@ def open_view(context: Context, snapshot: Snapshot) -> View:
     """A snapshot's tree: its layers while they are there, else from the repository. Raises what tells why it has none (`cold.gone`)."""
     if snapshot.state is SnapshotState.LOST:
         raise gone(snapshot)
-    # A lazy layer would be read through the mount that our own child serves; the repository is the shorter way.
-    if snapshot.state is not SnapshotState.PRUNED and not any(context.store.lazy(layer) for layer in snapshot.stack.layers):
+    # A lazy layer is read through the mount that our own child serves; the repository is the shorter way, as soon as it has the snapshot.
+    lazy = any(context.store.lazy(layer) for layer in snapshot.stack.layers)
+    if snapshot.state is SnapshotState.CAPTURED or (snapshot.state is SnapshotState.STORED and not lazy):
         try:
             return context.store.view(snapshot.stack)
         except NotFound:

@@ -52,7 +52,8 @@ class Upkeep:
             gone = [d for d in decisions if not d.keep]
             without = {d.snapshot.id for d in gone}
             progress("collecting what nothing refers to")
-            reclaimed = self._archiver.prune(self._roots(without), grace_s=grace_s, dry_run=dry_run, progress=progress)
+            with self._archive.paused():  # what is in the repository and not in the catalog yet would be taken for rubbish
+                reclaimed = self._archiver.prune(self._roots(without), grace_s=grace_s, dry_run=dry_run, progress=progress)
             lines = tuple(
                 PrunedSnapshot(d.snapshot.id, d.snapshot.trajectory, d.snapshot.seq, d.snapshot.created_at_ns, d.reason) for d in gone
             )
@@ -74,7 +75,8 @@ class Upkeep:
         def size(kept: set[SnapshotID]) -> int:
             without = {d.snapshot.id for d in decisions} - kept
             # Without grace: what is too young to go now goes with the next prune, and counts as gone here.
-            return self._archiver.prune(self._roots(without), grace_s=0, dry_run=True, progress=progress).packs_bytes
+            with self._archive.paused():
+                return self._archiver.prune(self._roots(without), grace_s=0, dry_run=True, progress=progress).packs_bytes
 
         return retention.trim(decisions, size, limit)
 
@@ -118,7 +120,8 @@ class Upkeep:
     def check(self, *, read_data: bool, progress: ProgressSink) -> CheckReport:
         """See `Engine.check`."""
         with self._one_at_a_time:
-            result = self._archiver.check(self._roots(), read_data=read_data, progress=progress)
+            with self._archive.paused():
+                result = self._archiver.check(self._roots(), read_data=read_data, progress=progress)
             return self._report(result)
 
     def _report(self, result: CheckResult) -> CheckReport:
@@ -140,15 +143,16 @@ class Upkeep:
     def repair(self, progress: ProgressSink) -> RepairReport:
         """See `Engine.repair`."""
         with self._one_at_a_time:
-            repaired = self._archiver.repair(progress)
-            progress("checking every byte")
-            result = self._archiver.check(self._roots(), read_data=True, progress=progress)
-            actions = list(repaired.actions)
-            for image in self._context.catalog.images():
-                if image.id in result.owners:
+            with self._archive.paused():
+                repaired = self._archiver.repair(progress)
+                progress("checking every byte")
+                result = self._archiver.check(self._roots(), read_data=True, progress=progress)
+                damaged_images = [image for image in self._context.catalog.images() if image.id in result.owners]
+                for image in damaged_images:
                     self._archiver.image(image.id)
-                    self._archiver.flush()
-                    actions.append(f"image {image.name or short(image.id)} was stored again from its directory")
+                self._archiver.flush()
+            actions = list(repaired.actions)
+            actions += [f"image {image.name or short(image.id)} was stored again from its directory" for image in damaged_images]
             snapshots = [self._context.catalog.get_snapshot(s) for s in self._damaged(result, self._context.catalog.all_snapshots())]
             hot = [s for s in snapshots if s.state is SnapshotState.STORED and self._cold.is_hot(s)]
             lost = [s for s in snapshots if s.state is SnapshotState.STORED and s not in hot]

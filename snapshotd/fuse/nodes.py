@@ -29,26 +29,45 @@ _DIGEST_BYTES = 16
 
 
 class Source:
-    """A view (one thread at a time: a thread other than the event loop's holds `lock`), and how many trees of the mount show it."""
+    """A view, and how many trees of the mount show it.
 
-    __slots__ = ("key", "lock", "users", "view")
+    A view serves one thread at a time. The event loop's thread may use it right after `idle` has returned, until it awaits anything.
+    """
+
+    __slots__ = ("_reading", "key", "users", "view")
 
     def __init__(self, view: View, key: object) -> None:
         self.view = view
         self.key = key
-        self.lock = trio.Lock()
         self.users = 0
+        self._reading: trio.Event | None = None
+        """Of the thread that uses the view now: set when it has ended. Not a lock: those are handed from one waiter to the next, so that
+        two who only look whether it is free would never see it so."""
+
+    async def idle(self) -> None:
+        """Return when no thread uses the view."""
+        while self._reading is not None:
+            await self._reading.wait()
+
+    async def read_in_thread(self, child: Child, offset: int, length: int) -> bytes:
+        """The view's `read_child` in a thread."""
+        await self.idle()
+        self._reading = done = trio.Event()
+        try:
+            return await trio.to_thread.run_sync(self.view.read_child, child, offset, length)
+        finally:
+            self._reading = None
+            done.set()
 
 
 class Tree:
     """One tree that is being shown, and how many nodes come from it."""
 
-    __slots__ = ("live", "lock", "root_number", "shift", "source", "view")
+    __slots__ = ("live", "root_number", "shift", "source", "view")
 
     def __init__(self, source: Source, shift: int, root_number: int) -> None:
         self.source = source
         self.view = source.view
-        self.lock = source.lock
         self.shift = shift
         self.root_number = root_number
         self.live = 0

@@ -1,8 +1,8 @@
 """The file system: what the kernel asks, answered from folders and views. Read-only.
 
 What a view shows never changes, so the kernel may keep all of it for ever: names, attributes, pages, the absence of a name.
-A view serves one thread at a time. Most requests use it right in the event loop, once no thread does (`_idle`): handing a request to a
-thread costs more than answering it. Reads that are large, or any while the store is slow, go to a thread, which holds the tree's lock.
+A view serves one thread at a time. Most requests use it right in the event loop, once no thread does (`Source.idle`): handing a
+request to a thread costs more than answering it. Reads that are large, or any while the store is slow, go to a thread.
 Errors: a handler may raise nothing but FUSEError, so this is one of the places that catch everything: whatever has no errno of its
 own, and lost data, is EIO for the reader and a line in the log.
 """
@@ -83,13 +83,6 @@ def _answers(handler: _Handler[P, T]) -> _Handler[P, T]:
     return wrapper
 
 
-async def _idle(tree: Tree) -> None:
-    """Return when no thread uses the tree's view. It stays so until the caller awaits anything."""
-    while tree.lock.locked():
-        async with tree.lock:
-            pass
-
-
 class TreeOperations(pyfuse3.Operations):
     """One mount. `enable_acl`: the kernel enforces POSIX ACLs and permissions (a lower layer), else only shows them (root browses)."""
 
@@ -132,7 +125,7 @@ class TreeOperations(pyfuse3.Operations):
             attributes.entry_timeout = parent.item.timeout_s
         else:
             tree = self._tree(parent)
-            await _idle(tree)
+            await tree.source.idle()
             try:
                 child = tree.view.find(parent.directory, name)
             except FileNotFoundError:
@@ -161,7 +154,7 @@ class TreeOperations(pyfuse3.Operations):
         if isinstance(node.item, Link):
             return node.item.target
         tree, child = self._tree(node), self._child(node)
-        await _idle(tree)
+        await tree.source.idle()
         return tree.view.readlink_of(child)
 
     # -- directories -----------------------------------------------------------------------------------------------------------
@@ -206,7 +199,7 @@ class TreeOperations(pyfuse3.Operations):
                     return
         else:
             tree = self._tree(node)
-            await _idle(tree)
+            await tree.source.idle()
             if listing.names is None:
                 listing.names = tree.view.children(node.directory)
             for position in range(start_id, len(listing.names) + _DOTS):
@@ -237,14 +230,13 @@ class TreeOperations(pyfuse3.Operations):
         if not wanted:
             return b""
         if wanted <= _INLINE_BYTES and trio.current_time() >= self._slow_until:
-            await _idle(tree)
+            await tree.source.idle()
             began = trio.current_time()
             data = tree.view.read_child(child, off, wanted)
             if trio.current_time() - began > _SLOW_S:
                 self._slow_until = began + _SLOW_FOR_S
         else:
-            async with tree.lock:
-                data = await trio.to_thread.run_sync(tree.view.read_child, child, off, wanted)
+            data = await tree.source.read_in_thread(child, off, wanted)
         if len(data) != wanted:  # the kernel would fill the rest with zeros
             raise DataLoss(f"{len(data)} of {wanted} bytes at {off} came back; run `snapshotd check --read-data`")
         return data
@@ -271,7 +263,7 @@ class TreeOperations(pyfuse3.Operations):
         if isinstance(node.item, Folder | Link):
             return {}
         tree = self._tree(node)
-        await _idle(tree)
+        await tree.source.idle()
         if node.child is None or node.child.entry.kind is Kind.DIRECTORY:
             found = tree.view.directory_xattrs(node.directory)
         else:
@@ -307,7 +299,7 @@ class TreeOperations(pyfuse3.Operations):
         if isinstance(node.item, Folder | Link):
             return self._of_item(node)
         tree = self._tree(node)
-        await _idle(tree)
+        await tree.source.idle()
         return self._of_entry(node, node.entry())
 
     def _of_entry(self, node: Node, entry: Entry) -> EntryAttributes:

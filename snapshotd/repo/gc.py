@@ -1,7 +1,8 @@
 """Garbage collection: removing what the roots do not reach, pack by pack.
 
     plan    mark what must stay, count what lives in each pack; changes nothing (a dry run is this alone)
-    run     1. forget dead objects in the index       first what names others (trees, lists), then chunks; deltas before their bases
+    run     0. write lists in full that are deltas against dead ones
+            1. forget dead objects in the index       first what names others (trees, lists), then chunks; deltas before their bases
             2. delete packs in which nothing lives, and packs that the index does not know (left by a crash)
             3. rewrite packs that are mostly dead, and the many small ones: copy living frames into a new pack (durable), then one
                transaction of the index (new places, old packs gone), then delete the old packs
@@ -21,7 +22,7 @@ import xxhash
 
 from snapshotd.errors import DataLoss, OutOfSpace
 from snapshotd.failpoints import hit
-from snapshotd.repo import pack
+from snapshotd.repo import compress, pack
 from snapshotd.repo.base import ObjectKind, Reclaimed, Roots
 from snapshotd.repo.index import Entry, Index, PackRow
 from snapshotd.repo.reach import mark
@@ -35,6 +36,7 @@ TARGET_BYTES = 16 << 20
 _MERGE_COUNT = 8
 _MERGE_UNIT_BYTES = 16 << 10
 """Packs of similar size (a factor of 4, beginning here) are merged when there are so many: so each byte is copied a few times at most."""
+_LIST_LEVEL = 12
 _FORGET_OBJECTS = 20_000
 _FORGET_FEWER = 200
 """Objects in one transaction; fewer when the disk is full, so that the log of the index needs no more space than it has."""
@@ -55,10 +57,11 @@ class _Usage:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What would be done. `dead` is in the order in which it may be forgotten; `groups` are packs that become new ones together;
-    `orphans` are packs in the store that the index does not know."""
+    """What would be done. `relist` are lists to be written in full; `dead` is in the order in which it may be forgotten; `groups` are packs
+    that become new ones together; `orphans` are packs in the store that the index does not know."""
 
     live: int
+    relist: tuple[bytes, ...]
     dead: tuple[tuple[bytes, ...], ...]
     removed: tuple[PackRow, ...]
     groups: tuple[tuple[PackRow, ...], ...]
@@ -75,7 +78,7 @@ def plan(reader: PackReader, index: Index, roots: Roots, *, grace_s: float, now:
     packs = index.packs()
     stored = {raw: key for key in reader.store.keys(pack.PREFIX) if (raw := pack.pack_id_of(key)) is not None}
     young = {row.id for row in packs if pack.made_at_s(row.id) > now - grace_s}
-    live = mark(reader, index, roots, young, progress)
+    live, relist = mark(reader, index, roots, young, progress)
     usage = {row.id: _Usage(row) for row in packs}
     dead: dict[tuple[int, int], list[bytes]] = {}
     for entry in index.objects():
@@ -84,8 +87,9 @@ def plan(reader: PackReader, index: Index, roots: Roots, *, grace_s: float, now:
             if entry.pack not in stored:
                 what = f"pack {entry.pack.hex()} is missing, and needed objects are in it"
                 raise DataLoss(f"{what}: run `snapshotd check`; nothing was removed")
-            of.live_bytes += entry.stored
-            of.live_objects += 1
+            if entry.id not in relist:
+                of.live_bytes += entry.stored
+                of.live_objects += 1
         else:
             of.dead_objects += 1
             dead.setdefault((_ORDER[entry.kind], -entry.depth if entry.kind != ObjectKind.LIST else 0), []).append(entry.id)
@@ -93,7 +97,7 @@ def plan(reader: PackReader, index: Index, roots: Roots, *, grace_s: float, now:
     orphans = [(raw, reader.store.size_bytes(key)) for raw, key in stored.items() if raw not in usage and _old(raw, now - grace_s)]
     removed = [of for of in usage.values() if not of.live_objects and of.row.id not in young]
     groups = _groups([of for of in usage.values() if of.live_objects and of.row.id not in young])
-    return _plan(live, dead, removed, groups, orphans, usage)
+    return _plan(live, relist, dead, removed, groups, orphans, usage)
 
 
 def _old(raw: bytes, limit: float) -> bool:
@@ -102,6 +106,7 @@ def _old(raw: bytes, limit: float) -> bool:
 
 def _plan(
     live: set[bytes],
+    relist: set[bytes],
     dead: dict[tuple[int, int], list[bytes]],
     removed: list[_Usage],
     groups: list[list[_Usage]],
@@ -114,6 +119,7 @@ def _plan(
     back = sum(of.live_bytes for of in rewritten) + (pack.HEAD_BYTES + pack.END_BYTES) * len(groups)
     return Plan(
         live=len(live),
+        relist=tuple(sorted(relist)),
         dead=tuple(tuple(dead[place]) for place in sorted(dead)),
         removed=tuple(of.row for of in removed),
         groups=tuple(tuple(of.row for of in group) for group in groups),
@@ -146,6 +152,9 @@ def _groups(candidates: list[_Usage]) -> list[list[_Usage]]:
 def run(reader: PackReader, index: Index, planned: Plan, progress: Progress) -> Reclaimed:
     """Do what was planned, with nothing written in between. OutOfSpace only when not a single byte could be freed."""
     before = sum(row.bytes for row in index.packs()) + sum(size for _, size in planned.orphans)
+    if planned.relist:
+        _relist(reader, index, planned.relist)
+        hit("repo.gc.relisted")
     _forget(index, planned, progress)
     removed = 0
     with index.transaction():
@@ -169,6 +178,43 @@ def run(reader: PackReader, index: Index, planned: Plan, progress: Progress) -> 
     reader.forget()  # what is gone must not be answered from memory
     after = sum(row.bytes for row in index.packs())
     return Reclaimed(before - after, after, removed, rewritten)
+
+
+def _relist(reader: PackReader, index: Index, lists: tuple[bytes, ...]) -> None:
+    """Write lists in full; lists that are deltas against them are less deep then."""
+    known = {entry.id: entry for entry in index.objects(ObjectKind.LIST)}
+    copies = [Copy(max(pack.made_at_s(known[raw].pack) for raw in lists))]
+    for raw in lists:
+        data = reader.plain(raw, keep=False)
+        packed = compress.compress(data, _LIST_LEVEL)
+        zstd = len(packed) < len(data)
+        parts = pack.encode_frame(ObjectKind.LIST, raw, len(data), packed if zstd else data, zstd)
+        copies[-1].add(known[raw]._replace(base=None, depth=0), b"".join(parts))
+        if copies[-1].bytes > TARGET_BYTES:
+            copies.append(Copy(pack.made_at_s(copies[-1].id)))
+    rows = [copy.put(reader.store) for copy in copies if copy.entries]
+    with index.transaction():
+        for row in rows:
+            index.add_pack(row)
+        new = {entry.id: entry for copy in copies for entry in copy.entries}
+        index.add_objects([*new.values(), *_less_deep(known, new)])
+
+
+def _less_deep(known: dict[bytes, Entry], new: dict[bytes, Entry]) -> list[Entry]:
+    """The deltas against `new` lists, and against those, with the depth that they have now."""
+    above: dict[bytes, list[bytes]] = {}
+    for entry in known.values():
+        if entry.base is not None and entry.id not in new:
+            above.setdefault(entry.base, []).append(entry.id)
+    changed: list[Entry] = []
+    waiting = list(new.values())
+    while waiting:
+        base = waiting.pop()
+        for raw in above.get(base.id, ()):
+            entry = known[raw]._replace(depth=base.depth + 1)
+            changed.append(entry)
+            waiting.append(entry)
+    return changed
 
 
 def _forget(index: Index, planned: Plan, progress: Progress) -> None:

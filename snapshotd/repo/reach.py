@@ -6,6 +6,7 @@ Used by the garbage collection (`mark`: which objects must stay). Memory is prop
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from snapshotd.errors import DataLoss, NotFound
 from snapshotd.repo.base import ObjectKind, Roots, Tree
@@ -40,10 +41,20 @@ def owner_of(owner: str | None, path: bytes) -> str:
     return f"{owner} needs it for {path.decode(errors='backslashreplace')!r}" if path else f"{owner} needs it"
 
 
-def mark(reader: PackReader, index: Index, roots: Roots, young: set[bytes], progress: Callable[[str], object]) -> set[bytes]:
+class Marked(NamedTuple):
+    """`live`: what must stay. `relist`: lists among them that are deltas against lists that need not."""
+
+    live: set[bytes]
+    relist: set[bytes]
+
+
+def mark(reader: PackReader, index: Index, roots: Roots, young: set[bytes], progress: Callable[[str], object]) -> Marked:
     """Every object that the roots reach, and what their deltas are made against; and the same for all objects in the packs `young`, which
     may belong to a snapshot that is no root yet (what those lack is no error). DataLoss, naming owner and path, when a root lacks
-    something."""
+    something.
+
+    A list stays only together with its parts: a large content that the index knows is taken for whole. So an old list does not stay just
+    because a newer one is a delta against it; the newer one is named in `relist`, to be written in full."""
     marker = _Marker(reader, index, progress)
     marker.contents([(bytes.fromhex(content), owner, b"") for content, owner in roots.contents.items()])
     for record, owner in roots.records.items():
@@ -54,13 +65,14 @@ def mark(reader: PackReader, index: Index, roots: Roots, young: set[bytes], prog
             if entry.pack in young:
                 marker.unowned(entry)
     marker.bases()
-    return marker.live
+    return Marked(marker.live, marker.relist)
 
 
 class _Marker:
     def __init__(self, reader: PackReader, index: Index, progress: Callable[[str], object]) -> None:
         self._reader, self._index, self._progress = reader, index, progress
         self.live: set[bytes] = set()
+        self.relist: set[bytes] = set()
         self._told = 0
 
     def _say(self) -> None:
@@ -133,7 +145,11 @@ class _Marker:
             further: list[bytes] = []
             for batch in batches(frontier, _BATCH):
                 for entry in self._index.find_many(batch).values():
-                    if entry.base is not None and entry.base not in self.live:
+                    if entry.base is None or entry.base in self.live:
+                        continue
+                    if entry.kind == ObjectKind.LIST:
+                        self.relist.add(entry.id)
+                    else:
                         self.live.add(entry.base)
                         further.append(entry.base)
             missing = set(further).difference(*(self._index.find_many(batch) for batch in batches(further, _BATCH)))

@@ -198,7 +198,14 @@ class PackReader(Repository):
         if cached is not None:
             return cached
         assert entry is not None
-        return self._undelta(entry, keep)
+        while True:
+            try:
+                return self._undelta(entry, keep)
+            except DataLoss:  # what the entry said may have changed since, by a garbage collection
+                again = self.find(raw)
+                if again is None or again == entry:
+                    raise
+                entry = again
 
     def chain(self, wanted: Entry, until_cached: bool = False) -> list[Entry]:
         """The object and what its delta is made against, and so on, to the first that is no delta (or, if wanted, whose base is in memory).

@@ -315,9 +315,13 @@ def _is_whole(reader: PackReader, index: Index, raw: bytes, bad: set[bytes]) -> 
 
 
 def _named_and_missing(reader: PackReader, index: Index) -> set[bytes]:
-    """What directories name and the index does not have."""
+    """What directories name and the index does not have. Directories that others are deltas against are not asked: they may be there for
+    that alone."""
+    bases = {entry.base for entry in index.objects(ObjectKind.TREE)}
     missing: set[bytes] = set()
     for entry in index.objects(ObjectKind.TREE):
+        if entry.id in bases:
+            continue
         try:
             tree = reader.load_tree(TreeID(entry.id.hex()))
         except (DataLoss, NotFound):

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
-import signal
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from snapshotd import failpoints
-from snapshotd.errors import NotFound, SnapshotdError
+from snapshotd.errors import SnapshotdError
 from snapshotd.kernel import syscalls
 from tests.leftovers import nothing_left
 from tests.storage_rig import Daemon, Line, World, clean, wait_until
@@ -245,7 +242,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "layers.capture.copied": LiveProcess,
     "repo.pack.written": ArchivedByChild,
     "repo.pack.stored": ArchivedByChild,
-    "repo.index.committed": ArchivedByChild,
+    "repo.index.committed": Archived,
     "repo.gc.forgotten": Prune,
     "repo.gc.copied": Prune,
     "repo.gc.indexed": Prune,

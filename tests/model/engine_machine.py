@@ -94,7 +94,7 @@ class Machine:
         self._flush()
         self.client.prune(grace_s=0)
         usage = self.client.usage()
-        assert (usage.spool_bytes, usage.unarchived, usage.states) == (0, 0, {}), usage
+        assert (usage.spool_bytes, usage.unarchived, sum(usage.states.values())) == (0, 0, 0), usage
         assert usage.repository_bytes < 8 << 20, f"the image alone is left, but it takes {usage.repository_bytes}"
         log = (self.snap.state_dir / "daemon.log").read_text(errors="replace")
         assert "Traceback" not in log, log[log.index("Traceback") - 2000 :][:6000]
@@ -142,7 +142,7 @@ class Machine:
         if head is not None:
             assert info.seq == head.seq + 1, (info, head)
         tree = line.tree if info.tool.name in ("stop", "checkpoint") else expected[info.tool.name]
-        taken = Taken(info.id, info.parent, line.id, info.seq, tree, info.tool.status == "failed", info.state)
+        taken = Taken(info.id, info.parent, line.id, info.seq, tree, info.tool.status == "failed", info.image, info.state)
         if info.method == "unchanged" and head is not None and info.tool.name == "exec":
             assert tree.listing() == head.tree.listing(), "unchanged, but it did change"
         self.world.snapshots[taken.id] = taken
@@ -195,7 +195,7 @@ class Machine:
         line = Line(made.id, info.id, None, Tree())
         line.own.append(info.id)
         self.world.lines[line.id] = line
-        self.world.snapshots[info.id] = Taken(info.id, None, line.id, info.seq, Tree(), False, info.state)
+        self.world.snapshots[info.id] = Taken(info.id, None, line.id, info.seq, Tree(), False, info.image, info.state)
         self._note(f"created {line.id[:12]}")
         return None
 
@@ -242,7 +242,7 @@ class Machine:
 
     def rewind(self) -> None:
         line = self._line()
-        target = self._any_readable()
+        target = self._target_of(line)
         self._note(f"rewind {line.id[:12]} to {target.id[:12]}")
         if line.live_process and line.running:
             try:
@@ -258,6 +258,10 @@ class Machine:
             taken[-1].times = target.times
         if self.rng.random() < 0.3:
             self._check_inside(line)
+
+    def _target_of(self, line: Line) -> Taken:
+        image = self.world.snapshots[line.head].image  # a root cannot be rewound to one of another image
+        return self.rng.choice([item for item in self._readable() if item.image == image])
 
     def tag(self) -> None:
         item, name = self.rng.choice(list(self.world.snapshots.values())), f"t{self.rng.randrange(12)}"
@@ -413,9 +417,10 @@ class Machine:
         return self.client.version().pid
 
     def _kill_daemon(self, pid: int) -> None:
+        children = [child for child in _children(pid) if b"snapshotd" in _command(child)]  # containers go when the next one starts
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: _ended(pid), "the daemon died")
-        wait_until(lambda: not _children(pid), "its children died with it", 10)
+        wait_until(lambda: all(map(_ended, children)), "its children died with it", 10)
 
     def _after_crash(self) -> None:
         self._start_daemon()
@@ -499,11 +504,12 @@ class Machine:
         for item in found:
             self.world.lines[item.id] = Line(item.id, item.head, None, Tree(), own=[item.head], running=False)
             info = self.client.snapshot(item.head)
-            self.world.snapshots[info.id] = Taken(info.id, None, item.id, info.seq, Tree(), False, info.state)
+            self.world.snapshots[info.id] = Taken(info.id, None, item.id, info.seq, Tree(), False, info.image, info.state)
         return None
 
     def _crash_in_rewind(self) -> None:
-        line, target = self._line(), self._any_readable()
+        line = self._line()
+        target = self._target_of(line)
         if line.live_process:
             return self._crash_in_exec()
         _, failure = self._dying(lambda: self.client.rewind(line.id, target.id), 0.2)
@@ -668,6 +674,33 @@ class Machine:
 
     def exported(self) -> None:
         """A whole trajectory goes out, is removed, and comes back as it was."""
+        lines = [line for line in self._usable_lines() if line.forked_from is None and not self._forks_of(line)]
+        if not lines:
+            return
+        line = self.rng.choice(lines)
+        if line.running:
+            self._stop(line)
+        own = [self.world.snapshots[each] for each in line.own]
+        bundle = self.folder / "bundle"
+        self._note(f"export and import {line.id[:12]}, {len(own)} snapshots")
+        self._patient(lambda: self.client.export_file(line.head, bundle, whole=True))
+        for item in own:
+            for tag in item.tags:
+                self.client.untag(tag)
+            item.tags.clear()
+        self._flush()
+        self.client.remove(line.id, force=True)
+        imported = self._patient(lambda: self.client.import_bundle(bundle))
+        bundle.unlink()
+        assert imported.snapshots == len(own)
+        (again,) = imported.trajectories
+        assert (again.id, again.head, again.status) == (line.id, line.head, "stopped"), (again, line)
+        for info in self.client.log(line.id):
+            item = self.world.snapshots[info.id]
+            assert item.readable == (info.state in ("captured", "stored")), (info, item)
+            item.state, item.image, item.tags = info.state, info.image, set(info.tags)
+        self._read_states()
+        self._check_restored(self.rng.choice([item for item in own if item.readable]))
 
 
 def _same(found: dict[str, Any], wanted: dict[str, Any] | Listing, what: str) -> None:
@@ -707,14 +740,18 @@ def _children(pid: int) -> list[int]:
     return found
 
 
+def _command(pid: int) -> bytes:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+    return b"" if words.startswith(b"/run/snapshotd/share/init") else words
+
+
 def _kill_children(pid: int, role: str) -> bool:
     killed = False
     for child in _children(pid):
-        try:
-            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if _CHILD_WORDS[role] in words:
+        if _CHILD_WORDS[role] in _command(child).split(b"\0"):
             os.kill(child, signal.SIGKILL)
             killed = True
     return killed

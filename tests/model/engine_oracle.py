@@ -354,6 +354,7 @@ class Taken:
     seq: int
     tree: Tree
     failed: bool
+    image: str
     state: str = "captured"
     tags: set[str] = field(default_factory=set)
     times: dict[str, int] | None = None

@@ -61,6 +61,7 @@ def test_enum_values_are_what_is_stored_and_sent() -> None:
     assert {cls.__name__: [member.value for member in cls] for cls in enums} == {
         "CallStatus": ["done", "failed", "unknown"],
         "Network": ["none", "bridge"],
-        "SnapshotState": ["captured", "stored", "lost"],
+        "SnapshotState": ["captured", "stored", "lost", "pruned"],
+            "Kind": ["file", "directory", "symlink", "fifo", "socket", "char-device", "block-device"],
         "TrajectoryStatus": ["running", "stopped", "finished", "failed", "interrupted"],
     }

@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("trio", reason="the extra `fuse` is not installed")
+import trio
 
 from snapshotd.fuse import nodes as module
 from snapshotd.fuse.folders import Fixed, Place
-from snapshotd.fuse.nodes import ROOT_NUMBER, Node, Nodes
+from snapshotd.fuse.nodes import ROOT_NUMBER, Node, Nodes, Source
 from snapshotd.layers.stack_view import StackView
 from snapshotd.layers.view import View
 
@@ -140,3 +140,42 @@ def test_deep_trees_have_paths_of_any_length(shown: Shown, tmp_path: Path) -> No
         at = deeper
     assert len(at.path()) < 4100
     assert at.path().startswith("'here/dddddddddd/")
+
+
+def test_a_view_serves_one_thread_at_a_time_and_nobody_waits_for_ever() -> None:
+    """Many who read in threads and many who wait for a moment between them."""
+
+    class Slow:
+        users = 0
+
+        def read_child(self, child: object, offset: int, length: int) -> bytes:
+            assert self.users == 0
+            self.users += 1
+            time.sleep(0.002)  # the work
+            self.users -= 1
+            return b"x" * length
+
+    view = Slow()
+    source = Source(view, "key")  # type: ignore[arg-type]
+    answers: list[bytes] = []
+
+    async def reader() -> None:
+        for _ in range(10):
+            data = await source.read_in_thread(None, 0, 3)  # type: ignore[arg-type]
+            answers.append(data)
+
+    async def other() -> None:
+        for _ in range(20):
+            await source.idle()
+            assert view.users == 0
+            await trio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                for _ in range(4):
+                    nursery.start_soon(reader)
+                    nursery.start_soon(other)
+
+    trio.run(main)
+    assert answers == [b"xxx"] * 40
