@@ -3,7 +3,8 @@
 #   make demo    run the example of the README from the beginning to the end (as root)
 #   make test    lint, types and all tests (as root: containers and Docker too)
 #   make check   lint, types and the tests that need no root: seconds
-#   make bench   measure (as root)
+#   make bench   measure steps and forks (as root)
+#   make bench-storage   compare storing and restoring with git, restic and borg (as root)
 #   make docs    write the generated references again
 #   make setup   only install what is missing
 #   make clean   remove what the above made here (not the state directory)
@@ -26,10 +27,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 IS_ROOT := $(filter 0,$(shell id -u))
 # With these, a test that finds the capability missing fails instead of being skipped.
 ifneq ($(filter true 1,$(CI))$(IS_ROOT),)
-export SNAPSHOTD_REQUIRE ?= root,runc,slirp4netns,docker
+export SNAPSHOTD_REQUIRE ?= root,runc,slirp4netns,docker,fuse
 endif
 
-.PHONY: help demo test check lint bench docs setup clean
+.PHONY: help demo test check lint bench bench-storage docs setup clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -49,6 +50,10 @@ lint: $(INSTALLED)
 bench: $(STAMPS)/packages-demo $(INSTALLED)
 	$(BIN)/python benchmarks/bench.py $(BENCH_ARGS)
 
+# Besides: git, restic, borgbackup. `make bench-storage BENCH_ARGS='--git DIR'` adds the history of a project.
+bench-storage: $(STAMPS)/packages-demo $(INSTALLED)
+	$(BIN)/python benchmarks/storage.py $(BENCH_ARGS)
+
 docs: $(INSTALLED)
 	$(BIN)/python -m snapshotd.cli.reference > docs/cli.md
 	$(BIN)/python -m snapshotd.daemon.api > docs/openapi.json
@@ -65,9 +70,10 @@ $(STAMPS)/packages-%: snapshotd/engine/packages.py
 	@mkdir -p $(STAMPS)
 	@touch $@
 
-# The project is installed editable, so only its list of dependencies can make this old. Needs no root unless Debian's python3-venv is missing.
+# The project is installed editable, so only its list of dependencies can make this old. Needs no root unless Debian's python3-venv, or what pyfuse3 is built with, is missing.
 $(INSTALLED): pyproject.toml
-	@test -x $(BIN)/pip || { $(PACKAGES) --install venv; $(PYTHON) -m venv $(VENV); }
+	@$(PACKAGES) --install venv
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@mkdir -p $(STAMPS)
 	@touch $@

@@ -47,6 +47,8 @@ CAPABILITIES: dict[str, Callable[[], str | None]] = {
     "docker": _docker,
     "fuse": _fuse,
     "xfs": lambda: _program("mkfs.xfs"),
+    "oracles": lambda: _program("rsync", "mtree", "bsdtar"),
+    "btrfs": lambda: _program("mkfs.btrfs"),
     "compose": _compose,
 }
 """Name to a check: None if it is there, else why not."""

@@ -14,7 +14,8 @@ from pathlib import Path
 UMOUNT_S = 60.0
 _MAKE = {
     "xfs": ("mkfs.xfs", "-q", "-f", "-m", "reflink=1"),
-    "ext4": ("mkfs.ext4", "-q", "-F"),
+    "ext4": ("mkfs.ext4", "-q", "-F", "-m", "0"),
+    "btrfs": ("mkfs.btrfs", "-q", "-f"),
 }
 
 
@@ -41,7 +42,7 @@ class Disk:
     def unmount(self) -> None:
         """Retries: what a killed process had mounted on top is given up a little later. Returns when the loop device is free, too."""
         deadline = time.monotonic() + UMOUNT_S
-        while os.path.ismount(self.mount_point):
+        while self.is_mounted():
             result = subprocess.run(["umount", str(self.mount_point)], capture_output=True, text=True, timeout=UMOUNT_S, check=False)
             if result.returncode != 0:
                 assert time.monotonic() < deadline, f"{self.mount_point} is still in use: {result.stderr}"
@@ -49,6 +50,10 @@ class Disk:
         while attached := self.devices():
             assert time.monotonic() < deadline, f"still attached: {attached}"
             time.sleep(0.05)
+
+    def is_mounted(self) -> bool:
+        """Not by looking at the mount point, which a file system that was cut off does not let anybody do."""
+        return str(self.mount_point) in Path("/proc/thread-self/mountinfo").read_text().split()
 
     def devices(self) -> list[str]:
         """The loop devices whose file lies in this disk's directory."""
@@ -70,15 +75,12 @@ class Disk:
 def loop_disk(kind: str, size_bytes: int, options: tuple[str, ...] = ()) -> Iterator[Disk]:
     """A mounted disk; unmounted, detached and deleted at the end."""
     directory = Path(tempfile.mkdtemp(prefix=f"snapshotd-{kind}-", dir="/var/tmp"))
+    disk = Disk(directory, kind, size_bytes, options)
     try:
-        disk = Disk(directory, kind, size_bytes, options)
-        try:
-            yield disk
-        finally:
-            disk.unmount()
+        yield disk
     finally:
-        if not os.path.ismount(directory / "mnt"):
-            shutil.rmtree(directory)
+        disk.unmount()
+        shutil.rmtree(directory)
 
 
 def _run(*command: str) -> None:

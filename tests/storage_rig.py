@@ -16,7 +16,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ParamSpec
@@ -218,6 +218,16 @@ class World:
         after = {"all": (stat.S_IFREG | 0o640, _digest(data))}
         return self._do(line, f"rm -rf *; seq {first} {first + count - 1} > all; chmod 0640 all", after, False)
 
+    def patch(self, line: Line, part: int) -> ExecInfo:
+        """A file of several MB of which only a few bytes are others than the last time."""
+        first, count = 7_000_000, 800_000
+        text = bytearray("".join(f"{n}\n" for n in range(first, first + count)).encode())
+        offset = 8 * 200_000 * part
+        text[offset : offset + 5] = b"patch"
+        after = {"large": (stat.S_IFREG | 0o640, _digest(bytes(text)))}
+        script = f"seq {first} {first + count - 1} > large; printf patch | dd of=large bs=1 seek={offset} conv=notrunc 2>/dev/null; chmod 640 large"
+        return self._do(line, script, after, False)
+
     def _do(self, line: Line, script: str, after: Content, wait: bool) -> ExecInfo:
         begun = (line.id, after)
         self._begun.append(begun)
@@ -355,9 +365,9 @@ def _digest(data: bytes) -> str:
 # -- what must hold whenever a daemon is up again ------------------------------------------------------------------------------
 
 
-def clean(daemon: Daemon, *, damaged: bool = False) -> None:
+def clean(daemon: Daemon, *, damaged: bool = False, merged: bool = False) -> None:
     """The repository is whole, nothing leaks, and everything in the state directory is accounted for. `damaged`: packs were damaged on
-    purpose and repaired, so the damaged ones are still kept."""
+    purpose and repaired, so the damaged ones are still kept. `merged`: the daemon knows of layers that only it needs."""
     client = daemon.client
     client.flush()
     report = client.check(read_data=True)
@@ -367,13 +377,21 @@ def clean(daemon: Daemon, *, damaged: bool = False) -> None:
     again = client.prune(Policy(), grace_s=0)
     assert again.freed_bytes == 0
     assert again.snapshots == ()
-    wait_until(lambda: not unaccounted(daemon, damaged=damaged), "everything is accounted for: " + "; ".join(unaccounted(daemon)), 10)
+    found: list[str] = []
+
+    def accounted() -> bool:
+        found[:] = unaccounted(daemon, damaged=damaged, merged=merged)
+        return not found
+
+    with suppress(AssertionError):
+        wait_until(accounted, "everything is accounted for", 10)
+    assert not found
 
 
-def unaccounted(daemon: Daemon, *, damaged: bool = False) -> list[str]:
+def unaccounted(daemon: Daemon, *, damaged: bool, merged: bool) -> list[str]:
     """What lies in the state directory and belongs to nothing."""
     state, repo, store = daemon.state_dir, daemon.state_dir / "repo", daemon.state_dir / "repo/store"
-    found = [f"{name} in the state directory" for name in os.listdir(state) if not name.startswith("catalog.db") and name not in _STATE_NAMES]
+    found = [f"{name} in {state}" for name in os.listdir(state) if not name.startswith("catalog.db") and name not in _STATE_NAMES]
     kept = ("index.db.damaged",) if damaged else ()
     found += [f"repo/{name}" for name in os.listdir(repo) if name not in _REPO_NAMES and not name.startswith(kept)]
     found += [f"repo/tmp/{name}" for name in os.listdir(repo / "tmp")]
@@ -386,10 +404,10 @@ def unaccounted(daemon: Daemon, *, damaged: bool = False) -> list[str]:
         indexed = {bytes(raw).hex() for (raw,) in db.execute("select id from packs")}
     db.close()
     found += [f"pack {name} is not in the index" for name in packs - indexed] + [f"pack {name} is missing" for name in indexed - packs]
-    return found + _layers(daemon)
+    return found + _layers(daemon, merged)
 
 
-def _layers(daemon: Daemon) -> list[str]:
+def _layers(daemon: Daemon, merged: bool) -> list[str]:
     """Layers that nothing needs (of those made ahead, which are empty, there may be some), and images that no row names."""
     catalog = SqliteCatalog(daemon.state_dir / "catalog.db")
     try:
@@ -402,7 +420,7 @@ def _layers(daemon: Daemon) -> list[str]:
     names = set(os.listdir(directory)) - {"images"}
     found = [f"layers/images/{name}" for name in os.listdir(directory / "images") if name not in images]
     stray = sorted(name for name in names - layers if name.startswith(".") or any((directory / name / "upper").iterdir()))
-    found += [f"layer {name} belongs to no snapshot" for name in stray]
+    found += [f"layer {name} belongs to no snapshot" for name in stray if not merged or name.startswith(".")]
     empty = len(names - layers) - len(stray)
     if empty > READY_LAYERS + running:
         found.append(f"{empty} layers are empty, {running} sandboxes run")
@@ -446,20 +464,20 @@ def instance_of(state_dir: Path) -> str:
 def kill_containers(instance: str) -> None:
     """What a loss of power does to sandboxes whose daemon was killed: SIGKILL to every process in their cgroups, until none is left."""
 
-    def left() -> bool:
-        found = False
-        for procs in Path("/sys/fs/cgroup").glob(f"**/snapshotd-{instance}/**/cgroup.procs"):
+    def gone() -> bool:
+        living = [pid for pid in _in_cgroups(instance) if _lives(pid)]
+        for pid in living:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not living
+
+    wait_until(gone, "the containers are gone")
+
+
+def _in_cgroups(instance: str) -> Iterator[int]:
+    for hierarchy in Path("/sys/fs/cgroup").iterdir():
+        for directory, _, _ in os.walk(hierarchy / f"snapshotd-{instance}"):
             try:
-                pids = procs.read_text().split()
+                yield from map(int, (Path(directory) / "cgroup.procs").read_text().split())
             except OSError:
                 continue  # removed meanwhile
-            for pid in map(int, pids):
-                if _lives(pid):
-                    found = True
-                    try:
-                        os.kill(pid, signal.SIGKILL)
-                    except ProcessLookupError:
-                        pass  # it has just died
-        return not found
-
-    wait_until(left, "the containers are gone")

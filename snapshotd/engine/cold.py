@@ -17,7 +17,7 @@ from typing import Protocol
 
 from snapshotd.engine.child import Child
 from snapshotd.engine.context import Context
-from snapshotd.errors import DataLoss, NotFound, SnapshotdError
+from snapshotd.errors import DataLoss, NotFound, SnapshotdError, Unsupported
 from snapshotd.failpoints import hit
 from snapshotd.layers.base import RestoreReport
 from snapshotd.types import ImageID, LayerID, Snapshot, SnapshotState, Stack, TreeID, new_id, short
@@ -40,6 +40,8 @@ class _Rebuilt:
     """One layer that came back, or is about to."""
 
     layer: LayerID
+    served: bool = False
+    """Whether it can be used before it is written."""
     done: threading.Event = field(default_factory=threading.Event)
     failure: SnapshotdError | None = None
 
@@ -105,7 +107,7 @@ class Cold:
             rebuilt = self._rebuilt.get((image.id, tree))
             if rebuilt is None or rebuilt.failure is not None or not self._context.store.hold([rebuilt.layer]):
                 rebuilt = self._begin(image.id, tree, image.tree)
-        if self._context.store.lazy(rebuilt.layer) is None or self._lazy is None:
+        if not rebuilt.served:
             rebuilt.done.wait()
             if rebuilt.failure is not None:
                 self._context.store.release([rebuilt.layer])
@@ -119,9 +121,13 @@ class Cold:
         if lazy is not None:
             try:
                 os.close(lazy.open_layer(tree, below, 0))
+            except Unsupported as exc:
+                _log.warning("cold snapshots start only when their files are written: %s", exc.message)
+                self._lazy = lazy = None
             except (OSError, SnapshotdError) as exc:
-                _log.warning("cold snapshots start only when their files are written: %s", exc)
-                self._lazy = None
+                _log.warning("tree %s is not served while its files are written: %s", tree, exc)
+                lazy = None
+        rebuilt.served = lazy is not None
         store.expect(rebuilt.layer, lambda shift: self._open(tree, below, shift))
         store.hold([rebuilt.layer])
         self._rebuilt[image, tree] = rebuilt
@@ -154,7 +160,7 @@ class Cold:
                 _log.error("the layer of tree %s cannot be written: %s", tree, exc.message)
             if made is not None:
                 store.remove(made)
-            if self._lazy is None:
+            if not rebuilt.served:
                 store.forget(rebuilt.layer)
         finally:
             rebuilt.done.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -188,9 +189,12 @@ def _docker_version(path: str) -> str:
 
 def _fuse() -> Check:
     reason = features.fuse()
+    if reason is None and importlib.util.find_spec("pyfuse3") is None:
+        detail = "pyfuse3 is not installed; it is for browsing snapshots, and for starting from cold ones at once"
+        return Check("FUSE", None, detail, "apt-get install libfuse3-dev pkg-config gcc python3-dev; pip install 'snapshotd[fuse]'")
     if reason is None:
         return Check("FUSE", True, "/dev/fuse")
-    detail = f"/dev/fuse: {reason}; it is for browsing snapshots as files"
+    detail = f"/dev/fuse: {reason}; it is for browsing snapshots as files, and for starting from cold ones at once"
     return Check("FUSE", None, detail, "`modprobe fuse`; in a container, --device /dev/fuse")
 
 

@@ -75,6 +75,11 @@ PACKAGES: tuple[Package, ...] = (
     Package("docker.io", ("dockerd",), "tests of the Docker driver", "develop"),
     Package("iproute2", ("ip",), "the network bridge of the tests' own Docker engine", "develop"),
     Package("iptables", ("iptables",), "networks of the tests' own Docker engine", "develop"),
+    Package("rsync", ("rsync",), "tests that compare restored trees with the originals", "develop"),
+    Package("libarchive-tools", ("bsdtar",), "tests that compare restored trees with the originals", "develop"),
+    Package("btrfs-progs", ("mkfs.btrfs",), "the test that restores to several file systems", "develop"),
+    Package("e2fsprogs", ("mkfs.ext4",), "tests on a file system of their own", "develop"),
+    Package("mtree-netbsd", ("mtree",), "tests that compare restored trees with the originals", "develop"),
     Package("docker-compose", ("docker-compose", *COMPOSE_PLUGINS), "the test that deploys the daemon", "develop"),
 )
 LEVELS = {

@@ -135,7 +135,7 @@ class Sandbox:
             raise
         self._relink(self.upper, self.stack)
         self.own_layers.append(upper)
-        retired = self.stack.layers
+        retired = (*self.stack.layers, *self._mirrored())
         self.stack, self.upper, self.mirror = below, upper, None
         self.fresh += 1
         return retired
@@ -167,9 +167,15 @@ class Sandbox:
             pauses.append(time.perf_counter_ns() - start)
 
         mirror = copying.capture(self.store, self.upper, self.mirror, stopped(), lambda: writable_mappings(self.cgroup))
+        self.store.hold([mirror.layer])  # the next copy takes from it what has not changed
+        self.store.release(self._mirrored())
         self.mirror = mirror
         self.own_layers.append(mirror.layer)
         return Captured(self.stack.push(mirror.layer), "copy", reason, sum(pauses), self.base, self.fresh + 1)
+
+    def _mirrored(self) -> tuple[LayerID, ...]:
+        """The layer of the last copy, which is held as long as the next one may need it."""
+        return () if self.mirror is None else (self.mirror.layer,)
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
@@ -188,7 +194,7 @@ class Sandbox:
         except BaseException:
             self.store.release(stack.layers)
             raise
-        old, retired = self.upper, self.stack.layers
+        old, retired = self.upper, (*self.stack.layers, *self._mirrored())
         self.upper, self.stack, self.mirror = upper, stack, None
         self.base, self.fresh = base, 0
         self.target.bury()
@@ -209,7 +215,7 @@ class Sandbox:
         self.runtime.destroy(self.container.id)
         self.target.close()
         self.store.remove(self.upper)
-        self.store.release(self.stack.layers)
+        self.store.release((*self.stack.layers, *self._mirrored()))
         self.store.unpin(self.own_layers)
 
 

@@ -55,7 +55,7 @@ class Scenario:
     env: dict[str, str] = NO_LAYERS
     retries = False
     """Whether a child process dies that is asked again and again; else the daemon dies, or a child that is asked once."""
-    damaged = False
+    damaged = merged = False
 
     def __init__(self, daemon: Daemon, world: World) -> None:
         self.daemon, self.world, self.client = daemon, world, daemon.client
@@ -116,6 +116,7 @@ class ArchivedByChild(Archived):
 
 class Merge(Scenario):
     env = ALL_LAYERS
+    merged = True
 
     def act(self) -> None:
         for _ in range(20):
@@ -157,6 +158,17 @@ class Prune(Scenario):
 
     def act(self) -> None:
         self.world.prune_to(1)
+
+
+class PruneLists(Prune):
+    """A large content that differs little from an earlier one, which goes."""
+
+    def prepare(self) -> None:
+        self.line = self.world.create()
+        for part in range(4):
+            self.world.patch(self.line, part)
+        self.client.stop(self.line.id, wait="stored")
+        self.world.note_stored()
 
 
 class Repair(Scenario):
@@ -247,6 +259,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "repo.gc.copied": Prune,
     "repo.gc.indexed": Prune,
     "repo.gc.deleted": Prune,
+    "repo.gc.relisted": PruneLists,
     "repo.repair.saved": Repair,
     "repo.repair.kept": RepairIndex,
     "repo.repair.indexed": Repair,
@@ -292,7 +305,7 @@ def _kill_at(daemon: Daemon, world: World, name: str) -> None:
     daemon.start(**scenario.env)
     _settle(world)
     scenario.afterwards()
-    clean(daemon, damaged=scenario.damaged)
+    clean(daemon, damaged=scenario.damaged, merged=scenario.merged)
     world.note_stored()
     _shrink(world)
 

@@ -100,7 +100,7 @@ def changes(a: Listing, b: Listing) -> set[tuple[str, str]]:
     return found | {("changed", path) for path in a.keys() & b.keys() if a[path][:5] != b[path][:5]}
 
 
-class _NotNow(Exception):
+class _NotNow(Exception):  # noqa: N818 - no error
     """The operation makes no sense on this tree."""
 
 
@@ -308,10 +308,11 @@ INSIDE = r"""
 use strict; binmode STDOUT;
 sub walk { my ($path) = @_;
     opendir(my $d, $path) or die "$path: $!";
-    for my $name (sort grep { $_ ne '.' && $_ ne '..' } readdir $d) {
+    $! = 0; my @names = sort grep { $_ ne '.' && $_ ne '..' } readdir $d; die "$path: $!" if $!;
+    for my $name (@names) {
         my $full = "$path/$name"; my @st = lstat $full or die "$full: $!"; my $sum = 0;
         if (-l _) { $sum = unpack('%32C*', readlink $full) }
-        elsif (-f _) { open(my $f, '<', $full) or die "$full: $!"; local $/; my $all = <$f>; $sum = unpack('%32C*', $all); }
+        elsif (-f _) { open(my $f, '<', $full) or die "$full: $!"; local $/; $! = 0; my $all = <$f> // ''; die "$full: $!" if $!; $sum = unpack('%32C*', $all); }
         my $type = -l _ ? 'l' : -d _ ? 'd' : -p _ ? 'p' : 'f';
         @st = lstat $full;
         print join("\0", substr($full, 2), $type, $st[2] & 07777, $st[4], $st[5], $st[7], $sum), "\0\0";

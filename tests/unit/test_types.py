@@ -62,6 +62,6 @@ def test_enum_values_are_what_is_stored_and_sent() -> None:
         "CallStatus": ["done", "failed", "unknown"],
         "Network": ["none", "bridge"],
         "SnapshotState": ["captured", "stored", "lost", "pruned"],
-            "Kind": ["file", "directory", "symlink", "fifo", "socket", "char-device", "block-device"],
+        "Kind": ["file", "directory", "symlink", "fifo", "socket", "char-device", "block-device"],
         "TrajectoryStatus": ["running", "stopped", "finished", "failed", "interrupted"],
     }

@@ -1,0 +1,148 @@
+"""Starting from cold snapshots, and steps while the archive is at work. As root, on an idle machine:
+
+    python benchmarks/cold.py [--runtime runc] [--rounds 5] [--files 50000] [--mib 2048]
+
+cold fork   a snapshot of many files whose layers were evicted: from the request to fork until its first command's output is here, served
+            through FUSE while the layer is written; beside it the same fork of a hot snapshot
+beside      one file changed per step in one sandbox: the pause with an idle archive, and while 5,000-file, 300 MiB steps of another
+            sandbox are being archived (they wait for it, stopped, until the measurement begins)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from snapshotd.client import Snapshotd
+
+FILL = """
+import os, random, sys
+folder, files, size, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+rng = random.Random(seed)
+text = " ".join(rng.randbytes(6).hex() for _ in range(100000)).encode()
+for number in range(files):
+    path = f"{folder}/d{number % 500}"
+    os.makedirs(path, exist_ok=True)
+    length = rng.randrange(size // files // 2, size // files * 3 // 2)
+    at = rng.randrange(len(text) // 2)
+    half = text[at : at + length // 2]
+    with open(f"{path}/f{number}", "wb") as f:
+        f.write(half + rng.randbytes(length - len(half)))
+"""
+MIB = 1 << 20
+
+
+def until(condition: Any, seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            sys.exit("the daemon did not get there in time")
+        time.sleep(0.05)
+
+
+def first_command(client: Snapshotd, snapshot: str, path: str) -> tuple[float, str]:
+    start = time.perf_counter()
+    (fork,) = client.fork(snapshot, 1).trajectories
+    client.exec(fork.id, ["tail", "-c", "10", path])
+    return (time.perf_counter() - start) * 1e3, fork.id
+
+
+def cold(client: Snapshotd, runtime: str, rounds: int, files: int, size: int) -> dict[str, Any]:
+    parent, _ = client.create(runtime=runtime)
+    snapshot = client.exec(parent.id, ["python3", "-c", FILL, "data", str(files), str(size), "1"], wait="stored").snapshot.id
+    hot = [_measured(client, snapshot) for _ in range(rounds)]
+    client.stop(parent.id)
+    other, first = client.create(runtime=runtime, wait="stored")
+    times = []
+    for _ in range(rounds):
+        until(lambda: client.usage().layer_bytes < MIB)
+        client.remove(client.fork(first.id, 1).trajectories[0].id, force=True)  # the pool is warm, as for the hot ones
+        time.sleep(1)
+        times.append(_measured(client, snapshot))
+    for trajectory in (parent.id, other.id):
+        client.remove(trajectory, force=True)
+    return {"hot_ms": sorted(hot), "cold_ms": sorted(times), "cold_p50_ms": statistics.median(times), "hot_p50_ms": statistics.median(hot)}
+
+
+def _measured(client: Snapshotd, snapshot: str) -> float:
+    taken, fork = first_command(client, snapshot, "data/d7/f7")
+    client.remove(fork, force=True)
+    time.sleep(1)
+    return taken
+
+
+def beside(client: Snapshotd, runtime: str, rounds: int) -> dict[str, Any]:
+    small, _ = client.create(runtime=runtime, wait="stored")
+    large, _ = client.create(runtime=runtime, wait="stored")
+    idle = _pauses(client, small.id, 40)
+    archive = _archive_pid(client)
+    os.kill(archive, signal.SIGSTOP)
+    for number in range(rounds):
+        client.exec(large.id, ["python3", "-c", FILL, f"data{number}", "5000", str(300 * MIB), str(number)])
+    before = client.usage().unarchived
+    os.kill(archive, signal.SIGCONT)
+    start = time.perf_counter()
+    busy: list[float] = []
+    while client.usage().unarchived > 1 and time.perf_counter() - start < 120:
+        busy += _pauses(client, small.id, 5)
+    taken = time.perf_counter() - start
+    for trajectory in (small.id, large.id):
+        client.remove(trajectory, force=True)
+    return {
+        "idle_p50_ms": statistics.median(idle), "busy_p50_ms": statistics.median(busy), "busy_steps": len(busy), "waiting_before": before,
+        "archive_s": taken, "ratio": statistics.median(busy) / statistics.median(idle),
+    }  # fmt: skip
+
+
+def _pauses(client: Snapshotd, trajectory: str, count: int) -> list[float]:
+    return [client.exec(trajectory, ["sh", "-c", "date +%N > now"]).snapshot.pause_ms for _ in range(count)]
+
+
+def _archive_pid(client: Snapshotd) -> int:
+    daemon = client.status()["pid"]
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+                parent = int(Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if parent == daemon and b"snapshotd.daemon.children" in words and b"archive" in words:
+                return int(name)
+    sys.exit("the daemon has no archive process")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runtime", default="runc")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--files", type=int, default=50_000)
+    parser.add_argument("--mib", type=int, default=2048)
+    parser.add_argument("--only", default="beside,cold")
+    options = parser.parse_args()
+    state = Path(tempfile.mkdtemp(prefix="snapshotd-bench-"))
+    os.environ["SNAPSHOTD_LAYER_BUDGET"] = "0"
+    client = Snapshotd(state_dir=state)
+    try:
+        client.build_image("default", progress=lambda line: print(line, file=sys.stderr))
+        if "beside" in options.only:
+            print("beside", json.dumps(beside(client, options.runtime, options.rounds), indent=2), flush=True)
+        if "cold" in options.only:
+            print("cold", json.dumps(cold(client, options.runtime, options.rounds, options.files, options.mib * MIB), indent=2), flush=True)
+    finally:
+        subprocess.run([sys.executable, "-m", "snapshotd", "--state-dir", str(state), "daemon", "--stop"], check=False)
+        shutil.rmtree(state, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

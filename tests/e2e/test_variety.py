@@ -1,0 +1,274 @@
+"""One nasty entry for everything a snapshot claims to keep, through capture, store, evict, restore, mount and a cold fork: it equals the
+original for four oracles that know nothing of each other, and what a target cannot hold is named in the report of the restore.
+
+With the Docker driver the tree is made from outside with all rights of the machine's root, so that it has every entry. With runc it is made
+inside the sandbox, by what root is allowed there.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests import oracles, variety
+from tests.capabilities import require
+from tests.e2e.support import Snap, wait_until
+from tests.leftovers import nothing_left
+from tests.loop_disk import loop_disk
+
+KINDS = ("xfs", "ext4", "btrfs", "tmpfs")
+TREES = (b"tree", b"deep")
+"""Below /workspace: everything that common tools can read, and all again with a part that is deeper than PATH_MAX."""
+Manifest = dict[bytes, variety.Fact]
+
+MAKE = """
+import os, sys
+from pathlib import Path
+import variety
+refused = set()
+
+def lenient(name):
+    call = getattr(os, name)
+    def attempt(*args, **kwargs):
+        try:
+            return call(*args, **kwargs)
+        except PermissionError:
+            refused.add(f"{name} {args[1]}" if name == "setxattr" else name)
+        except FileNotFoundError:
+            if name != "link" or "mknod" not in refused:
+                raise
+    setattr(os, name, attempt)
+
+lenient("mknod"), lenient("link"), lenient("setxattr")
+variety.make(Path("/workspace/tree"), deep=False)
+variety.make(Path("/workspace/deep"))
+print(sorted(refused))
+"""
+MANIFEST = """
+import base64, dataclasses, zlib
+from pathlib import Path
+import variety
+found = {}
+for name in (b"tree", b"deep"):
+    for path, fact in variety.manifest(Path("/workspace") / name.decode()).items():
+        found[name + b"/" + path if path else name] = dataclasses.astuple(fact)
+print(base64.b64encode(zlib.compress(repr(found).encode())).decode())
+"""
+REFUSED = {"mknod", "setxattr trusted.own", "setxattr security.own", "setxattr security.selinux"}
+"""What root of a sandbox may not do, at the most."""
+
+
+@dataclass(frozen=True)
+class Original:
+    """The trees as they were in the running sandbox: their manifest, and a copy of `tree` on a disk with what the tools say of it."""
+
+    snapshot: str
+    manifest: Manifest
+    copy: Path
+    spec: bytes
+    blind: set[bytes]
+    archive: Path
+
+
+@pytest.fixture(scope="module")
+def disks() -> Iterator[dict[str, Path]]:
+    """A file system of each kind. They are there before the daemon is: where mounts do not propagate, it never sees later ones."""
+    require("root", "oracles", "xfs", "fuse")
+    with ExitStack() as stack:
+        found = {kind: stack.enter_context(_file_system(kind)) for kind in KINDS if kind != "btrfs" or shutil.which("mkfs.btrfs")}
+        yield found
+        for path in found.values():
+            _empty(path)
+
+
+@pytest.fixture(scope="module")
+def cold(
+    disks: dict[str, Path], root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]
+) -> Iterator[Snap]:  # fmt: skip
+    """A daemon that keeps no layer it need not keep."""
+    snap = Snap(tmp_path_factory.mktemp("variety") / "state", {**engine_env, "SNAPSHOTD_LAYER_BUDGET": "0"})
+    snap("image", "import", root_tar, "--name", "default")
+    yield snap
+    snap.stop_daemon()
+    nothing_left(snap.state_dir, running=False)
+
+
+@pytest.fixture(scope="module")
+def original(
+    disks: dict[str, Path], cold: Snap, runtime: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Original:
+    """Captured, stored and evicted."""
+    given = tmp_path_factory.mktemp("given")
+    shutil.copy(variety.__file__, given / "variety.py")
+    trajectory, _ = cold.create("--runtime", runtime, "--workspace", given)
+    place = disks["xfs"] / runtime
+    place.mkdir()
+    archive = place / "original.tar"
+    if runtime == "docker":
+        workspace = _root(cold, trajectory, request.getfixturevalue("docker_engine")) / "workspace"
+        variety.make(workspace / "tree", deep=False)
+        variety.make(workspace / "deep")
+        snapshot = cold.sh(trajectory, "true")["snapshot"]
+        manifest = _manifest(workspace)
+        oracles.tar_of(workspace / "tree", archive)
+        subprocess.run(["cp", "-a", workspace / "tree", place / "copy"], check=True, timeout=60)
+    else:
+        made = cold.json("exec", trajectory, "--", "python3", "-c", MAKE)
+        assert {"mknod"} <= set(ast.literal_eval(made["stdout"])) <= REFUSED
+        snapshot = made["snapshot"]
+        manifest = _inside(cold, trajectory)
+        pack = ["tar", "-C", "/workspace/tree", "--format=posix", "--xattrs", "--acls", "--sparse", "-cf", "-", "."]
+        packed = cold.json("exec", trajectory, "--", *pack)["snapshot"]
+        with archive.open("wb") as f:
+            command = [sys.executable, "-m", "snapshotd", "show", "--output", "stdout", packed]
+            subprocess.run(command, env=cold.env, stdout=f, check=True, timeout=60)
+        cold("restore", snapshot, "--path", "/workspace/tree", "--to", place / "copy")
+        os.chmod(place / "copy", manifest[b"tree"].mode)
+    copied = _below(variety.manifest(place / "copy"), b"tree")
+    sockets = set() if runtime == "docker" else _sockets(manifest)
+    kept = {path: fact for path, fact in manifest.items() if path.split(b"/")[0] == b"tree" and path not in sockets}
+    assert variety.difference(kept, copied) == ""
+    cold("stop", trajectory, "--wait", "stored")
+    wait_until(lambda: cold.json("df")["layer_bytes"] == 0, "all layers are evicted")
+    spec = oracles.mtree_spec(place / "copy")
+    return Original(snapshot, manifest, place / "copy", spec, oracles.mtree(spec, place / "copy"), archive)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_restored(cold: Snap, original: Original, disks: dict[str, Path], kind: str) -> None:
+    if kind == "btrfs":
+        require("btrfs")
+    target = disks[kind] / "restored"
+    report = cold.json("restore", original.snapshot, "--path", "/workspace", "--to", target)
+    os.chmod(target, 0o755)
+    got = _manifest(target)
+    lost = {path for path in original.manifest.keys() | got.keys() if original.manifest.get(path) != got.get(path)}
+    shown = {path: _shown(path) for path in lost}
+    unnamed = {path for path in lost if not any(warning.startswith(shown[path]) for warning in report["warnings"])}
+    assert not unnamed, variety.difference(_only(original.manifest, unnamed), _only(got, unnamed))
+    groundless = [warning for warning in report["warnings"] if not warning.startswith(tuple(shown.values()))]
+    assert groundless == []
+    sockets = _sockets(original.manifest)
+    assert sockets <= lost
+    if kind == "xfs":  # where it came from
+        assert lost == sockets
+    if kind == "ext4":
+        assert b"tree/attributes/big value" in lost, "attributes have one block of 4 KiB there"
+    named = {path.removeprefix(b"tree").lstrip(b"/") or b"." for path in lost if path.split(b"/")[0] == b"tree"}
+    assert _differing(original, target / "tree") <= named
+    _empty(target)
+    target.rmdir()
+
+
+def test_mounted(cold: Snap, original: Original, tmp_path: Path) -> None:
+    cold("mount", tmp_path)
+    try:
+        shown = tmp_path / "snapshots" / original.snapshot / "workspace"
+        assert variety.difference(original.manifest, _manifest(shown)) == ""
+        missing_in_copy = {path.removeprefix(b"tree/") for path in _sockets(original.manifest)}
+        assert _differing(original, shown / "tree") <= missing_in_copy
+    finally:
+        cold("umount", tmp_path)
+
+
+def test_forked_while_cold(cold: Snap, original: Original, runtime: str, request: pytest.FixtureRequest) -> None:
+    """Seen from the inside while it comes lazily, and again after it has moved over to real layers."""
+    (fork,) = cold.json("fork", original.snapshot)["trajectories"]
+
+    def seen() -> Manifest:
+        if runtime == "docker":
+            return _manifest(_root(cold, fork, request.getfixturevalue("docker_engine")) / "workspace")
+        return _inside(cold, fork)
+
+    assert variety.difference(original.manifest, seen()) == ""
+    after = cold.sh(fork, "echo more > /workspace/more")["snapshot"]
+    assert variety.difference(original.manifest, seen()) == ""
+    cold("stop", fork, "--wait", "stored")
+    assert {c["path"] for c in cold.json("diff", original.snapshot, after)} == {"/workspace/more"}
+    cold("rm", "--force", fork)
+
+
+def _differing(original: Original, copy: Path) -> set[bytes]:
+    """What any of the three tools says of it."""
+    return (
+        oracles.rsync(original.copy, copy) | oracles.tar(original.archive, copy) | (oracles.mtree(original.spec, copy) - original.blind)
+    )
+
+
+def _shown(path: bytes) -> str:
+    """How a warning of a restore begins that is about this path."""
+    shown = ascii(os.fsdecode(path))
+    return (shown if len(shown) <= 300 else shown[:150] + "..." + shown[-147:]) + " "
+
+
+def _only(manifest: Manifest, paths: set[bytes]) -> Manifest:
+    return {path: fact for path, fact in manifest.items() if path in paths}
+
+
+def _sockets(manifest: Manifest) -> set[bytes]:
+    found = {path for path, fact in manifest.items() if fact.kind == stat.S_IFSOCK}
+    assert found
+    return found
+
+
+def _manifest(workspace: Path) -> Manifest:
+    found: Manifest = {}
+    for name in TREES:
+        found |= _below(variety.manifest(workspace / os.fsdecode(name)), name)
+    return found
+
+
+def _below(facts: Manifest, name: bytes) -> Manifest:
+    return {name + b"/" + path if path else name: fact for path, fact in facts.items()}
+
+
+def _inside(snap: Snap, trajectory: str) -> Manifest:
+    """What a program in the sandbox sees."""
+    said = snap.json("exec", trajectory, "--", "python3", "-c", MANIFEST)["stdout"]
+    rows = ast.literal_eval(zlib.decompress(base64.b64decode(said)).decode())
+    return {path: variety.Fact(*row) for path, row in rows.items()}
+
+
+def _root(snap: Snap, trajectory: str, engine: str) -> Path:
+    """The root of a Docker sandbox, as its init has it now."""
+    (info,) = [p for p in snap.json("ps") if p["trajectory"]["id"] == trajectory]
+    docker = ["docker", "-H", engine]
+    listed = [*docker, "ps", "-q", "--filter", f"label=snapshotd.container={info['container']}"]
+    container = subprocess.run(listed, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    shown = [*docker, "inspect", "--format", "{{.State.Pid}}", container]
+    return Path(f"/proc/{subprocess.run(shown, capture_output=True, text=True, check=True, timeout=60).stdout.strip()}/root")
+
+
+@contextmanager
+def _file_system(kind: str) -> Iterator[Path]:
+    if kind != "tmpfs":
+        with loop_disk(kind, 1 << 30) as disk:
+            yield disk.mount_point
+        return
+    place = Path(tempfile.mkdtemp(prefix="snapshotd-tmpfs-", dir="/var/tmp"))
+    try:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "none", place], check=True, timeout=60)
+        try:
+            yield place
+        finally:
+            subprocess.run(["umount", place], check=True, timeout=60)
+    finally:
+        place.rmdir()
+
+
+def _empty(directory: Path) -> None:
+    """`shutil.rmtree` does not get so deep."""
+    subprocess.run(["find", directory, "-mindepth", "1", "-maxdepth", "1", "-exec", "rm", "-rf", "{}", "+"], check=True, timeout=60)

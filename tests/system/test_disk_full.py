@@ -1,0 +1,250 @@
+"""The disk of the state directory is full: whoever writes is told so (exit code 12), nothing is damaged, and all works again with space.
+
+On XFS layers lie on the disk itself, on ext4 in an image of their own on it. The disk is filled from inside a sandbox and from outside, to
+several degrees, so that different writes are the first that fail; and once its inodes are used up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from snapshotd.client.results import Policy
+from snapshotd.errors import OutOfSpace
+from snapshotd.kernel import syscalls
+from tests.capabilities import require
+from tests.leftovers import nothing_left
+from tests.loop_disk import Disk, loop_disk
+from tests.storage_rig import Daemon, Line, World, clean, in_own_mount_namespace, wait_until
+
+pytestmark = pytest.mark.runc
+
+DISK_BYTES = 900 << 20
+LEFT_BYTES = (0, 100 << 10, 3 << 20)
+"""How much of the disk the filler leaves."""
+
+
+@pytest.fixture(autouse=True)
+def nobody_adopts_orphans() -> None:
+    """What a killed daemon leaves must go to the first process, as on a real machine, and not to this one."""
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 0)
+
+
+class Rig:
+    """A daemon on a disk of its own, with some history in it, all stored."""
+
+    def __init__(self, disk: Disk, small_root: Path) -> None:
+        self.disk, self.daemon = disk, Daemon(disk.mount_point / "state")
+        self.client = self.daemon.start(SNAPSHOTD_LAYER_BUDGET="0")
+        self.client.import_image(str(small_root), name="small")
+        self.world = World(self.client, disk.scratch / "world")
+        moved = self.world.create()
+        self.world.step(moved)
+        self.world.step(moved)
+        self.bundle = disk.scratch / "bundle"
+        self.client.export_file(moved.id, self.bundle, whole=True)
+        self.world.forget(moved)
+        self.line, self.big = self.world.create(), self.world.create()
+        self.world.step(self.line)
+        self.cold = self.world.step(self.line).snapshot
+        assert self.cold is not None
+        self.grow(4)
+        self.client.stop(self.line.id, wait="stored")
+        self.world.note_stored()
+
+    def grow(self, times: int) -> None:
+        """Snapshots with much that a prune can give up. Their files are nowhere compared; `check` reads them."""
+        for _ in range(times):
+            done = self.client.exec(self.big.id, ["sh", "-c", "head -c 6000000 /dev/urandom > /root/random"], wait="stored")
+            assert done.snapshot is not None
+            self.world.expected[done.snapshot.id] = {}
+
+    def end(self) -> None:
+        self.daemon.end()
+
+    def alive(self) -> None:
+        assert self.daemon.process is not None
+        assert self.daemon.process.poll() is None, self.daemon.log()[-3000:]
+        self.client.status()
+
+    def whole(self) -> None:
+        """With space again: everything is there, and works."""
+        wait_until(lambda: not _fails(self.client.flush), "what was captured is stored when there is space")
+        self.world.settle()
+        self.world.note_stored()
+        self.world.verify_all()
+        self.line.content = self.world.expected[self.client.trajectory(self.line.id).head]
+        self.world.step(self.line, wait=True)
+        assert self.cold is not None
+        (fork,) = self.client.fork(self.cold.id).trajectories
+        self.world.step(Line(fork.id, self.world.expected[self.cold.id]), wait=True)
+        self.world.forget(Line(fork.id))
+        clean(self.daemon)
+
+
+def _fails(action: Callable[[], object]) -> bool:
+    """Whether the disk was too full for it. No other error is one that a full disk may lead to."""
+    try:
+        action()
+    except OutOfSpace as exc:
+        assert exc.exit_code == 12
+        assert len(exc.message) > 20
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def filled(disk: Disk, left_bytes: int) -> Iterator[Callable[[], None]]:
+    """Somebody else's file takes all of the disk but so much; what is yielded does it again, after something was freed."""
+    path = disk.mount_point / "filler"
+
+    def fill() -> None:
+        with path.open("ab") as file:
+            size = file.tell()
+            step = 64 << 20
+            while step >= 4096:
+                if disk.free_bytes() - step < left_bytes:
+                    step //= 2
+                    continue
+                try:
+                    os.posix_fallocate(file.fileno(), size, step)
+                    size += step
+                except OSError as exc:
+                    assert exc.errno == errno.ENOSPC
+                    os.ftruncate(file.fileno(), size)
+                    step //= 2
+
+    fill()
+    try:
+        yield fill
+    finally:
+        path.unlink()
+
+
+def _everything(rig: Rig) -> dict[str, bool]:
+    """Each kind of work once; whether the disk was too full for it."""
+    client, world = rig.client, rig.world
+    assert rig.cold is not None
+    cold = rig.cold.id
+    target = rig.disk.scratch / "exported"
+    work: dict[str, Callable[[], object]] = {
+        "step": lambda: world.step(rig.line),
+        "archive": client.flush,
+        "create": lambda: client.remove(client.create(image="small", runtime="runc")[0].id, force=True),
+        "fork": lambda: client.remove(client.fork(cold).trajectories[0].id, force=True),
+        "export": lambda: client.export_file(cold, target),
+        "import": lambda: [world.client.remove(line.id) for line in client.import_bundle(rig.bundle).trajectories],
+        "tag": lambda: client.tag(cold, "tagged", move=True),
+        "log": lambda: client.log(rig.line.id),
+        "check": lambda: client.check(read_data=True),
+    }
+    result = {}
+    for name, action in work.items():
+        result[name] = _fails(action)
+        rig.alive()
+    assert not result["log"]
+    if not result["export"]:
+        target.unlink()
+    return result
+
+
+@pytest.mark.parametrize("kind", ["xfs", "ext4"])
+@in_own_mount_namespace
+def test_filled_from_outside(kind: str, small_root: Path) -> None:
+    require("xfs")
+    with loop_disk(kind, DISK_BYTES) as disk:
+        rig = Rig(disk, small_root)
+        try:
+            with rig.daemon.explained():
+                for left in LEFT_BYTES:
+                    with filled(disk, left) as fill:
+                        failed = _everything(rig)
+                        fill()
+                        failed |= {name: True for name, fails in _everything(rig).items() if fails}
+                    assert any(failed.values()) or left, "the disk was not full"
+                    rig.whole()
+                rig.daemon.stop()
+        finally:
+            rig.end()
+        nothing_left(rig.daemon.state_dir, running=False)
+
+
+@pytest.mark.parametrize("kind", ["xfs", "ext4"])
+@in_own_mount_namespace
+def test_prune_frees_space_on_a_full_disk(kind: str, small_root: Path) -> None:
+    """Also with a daemon that was started on it."""
+    require("xfs")
+    with loop_disk(kind, DISK_BYTES) as disk:
+        rig = Rig(disk, small_root)
+        try:
+            with rig.daemon.explained():
+                for again in (False, True):
+                    rig.grow(3)
+                    with filled(disk, 0) as fill:
+                        if again:
+                            rig.daemon.kill()
+                            fill()
+                            rig.daemon.start(SNAPSHOTD_LAYER_BUDGET="0")
+                        _fails(lambda: rig.world.step(rig.line))
+                        fill()
+                        report = rig.client.prune(Policy(keep_last=1), grace_s=0)
+                        rig.world.pruned |= {item.snapshot for item in report.snapshots}
+                        rig.world.stored -= rig.world.pruned
+                        assert report.freed_bytes > 10_000_000
+                        assert disk.free_bytes() > 10_000_000
+                        rig.world.step(rig.line, wait=True)
+                    rig.whole()
+                rig.daemon.stop()
+        finally:
+            rig.end()
+        nothing_left(rig.daemon.state_dir, running=False)
+
+
+@pytest.mark.parametrize("kind", ["xfs", "ext4"])
+@in_own_mount_namespace
+def test_filled_from_inside_a_sandbox(kind: str, small_root: Path) -> None:
+    require("xfs")
+    with loop_disk(kind, DISK_BYTES) as disk:
+        rig = Rig(disk, small_root)
+        try:
+            with rig.daemon.explained():
+                greedy = rig.client.create(image="small", runtime="runc")[0].id
+                script = "dd if=/dev/urandom of=/root/huge bs=1M 2>/root/said; for n in $(seq 2000); do echo $n > /root/small$n || exit 3; done"
+                _fails(lambda: rig.client.exec(greedy, ["sh", "-c", script]))
+                rig.alive()
+                _everything(rig)
+                rig.client.remove(greedy, force=True)
+                rig.whole()
+                rig.daemon.stop()
+        finally:
+            rig.end()
+        nothing_left(rig.daemon.state_dir, running=False)
+
+
+@in_own_mount_namespace
+def test_without_inodes(small_root: Path) -> None:
+    require("xfs")
+    with loop_disk("ext4", DISK_BYTES, ("-N", "4000")) as disk:
+        rig = Rig(disk, small_root)
+        try:
+            with rig.daemon.explained():
+                many = disk.mount_point / "many"
+                many.mkdir()
+                with pytest.raises(OSError, match="No space"):
+                    for number in range(10_000):
+                        (many / str(number)).touch()
+                failed = _everything(rig)
+                assert any(failed.values()), "there are inodes left"
+                for path in many.iterdir():
+                    path.unlink()
+                many.rmdir()
+                rig.whole()
+                rig.daemon.stop()
+        finally:
+            rig.end()
+        nothing_left(rig.daemon.state_dir, running=False)
