@@ -225,7 +225,8 @@ class World:
         offset = 8 * 200_000 * part
         text[offset : offset + 5] = b"patch"
         after = {"large": (stat.S_IFREG | 0o640, _digest(bytes(text)))}
-        script = f"seq {first} {first + count - 1} > large; printf patch | dd of=large bs=1 seek={offset} conv=notrunc 2>/dev/null; chmod 640 large"
+        write = f"printf patch | dd of=large bs=1 seek={offset} conv=notrunc 2>/dev/null"
+        script = f"rm -rf *; seq {first} {first + count - 1} > large; {write}; chmod 640 large"
         return self._do(line, script, after, False)
 
     def _do(self, line: Line, script: str, after: Content, wait: bool) -> ExecInfo:
@@ -371,12 +372,12 @@ def clean(daemon: Daemon, *, damaged: bool = False, merged: bool = False) -> Non
     client = daemon.client
     client.flush()
     report = client.check(read_data=True)
-    assert report.damages == ()
-    assert report.snapshots == ()
+    assert not report.damages, report
+    assert not report.snapshots, report
     client.prune(Policy(), grace_s=0)
     again = client.prune(Policy(), grace_s=0)
-    assert again.freed_bytes == 0
-    assert again.snapshots == ()
+    assert not again.freed_bytes, again
+    assert not again.snapshots, again
     found: list[str] = []
 
     def accounted() -> bool:
@@ -385,7 +386,7 @@ def clean(daemon: Daemon, *, damaged: bool = False, merged: bool = False) -> Non
 
     with suppress(AssertionError):
         wait_until(accounted, "everything is accounted for", 10)
-    assert not found
+    assert not found, found
 
 
 def unaccounted(daemon: Daemon, *, damaged: bool, merged: bool) -> list[str]:

@@ -23,6 +23,8 @@ from pathlib import Path
 DEPTH = 1200
 """Levels of the deep part: more than recursion allows, and its path is longer than PATH_MAX."""
 _DEEP_NAME = b"deeper and deeper"
+_NOT_OURS = ("trusted.overlay.", "trusted.SGI_ACL_")
+"""The second: XFS lists access lists once more in its own form, for root."""
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _S = 10**9
@@ -59,7 +61,8 @@ class Fact:
 
 
 def manifest(root: Path) -> dict[bytes, Fact]:
-    """Every path below `root` (b"" is the root itself, no leading slash). Any depth. Attributes of overlayfs itself do not count."""
+    """Every path below `root` (b"" is the root itself, no leading slash). Any depth. Attributes of overlayfs itself do not count, nor what
+    XFS shows a second time."""
     facts: dict[bytes, Fact] = {}
     inodes: dict[tuple[int, int], list[bytes]] = defaultdict(list)
     for path, st, dir_fd, name in _walk(root):
@@ -126,7 +129,7 @@ def _digest(dir_fd: int, name: bytes, st: os.stat_result) -> str:
 
 
 def _xattrs(place: bytes) -> tuple[tuple[bytes, bytes], ...]:
-    names = [name for name in os.listxattr(place, follow_symlinks=False) if not name.startswith("trusted.overlay.")]
+    names = [name for name in os.listxattr(place, follow_symlinks=False) if not name.startswith(_NOT_OURS)]
     return tuple(sorted((os.fsencode(name), os.getxattr(place, name, follow_symlinks=False)) for name in names))
 
 
@@ -164,6 +167,11 @@ def make(root: Path, *, deep: bool = True) -> None:
     _times(os.path.join(top, b"times"))
     os.chmod(top, 0o751)
     os.utime(top, ns=(0, 1_111_111_111_111_111_111))
+
+
+def make_deep(root: Path) -> None:
+    """Only the part that is deeper than PATH_MAX, in the new directory `root`."""
+    _deep(os.fsencode(root))
 
 
 def _write(path: bytes, data: bytes = b"") -> bytes:

@@ -82,7 +82,8 @@ class Background:
             _log.warning("no layer could be made ahead: %s", exc)  # the next step makes its own, or says why it cannot
         if captured is None or captured.method == "pivot":
             self._links.learn(snapshot.stack)
-            self._merger.work(snapshot.stack)
+            while self._merger.work(snapshot.stack):
+                pass  # steps may come faster than they are settled
 
     def _count(self, snapshot: Snapshot) -> FileChanges | None:
         """None where the layers are not there (a cold sandbox's): the archive counts in the trees then."""

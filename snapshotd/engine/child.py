@@ -130,6 +130,8 @@ def serve(handler: Serve) -> None:
             answer(handler(json.loads(line), lambda text: answer({"progress": text})))
         except SnapshotdError as exc:
             answer({"error": {"code": exc.code, "message": exc.message}})
+        except BrokenPipeError:
+            return  # the daemon is gone, and with it whoever wanted the answer
         except OSError as exc:
             code = OutOfSpace.__name__ if exc.errno in _NO_ROOM else InternalError.__name__
             answer({"error": {"code": code, "message": f"the worker process cannot go on: {exc}"}})

@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 class LazyLayers(Protocol):
     """The FUSE mount that serves layers that are not there yet (fuse/lazy.py)."""
 
+    def start(self) -> None:
+        """Mount, unless it is mounted: then the first `open_layer` need not wait for it. Unsupported."""
+
     def open_layer(self, tree: TreeID, below: TreeID, shift: int) -> int:
         """O_PATH descriptor of the layer that makes `tree` of `below`, its ids shifted up by `shift`. Starts the mount if need be. OSError,
         Unsupported."""
@@ -66,6 +69,18 @@ class Cold:
         if snapshot.tree is None:
             raise gone(snapshot)
         return self._cold(snapshot, snapshot.tree)
+
+    def prepare(self) -> None:
+        """Some snapshots are cold now: have the mount ready, so that the first of them starts as quickly as the next."""
+        if self._lazy is not None:
+            try:
+                self._lazy.start()
+            except SnapshotdError as exc:
+                self._give_up_lazy(exc)
+
+    def _give_up_lazy(self, why: SnapshotdError) -> None:
+        _log.warning("cold snapshots start only when their files are written: %s", why.message)
+        self._lazy = None
 
     def restore(self, tree: TreeID, path: bytes, target: Path) -> RestoreReport:
         """Write a directory of a stored tree into an empty directory of the host. The tree is pinned by the caller."""
@@ -122,8 +137,8 @@ class Cold:
             try:
                 os.close(lazy.open_layer(tree, below, 0))
             except Unsupported as exc:
-                _log.warning("cold snapshots start only when their files are written: %s", exc.message)
-                self._lazy = lazy = None
+                self._give_up_lazy(exc)
+                lazy = None
             except (OSError, SnapshotdError) as exc:
                 _log.warning("tree %s is not served while its files are written: %s", tree, exc)
                 lazy = None

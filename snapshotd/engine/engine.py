@@ -200,7 +200,7 @@ class LocalEngine(Engine):
         if follow and last is not None and last["event"] != "finished":
             yield {
                 "event": "finished", "trajectory": trajectory.id, "exit_code": trajectory.exit_code,
-                "snapshots": len(self._catalog.snapshots(trajectory.id)), "status": trajectory.status,
+                "snapshots": self._catalog.count_snapshots(trajectory.id), "status": trajectory.status,
             }  # fmt: skip
 
     def exec(
@@ -378,7 +378,10 @@ class LocalEngine(Engine):
     # -- durable storage -----------------------------------------------------------------------------------------------------
 
     def _evict(self) -> int:
-        return evict.evict(self._context, self._merger, evict.budget_bytes(self._context))
+        freed = evict.evict(self._context, self._merger, evict.budget_bytes(self._context))
+        if freed:
+            self._cold.prepare()
+        return freed
 
     def usage(self) -> Usage:
         return self._upkeep.usage(evict.budget_bytes(self._context))

@@ -17,6 +17,8 @@ from snapshotd.types import LayerID
 BUDGET = os.environ.get("SNAPSHOTD_LAYER_BUDGET", "")
 """In bytes; empty: this part of the file system that holds the layers."""
 BUDGET_SHARE = 0.5
+ROOM_SHARE = 0.1
+"""How much of the budget an eviction frees beyond what is too much."""
 _log = logging.getLogger(__name__)
 
 
@@ -29,12 +31,13 @@ def budget_bytes(context: Context) -> int:
 
 
 def evict(context: Context, merger: Merger, budget: int) -> int:
-    """Evict until the layers take at most `budget` bytes, or nothing more may go. Returns the bytes given up. Cost when nothing is to do:
-    two system calls per layer."""
-    sizes = context.store.sizes()
-    excess = sum(size for size, _ in sizes.values()) - budget
+    """Evict until the layers take somewhat less than `budget` bytes, or nothing more may go. Returns the bytes given up. Costs nothing
+    while they fit; else some system calls for each layer, which is why it makes room for a while."""
+    excess = context.store.sized_bytes() - budget
     if excess <= 0:
         return 0
+    excess += int(budget * ROOM_SHARE)
+    sizes = context.store.sizes()
     needed = _needed(context)
     freed = 0
     for layer in sorted(sizes, key=lambda item: sizes[item][1]):

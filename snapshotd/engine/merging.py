@@ -16,7 +16,9 @@ from snapshotd.types import LayerID, Stack
 FAN_IN = 8
 """Eight levels of eight stay below 32 layers up to some thousand snapshots; an overlay of 32 costs 1.3 ms to mount, of 128 3.3 ms."""
 
-MAX_DEPTH = 200
+MAX_DEPTH = 64
+"""Where a step waits for merges rather than grow its stack: everything that looks into a stack costs what it is deep, merging it, too, so a
+worker that has fallen behind would never catch up. The kernel takes 500."""
 
 
 class Merger:
@@ -25,12 +27,12 @@ class Merger:
     def __init__(self, store: LayerStore, worker: Worker) -> None:
         self._store, self._worker = store, worker
         self._lock = threading.Lock()
+        self._working = threading.Lock()
         self._merged: dict[tuple[LayerID, ...], LayerID] = {}
         self._level: dict[LayerID, int] = {}
 
     def apply(self, stack: Stack) -> Stack:
-        """The same tree with every merged run swapped in. If merging has fallen far behind, it is caught up here: the kernel takes 500
-        layers and no more, so a step waits rather than fails."""
+        """The same tree with every merged run swapped in. If merging has fallen far behind, it is caught up here."""
         swapped = self._swap(stack)
         while len(swapped.layers) > MAX_DEPTH and self.work(stack):
             swapped = self._swap(stack)
@@ -51,7 +53,11 @@ class Merger:
             return Stack(stack.image, layers)
 
     def work(self, stack: Stack) -> bool:
-        """Merge one run of this stack if it has one to merge. Called from the background thread. True if something was merged."""
+        """Merge one run of this stack if it has one to merge. True if something was merged. One thread at a time."""
+        with self._working:
+            return self._work(stack)
+
+    def _work(self, stack: Stack) -> bool:
         run = self._plan(self._swap(stack).layers)
         if run is None:
             return False
@@ -59,8 +65,9 @@ class Merger:
             return False
         target = self._store.create()
         try:
-            self._worker.merge(run, target)
+            size = self._worker.merge(run, target)
             self._store.drop_work(target)
+            self._store.note_size(target, size)
         except (SnapshotdError, OSError):
             self._store.remove(target)  # out of space: the unmerged stack serves as well
             return False

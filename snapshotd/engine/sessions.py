@@ -97,7 +97,11 @@ class Sessions:
                 self.discard(sandbox)
             current = self._context.catalog.get_trajectory(trajectory.id)
             sandbox, calls = self.launch(current, self._context.catalog.get_snapshot(current.head))
-            self._context.catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
+            try:
+                self._context.catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
+            except BaseException:
+                self.discard(sandbox)  # the disk may be full
+                raise
             self.adopt(sandbox, calls)
             return sandbox
 

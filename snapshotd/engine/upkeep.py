@@ -174,7 +174,7 @@ class Upkeep:
         context = self._context
         states = Counter(str(s.state) for s in context.catalog.all_snapshots())
         return Usage(
-            layer_bytes=sum(size for size, _ in context.store.sizes().values()), layer_budget_bytes=budget,
+            layer_bytes=context.store.sized_bytes(), layer_budget_bytes=budget,
             repository_bytes=self._packs_bytes(), spool_bytes=_directory_bytes(str(context.state_dir / "repo" / "blobs")),
             states=tuple(sorted(states.items())), unarchived=self._archive.backlog,
         )  # fmt: skip

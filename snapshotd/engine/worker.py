@@ -36,9 +36,9 @@ class Worker:
         answer = self._child.ask({"op": "count", "before": _stack_json(before), "after": _stack_json(after)})
         return FileChanges(**answer)
 
-    def merge(self, layers: tuple[LayerID, ...], target: LayerID) -> None:
-        """Merge adjacent layers, newest first, into the empty layer `target`."""
-        self._child.ask({"op": "merge", "layers": list(layers), "target": target})
+    def merge(self, layers: tuple[LayerID, ...], target: LayerID) -> int:
+        """Merge adjacent layers, newest first, into the empty layer `target`. Returns the bytes it occupies."""
+        return int(self._child.ask({"op": "merge", "layers": list(layers), "target": target})["bytes"])
 
     def links(self, key: str, *, is_image: bool) -> list[links.Group]:
         """The hard link groups inside one layer or image. NotFound when it was removed."""
@@ -63,11 +63,10 @@ def _serve(store: LayerStore, request: dict[str, Any]) -> dict[str, Any]:
             os.close(fd)
     fds = [store.read_upper(LayerID(layer)) for layer in (*request["layers"], request["target"])]
     try:
-        merge.merge(fds[:-1], fds[-1])
+        return {"bytes": merge.merge(fds[:-1], fds[-1])}
     finally:
         for fd in fds:
             os.close(fd)
-    return {}
 
 
 if __name__ == "__main__":

@@ -136,8 +136,13 @@ def fd_path(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
 
 
+SHADOWS = ("trusted.SGI_ACL_FILE", "trusted.SGI_ACL_DEFAULT")
+"""Under these names XFS lists its stored form of system.posix_acl_access and _default once more, for root (fs/xfs/xfs_xattr.c). They are
+not the file's: another file system would show them as attributes that nobody has given it."""
+
+
 def read_xattrs(path_fd: int) -> dict[bytes, bytes]:
-    """All extended attributes of what `path_fd` (O_PATH is fine) holds. Raises OSError (E2BIG: more than the kernel lists)."""
+    """Extended attributes of what `path_fd` (O_PATH is fine) holds, but `SHADOWS`. Raises OSError (E2BIG: more than the kernel lists)."""
     path = fd_path(path_fd)
     try:
         names = os.listxattr(path)
@@ -145,7 +150,7 @@ def read_xattrs(path_fd: int) -> dict[bytes, bytes]:
         if exc.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
             return {}
         raise
-    return {os.fsencode(name): os.getxattr(path, name) for name in names}
+    return {os.fsencode(name): os.getxattr(path, name) for name in names if name not in SHADOWS}
 
 
 def copy_metadata(source: os.stat_result, xattrs: dict[bytes, bytes], target_fd: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 
-from snapshotd.layers.lookup import PRIVATE_PREFIX, get_xattr
+from snapshotd.layers.lookup import get_xattr, public_xattrs
 
 MOST_BYTES = 1 << 20
 """Names and values kept of one entry."""
@@ -35,14 +35,12 @@ def list_xattrs(target: int | bytes) -> list[str] | None:
 
 
 def read_xattrs(target: int | bytes, names: list[str] | None, most_bytes: int) -> tuple[Xattrs, int, list[str]]:
-    """Those of `names` (from `list_xattrs`) that are not overlayfs's own, sorted; their bytes; what is missing, as parts of sentences."""
+    """Those of `names` (from `list_xattrs`) that belong to the tree, sorted; their bytes; what is missing, as parts of sentences."""
     if names is None:
         return (), 0, ["has more extended attributes than the kernel lists; none of them is recorded"]
     found, problems, total = [], [], 0
-    for name in names:
+    for name in public_xattrs(names):
         raw = os.fsencode(name)
-        if raw.startswith(PRIVATE_PREFIX):
-            continue
         value = get_xattr(target, name)
         if value is None:
             problems.append(f"the extended attribute {name!a} is listed but cannot be read; it is not recorded")

@@ -23,7 +23,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from snapshotd.kernel.files import DIR_FLAGS, open_dir
+from snapshotd.kernel.files import DIR_FLAGS, SHADOWS, open_dir
 from snapshotd.layers.base import Child, Entry
 from snapshotd.types import Kind
 
@@ -326,5 +326,5 @@ def is_whiteout(dir_fd: int, name: bytes, st: os.stat_result) -> bool:
 
 
 def public_xattrs(names: Iterable[str]) -> list[str]:
-    """Those names that belong to the tree rather than to overlayfs."""
-    return [name for name in names if not os.fsencode(name).startswith(PRIVATE_PREFIX)]
+    """Those names that belong to the tree rather than to overlayfs or to the file system below."""
+    return [name for name in names if not os.fsencode(name).startswith(PRIVATE_PREFIX) and name not in SHADOWS]

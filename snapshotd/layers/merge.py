@@ -28,11 +28,12 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
-def merge(layer_fds: Sequence[int], target_fd: int) -> None:
+def merge(layer_fds: Sequence[int], target_fd: int) -> int:
     """Combine `layer_fds` (directories of sealed layers, newest first, that follow each other in a stack) into `target_fd`.
 
     `target_fd`: an empty directory of the layers' file system; it becomes the layer's root, with the newest root's metadata.
-    The result may replace the layers anywhere in a stack. Not durable on return. On an error the target holds a part; throw it away.
+    The result may replace the layers anywhere in a stack. Returns the bytes that its files occupy, which it shares with the layers as long
+    as those are there. Not durable on return. On an error the target holds a part; throw it away.
     Raises ValueError (no layers, or the target is not empty), OutOfSpace, LimitExceeded (a redirect that no extended attribute can hold),
     OSError (EXDEV: another file system). Cost: one link per file, one mkdir per directory; nothing is read.
     """
@@ -48,6 +49,7 @@ def merge(layer_fds: Sequence[int], target_fd: int) -> None:
     finally:
         merger.close()
     failpoints.hit("layers.merge.built")
+    return merger.bytes
 
 
 class _Merger:
@@ -60,6 +62,8 @@ class _Merger:
             self._layers.handles.close()
             raise
         self._copies: dict[tuple[int, int], int] = {}
+        self.bytes = 0
+        self._counted: set[tuple[int, int]] = set()
 
     def close(self) -> None:
         self._layers.handles.close()
@@ -80,6 +84,7 @@ class _Merger:
                 stack.append(self._begin(below, self._make_dir(target, child.name)))
             else:
                 self._link(child, target)
+                self._count(child, target)
 
     def _begin(self, directory: Directory, target: Node) -> tuple[Directory, Node, Iterator[Child]]:
         children, hidden = self._layers.scan(directory)
@@ -88,6 +93,13 @@ class _Merger:
             for name in hidden:  # our own rather than links: an xattr whiteout would need a mark on its directory, too
                 os.mknod(name, stat.S_IFCHR, 0, dir_fd=fd)
         return directory, target, iter(children)
+
+    def _count(self, child: Child, target: Node) -> None:
+        if child.entry.nlink > 1:  # a file with several names counts once
+            if child.entry.inode in self._counted:
+                return
+            self._counted.add(child.entry.inode)
+        self.bytes += os.stat(child.name, dir_fd=self._out.fd(target), follow_symlinks=False).st_blocks * 512
 
     def _make_dir(self, parent: Node, name: bytes) -> Node:
         fd = self._out.fd(parent)

@@ -62,6 +62,7 @@ class LayerStore:
         self._pins: set[LayerID] = set()
         self._held: Counter[LayerID] = Counter()
         self._lazy: dict[LayerID, LazyOpener] = {}
+        self._sized: dict[LayerID, int] | None = None
         self._trash = threading.Lock()
         self._ready: list[LayerID] = []
         self._lock = threading.Lock()
@@ -186,13 +187,29 @@ class LayerStore:
 
     def note_size(self, layer: LayerID, size_bytes: int) -> None:
         """Remember how much space a sealed layer takes. Not an error when it is gone."""
-        try:
-            os.setxattr(f"/proc/self/fd/{self._fd}/{layer}", _SIZE, str(size_bytes).encode())
-        except FileNotFoundError:
-            return
-        except OSError as exc:
-            if exc.errno not in (errno.EOPNOTSUPP, errno.ENOSPC, errno.EDQUOT):
-                raise  # a size that cannot be noted only means that the layer is not evicted
+        with self._lock:
+            try:
+                os.setxattr(f"/proc/self/fd/{self._fd}/{layer}", _SIZE, str(size_bytes).encode())
+            except FileNotFoundError:
+                return
+            except OSError as exc:
+                if exc.errno not in (errno.EOPNOTSUPP, errno.ENOSPC, errno.EDQUOT):
+                    raise
+                return  # a size that cannot be noted only means that the layer is not evicted
+            if self._sized is not None:
+                self._sized[layer] = size_bytes
+
+    def sized_bytes(self) -> int:
+        """What all layers take whose size is known. Cost: nothing per layer on disk, but for the first time."""
+        with self._lock:
+            if self._sized is None:
+                self._sized = {layer: size for layer, (size, _) in self.sizes().items()}
+            return sum(self._sized.values())
+
+    def _unsized(self, layer: LayerID) -> None:
+        """The layer goes. Caller holds the lock."""
+        if self._sized is not None:
+            self._sized.pop(layer, None)
 
     def sizes(self) -> dict[LayerID, tuple[int, int]]:
         """For each layer whose size is known: size in bytes, time of last use in ns."""
@@ -216,6 +233,7 @@ class LayerStore:
             except FileNotFoundError:
                 return False
             self._pins.discard(layer)
+            self._unsized(layer)
         hit("layers.evict.renamed")
         with self._trash:
             files.remove_tree(self._fd, _TRASH + layer)
@@ -239,6 +257,8 @@ class LayerStore:
             os.rename(made, layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
             self._pins.discard(made)
             self._pins.add(layer)
+            if self._sized is not None and made in self._sized:
+                self._sized[layer] = self._sized.pop(made)
             self._lazy.pop(layer, None)
 
     def forget(self, layer: LayerID) -> None:
@@ -288,6 +308,8 @@ class LayerStore:
     def remove(self, layer: LayerID) -> None:
         """Delete a layer. Not an error when it is missing. Cost: proportional to its entries."""
         self.unpin([layer])
+        with self._lock:
+            self._unsized(layer)
         files.remove_tree(self._fd, layer)
 
     def unpin(self, layers: Iterable[LayerID]) -> None:

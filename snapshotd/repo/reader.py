@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -18,6 +19,8 @@ from snapshotd.repo.ids import Identity, raw_id
 from snapshotd.repo.index import Entry, Index, missing
 from snapshotd.store.base import Store
 from snapshotd.types import BlobID, RecordID, TreeID
+
+_log = logging.getLogger(__name__)
 
 CACHE_BYTES = 64 << 20
 """Plain chunks, lists, trees and records kept in memory by default; as many again for decoded trees and lists."""
@@ -80,7 +83,7 @@ class PackReader(Repository):
     """
 
     def __init__(self, store: Store, index_path: Path, key: bytes, cache_bytes: int = CACHE_BYTES) -> None:
-        """The store is not closed by `close`. VersionMismatch or DataLoss when the index cannot be used."""
+        """The store is not closed by `close`. VersionMismatch. With a damaged index every read says DataLoss, until it was repaired."""
         self.store = store
         self.identity = Identity(key)
         self._index_path = index_path
@@ -90,7 +93,10 @@ class PackReader(Repository):
         self._plain_cache: Cache[bytes] = Cache(cache_bytes)
         self._tree_cache: Cache[Tree] = Cache(cache_bytes // 2)
         self._list_cache: Cache[_Layout] = Cache(cache_bytes // 2)
-        self.open_index()
+        try:
+            self.open_index()
+        except DataLoss as exc:
+            _log.error("%s", exc.message)  # whoever reads is told again; a daemon that did not start could not be told to repair it
 
     def open_index(self) -> Index | None:
         """The index; None while there is neither index nor pack. DataLoss when packs are there without one."""

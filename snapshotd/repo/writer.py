@@ -197,10 +197,11 @@ class PackRepository(PackReader, RepositoryWriter):
             self._commit()
 
     def find(self, raw: bytes) -> Entry | None:
-        queued = self._pending.get(raw)
-        if queued is not None:
+        queued = self._pending.get(raw)  # looked for first, since the encoding threads look while things move on from there
+        entry = self._fresh.get(raw) or super().find(raw)
+        if entry is None and queued is not None:  # else it was queued again, and has a place in a pack that others may be deltas against
             return Entry(raw, queued.kind, b"", 0, 0, len(queued.data), None, 0)
-        return self._fresh.get(raw) or super().find(raw)
+        return entry
 
     def plain(self, raw: bytes, kinds: tuple[ObjectKind, ...] | None = None, keep: bool = True) -> bytes:
         queued = self._pending.get(raw)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from snapshotd import failpoints
-from snapshotd.errors import SnapshotdError
+from snapshotd.errors import InternalError, SnapshotdError
 from snapshotd.kernel import syscalls
 from tests.leftovers import nothing_left
 from tests.storage_rig import Daemon, Line, World, clean, wait_until
@@ -108,6 +111,16 @@ class Archived(Scenario):
     def act(self) -> None:
         self.world.step(self.line)
         self.world.client.flush()
+
+
+class Evict(Scenario):
+    """Layers that nobody stands on any more; the next batch makes room."""
+
+    def act(self) -> None:
+        self.world.step(self.line)
+        self.client.stop(self.line.id, wait="stored")
+        self.world.create()
+        self.client.flush()
 
 
 class ArchivedByChild(Archived):
@@ -250,7 +263,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "engine.prune.recorded": Prune,
     "engine.cold.built": Cold,
     "layers.merge.built": Merge,
-    "layers.evict.renamed": Archived,
+    "layers.evict.renamed": Evict,
     "layers.capture.copied": LiveProcess,
     "repo.pack.written": ArchivedByChild,
     "repo.pack.stored": ArchivedByChild,
@@ -339,3 +352,88 @@ def _shrink(world: World) -> None:
     for line in lines[:-6]:
         if not origins & {s.id for s in world.client.log(line.id)}:
             world.forget(Line(line.id))
+
+
+# -- at random moments -----------------------------------------------------------------------------------------------------------
+
+SEED = int(os.environ.get("SNAPSHOTD_KILL_SEED", str(random.randrange(1 << 30))))
+STEPS = 30
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_the_daemon_is_killed_in_a_burst(daemon: Daemon, world: World, number: int) -> None:
+    rng = random.Random(SEED + number)
+    _restart(daemon, world, SNAPSHOTD_LAYER_BUDGET=rng.choice(("0", "")))
+    with daemon.explained(), _seeded(number):
+        lines = [world.create(), world.create()]
+        process = daemon.process
+        assert process is not None
+        killer = threading.Timer(rng.uniform(0.1, 2.5), process.kill)  # the random moment that this test is about
+        killer.start()
+        with contextlib.suppress(SnapshotdError, OSError):
+            for _ in range(STEPS):
+                world.step(rng.choice(lines), wait=rng.random() < 0.2)
+        killer.join()
+        daemon.kill()
+        daemon.start(**NO_LAYERS)
+        _settle(world)
+        clean(daemon)
+        _shrink(world)
+
+
+def test_its_children_are_killed_in_a_burst(daemon: Daemon, world: World) -> None:
+    """The archive's and the one that rebuilds layers, again and again: the daemon lives and starts them anew."""
+    rng = random.Random(SEED)
+    _restart(daemon, world, **NO_LAYERS)
+    with daemon.explained(), _seeded(0):
+        cold = world.create()
+        origin = world.step(cold, wait=True).snapshot
+        assert origin is not None
+        world.client.stop(cold.id, wait="stored")
+        line = world.create()
+        done = threading.Event()
+        kills: list[str] = []
+        killer = threading.Thread(target=_kill_children, args=(daemon, rng, done, kills))
+        killer.start()
+        try:
+            for number in range(STEPS):
+                world.step(line)
+                if number % 10 == 5:
+                    with contextlib.suppress(InternalError):  # without FUSE a cold start needs the child that is killed
+                        (fork,) = world.client.fork(origin.id).trajectories
+                        world.step(Line(fork.id, world.expected[origin.id]))
+        finally:
+            done.set()
+            killer.join()
+        assert "archive" in kills
+        wait_until(lambda: not _fails(world), "all is stored in the end")
+        _settle(world)
+        clean(daemon)
+        _shrink(world)
+
+
+def _kill_children(daemon: Daemon, rng: random.Random, done: threading.Event, kills: list[str]) -> None:
+    while not done.wait(rng.uniform(0.02, 0.4)):
+        for role in ("archive", "cold"):
+            for pid in daemon.children(role):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    kills.append(role)
+
+
+def _fails(world: World) -> bool:
+    """Whether storing still suffers from a child that was killed."""
+    try:
+        world.client.flush()
+    except InternalError:
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _seeded(number: int) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as exc:
+        exc.add_note(f"SNAPSHOTD_KILL_SEED={SEED} (test number {number})")
+        raise

@@ -14,10 +14,8 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,11 +25,11 @@ from tests import oracles, variety
 from tests.capabilities import require
 from tests.e2e.support import Snap, wait_until
 from tests.leftovers import nothing_left
-from tests.loop_disk import loop_disk
 
-KINDS = ("xfs", "ext4", "btrfs", "tmpfs")
+KINDS = {"xfs": ("mkfs.xfs", "-q"), "ext4": ("mkfs.ext4", "-q"), "btrfs": ("mkfs.btrfs", "-q"), "tmpfs": ()}
+"""File systems to restore to, and how they are made."""
 TREES = (b"tree", b"deep")
-"""Below /workspace: everything that common tools can read, and all again with a part that is deeper than PATH_MAX."""
+"""Below /workspace: everything that common tools can read, and what is deeper than PATH_MAX."""
 Manifest = dict[bytes, variety.Fact]
 
 MAKE = """
@@ -54,7 +52,7 @@ def lenient(name):
 
 lenient("mknod"), lenient("link"), lenient("setxattr")
 variety.make(Path("/workspace/tree"), deep=False)
-variety.make(Path("/workspace/deep"))
+variety.make_deep(Path("/workspace/deep"))
 print(sorted(refused))
 """
 MANIFEST = """
@@ -84,21 +82,9 @@ class Original:
 
 
 @pytest.fixture(scope="module")
-def disks() -> Iterator[dict[str, Path]]:
-    """A file system of each kind. They are there before the daemon is: where mounts do not propagate, it never sees later ones."""
-    require("root", "oracles", "xfs", "fuse")
-    with ExitStack() as stack:
-        found = {kind: stack.enter_context(_file_system(kind)) for kind in KINDS if kind != "btrfs" or shutil.which("mkfs.btrfs")}
-        yield found
-        for path in found.values():
-            _empty(path)
-
-
-@pytest.fixture(scope="module")
-def cold(
-    disks: dict[str, Path], root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]
-) -> Iterator[Snap]:  # fmt: skip
+def cold(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
     """A daemon that keeps no layer it need not keep."""
+    require("root", "oracles", "xfs", "fuse")
     snap = Snap(tmp_path_factory.mktemp("variety") / "state", {**engine_env, "SNAPSHOTD_LAYER_BUDGET": "0"})
     snap("image", "import", root_tar, "--name", "default")
     yield snap
@@ -106,25 +92,55 @@ def cold(
     nothing_left(snap.state_dir, running=False)
 
 
+@dataclass(frozen=True)
+class Disk:
+    """A file system: where it is for the daemon, and the same place as the test sees it."""
+
+    theirs: Path
+    ours: Path
+
+
+@pytest.fixture(scope="module")
+def disks(cold: Snap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Disk]]:
+    """A file system of each kind. Mounted in the daemon's namespace, where no other daemon's keeps it in use, and gone with it."""
+    pid, base, found = cold.daemon_pid(), tmp_path_factory.mktemp("disks"), {}
+    for kind, make in KINDS.items():
+        if make and shutil.which(make[0]) is None:
+            continue
+        image, place = base / f"{kind}.disk", base / kind
+        place.mkdir()
+        source = ["-t", "tmpfs", "-o", "size=300m", "none"]
+        if make:
+            with image.open("wb") as f:
+                f.truncate(1 << 30)
+            _run(*make, image)
+            source = ["-o", "loop", str(image)]
+        _run("nsenter", f"--mount=/proc/{pid}/ns/mnt", "mount", *source, place)
+        found[kind] = Disk(place, Path(f"/proc/{pid}/root{place}"))
+    yield found
+    for image in base.glob("*.disk"):
+        image.unlink()
+
+
 @pytest.fixture(scope="module")
 def original(
-    disks: dict[str, Path], cold: Snap, runtime: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    disks: dict[str, Disk], cold: Snap, runtime: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Original:
     """Captured, stored and evicted."""
     given = tmp_path_factory.mktemp("given")
     shutil.copy(variety.__file__, given / "variety.py")
     trajectory, _ = cold.create("--runtime", runtime, "--workspace", given)
-    place = disks["xfs"] / runtime
+    place = disks["xfs"].ours / runtime
     place.mkdir()
     archive = place / "original.tar"
     if runtime == "docker":
         workspace = _root(cold, trajectory, request.getfixturevalue("docker_engine")) / "workspace"
         variety.make(workspace / "tree", deep=False)
-        variety.make(workspace / "deep")
+        variety.make_deep(workspace / "deep")
         snapshot = cold.sh(trajectory, "true")["snapshot"]
         manifest = _manifest(workspace)
         oracles.tar_of(workspace / "tree", archive)
-        subprocess.run(["cp", "-a", workspace / "tree", place / "copy"], check=True, timeout=60)
+        _run("cp", "-a", workspace / "tree", place / "copy")
     else:
         made = cold.json("exec", trajectory, "--", "python3", "-c", MAKE)
         assert {"mknod"} <= set(ast.literal_eval(made["stdout"])) <= REFUSED
@@ -135,7 +151,7 @@ def original(
         with archive.open("wb") as f:
             command = [sys.executable, "-m", "snapshotd", "show", "--output", "stdout", packed]
             subprocess.run(command, env=cold.env, stdout=f, check=True, timeout=60)
-        cold("restore", snapshot, "--path", "/workspace/tree", "--to", place / "copy")
+        cold("restore", snapshot, "--path", "/workspace/tree", "--to", disks["xfs"].theirs / runtime / "copy")
         os.chmod(place / "copy", manifest[b"tree"].mode)
     copied = _below(variety.manifest(place / "copy"), b"tree")
     sockets = set() if runtime == "docker" else _sockets(manifest)
@@ -148,11 +164,11 @@ def original(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_restored(cold: Snap, original: Original, disks: dict[str, Path], kind: str) -> None:
+def test_restored(cold: Snap, original: Original, disks: dict[str, Disk], kind: str) -> None:
     if kind == "btrfs":
         require("btrfs")
-    target = disks[kind] / "restored"
-    report = cold.json("restore", original.snapshot, "--path", "/workspace", "--to", target)
+    target = disks[kind].ours / "restored"
+    report = cold.json("restore", original.snapshot, "--path", "/workspace", "--to", disks[kind].theirs / "restored")
     os.chmod(target, 0o755)
     got = _manifest(target)
     lost = {path for path in original.manifest.keys() | got.keys() if original.manifest.get(path) != got.get(path)}
@@ -165,6 +181,8 @@ def test_restored(cold: Snap, original: Original, disks: dict[str, Path], kind: 
     assert sockets <= lost
     if kind == "xfs":  # where it came from
         assert lost == sockets
+    else:  # and only there access lists show a second time
+        assert os.listxattr(target / "tree/capabilities_and_acls/acl") == ["system.posix_acl_access"]
     if kind == "ext4":
         assert b"tree/attributes/big value" in lost, "attributes have one block of 4 KiB there"
     named = {path.removeprefix(b"tree").lstrip(b"/") or b"." for path in lost if path.split(b"/")[0] == b"tree"}
@@ -245,30 +263,17 @@ def _inside(snap: Snap, trajectory: str) -> Manifest:
 def _root(snap: Snap, trajectory: str, engine: str) -> Path:
     """The root of a Docker sandbox, as its init has it now."""
     (info,) = [p for p in snap.json("ps") if p["trajectory"]["id"] == trajectory]
-    docker = ["docker", "-H", engine]
-    listed = [*docker, "ps", "-q", "--filter", f"label=snapshotd.container={info['container']}"]
-    container = subprocess.run(listed, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
-    shown = [*docker, "inspect", "--format", "{{.State.Pid}}", container]
-    return Path(f"/proc/{subprocess.run(shown, capture_output=True, text=True, check=True, timeout=60).stdout.strip()}/root")
-
-
-@contextmanager
-def _file_system(kind: str) -> Iterator[Path]:
-    if kind != "tmpfs":
-        with loop_disk(kind, 1 << 30) as disk:
-            yield disk.mount_point
-        return
-    place = Path(tempfile.mkdtemp(prefix="snapshotd-tmpfs-", dir="/var/tmp"))
-    try:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "none", place], check=True, timeout=60)
-        try:
-            yield place
-        finally:
-            subprocess.run(["umount", place], check=True, timeout=60)
-    finally:
-        place.rmdir()
+    docker = ("docker", "-H", engine)
+    container = _run(*docker, "ps", "-q", "--filter", f"label=snapshotd.container={info['container']}")
+    return Path(f"/proc/{_run(*docker, 'inspect', '--format', '{{.State.Pid}}', container)}/root")
 
 
 def _empty(directory: Path) -> None:
     """`shutil.rmtree` does not get so deep."""
-    subprocess.run(["find", directory, "-mindepth", "1", "-maxdepth", "1", "-exec", "rm", "-rf", "{}", "+"], check=True, timeout=60)
+    _run("find", directory, "-mindepth", "1", "-maxdepth", "1", "-exec", "rm", "-rf", "{}", "+")
+
+
+def _run(*command: str | Path) -> str:
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, (command, result.stderr)
+    return result.stdout.strip()

@@ -19,7 +19,7 @@ from typing import Any
 
 from snapshotd.client import Policy, Snapshotd
 from snapshotd.client.results import SnapshotInfo
-from snapshotd.errors import Conflict, DataLoss, DaemonUnavailable, InternalError, NotFound, SnapshotdError
+from snapshotd.errors import Conflict, DaemonUnavailable, DataLoss, InternalError, NotFound, SnapshotdError
 from tests.e2e.support import Snap, wait_until
 from tests.model.engine_oracle import INSIDE, Line, Listing, Script, Taken, Tree, World, changes, host_listing, inside_view, parse_inside
 
@@ -94,10 +94,12 @@ class Machine:
         self._flush()
         self.client.prune(grace_s=0)
         usage = self.client.usage()
-        assert (usage.spool_bytes, usage.unarchived, sum(usage.states.values())) == (0, 0, 0), usage
+        assert (usage.unarchived, sum(usage.states.values())) == (0, 0), usage
+        self.restart()  # outputs of trajectories that were removed before they were stored go at a start
+        assert self.client.usage().spool_bytes == 0
         assert usage.repository_bytes < 8 << 20, f"the image alone is left, but it takes {usage.repository_bytes}"
         log = (self.snap.state_dir / "daemon.log").read_text(errors="replace")
-        assert "Traceback" not in log, log[log.index("Traceback") - 2000 :][:6000]
+        assert "Traceback" not in log, log[max(0, log.index("Traceback") - 300) :][:2500]
 
     # -- what is there -----------------------------------------------------------------------------------------------------------
 

