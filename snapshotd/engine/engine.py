@@ -7,7 +7,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -39,11 +38,12 @@ from snapshotd.engine.calls import AgentCalls, marker
 from snapshotd.engine.child import Child
 from snapshotd.engine.cold import Cold, LazyLayers
 from snapshotd.engine.context import Context
+from snapshotd.engine.forks import Forks
 from snapshotd.engine.launch import Launcher
 from snapshotd.engine.linkgroups import LinkGroups
 from snapshotd.engine.merging import Merger
 from snapshotd.engine.sandbox import Sandbox
-from snapshotd.engine.sessions import FORK_COUNT, FORK_INDEX, Sessions, check_not_running, fork_agent, free_bytes
+from snapshotd.engine.sessions import Sessions, check_not_running, free_bytes
 from snapshotd.engine.upkeep import Upkeep
 from snapshotd.engine.worker import Worker
 from snapshotd.errors import Conflict, NotFound, SnapshotdError, UsageError
@@ -53,7 +53,6 @@ from snapshotd.layers.store import release
 from snapshotd.types import (
     NAME_PATTERN,
     AgentSpec,
-    ExperimentID,
     Image,
     ImageID,
     LayerID,
@@ -72,8 +71,6 @@ from snapshotd.types import (
 )  # fmt: skip
 
 MAX_FORKS = 256
-FORKS_AT_ONCE = 8
-"""Containers made in parallel; more only queue for processors."""
 
 
 class LocalEngine(Engine):
@@ -94,6 +91,7 @@ class LocalEngine(Engine):
         self._background = Background(context, self._merger, links, self._worker, self._archive)
         self._sessions = Sessions(context, self._launcher, self._background, self._cold)
         self._upkeep = Upkeep(context, self._archive, archiver, self._cold, self._sessions.stood_on, self._evict)
+        self._forks = Forks(context, self._sessions, self._forget)
         self._browse = Browse(context)
         self._store_what_has_no_layers()
         for snapshot in self._catalog.all_snapshots():
@@ -227,50 +225,7 @@ class LocalEngine(Engine):
             raise UsageError(f"cannot fork {n} times: the number must be from 1 to {MAX_FORKS}")
         _check_name(name)
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
-            return self._fork(source, n, args, name)
-
-    def _fork(self, source: Snapshot, n: int, args: tuple[str, ...] | None, name: str | None) -> Forked:
-        owner = self._catalog.get_trajectory(source.trajectory)
-        experiment = ExperimentID(new_id())
-        forks = [self._fork_record(owner, source, experiment, index, n, args, name) for index in range(n)]
-        launched: list[tuple[Sandbox, AgentCalls]] = []
-        try:
-            with ThreadPoolExecutor(min(n, FORKS_AT_ONCE)) as pool:
-                futures = [pool.submit(self._sessions.launch, fork, source) for fork in forks]
-                failures = [f.exception() for f in futures]
-                launched = [f.result() for f, failure in zip(futures, failures, strict=True) if failure is None]
-            for failure in failures:
-                if failure is not None:
-                    raise failure
-            self._catalog.add_trajectories([(fork, None) for fork in forks])
-            hit("engine.fork.recorded")
-        except BaseException:
-            for sandbox, _ in launched:
-                self._sessions.discard(sandbox)
-            raise
-        try:
-            for (sandbox, calls), fork in zip(launched, forks, strict=True):
-                self._sessions.adopt(sandbox, calls)
-                if fork.agent is not None and args is not None:
-                    self._sessions.start_agent(sandbox, fork.agent)
-        except BaseException:
-            for (sandbox, _), fork in zip(launched, forks, strict=True):
-                self._sessions.stop(fork, keep=False)
-                self._sessions.discard(sandbox)
-                self._forget(fork.id)
-            raise
-        return Forked(experiment, tuple(forks))
-
-    def _fork_record(
-        self, owner: Trajectory, source: Snapshot, experiment: ExperimentID, index: int, n: int, args: tuple[str, ...] | None,
-        name: str | None,
-    ) -> Trajectory:  # fmt: skip
-        env = dict(owner.env) | {FORK_INDEX: str(index), FORK_COUNT: str(n)}
-        return Trajectory(
-            id=TrajectoryID(new_id()), name=name if n == 1 or name is None else f"{name}-{index}", spec=owner.spec,
-            agent=owner.agent if args is None else fork_agent(owner, args, index), head=source.id, status=TrajectoryStatus.RUNNING,
-            created_at_ns=time.time_ns(), forked_from=source.id, experiment=experiment, env=tuple(env.items()),
-        )  # fmt: skip
+            return self._forks.fork(source, n, args, name)
 
     def rewind(self, ref: str, to: str) -> Snapshot:
         with self._context.pins.pinned(self._catalog.resolve_snapshot(to).id) as target:

@@ -232,6 +232,7 @@ class Import(Scenario):
         self.client.export_file(self.line.id, self.bundle, whole=True)
         self.content = {s.id: self.world.expected[s.id] for s in self.client.log(self.line.id)}
         self.world.forget(self.line)
+        self.world.importing = self.content
 
     def act(self) -> None:
         self.client.import_bundle(self.bundle)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +17,11 @@ import pytest
 
 from tests import oracles, variety
 from tests.capabilities import require
+from tests.e2e.history import History, facts_of, files_of, run_agent
 from tests.e2e.support import Snap, wait_until
 from tests.leftovers import nothing_left
 
 pytestmark = pytest.mark.runc
-
-STEPS = 5
-AGENT = r"""
-use IO::Socket::UNIX;
-my $daemon = IO::Socket::UNIX->new("/run/snapshotd/agent.sock") or die;
-my $id = 0;
-sub ask { print $daemon '{"id":', ++$id, ',', @_, "}\n"; $daemon->flush; my $said = <$daemon>; die $said if $said =~ /"error"/; }
-ask('"op":"hello","version":1');
-for my $n (1 .. shift) {
-    my $call = sprintf '%032x', $n + int rand 1 << 40;
-    ask(qq("op":"message","role":"user","content":"question $n"));
-    ask(qq("op":"call_begin","call":"$call","name":"write","arguments":{"number":$n}));
-    open my $log, '>>', '/workspace/log' or die; print $log "line $n\n"; close $log;
-    mkdir "/workspace/d$n"; symlink 'log', "/workspace/link$n"; link '/workspace/log', "/workspace/d$n/same";
-    open my $data, '>', "/workspace/data" or die; print $data join('', map { chr int rand 256 } 1 .. 30000); close $data;
-    unlink '/usr/bin/seq' if $n == 3;
-    ask(qq("op":"call_end","call":"$call","status":"done","exit_code":0,"result":{"answer":$n}));
-}
-"""
-"""A conversation with a call for each question, without Python."""
-
-
-@dataclass(frozen=True)
-class History:
-    """A finished trajectory: its id, and its snapshots with what is known of each."""
-
-    trajectory: str
-    snapshots: list[str]
-    files: dict[str, dict[bytes, variety.Fact]]
-
 
 @pytest.fixture(scope="module")
 def places(small_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Snap, Snap]]:
@@ -77,8 +47,9 @@ def here(places: tuple[Snap, Snap]) -> Snap:
 def there(places: tuple[Snap, Snap]) -> Iterator[Snap]:
     """The other state directory, without a trajectory before and after."""
     yield places[1]
-    for trajectory in places[1].json("ls"):
-        places[1]("rm", "--force", trajectory["id"])
+    while left := places[1].json("ls"):  # forks before what they were forked from
+        codes = {places[1]("rm", "--force", item["id"], code=None).returncode for item in left}
+        assert 0 in codes
 
 
 @pytest.fixture(scope="module")
@@ -86,37 +57,12 @@ def history(here: Snap, tmp_path_factory: pytest.TempPathFactory) -> History:
     return run_agent(here, "line", tmp_path_factory.mktemp("files"))
 
 
-def run_agent(snap: Snap, name: str, scratch: Path, steps: int = STEPS) -> History:
-    snap("run", "--runtime", "runc", "--name", name, "--wait", "stored", "--", "perl", "-e", AGENT, str(steps))
-    (trajectory,) = [item["id"] for item in snap.json("ls") if item["name"] == name]
-    snapshots = [item["id"] for item in snap.json("log", trajectory)]
-    assert len(snapshots) >= steps + 1
-    return History(trajectory, snapshots, {each: files_of(snap, each, scratch / each) for each in snapshots})
-
-
-def files_of(snap: Snap, snapshot: str, target: Path) -> dict[bytes, variety.Fact]:
-    """The whole root, restored."""
-    report = snap.json("restore", snapshot, "--to", target)
-    assert report["warnings"] == []
-    target.chmod(0o755)
-    return variety.manifest(target)
-
-
-def facts_of(snap: Snap, snapshot: str) -> dict[str, Any]:
-    """What two state directories must agree on, but for the files."""
-    shown = snap.json("show", snapshot)
-    same = {key: shown[key] for key in ("id", "parent", "seq", "tool", "messages", "files", "method", "created_at")}
-    same["conversation"] = snap.json("show", "--conversation", snapshot)
-    same["output"] = {name: snap("show", "--output", name, snapshot).stdout for name in shown["tool"]["outputs"]}
-    return same
-
-
-def contents(snap: Snap) -> dict[str, Any]:
-    """Everything that a failed import could leave."""
-    snap("check", "--read-data")
+def contents(snap: Snap, *, spool: bool = False) -> dict[str, Any]:
+    """Everything that a failed import could leave. Outputs may stay in the `spool` until the daemon's next start."""
     usage = snap.json("df")
-    layers = sorted(item.name for item in (snap.state_dir / "layers").iterdir())
-    return {"ls": snap.json("ls"), "usage": usage, "layers": len(layers), "top": sorted(os.listdir(snap.state_dir))}
+    if not spool:
+        del usage["spool_bytes"]
+    return {"ls": snap.json("ls"), "images": snap.json("image", "ls"), "usage": usage, "top": sorted(os.listdir(snap.state_dir))}
 
 
 # -- bundles --------------------------------------------------------------------------------------------------------------------
@@ -183,6 +129,9 @@ def test_a_damaged_bundle_leaves_nothing(here: Snap, there: Snap, history: Histo
         assert result.returncode in (2, 10, 11), (number, result)
         assert result.stderr.startswith("snapshotd: ")
         assert contents(there) == before, number
+    there.stop_daemon()
+    assert contents(there, spool=True) == before | {"usage": before["usage"] | {"spool_bytes": 0}}
+    there("check", "--read-data")
 
 
 def test_a_name_that_is_taken(here: Snap, there: Snap, history: History, tmp_path: Path) -> None:
@@ -222,7 +171,9 @@ def test_a_tar(here: Snap, history: History, tmp_path: Path) -> None:
         target.mkdir()
         subprocess.run([*program, "-C", target, "-xpf", tmp_path / "tar"], check=True, timeout=60)
         target.chmod(0o755)
-        assert variety.difference(history.files[snapshot], variety.manifest(target)) == ""
+        expected, got = dict(history.files[snapshot]), variety.manifest(target)
+        assert expected.pop(b"").mode == got.pop(b"").mode  # bsdtar leaves the time of a directory that was there
+        assert variety.difference(expected, got) == ""
 
 
 # -- folders ---------------------------------------------------------------------------------------------------------------------
@@ -279,9 +230,9 @@ def test_the_browsing_process_is_killed(here: Snap, history: History, tmp_path: 
     pid = here.daemon_pid()
     try:
         (child,) = [each for each in _children(pid) if b"browse" in Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")]
-        with (tmp_path / "snapshots" / history.snapshots[1] / "workspace/log").open():
-            os.kill(child, signal.SIGKILL)
-            wait_until(lambda: _is_dead(tmp_path), "whoever reads gets an error", 5)
+        (tmp_path / "snapshots" / history.snapshots[1] / "workspace/log").read_text()
+        os.kill(child, signal.SIGKILL)
+        wait_until(lambda: _is_dead(tmp_path), "whoever reads gets an error", 5)
         assert here.daemon_pid() == pid
         assert here("cat", f"{history.snapshots[1]}:log").stdout == "line 1\n"
     finally:
@@ -296,8 +247,7 @@ def _is_dead(mounted: Path) -> bool:
     try:
         os.listdir(mounted / "trajectories")
     except OSError as exc:
-        assert exc.errno in (errno.ENOTCONN, errno.ECONNABORTED)
-        return True
+        return exc.errno == errno.ENOTCONN
     return False
 
 
@@ -327,9 +277,7 @@ def test_the_catalog_is_made_again(small_root: Path, tmp_path: Path, how: str) -
     if how == "torn":
         data = (snap.state_dir / "catalog.db").read_bytes()
         (snap.state_dir / "catalog.db").write_bytes(random.Random(3).randbytes(4096) + data[4096 : len(data) // 2])
-        refused = snap("ls", code=None)
-        assert refused.returncode != 0
-        assert "--rebuild-catalog" in refused.stderr
+        assert str(snap.state_dir / "catalog.db") in snap("ls", code=20).stderr
     else:
         (snap.state_dir / "catalog.db").unlink()
     report = snap.json("daemon", "--rebuild-catalog")
@@ -338,11 +286,11 @@ def test_the_catalog_is_made_again(small_root: Path, tmp_path: Path, how: str) -
     assert {each: facts_of(snap, each) for each in everything} == before
     lines = {item["id"]: item for item in snap.json("ls")}
     assert lines[history.trajectory]["name"] == "line"
-    assert lines[fork]["status"] == "stopped"
+    assert lines[fork]["status"] == "interrupted", "it has an agent, of whose end no record tells"
     assert snap.json("show", "good")["id"] == history.snapshots[1]
     assert snap.json("diff", history.snapshots[1], forked) == changed
     for each in history.snapshots:
-        assert variety.difference(history.files[each], files_of(snap, each, tmp_path / "after" / each)) == ""
+        assert variety.difference(history.files[each], files_of(snap, each, tmp_path / f"after {each}")) == ""
     (other,) = snap.json("fork", forked)["trajectories"]
     assert snap.sh(other, "cat forked log")["stdout"] == "forked\nline 1\nline 2\n"
     assert snap.sh(fork, "cat forked")["stdout"] == "forked\n"

@@ -28,8 +28,8 @@ from snapshotd.repo.spool import FileSpool
 from snapshotd.repo.writer import PackRepository
 from snapshotd.store.base import Store
 from snapshotd.store.open import open_store
-from snapshotd.testing.records import begin, fork, follow, make_call, make_image
-from snapshotd.types import BlobID, Kind, Message, Snapshot, SnapshotID, SnapshotState, TreeID
+from snapshotd.testing.records import begin, follow, fork, make_call, make_image
+from snapshotd.types import BlobID, Kind, Message, Snapshot, SnapshotState, TreeID
 from tests import stored_trees
 
 _LARGE = b"".join(random.Random(7).randbytes(64) * 30 + b"%d\n" % n for n in range(1000))
@@ -94,6 +94,7 @@ def _plan(repository: PackRepository, number: int) -> stored_trees.Plan:
     def file(data: bytes, **more: Any) -> TreeEntry:
         return stored_trees.file(repository, data, **more)
 
+    own = replace(stored_trees.OWN, mode=0o1777, uid=number, mtime_ns=(1 << 62) + 1)
     linked = file(b"two names\n", link=77, nlink=2, mode=0o4755, uid=1000, gid=65534)
     return {
         b"changing": b"version %d\n" % number + b"the rest stays as it is\n" * 200,
@@ -105,7 +106,7 @@ def _plan(repository: PackRepository, number: int) -> stored_trees.Plan:
         b"socket": TreeEntry(b"", Kind.SOCKET, 0o755, 0, 0, 6),
         b"attributes": file(b"x", xattrs=((b"security.capability", bytes(20)), (b"user.a", b""), (b"user.b", b"\0\xff" * 300))),
         b"sparse": file(b"dataend", size=1 << 40, extents=((4096, 4), ((1 << 40) - 3, 3))),
-        b"d": {b"": replace(stored_trees.OWN, mode=0o1777, uid=number, mtime_ns=(1 << 62) + 1), **{b"%03d" % n: b"%d" % n for n in range(9)}},
+        b"d": {b"": own, **{b"%03d" % n: b"%d" % n for n in range(9)}},
         b"deep": {b"a" * 255: {b"b" * 255: {b"c": {}}}},
     }  # fmt: skip
 
@@ -133,7 +134,7 @@ def _snapshot(catalog: Catalog, repository: Repository, one: Snapshot) -> dict[s
             blob: hashlib.sha256(b"".join(repository.load(blob))).hexdigest()
             for blob in (one.call.output, one.call.stdout, one.call.stderr) if blob is not None and repository.contains(blob)
         },
-        "conversation": [[m.role.encode("utf-8", "surrogatepass").hex(), ascii(m.content)] for m in catalog.conversation(SnapshotID(one.id))],
+        "conversation": [[m.role, ascii(m.content)] for m in catalog.conversation(one.id)],
         "record": None if record is None else hashlib.sha256(repository.load_record(record)).hexdigest(),
         "tree": None if one.tree is None else tree_of(repository, one.tree),
     }  # fmt: skip

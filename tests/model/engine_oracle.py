@@ -1,4 +1,4 @@
-"""What the engine should hold, kept in dictionaries: trees of /workspace, trajectories, snapshots, tags, and which of them a prune may take.
+"""What the engine should hold, kept in dictionaries: trees of /workspace, trajectories, snapshots, tags, what a prune may take.
 
 `plan` makes a shell script of random file operations and the tree that it leads to. Overlay semantics are part of it: a name of a hard
 link group that an earlier layer holds is torn from its group when it is written.
@@ -312,7 +312,11 @@ sub walk { my ($path) = @_;
     for my $name (@names) {
         my $full = "$path/$name"; my @st = lstat $full or die "$full: $!"; my $sum = 0;
         if (-l _) { $sum = unpack('%32C*', readlink $full) }
-        elsif (-f _) { open(my $f, '<', $full) or die "$full: $!"; local $/; $! = 0; my $all = <$f> // ''; die "$full: $!" if $!; $sum = unpack('%32C*', $all); }
+        elsif (-f _) {
+            open(my $f, '<', $full) or die "$full: $!";
+            local $/; $! = 0; my $all = <$f> // ''; die "$full: $!" if $!;
+            $sum = unpack('%32C*', $all);
+        }
         my $type = -l _ ? 'l' : -d _ ? 'd' : -p _ ? 'p' : 'f';
         @st = lstat $full;
         print join("\0", substr($full, 2), $type, $st[2] & 07777, $st[4], $st[5], $st[7], $sum), "\0\0";

@@ -53,6 +53,8 @@ class Rig:
         self.world.step(self.line)
         self.cold = self.world.step(self.line).snapshot
         assert self.cold is not None
+        self.client.tag(self.cold.id, "cold")
+        self.world.disk_may_be_full = True
         self.grow(4)
         self.client.stop(self.line.id, wait="stored")
         self.world.note_stored()
@@ -78,8 +80,7 @@ class Rig:
         self.world.settle()
         self.world.note_stored()
         self.world.verify_all()
-        self.line.content = self.world.expected[self.client.trajectory(self.line.id).head]
-        self.world.step(self.line, wait=True)
+        self.world.fill(self.line)
         assert self.cold is not None
         (fork,) = self.client.fork(self.cold.id).trajectories
         self.world.step(Line(fork.id, self.world.expected[self.cold.id]), wait=True)
@@ -132,7 +133,7 @@ def _everything(rig: Rig) -> dict[str, bool]:
     cold = rig.cold.id
     target = rig.disk.scratch / "exported"
     work: dict[str, Callable[[], object]] = {
-        "step": lambda: world.step(rig.line),
+        "step": lambda: world.fill(rig.line),
         "archive": client.flush,
         "create": lambda: client.remove(client.create(image="small", runtime="runc")[0].id, force=True),
         "fork": lambda: client.remove(client.fork(cold).trajectories[0].id, force=True),
@@ -190,14 +191,14 @@ def test_prune_frees_space_on_a_full_disk(kind: str, small_root: Path) -> None:
                             fill()
                             rig.daemon.start(SNAPSHOTD_LAYER_BUDGET="0")
                         else:
-                            _fails(lambda: rig.world.step(rig.line))
+                            _fails(lambda: rig.world.fill(rig.line))
                             fill()
                         report = rig.client.prune(Policy(keep_last=1), grace_s=0)
                         rig.world.pruned |= {item.snapshot for item in report.snapshots}
                         rig.world.stored -= rig.world.pruned
                         assert report.freed_bytes > 10_000_000
                         assert disk.free_bytes() > 10_000_000
-                        rig.world.step(rig.line, wait=True)
+                        rig.world.fill(rig.line)
                     rig.whole()
                 rig.daemon.stop()
         finally:
