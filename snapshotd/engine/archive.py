@@ -56,6 +56,7 @@ class Archive:
         self._changed = threading.Condition()
         self._due_at: float | None = None
         self._tags_changed = False
+        self._waiters = 0
         self._rounds = 0
         self._backlog = len(context.catalog.unstored())
         self._failures = 0
@@ -108,6 +109,18 @@ class Archive:
     def wait(self) -> None:
         """Return when everything captured so far is stored. Raises why it is not: OutOfSpace, InternalError, DataLoss."""
         wanted = set(self._context.catalog.unstored())
+        with self._changed:
+            self._waiters += 1
+            self._archiver.hurry(waited_for=True)
+        try:
+            self._wait(wanted)
+        finally:
+            with self._changed:
+                self._waiters -= 1
+                if not self._waiters:
+                    self._archiver.hurry(waited_for=False)
+
+    def _wait(self, wanted: set[SnapshotID]) -> None:
         with self._changed:
             self._due_at = time.monotonic()
             self._changed.notify_all()
@@ -176,7 +189,10 @@ class Archive:
                 _log.error("snapshots stay captured, the next try is in %.0f s: %s", delay, failure.message)
             self._changed.notify_all()
         if failure is None and not self._closed:
-            self._after_batch()
+            try:
+                self._after_batch()
+            except (SnapshotdError, OSError) as exc:
+                _log.error("layers cannot be evicted: %s", exc)  # the next batch tries again
 
     def _save_tags(self) -> None:
         catalog = self._context.catalog
@@ -225,7 +241,8 @@ class Archive:
         except NotFound:
             return  # removed meanwhile
         image = context.image(snapshot.stack.image)
-        assert image is not None, "the catalog keeps an image while a snapshot needs it"
+        if image is None:
+            raise InternalError(f"the image {snapshot.stack.image} of snapshot {snapshot_id} is not in the catalog")
         below = image.tree or images.get(image.id)
         if below is None:
             below = images[image.id] = self._archiver.image(image.id)

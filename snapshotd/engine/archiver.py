@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from snapshotd.engine.child import Child, Progress
+from snapshotd.engine.child import NICE, Child, Progress
 from snapshotd.errors import NotFound
 from snapshotd.failpoints import hit
 from snapshotd.layers import archive, diff
@@ -77,6 +77,10 @@ class Archiver:
     def repair(self, progress: Progress) -> RepairResult:
         """Rebuild what can be rebuilt of the repository itself."""
         return RepairResult.from_json(self._child.ask({"op": "repair"}, progress))
+
+    def hurry(self, *, waited_for: bool) -> None:
+        """Work at the daemon's own priority while somebody waits, else out of everybody's way."""
+        self._child.prioritise(0 if waited_for else NICE)
 
     def close(self) -> None:
         """End the process. What was not flushed is done again after the next start. Idempotent."""

@@ -20,6 +20,8 @@ from snapshotd.errors import NotFound, SnapshotdError
 from snapshotd.types import FileChanges, Snapshot, Stack
 
 _log = logging.getLogger(__name__)
+MAX_COUNTED_BEHIND = 16
+"""With more steps than this in the queue, counting in layers (which costs what the stack is deep) would only fall further behind."""
 
 
 @dataclass(slots=True)
@@ -86,13 +88,15 @@ class Background:
                 pass  # steps may come faster than they are settled
 
     def _count(self, snapshot: Snapshot) -> FileChanges | None:
-        """None where the layers are not there (a cold sandbox's): the archive counts in the trees then."""
+        """None where the layers are not there (a cold sandbox's), or too much waits: the archive counts in the trees then."""
         store = self._context.store
         before = Stack(snapshot.stack.image)
         if snapshot.parent is not None:
             before = self._context.catalog.get_snapshot(snapshot.parent).stack
         if before == snapshot.stack:
             return FileChanges()
+        if self._queue.qsize() > MAX_COUNTED_BEHIND:
+            return None
         layers = {*before.layers, *snapshot.stack.layers}
         if any(store.lazy(layer) for layer in layers) or not store.hold(layers):
             return None

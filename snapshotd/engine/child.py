@@ -25,7 +25,8 @@ _log = logging.getLogger(__name__)
 Progress = Callable[[str], None]
 Serve = Callable[[dict[str, Any], Progress], dict[str, Any]]
 _NO_ROOM = (28, 122)  # ENOSPC, EDQUOT
-_NICE = 15
+NICE = 10
+"""Priority of a child's work; whoever waits for it can have it raised (`Child.prioritise`)."""
 
 
 class Child:
@@ -64,6 +65,15 @@ class Child:
         """The process that serves now, if there is one."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
+
+    def prioritise(self, nice: int) -> None:
+        """Give the process another priority (0: as the daemon), all its threads. Not an error when it is not running."""
+        pid = self.pid
+        try:
+            for task in os.listdir(f"/proc/{pid}/task") if pid is not None else ():
+                os.setpriority(os.PRIO_PROCESS, int(task), nice)
+        except (FileNotFoundError, ProcessLookupError):
+            return  # it ends, or one of its threads has
 
     def close(self) -> None:
         """End the process, whatever it does: its work is made so that it can be cut off anywhere. Idempotent."""
@@ -118,7 +128,7 @@ def _end_with_the_daemon() -> None:
 def serve(handler: Serve) -> None:
     """The child's end: answer requests from standard input until it closes. Expected errors are answered, defects end the process."""
     threading.Thread(target=_end_with_the_daemon, name="daemon-watch", daemon=True).start()
-    os.nice(_NICE)
+    os.nice(NICE)
     source: IO[bytes] = sys.stdin.buffer
 
     def answer(value: dict[str, Any]) -> None:

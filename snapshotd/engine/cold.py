@@ -17,7 +17,7 @@ from typing import Protocol
 
 from snapshotd.engine.child import Child
 from snapshotd.engine.context import Context
-from snapshotd.errors import DataLoss, NotFound, SnapshotdError, Unsupported
+from snapshotd.errors import DataLoss, InternalError, NotFound, SnapshotdError, Unsupported
 from snapshotd.failpoints import hit
 from snapshotd.layers.base import RestoreReport
 from snapshotd.types import ImageID, LayerID, Snapshot, SnapshotState, Stack, TreeID, new_id, short
@@ -169,10 +169,10 @@ class Cold:
             store.note_size(made, answer["bytes"])
             hit("engine.cold.built")
             store.publish(made, rebuilt.layer)
-        except SnapshotdError as exc:
-            rebuilt.failure = exc
+        except (SnapshotdError, OSError) as exc:
+            rebuilt.failure = exc if isinstance(exc, SnapshotdError) else InternalError(f"a layer cannot be written: {exc}; check the disk")
             if not self._closed:
-                _log.error("the layer of tree %s cannot be written: %s", tree, exc.message)
+                _log.error("the layer of tree %s cannot be written: %s", tree, rebuilt.failure.message)
             if made is not None:
                 store.remove(made)
             if not rebuilt.served:

@@ -11,13 +11,14 @@ Nothing here needs a clean shutdown and everything may be interrupted and run ag
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from pathlib import Path
 
 from snapshotd.engine.context import Context
 from snapshotd.engine.dependencies import cached_layers, forget_cached_layers
-from snapshotd.errors import SandboxFailed
+from snapshotd.errors import SandboxFailed, SnapshotdError
 from snapshotd.kernel import files
 from snapshotd.types import LayerID, SnapshotState, TrajectoryStatus
 
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BOOT, _CLEAN = "boot_id", "clean_boot_id"
 """Catalog facts: the boot in which a daemon last started here, and the boot in which one last ended cleanly."""
+_FAILED = "layers.failed"
+"""A file in the state directory: the layers' own file system failed, so they are not trusted at the next start."""
 
 
 def recover(context: Context) -> None:
@@ -75,7 +78,8 @@ def _after_boot(context: Context) -> None:
     catalog = context.catalog
     boot = _BOOT_ID.read_text().strip()
     before, clean = catalog.get_meta(_BOOT), catalog.get_meta(_CLEAN)
-    if before is not None and before != boot and clean != before:
+    failed = context.state_dir / _FAILED
+    if failed.exists() or (before is not None and before != boot and clean != before):
         lost = catalog.unstored()
         if lost:
             _log.error("%d snapshots were captured but not stored when the machine went down; they are lost: %s", len(lost), " ".join(lost))
@@ -84,13 +88,30 @@ def _after_boot(context: Context) -> None:
         removed = context.store.sweep(set)
         if removed:
             _log.warning("the machine went down: %d layers are not trusted; snapshots come back from the repository", len(removed))
+    failed.unlink(missing_ok=True)
     catalog.set_meta(_BOOT, boot)
     catalog.set_meta(_CLEAN, "")
 
 
 def mark_clean(context: Context) -> None:
-    """At the very end of a daemon: from now on the layers survive power loss, too."""
-    context.store.flush()
-    context.spool.flush()
-    context.catalog.set_meta(_CLEAN, context.catalog.get_meta(_BOOT) or "")
-    context.catalog.flush()
+    """At the very end of a daemon: from now on the layers survive power loss, too. If they cannot be synced, the next start does not trust
+    them: what was only captured is lost then, and said so."""
+    try:
+        context.store.flush()
+        context.spool.flush()
+        context.catalog.set_meta(_CLEAN, context.catalog.get_meta(_BOOT) or "")
+        context.catalog.flush()
+    except (OSError, SnapshotdError) as exc:
+        _log.error("layers and catalog cannot be synced: %s", exc)
+        if context.store.failed or (isinstance(exc, OSError) and exc.errno == errno.EIO):
+            _mark_failed(context)
+
+
+def _mark_failed(context: Context) -> None:
+    """A name needs no space: the reserve becomes the mark, where there is one."""
+    mark = context.state_dir / _FAILED
+    try:
+        (context.state_dir / "reserve").rename(mark)
+    except FileNotFoundError:
+        mark.touch()
+

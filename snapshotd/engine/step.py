@@ -71,4 +71,10 @@ def _capture(sandbox: Sandbox) -> Captured:
                 f"cannot take a snapshot of {short(sandbox.trajectory.id)}: the state directory's disk is full; "
                 "free space or remove trajectories with `snapshotd rm`"
             ) from exc
-        raise
+        if exc.errno not in (errno.EIO, errno.EROFS):
+            raise
+        sandbox.store.failed = True
+        raise OutOfSpace(
+            f"cannot take a snapshot of {short(sandbox.trajectory.id)}: the file system of the layers reports an error ({exc.strerror}), as "
+            "it does when the disk below it is full; free space, then restart the daemon (`snapshotd daemon --stop`)"
+        ) from exc

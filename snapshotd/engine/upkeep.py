@@ -93,11 +93,11 @@ class Upkeep:
 
     # -- what must stay ----------------------------------------------------------------------------------------------------------
 
-    def _roots(self, without: Iterable[SnapshotID] = ()) -> Roots:
-        """Everything the catalog refers to, and what is being read; `without` the files of some snapshots."""
+    def _roots(self, without: Iterable[SnapshotID] = (), *, readers: bool = True) -> Roots:
+        """Everything the catalog refers to, and what is being read unless `readers` is false; `without` the files of some snapshots."""
         catalog = self._context.catalog
         left_out = set(without)
-        trees: dict[TreeID, str] = dict.fromkeys(self._pins.trees() | self._cold.trees(), READERS)
+        trees: dict[TreeID, str] = dict.fromkeys(self._pins.trees() | self._cold.trees() if readers else (), READERS)
         contents: dict[BlobID, str] = {}
         for snapshot in catalog.all_snapshots():
             if snapshot.tree is not None and snapshot.id not in left_out:
@@ -121,7 +121,8 @@ class Upkeep:
         """See `Engine.check`."""
         with self._one_at_a_time:
             with self._archive.paused():
-                result = self._archiver.check(self._roots(), read_data=read_data, progress=progress)
+                # Without readers: a failed start from a snapshot that is lost by now is one, and nothing could repair its tree.
+                result = self._archiver.check(self._roots(readers=False), read_data=read_data, progress=progress)
             return self._report(result)
 
     def _report(self, result: CheckResult) -> CheckReport:
@@ -146,7 +147,7 @@ class Upkeep:
             with self._archive.paused():
                 repaired = self._archiver.repair(progress)
                 progress("checking every byte")
-                result = self._archiver.check(self._roots(), read_data=True, progress=progress)
+                result = self._archiver.check(self._roots(readers=False), read_data=True, progress=progress)
                 damaged_images = [image for image in self._context.catalog.images() if image.id in result.owners]
                 for image in damaged_images:
                     self._archiver.image(image.id)

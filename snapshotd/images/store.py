@@ -225,6 +225,7 @@ class ImageStore(Images):
     def remove(self, ref: str) -> None:
         image = self.find(ref)
         self._catalog.remove_image(image.id)
+        self._catalog.flush()  # before the files go: after a power cut there must be no row without them
         with _opened(self._dir) as fd:
             os.rename(image.id, f"{_TMP}{image.id}", src_dir_fd=fd, dst_dir_fd=fd)
             files.remove_tree(fd, f"{_TMP}{image.id}")

@@ -41,7 +41,8 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a tree. Ids are the container's. `mode` is permission bits only (12 bits, setuid and sticky included).
+    """One entry of a tree. Ids are the container's. `mode` is permission bits only (12 bits, setuid and sticky included). A
+    directory's `size` is 0: what file systems say of it is about themselves.
 
     `inode` is (device, inode number) of the file that backs it: equal for the names of one hard link group inside one layer, and equal
     between two views when the very same file backs both.
@@ -61,7 +62,8 @@ class Entry:
     @staticmethod
     def of(st: os.stat_result) -> Entry:
         return Entry(
-            _KINDS[stat.S_IFMT(st.st_mode)], stat.S_IMODE(st.st_mode), st.st_uid, st.st_gid, st.st_size, st.st_mtime_ns,
+            _KINDS[stat.S_IFMT(st.st_mode)], stat.S_IMODE(st.st_mode), st.st_uid, st.st_gid,
+            0 if stat.S_ISDIR(st.st_mode) else st.st_size, st.st_mtime_ns,
             st.st_rdev, st.st_nlink, (st.st_dev, st.st_ino), st.st_ctime_ns,
         )  # fmt: skip
 

@@ -56,6 +56,8 @@ class LayerStore:
     def __init__(self, root: Path, kind: str) -> None:
         self.root = root
         self.kind = kind
+        self.failed = False
+        """The file system below reported an error: what was not synced may be gone when it is mounted again."""
         self._fd = os.open(root, files.DIR_FLAGS)
         os.makedirs(root / "images", mode=0o700, exist_ok=True)
 

@@ -178,8 +178,10 @@ def test_damaged_and_repaired(place: Place, seed: int) -> None:
             assert not lost & readable, "what could be read is not lost"
         if path.name == "index.db" and seed % len(KINDS) != KINDS.index("swap"):
             assert lost == set(), "all packs are whole"
-        checked = snap("check", "--read-data", code=None)
-        assert checked.returncode == 0, (path, lost, checked.stdout, repaired)
+        # The records of lost snapshots may be gone with their files; the catalog, which has all that they said, still names them.
+        left = snap.json("check", "--read-data", code=None)["damages"]
+        assert len(left) <= len(lost), (path, lost, left, repaired)
+        assert {item["snapshot"] for item in left} <= {None}
         still = _read_all(place)
         assert {snapshot for snapshot, _ in still} <= lost
         assert "conversation" not in {what for _, what in still}
@@ -192,7 +194,7 @@ def test_damaged_and_repaired(place: Place, seed: int) -> None:
         more = snap.json("exec", "--wait", "stored", made, "--", "sh", "-c", "echo new > new; cat new")["snapshot"]
         snap("stop", made)
         assert snap("cat", f"{more}:new").stdout == "new\n"
-        snap("check", "--read-data")
+        assert len(snap.json("check", "--read-data", code=None)["damages"]) == len(left)
     finally:
         place.undo()
 

@@ -136,7 +136,7 @@ def test_a_damaged_bundle_leaves_nothing(here: Snap, there: Snap, history: Histo
 
 def test_a_name_that_is_taken(here: Snap, there: Snap, history: History, tmp_path: Path) -> None:
     here("export", history.snapshots[1], "-o", tmp_path / "bundle")
-    taken = there.json("create", "--runtime", "runc", "--name", "taken")["trajectory"]
+    taken = there.json("create", "--runtime", "runc", "--name", "taken", "--wait", "stored")["trajectory"]
     before = contents(there)
     assert "taken" in there("import", tmp_path / "bundle", "--name", "taken", code=6).stderr
     assert contents(there) == before
