@@ -92,6 +92,14 @@ class Archive:
         with self._storing:
             yield
 
+    def retry(self) -> None:
+        """The repository was repaired: what could not be stored may be storable now."""
+        with self._changed:
+            self._strikes.clear()
+            self._stuck.clear()
+            self._due_at = time.monotonic()
+            self._changed.notify_all()
+
     def tags_changed(self) -> None:
         """The tags go into the repository, too, with the next batch or soon."""
         with self._changed:
@@ -268,7 +276,11 @@ class Archive:
         """A snapshot that cannot be stored must not keep the others from it. What may be an accident is tried again, with the batch."""
         if snapshot_id not in self._context.catalog.unstored():
             return  # removed meanwhile
-        if isinstance(why, NotFound | DataLoss):
+        layers = self._context.catalog.get_snapshot(snapshot_id).stack.layers
+        hot = self._context.store.hold(layers)
+        if hot:
+            self._context.store.release(layers)
+        elif isinstance(why, NotFound | DataLoss):  # with its layers there, it is the repository that must be repaired
             _log.error("snapshot %s is lost: it was not stored, and %s", snapshot_id, why.message)
             self._context.catalog.set_state([snapshot_id], SnapshotState.LOST)
             return

@@ -75,6 +75,6 @@ def _capture(sandbox: Sandbox) -> Captured:
             raise
         sandbox.store.failed = True
         raise OutOfSpace(
-            f"cannot take a snapshot of {short(sandbox.trajectory.id)}: the file system of the layers reports an error ({exc.strerror}), as "
-            "it does when the disk below it is full; free space, then restart the daemon (`snapshotd daemon --stop`)"
+            f"cannot take a snapshot of {short(sandbox.trajectory.id)}: the file system of its layers reports an error ({exc.strerror}), "
+            "as it does when the disk below it is full; free space, then restart the daemon (`snapshotd daemon --stop`)"
         ) from exc

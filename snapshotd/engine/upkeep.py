@@ -152,6 +152,7 @@ class Upkeep:
                 for image in damaged_images:
                     self._archiver.image(image.id)
                 self._archiver.flush()
+            self._archive.retry()
             actions = list(repaired.actions)
             actions += [f"image {image.name or short(image.id)} was stored again from its directory" for image in damaged_images]
             snapshots = [self._context.catalog.get_snapshot(s) for s in self._damaged(result, self._context.catalog.all_snapshots())]
