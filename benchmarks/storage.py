@@ -118,6 +118,8 @@ def history(work: Path, git_dir: Path, count: int) -> dict[str, Any]:
     run("git", "--git-dir", line, "update-ref", "refs/heads/main", parent[1])
     fresh = work / "git"
     run("git", "clone", "-q", "--bare", "--no-local", "--branch", "main", line, fresh)
+    # A gc keeps the deltas that the clone happened to bring; those that git finds for just these trees make a pack a third smaller.
+    run("git", "--git-dir", fresh, "repack", "-a", "-d", "-F", "-q")
     git_s = timed(lambda: run("git", "--git-dir", fresh, "gc", "-q"))
     packs = list((fresh / "objects/pack").glob("*.pack"))
     ours, times, record = Ours(work / "ours"), [], None

@@ -170,6 +170,14 @@ class Catalog(ABC):
         """The record of a snapshot that is, or was, stored; None if it never was. NotFound."""
 
     @abstractmethod
+    def set_record(self, snapshot_id: SnapshotID, record: RecordID) -> None:
+        """Another record takes the place of one that is damaged. Not an error when the snapshot is gone."""
+
+    @abstractmethod
+    def forget_outputs(self, blobs: Iterable[BlobID]) -> None:
+        """Outputs that are damaged for good: no call refers to them any more."""
+
+    @abstractmethod
     def own_messages(self, snapshot_id: SnapshotID) -> list[Message]:
         """The messages that this snapshot added to its parent's conversation. NotFound."""
 

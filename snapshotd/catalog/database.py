@@ -51,6 +51,8 @@ PRAGMA synchronous = NORMAL;   -- no fsync in a commit; see flush
 PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS};
 """
 
+_REMEDY = "restore it from a backup, or make it again from the repository with `snapshotd daemon --rebuild-catalog`"
+
 
 class Database:
     """One connection, guarded by a re-entrant lock: hold `lock` to read several things as of one moment."""
@@ -203,7 +205,7 @@ class Database:
         ):
             return OutOfSpace(f"{what} cannot be written because the disk is full: free some space and try again")
         if isinstance(exc, apsw.CorruptError | apsw.NotADBError):
-            return DataLoss(f"{what} is damaged ({exc}): restore it from a backup")
+            return DataLoss(f"{what} is damaged ({exc}): {_REMEDY}")
         if isinstance(exc, apsw.IOError):
             return DataLoss(f"{what} cannot be read or written ({exc}; {os.strerror(number)}): check the disk")
         if isinstance(exc, apsw.BusyError | apsw.LockedError):
@@ -235,7 +237,7 @@ def _prepare(path: Path) -> None:
     try:
         if path.exists():
             if path.stat().st_size == 0:
-                raise DataLoss(f"the catalog {path} is empty, so its content is gone: restore it from a backup")
+                raise DataLoss(f"the catalog {path} is empty, so its content is gone: {_REMEDY}")
             path.chmod(0o600)
         else:
             _create(path)
@@ -290,7 +292,7 @@ def _migrate(database: Database) -> None:
             "use that version or a newer one"
         )
     if version < 0:
-        raise DataLoss(f"the catalog {name} is damaged (format {version}): restore it from a backup")
+        raise DataLoss(f"the catalog {name} is damaged (format {version}): {_REMEDY}")
     if version < schema.VERSION:
         with database.transaction():
             for migration in schema.MIGRATIONS[version:]:

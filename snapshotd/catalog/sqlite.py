@@ -293,6 +293,16 @@ class SqliteCatalog(Catalog):
             raise no("snapshot", snapshot_id)
         return None if row[0] is None else RecordID(row[0])
 
+    def set_record(self, snapshot_id: SnapshotID, record: RecordID) -> None:
+        with self._db.transaction():
+            self._db.write("UPDATE snapshots SET record = ? WHERE id = ?", (record, snapshot_id))
+
+    def forget_outputs(self, blobs: Iterable[BlobID]) -> None:
+        gone = [(blob,) for blob in blobs]
+        with self._db.transaction():
+            for column in ("call_output", "call_stdout", "call_stderr"):
+                self._db.write_many(f"UPDATE snapshots SET {column} = NULL WHERE {column} = ?", iter(gone))
+
     def set_image_tree(self, image_id: ImageID, tree: TreeID) -> None:
         with self._db.transaction():
             self._db.write("UPDATE images SET tree = ? WHERE id = ?", (tree, image_id))

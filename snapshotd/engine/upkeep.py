@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from snapshotd.engine import retention
+from snapshotd.engine import records, retention
 from snapshotd.engine.archive import TAGS_RECORD, Archive
 from snapshotd.engine.archiver import Archiver
 from snapshotd.engine.base import CheckReport, Damage, ProgressSink, PrunedSnapshot, PruneReport, RepairReport, RetentionPolicy, Usage
@@ -145,19 +145,15 @@ class Upkeep:
         """See `Engine.repair`."""
         with self._one_at_a_time:
             with self._archive.paused():
-                repaired = self._archiver.repair(progress)
+                actions = list(self._archiver.repair(progress).actions)
                 progress("checking every byte")
-                result = self._archiver.check(self._roots(readers=False), read_data=True, progress=progress)
-                damaged_images = [image for image in self._context.catalog.images() if image.id in result.owners]
-                for image in damaged_images:
-                    self._archiver.image(image.id)
-                self._archiver.flush()
+                bad = self._unreadable(progress)
+                actions += self._images_again(bad)
+                actions += self._drop_outputs(bad)
             self._archive.retry()
-            actions = list(repaired.actions)
-            actions += [f"image {image.name or short(image.id)} was stored again from its directory" for image in damaged_images]
-            snapshots = [self._context.catalog.get_snapshot(s) for s in self._damaged(result, self._context.catalog.all_snapshots())]
-            hot = [s for s in snapshots if s.state is SnapshotState.STORED and self._cold.is_hot(s)]
-            lost = [s for s in snapshots if s.state is SnapshotState.STORED and s not in hot]
+            stored = [s for s in self._context.catalog.all_snapshots() if s.tree in bad and s.state is SnapshotState.STORED]
+            hot = [s for s in stored if self._cold.is_hot(s)]
+            lost = [s for s in stored if s not in hot]
             if hot:
                 progress(f"storing {len(hot)} snapshots again from their layers")
                 self._context.catalog.set_state([s.id for s in hot], SnapshotState.CAPTURED)
@@ -166,8 +162,48 @@ class Upkeep:
             if lost:
                 self._context.catalog.set_state([s.id for s in lost], SnapshotState.LOST)
                 actions += [f"snapshot {short(s.id)} was marked as lost: a part of it is damaged and nowhere else" for s in lost]
+            with self._archive.paused():
+                actions += self._records_again(bad)
             self._context.catalog.flush()
             return RepairReport(tuple(actions), tuple(s.id for s in lost))
+
+    def _unreadable(self, progress: ProgressSink) -> set[str]:
+        """The ids of all trees, contents and records that the catalog needs and that cannot be read in full."""
+        roots = self._roots(readers=False)
+        own_names = Roots({t: t for t in roots.trees}, {c: c for c in roots.contents}, {r: r for r in roots.records})
+        return set(self._archiver.check(own_names, read_data=True, progress=progress).owners)
+
+    def _images_again(self, bad: set[str]) -> list[str]:
+        damaged = [image for image in self._context.catalog.images() if image.tree in bad]
+        for image in damaged:
+            self._archiver.image(image.id)
+        self._archiver.flush()
+        return [f"image {image.name or short(image.id)} was stored again from its directory" for image in damaged]
+
+    def _drop_outputs(self, bad: set[str]) -> list[str]:
+        """A damaged output must not take the files of its snapshot along."""
+        having = [(s, set(_outputs(s)) & bad) for s in self._context.catalog.all_snapshots() if s.state is not SnapshotState.CAPTURED]
+        gone = {BlobID(blob) for _, blobs in having for blob in blobs}
+        self._context.catalog.forget_outputs(gone)
+        return [f"an output of snapshot {short(s.id)} is damaged and was given up" for s, blobs in having if blobs]
+
+    def _records_again(self, bad: set[str]) -> list[str]:
+        """The catalog has everything that a record says."""
+        catalog, done = self._context.catalog, []
+        for snapshot in catalog.all_snapshots():
+            if snapshot.state is SnapshotState.CAPTURED or catalog.record(snapshot.id) not in bad:
+                continue
+            image = self._context.image(snapshot.stack.image)
+            if image is not None:
+                trajectory, messages = catalog.get_trajectory(snapshot.trajectory), catalog.own_messages(snapshot.id)
+                done.append((snapshot, self._archiver.record(records.encode(snapshot, trajectory, image, messages), None)))
+        self._archiver.flush()
+        for snapshot, record in done:
+            catalog.set_record(snapshot.id, record)
+        if catalog.get_meta(TAGS_RECORD) in bad:
+            catalog.set_meta(TAGS_RECORD, "")
+            self._archive.tags_changed()
+        return [f"the record of snapshot {short(snapshot.id)} was written again" for snapshot, _ in done]
 
     # -- usage -----------------------------------------------------------------------------------------------------------------
 

@@ -310,7 +310,7 @@ class _Archiver:
             return None
         reader = DataReader(fd, name, ((0, size),) if extents is None else extents, self._progress)
         if data_bytes <= _SMALL_FILE_BYTES:
-            return self._writer.save_bytes(reader.read_all(), previous)
+            return self._writer.save_bytes(reader.read_all(), previous, name)
         return self._writer.save_content(reader, previous)
 
     def _spend_zeros(self, zeros: int, name: bytes) -> None:

@@ -145,8 +145,9 @@ class RepositoryWriter(Repository):
     saved: Saved
 
     @abstractmethod
-    def save_bytes(self, data: bytes, previous: BlobID | None = None) -> BlobID:
-        """Save a content that is in memory (any size; meant for up to some MiB)."""
+    def save_bytes(self, data: bytes, previous: BlobID | None = None, name: bytes | None = None) -> BlobID:
+        """Save a content that is in memory (any size; meant for up to some MiB). `name`: that of the file, if it is one: when it is new,
+        a delta may be made against another file whose name ends alike. A hint."""
 
     @abstractmethod
     def save_content(self, read: Reader, previous: BlobID | None = None) -> BlobID:
@@ -154,7 +155,7 @@ class RepositoryWriter(Repository):
 
     @abstractmethod
     def save_tree(self, tree: Tree, previous: TreeID | None = None) -> TreeID:
-        """Save a directory. ValueError when it is malformed (order, names)."""
+        """Save a directory. ValueError when it is malformed (order, names); LimitExceeded when it is too large."""
 
     @abstractmethod
     def save_record(self, data: bytes, previous: RecordID | None = None) -> RecordID:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from snapshotd.errors import DataLoss, NotFound
 from snapshotd.repo import compress, pack
@@ -21,10 +21,12 @@ from snapshotd.repo.base import CheckResult, Fault, ObjectKind, Roots
 from snapshotd.repo.index import Entry, Index
 from snapshotd.repo.needs import name_needs
 from snapshotd.repo.reach import batches
-from snapshotd.repo.reader import PackReader
+from snapshotd.repo.reader import PackReader, object_id
 from snapshotd.repo.survey import head_problem
 from snapshotd.types import BlobID
 
+_MISSING = "its frame is missing or damaged"
+_NOT_READ = 1
 MAX_FAULTS = 10_000
 """More are counted and not listed."""
 _BATCH = 4096
@@ -76,6 +78,7 @@ def _check(reader: PackReader, index: Index, roots: Roots, damages: Damages, *, 
     scan = _Scan(reader, index, damages, read_data=read_data)
     intact = scan.packs(progress)
     objects = _check_index(index, intact, damages)
+    del intact
     _check_records(index, damages)
     progress(f"{objects} objects of the index are checked, {len(damages.objects)} of them are damaged")
     if read_data:
@@ -94,10 +97,10 @@ class _Scan:
         self._reader, self._index, self._damages, self._read_data = reader, index, damages, read_data
         self.bytes_read = 0
 
-    def packs(self, progress: Progress) -> dict[bytes, array[int]]:
-        """Every pack; returns where in each one the intact frames are that the index refers to, in ascending order."""
+    def packs(self, progress: Progress) -> dict[bytes, _Intact]:
+        """Every pack of the index; returns the intact frames in each."""
         known = {row.id: row for row in self._index.packs()}
-        found: dict[bytes, array[int]] = {}
+        found: dict[bytes, _Intact] = {}
         for key in self._reader.store.keys(pack.PREFIX):
             raw = pack.pack_id_of(key)
             if raw is None:
@@ -118,7 +121,7 @@ class _Scan:
                 self._damages.add("the pack is missing", raw)
         return found
 
-    def _pack(self, raw: bytes, key: str, size: int) -> array[int]:
+    def _pack(self, raw: bytes, key: str, size: int) -> _Intact:
         data = self._reader.store.get(key)
         self.bytes_read += len(data)
         if len(data) != size:
@@ -126,41 +129,28 @@ class _Scan:
         head = head_problem(data, raw)
         if head is not None:
             self._damages.add(head, raw)
-        frames: list[pack.Frame] = []
+        frames = _Intact()
         problems = 0
         for frame in pack.frames(data):
             if isinstance(frame, pack.Frame):
-                frames.append(frame)
+                frames.add(frame, self._proof(frame))
             else:
                 problems += 1
                 self._damages.add(f"a part of the pack is damaged: {frame}", raw)
         problem = pack.end_problem(data)
         if problem is not None and not problems:
             self._damages.add(f"the pack is damaged: {problem}", raw)
-        return array("Q", sorted(frame.offset for frame in self._expected(raw, frames) if self._intact(raw, frame)))
+        return frames
 
-    def _expected(self, raw: bytes, frames: list[pack.Frame]) -> Iterator[pack.Frame]:
-        """Those that are what the index says of them. Others are of dead or doubled objects."""
-        for start in range(0, len(frames), _BATCH):
-            some = frames[start : start + _BATCH]
-            known = self._index.find_many([frame.id for frame in some])
-            for frame in some:
-                entry = known.get(frame.id)
-                if entry is not None and entry.pack == raw and matches(entry, frame):
-                    yield frame
-
-    def _intact(self, raw: bytes, frame: pack.Frame) -> bool:
-        """Whether the object of a frame that is no delta can be decoded and is what it should be."""
+    def _proof(self, frame: pack.Frame) -> bytes | None:
+        """The id that the object of a frame really has; None for a delta, or when the data is not to be read; b"" if it has none."""
         if not self._read_data or frame.base is not None:
-            return True
+            return None
         try:
-            plain = compress.decompress(frame.payload, frame.plain) if frame.zstd else bytes(frame.payload)
-        except pack.BadFrame as exc:
-            self._damages.add(f"it cannot be decoded: {exc}", raw, frame.id)
-            return True  # it is where it should be; what is wrong with it is said
-        if not self._reader.verify(Entry(frame.id, frame.kind, raw, frame.offset, frame.stored, frame.plain, None, 0), plain):
-            self._damages.add("its bytes do not match its id", raw, frame.id)
-        return True
+            plain = compress.decode(frame)
+        except pack.BadFrame:
+            return b""
+        return object_id(self._reader.identity, frame, plain) or b""
 
     def deltas(self, progress: Progress) -> None:
         """Decode and hash every delta."""
@@ -177,24 +167,45 @@ class _Scan:
                 progress(f"read {done} deltas")
 
 
-def matches(entry: Entry, frame: pack.Frame) -> bool:
-    """Whether a frame (of the right pack) is what the index says."""
-    base = entry.base[: pack.BASE_BYTES] if entry.base is not None else None
-    return (entry.id, entry.kind, entry.offset, entry.stored, entry.plain, base) == (
-        frame.id, frame.kind, frame.offset, frame.stored, frame.plain, frame.base,
-    )  # fmt: skip
+class _Intact:
+    """The intact frames of one pack: what they say and, if it was decoded, what is in them, as 64 bits each."""
+
+    def __init__(self) -> None:
+        self._offsets, self._headers, self._proofs = array("Q"), array("q"), array("Q")
+
+    def add(self, frame: pack.Frame, proof: bytes | None) -> None:
+        """In ascending order of their offsets."""
+        self._offsets.append(frame.offset)
+        self._headers.append(hash((int(frame.kind), frame.stored, frame.plain, frame.base, frame.id)))
+        self._proofs.append(_NOT_READ if proof is None else _number(proof))
+
+    def problem(self, entry: Entry) -> str | None:
+        """What is wrong with an object that the index has in this pack; None if all is well."""
+        place = bisect_left(self._offsets, entry.offset)
+        if place == len(self._offsets) or self._offsets[place] != entry.offset:
+            return _MISSING
+        base = entry.base[: pack.BASE_BYTES] if entry.base is not None else None
+        expected = hash((int(entry.kind), entry.stored, entry.plain, base, entry.id[: pack.STORED_ID_BYTES[entry.kind]]))
+        if self._headers[place] != expected:
+            return "its frame is not where the index says"
+        if self._proofs[place] not in (_NOT_READ, _number(entry.id)):
+            return "its bytes cannot be decoded, or do not match its id"
+        return None
 
 
-def _check_index(index: Index, intact: dict[bytes, array[int]], damages: Damages) -> int:
+def _number(raw: bytes) -> int:
+    return int.from_bytes(raw[:8], "big")
+
+
+def _check_index(index: Index, intact: dict[bytes, _Intact], damages: Damages) -> int:
     """Every object of the index: its frame is there, and so is what it is made against. Returns how many there are."""
     count = 0
     deltas: list[Entry] = []
     for entry in index.objects():
         count += 1
-        offsets = intact.get(entry.pack)
-        place = bisect_left(offsets, entry.offset) if offsets is not None else 0
-        if offsets is None or place == len(offsets) or offsets[place] != entry.offset:
-            damages.add("its frame is missing or damaged", entry.pack, entry.id)
+        problem = intact[entry.pack].problem(entry) if entry.pack in intact else _MISSING
+        if problem is not None:
+            damages.add(problem, entry.pack, entry.id)
         if entry.base is not None:
             deltas.append(entry)
             if len(deltas) == _BATCH:

@@ -6,6 +6,9 @@ A payload is a zstd frame (RFC 8878) without its header, which follows from the 
     1         descriptor: single segment, content size of 1, 2 or 4 bytes; no checksum, no dictionary id
     1, 2, 4   content size: below 256, below 65,792 (less 256), or more
 
+The blocks of most payloads are a single one, whose header (3 bytes: last, compressed, length) follows from the payload's length: then it
+is left out as well, and the frame says so.
+
 Single segment means that the window is the whole content, so no window is allocated that the content does not fill. A frame with any
 other header is never written and cannot be read.
 """
@@ -17,35 +20,44 @@ import threading
 import zstandard
 
 from snapshotd.errors import InternalError
-from snapshotd.repo.pack import BadFrame
+from snapshotd.repo.pack import BadFrame, Frame
 
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _MAX_WINDOW_BYTES = 256 << 20
+_MAX_BLOCK_BYTES = 128 << 10
 _MIN_WINDOW_LOG, _MAX_WINDOW_LOG = 10, 27
-_MAX_TABLE_LOG, _MIN_DELTA_LEVEL = 20, 6
-LEVELS = ((2 << 20, 9), (8 << 20, 3))
-"""(plain bytes queued since the last flush, level up to there). Level 19 makes the packs of 400 commits 2 % smaller than 9 and takes four
-times as long; an installed package is not worth more than 1."""
+_MAX_TABLE_LOG, _MIN_DELTA_LEVEL, _MAX_SEARCH_LEVEL = 20, 6, 12
+HIGH_LEVEL, BEST_LEVEL = 9, 19
+LEVELS = ((2 << 20, HIGH_LEVEL), (8 << 20, 3))
+"""(plain bytes of a step, level up to there). An installed package is not worth more than 1."""
 BULK_LEVEL = 1
+_NEW_BYTES = 128 << 10
+"""What is new in a small step, and not longer, is worth the best level (2 ms): 4 % smaller than at level 9."""
 _MAX_KEPT_LEVEL, _MAX_KEPT_BITS = 3, 20
 
 
 class _Own(threading.local):
-    """What each thread keeps. A compressor is for one thread at a time."""
+    """What each thread keeps, which is for one thread at a time."""
 
     def __init__(self) -> None:
         self.kept: dict[tuple[int, int], zstandard.ZstdCompressor] = {}
+        self.plain = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
 
 
 _OWN = _Own()
 
 
-def level_for(queued_bytes: int) -> int:
-    """The compression level for an object when so much has been queued since the last flush."""
+def level_for(step_bytes: int) -> int:
+    """The compression level for an object of a step that has so much to store."""
     for limit, level in LEVELS:
-        if queued_bytes <= limit:
+        if step_bytes <= limit:
             return level
     return BULK_LEVEL
+
+
+def level_for_new(level: int, plain_bytes: int) -> int:
+    """The level for an object without an earlier version, when that for others is given."""
+    return BEST_LEVEL if level >= HIGH_LEVEL and plain_bytes <= _NEW_BYTES else level
 
 
 def compress(data: bytes, level: int) -> bytes:
@@ -65,13 +77,35 @@ def compress_delta(data: bytes, base: bytes, level: int) -> bytes:
     return _strip(zstandard.ZstdCompressor(dict_data=dictionary, compression_params=params).compress(data), len(data))
 
 
+def one_block(payload: bytes) -> bytes | None:
+    """The payload without the header of its only block; None if there are more, or of another type."""
+    length = len(payload) - 3
+    return payload[3:] if 0 < length <= _MAX_BLOCK_BYTES and payload.startswith(_block_header(length)) else None
+
+
+def _block_header(length: int) -> bytes:
+    return (1 | 2 << 1 | length << 3).to_bytes(3, "little")
+
+
+def decode(frame: Frame, base: bytes | None = None) -> bytes:
+    """The plain bytes of a frame, whose base is given if it is a delta. BadFrame."""
+    if not frame.zstd:
+        return bytes(frame.payload)
+    payload: bytes | memoryview = frame.payload
+    if frame.one_block:
+        if len(payload) > _MAX_BLOCK_BYTES:
+            raise BadFrame("its only block is too long")
+        payload = _block_header(len(payload)) + bytes(payload)
+    return decompress(payload, frame.plain, base)
+
+
 def decompress(payload: bytes | memoryview, plain_bytes: int, base: bytes | None = None) -> bytes:
     """The plain bytes: exactly as many as declared, else BadFrame. Releases the interpreter's lock."""
     if not plain_bytes:
         raise BadFrame("it is compressed though there is nothing to compress")
     frame = b"".join((_header(plain_bytes), payload))
     if base is None:
-        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+        decompressor = _OWN.plain
     else:
         dictionary = zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
         decompressor = zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=_MAX_WINDOW_BYTES)
@@ -99,7 +133,9 @@ def _compressor(level: int, bits: int) -> zstandard.ZstdCompressor:
 def _parameters(level: int, plain_bytes: int, base_bytes: int) -> zstandard.ZstdCompressionParameters:
     """The level's, with a window that holds everything: so the frame is a single segment, and all of the base can be referred to."""
     window_log = min(max((plain_bytes + base_bytes - 1).bit_length(), _MIN_WINDOW_LOG), _MAX_WINDOW_LOG)
-    tables = {"hash_log": min(window_log - 1, _MAX_TABLE_LOG), "chain_log": min(window_log - 1, _MAX_TABLE_LOG)} if base_bytes else {}
+    tables = {}
+    if base_bytes and level <= _MAX_SEARCH_LEVEL:  # the higher ones have large ones anyway, and use them in another way
+        tables = {"hash_log": min(window_log - 1, _MAX_TABLE_LOG), "chain_log": min(window_log - 1, _MAX_TABLE_LOG)}
     return zstandard.ZstdCompressionParameters.from_level(
         level, source_size=plain_bytes, dict_size=base_bytes, window_log=window_log, write_checksum=False, write_dict_id=False, **tables
     )

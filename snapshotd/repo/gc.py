@@ -26,7 +26,7 @@ from snapshotd.repo import compress, pack
 from snapshotd.repo.base import ObjectKind, Reclaimed, Roots
 from snapshotd.repo.index import Entry, Index, PackRow
 from snapshotd.repo.reach import mark
-from snapshotd.repo.reader import PackReader
+from snapshotd.repo.reader import PackReader, matches
 from snapshotd.store.base import Store
 
 LIVE_RATIO = 0.75
@@ -40,6 +40,8 @@ _LIST_LEVEL = 12
 _FORGET_OBJECTS = 20_000
 _FORGET_FEWER = 200
 """Objects in one transaction; fewer when the disk is full, so that the log of the index needs no more space than it has."""
+_SCAN_OBJECTS = 200_000
+"""Objects whose places are kept in memory while packs are rewritten."""
 _ORDER = {ObjectKind.RECORD: 0, ObjectKind.TREE: 1, ObjectKind.LIST: 2, ObjectKind.CHUNK: 3}
 
 Progress = Callable[[str], object]
@@ -167,9 +169,12 @@ def run(reader: PackReader, index: Index, planned: Plan, progress: Progress) -> 
     if removed:
         progress(f"removed {removed} packs")
     rewritten = 0
+    entries: dict[bytes, list[Entry]] = {}
     for number, group in enumerate(planned.groups):
+        if group[0].id not in entries:
+            entries = _entries_of(index, planned, number)
         try:
-            rewritten += _rewrite(reader.store, index, group, planned.live_objects, progress)
+            rewritten += _rewrite(reader.store, index, group, entries, progress)
         except OutOfSpace:
             if not removed and not rewritten:
                 raise
@@ -237,12 +242,26 @@ def _forget(index: Index, planned: Plan, progress: Progress) -> None:
             progress(f"forgot {min(start, len(same))} of {len(same)} objects")
 
 
-def _rewrite(store: Store, index: Index, group: tuple[PackRow, ...], live_objects: dict[bytes, int], progress: Progress) -> int:
+def _entries_of(index: Index, planned: Plan, number: int) -> dict[bytes, list[Entry]]:
+    """What the index has in the packs of a group, and of as many of the following ones as are worth one reading of the index."""
+    entries: dict[bytes, list[Entry]] = {}
+    objects = 0
+    for group in planned.groups[number:]:
+        if objects and objects + sum(planned.live_objects[row.id] for row in group) > _SCAN_OBJECTS:
+            break
+        entries |= {row.id: [] for row in group}
+        objects += sum(planned.live_objects[row.id] for row in group)
+    for entry in index.objects(packs=entries.keys()):
+        entries[entry.pack].append(entry)
+    return entries
+
+
+def _rewrite(store: Store, index: Index, group: tuple[PackRow, ...], entries: dict[bytes, list[Entry]], progress: Progress) -> int:
     """Copy what lives in a group of packs into a new one; returns how many packs are gone. A damaged pack stays as it is, for `repair`."""
     copy = Copy(max(pack.made_at_s(row.id) for row in group))
     sources: list[PackRow] = []
     for row in group:
-        found = _living(store, index, row, live_objects[row.id])
+        found = _living(store, row, entries[row.id])
         if found is None:
             progress(f"pack {row.id.hex()} is damaged and was left as it is: run `snapshotd check`")
             continue
@@ -265,7 +284,7 @@ def _rewrite(store: Store, index: Index, group: tuple[PackRow, ...], live_object
     return len(sources)
 
 
-def _living(store: Store, index: Index, row: PackRow, expected: int) -> list[tuple[Entry, bytes]] | None:
+def _living(store: Store, row: PackRow, entries: list[Entry]) -> list[tuple[Entry, bytes]] | None:
     """The frames of a pack that the index refers to (copies, so that the rest of it is not kept). None when they are not all there and
     intact."""
     data = memoryview(store.get(pack.pack_key(row.id)))
@@ -274,13 +293,12 @@ def _living(store: Store, index: Index, row: PackRow, expected: int) -> list[tup
     except DataLoss:
         return None
     frames = {frame.offset: frame for frame in pack.frames(data) if isinstance(frame, pack.Frame)}
-    known = index.find_many([frame.id for frame in frames.values()])
     found = [
         (entry, bytes(data[frame.offset : frame.offset + frame.stored]))
-        for frame in frames.values()
-        if (entry := known.get(frame.id)) is not None and (entry.pack, entry.offset, entry.stored) == (row.id, frame.offset, frame.stored)
+        for entry in sorted(entries, key=lambda entry: entry.offset)
+        if (frame := frames.get(entry.offset)) is not None and matches(entry, frame)
     ]
-    return found if len(found) == expected else None
+    return found if len(found) == len(entries) else None
 
 
 class Copy:

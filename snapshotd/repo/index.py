@@ -14,9 +14,10 @@ The file is made under another name and renamed, so an empty or cut one is damag
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -112,19 +113,16 @@ class Index:
                 found[entry.id] = entry
         return found
 
-    def find_prefix(self, prefix: bytes) -> list[bytes]:
-        """The ids that begin with these bytes (a delta's frame names its base by 8 of them)."""
-        rows = self._rows("SELECT id FROM objects WHERE id >= ? AND id < ?", (prefix, prefix + b"\xff" * 33))
-        return [row[0] for row in rows]
-
-    def objects(self, kind: ObjectKind | None = None, pack: bytes | None = None) -> Iterator[Entry]:
-        """Every object, or those of a kind or pack. Read in pages by id: what is committed meanwhile may be there or not."""
+    def objects(self, kind: ObjectKind | None = None, packs: Collection[bytes] | None = None) -> Iterator[Entry]:
+        """Every object, or those of a kind or in some packs (which takes as long as reading all). Read in pages by id: what is committed
+        meanwhile may be there or not."""
         condition = ""
-        values: list[bytes | int] = []
+        values: list[bytes | int | str] = []
         if kind is not None:
             condition, values = condition + " AND o.kind = ?", [*values, int(kind)]
-        if pack is not None:
-            condition, values = condition + " AND p.id = ?", [*values, pack]
+        if packs is not None:
+            numbers = [int(row[0]) for raw in packs for row in self._rows("SELECT number FROM packs WHERE id = ?", (raw,))]
+            condition, values = condition + " AND o.pack IN (SELECT value FROM json_each(?))", [*values, json.dumps(numbers)]
         last = b""
         while rows := self._rows(f"SELECT {_COLUMNS} {_FROM} WHERE o.id > ?{condition} ORDER BY o.id LIMIT 5000", (last, *values)):
             yield from map(_entry, rows)
@@ -221,7 +219,7 @@ class Index:
             raise InternalError(f"the repository's index {self.path} was used after it was closed")
         return self._conn
 
-    def _rows(self, sql: str, values: Sequence[bytes | int | None] = ()) -> list[tuple]:  # type: ignore[type-arg]
+    def _rows(self, sql: str, values: Sequence[bytes | int | str | None] = ()) -> list[tuple]:  # type: ignore[type-arg]
         with self._lock, self._translated():
             return self._connection().execute(sql, values).fetchall()
 

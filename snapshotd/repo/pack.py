@@ -9,17 +9,21 @@ Pack (integers little-endian, `varint` = LEB128 in its shortest form, checksums 
 
 Frame:
 
-    1         bits 0-2 kind (ObjectKind), bit 3 delta, bit 4 zstd, bits 5-7 zero
+    1         bits 0-2 kind (ObjectKind), bit 3 delta, bit 4 zstd, bit 5 one block, bits 6-7 zero
     varint    plain length
     varint    payload length
-    32        id
-    8         only if delta: the first bytes of the id of the object that the payload is compressed against
+    0, 8, 32  the first bytes of the id: none of a chunk or tree, 8 of a record, all of a list
+    4         only if delta: the first bytes of the id of the object that the payload is compressed against
     -         payload: the plain bytes, or the blocks of a zstd frame (compress.py)
     4         first bytes of the XXH3-64 of all of the frame above
 
-A frame's first byte is never zero (there is no kind 0), so the end is told from a frame. Eight bytes name a delta's base because
-every byte of a delta counts and ids are keyed hashes that nobody can steer: that one of 10 million deltas names a prefix which two of
-10 million objects share has a probability of 5e-6. Four bytes of checksum tell damage early; what an object is, its id proves.
+A frame's first byte is never zero (there is no kind 0), so the end is told from a frame. Four bytes of checksum tell damage early; what
+an object is, its id proves.
+
+Ids are not stored because every byte of a delta counts: the index has them, and without it they follow from the plain bytes. Only a
+list's does not (it is that of the content), and a record must prove that it was made with the key, because records are believed without
+anything that refers to them: a frame may lie in a content. Four bytes name a delta's base: where several objects begin with them, what
+is decoded with the wrong one is at worst an object that nobody refers to, under the id that it really has.
 A pack is written once, as a whole, under the key `packs/<first two characters of the id>/<id>`; it never changes.
 """
 
@@ -45,11 +49,14 @@ _END = struct.Struct("<BI")
 END_BYTES = _END.size + 8
 PACK_ID_BYTES = 16
 ID_BYTES = 32
-BASE_BYTES = 8
+BASE_BYTES = 4
+STORED_ID_BYTES: dict[ObjectKind, int] = {ObjectKind.CHUNK: 0, ObjectKind.LIST: 32, ObjectKind.TREE: 0, ObjectKind.RECORD: 8}
+"""How much of an object's id is in its frame."""
 CHECKSUM_BYTES = 4
-_KIND_MASK, _DELTA, _ZSTD = 0x07, 0x08, 0x10
+_KIND_MASK, _DELTA, _ZSTD, _ONE_BLOCK = 0x07, 0x08, 0x10, 0x20
 MAX_HEADER_BYTES = 1 + 5 + 5 + ID_BYTES + BASE_BYTES
-_FIRST_BYTES = re.compile(b"[" + b"".join(re.escape(bytes((kind | flags,))) for kind in ObjectKind for flags in (0, 0x10, 0x18)) + b"]")
+_FLAGS = (0, _ZSTD, _ZSTD | _DELTA, _ZSTD | _ONE_BLOCK, _ZSTD | _DELTA | _ONE_BLOCK)
+_FIRST_BYTES = re.compile(b"[" + b"".join(re.escape(bytes((kind | flags,))) for kind in ObjectKind for flags in _FLAGS) + b"]")
 _SEARCH_FACTOR = 64
 """How many times its length may be hashed to find frames in a damaged pack."""
 PREFIX = "packs/"
@@ -65,12 +72,14 @@ MAX_PLAIN_BYTES: dict[ObjectKind, int] = {
 
 
 class Frame(NamedTuple):
-    """What a frame's header says, and where the frame lies in its pack. `stored` is the length of the whole frame."""
+    """What a frame's header says, and where the frame lies in its pack. `stored` is the length of the whole frame; `id` what is in the
+    frame of the object's id (b"" for most kinds), `base` the first bytes of its base's."""
 
     kind: ObjectKind
     id: bytes
     base: bytes | None
     zstd: bool
+    one_block: bool
     plain: int
     offset: int
     stored: int
@@ -141,10 +150,14 @@ def decode_varint(data: bytes | memoryview, at: int, limit: int) -> tuple[int, i
     return value, at
 
 
-def encode_frame(kind: ObjectKind, object_id: bytes, plain: int, payload: bytes, zstd: bool, base: bytes | None = None) -> list[bytes]:
-    """A frame as its parts: header, payload, checksum. `base` is the whole id of the object that it is a delta against."""
-    first = kind | (_DELTA if base is not None else 0) | (_ZSTD if zstd else 0)
-    header = b"".join((bytes((first,)), encode_varint(plain), encode_varint(len(payload)), object_id, base[:BASE_BYTES] if base else b""))
+def encode_frame(
+    kind: ObjectKind, object_id: bytes, plain: int, payload: bytes, zstd: bool, base: bytes | None = None, one_block: bool = False
+) -> list[bytes]:
+    """A frame as its parts: header, payload, checksum. `base` is the whole id of the object that it is a delta against; `one_block`: how
+    `compress.pack_blocks` made the payload."""
+    first = kind | (_DELTA if base is not None else 0) | (_ZSTD if zstd else 0) | (_ONE_BLOCK if one_block else 0)
+    proof = object_id[: STORED_ID_BYTES[kind]]
+    header = b"".join((bytes((first,)), encode_varint(plain), encode_varint(len(payload)), proof, base[:BASE_BYTES] if base else b""))
     checksum = xxhash.xxh3_64(header)
     checksum.update(payload)
     return [header, payload, checksum.digest()[:CHECKSUM_BYTES]]
@@ -169,18 +182,20 @@ def _decode_header(view: memoryview, at: int) -> Frame:
         kind = ObjectKind(first & _KIND_MASK)
     except ValueError:
         raise BadFrame(f"it is of kind {first & _KIND_MASK}, which does not exist") from None
-    if first & ~(_KIND_MASK | _DELTA | _ZSTD) or (first & _DELTA and not first & _ZSTD):
+    if first & ~(_KIND_MASK | _DELTA | _ZSTD | _ONE_BLOCK) or (first & (_DELTA | _ONE_BLOCK) and not first & _ZSTD):
         raise BadFrame("it has flags that do not exist")
     plain, pos = decode_varint(view, at + 1, MAX_PLAIN_BYTES[kind])
     length, pos = decode_varint(view, pos, plain)  # what does not shrink is stored as it is
     if not first & _ZSTD and length != plain:
         raise BadFrame("its lengths differ though it is not compressed")
-    body = pos + ID_BYTES + (BASE_BYTES if first & _DELTA else 0)
+    base_at = pos + STORED_ID_BYTES[kind]
+    body = base_at + (BASE_BYTES if first & _DELTA else 0)
     end = body + length + CHECKSUM_BYTES
     if end > len(view):
         raise BadFrame("it is cut off")
-    base = bytes(view[pos + ID_BYTES : body]) if first & _DELTA else None
-    return Frame(kind, bytes(view[pos : pos + ID_BYTES]), base, bool(first & _ZSTD), plain, at, end - at, view[body : body + length])
+    base = bytes(view[base_at:body]) if first & _DELTA else None
+    payload = view[body : body + length]
+    return Frame(kind, bytes(view[pos:base_at]), base, bool(first & _ZSTD), bool(first & _ONE_BLOCK), plain, at, end - at, payload)
 
 
 def check_head(data: bytes | memoryview, pack_id: bytes) -> None:
@@ -214,7 +229,7 @@ def frames(data: bytes | memoryview, start: int = HEAD_BYTES) -> Iterator[Frame 
 
     Where the bytes are no intact frame, one BadFrame comes. Then the search goes on where the frame should end, and if nothing intact is
     there, at the next position that holds an intact frame, known by its checksum. What is found that way may have been planted in a
-    content, so its id must be verified before anything is made of it; whoever made the content cannot make ids that fit without the key.
+    content. That is harmless for objects that something must refer to by their keyed hash; lists and records must be verified.
     Ends silently at the end mark, with a BadFrame when that is missing.
     """
     view = memoryview(data)

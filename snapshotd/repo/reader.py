@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from snapshotd.repo.base import ObjectKind, Repository, Tree
 from snapshotd.repo.chunks import ChunkList
 from snapshotd.repo.ids import Identity, raw_id
 from snapshotd.repo.index import Entry, Index, missing
+from snapshotd.repo.record import decode_record
 from snapshotd.store.base import Store
 from snapshotd.types import BlobID, RecordID, TreeID
 
@@ -26,6 +29,8 @@ CACHE_BYTES = 64 << 20
 """Plain chunks, lists, trees and records kept in memory by default; as many again for decoded trees and lists."""
 MAX_DEPTH = 250
 """A longer chain of deltas in an index is damage. The writer makes far shorter ones."""
+_LOOK_EVERY_S = 0.05
+"""How long a new index may go unnoticed."""
 _PIECE_BYTES = 1 << 20
 _CONTENT = (ObjectKind.CHUNK, ObjectKind.LIST)
 _NAMES = {ObjectKind.CHUNK: "content", ObjectKind.LIST: "content", ObjectKind.TREE: "tree", ObjectKind.RECORD: "record"}
@@ -88,6 +93,8 @@ class PackReader(Repository):
         self.identity = Identity(key)
         self._index_path = index_path
         self._index: Index | None = None
+        self._index_file = (0, 0)
+        self._index_seen_s = 0.0
         self._index_lock = threading.Lock()
         self._closed = False
         self._plain_cache: Cache[bytes] = Cache(cache_bytes)
@@ -99,17 +106,32 @@ class PackReader(Repository):
             _log.error("%s", exc.message)  # whoever reads is told again; a daemon that did not start could not be told to repair it
 
     def open_index(self) -> Index | None:
-        """The index; None while there is neither index nor pack. DataLoss when packs are there without one."""
+        """The index; None while there is neither index nor pack. DataLoss when packs are there without one.
+
+        One that another process has put in its place (a repair) is opened instead, some ms after it is there at the latest. The old one
+        is not closed here: other threads may be reading from it.
+        """
         with self._index_lock:
             if self._closed:
                 raise InternalError(f"the repository of {self._index_path} was used after it was closed")
-            if self._index is None:
-                if self._index_path.exists():
-                    self._index = Index(self._index_path, write=False)
-                else:
-                    for key in self.store.keys(pack.PREFIX):
-                        raise missing(self._index_path, key)
+            now = time.monotonic()
+            if self._index is None or now - self._index_seen_s > _LOOK_EVERY_S:
+                self._open_present()
+                self._index_seen_s = now
             return self._index
+
+    def _open_present(self) -> None:
+        try:
+            st = os.stat(self._index_path)
+        except FileNotFoundError:
+            if self._index is None:
+                for key in self.store.keys(pack.PREFIX):
+                    raise missing(self._index_path, key) from None
+            return  # it is being replaced
+        if self._index is None or self._index_file != (st.st_dev, st.st_ino):
+            self._index = Index(self._index_path, write=False)
+            self._index_file = (st.st_dev, st.st_ino)
+            self.forget()
 
     def close(self) -> None:
         with self._index_lock:
@@ -144,12 +166,18 @@ class PackReader(Repository):
         return decoded
 
     def load_record(self, record_id: RecordID) -> bytes:
-        return self.plain(raw_id(record_id, "record"), (ObjectKind.RECORD,))
+        return self._record(raw_id(record_id, "record"))
+
+    def _record(self, raw: bytes) -> bytes:
+        try:
+            return decode_record(self.plain(raw, (ObjectKind.RECORD,)))
+        except pack.BadFrame as exc:
+            raise self._damaged(raw, str(exc)) from None
 
     def records(self) -> Iterator[tuple[RecordID, bytes]]:
         index = self.open_index()
         for raw in index.records() if index else ():
-            yield RecordID(raw.hex()), self.plain(raw, (ObjectKind.RECORD,))
+            yield RecordID(raw.hex()), self._record(raw)
 
     def stored_bytes(self) -> int:
         index = self.open_index()
@@ -164,7 +192,7 @@ class PackReader(Repository):
         raw = raw_id(content, "content")
         entry = self._content(raw)
         if entry.kind == ObjectKind.CHUNK:
-            return self._load_chunk(raw)
+            return self._load_chunk(entry)
         return self._load_list(raw, self._layout(raw).chunks)
 
     def read(self, content: BlobID, offset: int, length: int) -> bytes:
@@ -173,7 +201,7 @@ class PackReader(Repository):
         if offset < 0 or length < 0:
             raise ValueError("offset and length of a read are not negative")
         if entry.kind == ObjectKind.CHUNK:
-            return self.plain(raw, _CONTENT)[offset : offset + length]
+            return self.plain_at(entry)[offset : offset + length]
         pieces = []
         while length > 0:
             piece = self._read_once(raw, offset, length)
@@ -191,7 +219,13 @@ class PackReader(Repository):
     def find(self, raw: bytes) -> Entry | None:
         """Where an object is; None if there is none."""
         index = self.open_index()
-        return index.find(raw) if index is not None else None
+        entry = index.find(raw) if index is not None else None
+        if entry is None and index is not None and not index.writable:
+            self._index_seen_s = 0.0  # is there a new one?
+            again = self.open_index()
+            if again is not None and again is not index:
+                return again.find(raw)
+        return entry
 
     def plain(self, raw: bytes, kinds: tuple[ObjectKind, ...] | None = None, keep: bool = True) -> bytes:
         """An object's plain bytes, verified. `kinds`: NotFound for any other. `keep`: remember it and its bases."""
@@ -204,11 +238,19 @@ class PackReader(Repository):
         if cached is not None:
             return cached
         assert entry is not None
+        return self.plain_at(entry, keep)
+
+    def plain_at(self, entry: Entry, keep: bool = True) -> bytes:
+        """The plain bytes of an object that was just looked up, verified."""
+        cached = self._plain_cache.get(entry.id)
+        if cached is not None:
+            return cached
         while True:
             try:
                 return self._undelta(entry, keep)
-            except DataLoss:  # what the entry said may have changed since, by a garbage collection
-                again = self.find(raw)
+            except DataLoss:  # what the entry said may have changed since, by a garbage collection or a repair
+                self._index_seen_s = 0.0
+                again = self.find(entry.id)
                 if again is None or again == entry:
                     raise
                 entry = again
@@ -245,13 +287,9 @@ class PackReader(Repository):
     def _decode(self, entry: Entry, base: bytes | None) -> bytes:
         try:
             frame = pack.decode_frame(self.frame_bytes(entry))
-            if (frame.id, frame.kind, frame.plain, frame.stored) != (entry.id, entry.kind, entry.plain, entry.stored):
-                raise pack.BadFrame("another object lies in its place")
-            if frame.base != (entry.base[: pack.BASE_BYTES] if entry.base is not None else None):
-                raise pack.BadFrame("it is a delta against another object than the index says")
-            if frame.zstd:
-                return compress.decompress(frame.payload, frame.plain, base)
-            return bytes(frame.payload)
+            if not matches(entry, frame):
+                raise pack.BadFrame("the frame of another object lies in its place")
+            return compress.decode(frame, base)
         except pack.BadFrame as exc:
             raise self._damaged(entry.id, str(exc), entry) from None
 
@@ -313,8 +351,8 @@ class PackReader(Repository):
             raise self._damaged(whole, f"the chunk {raw.hex()} has another length than the list says")
         return data
 
-    def _load_chunk(self, raw: bytes) -> Iterator[bytes]:
-        data = self.plain(raw, _CONTENT)
+    def _load_chunk(self, entry: Entry) -> Iterator[bytes]:
+        data = self.plain_at(entry)
         for start in range(0, len(data), _PIECE_BYTES):
             yield data[start : start + _PIECE_BYTES]
 
@@ -355,15 +393,33 @@ class PackReader(Repository):
         return DataLoss(f"the {what} cannot be read because {why}: run `snapshotd check`, then `snapshotd repair`")
 
 
+def matches(entry: Entry, frame: pack.Frame) -> bool:
+    """Whether a frame is what the index says, going by its header. (Where it lies is not looked at.)"""
+    base = entry.base[: pack.BASE_BYTES] if entry.base is not None else None
+    same = (entry.kind, entry.stored, entry.plain, base) == (frame.kind, frame.stored, frame.plain, frame.base)
+    return same and entry.id.startswith(frame.id)
+
+
 def verify(identity: Identity, kind: ObjectKind, raw: bytes, data: bytes) -> bool:
     """Whether plain bytes are an object's. Of a content's list only the form is checked: it is known by the bytes of what it lists."""
+    return _object_id(identity, kind, raw, data) == raw
+
+
+def object_id(identity: Identity, frame: pack.Frame, data: bytes) -> bytes | None:
+    """The id of the object whose plain bytes were in a frame; None if it cannot be what the frame says. A content's list is believed (its
+    form is checked): it is known by the bytes of what it lists."""
+    raw = _object_id(identity, frame.kind, frame.id, data)
+    return raw if raw is not None and raw.startswith(frame.id) else None
+
+
+def _object_id(identity: Identity, kind: ObjectKind, claimed: bytes, data: bytes) -> bytes | None:
     if kind == ObjectKind.CHUNK:
-        return identity.content(data) == raw
+        return identity.content(data)
     if kind == ObjectKind.TREE:
-        return identity.tree(data) == raw
+        return identity.tree(data)
     if kind == ObjectKind.RECORD:
-        return identity.record(data) == raw
+        return identity.record(data)
     try:
-        return not chunks.decode_list(data).inner or identity.inner_list(data) == raw
+        return identity.inner_list(data) if chunks.decode_list(data).inner else claimed
     except pack.BadFrame:
-        return False
+        return None

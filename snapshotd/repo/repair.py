@@ -28,10 +28,10 @@ from snapshotd.repo.gc import TARGET_BYTES, Copy
 from snapshotd.repo.ids import Identity
 from snapshotd.repo.index import Entry, Index, PackRow, create_index
 from snapshotd.repo.key import sync_dir
+from snapshotd.repo.pending import lock
 from snapshotd.repo.reach import tree_children, tree_contents
 from snapshotd.repo.reader import PackReader
-from snapshotd.repo.survey import Survey, Verifier, choose, read_what_is_left, survey
-from snapshotd.repo.writer import lock
+from snapshotd.repo.survey import Decoder, Survey, choose, read_what_is_left, survey
 from snapshotd.store.base import Store
 from snapshotd.types import BlobID, TreeID
 
@@ -42,8 +42,8 @@ Progress = Callable[[str], object]
 
 
 def repair(store: Store, index_path: Path, key: bytes, progress: Progress) -> RepairResult:
-    """See the module's text. Nobody else may have the repository open for writing. Readers that are open keep the old index and must be
-    opened again. Conflict (somebody writes), VersionMismatch (nothing is touched), OutOfSpace, OSError."""
+    """See the module's text. Nobody else may have the repository open for writing. Readers that are open notice the new
+    index. Conflict (somebody writes), VersionMismatch (nothing is touched), OutOfSpace, OSError."""
     with locked(index_path):
         return _repair(store, index_path, key, progress)
 
@@ -122,7 +122,7 @@ class _Repair:
         identity = Identity(self._key)
         found = survey(self._store, identity, self._progress)
         current = {raw: (entry.pack, entry.offset) for raw, entry in old.items()}
-        chosen = choose(found, current, Verifier(self._store, identity))
+        chosen = choose(found, current, Decoder(self._store, identity))
         suspicious |= {raw for raw, entry in chosen.items() if entry.kind == ObjectKind.LIST and entry.pack in found.damaged}
         new = self._copy_intact(found, chosen)
         packs = {**found.packs, **{row.id: row for row in new}}

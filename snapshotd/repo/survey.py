@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from snapshotd.repo import compress, pack
 from snapshotd.repo.base import ObjectKind
 from snapshotd.repo.ids import Identity
 from snapshotd.repo.index import Entry, PackRow
-from snapshotd.repo.reader import MAX_DEPTH, Cache, verify
+from snapshotd.repo.reader import MAX_DEPTH, Cache, object_id
 from snapshotd.store.base import Store
 
 _PIECE_BYTES = 64 << 10
@@ -21,7 +20,7 @@ _CACHE_BYTES = 64 << 20
 
 
 class Candidate(NamedTuple):
-    """An intact frame. `base` are the first bytes of an id, as in the frame."""
+    """An intact frame. `id` is b"" for a delta: it follows when the base is known. `base` are the first bytes of an id, as in the frame."""
 
     id: bytes
     kind: ObjectKind
@@ -90,8 +89,9 @@ def _survey_pack(found: Survey, raw: bytes, data: bytes, identity: Identity) -> 
             problem = problem or str(frame)
             continue
         count += 1
-        if frame.base is not None or _decodes(frame, identity):
-            found.candidates.append(Candidate(frame.id, frame.kind, raw, frame.offset, frame.stored, frame.plain, frame.base))
+        known = b"" if frame.base is not None else _decode(frame, None, identity)[0]
+        if known is not None:
+            found.candidates.append(Candidate(known, frame.kind, raw, frame.offset, frame.stored, frame.plain, frame.base))
     if problem is None:
         found.packs[raw] = PackRow(raw, len(data), count)
     else:
@@ -111,22 +111,21 @@ def head_problem(data: bytes, raw: bytes) -> str | None:
     return None
 
 
-def _decodes(frame: pack.Frame, identity: Identity) -> bool:
+def _decode(frame: pack.Frame, base: bytes | None, identity: Identity) -> tuple[bytes | None, bytes]:
+    """(id, plain bytes) of the object in a frame; (None, b"") if there is none."""
     try:
-        plain = compress.decompress(frame.payload, frame.plain) if frame.zstd else bytes(frame.payload)
+        plain = compress.decode(frame, base)
     except pack.BadFrame:
-        return False
-    return verify(identity, frame.kind, frame.id, plain)
+        return None, b""
+    return object_id(identity, frame, plain), plain
 
 
-def choose(
-    found: Survey, current: dict[bytes, tuple[bytes, int]], verified: Callable[[Entry, dict[bytes, Entry]], bool]
-) -> dict[bytes, Entry]:
+def choose(found: Survey, current: dict[bytes, tuple[bytes, int]], decoder: Decoder) -> dict[bytes, Entry]:
     """For each object that can be read, the frame to use. `current`: (pack, offset) by object where an index refers to now.
 
     From whole objects up, delta by delta, so that no chain can lead back to where it began (copies of one object may be deltas against
-    each other in different packs). Among equals: one in an intact pack, then the one in use, then the latest. A delta in a damaged pack
-    must be `verified`: what looks like a frame there may have been planted in a content.
+    each other in different packs). Among equals: one in an intact pack, then the one in use, then the latest. Every delta is decoded
+    against every object that it may mean, which tells its id; one chain after the other, so that the base is in memory.
     """
     by_id: dict[bytes, list[Candidate]] = {}
     waiting: dict[bytes, list[Candidate]] = {}
@@ -137,44 +136,59 @@ def choose(
             waiting.setdefault(candidate.base, []).append(candidate)
 
     def rank(candidate: Candidate) -> tuple[bool, bool, bytes]:
+        """The larger, the better."""
         used = current.get(candidate.id) == (candidate.pack, candidate.offset)
         return candidate.pack in found.packs, used, candidate.pack[1:]
 
     chosen: dict[bytes, Entry] = {}
-    queue: deque[bytes] = deque()
+    waiting_bases: list[bytes] = []
     for raw, candidates in by_id.items():
         best = max(candidates, key=rank)
         chosen[raw] = Entry(raw, best.kind, best.pack, best.offset, best.stored, best.plain, None, 0)
-        queue.append(raw)
-    while queue:
-        base = chosen[queue.popleft()]
-        for one in sorted(waiting.get(base.id[: pack.BASE_BYTES], ()), key=rank, reverse=True):
-            if one.id not in chosen and one.kind == base.kind and base.depth < MAX_DEPTH:
-                entry = Entry(one.id, one.kind, one.pack, one.offset, one.stored, one.plain, base.id, base.depth + 1)
-                if one.pack in found.packs or verified(entry, chosen):
-                    chosen[one.id] = entry
-                    queue.append(one.id)
+        waiting_bases.append(raw)
+    while waiting_bases:
+        base = chosen[waiting_bases.pop()]
+        deltas = [one for one in waiting.get(base.id[: pack.BASE_BYTES], ()) if one.kind == base.kind]
+        if not deltas or base.depth >= MAX_DEPTH:
+            continue
+        decoded = [one._replace(id=known) for one in deltas if (known := decoder.delta(one, base, chosen)) is not None]
+        for one in sorted(decoded, key=rank, reverse=True):
+            if one.id not in chosen:
+                chosen[one.id] = Entry(one.id, one.kind, one.pack, one.offset, one.stored, one.plain, base.id, base.depth + 1)
+                waiting_bases.append(one.id)
     return chosen
 
 
-class Verifier:
+class Decoder:
     """Decodes and hashes objects by the places in a table instead of an index."""
 
     def __init__(self, store: Store, identity: Identity) -> None:
         self._store, self._identity = store, identity
         self._cache: Cache[bytes] = Cache(_CACHE_BYTES)
 
-    def __call__(self, entry: Entry, places: dict[bytes, Entry]) -> bool:
-        """Whether the frame at `entry`, with bases at `places`, is the object that it claims to be."""
-        chain = [entry]
-        while chain[-1].base is not None and self._cache.get(chain[-1].base) is None:
-            chain.append(places[chain[-1].base])
-        plain = self._cache.get(chain[-1].base) if chain[-1].base is not None else None
+    def delta(self, one: Candidate, base: Entry, places: dict[bytes, Entry]) -> bytes | None:
+        """The id of what a delta is against `base`, whose own bases are at `places`; None if it is none against it."""
         try:
-            for one in reversed(chain):
-                frame = pack.decode_frame(self._store.get(pack.pack_key(one.pack), one.offset, one.stored))
-                plain = compress.decompress(frame.payload, frame.plain, plain) if frame.zstd else bytes(frame.payload)
-                self._cache.put(one.id, plain, len(plain))
+            raw, plain = _decode(self._frame(one), self._plain(base, places), self._identity)
         except (pack.BadFrame, DataLoss, NotFound):
-            return False
-        return plain is not None and verify(self._identity, entry.kind, entry.id, plain)
+            return None
+        if raw is not None:
+            self._cache.put(raw, plain, len(plain))
+        return raw
+
+    def _plain(self, wanted: Entry, places: dict[bytes, Entry]) -> bytes:
+        plain = self._cache.get(wanted.id)
+        chain = [wanted] if plain is None else []
+        while chain and (below := chain[-1].base) is not None:
+            plain = self._cache.get(below)
+            if plain is not None:
+                break
+            chain.append(places[below])
+        for one in reversed(chain):
+            data = plain = compress.decode(self._frame(one), plain if one.base is not None else None)
+            self._cache.put(one.id, data, len(data))
+        assert plain is not None
+        return plain
+
+    def _frame(self, one: Entry | Candidate) -> pack.Frame:
+        return pack.decode_frame(self._store.get(pack.pack_key(one.pack), one.offset, one.stored))

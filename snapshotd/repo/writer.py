@@ -18,7 +18,6 @@ it refuses.
 from __future__ import annotations
 
 import errno
-import fcntl
 import io
 import os
 from collections import deque
@@ -27,17 +26,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import xxhash
-
 from snapshotd import failpoints
-from snapshotd.errors import Conflict, DataLoss, InternalError, LimitExceeded, NotFound, OutOfSpace, SnapshotdError
+from snapshotd.errors import DataLoss, InternalError, LimitExceeded, NotFound, OutOfSpace, SnapshotdError
 from snapshotd.repo import chunks, compress, encode, pack
 from snapshotd.repo.base import ObjectKind, Reader, RepositoryWriter, Saved, Tree
 from snapshotd.repo.encode import Encoded, Job
 from snapshotd.repo.ids import raw_id
 from snapshotd.repo.index import Entry, Index, PackRow, open_index
+from snapshotd.repo.pending import Building, Guide, Queued, Step, lock
 from snapshotd.repo.reader import CACHE_BYTES, PackReader
-from snapshotd.repo.tree import encode_tree
+from snapshotd.repo.record import encode_record
+from snapshotd.repo.similar import Recent, Similar, sort_of
+from snapshotd.repo.tree import MAX_ENTRIES, encode_tree
 from snapshotd.store.base import Store
 from snapshotd.types import BlobID, RecordID, TreeID
 
@@ -48,50 +48,10 @@ _MAX_TASKS = 16
 _MAX_PUTS = 2
 _COMMIT_OBJECTS = 50_000
 _INLINE_BYTES = 128 << 10
+_MAX_BULK_LEVEL = 3
+"""At a higher level new files are compared with others."""
 _CHECK_ALL_BYTES = 8 << 20
 _CHECK_EVERY = 8
-
-
-class _Queued:
-    """An object that was saved and is not encoded yet."""
-
-    __slots__ = ("base", "branch", "data", "depth", "id", "kind", "number", "previous")
-
-    def __init__(self, number: int, kind: ObjectKind, object_id: bytes, data: bytes, previous: bytes | None) -> None:
-        self.number = number
-        self.kind, self.id, self.data, self.previous = kind, object_id, data, previous
-        self.base: Entry | _Queued | None = None
-        self.branch = False
-        """The chain of `base` is full: an earlier version in it is to be the base."""
-        self.depth = 0
-        """Deltas to undo, at most."""
-
-
-class _Building:
-    """The pack that frames are added to."""
-
-    def __init__(self) -> None:
-        self.id = pack.new_pack_id()
-        head = pack.encode_head(self.id)
-        self.parts: list[bytes] = [head]
-        self.bytes = len(head)
-        self.checksum = xxhash.xxh3_64(head)
-        self.entries: list[Entry] = []
-
-    def add(self, frame: Encoded, depth: int) -> Entry:
-        entry = Entry(frame.id, frame.kind, self.id, self.bytes, frame.stored, frame.plain, frame.base, depth)
-        for part in frame.parts:
-            self.checksum.update(part)
-        self.parts += frame.parts
-        self.bytes += frame.stored
-        self.entries.append(entry)
-        return entry
-
-    def finish(self) -> PackRow:
-        end = pack.encode_end(len(self.entries), self.checksum)
-        self.parts.append(end)
-        self.bytes += len(end)
-        return PackRow(self.id, self.bytes, len(self.entries))
 
 
 class PackRepository(PackReader, RepositoryWriter):
@@ -111,7 +71,9 @@ class PackRepository(PackReader, RepositoryWriter):
         self.saved = Saved(0, 0, 0)
         self._threads = threads
         self._broken: str | None = None
-        self._pending: dict[bytes, _Queued] = {}
+        self._recent = Recent()
+        self._step = Step()
+        self._pending: dict[bytes, Queued] = {}
         self._fresh: dict[bytes, Entry] = {}
         self._frames: dict[bytes, list[bytes]] = {}
         self._reset()
@@ -121,12 +83,14 @@ class PackRepository(PackReader, RepositoryWriter):
         self._pending.clear()
         self._fresh.clear()
         self._frames.clear()
-        self._batch: list[_Queued] = []
+        self._recent.clear()
+        self._step = Step()
+        self._batch: list[Queued] = []
         self._batch_bytes = self._queued_bytes = self._seen_bytes = self._number = self._task_number = 0
         self._tasks: deque[Future[list[Encoded]]] = deque()
         self._puts: deque[tuple[Future[None], PackRow, list[Entry]]] = deque()
         self._stored: list[tuple[PackRow, list[Entry]]] = []
-        self._building: _Building | None = None
+        self._building: Building | None = None
 
     def open_index(self) -> Index | None:
         """The index, open for writing."""
@@ -146,12 +110,12 @@ class PackRepository(PackReader, RepositoryWriter):
         super().close()
         os.close(self._lock_fd)
 
-    def save_bytes(self, data: bytes, previous: BlobID | None = None) -> BlobID:
+    def save_bytes(self, data: bytes, previous: BlobID | None = None, name: bytes | None = None) -> BlobID:
         if len(data) > chunks.WHOLE_BYTES:
             return self.save_content(io.BytesIO(data).read, previous)
         raw = self.identity.content(data)
         with self._writing():
-            self._queue(ObjectKind.CHUNK, raw, bytes(data), _hint(previous))
+            self._queue(ObjectKind.CHUNK, raw, bytes(data), _hint(previous), sort_of(name) if name is not None else None)
         return BlobID(raw.hex())
 
     def save_content(self, read: Reader, previous: BlobID | None = None) -> BlobID:
@@ -161,7 +125,7 @@ class PackRepository(PackReader, RepositoryWriter):
             return self.save_bytes(begin, previous)
         hasher = self.identity.content_hasher()
         earlier = _hint(previous)
-        guide = _Guide(self._parts_of(earlier))
+        guide = Guide(self._parts_of(earlier))
         parts: list[tuple[bytes, int]] = []
         for chunk in chunks.cut(begin, read):
             hasher.update(chunk)
@@ -176,6 +140,9 @@ class PackRepository(PackReader, RepositoryWriter):
         return BlobID(content.hex())
 
     def save_tree(self, tree: Tree, previous: TreeID | None = None) -> TreeID:
+        if len(tree.entries) > MAX_ENTRIES:
+            what = f"a directory with {len(tree.entries)} entries cannot be stored (at most {MAX_ENTRIES})"
+            raise LimitExceeded(f"{what}: spread it over several directories")
         data = encode_tree(tree)
         raw = self.identity.tree(data)
         with self._writing():
@@ -183,9 +150,11 @@ class PackRepository(PackReader, RepositoryWriter):
         return TreeID(raw.hex())
 
     def save_record(self, data: bytes, previous: RecordID | None = None) -> RecordID:
+        data = encode_record(data)
         raw = self.identity.record(data)
         with self._writing():
-            self._queue(ObjectKind.RECORD, raw, bytes(data), _hint(previous))
+            self._queue(ObjectKind.RECORD, raw, data, _hint(previous))
+        self._step = Step()
         return RecordID(raw.hex())
 
     def flush(self) -> None:
@@ -195,6 +164,11 @@ class PackRepository(PackReader, RepositoryWriter):
             self._finish_pack()
             self._await_puts(0)
             self._commit()
+        self._step = Step()
+
+    def forget(self) -> None:
+        super().forget()
+        self._recent.clear()
 
     def find(self, raw: bytes) -> Entry | None:
         queued = self._pending.get(raw)  # looked for first, since the encoding threads look while things move on from there
@@ -209,6 +183,13 @@ class PackRepository(PackReader, RepositoryWriter):
             return queued.data
         return super().plain(raw, kinds, keep)
 
+    def plain_at(self, entry: Entry, keep: bool = True) -> bytes:
+        queued = self._pending.get(entry.id)
+        if queued is not None:
+            return queued.data
+        placed = self.find(entry.id) if not entry.pack else entry  # it was queued when another thread looked it up
+        return super().plain_at(placed or entry, keep)
+
     def frame_bytes(self, entry: Entry) -> bytes:
         parts = self._frames.get(entry.id)
         return b"".join(parts) if parts is not None else super().frame_bytes(entry)
@@ -216,15 +197,15 @@ class PackRepository(PackReader, RepositoryWriter):
     def records(self) -> Iterator[tuple[RecordID, bytes]]:
         yield from super().records()
         queued = [one for one in self._pending.values() if not self._known(one.id)]
-        unflushed: list[Entry | _Queued] = [*self._fresh.values(), *queued]
+        unflushed: list[Entry | Queued] = [*self._fresh.values(), *queued]
         for one in unflushed:
             if one.kind == ObjectKind.RECORD:
-                yield RecordID(one.id.hex()), self.plain(one.id)
+                yield RecordID(one.id.hex()), self._record(one.id)
 
     def _known(self, raw: bytes) -> bool:
         return self._writable.find(raw) is not None
 
-    def _queue(self, kind: ObjectKind, raw: bytes, data: bytes, previous: bytes | None) -> None:
+    def _queue(self, kind: ObjectKind, raw: bytes, data: bytes, previous: bytes | None, sort: bytes | None = None) -> None:
         if len(data) > pack.MAX_PLAIN_BYTES[kind]:
             raise LimitExceeded(
                 f"a {kind.name.lower()} of {len(data)} bytes cannot be stored (at most {pack.MAX_PLAIN_BYTES[kind]}): "
@@ -234,7 +215,9 @@ class PackRepository(PackReader, RepositoryWriter):
         if raw in self._pending or raw in self._fresh:
             return
         self._number += 1
-        queued = _Queued(self._number, kind, raw, data, previous if previous != raw else None)
+        self._step.bytes += len(data)
+        queued = Queued(self._number, kind, raw, data, previous if previous != raw else None, self._step)
+        queued.sort = sort
         self._pending[raw] = queued
         self._batch.append(queued)
         self._batch_bytes += len(data)
@@ -254,10 +237,19 @@ class PackRepository(PackReader, RepositoryWriter):
                 del self._pending[queued.id]
             else:
                 fresh.append(queued)
-        task: list[_Queued] = []
+        task: list[Queued] = []
         size = 0
         for queued in fresh:
+            queued.level = compress.level_for(queued.step.bytes)
             self._plan(queued, known)
+            if queued.branch and isinstance(queued.base, Queued):  # the whole chain must be known to choose a place in it
+                if task:
+                    self._submit(task, size)
+                    task, size = [], 0
+                self._collect(0)
+                queued.base = self._fresh.get(queued.base.id) or self._writable.find(queued.base.id)
+            if queued.sort is not None and queued.base is None and queued.level > _MAX_BULK_LEVEL:
+                self._plan_similar(queued, queued.sort)
             self._queued_bytes += len(queued.data)
             task.append(queued)
             size += len(queued.data)
@@ -267,13 +259,13 @@ class PackRepository(PackReader, RepositoryWriter):
         if task:
             self._submit(task, size)
 
-    def _plan(self, queued: _Queued, known: dict[bytes, Entry]) -> None:
+    def _plan(self, queued: Queued, known: dict[bytes, Entry]) -> None:
         """Decide what the object may be a delta against."""
         previous = queued.previous
         if previous is None:
             return
-        base: Entry | _Queued | None = self._fresh.get(previous) or self._pending.get(previous) or known.get(previous)
-        if base is None or base.kind != queued.kind or (isinstance(base, _Queued) and base.number > queued.number):
+        base: Entry | Queued | None = self._fresh.get(previous) or self._pending.get(previous) or known.get(previous)
+        if base is None or base.kind != queued.kind or (isinstance(base, Queued) and base.number > queued.number):
             return  # a base comes first in the packs, and so no chain can come back to where it began
         size = base.plain if isinstance(base, Entry) else len(base.data)
         if not encode.may_be_delta(len(queued.data), size):
@@ -281,34 +273,42 @@ class PackRepository(PackReader, RepositoryWriter):
         queued.base, queued.depth = base, base.depth + 1
         if queued.depth > encode.max_depth(len(queued.data), size):
             queued.depth, queued.branch = encode.MAX_BRANCH + 1, True
-            while isinstance(base, _Queued):
-                base = base.base
-            queued.base = base
 
-    def _submit(self, task: list[_Queued], size: int) -> None:
+    def _plan_similar(self, queued: Queued, sort: bytes) -> None:
+        """Choose the files that a new one is to be compared with."""
+        found: list[Similar] = []
+        for one in self._recent.get(sort, len(queued.data)):
+            base = self._pending.get(one.id) or self._fresh.get(one.id) or self._writable.find(one.id)
+            if base is not None and base.kind == ObjectKind.CHUNK and base.depth < encode.MAX_SIMILAR_DEPTH:
+                queued.depth = max(queued.depth, base.depth + 1)
+                found.append(one)
+        queued.similar = tuple(found)
+        self._recent.add(sort, queued.id, queued.data)
+
+    def _submit(self, task: list[Queued], size: int) -> None:
         if self._queued_bytes <= _INLINE_BYTES and not self._tasks:
-            self._place(self._encode(task, self._queued_bytes, True))
+            self._place(self._encode(task, True))
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, "repo-encode")
         self._task_number += 1
         check = self._queued_bytes <= _CHECK_ALL_BYTES or self._task_number % _CHECK_EVERY == 0
-        self._tasks.append(self._pool.submit(self._encode, task, self._queued_bytes, check))
+        self._tasks.append(self._pool.submit(self._encode, task, check))
         self._collect(_MAX_TASKS)
 
-    def _encode(self, task: list[_Queued], queued_bytes: int, check: bool) -> list[Encoded]:
+    def _encode(self, task: list[Queued], check: bool) -> list[Encoded]:
         """In any thread."""
         done = []
         for queued in task:
-            level = compress.level_for(queued_bytes)
-            base_id, base = self._base_of(queued, level)
-            done.append(encode.encode(Job(queued.kind, queued.id, queued.data, base_id, base, level, check)))
+            base_id, base = self._base_of(queued, queued.level)
+            similar = tuple((one.id, one.data) for one in queued.similar)
+            done.append(encode.encode(Job(queued.kind, queued.id, queued.data, base_id, base, queued.level, check, similar)))
         return done
 
-    def _base_of(self, queued: _Queued, level: int) -> tuple[bytes | None, bytes | None]:
+    def _base_of(self, queued: Queued, level: int) -> tuple[bytes | None, bytes | None]:
         """(id, plain bytes) of what the object is to be a delta against."""
         base = queued.base
-        if isinstance(base, _Queued):
+        if isinstance(base, Queued):
             return base.id, base.data
         if base is None:
             return None, None
@@ -329,7 +329,7 @@ class PackRepository(PackReader, RepositoryWriter):
     def _place(self, encoded: list[Encoded]) -> None:
         for frame in encoded:
             if self._building is None:
-                self._building = _Building()
+                self._building = Building()
             depth = 0
             if frame.base is not None:
                 base = self._fresh.get(frame.base) or self._writable.find(frame.base)
@@ -356,7 +356,7 @@ class PackRepository(PackReader, RepositoryWriter):
         self._puts.append((self._putter.submit(self._put, building), row, building.entries))
         self._await_puts(_MAX_PUTS)
 
-    def _put(self, building: _Building) -> None:
+    def _put(self, building: Building) -> None:
         """In any thread."""
         failpoints.hit("repo.pack.written")
         self.store.put(pack.pack_key(building.id), building.parts)
@@ -460,25 +460,6 @@ class PackRepository(PackReader, RepositoryWriter):
         self._queue(ObjectKind.LIST, content, chunks.encode_list(parts, level, False), previous)
 
 
-class _Guide:
-    """Which chunk of the previous version a new one is likely a change of: the one after the last that both have."""
-
-    def __init__(self, parts: list[tuple[bytes, int]]) -> None:
-        self._parts = parts
-        self._place = {raw: place for place, (raw, _) in enumerate(parts)}
-        self._next = 0
-
-    def base_for(self, raw: bytes) -> bytes | None:
-        place = self._place.get(raw)
-        if place is None:
-            place = self._next
-            base = self._parts[place][0] if place < len(self._parts) else None
-        else:
-            base = None  # it exists
-        self._next = place + 1
-        return base
-
-
 def _hint(previous: str | None) -> bytes | None:
     if previous is None:
         return None
@@ -486,16 +467,3 @@ def _hint(previous: str | None) -> bytes | None:
         return raw_id(previous, "object")
     except NotFound:
         return None
-
-
-def lock(index_path: Path) -> int:
-    """One writer: the lock lies beside the index, because no other descriptor of SQLite's own file may be closed while it is open."""
-    fd = os.open(f"{index_path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        os.close(fd)
-        if exc.errno != errno.EWOULDBLOCK:
-            raise
-        raise Conflict(f"the repository of {index_path} is being written to by another process: stop that one first") from None
-    return fd

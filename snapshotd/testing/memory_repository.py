@@ -58,7 +58,7 @@ class MemoryRepository(RepositoryWriter):
             raise NotFound(f"there is no content {content}")
         return self.contents[content]
 
-    def save_bytes(self, data: bytes, previous: BlobID | None = None) -> BlobID:
+    def save_bytes(self, data: bytes, previous: BlobID | None = None, name: bytes | None = None) -> BlobID:
         content = BlobID(hashlib.sha256(b"content" + data).hexdigest())
         self.contents[content] = bytes(data)
         return content

@@ -208,9 +208,12 @@ def test_a_missing_index_is_never_a_fresh_start(packs: PackRepository, store: Fa
     packs.close()
     for name in os.listdir(tmp_path):
         (tmp_path / name).unlink()
-    for opened in (PackRepository, PackReader):
-        with pytest.raises(DataLoss, match="snapshotd repair"):
-            opened(store, tmp_path / "index", KEY)
+    with pytest.raises(DataLoss, match="snapshotd repair"):
+        PackRepository(store, tmp_path / "index", KEY)
+    reader = PackReader(store, tmp_path / "index", KEY)
+    with pytest.raises(DataLoss, match="snapshotd repair"):
+        reader.size_bytes(BlobID("0" * 64))
+    reader.close()
     assert not (tmp_path / "index").exists()
 
 
@@ -218,9 +221,12 @@ def test_a_missing_index_is_never_a_fresh_start(packs: PackRepository, store: Fa
 def test_a_damaged_index_is_found_at_open(packs: PackRepository, store: Failing, tmp_path: Path, bad: bytes) -> None:
     packs.close()
     (tmp_path / "index").write_bytes(bad)
-    for opened in (PackRepository, PackReader):
-        with pytest.raises(DataLoss, match="snapshotd repair"):
-            opened(store, tmp_path / "index", KEY)
+    with pytest.raises(DataLoss, match="snapshotd repair"):
+        PackRepository(store, tmp_path / "index", KEY)
+    reader = PackReader(store, tmp_path / "index", KEY)
+    with pytest.raises(DataLoss, match="snapshotd repair"):
+        reader.size_bytes(BlobID("0" * 64))
+    reader.close()
 
 
 def test_a_newer_index_is_refused(packs: PackRepository, store: Failing, tmp_path: Path) -> None:

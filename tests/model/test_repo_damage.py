@@ -249,6 +249,25 @@ def test_a_damaged_index_stops_only_reading(template: Template, copy: Path) -> N
     writer.close()
 
 
+def test_open_readers_go_on_after_a_repair(template: Template, copy: Path) -> None:
+    """With the index made anew, and packs that lie elsewhere."""
+    reader = open_reader(copy)
+    assert all(is_as_saved(reader, one) for one in template.snapshots)
+    for path in copy.glob("index.db*"):
+        path.unlink()
+    victim = copy / "store" / pack.pack_key(template.entries[bytes.fromhex(template.snapshots[5].tree)].pack)
+    victim.write_bytes(victim.read_bytes()[:-1])
+    writer = Opened(copy)
+    assert writer.repair(silent).gone == ()
+    new = save(writer.repo, {b"new": b"after the repair"}, "new")
+    writer.repo.flush()
+    assert load(reader, new.tree) == new.files
+    reader.forget()
+    assert all(is_as_saved(reader, one) for one in (*template.snapshots, new))
+    writer.close()
+    reader.close()
+
+
 def test_a_lost_pack_that_comes_back_is_taken_in(template: Template, copy: Path) -> None:
     key = pack.pack_key(template.entries[bytes.fromhex(template.snapshots[0].tree)].pack)
     data = (copy / "store" / key).read_bytes()
@@ -297,7 +316,7 @@ def test_errors_are_ours() -> None:
     assert all(issubclass(error, SnapshotdError) for error in TYPED)
 
 
-@pytest.mark.parametrize("form", ["delta", "whole", "list"])
+@pytest.mark.parametrize("form", ["delta", "whole", "list", "record"])
 def test_a_frame_planted_in_a_content_is_not_believed(tmp_path: Path, form: str) -> None:
     """Whoever knows an id, and how frames look, puts one that claims the id into a file; then the pack is damaged before it."""
     opened = Opened(tmp_path / "repo")
@@ -311,17 +330,20 @@ def test_a_frame_planted_in_a_content_is_not_believed(tmp_path: Path, form: str)
         "delta": pack.encode_frame(ObjectKind.CHUNK, raw, 700, payload, True, bytes.fromhex(base)),
         "whole": pack.encode_frame(ObjectKind.CHUNK, raw, 6, b"forged", False),
         "list": pack.encode_frame(ObjectKind.LIST, raw, len(parts), parts, False),
+        "record": pack.encode_frame(ObjectKind.RECORD, raw, 10, b"\x00{\"id\": 1}", False),
     }[form]
     noise = random.Random(1)
     opened.repo.save_bytes(noise.randbytes(1000) + b"".join(frame) + noise.randbytes(1000))
     opened.repo.flush()
     (path,) = (one for one in (tmp_path / "repo" / "store" / "packs").rglob("*") if one.is_file())
     data = path.read_bytes()
-    at = data.index(b"".join(frame)) - 1020  # in the header of the content's own frame
+    at = data.index(b"".join(frame)) - 1004  # in the header of the content's own frame
     data = data[:at] + data[at + 10 :]
     path.write_bytes(data)
-    assert any(isinstance(one, pack.Frame) and one.id == raw for one in pack.frames(data))  # it does look like one
+    planted = [one for one in pack.frames(data) if isinstance(one, pack.Frame) and one.payload in frame]  # it does look like one
+    assert [raw.startswith(one.id) for one in planted] == [True]
     opened.repair(silent)
+    assert list(opened.repo.records()) == []
     assert b"".join(opened.repo.load(base)) == victim[:-1]
     with pytest.raises(NotFound):
         opened.repo.load(wanted)

@@ -334,6 +334,30 @@ def trees_records_and_unstored_blobs_are_listed(catalog: Catalog) -> None:
     assert (catalog.referenced_trees(), catalog.referenced_records()) == ({TREES[1]}, set())
 
 
+def what_a_repair_found_gone_can_be_recorded(catalog: Catalog) -> None:
+    _, first = started(catalog)
+    kept, gone = BlobID("1" * 64), BlobID("2" * 64)
+    second = committed(catalog, first, call=make_call(output=gone, stdout=kept, stderr=gone))
+    third = committed(catalog, second, call=make_call(output=kept, stdout=gone, stderr=None))
+    catalog.forget_outputs(iter([gone, BlobID("3" * 64)]))
+    assert catalog.get_snapshot(second.id).call == replace(second.call, output=None, stderr=None)
+    assert catalog.get_snapshot(third.id).call == replace(third.call, stdout=None)
+    catalog.set_stored(second.id, TREES[0], RECORDS[0])
+    catalog.set_record(second.id, RECORDS[1])
+    catalog.set_record(SnapshotID(new_id()), RECORDS[2])  # gone meanwhile
+    assert catalog.record(second.id) == RECORDS[1]
+    assert catalog.referenced_records() == {RECORDS[1]}
+
+
+def all_tags_are_listed(catalog: Catalog) -> None:
+    _, first = started(catalog)
+    second = committed(catalog, first)
+    assert catalog.tags() == {}
+    for name, snapshot in (("b", first), ("a", second), ("c", first)):
+        catalog.tag(snapshot.id, name)
+    assert list(catalog.tags().items()) == [("a", second.id), ("b", first.id), ("c", first.id)]
+
+
 def the_newest_can_be_listed_alone(catalog: Catalog) -> None:
     trajectory, head = started(catalog)
     line = [head, *(head := committed(catalog, head) for _ in range(9))]
@@ -585,6 +609,8 @@ CHECKS: tuple[Callable[[Catalog], None], ...] = (
     bases_are_kept_and_states_follow_the_archive,
     pruning_gives_up_stored_trees_only,
     trees_records_and_unstored_blobs_are_listed,
+    what_a_repair_found_gone_can_be_recorded,
+    all_tags_are_listed,
     the_newest_can_be_listed_alone,
     own_messages_are_those_a_snapshot_added,
     a_base_elsewhere_holds_until_its_user_is_stored,

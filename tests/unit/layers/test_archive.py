@@ -41,9 +41,9 @@ class Recorder(MemoryRepository):
         self.saved_trees.append((tree_id, previous))
         return tree_id
 
-    def save_bytes(self, data: bytes, previous: BlobID | None = None) -> BlobID:
+    def save_bytes(self, data: bytes, previous: BlobID | None = None, name: bytes | None = None) -> BlobID:
         self.saved_contents.append((len(data), previous))
-        return super().save_bytes(data, previous)
+        return super().save_bytes(data, previous, name)
 
     def save_content(self, read: Reader, previous: BlobID | None = None) -> BlobID:
         self.streamed += 1

@@ -29,11 +29,11 @@ class Meddler(Recorder):
         super().__init__()
         self.renames = meddle
 
-    def save_bytes(self, data: bytes, previous: BlobID | None = None) -> BlobID:
+    def save_bytes(self, data: bytes, previous: BlobID | None = None, name: bytes | None = None) -> BlobID:
         while self.renames:
             source, target = self.renames.pop(0)
             os.rename(source, target)
-        return super().save_bytes(data, previous)
+        return super().save_bytes(data, previous, name)
 
 
 def test_a_directory_swapped_for_a_link_is_not_followed(tmp_path: Path) -> None:

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from snapshotd import failpoints
 from snapshotd.errors import DataLoss, LimitExceeded, VersionMismatch
-from snapshotd.repo import chunks, compress, pack
+from snapshotd.repo import chunks, compress, encode, pack, writer
 from snapshotd.repo.base import ObjectKind, Tree, TreeEntry
 from snapshotd.repo.pack import BadFrame, Frame
 from snapshotd.repo.reader import PackReader
+from snapshotd.repo.record import decode_record, encode_record
 from snapshotd.repo.writer import PackRepository
 from snapshotd.store.local import LocalStore
 from snapshotd.store.memory import MemoryStore
@@ -45,8 +46,8 @@ def sealed(data: bytes) -> bytes:
 def test_frames_come_back(data: bytes, kind: ObjectKind, base: bytes | None) -> None:
     whole = b"".join(pack.encode_frame(kind, ID, len(data), data, base is not None, base))
     found = pack.decode_frame(b"junk" + whole + b"more", 4)
-    expected = (kind, ID, base and base[: pack.BASE_BYTES], base is not None, len(data), 4, len(whole))
-    assert found[:7] == expected
+    proof = ID[: pack.STORED_ID_BYTES[kind]]
+    assert found[:8] == (kind, proof, base and base[: pack.BASE_BYTES], base is not None, False, len(data), 4, len(whole))
     assert found.payload == data
 
 
@@ -218,7 +219,8 @@ def test_a_pack_describes_itself(tmp_path: Path) -> None:
     for one in found:
         assert isinstance(one, Frame)
         entry = entries[one.offset]
-        assert (one.id, one.kind, one.plain, one.stored) == (entry.id, entry.kind, entry.plain, entry.stored)
+        assert (one.kind, one.plain, one.stored) == (entry.kind, entry.plain, entry.stored)
+        assert one.id == entry.id[: pack.STORED_ID_BYTES[entry.kind]]
         assert one.base == (entry.base[: pack.BASE_BYTES] if entry.base else None)
     reader.close()
 
@@ -251,8 +253,8 @@ def test_damage_is_named_and_spares_the_rest(tmp_path_factory: pytest.TempPathFa
     if bad == good:
         return
     assert pack.end_problem(bad) is not None
-    intact = {one.id for one in pack.frames(good) if isinstance(one, Frame)}
-    spared = {one.id for one in pack.frames(bad) if isinstance(one, Frame)}
+    intact = {(one.kind, one.base, bytes(one.payload)) for one in pack.frames(good) if isinstance(one, Frame)}
+    spared = {(one.kind, one.base, bytes(one.payload)) for one in pack.frames(bad) if isinstance(one, Frame)}
     assert spared <= intact
     store.delete(key)
     store.put(key, [bad])
@@ -269,12 +271,56 @@ def test_damage_is_named_and_spares_the_rest(tmp_path_factory: pytest.TempPathFa
     reader.close()
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(st.binary(max_size=40), st.binary(min_size=16, max_size=33).map(lambda raw: raw.hex().encode())), max_size=5))
+def test_records_come_back_and_nothing_else(parts: list[bytes]) -> None:
+    document = b"".join(parts)
+    data = encode_record(document)
+    assert decode_record(data) == document
+    assert len(data) <= len(document) + 1
+    for other in (data[:-1], data + b"a", b"\x01" + document, b"\x00" + document, b"\x02" + document, b""):
+        try:
+            assert encode_record(decode_record(other)) == other
+        except BadFrame:
+            continue
+
+
+def test_new_files_are_deltas_against_others_of_their_sort(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    lines = [b"def function_%d(argument): return argument * %d\n" % (number, rng.randrange(10**9)) for number in range(200)]
+    repo = PackRepository(MemoryStore(), tmp_path / "index", KEY)
+    saved = {}
+    for number in range(30):
+        data = b"".join(rng.sample(lines, 100))
+        saved[repo.save_bytes(data, None, b"file%d.py" % number)] = data
+        if number % 7 == 0:
+            repo.flush()
+    other = repo.save_bytes(b"".join(lines[:100]), None, b"other.c")
+    repo.flush()
+    index = repo.open_index()
+    assert index is not None
+    entries = {entry.id: entry for entry in index.objects()}
+    deltas = [entry for entry in entries.values() if entry.base is not None]
+    assert len(deltas) > 20
+    assert max(entry.depth for entry in deltas) <= encode.MAX_SIMILAR_DEPTH
+    assert entries[bytes.fromhex(other)].base is None
+    repo.forget()
+    assert all(b"".join(repo.load(content)) == data for content, data in saved.items())
+    repo.close()
+
+
 def test_too_much_for_one_object_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(pack.MAX_PLAIN_BYTES, ObjectKind.RECORD, 1000)
     repo = PackRepository(MemoryStore(), tmp_path / "index", KEY)
     with pytest.raises(LimitExceeded, match="1001 bytes"):
-        repo.save_record(bytes(1001))
-    assert repo.load_record(repo.save_record(bytes(1000))) == bytes(1000)
+        repo.save_record(bytes(1000))
+    assert repo.load_record(repo.save_record(bytes(999))) == bytes(999)
+    monkeypatch.setattr(writer, "MAX_ENTRIES", 2)
+    entries = tuple(TreeEntry(b"%d" % number, Kind.FILE, 0o644, 0, 0, 0) for number in range(3))
+    own = TreeEntry(b"", Kind.DIRECTORY, 0o755, 0, 0, 0)
+    with pytest.raises(LimitExceeded, match="3 entries"):
+        repo.save_tree(Tree(own, entries))
+    assert repo.load_tree(repo.save_tree(Tree(own, entries[:2]))).entries == entries[:2]
     repo.close()
 
 
