@@ -42,7 +42,7 @@ def store_of(folder: Path) -> Store:
 
 
 def make(folder: Path) -> None:
-    """Fill an empty folder."""
+    """Fill an empty folder; its path must be absolute."""
     (folder / "store").mkdir()
     spool = FileSpool(folder)
     with spool.writer() as blob:
