@@ -57,6 +57,8 @@ class Daemon:
         self.state_dir = state_dir
         self.client = Snapshotd(state_dir, autostart=False)
         self.process: subprocess.Popen[bytes] | None = None
+        self.repaired = False
+        """Packs of this state directory were damaged and repaired once: what was moved aside then stays."""
         self._log_start = 0
 
     def start(self, **env: str) -> Snapshotd:
@@ -378,22 +380,27 @@ def _digest(data: bytes) -> str:
 # -- what must hold whenever a daemon is up again ------------------------------------------------------------------------------
 
 
+MERGED_HEADS_BYTES = 4096
+"""A prune makes one pack of several small ones, and the next may make one of those: each time some heads of 39 bytes go, and nothing else."""
+
+
 def clean(daemon: Daemon, *, damaged: bool = False, merged: bool = False) -> None:
     """The repository is whole, nothing leaks, and everything in the state directory is accounted for. `damaged`: packs were damaged on
     purpose and repaired, so the damaged ones are still kept. `merged`: the daemon knows of layers that only it needs."""
     client = daemon.client
+    daemon.repaired |= damaged
     client.flush()
     report = client.check(read_data=True)
     assert not report.damages, report
     assert not report.snapshots, report
     client.prune(Policy(), grace_s=0)
     again = client.prune(Policy(), grace_s=0)
-    assert not again.freed_bytes, again
+    assert again.freed_bytes < MERGED_HEADS_BYTES, again
     assert not again.snapshots, again
     found: list[str] = []
 
     def accounted() -> bool:
-        found[:] = unaccounted(daemon, damaged=damaged, merged=merged)
+        found[:] = unaccounted(daemon, damaged=daemon.repaired, merged=merged)
         return not found
 
     with suppress(AssertionError):
