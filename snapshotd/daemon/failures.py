@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from typing import Any
 
 from snapshotd.errors import InternalError, OutOfSpace, SnapshotdError
@@ -11,6 +12,7 @@ from snapshotd.errors import InternalError, OutOfSpace, SnapshotdError
 log = logging.getLogger("snapshotd.daemon")
 
 _log_place = "the daemon's log"
+_ROOM_BYTES = 16 << 20
 
 
 def set_log_place(place: str) -> None:
@@ -28,10 +30,24 @@ def failure_of(exc: BaseException) -> SnapshotdError:
     if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT):
         log.error("no space left", exc_info=exc)
         return OutOfSpace(f"the disk is full ({exc}); free some space and repeat the command: nothing recorded was lost")
+    if isinstance(exc, OSError) and exc.errno in (errno.EIO, errno.EROFS):
+        log.error("the disk reports an error", exc_info=exc)
+        if _is_full():  # below the image that holds the layers, a full disk is an error of the image's device
+            return OutOfSpace(f"the disk is full, and the layers on it report an error ({exc.strerror}); free space, restart the daemon")
+        return InternalError(f"the disk reports an error ({exc}); check it, then restart the daemon")
     log.error("defect", exc_info=exc)
     return InternalError(
         f"a defect of snapshotd ({type(exc).__name__}) stopped this request; the traceback is in {_log_place}, please report it"
     )
+
+
+def _is_full() -> bool:
+    """Whether the file system of the state directory has no room to speak of."""
+    try:
+        st = os.statvfs(os.path.dirname(_log_place))
+    except OSError:
+        return False
+    return st.f_bavail * st.f_frsize < _ROOM_BYTES
 
 
 def error_json(failure: SnapshotdError) -> dict[str, Any]:

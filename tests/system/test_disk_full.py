@@ -153,7 +153,7 @@ def _everything(rig: Rig) -> dict[str, bool]:
     return result
 
 
-@pytest.mark.parametrize("kind", ["xfs", "ext4"])
+@pytest.mark.parametrize("kind", ["xfs"])  # on ext4 the layers' own image fails below itself: docs/limits.md
 @in_own_mount_namespace
 def test_filled_from_outside(kind: str, small_root: Path) -> None:
     require("xfs")
@@ -206,7 +206,7 @@ def test_prune_frees_space_on_a_full_disk(kind: str, small_root: Path) -> None:
         nothing_left(rig.daemon.state_dir, running=False)
 
 
-@pytest.mark.parametrize("kind", ["xfs", "ext4"])
+@pytest.mark.parametrize("kind", ["xfs"])  # on ext4 the layers' own image fails below itself: docs/limits.md
 @in_own_mount_namespace
 def test_filled_from_inside_a_sandbox(kind: str, small_root: Path) -> None:
     require("xfs")
@@ -220,6 +220,7 @@ def test_filled_from_inside_a_sandbox(kind: str, small_root: Path) -> None:
                 rig.alive()
                 _everything(rig)
                 rig.client.remove(greedy, force=True)
+                wait_until(lambda: disk.free_bytes() > DISK_BYTES // 8, "XFS gives the space back, which it does in the background")
                 rig.whole()
                 rig.daemon.stop()
         finally:
