@@ -381,7 +381,7 @@ def _digest(data: bytes) -> str:
 
 
 MERGED_HEADS_BYTES = 4096
-"""A prune makes one pack of several small ones, and the next may make one of those: each time some heads of 39 bytes go, and nothing else."""
+"""A prune makes one pack of several small ones, and the next may make one of those: each time some heads of 39 bytes go."""
 
 
 def clean(daemon: Daemon, *, damaged: bool = False, merged: bool = False) -> None:
