@@ -169,6 +169,11 @@ class ToolCall:
     stdout: BlobID | None = None
     stderr: BlobID | None = None
 
+    @property
+    def outputs(self) -> tuple[BlobID, ...]:
+        """Those of the three that it has."""
+        return tuple(blob for blob in (self.output, self.stdout, self.stderr) if blob is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Message:

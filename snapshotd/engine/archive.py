@@ -292,23 +292,17 @@ class Archive:
 
     def _tree(self, snapshot: Snapshot, image: TreeID, done: dict[SnapshotID, _Done]) -> ArchivedTree:
         """Its own layers on its base's tree; where the base has none (any more), all layers on the image's."""
-        outputs = [blob for blob in (snapshot.call.output, snapshot.call.stdout, snapshot.call.stderr) if blob is not None]
+        outputs = snapshot.call.outputs
         if snapshot.base is None:
             return self._archiver.tree(tuple(reversed(snapshot.stack.layers)), image, outputs)
-        earlier = done.get(snapshot.base)
-        base = earlier.tree if earlier is not None else self._stored_tree(snapshot.base)
+        earlier = done.get(snapshot.base) or self._current(snapshot.base)
+        base = earlier.tree if earlier is not None else None
         if base is not None:
             try:
                 return self._archiver.tree(tuple(reversed(snapshot.stack.layers[: snapshot.own_layers])), base, outputs)
             except (NotFound, DataLoss) as exc:
                 _log.warning("snapshot %s is archived from all its layers: %s", snapshot.id, exc.message)
         return self._archiver.tree(tuple(reversed(snapshot.stack.layers)), image, outputs)
-
-    def _stored_tree(self, snapshot_id: SnapshotID) -> TreeID | None:
-        try:
-            return self._context.catalog.get_snapshot(snapshot_id).tree
-        except NotFound:
-            return None
 
     def _count(self, done: dict[SnapshotID, _Done]) -> None:
         """Changed files of those that could not be counted in their layers (a cold sandbox's)."""
@@ -327,8 +321,7 @@ class Archive:
             return None
 
     def _empty_spool(self, done: dict[SnapshotID, _Done]) -> None:
-        calls = [item.snapshot.call for item in done.values()]
-        mine: set[BlobID] = {blob for call in calls for blob in (call.output, call.stdout, call.stderr) if blob is not None}
+        mine: set[BlobID] = {blob for item in done.values() for blob in item.snapshot.call.outputs}
         if mine:
             for blob in mine - self._context.catalog.unstored_blobs():
                 self._context.spool.remove(blob)

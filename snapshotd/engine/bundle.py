@@ -117,8 +117,8 @@ def export_bundle(
         progress(f"snapshot {number + 1} of {len(snapshots)}")
         trajectory, image, messages = source.facts(snapshot, conversation=number == 0 and since is None)
         writer.file(b"snapshots/%d.json" % number, _record(snapshot, trajectory, image, messages))
-        for blob in dict.fromkeys((snapshot.call.output, snapshot.call.stdout, snapshot.call.stderr)):
-            if blob is not None and blob not in sent:
+        for blob in snapshot.call.outputs:
+            if blob not in sent:
                 sent.add(blob)
                 writer.content(f"outputs/{blob}".encode(), *source.output(blob))
         if snapshot.tree is not None:

@@ -12,6 +12,7 @@ import os
 from snapshotd.engine.context import Context
 from snapshotd.engine.dependencies import cached_layers
 from snapshotd.engine.merging import Merger
+from snapshotd.engine.recover import referenced_layers
 from snapshotd.types import LayerID
 
 BUDGET = os.environ.get("SNAPSHOTD_LAYER_BUDGET", "")
@@ -49,7 +50,7 @@ def evict(context: Context, merger: Merger, budget: int) -> int:
         if context.store.evict(layer):
             freed += sizes[layer][0]
     if freed:
-        context.store.sweep(lambda: context.catalog.referenced_layers() | set(cached_layers(context).values()))
+        context.store.sweep(lambda: referenced_layers(context))
         _log.info("evicted layers of %d bytes; their snapshots are in the repository", freed)
     return freed
 

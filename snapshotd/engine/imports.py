@@ -244,7 +244,7 @@ class _Importer:
         return made
 
     def _take_outputs(self, reader: BundleReader, snapshot: Snapshot) -> None:
-        wanted = set(_blobs(snapshot.call))
+        wanted = set(snapshot.call.outputs)
         for blob in reader.outputs():
             if blob not in wanted or blob in self._outputs:
                 raise UsageError(f"the bundle is malformed: nobody has asked for the output {blob}")
@@ -382,7 +382,3 @@ def _to_the_end(stream: LayerStream) -> None:
         if rest.strip(b"\0"):
             break
     raise UsageError("the bundle is malformed: something follows the end of a layer")
-
-
-def _blobs(call: ToolCall) -> list[BlobID]:
-    return [blob for blob in (call.output, call.stdout, call.stderr) if blob is not None]

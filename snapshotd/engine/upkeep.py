@@ -103,9 +103,8 @@ class Upkeep:
             if snapshot.tree is not None and snapshot.id not in left_out:
                 trees.setdefault(snapshot.tree, snapshot.id)
             if snapshot.state in (SnapshotState.STORED, SnapshotState.PRUNED):
-                for blob in (snapshot.call.output, snapshot.call.stdout, snapshot.call.stderr):
-                    if blob is not None:
-                        contents.setdefault(blob, snapshot.id)
+                for blob in snapshot.call.outputs:
+                    contents.setdefault(blob, snapshot.id)
         for image in catalog.images():
             if image.tree is not None:
                 trees[image.tree] = image.id
@@ -138,8 +137,8 @@ class Upkeep:
         by_id = {s.id: s for s in snapshots}
         bad = [by_id[SnapshotID(owner)] for owner in owners if SnapshotID(owner) in by_id]
         trees = {s.tree for s in bad if s.tree is not None}
-        outputs = {blob for s in bad for blob in _outputs(s)}
-        return [s.id for s in by_id.values() if s.id in owners or s.tree in trees or outputs.intersection(_outputs(s))]
+        outputs = {blob for s in bad for blob in s.call.outputs}
+        return [s.id for s in by_id.values() if s.id in owners or s.tree in trees or outputs.intersection(s.call.outputs)]
 
     def repair(self, progress: ProgressSink) -> RepairReport:
         """See `Engine.repair`."""
@@ -182,7 +181,7 @@ class Upkeep:
 
     def _drop_outputs(self, bad: set[str]) -> list[str]:
         """A damaged output must not take the files of its snapshot along."""
-        having = [(s, set(_outputs(s)) & bad) for s in self._context.catalog.all_snapshots() if s.state is not SnapshotState.CAPTURED]
+        having = [(s, set(s.call.outputs) & bad) for s in self._context.catalog.all_snapshots() if s.state is not SnapshotState.CAPTURED]
         gone = {BlobID(blob) for _, blobs in having for blob in blobs}
         self._context.catalog.forget_outputs(gone)
         return [f"an output of snapshot {short(s.id)} is damaged and was given up" for s, blobs in having if blobs]
@@ -213,17 +212,10 @@ class Upkeep:
         states = Counter(str(s.state) for s in context.catalog.all_snapshots())
         return Usage(
             layer_bytes=context.store.sized_bytes(), layer_budget_bytes=budget,
-            repository_bytes=self._packs_bytes(), spool_bytes=_directory_bytes(str(context.state_dir / "repo" / "blobs")),
+            repository_bytes=context.repo.stored_bytes(), spool_bytes=_directory_bytes(str(context.state_dir / "repo" / "blobs")),
             states=tuple(sorted(states.items())), unarchived=self._archive.backlog,
         )  # fmt: skip
 
-    def _packs_bytes(self) -> int:
-        return self._context.repo.stored_bytes()
-
-
-def _outputs(snapshot: Snapshot) -> tuple[BlobID, ...]:
-    call = snapshot.call
-    return tuple(blob for blob in (call.output, call.stdout, call.stderr) if blob is not None)
 
 
 def _directory_bytes(path: str) -> int:

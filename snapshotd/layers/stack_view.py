@@ -9,18 +9,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from snapshotd.errors import DataLoss
 from snapshotd.kernel.files import copy_data, fd_path
 from snapshotd.layers.base import Child, Entry
 from snapshotd.layers.lookup import Directory, Lookup, entry_path, public_xattrs
-from snapshotd.layers.view import View, split
+from snapshotd.layers.view import PathCache, View, split
 from snapshotd.types import Kind
 
-_KEPT_PATHS = 256
-_LONG_PATH_BYTES = 4096
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -35,13 +32,11 @@ class StackView(View):
         """`closed` is called once, at the first `close`."""
         self._lookup = Lookup(layer_fds, complete=True)
         self._closed = closed
-        self._paths: OrderedDict[bytes, Directory] = OrderedDict()
-        self._last: tuple[tuple[bytes, ...], Directory] = ((), self._lookup.root)
+        self._paths = PathCache(self._lookup.root, self.enter)
         roots = tuple(node.inode for node in self._lookup.roots)
         self._stacks = [roots[i:] for i in range(len(roots))]
 
     def close(self) -> None:
-        self._paths.clear()
         self._lookup.handles.close()
         closed, self._closed = self._closed, None
         if closed is not None:
@@ -50,7 +45,8 @@ class StackView(View):
     # -- by handle, for walks that must not resolve paths again and again -------------------------------------------------------
 
     def directory(self, path: bytes = b"") -> Directory:
-        return self._directory(split(path))
+        found: Directory = self._paths.resolve(split(path))
+        return found
 
     def children(self, directory: Directory) -> tuple[Child, ...]:
         return tuple(self._lookup.scan(directory)[0])
@@ -120,48 +116,3 @@ class StackView(View):
                 return {}
             raise
         return {os.fsencode(name): os.getxattr(path, name) for name in public_xattrs(names)}
-
-    # -- inside ----------------------------------------------------------------------------------------------------------------
-
-    def _directory(self, parts: Sequence[bytes]) -> Directory:
-        """Resolve from the nearest ancestor that is remembered: the last ones of ordinary length, and the last one of any length.
-
-        A walk that asks for every path it sees costs one step per directory this way, however deep it goes.
-        """
-        short = sum(map(len, parts)) + len(parts) <= _LONG_PATH_BYTES
-        at, done = self._lookup.root, 0
-        if short:
-            for count in range(len(parts), 0, -1):
-                ancestor = self._known(b"/".join(parts[:count]))
-                if ancestor is not None:
-                    at, done = ancestor, count
-                    break
-        else:
-            at, done = self._common_ancestor(parts)
-        for name in parts[done:]:
-            at = self.enter(at, name)
-        if short:
-            self._paths[b"/".join(parts)] = at
-            if len(self._paths) > _KEPT_PATHS:
-                self._paths.popitem(last=False)
-        else:
-            self._last = (tuple(parts), at)
-        return at
-
-    def _common_ancestor(self, parts: Sequence[bytes]) -> tuple[Directory, int]:
-        last, at = self._last
-        common = 0
-        for one, other in zip(last, parts, strict=False):
-            if one != other:
-                break
-            common += 1
-        for _ in range(len(last) - common):
-            assert at.parent is not None
-            at = at.parent
-        return at, common
-
-    def _known(self, key: bytes) -> Directory | None:
-        known = self._paths.get(key)
-        if known is not None:
-            self._paths.move_to_end(key)
-        return known
