@@ -11,6 +11,9 @@
       VersionMismatch      10    426   client and daemon, or a file on disk, come from other versions
       LimitExceeded        11    413   a bound was reached (count, size, depth)
       OutOfSpace           12    507   the disk is full
+      Diverged             13    409   a replayed program did something else than what is recorded
+      Undecided            14    409   nobody knows whether an irreversible call happened; a person has to say
+      Denied               15    403   a person or a policy said no
       SandboxFailed       125    502   the container could not be started or died (docker's 125)
       CommandNotRunnable  126    422   found, but it cannot be run (docker's 126)
       CommandNotFound     127    422   no such program in the sandbox (docker's 127)
@@ -82,6 +85,18 @@ class OutOfSpace(SnapshotdError):
     exit_code, http_status = 12, 507
 
 
+class Diverged(SnapshotdError):
+    exit_code, http_status = 13, 409
+
+
+class Undecided(SnapshotdError):
+    exit_code, http_status = 14, 409
+
+
+class Denied(SnapshotdError):
+    exit_code, http_status = 15, 403
+
+
 class DataLoss(SnapshotdError):
     exit_code, http_status = 20, 500
 
@@ -106,7 +121,7 @@ BY_CODE: dict[str, type[SnapshotdError]] = {
     cls.__name__: cls
     for cls in (
         UsageError, NotFound, Ambiguous, Conflict, Unsupported, NotPermitted, DaemonUnavailable, VersionMismatch,
-        LimitExceeded, OutOfSpace, DataLoss, InternalError, SandboxFailed, CommandNotRunnable, CommandNotFound,
+        LimitExceeded, OutOfSpace, Diverged, Undecided, Denied, DataLoss, InternalError, SandboxFailed, CommandNotRunnable, CommandNotFound,
     )
 }  # fmt: skip
 """Wire name to class, for the client."""

@@ -22,6 +22,7 @@ CallID = NewType("CallID", str)
 BlobID = NewType("BlobID", str)
 TreeID = NewType("TreeID", str)
 RecordID = NewType("RecordID", str)
+ApprovalID = NewType("ApprovalID", str)
 
 ID_HEX_CHARS = 32
 """Length of every id: 128 random bits in lower-case hexadecimal."""
@@ -67,6 +68,36 @@ class CallStatus(StrEnum):
     DONE = "done"
     FAILED = "failed"
     UNKNOWN = "unknown"
+
+
+class SideEffect(StrEnum):
+    """What running a tool again would do. `local`: only files, which are rolled back with it; `idempotent`: nothing, under the same key;
+    `irreversible`: it would happen twice."""
+
+    LOCAL = "local"
+    IDEMPOTENT = "idempotent"
+    IRREVERSIBLE = "irreversible"
+
+
+class EntryKind(StrEnum):
+    """What a journal entry records: a tool call, a model call, a question to a person, a task's end, a named snapshot."""
+
+    TOOL = "tool"
+    MODEL = "model"
+    QUESTION = "question"
+    TASK = "task"
+    CHECKPOINT = "checkpoint"
+
+
+class ApprovalStatus(StrEnum):
+    """`pending` is the only one that changes. `stale`: what it was asked for is not what would run any more (arguments or files
+    changed)."""
+
+    PENDING = "pending"
+    APPROVED = "approved"
+    DENIED = "denied"
+    EXPIRED = "expired"
+    STALE = "stale"
 
 
 class SnapshotState(StrEnum):
@@ -184,6 +215,102 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a journal: an intent, durable before it is carried out, and its one outcome.
+
+    `status` None: nobody has seen it end (yet). UNKNOWN: it was cut off; a replay passes over it. A TOOL, TASK or CHECKPOINT entry ends
+    with a snapshot of its own, whose call has the outputs; `result` holds what others answered (a model's reply, a decision), and what a
+    person said a cut-off call's result is. `facts`: recorded values (`now`, `random`, `uuid`) that the program asked for since the entry
+    before. `details`: JSON of the kind: usage and cost of a model call, `compensate`, `task`, ... `after`: the head when it began.
+    `snapshot`: the one that binds it; None while none does.
+    """
+
+    id: CallID
+    kind: EntryKind
+    name: str
+    arguments: Any
+    after: SnapshotID
+    began_at_ns: int
+    side_effect: SideEffect = SideEffect.LOCAL
+    key: str | None = None
+    """The idempotency key, the same at every attempt."""
+    status: CallStatus | None = None
+    ended_at_ns: int | None = None
+    result: Any = None
+    error: str | None = None
+    facts: tuple[Any, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict)
+    snapshot: SnapshotID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a journal entry ended. See `Entry`."""
+
+    id: CallID
+    status: CallStatus
+    at_ns: int
+    result: Any = None
+    error: str | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+    """Added to those of its beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """A question that a person has to decide, bound to (tool, arguments digest, snapshot); it does not cross a fork.
+
+    `entry` is the call that waits. `digest`: SHA-256 of the canonical JSON of [tool, arguments], hexadecimal. `edited`: other arguments
+    that the approver put in their place, as a one-element tuple; None: as asked.
+    """
+
+    id: ApprovalID
+    trajectory: TrajectoryID
+    entry: CallID
+    tool: str
+    arguments: Any
+    digest: str
+    snapshot: SnapshotID
+    side_effect: SideEffect
+    created_at_ns: int
+    question: str | None = None
+    status: ApprovalStatus = ApprovalStatus.PENDING
+    expires_at_ns: int | None = None
+    decided_at_ns: int | None = None
+    by: str | None = None
+    reason: str | None = None
+    edited: tuple[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compensation:
+    """The one compensation of an irreversible call: recorded before it runs, at most once. `status` None: begun, nobody saw it end."""
+
+    entry: CallID
+    trajectory: TrajectoryID
+    status: CallStatus | None
+    began_at_ns: int
+    ended_at_ns: int | None = None
+    exit_code: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValue:
+    """One version of a value of the key-value store. `value` None and `deleted`: the version is a deletion."""
+
+    tenant: str
+    namespace: str
+    key: str
+    version: int
+    """From 1, never used again for the same key."""
+    value: Any
+    created_at_ns: int
+    expires_at_ns: int | None = None
+    deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Immutable. Binds one tree (as a stack), one conversation head (`messages` entries long) and one tool call."""
 
@@ -208,6 +335,14 @@ class Snapshot:
     own_layers: int = 0
     tree: TreeID | None = None
     """Its files in the repository. None unless `stored`."""
+    follows: SnapshotID | None = None
+    """Whose conversation, journal and state it continues, where that is not its parent: after a rewind of the conversation, the snapshot
+    that was gone back to; of an edited one, what came before the one that was edited."""
+
+    @property
+    def continues(self) -> SnapshotID | None:
+        """Whose conversation, journal and state it continues."""
+        return self.follows or self.parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +360,8 @@ class Trajectory:
     experiment: ExperimentID | None = None
     exit_code: int | None = None
     env: tuple[tuple[str, str], ...] = field(default=())
+    began: SnapshotID | None = None
+    """The snapshot at which its program was started from the top: where a replay begins. None: no program was."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,20 @@ written by a newer version; OutOfSpace when the disk is full (nothing changed).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from snapshotd.types import (
+    Approval,
+    ApprovalID,
+    ApprovalStatus,
     BlobID,
+    CallID,
+    CallStatus,
+    Compensation,
+    Ended,
+    Entry,
     ExperimentID,
     FileChanges,
     Image,
@@ -29,6 +38,7 @@ from snapshotd.types import (
     Snapshot,
     SnapshotID,
     SnapshotState,
+    StoredValue,
     Trajectory,
     TrajectoryID,
     TrajectoryStatus,
@@ -38,11 +48,15 @@ from snapshotd.types import (
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRow:
-    """Everything that is recorded with one snapshot: `messages` are those it added to its parent's conversation."""
+    """Everything that is recorded with one snapshot: `messages` are those it added to the conversation that it continues, which it takes
+    over up to `snapshot.messages - len(messages)`; `entries` are the journal entries it binds, in the order in which they began; `state` is
+    None where it is that of what it continues."""
 
     snapshot: Snapshot
     messages: tuple[Message, ...] = ()
     record: RecordID | None = None
+    entries: tuple[Entry, ...] = ()
+    state: dict[str, Any] | None = None
 
 
 class Catalog(ABC):
@@ -108,6 +122,19 @@ class Catalog(ABC):
         """Change a trajectory's status (and exit code, if given). NotFound."""
 
     @abstractmethod
+    def set_began(self, trajectory_id: TrajectoryID, snapshot_id: SnapshotID) -> None:
+        """Record at which snapshot the trajectory's program was started from the top. NotFound."""
+
+    @abstractmethod
+    def set_env(self, trajectory_id: TrajectoryID, env: tuple[tuple[str, str], ...]) -> None:
+        """Replace the environment of a trajectory's commands. NotFound."""
+
+    @abstractmethod
+    def lease(self, trajectory_id: TrajectoryID) -> int:
+        """A new fencing token for the trajectory's one writer, greater than any before; who holds an older one cannot write any more.
+        NotFound."""
+
+    @abstractmethod
     def remove_trajectory(self, trajectory_id: TrajectoryID) -> None:
         """Forget a trajectory with its snapshots, calls, messages and tags. NotFound; Conflict while a fork of one of its snapshots
         exists (the message names it), or while a captured snapshot elsewhere has one of its snapshots as `base` (after a rewind to it).
@@ -122,10 +149,19 @@ class Catalog(ABC):
     # -- snapshots -----------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def commit_snapshot(self, snapshot: Snapshot, messages: Sequence[Message], *, expected_head: SnapshotID) -> None:
-        """The commit point. Adds the snapshot with its call, appends `messages` to the trajectory's conversation and moves the head,
-        together or not at all. `snapshot.messages` must equal the parent's plus len(messages).
-        Conflict when the head is not `expected_head`; the message names the head."""
+    def commit_snapshot(
+        self, snapshot: Snapshot, messages: Sequence[Message], *, expected_head: SnapshotID, entries: Sequence[Entry] = (),
+        ended: Ended | None = None, state: dict[str, Any] | None = None, fence: int | None = None,
+    ) -> None:  # fmt: skip
+        """The commit point. Adds the snapshot with its call, appends `messages` to the conversation, ends the journal entry `ended`, adds
+        `entries` (complete ones, that had no beginning of their own), binds every ended entry of the line that no snapshot binds yet, saves
+        `state` (None: unchanged) and moves the head: together or not at all.
+
+        The conversation continues that of `snapshot.continues`, of which `snapshot.messages - len(messages)` messages are kept: all of
+        them, or with `snapshot.follows` any number. With `follows` a new line of conversation and journal begins there, and entries that
+        are unbound stay with the old line for good.
+        Conflict when the head is not `expected_head`, or `fence` is older than the trajectory's; the message names the head. NotFound:
+        `ended` is no open entry."""
 
     @abstractmethod
     def get_snapshot(self, snapshot_id: SnapshotID) -> Snapshot:
@@ -179,11 +215,63 @@ class Catalog(ABC):
 
     @abstractmethod
     def own_messages(self, snapshot_id: SnapshotID) -> list[Message]:
-        """The messages that this snapshot added to its parent's conversation. NotFound."""
+        """The messages that this snapshot added to the conversation that it continues. NotFound."""
 
     @abstractmethod
-    def conversation(self, snapshot_id: SnapshotID) -> Iterator[Message]:
-        """The conversation up to a snapshot, from its beginning, across forks. NotFound."""
+    def conversation(self, snapshot_id: SnapshotID, start: int = 0) -> Iterator[Message]:
+        """The conversation up to a snapshot, from message number `start`, across forks and rewinds. NotFound. Cost: what it yields, and one
+        look per fork or rewind on the way."""
+
+    @abstractmethod
+    def state(self, snapshot_id: SnapshotID) -> dict[str, Any]:
+        """The agent's state as it was saved with a snapshot, or what it continues; {} at the beginning. NotFound."""
+
+    # -- journals ------------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def begin_entry(self, trajectory_id: TrajectoryID, entry: Entry, *, fence: int | None = None) -> None:
+        """Record an intent (with `status`: a complete entry) at the end of the trajectory's journal. Survives `kill -9` on return.
+        Conflict: the id exists, or `fence` is older than the trajectory's; NotFound."""
+
+    @abstractmethod
+    def end_entry(self, trajectory_id: TrajectoryID, ended: Ended, *, fence: int | None = None) -> None:
+        """Record the outcome of an open entry without a snapshot; the next one binds it. NotFound: it is not open (any more), or another
+        trajectory's. Conflict as `begin_entry`."""
+
+    @abstractmethod
+    def entry(self, entry_id: CallID) -> Entry:
+        """By exact id. NotFound."""
+
+    @abstractmethod
+    def find_entry(self, ref: str) -> tuple[TrajectoryID, Entry]:
+        """By unique id prefix (>= 4 characters). NotFound, Ambiguous."""
+
+    @abstractmethod
+    def own_entries(self, snapshot_id: SnapshotID) -> list[Entry]:
+        """The entries that a snapshot binds, in the order in which they began. NotFound."""
+
+    @abstractmethod
+    def journal(self, snapshot_id: SnapshotID, since: SnapshotID | None = None) -> Iterator[Entry]:
+        """The journal up to a snapshot, in the order in which entries began, across forks and rewinds; with `since`, only what was bound
+        after that snapshot (which lies on the way; else everything). NotFound."""
+
+    @abstractmethod
+    def unbound(self, trajectory_id: TrajectoryID) -> list[Entry]:
+        """The entries of the trajectory's present line that no snapshot binds: open ones, and those that ended since the head. NotFound."""
+
+    # -- parts ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def approvals(self) -> Approvals: ...
+
+    @property
+    @abstractmethod
+    def compensations(self) -> Compensations: ...
+
+    @property
+    @abstractmethod
+    def values(self) -> KeyValues: ...
 
     @abstractmethod
     def resolve_snapshot(self, ref: str) -> Snapshot:
@@ -231,3 +319,85 @@ class Catalog(ABC):
     @abstractmethod
     def experiment(self, experiment_id: ExperimentID) -> list[Trajectory]:
         """The trajectories of an experiment, in the order they were forked. NotFound when there are none."""
+
+
+class Approvals(ABC):
+    """What waits for a person, and what was decided. Goes with its trajectory."""
+
+    @abstractmethod
+    def add(self, approval: Approval) -> None:
+        """Conflict: the id exists. NotFound: its trajectory or snapshot."""
+
+    @abstractmethod
+    def list(self, status: ApprovalStatus | None = None, trajectory_id: TrajectoryID | None = None) -> list[Approval]:
+        """Oldest first."""
+
+    @abstractmethod
+    def find(self, ref: str) -> Approval:
+        """By unique id prefix (>= 4 characters). NotFound, Ambiguous."""
+
+    @abstractmethod
+    def of_entry(self, entry_id: CallID) -> Approval | None:
+        """The latest approval that was asked for a call."""
+
+    @abstractmethod
+    def decide(
+        self, approval_id: ApprovalID, status: ApprovalStatus, *, at_ns: int, by: str | None, reason: str | None,
+        edited: tuple[Any] | None = None,
+    ) -> Approval:  # fmt: skip
+        """Pending becomes `status`. Conflict: it was decided already (the message says how and by whom). NotFound."""
+
+    @abstractmethod
+    def move(self, approval_id: ApprovalID, entry_id: CallID) -> None:
+        """The same question is asked again by a resumed program, under another call."""
+
+
+class Compensations(ABC):
+    """Which irreversible calls were compensated. At most one each. Goes with its trajectory."""
+
+    @abstractmethod
+    def begin(self, compensation: Compensation) -> None:
+        """Conflict: the call has one already, whatever became of it."""
+
+    @abstractmethod
+    def end(self, entry_id: CallID, status: CallStatus, *, at_ns: int, exit_code: int | None, error: str | None) -> None:
+        """NotFound: none is open."""
+
+    @abstractmethod
+    def get(self, entry_id: CallID) -> Compensation | None: ...
+
+
+class KeyValues(ABC):
+    """The key-value store across trajectories: outlives runs, and every trajectory. Versions of a key begin at 1 and only grow, also across
+    deletion. What has expired reads as if it were not there, and `sweep` removes it."""
+
+    @abstractmethod
+    def put(
+        self, tenant: str, namespace: str, key: str, value: Any, *, now_ns: int, expires_at_ns: int | None = None,
+        expected_version: int | None = None,
+    ) -> StoredValue:  # fmt: skip
+        """A new version. `expected_version` 0: the key must not exist; else the version it must have. Conflict (naming the version)."""
+
+    @abstractmethod
+    def get(self, tenant: str, namespace: str, key: str, *, now_ns: int, version: int | None = None) -> StoredValue:
+        """NotFound."""
+
+    @abstractmethod
+    def delete(self, tenant: str, namespace: str, key: str, *, now_ns: int, expected_version: int | None = None) -> None:
+        """Recorded as a version. NotFound, Conflict."""
+
+    @abstractmethod
+    def search(
+        self, tenant: str, namespace: str, *, now_ns: int, prefix: str = "", where: Mapping[str, Any] | None = None, limit: int = 100,
+        after: str = "",
+    ) -> list[StoredValue]:  # fmt: skip
+        """The newest versions in order of their keys: keys that begin with `prefix` and come behind `after`, in `namespace` and those
+        below it ("a" has "a/b" below it). `where`: fields (dotted paths) of the value that must equal these JSON scalars."""
+
+    @abstractmethod
+    def history(self, tenant: str, namespace: str, key: str) -> list[StoredValue]:
+        """All versions that are kept, newest first; empty if there are none."""
+
+    @abstractmethod
+    def sweep(self, *, now_ns: int, keep_versions: int) -> int:
+        """Remove what expired, and versions of a key beyond the newest `keep_versions`. Returns how many."""
