@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from snapshotd.engine.agent_protocol import AgentServer
 from snapshotd.engine.quiesce import blocker, writable_mappings
@@ -74,6 +75,12 @@ class Sandbox:
     pending_bytes: int = 0
     pending: list[Message] = field(default_factory=list)
     """Messages of the conversation that the next snapshot will bind."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """The agent's state: `values` (its own JSON) and `tasks` (engine/tasks.py). Replaced, never changed in place; under `lock`."""
+    state_changed: bool = False
+    """The next snapshot has to save it."""
+    fence: int | None = None
+    """The token of this trajectory's one writer; None: nothing is recorded (a throw-away sandbox)."""
     mirror: copying.Mirror | None = None
     own_layers: list[LayerID] = field(default_factory=list)
     agent_running: bool = False
