@@ -30,9 +30,9 @@ def commit_step(
 ) -> Snapshot:  # fmt: skip
     """Take the snapshot after `call`. Safe from any thread; steps of one sandbox happen one after the other.
 
-    `ended`, `entries`: journal entries that end with it (`Catalog.commit_snapshot`). `follows`: the mind goes on from that snapshot and not from
-    the head: its conversation (of which the first `keep_messages` stay; None: all), journal and state; pending messages are appended to it,
-    and the sandbox's state is that of the snapshot.
+    `ended`, `entries`: journal entries that end with it (`Catalog.commit_snapshot`). `follows`: the mind goes on from that snapshot and
+    not from the head: its conversation (of which the first `keep_messages` stay; None: all), journal and state; pending messages are
+    appended to it, and the sandbox's state is that of the snapshot.
 
     Raises Conflict when another writer moved the head, SandboxFailed, OutOfSpace; then no snapshot exists and the sandbox goes on.
     Durability: on return the snapshot is `captured` (survives kill -9); `stored` follows in the background.
