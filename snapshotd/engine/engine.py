@@ -18,6 +18,7 @@ from snapshotd.engine.archiver import Archiver
 from snapshotd.engine.background import Background
 from snapshotd.engine.base import (
     CheckReport,
+    Decision,
     Engine,
     Event,
     ExecResult,
@@ -34,7 +35,7 @@ from snapshotd.engine.base import (
     Usage,
 )  # fmt: skip
 from snapshotd.engine.browse import Browse
-from snapshotd.engine.calls import AgentCalls, marker
+from snapshotd.engine.calls import AgentCalls
 from snapshotd.engine.child import Child
 from snapshotd.engine.cold import Cold, LazyLayers
 from snapshotd.engine.context import Context
@@ -42,11 +43,13 @@ from snapshotd.engine.forks import Forks
 from snapshotd.engine.launch import Launcher
 from snapshotd.engine.linkgroups import LinkGroups
 from snapshotd.engine.merging import Merger
+from snapshotd.engine.recorder import marker
+from snapshotd.engine.resume import Resumes
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.sessions import Sessions, check_not_running, free_bytes
 from snapshotd.engine.upkeep import Upkeep
 from snapshotd.engine.worker import Worker
-from snapshotd.errors import Conflict, NotFound, SnapshotdError, UsageError
+from snapshotd.errors import Conflict, SnapshotdError, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.layers.base import Change, RestoreReport
 from snapshotd.layers.store import release
@@ -92,6 +95,7 @@ class LocalEngine(Engine):
         self._sessions = Sessions(context, self._launcher, self._background, self._cold)
         self._upkeep = Upkeep(context, self._archive, archiver, self._cold, self._sessions.stood_on, self._evict)
         self._forks = Forks(context, self._sessions, self._forget)
+        self._resumes = Resumes(context, self._sessions)
         self._browse = Browse(context)
         self._store_what_has_no_layers()
         for snapshot in self._catalog.all_snapshots():
@@ -151,7 +155,7 @@ class LocalEngine(Engine):
         snapshot = _first_snapshot(stack, marker("start", _start_arguments(request, image)))
         trajectory = Trajectory(
             id=snapshot.trajectory, name=request.name, spec=spec, agent=agent, head=snapshot.id, status=TrajectoryStatus.RUNNING,
-            created_at_ns=snapshot.created_at_ns, env=request.env,
+            created_at_ns=snapshot.created_at_ns, env=request.env, began=None if agent is None else snapshot.id,
         )  # fmt: skip
         sandbox: Sandbox | None = None
         try:
@@ -202,10 +206,13 @@ class LocalEngine(Engine):
             }  # fmt: skip
 
     def exec(
-        self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None, sink: OutputSink
-    ) -> ExecResult:
-        sandbox = self._sessions.running(self._catalog.resolve_trajectory(ref))
-        return self._sessions.exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=True)
+        self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None, sink: OutputSink,
+        expected_head: str | None = None,
+    ) -> ExecResult:  # fmt: skip
+        trajectory = self._catalog.resolve_trajectory(ref)
+        head = None if expected_head is None else self._catalog.resolve_snapshot(expected_head).id
+        sandbox = self._sessions.running(trajectory)
+        return self._sessions.exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=True, expected_head=head)
 
     def exec_snapshot(
         self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None, sink: OutputSink
@@ -220,12 +227,15 @@ class LocalEngine(Engine):
             finally:
                 self._sessions.discard(sandbox)
 
-    def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None) -> Forked:
+    def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False) -> Forked:
         if not 1 <= n <= MAX_FORKS:
             raise UsageError(f"cannot fork {n} times: the number must be from 1 to {MAX_FORKS}")
         _check_name(name)
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
-            return self._forks.fork(source, n, args, name)
+            return self._forks.fork(source, n, args, name, resume=resume)
+
+    def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:
+        return self._resumes.resume(self._catalog.resolve_trajectory(ref), decisions)
 
     def rewind(self, ref: str, to: str) -> Snapshot:
         with self._context.pins.pinned(self._catalog.resolve_snapshot(to).id) as target:
@@ -301,12 +311,7 @@ class LocalEngine(Engine):
     def output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
         call = self._catalog.resolve_snapshot(ref).call
         blob = {"stdout": call.stdout, "stderr": call.stderr, "output": call.output}[which]
-        if blob is None:
-            return iter(())
-        try:
-            return self._context.spool.load_blob(blob)
-        except NotFound:
-            return self._context.repo.load(blob)  # archived
+        return iter(()) if blob is None else self._context.output(blob)
 
     def diff(self, a: str, b: str | None) -> Iterator[Change]:
         return look.changes(self._context, a, b)

@@ -79,6 +79,8 @@ class Sandbox:
     """The agent's state: `values` (its own JSON) and `tasks` (engine/tasks.py). Replaced, never changed in place; under `lock`."""
     state_changed: bool = False
     """The next snapshot has to save it."""
+    claimed: SnapshotID | None = None
+    """The head from which a writer that named it is taking the next step."""
     fence: int | None = None
     """The token of this trajectory's one writer; None: nothing is recorded (a throw-away sandbox)."""
     mirror: copying.Mirror | None = None
@@ -102,7 +104,7 @@ class Sandbox:
                 return Captured(self.stack, "pivot", None, pause, self.base, self.fresh, lambda: self._bury(retired))
             except Busy:
                 reason = "a file is open for writing"
-        return self._copy(reason)
+        return self.capture_copy(reason)
 
     def blocker(self, layout: Layout | None = None) -> str | None:
         """Why the sandbox cannot be pivoted now, or None."""
@@ -163,7 +165,8 @@ class Sandbox:
         finally:
             os.close(fd)
 
-    def _copy(self, reason: str) -> Captured:
+    def capture_copy(self, reason: str) -> Captured:
+        """As `capture`, by copying what changed; `reason`: why not by a pivot. Caller holds `lock`."""
         pauses: list[int] = []
 
         @contextlib.contextmanager
