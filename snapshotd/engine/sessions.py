@@ -196,8 +196,8 @@ class Sessions:
                 )
             if sandbox.claimed == head:
                 raise Conflict(
-                    f"another writer is taking the next step of {name} from its head {short(head)}: wait for it and go on from the new head, or "
-                    f"fork (`snapshotd fork {short(head)}`)"
+                    f"another writer is taking the next step of {name} from its head {short(head)}: wait for it and go on from the new "
+                    f"head, or fork (`snapshotd fork {short(head)}`)"
                 )
             sandbox.claimed = head
         try:
