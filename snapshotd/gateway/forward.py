@@ -73,7 +73,7 @@ class Forwarder:
         self._timeouts = timeouts
         self._client: httpx2.Client | None = None
         self._lock = threading.Lock()
-        self._aborted = False
+        self._aborted: str | None = None
         self._connection: socket.socket | None = None
         """A duplicate of the connection to the provider: shutting it down wakes whoever reads from it, and its number is ours."""
 
@@ -90,11 +90,8 @@ class Forwarder:
         )  # fmt: skip
         try:
             response = self._open().send(request, stream=True)
-        except httpx2.TimeoutException as exc:
-            raise UpstreamFailed(504, f"The model provider did not answer in time ({type(exc).__name__}); try again later.") from None
-        except (httpx2.TransportError, ssl.SSLError, OSError) as exc:
-            reason = mask.text(str(exc) or type(exc).__name__)
-            raise UpstreamFailed(502, f"The model provider cannot be reached ({reason}); check its base URL and the network.") from None
+        except (httpx2.TransportError, OSError) as exc:
+            raise self._failure(exc, mask) from None
         try:
             encoding = response.headers.get("content-encoding", "identity")
             if encoding not in ("identity", ""):
@@ -105,10 +102,10 @@ class Forwarder:
         finally:
             response.close()
 
-    def abort(self) -> None:
-        """Cut what is being waited for, and everything later."""
+    def abort(self, reason: str) -> None:
+        """Cut what is being waited for, and everything later. The first `reason` is the one that errors give."""
         with self._lock:
-            self._aborted = True
+            self._aborted = self._aborted or reason
             if self._connection is not None:
                 _shut_down(self._connection)
 
@@ -133,6 +130,16 @@ class Forwarder:
         limits = self._timeouts
         return {"timeout": {"connect": limits.connect_s, "read": limits.read_s, "write": limits.write_s, "pool": limits.connect_s}}
 
+    def _failure(self, exc: Exception, mask: KeyMask) -> UpstreamFailed:
+        import httpx2
+
+        if self._aborted:
+            return UpstreamFailed(502, f"The request to the model provider was given up, because {self._aborted}.")
+        if isinstance(exc, httpx2.TimeoutException):
+            return UpstreamFailed(504, f"The model provider did not answer in time ({type(exc).__name__}); try again later.")
+        reason = mask.text(str(exc) or type(exc).__name__)
+        return UpstreamFailed(502, f"The model provider cannot be reached ({reason}); check its base URL and the network.")
+
     def _trace(self, name: str, info: Mapping[str, Any]) -> None:
         """Called by the HTTP library at every stage of a request, the opening of a connection among them."""
         if name != "connection.connect_tcp.complete":
@@ -148,6 +155,7 @@ class Forwarder:
     def _pieces(self, response: httpx2.Response, mask: KeyMask) -> Iterator[bytes]:
         import httpx2
 
+        failure: str | None = None
         try:
             for piece in response.iter_raw():
                 if shown := mask.feed(piece):
@@ -156,12 +164,10 @@ class Forwarder:
             failure = f"the provider sent nothing for {self._timeouts.read_s:g} s"
         except (httpx2.TransportError, OSError) as exc:
             failure = f"the provider cut the reply ({mask.text(str(exc) or type(exc).__name__)})"
-        else:
-            failure = None
         if rest := mask.flush():
             yield rest
         if failure:
-            raise Cut(failure)
+            raise Cut(self._aborted or failure)
 
 
 def _length(response: httpx2.Response) -> int | None:

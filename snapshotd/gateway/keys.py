@@ -9,8 +9,8 @@ from snapshotd.gateway.base import Provider, Upstream
 Header = tuple[bytes, bytes]
 
 _HOP_BY_HOP = frozenset({
-    b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"host", b"expect",
-    b"accept-encoding", b"content-encoding",
+    b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"host",
+    b"expect", b"accept-encoding", b"content-encoding",
 })  # fmt: skip
 """RFC 9110 section 7.6.1, and framing, which each side has its own of. We ask for replies as they are, not compressed: they are read."""
 _CREDENTIALS = frozenset({
@@ -23,7 +23,9 @@ _PASSED_ON = frozenset({
     b"openai-processing-ms", b"openai-version",
 })  # fmt: skip
 _PASSED_ON_PREFIXES = (b"x-ratelimit-", b"ratelimit-", b"anthropic-ratelimit-")
-_SECRET_MIN_CHARS = 8
+_SECRET_NAMES = ("auth", "key", "token", "secret", "cookie")
+"""What the name of a header with a secret contains."""
+_SECRET_MIN_BYTES = 8
 """A shorter "key" (`none`, `local`) is a word that replies may hold, and protects nothing."""
 
 
@@ -51,8 +53,9 @@ class KeyMask:
     """
 
     def __init__(self, upstream: Upstream) -> None:
-        found = [upstream.api_key or "", *upstream.headers.values()]
-        self._secrets = [secret.removeprefix("Bearer ").encode() for secret in found if len(secret) >= _SECRET_MIN_CHARS]
+        values = [value for name, value in upstream.headers.items() if any(word in name.lower() for word in _SECRET_NAMES)]
+        secrets = {value.rpartition(" ")[2].encode() for value in (upstream.api_key or "", *values)}  # without "Bearer "
+        self._secrets = [secret for secret in secrets if len(secret) >= _SECRET_MIN_BYTES]
         self._held = b""
 
     def feed(self, piece: bytes) -> bytes:
