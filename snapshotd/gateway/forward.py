@@ -84,6 +84,8 @@ class Forwarder:
         import httpx2
 
         mask = KeyMask(upstream)
+        if self._aborted:
+            raise self._failure(OSError(), mask)
         request = self._open().build_request(
             method, target(provider, upstream, path, query), content=body, headers=outgoing(headers, provider, upstream),
             extensions={**self._limits(), "trace": self._trace},

@@ -58,8 +58,8 @@ class Recording:
         if failure is None and self.streamed and not (self._stream.settled or self._stream.finished) and not self._unread:
             failure = "the provider ended the stream before its last event"
         body = bytes(self._body) if self.body_bytes <= self._limit else None
-        error = failure or content.error
-        return TurnReply(self._status, content, failure is None, error, self._content_type, body, self.body_bytes, started_at_ns, duration_ns)
+        return TurnReply(self._status, content, failure is None, failure or content.error, self._content_type, body, self.body_bytes,
+                         started_at_ns, duration_ns)
 
     @property
     def _unread(self) -> bool:

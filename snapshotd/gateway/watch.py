@@ -14,6 +14,7 @@ class HangUpWatch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._closed = False
         self._waiting: dict[int, Callable[[], None]] = {}
         self._poll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
@@ -25,21 +26,25 @@ class HangUpWatch:
     def watch(self, fd: int, gone: Callable[[], None]) -> Iterator[None]:
         """Inside the block, call `gone` (once, from the watching thread) when the peer of the connected socket `fd` closes its end."""
         with self._lock:
-            self._waiting[fd] = gone
-            self._poll.register(fd, select.EPOLLRDHUP | select.EPOLLONESHOT)  # hang-ups and errors are always told
+            if not self._closed:
+                self._waiting[fd] = gone
+                self._poll.register(fd, select.EPOLLRDHUP | select.EPOLLONESHOT)  # hang-ups and errors are always told
         try:
             yield
         finally:
             with self._lock:
                 self._waiting.pop(fd, None)
-                self._poll.unregister(fd)
+                if not self._closed:
+                    self._poll.unregister(fd)
 
     def close(self) -> None:
-        """End the thread. No block may be open, nor be opened later."""
+        """End the thread. Blocks that are open, or opened later, watch nothing. Not from `gone`."""
         os.eventfd_write(self._wake, 1)
         self._thread.join()
-        self._poll.close()
-        os.close(self._wake)
+        with self._lock:
+            self._closed = True
+            self._poll.close()
+            os.close(self._wake)
 
     def _run(self) -> None:
         while True:
