@@ -20,7 +20,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("fuse",),
     ("layers", "repo", "catalog", "runtime", "images"),
-    ("store",),
+    ("store", "gateway"),
     ("kernel",),
 )
 """Packages from high to low. One may import any of a lower rank, none of a higher one, and of its own rank only itself."""
@@ -41,7 +41,7 @@ FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
 FOR_ALL = ("types", "errors", "failpoints")
 """Modules at the top that everybody may import, and that import only each other."""
 
-INTERFACES = ("store", "repo", "catalog", "runtime", "images", "engine")
+INTERFACES = ("store", "repo", "catalog", "runtime", "images", "gateway", "engine")
 """Packages whose `base` is all that other packages may import (`layers` and `kernel` are modules of functions)."""
 
 ENTRY = "__main__.py"
@@ -67,6 +67,8 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "blake3": ("repo/",),
     "zstandard": ("repo/", "images/decompress.py"),
     "xxhash": ("repo/",),
+    "h11": ("gateway/",),
+    "httpx2": ("gateway/forward.py",),
     "click": ("cli/",),
     "rich": ("cli/",),
     "fastapi": ("daemon/",),
@@ -197,6 +199,11 @@ def test_every_package_is_in_the_tables() -> None:
         ("images/build.py", "docker", False),
         ("catalog/sqlite.py", "apsw", False),
         ("engine/step.py", "numpy", False),
+        ("engine/step.py", "snapshotd.gateway.base.Gateway", True),
+        ("engine/step.py", "snapshotd.gateway.server.GatewayServer", False),
+        ("gateway/server.py", "snapshotd.store.base", False),
+        ("gateway/forward.py", "httpx2", True),
+        ("engine/step.py", "httpx2", False),
         ("new/thing.py", "snapshotd.kernel.files", False),
     ],
 )
