@@ -48,6 +48,10 @@ NAMES: tuple[str, ...] = (
     "repo.repair.moved",
     "engine.import.ingested",
     "engine.import.committed",
+    "engine.approval.recorded",
+    "engine.approval.decided",
+    "engine.compensate.begun",
+    "engine.compensate.ran",
 )
 
 _armed, _, _count = os.environ.get("SNAPSHOTD_FAILPOINT", "").partition(":")

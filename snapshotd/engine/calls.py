@@ -18,7 +18,7 @@ from snapshotd.engine.recorder import Open, Recorded, Recorder, marker
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.errors import Conflict, Denied, LimitExceeded, NotFound, UsageError
 from snapshotd.repo.base import BlobWriter
-from snapshotd.types import BlobID, EntryKind, Message, ToolCall
+from snapshotd.types import BlobID, CallID, EntryKind, Message, ToolCall
 
 MAX_REPLAYED_BYTES = 64 << 20
 """Of a recorded result that is handed out again: the daemon holds it in memory."""
@@ -86,7 +86,8 @@ class AgentCalls:
         answer: Answer = {}
         if intent.kind is EntryKind.TOOL and self._gate is not None:
             verdict = self._gate.admit(
-                sandbox, intent.call_id, intent.name, intent.arguments, intent.side_effect, intent.approve, None, recorder.step, cancelled
+                sandbox, CallID(intent.call_id), intent.name, intent.arguments, intent.side_effect, asked=intent.approve, expires_s=None,
+                step=recorder.step, cancelled=cancelled,
             )  # fmt: skip
             if verdict.approval is not None and verdict.approval.edited is not None:
                 answer["arguments"] = verdict.arguments
@@ -212,11 +213,13 @@ class AgentCalls:
         if recorded is not None:
             return dict(recorded.entry.result)
         began = time.time_ns()
-        approval = self._gate.question(sandbox, call_id, question, details, expires_s, recorder.step, cancelled)
+        approval = self._gate.question(
+            sandbox, CallID(call_id), question, details, expires_s=expires_s, step=recorder.step, cancelled=cancelled
+        )  # fmt: skip
         answer: Answer = {"approved": approval.status == "approved", "by": approval.by, "reason": approval.reason}
         if approval.edited is not None:
             answer["answer"] = approval.edited[0]
-        recorder.answered(_QUESTION, arguments, answer, began_at_ns=began)
+        recorder.answered(CallID(call_id), _QUESTION, arguments, answer, began_at_ns=began)
         return {**answer, **({"live": True} if recorder.take_live() else {})}
 
     # -- conversation, state, store ------------------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ class Recorder:
             details["compensate"] = {"argv": list(intent.compensate)}
         if intent.task is not None:
             details["task"] = intent.task
-        call_id = CallID(new_id())
+        call_id = CallID(intent.call_id)
         entry = Entry(
             id=call_id, kind=intent.kind, name=intent.name, arguments=intent.arguments, after=self.sandbox.head, began_at_ns=time.time_ns(),
             side_effect=intent.side_effect, key=self._key(intent, call_id), facts=facts, details=details,
@@ -314,12 +314,12 @@ class Recorder:
         )  # fmt: skip
         return commit_step(self._catalog, self.sandbox, call, self._listener, entries=[entry])
 
-    def answered(self, name: str, arguments: Any, result: Any, *, began_at_ns: int) -> None:
+    def answered(self, call_id: CallID, name: str, arguments: Any, result: Any, *, began_at_ns: int) -> None:
         """A question that was asked and answered."""
         with self._lock:
             facts, self._facts = tuple(self._facts), []
         entry = Entry(
-            id=CallID(new_id()), kind=EntryKind.QUESTION, name=name, arguments=arguments, after=self.sandbox.head, began_at_ns=began_at_ns,
+            id=call_id, kind=EntryKind.QUESTION, name=name, arguments=arguments, after=self.sandbox.head, began_at_ns=began_at_ns,
             status=CallStatus.DONE, ended_at_ns=time.time_ns(), result=result, facts=facts,
         )  # fmt: skip
         self._catalog.begin_entry(self.sandbox.trajectory.id, entry, fence=self.sandbox.fence)
@@ -406,7 +406,7 @@ class Recorder:
 
     def set_task(self, name: str, status: str, depends: tuple[str, ...], note: str | None) -> dict[str, Any]:
         """Declare or change a subtask, and return it."""
-        self._change_state(lambda state: tasks.change(state, name, status, depends, note, self._at().id))
+        self._change_state(lambda state: tasks.change(state, name, status, depends or None, note, self._at().id))
         return next(task for task in self.sandbox.state["tasks"] if task["name"] == name)
 
     def _at(self) -> Snapshot:
