@@ -13,8 +13,9 @@ from snapshotd.types import NAME_PATTERN
 
 MIN_VALUE_BYTES = 6
 """Shorter values stand in too many texts that have nothing to do with them."""
-MAX_VALUE_BYTES = 64 << 10
 MAX_VALUES = 256
+MAX_TOTAL_BYTES = 32 << 10
+"""Of all values of a trajectory together. Searching for all their forms takes up to 60 MB of memory then, and 0.2 MB for ten API keys."""
 
 
 class Configured:
@@ -22,9 +23,12 @@ class Configured:
 
     def __init__(self, values: Mapping[str, str]) -> None:
         """`values`: name to value. UsageError for a name that is none, and for a value that is too short or not Unicode text; LimitExceeded
-        for more than `MAX_VALUES` values or `MAX_VALUE_BYTES` in one."""
+        for more than `MAX_VALUES` values or `MAX_TOTAL_BYTES` in all."""
         if len(values) > MAX_VALUES:
             raise LimitExceeded(f"{len(values)} secrets are configured, and {MAX_VALUES} is the most: leave out those that are not secret")
+        total = sum(len(value) for value in values.values())
+        if total > MAX_TOTAL_BYTES:
+            raise LimitExceeded(f"the configured secrets have {total} characters, and {MAX_TOTAL_BYTES} is the most: leave out the longest")
         self.names = frozenset(values)
         self._name_of: dict[bytes, str] = {}
         for name, value in values.items():
@@ -50,8 +54,6 @@ def _checked(name: str, value: str) -> bytes:
         raise UsageError(
             f"the secret {name} has {len(data)} bytes and {MIN_VALUE_BYTES} is the least that can be told from ordinary text: leave it out"
         )
-    if len(data) > MAX_VALUE_BYTES:
-        raise LimitExceeded(f"the secret {name} has {len(data)} bytes and {MAX_VALUE_BYTES} is the most: configure its secret part only")
     return data
 
 

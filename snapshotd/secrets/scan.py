@@ -49,7 +49,8 @@ class Scan:
         self._configured += [Span(begin, end, configured.name(self._data[begin:end])) for begin, end in spans]
         shaped, self._shapes_from = self._patterns.shapes.find(self._data, self._shapes_from, final)
         self._shaped += shaped
-        out = list(self._decided(min(self._configured_from, self._shapes_from)))
+        limit = min(self._configured_from, self._shapes_from)
+        out = list(self._decided(limit) if self._configured or self._shaped else self._text_to(limit))
         self._drop_given()
         return out
 
@@ -71,15 +72,15 @@ class Scan:
 
     def _secrets(self) -> list[Span]:
         """The spans found so far without overlaps, in order, from `_given` on."""
-        if not self._configured and not self._shaped:
-            return []
         markers = [span for span in self._shaped if span.name is None]
         configured = list(_clear_of(self._configured, markers))
         tokens = _without((span for span in self._shaped if span.name is not None), configured)
         return sorted(Span(max(span.begin, self._given), span.end, span.name) for span in (*configured, *tokens) if span.end > self._given)
 
     def _drop_given(self) -> None:
-        drop = max(0, self._given - 1)
+        drop = self._given - 1
+        if drop <= 0:
+            return
         self._data = self._data[drop:]
         self._configured = [_moved(span, drop) for span in self._configured if span.end > self._given]
         self._shaped = [_moved(span, drop) for span in self._shaped if span.end > self._given]

@@ -67,7 +67,7 @@ _PEM = (*(f"-----BEGIN {kind}-----" for kind in _PEM_KINDS), "-----BEGIN PGP PRI
 
 
 def _has_digit(value: bytes) -> bool:
-    return any(byte in b"0123456789" for byte in value)
+    return re.search(rb"[0-9]", value) is not None
 
 
 def _is_mixed(value: bytes) -> bool:
