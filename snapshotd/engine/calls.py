@@ -13,11 +13,12 @@ from typing import Any, Literal
 from snapshotd.engine.agent_handler import MESSAGE_LIMIT_BYTES, Answer, BodyWriter, Intent, Outcome
 from snapshotd.engine.approvals import Gate
 from snapshotd.engine.context import Context
-from snapshotd.engine.keyvalue import Store
+from snapshotd.engine.keyvalue import KeyValueStore
 from snapshotd.engine.recorder import Open, Recorded, Recorder, marker
 from snapshotd.engine.sandbox import Sandbox
+from snapshotd.engine.secrecy import ConcealedWriter
 from snapshotd.errors import Conflict, Denied, LimitExceeded, NotFound, UsageError
-from snapshotd.repo.base import BlobWriter
+from snapshotd.secrets.redactor import Funnel
 from snapshotd.types import BlobID, CallID, EntryKind, Message, ToolCall
 
 MAX_REPLAYED_BYTES = 64 << 20
@@ -30,7 +31,7 @@ class _Output:
     """What a running call has printed so far."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    writers: dict[str, BlobWriter] = field(default_factory=dict)
+    writers: dict[str, ConcealedWriter] = field(default_factory=dict)
 
 
 class _Memory(io.BytesIO):
@@ -52,11 +53,11 @@ class AgentCalls:
         self._context = context
         self._sandbox: Sandbox | None = None
         self._gate: Gate | None = None
-        self._store: Store | None = None
+        self._store: KeyValueStore | None = None
         self._output: dict[str, _Output] = {}
         self.recorder: Recorder | None = None
 
-    def bind(self, sandbox: Sandbox, recorder: Recorder | None, gate: Gate | None = None, store: Store | None = None) -> None:
+    def bind(self, sandbox: Sandbox, recorder: Recorder | None, gate: Gate | None = None, store: KeyValueStore | None = None) -> None:
         """From now on calls are recorded for this sandbox's trajectory. Without a recorder (a throw-away sandbox) they are answered, so
         that programs run there as anywhere, and nothing is recorded."""
         self._sandbox, self.recorder, self._gate, self._store = sandbox, recorder, gate, store
@@ -86,32 +87,34 @@ class AgentCalls:
         answer: Answer = {}
         if intent.kind is EntryKind.TOOL and self._gate is not None:
             verdict = self._gate.admit(
-                sandbox, CallID(intent.call_id), intent.name, intent.arguments, intent.side_effect, asked=intent.approve, expires_s=None,
-                step=recorder.step, cancelled=cancelled,
+                sandbox, CallID(intent.call_id), intent.name, recorder.funnel.conceal(intent.arguments), intent.side_effect,
+                asked=intent.approve, expires_s=None, step=recorder.step, cancelled=cancelled,
             )  # fmt: skip
             if verdict.approval is not None and verdict.approval.edited is not None:
-                answer["arguments"] = verdict.arguments
-                intent = replace(intent, arguments=verdict.arguments)
+                answer["arguments"] = recorder.funnel.reveal(verdict.arguments)
+                intent = replace(intent, arguments=answer["arguments"])
         opened = recorder.begin(intent)
         if recorder.take_live():
             answer["live"] = True
         return {**answer, "key": opened.entry.key}
 
     def _as_recorded(self, recorded: Recorded) -> Answer:
-        entry, snapshot = recorded.entry, recorded.snapshot
+        assert self.recorder is not None
+        entry, snapshot, funnel = recorded.entry, recorded.snapshot, self.recorder.funnel
         replayed: Answer = {"status": entry.status, "error": entry.error, "exit_code": None, "snapshot": entry.snapshot}
         answer: Answer = {"replayed": replayed}
         if snapshot is None:
             replayed["result"] = entry.result
             return answer
-        replayed.update(status=snapshot.call.status, error=snapshot.call.error, exit_code=snapshot.call.exit_code)
+        error = None if snapshot.call.error is None else funnel.reveal_text(snapshot.call.error)
+        replayed.update(status=snapshot.call.status, error=error, exit_code=snapshot.call.exit_code)
         if snapshot.call.output is not None:
-            answer["body"] = self._load(snapshot.call.output)
+            answer["body"] = self._load(snapshot.call.output, funnel)
         return answer
 
-    def _load(self, blob: BlobID) -> bytes:
+    def _load(self, blob: BlobID, funnel: Funnel) -> bytes:
         pieces, size = [], 0
-        for piece in self._context.output(blob):
+        for piece in funnel.reveal_stream(self._context.output(blob)):
             size += len(piece)
             if size > MAX_REPLAYED_BYTES:
                 raise LimitExceeded(f"a recorded result of more than {MAX_REPLAYED_BYTES} bytes cannot be replayed; rewind to before it")
@@ -122,7 +125,10 @@ class AgentCalls:
         opened = None if self.recorder is None else self.recorder.opened(call_id)
         if opened is not None and opened.entry.kind is EntryKind.MODEL:
             return _Memory()
-        return self._context.spool.writer()
+        return self._writer()
+
+    def _writer(self) -> ConcealedWriter:
+        return ConcealedWriter(self._context.spool, self._context.secrecy.of(self._bound().trajectory))
 
     def call_end(self, pid: int, call_id: str, outcome: Outcome) -> str:
         sandbox, recorder = self._bound(), self.recorder
@@ -139,7 +145,7 @@ class AgentCalls:
             call = ToolCall(
                 id=opened.entry.id, name=opened.entry.name, arguments=opened.entry.arguments, status=outcome.status,
                 started_at_ns=opened.entry.began_at_ns, duration_ns=time.perf_counter_ns() - opened.clock_ns, exit_code=outcome.exit_code,
-                error=outcome.error, output=self._save(outcome.result), **_saved(output),
+                error=recorder.funnel.conceal(outcome.error), output=self._save(outcome.result), **_saved(output),
             )  # fmt: skip
             return recorder.end_step(opened, call).id
         finally:
@@ -154,29 +160,35 @@ class AgentCalls:
             return recorded.entry.snapshot or recorder.sandbox.head
         call = ToolCall(
             id=entry.id, name="task", arguments={"name": entry.name}, status=outcome.status, started_at_ns=entry.began_at_ns,
-            duration_ns=time.perf_counter_ns() - opened.clock_ns, exit_code=outcome.exit_code, error=outcome.error,
-            output=self._save(outcome.result),
+            duration_ns=time.perf_counter_ns() - opened.clock_ns, exit_code=outcome.exit_code,
+            error=recorder.funnel.conceal(outcome.error), output=self._save(outcome.result),
         )  # fmt: skip
         details = {"task": entry.details["task"]} if "task" in entry.details else {}
         return recorder.complete(EntryKind.TASK, entry.name, entry.arguments, call, began_at_ns=entry.began_at_ns, details=details).id
 
     def _save(self, result: bytes | BodyWriter | None) -> BlobID | None:
-        if isinstance(result, BlobWriter):
-            return result.save()
-        assert result is None or isinstance(result, bytes)  # `body_writer` makes no other kind for these
-        return self._context.spool.save_blob(result) if result is not None else None
+        if result is None:
+            return None
+        writer = result if isinstance(result, ConcealedWriter) else self._writer()
+        try:
+            if isinstance(result, bytes):
+                writer.write(result)
+            return writer.save()
+        finally:
+            writer.discard()
 
     def output(self, call_id: str, stream: Literal["stdout", "stderr"], data: bytes) -> None:
         sandbox = self._bound()
-        log = self._context.events.live(sandbox.trajectory.id)
-        if log is not None:
-            log.append({"event": "output", "stream": stream, "data_b64": base64.b64encode(data).decode()})
         if self.recorder is None or self.recorder.opened(call_id) is None:
             return
+        log = self._context.events.live(sandbox.trajectory.id)
+        if log is not None:
+            shown = b"".join(_pieces(self.recorder.funnel, data))
+            log.append({"event": "output", "stream": stream, "data_b64": base64.b64encode(shown).decode()})
         output = self._output.setdefault(call_id, _Output())
         with output.lock:
             if stream not in output.writers:
-                output.writers[stream] = self._context.spool.writer()
+                output.writers[stream] = self._writer()
             output.writers[stream].write(data)
 
     def lost(self, pid: int, call_ids: tuple[str, ...]) -> None:
@@ -291,6 +303,15 @@ def _json(result: bytes | BodyWriter | None) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as exc:
         raise UsageError(f"the reply of a model call is not JSON ({exc}); send its JSON text") from exc
+
+
+def _pieces(funnel: Funnel, data: bytes) -> list[bytes]:
+    """What a piece of output shows of itself to those who follow: on its own, so that nobody waits for the next."""
+    pieces: list[bytes] = []
+    concealer = funnel.concealer(pieces.append)
+    concealer.write(data)
+    concealer.finish()
+    return pieces
 
 
 def _usage(outcome: Outcome) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.events import EventLogs
 from snapshotd.engine.pins import Pins
+from snapshotd.engine.secrecy import Secrecy
 from snapshotd.errors import NotFound, Unsupported, UsageError
 from snapshotd.images.base import Images
 from snapshotd.layers.store import LayerStore
@@ -36,6 +37,7 @@ class Context:
     runtimes: Mapping[str, Runtime]
     events: EventLogs
     pins: Pins
+    secrecy: Secrecy
     child: Callable[[str], list[str]]
     """The command line of a child process of this state directory, by its role (daemon/children.py)."""
 

@@ -131,7 +131,8 @@ class LocalEngine(Engine):
         trajectory, snapshot, sandbox, calls = self._begin(request.sandbox, request.agent, agent, requirements)
         try:
             self._sessions.adopt(sandbox, calls)
-            self._sessions.start_agent(sandbox, agent, first=snapshot)
+            assert trajectory.agent is not None
+            self._sessions.start_agent(sandbox, trajectory.agent, first=snapshot)
         except BaseException:
             self._sessions.discard(sandbox)
             self._forget(trajectory.id)
@@ -153,9 +154,13 @@ class LocalEngine(Engine):
         if layer is not None:
             stack = stack.push(layer)
         snapshot = _first_snapshot(stack, marker("start", _start_arguments(request, image)))
+        plain, secret = provider_env(request.providers)
+        env = self._context.secrecy.environment(snapshot.trajectory, (*request.env, *plain), (*request.secrets, *secret))
+        if agent is not None:
+            agent = replace(agent, argv=tuple(map(self._context.secrecy.plain(snapshot.trajectory).conceal_text, agent.argv)))
         trajectory = Trajectory(
             id=snapshot.trajectory, name=request.name, spec=spec, agent=agent, head=snapshot.id, status=TrajectoryStatus.RUNNING,
-            created_at_ns=snapshot.created_at_ns, env=request.env, began=None if agent is None else snapshot.id,
+            created_at_ns=snapshot.created_at_ns, env=env, began=None if agent is None else snapshot.id,
         )  # fmt: skip
         sandbox: Sandbox | None = None
         try:
@@ -269,6 +274,7 @@ class LocalEngine(Engine):
         hit("engine.remove.recorded")
         retention.set_policy(self._catalog, trajectory, None)
         self._context.events.remove(trajectory)
+        self._context.secrecy.forget(trajectory)
         self._sweep()
 
     def _sweep(self) -> None:
@@ -440,6 +446,7 @@ class LocalEngine(Engine):
         self._cold.close()
         self._worker.close()
         recover.mark_clean(self._context)
+        self._context.secrecy.vault.close()
         self._context.spool.close()
         self._context.repo.close()
         self._catalog.close()

@@ -88,6 +88,8 @@ class Recorder:
     ) -> None:  # fmt: skip
         self._context, self.sandbox, self._listener, self._places = context, sandbox, listener, places
         self._catalog = context.catalog
+        self.funnel = context.secrecy.of(sandbox.trajectory)
+        """Everything is recorded through it; what is told to the program is revealed."""
         self._lock = threading.RLock()
         """Of the replay; taken before the sandbox's."""
         self._open: dict[str, Open] = {}
@@ -117,6 +119,7 @@ class Recorder:
             if self._replay is None:
                 return None
             self._check_diverged()
+            name, arguments = self.funnel.conceal_text(name), self.funnel.conceal(arguments)
             try:
                 entry = self._replay.match(kind, name, arguments)
             except Mismatch as mismatch:
@@ -152,7 +155,12 @@ class Recorder:
         else:
             self._replayed_models.append(entry)
         self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
-        return Recorded(entry, own)
+        return Recorded(self._revealed(entry), own)
+
+    def _revealed(self, entry: Entry) -> Entry:
+        """An entry as the program knows it."""
+        error = None if entry.error is None else self.funnel.reveal_text(entry.error)
+        return replace(entry, result=self.funnel.reveal(entry.result), error=error)
 
     def _go_live(self) -> None:
         """Everything recorded has been met: from here on, on the newest files, things happen."""
@@ -226,6 +234,7 @@ class Recorder:
 
     def begin(self, intent: Intent) -> Open:
         """Record an intent. Conflict, LimitExceeded, OutOfSpace."""
+        conceal = self.funnel.conceal
         with self._lock:
             self._check_diverged()
             if len(self._open) >= MAX_OPEN_CALLS:
@@ -235,13 +244,14 @@ class Recorder:
             facts, self._facts = (*self._facts, *intent.facts), []
         details: dict[str, Any] = {}
         if intent.compensate is not None:
-            details["compensate"] = {"argv": list(intent.compensate)}
+            details["compensate"] = {"argv": conceal(list(intent.compensate))}
         if intent.task is not None:
             details["task"] = intent.task
         call_id = CallID(intent.call_id)
         entry = Entry(
-            id=call_id, kind=intent.kind, name=intent.name, arguments=intent.arguments, after=self.sandbox.head, began_at_ns=time.time_ns(),
-            side_effect=intent.side_effect, key=self._key(intent, call_id), facts=facts, details=details,
+            id=call_id, kind=intent.kind, name=conceal(intent.name), arguments=conceal(intent.arguments), after=self.sandbox.head,
+            began_at_ns=time.time_ns(),
+            side_effect=intent.side_effect, key=self._key(intent, call_id), facts=tuple(conceal(list(facts))), details=details,
         )  # fmt: skip
         if intent.kind is not EntryKind.TASK:  # a task is recorded when it ends: what happens in it has entries of its own
             try:
@@ -260,7 +270,8 @@ class Recorder:
         if intent.key is not None:
             return intent.key
         if self._resumption is not None and intent.side_effect is SideEffect.IDEMPOTENT:
-            cut_off = self._resumption.keys.pop((intent.name, canonical(intent.arguments)), None)
+            concealed = self.funnel.conceal_text(intent.name), canonical(self.funnel.conceal(intent.arguments))
+            cut_off = self._resumption.keys.pop(concealed, None)
             if cut_off is not None:
                 return cut_off
         return call_id
@@ -297,7 +308,8 @@ class Recorder:
     def end_model(self, opened: Open, status: CallStatus, result: Any, error: str | None, details: dict[str, Any]) -> None:
         """The outcome of a model call; the next snapshot binds it."""
         self._check_diverged()
-        ended = Ended(opened.entry.id, status, time.time_ns(), result, error, details)
+        conceal = self.funnel.conceal
+        ended = Ended(opened.entry.id, status, time.time_ns(), conceal(result), conceal(error), conceal(details))
         self._catalog.end_entry(self.sandbox.trajectory.id, ended, fence=self.sandbox.fence)
         hit("engine.journal.ended")
 
@@ -319,8 +331,8 @@ class Recorder:
         with self._lock:
             facts, self._facts = tuple(self._facts), []
         entry = Entry(
-            id=call_id, kind=EntryKind.QUESTION, name=name, arguments=arguments, after=self.sandbox.head, began_at_ns=began_at_ns,
-            status=CallStatus.DONE, ended_at_ns=time.time_ns(), result=result, facts=facts,
+            id=call_id, kind=EntryKind.QUESTION, name=name, arguments=self.funnel.conceal(arguments), after=self.sandbox.head, began_at_ns=began_at_ns,
+            status=CallStatus.DONE, ended_at_ns=time.time_ns(), result=self.funnel.conceal(result), facts=facts,
         )  # fmt: skip
         self._catalog.begin_entry(self.sandbox.trajectory.id, entry, fence=self.sandbox.fence)
 
@@ -328,6 +340,16 @@ class Recorder:
         """A snapshot that ends no entry."""
         self._check_diverged()
         return commit_step(self._catalog, self.sandbox, call, self._listener)
+
+    def unrecorded(self, name: str, arguments: Any) -> Open:
+        """A call that a replayed program makes by itself; its end is recorded already."""
+        entry = Entry(CallID(new_id()), EntryKind.TOOL, name, arguments, self.sandbox.head, time.time_ns())
+        return Open(entry, time.perf_counter_ns())
+
+    def said(self, count: int) -> None:
+        """A replayed program knows of so many more messages."""
+        with self._lock:
+            self._said += count
 
     def lost(self, call_ids: Iterable[str]) -> None:
         """Nobody will end these calls: their outcome is unknown, and their files belong to whatever snapshot comes next."""
@@ -342,7 +364,7 @@ class Recorder:
         with self._lock:
             known = None if self._replay is None else self._replay.fact(kind)
             if known is not None:
-                return known[0]
+                return self.funnel.reveal(known[0])
             if len(self._facts) >= MAX_FACTS:
                 raise LimitExceeded(f"more than {MAX_FACTS} recorded values since the last call; make a call or a checkpoint in between")
             self._facts.append({"kind": kind, "value": value})
@@ -350,6 +372,7 @@ class Recorder:
 
     def message(self, message: Message) -> None:
         """Append to the conversation; in a replay, meet what was appended."""
+        message = Message(self.funnel.conceal_text(message.role), self.funnel.conceal(message.content))
         with self._lock:
             self._check_diverged()
             if self._replay is not None and self._meets(message):
@@ -387,11 +410,13 @@ class Recorder:
             if offset < known:
                 recorded = itertools.islice(self._catalog.conversation(self.sandbox.head, offset), known - offset)
             pending = tuple(self.sandbox.pending)[max(0, offset - known) :]
-            return list(itertools.islice(itertools.chain(recorded, pending), limit))
+            found = list(itertools.islice(itertools.chain(recorded, pending), limit))
+        return [Message(message.role, self.funnel.reveal(message.content)) for message in found]
 
     def values(self) -> dict[str, Any]:
         """The agent's own state."""
-        return dict(self.sandbox.state.get("values", {}))
+        values: dict[str, Any] = self.funnel.reveal(self.sandbox.state.get("values", {}))
+        return values
 
     def set_value(self, key: str, value: tuple[Any] | None) -> None:
         """See `AgentHandler.state_set`. LimitExceeded."""
@@ -399,7 +424,7 @@ class Recorder:
             values = dict(state.get("values", {}))
             values.pop(key, None)
             if value is not None:
-                values[key] = value[0]
+                values[key] = self.funnel.conceal(value[0])
             return {**state, "values": values}
 
         self._change_state(changed)

@@ -22,6 +22,7 @@ from typing import Any
 from snapshotd.engine.agent_protocol import AgentServer
 from snapshotd.engine.quiesce import blocker, writable_mappings
 from snapshotd.failpoints import hit
+from snapshotd.gateway.base import Gateway
 from snapshotd.kernel import cgroup as cgroups
 from snapshotd.kernel.mounts import Layout
 from snapshotd.layers import capture as copying
@@ -83,6 +84,8 @@ class Sandbox:
     """The head from which a writer that named it is taking the next step."""
     fence: int | None = None
     """The token of this trajectory's one writer; None: nothing is recorded (a throw-away sandbox)."""
+    gateway: Gateway | None = None
+    """Its model endpoint, if its trajectory has providers."""
     mirror: copying.Mirror | None = None
     own_layers: list[LayerID] = field(default_factory=list)
     agent_running: bool = False
@@ -222,6 +225,8 @@ class Sandbox:
                 return
             self.released = True
         self.server.close()
+        if self.gateway is not None:
+            self.gateway.close()
         self.runtime.destroy(self.container.id)
         self.target.close()
         self.store.remove(self.upper)

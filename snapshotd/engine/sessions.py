@@ -18,7 +18,8 @@ from snapshotd.engine.calls import AgentCalls
 from snapshotd.engine.cold import Cold, gone
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
-from snapshotd.engine.keyvalue import Store
+from snapshotd.engine.gateways import Gateways
+from snapshotd.engine.keyvalue import KeyValueStore
 from snapshotd.engine.launch import Launcher, alive
 from snapshotd.engine.places import Places
 from snapshotd.engine.pump import Outcome, pump
@@ -53,10 +54,10 @@ class Sessions:
     """See the module's text. Thread-safe."""
 
     def __init__(
-        self, context: Context, launcher: Launcher, background: Background, cold: Cold, gate: Gate, store: Store
+        self, context: Context, launcher: Launcher, background: Background, cold: Cold, gate: Gate, store: KeyValueStore, gateways: Gateways
     ) -> None:
         self._context, self._launcher, self._background, self._cold = context, launcher, background, cold
-        self._gate, self._store = gate, store
+        self._gate, self._store, self._gateways = gate, store, gateways
         self._places = Places(context, cold.take)
         self._recorders: dict[TrajectoryID, Recorder] = {}
         self._live: dict[TrajectoryID, Sandbox] = {}
@@ -92,6 +93,7 @@ class Sessions:
         sandbox.state = catalog.state(sandbox.head if resumption is None else resumption.began.id)
         recorder = Recorder(self._context, sandbox, self._stepped, self._places, resumption)
         calls.bind(sandbox, recorder, self._gate, self._store)
+        self._gateways.open(sandbox, recorder)
         with self._lock:
             self._live[trajectory] = sandbox
             self._recorders[trajectory] = recorder
@@ -211,8 +213,9 @@ class Sessions:
         sink: OutputSink, record: bool,
     ) -> ExecResult:  # fmt: skip
         spec = self._exec_spec(sandbox, argv, cwd or self._workdir(sandbox.trajectory), env, user)
-        call = marker("exec", {"argv": list(argv), "cwd": spec.cwd})
-        outcome = pump(self._start(sandbox, spec), self._context.spool, self._logging(sandbox, sink))
+        funnel = self._context.secrecy.of(sandbox.trajectory)
+        call = marker("exec", funnel.conceal({"argv": list(argv), "cwd": spec.cwd}))
+        outcome = pump(self._start(sandbox, spec), self._context.spool, funnel, self._logging(sandbox, sink))
         status = CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED
         call = replace(
             marker(call.name, call.arguments, status=status, exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr,
@@ -244,7 +247,8 @@ class Sessions:
         environment = {
             "PATH": DEFAULT_PATH, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1",
             "SNAPSHOTD_TRAJECTORY": sandbox.trajectory.id,
-            **dict(image.env if image else ()), **dict(sandbox.trajectory.env), **dict(env),
+            **dict(image.env if image else ()), **self._gateways.environment(sandbox),
+            **self._context.secrecy.inside(sandbox.trajectory), **dict(env),
         }  # fmt: skip
         paths = [LIBRARY_DIR, "/opt/agent-packages", *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = ":".join(paths)
@@ -259,7 +263,8 @@ class Sessions:
         CommandNotFound etc. leave the sandbox as it was.
         """
         trajectory = sandbox.trajectory
-        spec = self._exec_spec(sandbox, agent.argv, agent.cwd, agent.env, None)
+        argv = tuple(map(self._context.secrecy.of(trajectory).reveal_text, agent.argv))
+        spec = self._exec_spec(sandbox, argv, agent.cwd, agent.env, None)
         process = self._start(sandbox, spec)
         sandbox.agent_running = True
         log = self._context.events.begin(trajectory.id, afresh=True)
@@ -285,7 +290,8 @@ class Sessions:
         exit_code: int | None = None
         status = TrajectoryStatus.INTERRUPTED
         try:
-            outcome = pump(process, self._context.spool, self._logging(sandbox, sink))
+            funnel = self._context.secrecy.of(trajectory)
+            outcome = pump(process, self._context.spool, funnel, self._logging(sandbox, sink))
             exit_code = outcome.exit_code
             status = self._ended(sandbox, outcome, started_at_ns, agent)
         except SnapshotdError as exc:
