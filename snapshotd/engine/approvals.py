@@ -237,8 +237,8 @@ class Gate:
         if not self._still_holds(approval):
             self._decide(approval, ApprovalStatus.STALE, by, "the files had changed since it was asked")
             raise Conflict(
-                f"approval {short(approval.id)} of {approval.tool} is stale: the files of {short(approval.trajectory)} have changed since it "
-                "was asked; the call asks anew (`snapshotd approvals`)"
+                f"approval {short(approval.id)} of {approval.tool} is stale: the files of {short(approval.trajectory)} have changed since "
+                "it was asked; the call asks anew (`snapshotd approvals`)"
             )
         return self._decide(approval, ApprovalStatus.APPROVED, by, reason, arguments)
 

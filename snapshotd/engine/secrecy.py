@@ -1,14 +1,14 @@
 """Secrets of trajectories: what is recorded holds markers, what runs sees the originals (docs/secrets.md).
 
-A trajectory's environment is recorded with markers in place of its secrets and of what looks like one. From it come the values that everything
-recorded for the trajectory is searched for. Names that begin with `PROVIDER` are for the gateway and never enter a sandbox.
+A trajectory's environment is recorded with markers in place of its secrets and of what looks like one. From it come the values that
+everything recorded for the trajectory is searched for. Names that begin with `PROVIDER` are for the gateway and never enter a sandbox.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.errors import UsageError
@@ -108,8 +108,3 @@ class ConcealedWriter:
 
     def discard(self) -> None:
         self._writer.discard()
-
-
-def plain_pairs(pairs: Iterable[tuple[str, str]], funnel: Funnel) -> Env:
-    """Pairs with the originals of their markers."""
-    return tuple((name, funnel.reveal_text(value)) for name, value in pairs)
