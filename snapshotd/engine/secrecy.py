@@ -40,7 +40,7 @@ class Secrecy:
         """The environment of a new trajectory as it is recorded. UsageError: a secret that cannot be one (too short to be found)."""
         for name, value in secrets:
             if len(value.encode(errors="surrogatepass")) < MIN_VALUE_BYTES:
-                raise UsageError(f"the secret {name} is shorter than {MIN_VALUE_BYTES} bytes and would be found everywhere; use --env for it")
+                raise UsageError(f"the secret {name} has less than {MIN_VALUE_BYTES} bytes and would be found everywhere; use --env for it")
         names = {name for name, _ in secrets}
         funnel = self._redactor.funnel(trajectory, {f"env-{name}"[:64]: value for name, value in secrets})
         kept = [(name, value) for name, value in env if name not in names]
