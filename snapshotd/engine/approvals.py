@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from snapshotd.engine import look
-from snapshotd.engine.calls import marker
 from snapshotd.engine.context import Context
 from snapshotd.engine.policy import FILE_NAME, PolicyFile
+from snapshotd.engine.recorder import marker
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.webhook import Webhooks
 from snapshotd.errors import Conflict, Denied, NotFound, SnapshotdError, UsageError

@@ -80,11 +80,13 @@ class EventLogs:
         self._live: dict[TrajectoryID, EventLog] = {}
         self._lock = threading.Lock()
 
-    def begin(self, trajectory: TrajectoryID) -> EventLog:
-        """Start (or go on with) the log of a run."""
+    def begin(self, trajectory: TrajectoryID, *, afresh: bool = False) -> EventLog:
+        """Start (or go on with) the log of a run. `afresh`: another run than the one before, whose events are forgotten."""
         with self._lock:
             log = self._live.get(trajectory)
-            if log is None or log.finished:
+            if log is None or log.finished or afresh:
+                if afresh:
+                    self._path(trajectory).unlink(missing_ok=True)
                 log = self._live[trajectory] = EventLog(self._path(trajectory), self.watch)
             return log
 
