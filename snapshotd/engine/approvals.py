@@ -46,6 +46,8 @@ MAX_WORDS = 4000
 _LOOK_S = 0.25
 """How often a waiting call looks whether its caller has gone away."""
 _NS = 1_000_000_000
+_NOTHING = ("approval", "resume")
+"""Snapshots after which a call that waits is where it was."""
 
 Step = Callable[[ToolCall], Snapshot]
 
@@ -149,7 +151,7 @@ class Gate:
                 if approval.id in self._waiting:
                     continue  # another call that asks the same
                 self._waiting[approval.id] = _Waiter(sandbox, step)
-            if approval.snapshot == sandbox.head and self._same_files(approval, sandbox, step):
+            if self._is_here(approval.snapshot, sandbox.head) and self._same_files(approval, sandbox, step):
                 if approval.entry != wanted.call:
                     self._rows.move(approval.id, wanted.call)
                 return approval
@@ -158,6 +160,13 @@ class Gate:
             if approval.status is ApprovalStatus.PENDING:
                 self._decide(approval, ApprovalStatus.STALE, None, "it was asked anew, at another snapshot")
         return None
+
+    def _is_here(self, snapshot: SnapshotID, head: SnapshotID) -> bool:
+        """Whether nothing happened after a snapshot but that others asked, or that the program was resumed."""
+        at = self._context.catalog.get_snapshot(head)
+        while at.id != snapshot and at.call.name in _NOTHING and at.parent is not None:
+            at = self._context.catalog.get_snapshot(at.parent)
+        return at.id == snapshot
 
     def _spent(self, approval: Approval, call: CallID) -> bool:
         """Whether an approval lets nothing run any more."""
@@ -238,7 +247,7 @@ class Gate:
             self._decide(approval, ApprovalStatus.STALE, by, "the files had changed since it was asked")
             raise Conflict(
                 f"approval {short(approval.id)} of {approval.tool} is stale: the files of {short(approval.trajectory)} have changed since "
-                "it was asked; the call asks anew (`snapshotd approvals`)"
+                "it was asked for; the call asks anew (`snapshotd approvals`)"
             )
         return self._decide(approval, ApprovalStatus.APPROVED, by, reason, arguments)
 
