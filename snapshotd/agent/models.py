@@ -12,7 +12,7 @@ from snapshotd.agent.calls import Call
 from snapshotd.agent.replay import Replayed
 from snapshotd.agent.spec import Spec
 from snapshotd.agent.tools import Items, end_of, items_of, recording
-from snapshotd.agent.values import plain
+from snapshotd.agent.values import plain, text_of
 
 _USAGE_FIELDS = 32
 _RENAMED = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens"}
@@ -147,14 +147,15 @@ def _dumped(value: Any, depth: int) -> Any:
         return {key: _dumped(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_dumped(item, depth + 1) for item in value]
-    for method, options in (("model_dump", {"mode": "json"}), ("model_dump", {}), ("to_dict", {})):
-        dump = getattr(value, method, None)
-        if callable(dump):
-            try:
-                return dump(**options)
-            except Exception:  # noqa: BLE001 - foreign code; its repr is recorded then
-                value = value if method == "model_dump" else repr(value)
-    return value
+    dump = getattr(value, "model_dump", None)
+    options = {"mode": "json"} if callable(dump) else {}
+    dump = dump if callable(dump) else getattr(value, "to_dict", None)
+    if not callable(dump):
+        return value
+    try:
+        return dump(**options)
+    except Exception:  # noqa: BLE001 - foreign code: what it cannot say of itself is recorded as its repr
+        return text_of(value)
 
 
 def usage_of(reply: Any) -> Dict[str, Any]:

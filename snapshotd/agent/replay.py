@@ -67,10 +67,8 @@ class Replayed:
         found = _COMMAND.match(message)
         if found is None:
             return None
-        try:
-            command = ast.literal_eval(found.group(1))
-        except (ValueError, SyntaxError):
-            command = found.group(1)
+        text = found.group(1)[1:-1]  # without the quotes; a list's repr, or the command line itself
+        command = _literal(text) if text.startswith(("[", "(")) else text
         output = restored_outputs(self.result if isinstance(self.result, dict) else {})
         if name == "TimeoutExpired":
             return subprocess.TimeoutExpired(command, float(found.group(2) or 0), output["stdout"], output["stderr"])
@@ -116,6 +114,13 @@ def _made(kind: Type[BaseException], message: str) -> BaseException:
         pass
     made = kind.__new__(kind, message)
     made.args = (message,) if message else ()
+    try:
+        same = str(made) == message
+    except Exception:  # noqa: BLE001 - as above: a __str__ that needs what the constructor would have set
+        same = False
+    if not same:
+        speaking = type(kind.__name__, (kind,), {"__str__": lambda self: message})
+        made = speaking.__new__(speaking, message)
     return made
 
 
