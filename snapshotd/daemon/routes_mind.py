@@ -12,6 +12,7 @@ from snapshotd.daemon import models_mind as mind
 from snapshotd.daemon.routes import Ref, ServiceDep, checked_ref, unless_abandoned
 from snapshotd.daemon.wire import LIST_MAX, PREVIEW_FILES, check_ref
 from snapshotd.engine.base import RewindMode
+from snapshotd.types import Trajectory
 
 router = APIRouter(tags=["mind"], dependencies=[Depends(checked_ref)])
 _JOURNAL_DOC: dict[int | str, dict[str, Any]] = {
@@ -99,7 +100,9 @@ async def edit(request: Request, ref: Ref, body: mind.EditRequest, service: Serv
     """A new trajectory whose first snapshot is this one, edited. It is stopped again when the client is gone before it has the answer."""
     engine = service.engine
     wanted = body.request()
-    made = await unless_abandoned(
-        request, lambda: engine.edit(ref, wanted, name=body.name, resume=body.resume), lambda line: engine.stop(line.id)
-    )
+
+    def undo(line: Trajectory) -> None:
+        engine.stop(line.id)
+
+    made = await unless_abandoned(request, lambda: engine.edit(ref, wanted, name=body.name, resume=body.resume), undo)
     return models.Trajectory.of(made)

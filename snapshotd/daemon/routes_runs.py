@@ -26,9 +26,9 @@ _EXEC_DOC = {
 _EVENTS_DOC = {
     200: {
         "content": {streams.NDJSON: {}},
-        "description": "Lines: events `started`, `output`, `snapshot`, `warning`, `replayed` (a call was answered from the journal), `live` "
-        "(a resumed program has reached the end of what is recorded), `approval` (a person is asked, or has decided), and last `finished` (or "
-        "`error`: the stream failed).",
+        "description": "Lines: events `started`, `output`, `snapshot`, `warning`, `replayed` (a call was answered from the journal), "
+        "`live` (a resumed program has reached the end of what is recorded), `approval` (a person is asked, or has decided), and last "
+        "`finished` (or `error`: the stream failed).",
     }
 }
 

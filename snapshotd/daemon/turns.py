@@ -32,8 +32,8 @@ class Turns:
                 name = trajectory.name or short(line)
                 raise Conflict(
                     f"the head of {name} is {short(trajectory.head)} and no longer {short(expected)}: another writer took a step, and "
-                    f"nothing was run; look at it with `snapshotd show {short(trajectory.head)}` and go on from there, or go your own way with "
-                    f"`snapshotd fork {short(expected)}`"
+                    f"nothing was run; look at it with `snapshotd show {short(trajectory.head)}` and go on from there, or go your own "
+                    f"way with `snapshotd fork {short(expected)}`"
                 )
             yield
 
