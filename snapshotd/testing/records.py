@@ -11,6 +11,8 @@ from snapshotd.catalog.base import Catalog
 from snapshotd.errors import NotFound
 from snapshotd.types import (
     AgentSpec,
+    Approval,
+    ApprovalID,
     BlobID,
     CallID,
     CallStatus,
@@ -73,6 +75,15 @@ def ended_entry(after: Snapshot, **fields: Any) -> Entry:
         details={"usage": {"tokens": 7}},
     )  # fmt: skip
     return replace(entry, **fields)
+
+
+def make_approval(snapshot: Snapshot, **fields: Any) -> Approval:
+    """A question that waits, asked at the head `snapshot`."""
+    approval = Approval(
+        ApprovalID(new_id()), snapshot.trajectory, CallID(new_id()), "deploy", {"to": ["prod", None]}, "d" * 64, snapshot.id,
+        SideEffect.IRREVERSIBLE, CREATED_AT_NS,
+    )  # fmt: skip
+    return replace(approval, **fields)
 
 
 def begin(image: Image, name: str | None = None, **fields: Any) -> tuple[Trajectory, Snapshot]:

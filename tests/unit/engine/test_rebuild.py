@@ -318,7 +318,7 @@ def test_journals_that_contradict_each_other_do_no_harm(old: SqliteCatalog, new:
     second = stored(old, committed(old, first, entries=[entry]), records)
     stored(old, first, records)
     trajectory, image = old.get_trajectory(first.trajectory), old.find_image(first.stack.image)
-    again = replace(second, id=SnapshotID("d" * 32), parent=second.id, seq=2, base=second.id)
+    again = replace(second, id=SnapshotID("a" * 32), parent=second.id, seq=2, base=second.id)
     after = replace(again, id=SnapshotID("c" * 32), parent=second.id)
     stolen = replace(entry, snapshot=again.id, number=1)
     records[RecordID(new_digest())] = encode(again, trajectory, image, (), entries=(stolen,))
