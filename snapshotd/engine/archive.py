@@ -264,8 +264,7 @@ class Archive:
         for warning in archived.warnings:
             _log.warning("snapshot %s: %s", short(snapshot_id), warning)
         stored = replace(snapshot, tree=archived.tree, state=SnapshotState.STORED)
-        messages = context.catalog.own_messages(snapshot_id)
-        data = records.encode(stored, trajectory, replace(image, tree=below), messages)
+        data = records.encode_from(context.catalog, stored, replace(image, tree=below))
         record = self._archiver.record(data, self._records.get(trajectory.id))
         if len(self._records) > _REMEMBERED_RECORDS:
             self._records.clear()
