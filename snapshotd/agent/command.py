@@ -1,7 +1,7 @@
 """`snapshotd-agent`: the library for programs in other languages, one process per request.
 
-Exit status: 0 done, 1 refused or failed, 2 wrong usage, 10 replayed (the call ran before: do not run it, its result is on stdout), 11 denied,
-69 the daemon cannot be reached. Reasons are on stderr. Outside of a sandbox commands run and nothing is recorded.
+Exit status: 0 done, 1 refused or failed, 2 wrong usage, 10 replayed (the call ran before: do not run it, its result is on stdout), 11
+denied, 69 the daemon cannot be reached. Reasons are on stderr. Outside of a sandbox commands run and nothing is recorded.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _output(options: argparse.Namespace) -> int:
     import base64
 
     while True:
-        data = sys.stdin.buffer.read1(PIECE_BYTES)
+        data = os.read(0, PIECE_BYTES)
         if not data:
             return 0
         if session.inside():

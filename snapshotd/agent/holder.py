@@ -43,13 +43,9 @@ def start(fields: Dict[str, Any], body: Optional[bytes]) -> Dict[str, Any]:
         finally:
             os._exit(0)
     os.close(writing)
-    try:
-        os.waitpid(child, 0)
-        with os.fdopen(reading, "rb") as pipe:
-            said = pipe.read()
-    except BaseException:
-        # whoever waited is gone: the holder finds nobody at the pipe and gives up, and the call with it
-        raise
+    os.waitpid(child, 0)
+    with os.fdopen(reading, "rb") as pipe:  # if we are gone before the answer, the holder finds nobody there and gives the call up
+        said = pipe.read()
     if not said:
         raise SnapshotdUnavailable("The process that holds the call ended before it began; try again.")
     return _unpacked(json.loads(said.decode("utf-8")))
@@ -158,7 +154,7 @@ def _answer(listener: socket.socket, call: str, connection: Optional[Connection]
             fields = dict(request["fields"], call=call)
         except (OSError, ValueError, KeyError, TypeError):
             return False  # not one of our own; others may come
-        ending = request["op"] == "call_end"
+        ending: bool = request["op"] == "call_end"
         try:
             body = put(fields, "result", request["result"]) if ending else None
             said: Dict[str, Any] = {"answer": session.request(request["op"], fields, body, park=ending, connection=connection)}

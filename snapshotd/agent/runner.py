@@ -109,9 +109,8 @@ class _Streams:
                             selector.unregister(key.fileobj)
             process.wait()
         finally:
-            for number, handler in dict(before).items():
+            for number, handler in before.items():
                 signal.signal(number, handler)
-            signal.signal(signal.SIGINT, interrupts)
         return {name: b"".join(pieces) for name, pieces in self._kept.items()}
 
     def _pass_on(self, name: str, data: bytes) -> None:
