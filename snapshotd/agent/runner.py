@@ -14,18 +14,23 @@ from snapshotd.agent.calls import put
 from snapshotd.agent.connection import Connection
 from snapshotd.agent.replay import Replayed
 from snapshotd.agent.session import session
-from snapshotd.agent.values import clean, plain
+from snapshotd.agent.values import clean, encode, plain
 
 KEPT_BYTES = 8 << 20
 """Of each stream, in the recorded result; all of it is passed through and streamed."""
 _PIECE_BYTES = 64 << 10
 _POLL_S = 0.05
+_VARIABLE_BYTES = 96 << 10
+"""The kernel takes 128 KiB in one variable (MAX_ARG_STRLEN in execve(2))."""
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126
 
 
 def run(fields: Dict[str, Any], command: List[str], arguments: Any) -> int:
     """Run a command as the call of `fields`. Returns its exit status as a shell counts it; in a replay the recorded one. Raises as
-    `Session.request`."""
+    `Session.request`, and OSError for a command that cannot be run.
+
+    The command finds its idempotency key in SNAPSHOTD_KEY and `arguments` as JSON in SNAPSHOTD_ARGUMENTS, as the approver left them, if
+    they fit; where there are none, the command itself is what is recorded and what the approver may change."""
     sent = {"command": [clean(part) for part in command]} if arguments is None else arguments
     body = put(fields, "arguments", sent)
     connection: Optional[Connection] = None
@@ -36,12 +41,13 @@ def run(fields: Dict[str, Any], command: List[str], arguments: Any) -> int:
         answer = session.request("call_begin", fields, body, replayed=True)
     if "replayed" in answer:
         return _again(Replayed(answer))
-    edited = answer.get("arguments", sent)
-    if arguments is None and edited != sent:
-        command = [str(part) for part in edited["command"]]
-    elif edited != sent:
-        os.environ["SNAPSHOTD_ARGUMENTS"] = str(edited)
+    decided = answer.get("arguments", sent)
+    if arguments is None:
+        command = [str(part) for part in decided["command"]]
     environment = dict(os.environ, SNAPSHOTD_KEY=answer.get("key", ""))
+    encoded = encode(decided)
+    if len(encoded) <= _VARIABLE_BYTES:
+        environment["SNAPSHOTD_ARGUMENTS"] = encoded.decode("utf-8")
     end: Dict[str, Any] = {"call": fields["call"]}
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
@@ -90,7 +96,7 @@ class _Streams:
         """Pass everything on until the command has ended and both streams have, or nothing comes any more: a process that it left in the
         background may keep them open. Returns what is kept of each."""
         before = {number: signal.signal(number, lambda got, frame: process.send_signal(got)) for number in (signal.SIGTERM, signal.SIGHUP)}
-        interrupts = signal.signal(signal.SIGINT, lambda got, frame: None)  # from the terminal: the command has it too
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda got, frame: None)  # from the terminal: the command has it too
         try:
             with selectors.DefaultSelector() as selector:
                 for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
@@ -115,7 +121,9 @@ class _Streams:
 
     def _pass_on(self, name: str, data: bytes) -> None:
         try:
-            os.write(1 if name == "stdout" else 2, data)
+            stream = sys.stdout if name == "stdout" else sys.stderr
+            stream.buffer.write(data)
+            stream.flush()
         except OSError:
             pass  # nobody reads our output; the record has it
         room = KEPT_BYTES - self._sizes[name]

@@ -19,8 +19,8 @@ def test_the_library_is_python_3_8_with_the_standard_library_only(source: Path) 
     tree = ast.parse(source.read_text(), feature_version=(3, 8))
     allowed = {
         "__future__", "argparse", "ast", "base64", "builtins", "contextlib", "contextvars", "fcntl", "functools", "gc", "getpass",
-        "hashlib", "importlib", "importlib.util", "inspect", "itertools", "json", "os", "re", "selectors", "signal", "socket", "stat", "struct",
-        "subprocess", "sys", "threading", "time", "types", "typing", "uuid",
+        "hashlib", "importlib", "importlib.util", "inspect", "itertools", "json", "os", "re", "selectors", "signal", "socket", "stat",
+        "struct", "subprocess", "sys", "threading", "time", "types", "typing", "uuid",
     }  # fmt: skip
     for node in ast.walk(tree):
         names: list[str] = []
