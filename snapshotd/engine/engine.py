@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from snapshotd import __version__
 from snapshotd.engine import bundle, dependencies, evict, imports, inputs, look, recover, reserve, retention, share
+from snapshotd.engine.approvals import Gate
 from snapshotd.engine.archive import Archive
 from snapshotd.engine.archiver import Archiver
 from snapshotd.engine.background import Background
@@ -40,6 +41,8 @@ from snapshotd.engine.child import Child
 from snapshotd.engine.cold import Cold, LazyLayers
 from snapshotd.engine.context import Context
 from snapshotd.engine.forks import Forks
+from snapshotd.engine.gateways import GatewayMaker, Gateways, provider_env
+from snapshotd.engine.keyvalue import KeyValueStore
 from snapshotd.engine.launch import Launcher
 from snapshotd.engine.linkgroups import LinkGroups
 from snapshotd.engine.merging import Merger
@@ -48,6 +51,7 @@ from snapshotd.engine.resume import Resumes
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.sessions import Sessions, check_not_running, free_bytes
 from snapshotd.engine.upkeep import Upkeep
+from snapshotd.engine.webhook import Webhooks
 from snapshotd.engine.worker import Worker
 from snapshotd.errors import Conflict, SnapshotdError, UsageError
 from snapshotd.failpoints import hit
@@ -79,8 +83,8 @@ MAX_FORKS = 256
 class LocalEngine(Engine):
     """The real engine, on this machine's kernel and runtimes."""
 
-    def __init__(self, context: Context, lazy: LazyLayers | None) -> None:
-        """`lazy`: the mount that serves layers which are not there yet; None where there is no FUSE."""
+    def __init__(self, context: Context, lazy: LazyLayers | None, gateway: GatewayMaker) -> None:
+        """`lazy`: the mount that serves layers which are not there yet; None where there is no FUSE. `gateway`: makes a model endpoint."""
         self._context = context
         self._catalog = context.catalog
         recover.recover(context)
@@ -92,7 +96,11 @@ class LocalEngine(Engine):
         archiver = Archiver(context.child("archive"))
         self._archive = Archive(context, archiver, self._evict)
         self._background = Background(context, self._merger, links, self._worker, self._archive)
-        self._sessions = Sessions(context, self._launcher, self._background, self._cold)
+        self._webhooks = Webhooks()
+        self._gate = Gate(context, self._webhooks)
+        self._values = KeyValueStore(context.catalog)
+        gateways = Gateways(context, self._gate, gateway)
+        self._sessions = Sessions(context, self._launcher, self._background, self._cold, self._gate, self._values, gateways)
         self._upkeep = Upkeep(context, self._archive, archiver, self._cold, self._sessions.stood_on, self._evict)
         self._forks = Forks(context, self._sessions, self._forget)
         self._resumes = Resumes(context, self._sessions)

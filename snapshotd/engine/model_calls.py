@@ -2,10 +2,11 @@
 
     a request with tool results   ends the tool calls of the turn before it, each with a snapshot, while the model already thinks
     a request                     is a MODEL entry: its outline (the messages themselves are the conversation)
-    a reply                       is that entry's result, as it came; what the model says joins the conversation; the tools it asks for are intents
+    a reply                       is that entry's result, as it came; what the model says joins the conversation, tools are intents
 
 In a replay recorded replies are sent again. The agent runs its tools itself, and when it hands in their results its files are made the
-recorded ones. Requests are compared by what the model and the user said first, not by what tools answered: times and paths differ.
+recorded ones; where the journal ends with a reply, they go live before the agent has it. Requests are compared by what the model and the
+user said first, not by what tools answered: times and paths differ.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.recorder import Open, Recorder
 from snapshotd.errors import SnapshotdError
 from snapshotd.gateway.base import ModelCall, Recorded, ToolResult, TurnReply, TurnRequest
-from snapshotd.types import CallID, CallStatus, EntryKind, Message, SideEffect, ToolCall, new_id
+from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Message, SideEffect, ToolCall, new_id
 
 MAX_DIALOGS = 16
 """Conversations of one sandbox that are told apart (an agent may have sub-agents); the one used longest ago is forgotten."""
@@ -65,18 +66,13 @@ class ModelCalls:
         """See `GatewayHandler.turn`."""
         dialog, known = self._dialog(request)
         results = [result for result in request.results_since(known) if not self._replayed_result(result)]
-        replayed = self._recorder.replayed(EntryKind.MODEL, request.model, _outline(request))
+        replayed = self._recorder.replayed(EntryKind.MODEL, request.model[:200], _outline(request))
         if replayed is not None:
-            dialog.digests = [*request.digests, *map(bytes.fromhex, replayed.entry.details.get("digests", ()))]
-            self._recorder.said(len(request.items) - known)
-            self._meet(replayed.entry.result)
-            return _recorded(replayed.entry.result)
+            return self._again(request, dialog, known, replayed.entry)
         for message in request.new_messages(known):
             self._recorder.message(message)
         dialog.digests = list(request.digests)
-        opened = self._recorder.begin(
-            Intent(new_id(), request.model, _outline(request), EntryKind.MODEL)
-        )  # fmt: skip
+        opened = self._recorder.begin(Intent(new_id(), request.model[:200], _outline(request), EntryKind.MODEL))
         turn = _Turn(opened, dialog)
         with self._lock:
             self._turns[id(request)] = turn
@@ -96,6 +92,7 @@ class ModelCalls:
         calls = [] if reply.failed else list(content.calls)
         details = {
             "gateway": True, "usage": _usage(reply), "stop_reason": content.stop_reason, "digests": [one.hex() for one in content.digests],
+            "messages": len(content.messages),
         }  # fmt: skip
         result = _result(reply, calls)
         status = CallStatus.FAILED if reply.failed else CallStatus.DONE
@@ -123,7 +120,7 @@ class ModelCalls:
             if call.id in self._tools:
                 return
             while len(self._tools) >= MAX_OPEN_TOOLS:
-                self._tools.pop(next(iter(self._tools)))
+                self._recorder.lost([self._tools.pop(next(iter(self._tools))).entry.id])
         concealed = self._recorder.funnel.conceal(call.arguments)
         call_id = CallID(new_id())
         self._gate.admit(
@@ -173,11 +170,18 @@ class ModelCalls:
             self._tools.pop(result.id, None)
         return True
 
-    def _meet(self, result: Any) -> None:
-        """The tools that a recorded reply asks for: the agent runs them again."""
-        for call in result.get("calls", ()) if isinstance(result, dict) else ():
-            with self._lock:
-                self._tools[call["id"]] = self._recorder.unrecorded(call["name"], call["arguments"])
+    def _again(self, request: TurnRequest, dialog: _Dialog, known: int, entry: Entry) -> Recorded:
+        """A recorded reply, with the tools that it asks for: the agent runs them again, and if nobody saw them end, it is for real."""
+        dialog.digests = [*request.digests, *map(bytes.fromhex, entry.details["digests"])]
+        self._recorder.said(len(request.items) - known + entry.details["messages"])
+        live = self._recorder.live_if_exhausted()
+        for call in entry.result["calls"]:
+            if live:
+                self._open_tool(ModelCall(call["id"], call["name"], call["arguments"]))
+            else:
+                with self._lock:
+                    self._tools[call["id"]] = self._recorder.unrecorded(call["name"], call["arguments"])
+        return _recorded(entry.result)
 
     # -- conversations -------------------------------------------------------------------------------------------------------
 

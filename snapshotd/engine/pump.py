@@ -32,8 +32,10 @@ class Outcome:
 
 
 def pump(process: Process, spool: Spool, funnel: Funnel, sink: OutputSink) -> Outcome:
-    """Read both streams until the command has ended, then save them. What is saved and shown has gone through `funnel`. Background children that keep a stream open do not hold this up;
-    what they write later is read and dropped, so that they never meet a broken pipe.
+    """Read both streams until the command has ended, then save them. What is saved and shown has gone through `funnel`.
+
+    Background children that keep a stream open do not hold this up; what they write later is read and dropped, so that they never meet a
+    broken pipe.
 
     Raises SandboxFailed when the container died; OutOfSpace when the output cannot be stored (the command is killed).
     """

@@ -331,7 +331,8 @@ class Recorder:
         with self._lock:
             facts, self._facts = tuple(self._facts), []
         entry = Entry(
-            id=call_id, kind=EntryKind.QUESTION, name=name, arguments=self.funnel.conceal(arguments), after=self.sandbox.head, began_at_ns=began_at_ns,
+            id=call_id, kind=EntryKind.QUESTION, name=name, arguments=self.funnel.conceal(arguments), after=self.sandbox.head,
+            began_at_ns=began_at_ns,
             status=CallStatus.DONE, ended_at_ns=time.time_ns(), result=self.funnel.conceal(result), facts=facts,
         )  # fmt: skip
         self._catalog.begin_entry(self.sandbox.trajectory.id, entry, fence=self.sandbox.fence)
@@ -345,6 +346,13 @@ class Recorder:
         """A call that a replayed program makes by itself; its end is recorded already."""
         entry = Entry(CallID(new_id()), EntryKind.TOOL, name, arguments, self.sandbox.head, time.time_ns())
         return Open(entry, time.perf_counter_ns())
+
+    def live_if_exhausted(self) -> bool:
+        """Go live now, before the next call begins, if everything recorded has been met. Whether things happen from here on."""
+        with self._lock:
+            if self._replay is not None and self._replay.exhausted:
+                self._go_live()
+            return self._replay is None
 
     def said(self, count: int) -> None:
         """A replayed program knows of so many more messages."""

@@ -29,7 +29,7 @@ class Replay:
     """Not thread-safe: the recorder holds its lock."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        self._left = [entry for entry in entries if entry.status in _OUTCOMES]
+        self._left = [entry for entry in entries if entry.status in _OUTCOMES and not _is_failed_turn(entry)]
         self._facts = {entry.id: deque(entry.facts) for entry in self._left if entry.facts}
         self.matched = 0
 
@@ -85,6 +85,11 @@ class Replay:
     def _take(self, index: int) -> Entry:
         self.matched += 1
         return self._left.pop(index)
+
+
+def _is_failed_turn(entry: Entry) -> bool:
+    """A request that its sender repeated: a program that runs again asks once."""
+    return entry.kind is EntryKind.MODEL and entry.status is CallStatus.FAILED and bool(entry.details.get("gateway"))
 
 
 def _ended(entry: Entry) -> int:

@@ -1,14 +1,14 @@
 """Secrets of trajectories: what is recorded holds markers, what runs sees the originals (docs/secrets.md).
 
-A trajectory's environment is recorded with markers in place of its secrets and of what looks like one. From it come the values that everything
-recorded for the trajectory is searched for. Names that begin with `PROVIDER` are for the gateway and never enter a sandbox.
+A trajectory's environment is recorded with markers in place of its secrets and of what looks like one. From it come the values that
+everything recorded for the trajectory is searched for. Names that begin with `PROVIDER` are for the gateway and never enter a sandbox.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.errors import UsageError
@@ -40,7 +40,7 @@ class Secrecy:
         """The environment of a new trajectory as it is recorded. UsageError: a secret that cannot be one (too short to be found)."""
         for name, value in secrets:
             if len(value.encode(errors="surrogatepass")) < MIN_VALUE_BYTES:
-                raise UsageError(f"the secret {name} is shorter than {MIN_VALUE_BYTES} bytes and would be found everywhere; use --env for it")
+                raise UsageError(f"the secret {name} has less than {MIN_VALUE_BYTES} bytes and would be found everywhere; use --env for it")
         names = {name for name, _ in secrets}
         funnel = self._redactor.funnel(trajectory, {f"env-{name}"[:64]: value for name, value in secrets})
         kept = [(name, value) for name, value in env if name not in names]
@@ -108,8 +108,3 @@ class ConcealedWriter:
 
     def discard(self) -> None:
         self._writer.discard()
-
-
-def plain_pairs(pairs: Iterable[tuple[str, str]], funnel: Funnel) -> Env:
-    """Pairs with the originals of their markers."""
-    return tuple((name, funnel.reveal_text(value)) for name, value in pairs)
