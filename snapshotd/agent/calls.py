@@ -1,133 +1,127 @@
-"""`@tool`: a function whose calls are recorded, each followed by a snapshot.
+"""Calls: the intent that is recorded before a function runs, and the outcome after it.
 
-A tool called from within a tool is part of the outer call: it runs as a plain function, without a record or snapshot of its own.
-"Within" follows the context (contextvars): awaited coroutines, tasks and `asyncio.to_thread` belong to the outer call as long as it runs;
-a thread that a tool starts by itself does not, and neither does a process started by `spawn`. A forked child of a running tool is part
-of that tool.
+A call from within another call is part of that: it runs as a plain function, without a record or snapshot of its own. "Within" follows the
+context (contextvars): awaited coroutines, tasks and `asyncio.to_thread` belong to the outer call as long as it runs; a thread that a tool
+starts by itself does not, and neither does a process started by `spawn`. A forked child of a running tool is part of that tool.
+What must not run twice, or not without being asked for, cannot hide in another call like this: it is refused there.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
+import base64
+import itertools
 import os
 from contextvars import ContextVar
-from typing import Any, AsyncGenerator, Awaitable, Callable, Dict, Generator, List, Optional, Tuple, TypeVar, cast, overload
+from typing import Any, Dict, Iterator, Optional, Tuple, Union
 
-from snapshotd.agent.connection import INLINE_LIMIT_BYTES
-from snapshotd.agent.session import session
-from snapshotd.agent.values import arguments, bound, clean, encode, plain, text_of
-
-F = TypeVar("F", bound=Callable[..., Any])
+from snapshotd.agent import terminal
+from snapshotd.agent.connection import INLINE_LIMIT_BYTES, Connection, Denied, SnapshotdError
+from snapshotd.agent.replay import Replayed
+from snapshotd.agent.session import Waiting, session
+from snapshotd.agent.spec import Spec
+from snapshotd.agent.values import arguments, bound, clean, encode, outputs, plain, text_of
 
 ERROR_LIMIT_BYTES = 64 << 10
-ITEMS_LIMIT = 10000
-"""How many of a generator's items its record holds; later ones are passed on, not recorded."""
+MODEL_REQUEST_LIMIT_BYTES = 7 << 20
+"""Bound of a model call's arguments: leaves room below the 8 MiB that the protocol allows. What is cut has its length and SHA-256."""
+PIECE_BYTES = 512 << 10
+"""Of one `output` request; base64 makes it a third longer, and a line is at most 1 MiB."""
 
 _current: "ContextVar[Optional[Call]]" = ContextVar("snapshotd_call", default=None)
-
-
-@overload
-def tool(function: F) -> F: ...
-@overload
-def tool(*, name: Optional[str] = None) -> Callable[[F], F]: ...
-def tool(function: Optional[F] = None, *, name: Optional[str] = None) -> Any:
-    """Make `function` a recorded tool call, as `@tool` or `@tool(name="shell")`. Its arguments, result and exceptions stay as they are.
-
-    Any function: sync, async, generator (recorded from the first item asked for to the last), method. `name`: 1 to 200 printable
-    characters, by default the function's own. The recorded result is JSON, with `repr` for what is not; what `subprocess.run` returned or
-    raised also sets the call's exit code.
-
-    The wrapped function raises SnapshotdUnavailable when the daemon goes away, and SnapshotdError when it refuses (disk full); before the
-    function ran if the intent could not be recorded, and instead of its result if the outcome could not.
-    """
-    if function is None:
-        return lambda inner: _wrap(inner, name)
-    return _wrap(function, name)
-
-
-class Spec:
-    """What is known about a tool before it is called."""
-
-    def __init__(self, function: Callable[..., Any], name: Optional[str]) -> None:
-        self.function = function
-        self.name = clean(name if name is not None else getattr(function, "__name__", type(function).__name__))
-        if not 1 <= len(self.name) <= 200 or not self.name.isprintable():
-            raise ValueError("A tool's name has 1 to 200 printable characters; {!r} does not.".format(self.name))
-        self.signature: Optional[inspect.Signature] = None
-        try:
-            self.signature = inspect.signature(function)
-        except (TypeError, ValueError):
-            pass  # some built-in functions have none; their arguments are recorded by position
-        self.receiver = _receiver(function, self.signature)
-
-    def bind(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Dict[str, Any]:
-        """Arguments by name, without a method's `self`. A call that does not fit the signature is recorded as it was made."""
-        if self.signature is not None:
-            try:
-                named = dict(self.signature.bind(*args, **kwargs).arguments)
-            except TypeError:
-                pass  # the function itself will say so
-            else:
-                if self.receiver is not None:
-                    named.pop(self.receiver, None)
-                return named
-        return {"args": list(args), "kwargs": kwargs}
-
-
-def _receiver(function: Callable[..., Any], signature: Optional[inspect.Signature]) -> Optional[str]:
-    """`self` or `cls` of a function defined in a class; its repr holds an address, which would differ in every run."""
-    if signature is None or not signature.parameters:
-        return None
-    scope = getattr(function, "__qualname__", "").rpartition(".")[0]
-    first = next(iter(signature.parameters))
-    return first if scope and not scope.endswith("<locals>") and first in ("self", "cls") else None
+_task: "ContextVar[Optional[str]]" = ContextVar("snapshotd_task", default=None)
 
 
 class Call:
-    """One recorded call that has begun."""
+    """One call that has begun. `key`: its idempotency key, the same at every attempt; a call within a call has one of its own too, which is
+    the same at every attempt if the outer call makes its calls in the same order."""
 
-    __slots__ = ("id", "open", "pid")
+    __slots__ = ("args", "connection", "id", "key", "kwargs", "name", "open", "pid", "recorded", "replayed",
+                 "reported", "root", "spec", "usage", "within")
 
-    def __init__(self) -> None:
+    def __init__(self, spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any], root: "Optional[Call]" = None) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.args = args
+        self.kwargs = kwargs
         self.id = os.urandom(16).hex()
+        self.root = self if root is None else root
+        self.key: str = self.id if root is None else "{}.{}".format(root.key, next(root.within))
+        self.within: Iterator[int] = itertools.count(1)
         self.open = True
         self.pid = os.getpid()
+        self.recorded = False
+        self.replayed: Optional[Replayed] = None
+        """What is recorded of it: then it does not run."""
+        self.usage: Dict[str, Any] = {}
+        """What the program says that a model call used; `reported`: what the model's reply says."""
+        self.reported: Dict[str, Any] = {}
+        self.connection: Optional[Connection] = None
+        """The one it has to be ended on, if that is not the session's own."""
+
+    def begun(self, answer: Dict[str, Any], sent: Dict[str, Any]) -> None:
+        """The intent is recorded, and `answer` says what to do now."""
+        if "replayed" in answer:
+            self.open = False
+            self.replayed = Replayed(answer)
+            return
+        self.recorded = True
+        self.key = answer.get("key") or self.key
+        if "arguments" in answer:
+            try:
+                self.args, self.kwargs = self.spec.edited(self.args, self.kwargs, sent, answer["arguments"])
+            except BaseException as exc:
+                self.failed(exc)
+                raise
 
     def done(self, result: Any) -> None:
         """Record the outcome, and return when the snapshot is taken."""
         fields: Dict[str, Any] = {"status": "done"}
-        body: Optional[bytes] = None
-        value = plain(result)
-        encoded = encode(value)
-        if len(encoded) > session.body_limit_bytes:
-            value = "[not recorded: {} bytes of JSON, over the limit of {}]".format(len(encoded), session.body_limit_bytes)
-            encoded = encode(value)
-        if len(encoded) > INLINE_LIMIT_BYTES:
-            body = encoded
-        else:
-            fields["result"] = value
-        self._end(fields, body, result)
+        self._end(fields, result, result)
 
-    def failed(self, error: BaseException) -> None:
-        """Record the exception, and return when the snapshot is taken."""
+    def failed(self, error: BaseException, result: Any = None) -> None:
+        """Record the exception, and what there was before it, and return when the snapshot is taken."""
         try:
             message = clean(str(error))
         except Exception:  # noqa: BLE001 - foreign code: an exception's __str__ may raise anything
             message = text_of(error)
         kind = type(error).__name__
         text = "{}: {}".format(kind, message) if message else kind
-        self._end({"status": "failed", "error": bound(text, ERROR_LIMIT_BYTES)}, None, error)
+        if result is None and type(error).__module__ == "subprocess" and hasattr(error, "stderr"):
+            result = outputs(error) or None
+        self._end({"status": "failed", "error": bound(text, ERROR_LIMIT_BYTES)}, result, error)
 
-    def _end(self, fields: Dict[str, Any], body: Optional[bytes], outcome: Any) -> None:
+    def _end(self, fields: Dict[str, Any], result: Any, outcome: Any) -> None:
         self.open = False
-        if self.pid != os.getpid():
+        if not self.recorded or self.pid != os.getpid():
             return  # a child that was forked inside the tool returns too; the call is its parent's
         code = _exit_code(outcome)
         if code is not None:
             fields["exit_code"] = code
+        if self.usage or self.reported:
+            fields["usage"] = dict(self.reported, **self.usage)
         fields["call"] = self.id
-        session.request("call_end", fields, body, park=True)
+        body = None if fields["status"] == "failed" and result is None else put(fields, "result", _within_limit(self.spec.recorded(result)))
+        try:
+            session.request("call_end", fields, body, park=self.spec.kind != "model", connection=self.connection)
+        finally:
+            session.release(self.connection)
+
+
+def put(fields: Dict[str, Any], name: str, value: Any) -> Optional[bytes]:
+    """Put a value that `plain` returned into a request: as a field, or as the body (returned) if it is long."""
+    encoded = encode(value)
+    if len(encoded) > INLINE_LIMIT_BYTES:
+        return encoded
+    fields[name] = value
+    return None
+
+
+def _within_limit(result: Any) -> Any:
+    value = plain(result)
+    size = len(encode(value))
+    if size > session.body_limit_bytes:
+        return "[not recorded: {} bytes of JSON, over the limit of {}]".format(size, session.body_limit_bytes)
+    return value
 
 
 def _exit_code(outcome: Any) -> Optional[int]:
@@ -140,143 +134,105 @@ def _exit_code(outcome: Any) -> Optional[int]:
     return code if code >= 0 else 128 - code
 
 
-def _begin(spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Call]:
-    """Record the intent. None when nothing is to be recorded: outside of a sandbox, or within another tool."""
-    outer = _current.get()
-    if (outer is not None and outer.open) or not session.inside():
-        return None
-    call = Call()
-    session.request("call_begin", {"call": call.id, "name": spec.name, "arguments": arguments(spec.bind(args, kwargs))})
+# -- beginning -----------------------------------------------------------------------------------------------------------------
+
+
+def begin(spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any], **extra: Any) -> Call:
+    """Record the intent, with `extra` fields, and wait until the call may run. Outside of a sandbox and within another call nothing is
+    recorded.
+
+    Raises Denied, SnapshotdError, SnapshotdUnavailable; ValueError for a bad idempotency key.
+    """
+    call, waiting = _send(spec, args, kwargs, extra)
+    if waiting is not None:
+        answer = waiting[0].answer()
+        call.connection = waiting[0].connection
+        call.begun(answer, waiting[1])
     return call
 
 
-def _wrap(function: Any, name: Optional[str]) -> Any:
-    if isinstance(function, (staticmethod, classmethod)):
-        return type(function)(_wrap(function.__func__, name))
-    spec = Spec(function, name)
-    if inspect.iscoroutinefunction(function):
-        return _async_tool(spec)
-    if inspect.isgeneratorfunction(function):
-        return _generator_tool(spec)
-    if inspect.isasyncgenfunction(function):
-        return _async_generator_tool(spec)
-    return _sync_tool(spec)
+async def begin_async(spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any], **extra: Any) -> Call:
+    """`begin`, and an event loop goes on while a person is asked."""
+    call, waiting = _send(spec, args, kwargs, extra)
+    if waiting is not None:
+        answer = await waiting[0].answered()
+        call.connection = waiting[0].connection
+        call.begun(answer, waiting[1])
+    return call
 
 
-def _sync_tool(spec: Spec) -> Callable[..., Any]:
-    @functools.wraps(spec.function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        call = _begin(spec, args, kwargs)
-        if call is None:
-            return spec.function(*args, **kwargs)
-        token = _current.set(call)
-        try:
-            result = spec.function(*args, **kwargs)
-        except BaseException as exc:
-            call.failed(exc)
-            raise
-        finally:
-            _current.reset(token)
-        if inspect.iscoroutine(result):  # another decorator hid that the function is async
-            return _awaited(call, result)
-        call.done(result)
-        return result
-
-    return wrapper
-
-
-def _async_tool(spec: Spec) -> Callable[..., Any]:
-    @functools.wraps(spec.function)
-    async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        call = _begin(spec, args, kwargs)
-        if call is None:
-            return await spec.function(*args, **kwargs)
-        return await _awaited(call, spec.function(*args, **kwargs))
-
-    return wrapper
-
-
-async def _awaited(call: Call, work: Awaitable[Any]) -> Any:
-    token = _current.set(call)
-    try:
-        result = await work
-    except BaseException as exc:
-        call.failed(exc)
-        raise
-    finally:
-        _current.reset(token)
-    call.done(result)
-    return result
+def _send(spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any], extra: Dict[str, Any]
+          ) -> "Tuple[Call, Optional[Tuple[Waiting, Dict[str, Any]]]]":
+    """Record the intent. With a second part, somebody has to be waited for: it, and the arguments that were sent."""
+    outer = current_call()
+    if outer is not None and outer.root.open:
+        if spec.side_effect != "local" or spec.approve:
+            what = "gated" if spec.approve else spec.side_effect
+            raise SnapshotdError("{} is {} and was called within the call of {}, where it has no record of its own; call it outside of "
+                                 "other tools.".format(spec.name, what, outer.root.name), "Conflict")
+        return Call(spec, args, kwargs, outer.root), None
+    call = Call(spec, args, kwargs)
+    own_key = spec.key_of(args, kwargs)
+    if not session.inside():
+        call.key = own_key or call.key
+        if spec.approve:
+            decision = terminal.ask(spec.approve if isinstance(spec.approve, str) else "Run {}?".format(spec.name), spec.bind(args, kwargs))
+            if not decision["approved"]:
+                raise Denied("{} was not approved: {}".format(spec.name, decision["reason"]))
+        return call, None
+    limits = {"limit_bytes": MODEL_REQUEST_LIMIT_BYTES, "together_bytes": MODEL_REQUEST_LIMIT_BYTES} if spec.kind == "model" else {}
+    sent = arguments(spec.bind(args, kwargs), **limits)
+    fields: Dict[str, Any] = {"call": call.id, "name": spec.name}
+    optional = {"kind": "" if spec.kind == "tool" else spec.kind, "side_effect": "" if spec.side_effect == "local" else spec.side_effect,
+                "key": own_key, "approve": spec.approve, "compensate": spec.compensate, "task": _task.get()}
+    fields.update((name, value) for name, value in optional.items() if value)
+    fields.update(extra)
+    body = put(fields, "arguments", sent)
+    if spec.approve:
+        return call, (session.wait("call_begin", fields, body), sent)
+    call.begun(session.request("call_begin", fields, body, replayed=True), sent)
+    return call, None
 
 
-def _generator_tool(spec: Spec) -> Callable[..., Any]:
-    @functools.wraps(spec.function)
-    def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        call = _begin(spec, args, kwargs)
-        if call is None:
-            return (yield from spec.function(*args, **kwargs))
-        inner = cast("Generator[Any, Any, Any]", spec.function(*args, **kwargs))
-        items: List[Any] = []
-        step: Callable[[], Any] = functools.partial(next, inner)
-        while True:
-            token = _current.set(call)  # only while the tool's own code runs, not its consumer's
-            try:
-                item = step()
-            except StopIteration as stop:
-                call.done({"items": items, "return": stop.value})
-                return stop.value
-            except GeneratorExit:  # the consumer had enough
-                call.done({"items": items, "return": None})
-                raise
-            except BaseException as exc:
-                call.failed(exc)
-                raise
-            finally:
-                _current.reset(token)
-            if len(items) < ITEMS_LIMIT:
-                items.append(item)
-            try:
-                sent = yield item
-                step = functools.partial(inner.send, sent)
-            except BaseException as exc:  # noqa: BLE001 - thrown in by the consumer (GeneratorExit too): the tool's to handle
-                step = functools.partial(inner.throw, exc)
-
-    return wrapper
+# -- the running call ----------------------------------------------------------------------------------------------------------
 
 
-def _async_generator_tool(spec: Spec) -> Callable[..., Any]:
-    @functools.wraps(spec.function)
-    async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        call = _begin(spec, args, kwargs)
-        inner = cast("AsyncGenerator[Any, Any]", spec.function(*args, **kwargs))
-        items: List[Any] = []
-        step: Callable[[], Awaitable[Any]] = inner.__anext__
-        while True:
-            before = _current.get()
-            if call is not None:
-                _current.set(call)
-            try:
-                item = await step()
-            except StopAsyncIteration:
-                if call is not None:
-                    call.done({"items": items})
-                return
-            except GeneratorExit:
-                if call is not None:
-                    call.done({"items": items})
-                raise
-            except BaseException as exc:
-                if call is not None:
-                    call.failed(exc)
-                raise
-            finally:
-                _current.set(before)  # not reset(): the next item may be asked for from another context
-            if call is not None and len(items) < ITEMS_LIMIT:
-                items.append(item)
-            try:
-                sent = yield item
-                step = functools.partial(inner.asend, sent)
-            except BaseException as exc:  # noqa: BLE001 - as above
-                step = functools.partial(inner.athrow, exc)
+def current_call() -> Optional[Call]:
+    """The call that runs here: `current_call().key` is its idempotency key, the same at every attempt. None outside of tools."""
+    return _current.get()
 
-    return wrapper
+
+def running() -> Optional[Call]:
+    """The outermost call that runs here."""
+    call = _current.get()
+    return call.root if call is not None and call.root.open else None
+
+
+def within() -> Dict[str, Any]:
+    """The field of a request that says in which recorded call it was made, if in one: a replay does not make it again."""
+    call = running()
+    return {} if call is None or not call.recorded else {"within": call.id}
+
+
+def emit(data: Union[str, bytes], stream: str = "stdout") -> None:
+    """Pass on a piece of output of the running tool to whoever follows; it is kept with the call. `stream`: `stdout` or `stderr`.
+
+    Outside of tools and sandboxes nothing happens. Raises SnapshotdError or SnapshotdUnavailable.
+    """
+    if stream not in ("stdout", "stderr"):
+        raise ValueError("The stream is {!r}; it can be stdout or stderr.".format(stream))
+    call = running()
+    if call is None or not call.recorded or call.pid != os.getpid():
+        return
+    content = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else bytes(data)
+    for start in range(0, len(content), PIECE_BYTES):
+        piece = base64.b64encode(content[start : start + PIECE_BYTES]).decode("ascii")
+        session.request("output", {"call": call.id, "stream": stream, "data_b64": piece}, connection=call.connection)
+
+
+def record_usage(**usage: float) -> None:
+    """Record what the running model call used, by convention `input_tokens`, `output_tokens`, `cost_usd`; added to what its reply says.
+    Outside of model calls nothing happens."""
+    call = running()
+    if call is not None:
+        call.usage.update({clean(name): plain(amount) for name, amount in usage.items()})

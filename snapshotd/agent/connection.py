@@ -13,7 +13,7 @@ from typing import Any, Dict, Optional, Tuple
 
 from snapshotd.agent.values import encode
 
-VERSION = 1
+VERSION = 2
 """Of the protocol."""
 LIBRARY = "0.1.0"
 """Of this library, told to the daemon. The same as `snapshotd.__version__`, which does not exist inside a sandbox."""
@@ -40,6 +40,13 @@ class SnapshotdUnavailable(SnapshotdError):  # noqa: N818 - the name users catch
         super().__init__(message, "DaemonUnavailable")
 
 
+class Denied(SnapshotdError):  # noqa: N818 - the name users catch; reads as what happened
+    """A person or the policy said no: the tool did not run."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "Denied")
+
+
 class Connection:
     """A connected socket. Any error but the daemon's own answers leaves it unusable: close it and connect again."""
 
@@ -48,6 +55,10 @@ class Connection:
         self._identity = _identity(self._socket.fileno())
         self._buffer = bytearray()
         self._last_id = 0
+
+    def fileno(self) -> int:
+        """The socket's descriptor, to wait for an answer in an event loop; -1 when it is closed."""
+        return self._socket.fileno()
 
     def alive(self) -> bool:
         """False when the program closed our descriptor behind our back (os.closerange, as daemons do) or reused its number."""
@@ -67,6 +78,11 @@ class Connection:
 
     def request(self, op: str, fields: Dict[str, Any], body: Optional[bytes] = None) -> Dict[str, Any]:
         """Send one request and return its answer. Raises SnapshotdError (refused) or OSError (connection lost)."""
+        self.send(op, fields, body)
+        return self.answer()
+
+    def send(self, op: str, fields: Dict[str, Any], body: Optional[bytes] = None) -> None:
+        """The first half of `request`; `answer` has to follow."""
         self._last_id += 1
         head: Dict[str, Any] = {"id": self._last_id, "op": op}
         head.update(fields)
@@ -82,9 +98,9 @@ class Connection:
                 self._socket.sendall(body)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the daemon may have refused and closed before it read everything; its reason is in the answer
-        return self._answer()
 
-    def _answer(self) -> Dict[str, Any]:
+    def answer(self) -> Dict[str, Any]:
+        """The second half of `request`: wait for the answer. A body comes as the JSON value it holds, under "body"."""
         answer = json.loads(self._line().decode("utf-8"))
         if "body_bytes" in answer:
             answer["body"] = json.loads(self._exactly(answer["body_bytes"]).decode("utf-8"))
@@ -92,6 +108,8 @@ class Connection:
         if error is not None:
             if answer.get("id") is None:
                 self._socket.close()  # the daemon closes too after an error that belongs to no request
+            if error["code"] == "Denied":
+                raise Denied(error["message"])
             raise SnapshotdError(error["message"], error["code"])
         if answer.get("id") != self._last_id:
             raise ConnectionError("answer {} to request {}".format(answer.get("id"), self._last_id))

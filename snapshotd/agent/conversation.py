@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Dict, List, Optional
 
-from snapshotd.agent.connection import INLINE_LIMIT_BYTES
+from snapshotd.agent.calls import put, within
 from snapshotd.agent.session import session
-from snapshotd.agent.values import clean, encode, plain
+from snapshotd.agent.values import clean, plain
 
 _PAGES_LIMIT = 1000000
 
@@ -15,17 +16,15 @@ def message(role: str, content: Any) -> None:
     """Append one message to the conversation. It belongs to the next snapshot and all later ones.
 
     `role`: 1 to 64 printable characters (`system`, `user`, `assistant`, `tool`, ...). `content`: any JSON value of up to 8 MiB; what is
-    not JSON becomes its `repr`. Raises SnapshotdError or SnapshotdUnavailable.
+    not JSON becomes its `repr`. In a replay it is compared with the recorded one and not added again.
+    Raises SnapshotdError or SnapshotdUnavailable.
     """
     value = plain(content)
     if not session.inside():
         session.outside_messages.append({"role": role, "content": value})
         return
-    encoded = encode(value)
-    if len(encoded) > INLINE_LIMIT_BYTES:
-        session.request("message", {"role": clean(role)}, encoded)
-    else:
-        session.request("message", {"role": clean(role), "content": value})
+    fields = dict(within(), role=clean(role))
+    session.request("message", fields, put(fields, "content", value))
 
 
 def messages() -> List[Dict[str, Any]]:
@@ -39,8 +38,7 @@ def messages() -> List[Dict[str, Any]]:
     offset = 0
     for _ in range(_PAGES_LIMIT):
         answer = session.request("messages", {"offset": offset})
-        page = answer["body"] if "body" in answer else answer["messages"]
-        found.extend(page)
+        found.extend(answer["body"])
         if answer.get("next") is None:
             break
         offset = answer["next"]
@@ -50,9 +48,10 @@ def messages() -> List[Dict[str, Any]]:
 def checkpoint(name: str) -> Optional[str]:
     """Take a snapshot now, without a tool call. Returns its id, or None outside of a sandbox.
 
-    `name`: 1 to 200 printable characters. The process is parked meanwhile, as at the end of a tool call.
+    `name`: 1 to 200 printable characters. The process is parked meanwhile, as at the end of a tool call. In a replay: the snapshot that was
+    taken here.
     """
     if not session.inside():
         return None
-    answer = session.request("checkpoint", {"name": clean(name)}, park=True)
+    answer = session.request("checkpoint", dict(within(), call=os.urandom(16).hex(), name=clean(name)), park=True)
     return str(answer["snapshot"])

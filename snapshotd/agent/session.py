@@ -2,7 +2,9 @@
 for a snapshot.
 
 All requests of a process go through one lock: while one thread is parked, every other thread that wants something of us sleeps in that
-lock, which parking.py recognises. A forked child starts over with its own connection.
+lock, which parking.py recognises. A request that waits for a person (`wait`) keeps the lock only if the process could be parked, when
+nothing else of it runs anyway; otherwise it waits on a connection of its own, and other threads go on. What only the daemon's policy gates
+waits like any other request: other threads run on until they want something recorded. A forked child starts over with its own connection.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from snapshotd.agent import parking
 from snapshotd.agent.connection import LIBRARY, VERSION, Connection, SnapshotdError, SnapshotdUnavailable
@@ -34,16 +36,25 @@ class Session:
         self.outside_messages: List[Dict[str, Any]] = []
         """The conversation of a program that runs outside of a sandbox, so that `messages` works there too."""
         self.body_limit_bytes = 1 << 30
+        self.replaying = False
+        """Whether the daemon answers from the journal: from `hello` until an answer says that the program is live."""
+        self.on_replayed: List[Callable[[], None]] = []
+        """Called after an answer that put a recorded call in the place of one: what was read before may have changed."""
+        self.refusal: Optional[str] = None
+        """Why nothing may be recorded now, if so: every request is refused with this sentence (compensate.py)."""
         self._lock = threading.RLock()
         """Re-entrant, so that a finaliser which runs in the middle of a request is refused (`_busy`) and does not wait for itself."""
         self._busy = False
         self._connection: Optional[Connection] = None
-        self._was_inside = False
+        self._own: Set[Connection] = set()
+        """Connections of requests that wait for a person, and of the calls they began."""
+        self.was_inside = False
+        """Whether the daemon has greeted this process."""
         self._outside = False
 
     def inside(self) -> bool:
         """Whether a daemon records this process. The first False of a process writes its one line of warning."""
-        if self._was_inside:
+        if self.was_inside:
             return True
         if self._outside:
             return False
@@ -56,75 +67,102 @@ class Session:
                 warn("not inside a sandbox (no socket at {}): the program runs, but nothing is recorded".format(path))
         return False
 
-    def request(self, op: str, fields: Dict[str, Any], body: Optional[bytes] = None, *, park: bool = False) -> Dict[str, Any]:
-        """One request and its answer; with `park` the process is parked from before it is sent until it is answered.
+    def leave(self) -> None:
+        """From now on this process is outside, without a warning: what it does is part of something that is recorded elsewhere."""
+        self.was_inside, self._outside = False, True
+
+    def request(self, op: str, fields: Dict[str, Any], body: Optional[bytes] = None, *, park: bool = False, replayed: bool = False,
+                connection: Optional[Connection] = None) -> Dict[str, Any]:
+        """One request and its answer. With `park` the process is parked from before it is sent until it is answered, with `replayed` during
+        a replay only. `connection`: the one to use, where it matters which (of `wait`).
 
         Raises SnapshotdError (the daemon refused) or SnapshotdUnavailable.
         """
+        with self._exclusively(op), _signals_deferred():
+            return self._exchange(op, fields, body, park, replayed, connection)
+
+    def wait(self, op: str, fields: Dict[str, Any], body: Optional[bytes] = None) -> "Waiting":
+        """Send a request that a person has to answer. The process is parked if it can be, and then answered when this returns;
+        else `Waiting.answer` waits for it, without the lock. Raises as `request`."""
+        with self._exclusively(op):
+            with _signals_deferred():
+                with _unavailable(op, self._drop):
+                    shared = self._connected()
+                with _parked() as (place, note):
+                    if place is not None or self.replaying:
+                        with _unavailable(op, self._drop):
+                            return Waiting(self, op, None, self._heard(shared.request(op, dict(note, **fields), body)))
+            own = self._opened()
+            self._own.add(own)
+            try:
+                with _unavailable(op, lambda: self.release(own)):
+                    own.send(op, dict(note, **fields), body)
+            except SnapshotdError:
+                self.release(own)
+                raise
+            return Waiting(self, op, own, None)
+
+    def release(self, connection: Optional[Connection]) -> None:
+        """Close a connection that `wait` opened. None and closed ones are fine."""
+        if connection is not None:
+            self._own.discard(connection)
+            connection.close()
+
+    def _exchange(self, op: str, fields: Dict[str, Any], body: Optional[bytes], park: bool, replayed: bool,
+                  connection: Optional[Connection]) -> Dict[str, Any]:
+        with _unavailable(op, self._drop if connection is None else lambda: self.release(connection)):
+            used = self._connected() if connection is None else connection
+            if park or (replayed and self.replaying):
+                with _parked() as (_, note):
+                    return self._heard(used.request(op, dict(note, **fields), body))
+            return self._heard(used.request(op, fields, body))
+
+    def _heard(self, answer: Dict[str, Any]) -> Dict[str, Any]:
+        if answer.get("live"):
+            self.replaying = False
+        if "replayed" in answer:
+            for act in self.on_replayed:
+                act()
+        return answer
+
+    @contextmanager
+    def _exclusively(self, op: str) -> Iterator[None]:
         with self._lock:
             if self._busy:
                 raise SnapshotdError(
                     "A finaliser or signal handler made the request {} in the middle of another; make it elsewhere.".format(op), "Conflict")
+            if self.refusal is not None:
+                raise SnapshotdError(self.refusal, "Conflict")
             self._busy = True
             try:
-                with _signals_deferred():
-                    return self._exchange(op, fields, body, park)
+                yield
             finally:
                 self._busy = False
-
-    def _exchange(self, op: str, fields: Dict[str, Any], body: Optional[bytes], park: bool) -> Dict[str, Any]:
-        try:
-            connection = self._connected()
-            if park:
-                return self._parked(connection, op, fields, body)
-            return connection.request(op, fields, body)
-        except SnapshotdError:
-            raise
-        except BaseException as exc:
-            self._drop()  # half a request may be on the wire
-            if isinstance(exc, (OSError, ValueError)):
-                raise SnapshotdUnavailable(
-                    "The snapshotd daemon went away during {} ({}), so it is not known whether that was recorded; "
-                    "look at `snapshotd log` on the host and start the agent again.".format(op, exc)) from exc
-            raise
-
-    def _parked(self, connection: Connection, op: str, fields: Dict[str, Any], body: Optional[bytes]) -> Dict[str, Any]:
-        collecting = gc.isenabled()
-        gc.disable()  # a finaliser that closes a file would close the placeholder under its number
-        try:
-            place, why = parking.park()
-            note: Dict[str, Any] = {"parked": place is not None}
-            if place is None:
-                note["unparked_because"] = why[:200]
-            note.update(fields)
-            try:
-                return connection.request(op, note, body)
-            finally:
-                if place is not None:
-                    _return_from(place)
-        finally:
-            if collecting:
-                gc.enable()
 
     def _connected(self) -> Connection:
         if self._connection is not None and not self._connection.alive():
             self._drop()
         if self._connection is None:
-            path = socket_path()
-            try:
-                connection = Connection(path)
-            except OSError as exc:
-                raise SnapshotdUnavailable("The snapshotd daemon cannot be reached at {} ({}); check on the host that it runs.".format(
-                    path, exc.strerror or exc)) from exc
-            try:
-                answer = connection.request("hello", {"version": VERSION, "pid": os.getpid(), "library": LIBRARY})
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
-            self.body_limit_bytes = int(answer.get("body_limit_bytes", self.body_limit_bytes))
-            self._was_inside = True
+            self._connection = self._opened()
         return self._connection
+
+    def _opened(self) -> Connection:
+        path = socket_path()
+        try:
+            connection = Connection(path)
+        except OSError as exc:
+            raise SnapshotdUnavailable("The snapshotd daemon cannot be reached at {} ({}); check on the host that it runs.".format(
+                path, exc.strerror or exc)) from exc
+        try:
+            with _unavailable("hello", connection.close):
+                answer = connection.request("hello", {"version": VERSION, "pid": os.getpid(), "library": LIBRARY})
+        except BaseException:
+            connection.close()
+            raise
+        self.body_limit_bytes = int(answer.get("body_limit_bytes", self.body_limit_bytes))
+        self.replaying = bool(answer.get("replaying"))
+        self.was_inside = True
+        return connection
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -132,10 +170,96 @@ class Session:
             self._connection = None
 
     def after_fork(self) -> None:
-        """In the child: the parent's connection is the parent's, and its lock may be held by a thread that does not exist here."""
+        """In the child: the parent's connections are the parent's, and its lock may be held by a thread that does not exist here."""
         self._lock = threading.RLock()
         self._busy = False
         self._drop()
+        for connection in list(self._own):
+            self.release(connection)
+
+
+class Waiting:
+    """A request that a person answers. `connection` is the one that belongs to it alone, if it has one: a call that it began has to be
+    ended there; whoever holds this releases it in the end."""
+
+    def __init__(self, owner: Session, op: str, connection: Optional[Connection], answer: Optional[Dict[str, Any]]) -> None:
+        self.connection = connection
+        self._owner = owner
+        self._op = op
+        self._answer = answer
+
+    def answer(self) -> Dict[str, Any]:
+        """Wait for the answer. Raises as `Session.request`; then, and when it is interrupted, the connection is closed."""
+        if self._answer is None:
+            assert self.connection is not None
+            try:
+                with _unavailable(self._op, lambda: None):
+                    self._answer = self._owner._heard(self.connection.answer())
+            except BaseException:
+                self._owner.release(self.connection)
+                raise
+        return self._answer
+
+    async def answered(self) -> Dict[str, Any]:
+        """`answer` for a coroutine: other tasks of an asyncio event loop run meanwhile. Under other loops they wait."""
+        loop = _running_loop()
+        if self._answer is None and loop is not None:
+            assert self.connection is not None
+            readable = loop.create_future()
+            fd = self.connection.fileno()
+            loop.add_reader(fd, lambda: readable.done() or readable.set_result(None))
+            try:
+                await readable
+            except BaseException:
+                loop.remove_reader(fd)
+                self._owner.release(self.connection)
+                raise
+            loop.remove_reader(fd)
+        return self.answer()
+
+
+def _running_loop() -> Any:
+    asyncio = sys.modules.get("asyncio")  # not imported: it costs more than this whole library
+    try:
+        return None if asyncio is None else asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+@contextmanager
+def _unavailable(op: str, drop: Callable[[], None]) -> Iterator[None]:
+    """Turn a lost connection into SnapshotdUnavailable. After anything but the daemon's own refusal half a request may be on the wire."""
+    try:
+        yield
+    except SnapshotdError:
+        raise
+    except BaseException as exc:
+        drop()
+        if isinstance(exc, (OSError, ValueError)):
+            raise SnapshotdUnavailable(
+                "The snapshotd daemon went away during {} ({}), so it is not known whether that was recorded; "
+                "look at `snapshotd log` on the host and start the agent again.".format(op, exc)) from exc
+        raise
+
+
+@contextmanager
+def _parked() -> Iterator[Tuple[Optional[parking.Place], Dict[str, Any]]]:
+    """Parked inside the block, if that is possible. Gives the place and the fields that tell the daemon so."""
+    collecting = gc.isenabled()
+    gc.disable()  # a finaliser that closes a file would close the placeholder under its number
+    try:
+        place, why = parking.park()
+        note: Dict[str, Any] = {"parked": place is not None}
+        if place is None:
+            note["unparked_because"] = why[:200]
+        try:
+            yield place, note
+        finally:
+            if place is not None:
+                _return_from(place)
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _return_from(place: parking.Place) -> None:

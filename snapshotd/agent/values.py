@@ -6,6 +6,7 @@ Unicode only; NaN and the infinities, and integers beyond 64 bits, become text.
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any, Dict, List
 
@@ -17,8 +18,8 @@ DEPTH_LIMIT = 32
 """Deeper nesting becomes text (the daemon refuses more than 64 levels)."""
 NODE_LIMIT = 1000000
 """Values visited at most. Containers that share parts can have exponentially many."""
-ARGUMENT_NODE_LIMIT = ARGUMENT_LIMIT_BYTES
-"""No more fit into an argument's bytes."""
+COMPLETED = "subprocess.CompletedProcess"
+"""Marks the record of one."""
 
 
 def encode(value: Any) -> bytes:
@@ -80,14 +81,57 @@ class _Converter:
 
     def _completed(self, value: Any, depth: int) -> Dict[str, Any]:
         """`subprocess.run`'s result: the commonest thing a tool returns, and its output should read as text."""
-        fields: Dict[str, Any] = {"args": self.convert(value.args, depth + 1), "returncode": value.returncode}
-        for name in ("stdout", "stderr"):
-            output = getattr(value, name)
-            if isinstance(output, bytes):
-                fields[name] = output.decode("utf-8", "backslashreplace")
-            elif output is not None:
-                fields[name] = self.convert(output, depth + 1)
+        fields: Dict[str, Any] = {"type": COMPLETED, "args": self.convert(value.args, depth + 1), "returncode": value.returncode}
+        fields.update(outputs(value))
         return fields
+
+
+def outputs(holder: Any) -> Dict[str, Any]:
+    """`stdout` and `stderr` of what `subprocess.run` returned or raised, as text; `bytes` names those that were bytes, and `base64` has the
+    ones that are not UTF-8 besides."""
+    fields: Dict[str, Any] = {}
+    for name in ("stdout", "stderr"):
+        output = getattr(holder, name)
+        if isinstance(output, bytes):
+            fields[name] = output.decode("utf-8", "backslashreplace")
+            fields.setdefault("bytes", []).append(name)
+            if fields[name].encode("utf-8") != output:
+                fields.setdefault("base64", {})[name] = base64.b64encode(output).decode("ascii")
+        elif output is not None:
+            fields[name] = clean(str(output))
+    return fields
+
+
+def restored_outputs(fields: Dict[str, Any]) -> Dict[str, Any]:
+    """`outputs` undone: `stdout` and `stderr` as they were, None where there was none."""
+    found: Dict[str, Any] = {"stdout": fields.get("stdout"), "stderr": fields.get("stderr")}
+    for name in fields.get("bytes", ()):
+        exact = fields.get("base64", {}).get(name)
+        found[name] = base64.b64decode(exact) if exact is not None else found[name].encode("utf-8")
+    return found
+
+
+def restored(value: Any) -> Any:
+    """A recorded result as the program gets it again: the JSON value, but what `subprocess.run` returned is that again."""
+    if isinstance(value, dict) and value.get("type") == COMPLETED and {"args", "returncode"} <= set(value):
+        import subprocess  # only programs that use it have such a record
+
+        return subprocess.CompletedProcess(value["args"], value["returncode"], **restored_outputs(value))
+    return value
+
+
+def strict(value: Any) -> Any:
+    """A copy of a JSON value; tuples become lists and keys text, as in any JSON. TypeError or ValueError for everything else."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text.encode("utf-8")  # a lone surrogate is no Unicode: UnicodeEncodeError, a ValueError
+    return json.loads(text)
+
+
+def label(what: str, text: Any, limit: int = 200) -> str:
+    """`text`, if it has 1 to `limit` printable characters; else ValueError, which names `what`."""
+    if not isinstance(text, str) or not 1 <= len(clean(text)) <= limit or not clean(text).isprintable():
+        raise ValueError("{} has 1 to {} printable characters; {!r} does not.".format(what, limit, text))
+    return clean(text)
 
 
 def _key(key: Any) -> str:
@@ -105,13 +149,13 @@ def bound(text: str, limit_bytes: int) -> str:
     return "{}... [cut: {} bytes, sha256 {}]".format(head, len(data), hashlib.sha256(data).hexdigest())
 
 
-def arguments(values: Dict[str, Any]) -> Dict[str, Any]:
+def arguments(values: Dict[str, Any], limit_bytes: int = ARGUMENT_LIMIT_BYTES, together_bytes: int = REQUEST_LIMIT_BYTES) -> Dict[str, Any]:
     """A call's arguments by name, each bounded, all together small enough for one request."""
-    converted = {clean(name): plain(value, ARGUMENT_NODE_LIMIT) for name, value in values.items()}
-    limit = ARGUMENT_LIMIT_BYTES
+    converted = {clean(name): plain(value, min(limit_bytes, NODE_LIMIT)) for name, value in values.items()}
+    limit = limit_bytes
     while True:
         bounded = {name: _bound_value(value, limit) for name, value in converted.items()}
-        if len(encode(bounded)) <= REQUEST_LIMIT_BYTES:
+        if len(encode(bounded)) <= together_bytes:
             return bounded
         if limit < 256:
             names: List[str] = sorted(bounded)

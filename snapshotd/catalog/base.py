@@ -226,6 +226,10 @@ class Catalog(ABC):
     def state(self, snapshot_id: SnapshotID) -> dict[str, Any]:
         """The agent's state as it was saved with a snapshot, or what it continues; {} at the beginning. NotFound."""
 
+    @abstractmethod
+    def own_state(self, snapshot_id: SnapshotID) -> dict[str, Any] | None:
+        """The agent's state if this snapshot changed it; None where it is that of what it continues. NotFound."""
+
     # -- journals ------------------------------------------------------------------------------------------------------------
 
     @abstractmethod

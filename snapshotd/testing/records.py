@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,9 @@ from snapshotd.types import (
     BlobID,
     CallID,
     CallStatus,
+    Ended,
+    Entry,
+    EntryKind,
     ExperimentID,
     FileChanges,
     Image,
@@ -24,6 +27,7 @@ from snapshotd.types import (
     Network,
     RecordID,
     SandboxSpec,
+    SideEffect,
     Snapshot,
     SnapshotID,
     SnapshotState,
@@ -55,6 +59,22 @@ def make_call(name: str = "shell", **fields: Any) -> ToolCall:
     return replace(call, **fields)
 
 
+def make_entry(after: Snapshot, **fields: Any) -> Entry:
+    """A tool call that began at the head `after` and is open."""
+    entry = Entry(CallID(new_id()), EntryKind.TOOL, "shell", {"argv": ["make"], "n": 1.5}, after.id, CREATED_AT_NS)
+    return replace(entry, **fields)
+
+
+def ended_entry(after: Snapshot, **fields: Any) -> Entry:
+    """A complete entry with every field filled in."""
+    entry = make_entry(
+        after, kind=EntryKind.MODEL, side_effect=SideEffect.IDEMPOTENT, key="key-1", status=CallStatus.DONE,
+        ended_at_ns=CREATED_AT_NS + 5, result={"reply": ["hi", None]}, error="tried twice", facts=(1.5, "x", None),
+        details={"usage": {"tokens": 7}},
+    )  # fmt: skip
+    return replace(entry, **fields)
+
+
 def begin(image: Image, name: str | None = None, **fields: Any) -> tuple[Trajectory, Snapshot]:
     """A trajectory and its first snapshot, not recorded anywhere yet."""
     snapshot_id, trajectory_id = SnapshotID(new_id()), TrajectoryID(new_id())
@@ -75,12 +95,17 @@ def fork(origin: Snapshot, of: Trajectory, name: str | None = None, **fields: An
     return replace(forked, **fields)
 
 
-def follow(parent: Snapshot, trajectory: TrajectoryID | None = None, *, messages: int = 0, **fields: Any) -> Snapshot:
-    """The captured snapshot after `parent` with one new layer and `messages` new messages, in `parent`'s trajectory or in a fork."""
+def follow(
+    parent: Snapshot, trajectory: TrajectoryID | None = None, *, messages: int = 0, after: Snapshot | None = None, keep: int | None = None,
+    **fields: Any,
+) -> Snapshot:  # fmt: skip
+    """The captured snapshot after `parent` with one new layer and `messages` new messages, in `parent`'s trajectory or in a fork. With
+    `after` it follows that one, and keeps so many (None: all) of its messages."""
+    kept = parent.messages if after is None else after.messages if keep is None else keep
     snapshot = replace(
         parent, id=SnapshotID(new_id()), parent=parent.id, trajectory=trajectory or parent.trajectory, seq=parent.seq + 1,
-        stack=parent.stack.push(LayerID(new_id())), call=make_call(), messages=parent.messages + messages,
-        state=SnapshotState.CAPTURED, base=parent.id, own_layers=1, tree=None, tags=(),
+        stack=parent.stack.push(LayerID(new_id())), call=make_call(), messages=kept + messages,
+        state=SnapshotState.CAPTURED, base=parent.id, own_layers=1, tree=None, tags=(), follows=None if after is None else after.id,
     )  # fmt: skip
     return replace(snapshot, **fields)
 
@@ -94,10 +119,15 @@ def started(catalog: Catalog, name: str | None = None, **fields: Any) -> tuple[T
     return trajectory, snapshot
 
 
-def committed(catalog: Catalog, parent: Snapshot, *texts: str, **fields: Any) -> Snapshot:
-    """A recorded snapshot after `parent`, which must be the head; one user message per text."""
+def committed(
+    catalog: Catalog, parent: Snapshot, *texts: str, entries: Sequence[Entry] = (), ended: Ended | None = None,
+    saved: dict[str, Any] | None = None, fence: int | None = None, **fields: Any,
+) -> Snapshot:  # fmt: skip
+    """A recorded snapshot after `parent`, which must be the head; one user message per text. `fields`: as `follow`; `saved`: the state."""
     snapshot = follow(parent, messages=len(texts), **fields)
-    catalog.commit_snapshot(snapshot, [Message("user", text) for text in texts], expected_head=parent.id)
+    catalog.commit_snapshot(
+        snapshot, [Message("user", text) for text in texts], expected_head=parent.id, entries=entries, ended=ended, state=saved, fence=fence
+    )
     return snapshot
 
 

@@ -1,4 +1,4 @@
-"""The in-sandbox library: agents in subprocesses against a real AgentServer."""
+"""The in-sandbox library: agents in subprocesses, what they record and what they notice of it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_daemon import PAGE, FakeDaemon
 
 import snapshotd
 from snapshotd.agent import connection as agent_connection
 from snapshotd.engine import agent_protocol, agent_wire
-from snapshotd.engine.agent_protocol import AgentServer
 from snapshotd.errors import OutOfSpace
 
 pytestmark = pytest.mark.usefixtures("server")
@@ -259,12 +259,12 @@ def test_threads_in_parallel(recorder: Any, run_agent: Run) -> None:
             assert sorted(pool.map(work, range(80))) == list(range(80))
     """)
     assert sorted(call["result"] for call in recorder.named("work")) == list(range(80))
-    assert sorted(entry.content for entry in recorder.conversation) == list(range(80))
+    assert sorted(entry["content"] for entry in recorder.conversation) == list(range(80))
     assert len(recorder.pids) == 1
 
 
 def test_messages_and_checkpoint(recorder: Any, run_agent: Run) -> None:
-    recorder.message("system", "inherited")
+    recorder.conversation.append({"role": "system", "content": "inherited"})
     done = run_agent("""
         from snapshotd.agent import checkpoint, message, messages
         message("user", "h\\u00e9llo \\U0001f600")
@@ -284,11 +284,10 @@ def test_messages_and_checkpoint(recorder: Any, run_agent: Run) -> None:
 
 
 def test_exactly_one_page_of_messages(recorder: Any, run_agent: Run) -> None:
-    for number in range(agent_protocol.PAGE_MESSAGES):
-        recorder.message("user", number)
+    recorder.conversation.extend({"role": "user", "content": number} for number in range(PAGE))
     run_agent(f"""
         from snapshotd.agent import messages
-        assert len(messages()) == {agent_protocol.PAGE_MESSAGES}
+        assert len(messages()) == {PAGE}
     """)
 
 
@@ -302,8 +301,8 @@ def test_large_results_are_streamed(recorder: Any, run_agent: Run) -> None:
         read(); small()
     """)
     assert recorder.named("read")[0]["result"] == "é" * 10_000_000
-    (body,) = recorder.bodies
-    assert max(map(len, body.pieces)) <= agent_wire.PIECE_BYTES
+    assert recorder.named("read")[0]["body_bytes"] == 20_000_002
+    assert recorder.named("small")[0]["body_bytes"] is None
     assert recorder.named("small")[0]["result"] == "x" * 30_000
 
 
@@ -448,7 +447,7 @@ def test_a_child_forked_inside_a_tool_is_part_of_it(recorder: Any, run_agent: Ru
     assert len(recorder.pids) == 1
 
 
-def test_the_daemon_goes_away_in_the_middle(server: AgentServer, recorder: Any, run_agent: Run) -> None:
+def test_the_daemon_goes_away_in_the_middle(server: FakeDaemon, recorder: Any, run_agent: Run) -> None:
     recorder.at_end = lambda pid: server.close()
     done = run_agent("""
         from snapshotd.agent import SnapshotdUnavailable, message, tool
@@ -491,7 +490,7 @@ def test_the_daemons_refusals_reach_the_agent(recorder: Any, run_agent: Run) -> 
         message("user", 2)
     """)
     assert done.stdout.splitlines() == ["OutOfSpace The disk is full; free some space.", "InternalError", "UsageError"]
-    assert [entry.content for entry in recorder.conversation] == [2]
+    assert [entry["content"] for entry in recorder.conversation] == [2]
 
 
 def test_a_program_that_closes_every_descriptor(recorder: Any, run_agent: Run) -> None:
@@ -567,10 +566,10 @@ def test_a_generator_collected_in_the_middle_of_a_request_does_not_hang(run_agen
     """)
 
 
-def test_long_socket_paths(recorder: Any, run_agent: Run, tmp_path: Path) -> None:
+def test_long_socket_paths(run_agent: Run, tmp_path: Path) -> None:
     folder = tmp_path / ("d" * 120)
     folder.mkdir()
-    with AgentServer(folder / "agent.sock", recorder, lambda pid: True):
+    with FakeDaemon().serving(folder / "agent.sock") as recorder:
         run_agent("from snapshotd.agent import message\nmessage('user', 1)", SNAPSHOTD_AGENT_SOCKET=str(folder / "agent.sock"))
     assert len(recorder.conversation) == 1
 
@@ -581,8 +580,9 @@ SOURCES = sorted((Path(snapshotd.__file__).parent / "agent").glob("*.py"))
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
 def test_the_library_is_python_3_8_with_the_standard_library_only(source: Path) -> None:
     tree = ast.parse(source.read_text(), feature_version=(3, 8))
-    allowed = {"__future__", "contextlib", "contextvars", "fcntl", "functools", "gc", "hashlib", "inspect", "json", "os", "signal",
-               "socket", "stat", "sys", "threading", "time", "typing"}
+    allowed = {"__future__", "argparse", "ast", "base64", "builtins", "contextlib", "contextvars", "fcntl", "functools", "gc", "getpass",
+               "hashlib", "importlib", "importlib.util", "inspect", "itertools", "json", "os", "re", "select", "selectors", "shutil", "signal",
+               "socket", "stat", "struct", "subprocess", "sys", "threading", "time", "types", "typing", "uuid"}
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
