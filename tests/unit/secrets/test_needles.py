@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshotd.secrets.needles import Beginnings, Needles
+from snapshotd.secrets.needles import Anchors, Beginnings, Needles
 
 WORDS = st.text("ab", min_size=2, max_size=6).map(str.encode)
 DATA = st.text("abc", max_size=30).map(str.encode)
@@ -49,3 +49,15 @@ def test_needles_in_a_stream(needles: list[bytes], pieces: list[bytes]) -> None:
     spans, at = search.find(data, at, final=True)
     assert at == len(data)
     assert found + spans == leftmost_longest(needles, data)
+
+
+@given(st.lists(WORDS, min_size=1, max_size=6, unique=True), DATA, st.integers(0, 30))
+def test_anchors_with_all_overlaps(literals: list[bytes], data: bytes, start: int) -> None:
+    start = min(start, len(data))
+    found = [
+        (at, at + len(literal), index)
+        for at in range(start, len(data))
+        for index, literal in sorted(enumerate(literals), key=lambda item: -len(item[1]))
+        if data.startswith(literal, at)
+    ]
+    assert Anchors(literals).find(data, start) == found
