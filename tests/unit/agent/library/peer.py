@@ -299,7 +299,7 @@ class Peer:
             if name not in known:
                 known[name] = {"name": name, "status": status, "depends": request.get("depends", []), "note": None}
                 self.daemon.tasks.append(known[name])
-            known[name].update(status=status, note=request.get("note"))
+            known[name].update(status=status, note=request.get("note"), depends=request.get("depends", known[name]["depends"]))
             self.daemon.events.append(("task", name, status))
         return {"status": status}
 
