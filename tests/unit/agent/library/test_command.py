@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fake_daemon import FakeDaemon
+
+from tests.agent_daemon import FakeDaemon
 
 PYTHON = os.environ.get("SNAPSHOTD_TEST_AGENT_PYTHON", sys.executable)
 Shell = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -9,10 +9,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from fake_daemon import FakeDaemon
 from test_mind import STORE, TASKS
 from test_models import PROGRAM as MODELS
 from test_replay import OUTCOMES, STEPS
+
+from tests.agent_daemon import FakeDaemon
 
 OLDEST = (3, 8)
 

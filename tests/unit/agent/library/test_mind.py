@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_daemon import FakeDaemon
+
+from tests.agent_daemon import FakeDaemon
 
 Run = Callable[..., Any]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fake_daemon import FakeDaemon
+from tests.agent_daemon import FakeDaemon
 
 Run = Callable[..., Any]
 

@@ -10,9 +10,8 @@ import socket
 import struct
 from typing import Any
 
-from fake_daemon import DECISION_S, Entry, FakeDaemon
-
 from snapshotd.errors import Conflict, Denied, Diverged, InternalError, NotFound, SnapshotdError, VersionMismatch
+from tests.agent_daemon import DECISION_S, Entry, FakeDaemon
 
 LINE_LIMIT_BYTES = 1 << 20
 BODY_LIMIT_BYTES = 8 << 20
