@@ -76,6 +76,16 @@ PROGRAM = """
     print([getattr(item, "text", item) for item in streamed()])
     async def main(): return [item async for item in await astreamed()]
     print(asyncio.run(main()))
+    async def hidden():
+        ran.append("hidden")
+        return {"q": 1}
+    async def alambda():
+        reply = await model("a", 1, call=lambda: hidden())
+        same = await model("b", 1, call=hidden)
+        stream = await model("c", 1, call=lambda: astreams())
+        return reply["q"], same["q"], [item async for item in stream]
+    async def astreams(): return AsyncStream([3])
+    print(asyncio.run(alambda()))
     try: limited()
     except RateLimited as error: print("limited", error)
     print(inner())
@@ -92,11 +102,12 @@ def test_models_are_recorded_and_replayed(run_agent: Run, socket_path: Path) -> 
     with first.serving(socket_path):
         before = run_agent(PROGRAM).stdout.splitlines()
     assert before[:-1] == ["hello hello 10", "p", "True ['ok', 'usage']", "[['message', 'type'], ['delta'], ['delta'], ['usage']]",
-                           "['a', {'x': 1}]", "[1, 2]", "limited slow down", "{'a': 2}"]  # fmt: skip
-    assert before[-1] == "ran openai anthropic direct chunks streamed astreamed limited"
+                           "['a', {'x': 1}]", "[1, 2]", "(1, 1, [3])", "limited slow down", "{'a': 2}"]  # fmt: skip
+    assert before[-1] == "ran openai anthropic direct chunks streamed astreamed hidden hidden limited"
     calls = list(first.calls.values())
     assert [(call["kind"], call["name"]) for call in calls] == [
-        *[("model", name) for name in ("openai", "claude", "gpt", "chunks", "streamed", "astreamed", "limited")], ("tool", "inner"),
+        *[("model", name) for name in ("openai", "claude", "gpt", "chunks", "streamed", "astreamed", "a", "b", "c", "limited")],
+        ("tool", "inner"),
     ]  # fmt: skip
     assert calls[0]["arguments"] == {"messages": [{"role": "user", "content": "x" * 100_000}], "temperature": 1}
     assert calls[0]["usage"] == {"input_tokens": 10, "output_tokens": 2, "total_tokens": 12}
