@@ -17,6 +17,9 @@ NAMES: tuple[str, ...] = (
     "engine.step.sealed",
     "engine.step.outputs_saved",
     "engine.step.committed",
+    "engine.journal.begun",
+    "engine.journal.ended",
+    "engine.resume.settled",
     "engine.start.container_created",
     "engine.start.pivoted",
     "engine.fork.recorded",
@@ -45,6 +48,10 @@ NAMES: tuple[str, ...] = (
     "repo.repair.moved",
     "engine.import.ingested",
     "engine.import.committed",
+    "engine.approval.recorded",
+    "engine.approval.decided",
+    "engine.compensate.begun",
+    "engine.compensate.ran",
 )
 
 _armed, _, _count = os.environ.get("SNAPSHOTD_FAILPOINT", "").partition(":")

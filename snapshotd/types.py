@@ -241,6 +241,8 @@ class Entry:
     facts: tuple[Any, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
     snapshot: SnapshotID | None = None
+    number: int = field(default=0, compare=False)
+    """Its place among the entries of its line, in the order in which they began: the catalog gives it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,12 +226,16 @@ class Catalog(ABC):
     def state(self, snapshot_id: SnapshotID) -> dict[str, Any]:
         """The agent's state as it was saved with a snapshot, or what it continues; {} at the beginning. NotFound."""
 
+    @abstractmethod
+    def own_state(self, snapshot_id: SnapshotID) -> dict[str, Any] | None:
+        """The agent's state if this snapshot changed it; None where it is that of what it continues. NotFound."""
+
     # -- journals ------------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def begin_entry(self, trajectory_id: TrajectoryID, entry: Entry, *, fence: int | None = None) -> None:
         """Record an intent (with `status`: a complete entry) at the end of the trajectory's journal. Survives `kill -9` on return.
-        Conflict: the id exists, or `fence` is older than the trajectory's; NotFound."""
+        Conflict: the id exists, or `fence` is older than the trajectory's; NotFound; UsageError: the id is no id."""
 
     @abstractmethod
     def end_entry(self, trajectory_id: TrajectoryID, ended: Ended, *, fence: int | None = None) -> None:

@@ -113,13 +113,13 @@ class Database:
         return rows[0] if rows else None
 
     def read_page(self, sql: str, values: Sequence[Value], *, rows: int, size: int) -> list[Row]:
-        """The first rows: at most `rows`, ending early once their last columns (text) add up to `size` characters."""
+        """The first rows: at most `rows`, ending early once their texts add up to `size` characters."""
         page: list[Row] = []
         with self.lock, self._translated():
             cursor = self.connection.execute(sql, values)
             for row in cursor:
                 page.append(row)
-                size -= len(row[-1])
+                size -= sum(len(value) for value in row if isinstance(value, str))
                 if len(page) >= rows or size <= 0:
                     break
             cursor.close(True)

@@ -76,7 +76,10 @@ def by_prefix(db: Database, wanted: str, ref: str) -> Row:
 def no(kind: str, ref: str) -> NotFound:
     """The error for what is not there, to be raised."""
     shown = ref if NAME_PATTERN.fullmatch(ref) else repr(ref[:80])
-    where = {"image": "`snapshotd image ls` lists them", "experiment": "`snapshotd ls` shows them"}
+    where = {
+        "image": "`snapshotd image ls` lists them", "experiment": "`snapshotd ls` shows them",
+        "approval": "`snapshotd approvals` lists them",
+    }  # fmt: skip
     return NotFound(f"there is no {kind} {shown}: {where.get(kind, '`snapshotd ls` and `snapshotd log` show what there is')}")
 
 

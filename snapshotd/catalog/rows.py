@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from snapshotd.errors import DataLoss, LimitExceeded, UsageError
 from snapshotd.types import (
@@ -51,8 +51,9 @@ VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
 
 TRAJECTORY_SELECT = """
 SELECT t.id, t.name, i.id, t.runtime, t.network, t.memory_bytes, t.cpus, t.pids, t.agent, h.id, t.status, t.created_at_ns,
-       f.id, t.experiment, t.exit_code, t.env
+       f.id, t.experiment, t.exit_code, t.env, b.id
 FROM trajectories t JOIN images i ON i.pk = t.image JOIN snapshots h ON h.pk = t.head LEFT JOIN snapshots f ON f.pk = t.forked_from
+     LEFT JOIN snapshots b ON b.pk = t.began
 """
 
 SNAPSHOT_SELECT = """
@@ -60,19 +61,20 @@ SELECT s.pk, s.id, p.id, t.id, s.seq, i.id, k.layers, s.messages, s.state, s.pau
        s.files_added, s.files_changed, s.files_deleted, s.files_bytes,
        (SELECT group_concat(name, '/' ORDER BY name) FROM tags WHERE snapshot = s.pk),
        s.call_id, s.call_name, s.call_status, s.call_started_at_ns, s.call_duration_ns, s.call_exit_code, s.call_error,
-       s.call_output, s.call_stdout, s.call_stderr, b.id, s.own_layers, s.tree, s.call_arguments
+       s.call_output, s.call_stdout, s.call_stderr, b.id, s.own_layers, s.tree, w.id, s.call_arguments
 FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory JOIN stacks k ON k.pk = s.stack JOIN images i ON i.pk = k.image
-     LEFT JOIN snapshots p ON p.pk = s.parent LEFT JOIN snapshots b ON b.pk = s.base
+     LEFT JOIN snapshots p ON p.pk = s.parent LEFT JOIN snapshots b ON b.pk = s.base LEFT JOIN snapshots w ON w.pk = s.follows
 """
 
 SNAPSHOT_INSERT = """
 INSERT INTO snapshots (id, trajectory, seq, parent, stack, messages, state, pause_ns, created_at_ns, method,
     files_added, files_changed, files_deleted, files_bytes, call_id, call_name, call_status, call_started_at_ns, call_duration_ns,
-    call_exit_code, call_error, call_output, call_stdout, call_stderr, call_arguments, base, own_layers, tree, record)
-VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
+    call_exit_code, call_error, call_output, call_stdout, call_stderr, call_arguments, base, own_layers, tree, record,
+    line, follows, agent_state)
+VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
 """
 
-MESSAGE_INSERT = "INSERT INTO messages (trajectory, position, role, content) VALUES (?,?,?,?)"
+MESSAGE_INSERT = "INSERT INTO messages (line, position, role, content) VALUES (?,?,?,?)"
 
 
 def encode_json(value: Any) -> str:
@@ -117,6 +119,14 @@ def encode_text(text: str) -> str | bytes:
     return text
 
 
+def encode_text_or_none(text: str | None) -> str | bytes | None:
+    return None if text is None else encode_text(text)
+
+
+def decode_text_or_none(value: str | bytes | None) -> str | None:
+    return None if value is None else decode_text(value)
+
+
 def decode_text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode(errors="surrogatepass")
 
@@ -147,7 +157,8 @@ def _decode_agent(text: str | None) -> AgentSpec | None:
 
 
 @contextmanager
-def _intact(kind: str, row: Row) -> Iterator[None]:
+def intact(kind: str, row: Row) -> Iterator[None]:
+    """Inside, what does not decode is damage of the thing whose id `row` begins with."""
     try:
         yield
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as exc:
@@ -155,7 +166,7 @@ def _intact(kind: str, row: Row) -> Iterator[None]:
 
 
 def decode_image(row: Row) -> Image:
-    with _intact("image", row):
+    with intact("image", row):
         image_id, name, source, source_id, size, files, created, env, workdir, tree = row
         return Image(
             image_id, name, decode_text(source), decode_text(source_id), size, files, created, decode_pairs(env), decode_text(workdir), tree
@@ -181,15 +192,15 @@ def trajectory_values(trajectory: Trajectory, image: int, forked_from: int | Non
 
 
 def decode_trajectory(row: Row) -> Trajectory:
-    with _intact("trajectory", row):
+    with intact("trajectory", row):
         (
             trajectory_id, name, image, runtime, network, memory, cpus, pids, agent, head, status, created, forked_from, experiment,
-            exit_code, env,
+            exit_code, env, began,
         ) = row  # fmt: skip
         spec = SandboxSpec(ImageID(image), runtime, Network(network), Limits(memory, cpus, pids))
         return Trajectory(
             trajectory_id, name, spec, _decode_agent(agent), head, TrajectoryStatus(status), created, forked_from, experiment,
-            exit_code, decode_pairs(env),
+            exit_code, decode_pairs(env), began,
         )  # fmt: skip
 
 
@@ -201,20 +212,20 @@ class SnapshotDecoder:
         self._last: tuple[str, str, Stack] | None = None
 
     def __call__(self, row: Row) -> Snapshot:
-        with _intact("snapshot", row[1:]):
+        with intact("snapshot", row[1:]):
             (
                 _, snapshot_id, parent, trajectory, seq, image, layers, messages, state, pause, created, method, added, changed, deleted,
                 size, tags, call_id, name, status, started, duration, exit_code, error, output, stdout, stderr, base, own_layers, tree,
-                arguments,
+                follows, arguments,
             ) = row  # fmt: skip
             call = ToolCall(
                 call_id, decode_text(name), json.loads(arguments), CallStatus(status), started, duration, exit_code,
-                None if error is None else decode_text(error), output, stdout, stderr,
+                decode_text_or_none(error), output, stdout, stderr,
             )  # fmt: skip
             return Snapshot(
                 snapshot_id, parent, trajectory, seq, self._stack(image, layers), call, messages, SnapshotState(state), pause, created,
                 method, None if added is None else FileChanges(added, changed, deleted, size), tuple(tags.split("/")) if tags else (),
-                base, own_layers, tree,
+                base, own_layers, tree, follows,
             )  # fmt: skip
 
     def _stack(self, image: str, layers: str) -> Stack:
@@ -224,18 +235,27 @@ class SnapshotDecoder:
         return self._last[2]
 
 
-def snapshot_values(
-    snapshot: Snapshot, trajectory: int, parent: int | None, stack: int, base: int | None, record: RecordID | None = None
-) -> Row:
-    """The values of SNAPSHOT_INSERT; the numbers are the rows that the snapshot refers to."""
+class Place(NamedTuple):
+    """The rows that a snapshot refers to. `state`: the agent's."""
+
+    trajectory: int
+    line: int
+    parent: int | None
+    stack: int
+    follows: int | None = None
+    state: int | None = None
+
+
+def snapshot_values(snapshot: Snapshot, place: Place, base: int | None, record: RecordID | None = None) -> Row:
+    """The values of SNAPSHOT_INSERT."""
     call, files = snapshot.call, snapshot.files
     return (
-        snapshot.id, trajectory, snapshot.seq, parent, stack, snapshot.messages, snapshot.state.value, snapshot.pause_ns,
+        snapshot.id, place.trajectory, snapshot.seq, place.parent, place.stack, snapshot.messages, snapshot.state.value, snapshot.pause_ns,
         snapshot.created_at_ns, snapshot.method,
         *((files.added, files.changed, files.deleted, files.bytes) if files else (None,) * 4),
         call.id, encode_text(call.name), call.status.value, call.started_at_ns, call.duration_ns, call.exit_code,
-        None if call.error is None else encode_text(call.error), call.output, call.stdout, call.stderr, encode_json(call.arguments),
-        base, snapshot.own_layers, snapshot.tree, record,
+        encode_text_or_none(call.error), call.output, call.stdout, call.stderr, encode_json(call.arguments),
+        base, snapshot.own_layers, snapshot.tree, record, place.line, place.follows, place.state,
     )  # fmt: skip
 
 
@@ -246,5 +266,5 @@ def encode_message(message: Message) -> tuple[str | bytes, str]:
 
 def decode_message(row: Row) -> Message:
     """From (position, role, content)."""
-    with _intact("message", row):
+    with intact("message", row):
         return Message(decode_text(row[1]), json.loads(row[2]))

@@ -137,6 +137,135 @@ CREATE INDEX snapshots_captured ON snapshots (state) WHERE state = 'captured';  
 CREATE INDEX snapshots_by_base ON snapshots (base);                             -- also what the reference check on deletion uses
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2)
+_V3 = """
+-- A line: a stretch of conversation and journal. A trajectory begins with one, and a snapshot that follows another than its parent begins
+-- the next. The trajectory's present line is its latest.
+CREATE TABLE lines (
+    pk          INTEGER PRIMARY KEY,
+    trajectory  INTEGER NOT NULL REFERENCES trajectories DEFERRABLE INITIALLY DEFERRED,
+    forked_from INTEGER REFERENCES snapshots DEFERRABLE INITIALLY DEFERRED,  -- what it continues; NULL: nothing
+    kept        INTEGER NOT NULL            -- so many messages of that; its own have positions from here on
+) STRICT;
+CREATE INDEX lines_by_trajectory ON lines (trajectory);
+CREATE INDEX lines_by_forked_from ON lines (forked_from) WHERE forked_from IS NOT NULL;
+-- Until now every trajectory was one line; it gets the trajectory's number.
+INSERT INTO lines SELECT t.pk, t.pk, t.forked_from, coalesce(f.messages, 0)
+    FROM trajectories t LEFT JOIN snapshots f ON f.pk = t.forked_from;
+
+ALTER TABLE trajectories ADD COLUMN began INTEGER REFERENCES snapshots DEFERRABLE INITIALLY DEFERRED;  -- NULL: no program was started
+ALTER TABLE trajectories ADD COLUMN fence INTEGER NOT NULL DEFAULT 0;  -- the latest writer's token
+CREATE INDEX trajectories_by_began ON trajectories (began) WHERE began IS NOT NULL;
+
+-- The agent's state: one row per distinct state that was saved, shared by the snapshots that did not change it.
+CREATE TABLE states (
+    pk      INTEGER PRIMARY KEY,
+    content TEXT NOT NULL                   -- JSON object
+) STRICT;
+
+ALTER TABLE snapshots ADD COLUMN line INTEGER REFERENCES lines DEFERRABLE INITIALLY DEFERRED;     -- never NULL
+ALTER TABLE snapshots ADD COLUMN follows INTEGER REFERENCES snapshots DEFERRABLE INITIALLY DEFERRED;  -- NULL: its parent
+ALTER TABLE snapshots ADD COLUMN agent_state INTEGER REFERENCES states;                           -- NULL: {}
+ALTER TABLE snapshots ADD COLUMN arguments TEXT NOT NULL DEFAULT 'null';  -- the possibly long value stays last
+UPDATE snapshots SET arguments = call_arguments, line = trajectory;
+ALTER TABLE snapshots DROP COLUMN call_arguments;
+ALTER TABLE snapshots RENAME COLUMN arguments TO call_arguments;
+CREATE INDEX snapshots_by_line ON snapshots (line);
+CREATE INDEX snapshots_by_follows ON snapshots (follows) WHERE follows IS NOT NULL;
+CREATE INDEX snapshots_by_agent_state ON snapshots (agent_state) WHERE agent_state IS NOT NULL;
+
+CREATE TABLE line_messages (
+    pk       INTEGER PRIMARY KEY,
+    line     INTEGER NOT NULL REFERENCES lines,
+    position INTEGER NOT NULL,              -- from 0 at the beginning of the whole conversation
+    role     ANY NOT NULL,
+    content  TEXT NOT NULL,                 -- JSON
+    UNIQUE (line, position)
+) STRICT;
+INSERT INTO line_messages SELECT pk, trajectory, position, role, content FROM messages;
+DROP TABLE messages;
+ALTER TABLE line_messages RENAME TO messages;
+
+-- The journal. `number` is the order in which a line's entries began; it has gaps once an entry was left unbound.
+CREATE TABLE entries (
+    pk            INTEGER PRIMARY KEY,
+    id            TEXT NOT NULL UNIQUE,
+    line          INTEGER NOT NULL REFERENCES lines,
+    number        INTEGER NOT NULL,
+    snapshot      INTEGER REFERENCES snapshots DEFERRABLE INITIALLY DEFERRED,  -- which binds it; NULL: none does (yet)
+    kind          TEXT NOT NULL,            -- types.EntryKind
+    name          ANY NOT NULL,
+    head          TEXT NOT NULL,            -- id of the snapshot after which it began; it need not be here
+    began_at_ns   INTEGER NOT NULL,
+    side_effect   TEXT NOT NULL,            -- types.SideEffect
+    key           ANY,                      -- the idempotency key; NULL: none
+    status        TEXT,                     -- types.CallStatus; NULL: open
+    ended_at_ns   INTEGER,
+    error         ANY,
+    facts         TEXT,                     -- JSON list; NULL: empty
+    details       TEXT,                     -- JSON object; NULL: empty
+    result        TEXT,                     -- JSON; NULL: null
+    arguments     TEXT                      -- JSON; NULL: those of the call of `snapshot`, which has the same id
+) STRICT;
+CREATE INDEX entries_by_line ON entries (line, number);
+CREATE INDEX entries_by_snapshot ON entries (snapshot, number) WHERE snapshot IS NOT NULL;
+CREATE INDEX entries_unbound ON entries (line, status) WHERE snapshot IS NULL;
+
+CREATE TABLE approvals (
+    pk            INTEGER PRIMARY KEY,
+    id            TEXT NOT NULL UNIQUE,
+    trajectory    INTEGER NOT NULL REFERENCES trajectories,
+    snapshot      INTEGER NOT NULL REFERENCES snapshots DEFERRABLE INITIALLY DEFERRED,
+    entry         TEXT NOT NULL,            -- id of the call that waits; it need not have begun
+    tool          ANY NOT NULL,
+    digest        TEXT NOT NULL,            -- of [tool, arguments]
+    side_effect   TEXT NOT NULL,            -- types.SideEffect
+    created_at_ns INTEGER NOT NULL,
+    question      ANY,
+    status        TEXT NOT NULL,            -- types.ApprovalStatus
+    expires_at_ns INTEGER,
+    decided_at_ns INTEGER,
+    decided_by    ANY,
+    reason        ANY,
+    edited        TEXT,                     -- JSON of the arguments that took the place of those asked for; NULL: none did
+    arguments     TEXT NOT NULL             -- JSON
+) STRICT;
+CREATE INDEX approvals_by_trajectory ON approvals (trajectory);
+CREATE INDEX approvals_by_snapshot ON approvals (snapshot);
+CREATE INDEX approvals_by_entry ON approvals (entry);
+CREATE INDEX approvals_by_status ON approvals (status);
+
+CREATE TABLE compensations (
+    entry       TEXT NOT NULL PRIMARY KEY,  -- id of the call that is made up for; it may be an ancestor's
+    trajectory  INTEGER NOT NULL REFERENCES trajectories,
+    status      TEXT,                       -- types.CallStatus; NULL: begun, nobody saw it end
+    began_at_ns INTEGER NOT NULL,
+    ended_at_ns INTEGER,
+    exit_code   INTEGER,
+    error       ANY
+) STRICT;
+CREATE INDEX compensations_by_trajectory ON compensations (trajectory);
+
+-- The key-value store. A key's row stays when all its versions are gone: version numbers are never used again.
+CREATE TABLE keys (
+    pk        INTEGER PRIMARY KEY,
+    tenant    BLOB NOT NULL,                -- UTF-8 (with surrogates), so that all keys sort alike
+    namespace BLOB NOT NULL,
+    key       BLOB NOT NULL,
+    version   INTEGER NOT NULL,             -- the latest; 0: none yet
+    UNIQUE (tenant, namespace, key)
+) STRICT;
+CREATE TABLE key_versions (
+    pk            INTEGER PRIMARY KEY,
+    key           INTEGER NOT NULL REFERENCES keys,
+    version       INTEGER NOT NULL,         -- from 1
+    created_at_ns INTEGER NOT NULL,
+    expires_at_ns INTEGER,                  -- NULL: never
+    value         TEXT,                     -- JSON; NULL: a deletion
+    UNIQUE (key, version)
+) STRICT;
+CREATE INDEX key_versions_by_expiry ON key_versions (expires_at_ns) WHERE expires_at_ns IS NOT NULL;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3)
 VERSION = len(MIGRATIONS)
 """The version this program writes, and the newest it reads."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from snapshotd.catalog import rows
-from snapshotd.catalog.base import Catalog, SnapshotRow
-from snapshotd.catalog.database import Database, Row, Value
-from snapshotd.catalog.inserts import add_image, add_snapshot, add_stack, add_tag, add_trajectory, restore_rows
+from snapshotd.catalog import entries, lines, rows
+from snapshotd.catalog.base import Approvals, Catalog, Compensations, KeyValues, SnapshotRow
+from snapshotd.catalog.commits import begin_trajectory, commit, set_began, writer
+from snapshotd.catalog.database import Database, Value
+from snapshotd.catalog.inserts import add_image, add_tag
+from snapshotd.catalog.lines import PAGE_CHARS, PAGE_ROWS
 from snapshotd.catalog.lookup import (
     CANDIDATES,
     MIN_PREFIX_CHARS,
@@ -26,9 +28,16 @@ from snapshotd.catalog.lookup import (
     snapshot_numbers,
     trajectory_number,
 )
-from snapshotd.errors import Conflict, DataLoss, InternalError
+from snapshotd.catalog.removal import remove_trajectory
+from snapshotd.catalog.restore import restore_rows
+from snapshotd.catalog.sqlite_approvals import SqliteApprovals, SqliteCompensations
+from snapshotd.catalog.sqlite_values import SqliteValues
+from snapshotd.errors import Conflict
 from snapshotd.types import (
     BlobID,
+    CallID,
+    Ended,
+    Entry,
     ExperimentID,
     FileChanges,
     Image,
@@ -46,20 +55,15 @@ from snapshotd.types import (
     short,
 )
 
-_PAGE_ROWS = 500
-_PAGE_CHARS = 1 << 20
-_HEAD_SELECT = """
-SELECT t.pk, h.pk, h.id, h.messages, h.stack, i.id, k.layers
-FROM trajectories t JOIN snapshots h ON h.pk = t.head JOIN stacks k ON k.pk = h.stack JOIN images i ON i.pk = k.image
-WHERE t.id = ?
-"""
-
 
 class SqliteCatalog(Catalog):
     def __init__(self, path: Path | Literal[":memory:"]) -> None:
         """Open the catalog at `path`, creating it (mode 0600) if there is none. ":memory:" is private to this object and gone with it.
         Errors: as `database.Database`."""
         self._db = Database(path)
+        self._approvals = SqliteApprovals(self._db)
+        self._compensations = SqliteCompensations(self._db)
+        self._values = SqliteValues(self._db)
 
     def close(self) -> None:
         self._db.close()
@@ -114,24 +118,7 @@ class SqliteCatalog(Catalog):
     def add_trajectories(self, items: Sequence[tuple[Trajectory, Snapshot | None]]) -> None:
         with self._db.transaction():
             for trajectory, snapshot in items:
-                self._add_trajectory(trajectory, snapshot)
-
-    def _add_trajectory(self, trajectory: Trajectory, snapshot: Snapshot | None) -> None:
-        origin, messages = None, 0
-        if trajectory.forked_from is not None:
-            origin, messages = snapshot_numbers(self._db, trajectory.forked_from)
-        first = snapshot.id if snapshot is not None else trajectory.forked_from
-        if first is None or trajectory.head != first:
-            raise InternalError(f"trajectory {trajectory.id} must begin at its head, not at {first}")
-        number = add_trajectory(self._db, trajectory, origin)
-        if snapshot is not None:
-            if snapshot.trajectory != trajectory.id or snapshot.parent != trajectory.forked_from or snapshot.messages != messages:
-                raise InternalError(f"snapshot {snapshot.id} does not fit the trajectory {trajectory.id} that it is to begin")
-            self._add_head(snapshot, number, origin, add_stack(self._db, snapshot.stack))
-
-    def _add_head(self, snapshot: Snapshot, trajectory: int, parent: int | None, stack: int) -> None:
-        head = add_snapshot(self._db, snapshot, trajectory, parent, stack)
-        self._db.write("UPDATE trajectories SET head = ? WHERE pk = ?", (head, trajectory))
+                begin_trajectory(self._db, trajectory, snapshot)
 
     def restore_rows(self, images: Iterable[Image], trajectories: Sequence[Trajectory], snapshots: Iterable[SnapshotRow]) -> None:
         with self._db.transaction():
@@ -159,69 +146,36 @@ class SqliteCatalog(Catalog):
             ):
                 raise no("trajectory", trajectory_id)
 
-    def remove_trajectory(self, trajectory_id: TrajectoryID) -> None:
-        db = self._db
-        with db.transaction():
-            row = db.read_one("SELECT pk FROM trajectories WHERE id = ?", (trajectory_id,))
-            if row is None:
-                raise no("trajectory", trajectory_id)
-            own: Row = (row[0],)
-            fork = db.read_one(
-                "SELECT t.id FROM trajectories t JOIN snapshots s ON s.pk = t.forked_from WHERE s.trajectory = ? LIMIT 1", own
-            )
-            if fork is not None:
-                raise Conflict(
-                    f"trajectory {short(trajectory_id)} cannot be removed because trajectory {short(fork[0])} was forked from it: "
-                    "remove that first"
-                )
-            self._release_bases(trajectory_id, row[0])
-            stacks = rows.encode_json([number for (number,) in db.read("SELECT DISTINCT stack FROM snapshots WHERE trajectory = ?", own)])
-            db.write("DELETE FROM tags WHERE snapshot IN (SELECT pk FROM snapshots WHERE trajectory = ?)", own)
-            db.write("DELETE FROM messages WHERE trajectory = ?", own)
-            db.write("DELETE FROM trajectories WHERE pk = ?", own)
-            db.write("DELETE FROM snapshots WHERE trajectory = ?", own)
-            db.write(
-                "DELETE FROM stacks WHERE pk IN (SELECT value FROM json_each(?))"
-                " AND NOT EXISTS (SELECT 1 FROM snapshots s WHERE s.stack = stacks.pk)", (stacks,),
-            )  # fmt: skip
+    def set_began(self, trajectory_id: TrajectoryID, snapshot_id: SnapshotID) -> None:
+        with self._db.transaction():
+            set_began(self._db, trajectory_number(self._db, trajectory_id), snapshot_id)
 
-    def _release_bases(self, trajectory_id: TrajectoryID, number: int) -> None:
-        """Before a trajectory's rows go: nothing else may derive its tree from them (after a rewind to another trajectory's snapshot)."""
-        others = "FROM snapshots b JOIN snapshots s ON s.base = b.pk WHERE b.trajectory = ?1 AND s.trajectory <> ?1"
-        waiting = self._db.read_one(
-            f"SELECT s.id, (SELECT id FROM trajectories WHERE pk = s.trajectory) {others} AND s.state = 'captured' LIMIT 1", (number,)
-        )
-        if waiting is not None:
-            raise Conflict(
-                f"trajectory {short(trajectory_id)} cannot be removed because snapshot {short(waiting[0])} of trajectory "
-                f"{short(waiting[1])} was made from it and is not stored yet: try again when it is, or remove that trajectory first"
-            )
-        self._db.write(  # what is stored needs no base; a lost one could only be derived from all of its layers
-            "UPDATE snapshots SET base = NULL,"
-            " own_layers = (SELECT json_array_length(layers) FROM stacks WHERE stacks.pk = snapshots.stack)"
-            f" WHERE pk IN (SELECT s.pk {others})", (number,),
-        )  # fmt: skip
+    def set_env(self, trajectory_id: TrajectoryID, env: tuple[tuple[str, str], ...]) -> None:
+        with self._db.transaction():
+            if not self._db.write("UPDATE trajectories SET env = ? WHERE id = ?", (rows.encode_pairs(env), trajectory_id)):
+                raise no("trajectory", trajectory_id)
+
+    def lease(self, trajectory_id: TrajectoryID) -> int:
+        with self._db.transaction():
+            row = self._db.read_one("UPDATE trajectories SET fence = fence + 1 WHERE id = ? RETURNING fence", (trajectory_id,))
+        if row is None:
+            raise no("trajectory", trajectory_id)
+        return int(row[0])
+
+    def remove_trajectory(self, trajectory_id: TrajectoryID) -> None:
+        with self._db.transaction():
+            remove_trajectory(self._db, trajectory_id)
 
     # -- snapshots -----------------------------------------------------------------------------------------------------------
 
-    def commit_snapshot(self, snapshot: Snapshot, messages: Sequence[Message], *, expected_head: SnapshotID) -> None:
-        contents = [rows.encode_message(message) for message in messages]
+    def commit_snapshot(
+        self, snapshot: Snapshot, messages: Sequence[Message], *, expected_head: SnapshotID, entries: Sequence[Entry] = (),
+        ended: Ended | None = None, state: dict[str, Any] | None = None, fence: int | None = None,
+    ) -> None:  # fmt: skip
         with self._db.transaction():
-            row = self._db.read_one(_HEAD_SELECT, (snapshot.trajectory,))
-            if row is None:
-                raise no("trajectory", snapshot.trajectory)
-            trajectory, head, head_id, position, stack, image, layers = row
-            if head_id != expected_head:
-                raise Conflict(
-                    f"snapshot {short(snapshot.id)} cannot follow {short(expected_head)} because the head of trajectory "
-                    f"{short(snapshot.trajectory)} is {short(head_id)} by now: fork from {short(expected_head)}, or go on from the head"
-                )
-            if snapshot.parent != head_id or snapshot.messages != position + len(contents):
-                raise InternalError(f"snapshot {snapshot.id} does not continue its parent {head_id} ({position} messages)")
-            if (image, layers) != (snapshot.stack.image, rows.encode_layers(snapshot.stack)):
-                stack = add_stack(self._db, snapshot.stack)
-            self._add_head(snapshot, trajectory, head, stack)
-            self._db.write_many(rows.MESSAGE_INSERT, ((trajectory, position + offset, *content) for offset, content in enumerate(contents)))
+            commit(
+                self._db, snapshot, messages, expected_head=expected_head, entries=entries, ended=ended, state=state, fence=fence
+            )  # fmt: skip
 
     def get_snapshot(self, snapshot_id: SnapshotID) -> Snapshot:
         row = self._db.read_one(rows.SNAPSHOT_SELECT + "WHERE s.id = ?", (snapshot_id,))
@@ -247,7 +201,7 @@ class SqliteCatalog(Catalog):
     def all_snapshots(self) -> Iterator[Snapshot]:
         last = 0
         while True:
-            page = self._db.read_page(rows.SNAPSHOT_SELECT + "WHERE s.pk > ? ORDER BY s.pk", (last,), rows=_PAGE_ROWS, size=_PAGE_CHARS)
+            page = self._db.read_page(rows.SNAPSHOT_SELECT + "WHERE s.pk > ? ORDER BY s.pk", (last,), rows=PAGE_ROWS, size=PAGE_CHARS)
             if not page:
                 return
             decode = rows.SnapshotDecoder()
@@ -310,45 +264,57 @@ class SqliteCatalog(Catalog):
     # -- conversations -------------------------------------------------------------------------------------------------------
 
     def own_messages(self, snapshot_id: SnapshotID) -> list[Message]:
-        row = self._db.read_one(
-            "SELECT s.trajectory, coalesce(p.messages, 0), s.messages FROM snapshots s LEFT JOIN snapshots p ON p.pk = s.parent"
-            " WHERE s.id = ?", (snapshot_id,),
-        )  # fmt: skip
-        if row is None:
-            raise no("snapshot", snapshot_id)
-        return list(self._stream(snapshot_id, [row]))
+        return lines.own_messages(self._db, snapshot_id)
 
-    def conversation(self, snapshot_id: SnapshotID) -> Iterator[Message]:
-        return self._stream(snapshot_id, self._segments(snapshot_id))  # not a generator itself: NotFound comes at the call
+    def conversation(self, snapshot_id: SnapshotID, start: int = 0) -> Iterator[Message]:
+        return lines.conversation(self._db, snapshot_id, max(start, 0))  # not a generator itself: NotFound comes at the call
 
-    def _segments(self, snapshot_id: SnapshotID) -> list[tuple[int, int, int]]:
-        """(trajectory, first position, end) of each stretch of the conversation, from its beginning."""
-        segments = []
+    def state(self, snapshot_id: SnapshotID) -> dict[str, Any]:
+        return lines.state_of(self._db, snapshot_id)
+
+    def own_state(self, snapshot_id: SnapshotID) -> dict[str, Any] | None:
         with self._db.lock:
-            number, _ = snapshot_numbers(self._db, snapshot_id)
-            while number:
-                row = self._db.read_one(
-                    "SELECT t.pk, s.messages, f.pk, f.messages FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory"
-                    " LEFT JOIN snapshots f ON f.pk = t.forked_from WHERE s.pk = ?", (number,),
-                )  # fmt: skip
-                assert row is not None
-                trajectory, end, number, begin = row
-                segments.append((trajectory, begin or 0, end))
-        return segments[::-1]
+            return lines.own_state(self._db, snapshot_id)
 
-    def _stream(self, snapshot_id: SnapshotID, segments: Sequence[Row]) -> Iterator[Message]:
-        for trajectory, position, end in segments:
-            while position < end:
-                page = self._db.read_page(
-                    "SELECT position, role, content FROM messages WHERE trajectory = ? AND position >= ? AND position < ?"
-                    " ORDER BY position",
-                    (trajectory, position, end), rows=_PAGE_ROWS, size=_PAGE_CHARS,
-                )  # fmt: skip
-                if [row[0] for row in page] != list(range(position, position + len(page))) or not page:
-                    snapshot_numbers(self._db, snapshot_id)  # NotFound: removed while it was read
-                    raise DataLoss(f"message {position} of snapshot {short(snapshot_id)} is missing: restore the catalog from a backup")
-                yield from map(rows.decode_message, page)
-                position += len(page)
+    # -- journals ------------------------------------------------------------------------------------------------------------
+
+    def begin_entry(self, trajectory_id: TrajectoryID, entry: Entry, *, fence: int | None = None) -> None:
+        with self._db.transaction():
+            entries.add_entry(self._db, writer(self._db, trajectory_id, fence).line, entry)
+
+    def end_entry(self, trajectory_id: TrajectoryID, ended: Ended, *, fence: int | None = None) -> None:
+        with self._db.transaction():
+            entries.end_entry(self._db, writer(self._db, trajectory_id, fence).trajectory, ended)
+
+    def entry(self, entry_id: CallID) -> Entry:
+        return entries.get_entry(self._db, entry_id)
+
+    def find_entry(self, ref: str) -> tuple[TrajectoryID, Entry]:
+        return entries.find_entry(self._db, ref)
+
+    def own_entries(self, snapshot_id: SnapshotID) -> list[Entry]:
+        return lines.own_entries(self._db, snapshot_id)
+
+    def journal(self, snapshot_id: SnapshotID, since: SnapshotID | None = None) -> Iterator[Entry]:
+        return lines.journal(self._db, snapshot_id, since)
+
+    def unbound(self, trajectory_id: TrajectoryID) -> list[Entry]:
+        with self._db.lock:
+            return entries.unbound(self._db, writer(self._db, trajectory_id, None).line)
+
+    # -- parts ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def approvals(self) -> Approvals:
+        return self._approvals
+
+    @property
+    def compensations(self) -> Compensations:
+        return self._compensations
+
+    @property
+    def values(self) -> KeyValues:
+        return self._values
 
     # -- references by people ------------------------------------------------------------------------------------------------
 

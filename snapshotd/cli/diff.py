@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
 
 import click
 
+from snapshotd.cli.changes import change_json, change_line, change_path
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.follow import RawOutput, note
-from snapshotd.cli.text import print_json, printable_path, size
+from snapshotd.cli.text import print_json, size
 from snapshotd.cli.values import complete_snapshot
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import ChangeInfo, EntryInfo
 
-_LETTERS = {"added": ("A", "green"), "changed": ("M", "yellow"), "deleted": ("D", "red")}
 _BAR_CHARS = 30
 
 
@@ -39,13 +38,12 @@ def command(ctx: click.Context, a: str, b: str | None, stat: bool, patch: bool, 
         return _patch(client, a, b, as_json)
     changes = client.diff(a, b)
     if as_json:
-        print_json([_json(change) for change in changes])
+        print_json([change_json(change) for change in changes])
     elif stat:
         _stat(list(changes))
     else:
         for change in changes:
-            letter, colour = _LETTERS[change.change]
-            click.echo(click.style(f"{letter} {_path(change)}", fg=colour))
+            click.echo(change_line(change))
     return 0
 
 
@@ -62,22 +60,16 @@ def _patch(client: Snapshotd, a: str, b: str | None, as_json: bool) -> int:
     return 0
 
 
-def _path(change: ChangeInfo) -> str:
-    entry = change.after or change.before
-    mark = {"directory": "/", "symlink": "@", "fifo": "|", "socket": "="}.get(entry.kind if entry else "", "")
-    return printable_path(change.path) + mark
-
-
 def _stat(changes: list[ChangeInfo]) -> None:
     """Added bytes as `+`, removed ones as `-`, on a scale where the largest change fills the bar."""
     moved = [(change, _bytes(change.before), _bytes(change.after)) for change in changes]
     most = max((before + after for _, before, after in moved), default=0) or 1
-    width = max((len(_path(change)) for change in changes), default=0)
+    width = max((len(change_path(change)) for change in changes), default=0)
     for change, before, after in moved:
         bar = click.style("+" * _cells(after, most), fg="green") + click.style("-" * _cells(before, most), fg="red")
         sizes = f"{size(before) if change.before else '-':>10} → {size(after) if change.after else '-':<10}"
-        click.echo(f" {_path(change):{width}} | {sizes} {bar}".rstrip())
-    counts: dict[str, int] = dict.fromkeys(_LETTERS, 0)
+        click.echo(f" {change_path(change):{width}} | {sizes} {bar}".rstrip())
+    counts: dict[str, int] = dict.fromkeys(("added", "changed", "deleted"), 0)
     for change in changes:
         counts[change.change] += 1
     click.echo(f" {counts['added']} added, {counts['changed']} changed, {counts['deleted']} deleted")
@@ -89,17 +81,3 @@ def _bytes(entry: EntryInfo | None) -> int:
 
 def _cells(count: int, most: int) -> int:
     return -(-count * _BAR_CHARS // most) if count else 0
-
-
-def _json(change: ChangeInfo) -> dict[str, Any]:
-    import dataclasses
-
-    answer: dict[str, Any] = {"change": change.change, "path": "/" + change.path.decode(errors="replace")}
-    try:
-        change.path.decode()
-    except UnicodeDecodeError:
-        answer["path_b64"] = base64.b64encode(b"/" + change.path).decode()
-    for side in ("before", "after"):
-        entry = getattr(change, side)
-        answer[side] = None if entry is None else dataclasses.asdict(entry)
-    return answer

@@ -19,6 +19,7 @@ _EXAMPLES = [
     "snapshotd exec box -- make test",
     "snapshotd exec box -- sh -c 'echo hello > note.txt'",
     "snapshotd exec --snapshot a1b2c3 -- ls -la   # in a throw-away fork",
+    "snapshotd exec --if-head a1b2c3 box -- make release",
     "snapshotd exec --json box -- pytest -q",
 ]
 
@@ -32,14 +33,17 @@ _EXAMPLES = [
 @click.option("-w", "--cwd", metavar="DIR", help="Working directory in the sandbox.")
 @click.option("-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on.")
 @click.option("-u", "--user", metavar="USER[:GROUP]", help="Who runs it in the sandbox, by name or number.")
+@click.option("--if-head", metavar="ID", help="Only while this snapshot is the trajectory's head; else refuse and name the head.",
+              shell_complete=complete_snapshot)  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, help="Only the command's output: no line about the snapshot.")
 @wait_option
 @json_option
 @click.argument("words", metavar="TRAJECTORY -- CMD [ARGS]...", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_trajectory)
 @click.pass_context
 def command(
-    ctx: click.Context, /, words: tuple[str, ...], snapshot: str | None, quiet: bool, wait: Wait | None, as_json: bool, **options: Any
-) -> int:
+    ctx: click.Context, /, words: tuple[str, ...], snapshot: str | None, if_head: str | None, quiet: bool, wait: Wait | None,
+    as_json: bool, **options: Any,
+) -> int:  # fmt: skip
     """Run a command as a tool call in a sandbox, or in a throw-away fork.
 
     A stopped trajectory's sandbox is started again. The snapshot is taken when the command ends, also when it failed, and also when
@@ -51,6 +55,10 @@ def command(
     trajectory, argv = _split(list(words), after_dashes(ctx), snapshot is not None)
     if snapshot is not None and wait is not None:
         refuse("a throw-away fork leaves no snapshot to wait for; leave out --wait, or name a trajectory instead of --snapshot")
+    if if_head is not None:
+        if snapshot is not None:
+            refuse("a throw-away fork has no head to compare with; leave out --if-head, or name a trajectory instead of --snapshot")
+        options["if_head"] = if_head
     options["env"] = dict(options["env"])
     if wait is not None:
         options["wait"] = wait

@@ -21,6 +21,8 @@ from snapshotd.errors import DaemonUnavailable, SandboxFailed, SnapshotdError, U
 from snapshotd.types import short
 
 INTERRUPTED = 128 + signal.SIGINT
+_CLEAR = "\x1b[K"
+"""Clears a terminal's line from here on."""
 
 
 class RawOutput:
@@ -111,8 +113,36 @@ def _waiting(client: Snapshotd, trajectory: str, wait: Wait) -> Iterator[dict[st
         yield {**event, "state": settled(client, trajectory, wait)} if event["event"] == "finished" else event
 
 
+class Replay:
+    """The calls that a resumed program gets from the journal: one line that counts them on a terminal, and one when they are over."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._shown = False
+
+    def line(self, event: dict[str, Any]) -> str | None:
+        """What to say of an event: nothing for a replayed call, how many there were when the program is live or has ended."""
+        if event["event"] == "replayed":
+            self._count += 1
+            if sys.stderr.isatty():
+                click.echo(f"\r{_CLEAR}↻ {self._count} calls replayed", err=True, nl=False)
+                self._shown = True
+            return None
+        self.clear()
+        count, self._count = (event["replayed"] if event["event"] == "live" else self._count), 0
+        if event["event"] == "live":
+            return f"↻ {count} calls replayed; live from {short(event['snapshot'])}"
+        return f"↻ {count} calls replayed" if count else None
+
+    def clear(self) -> None:
+        """Make room on the terminal for something else."""
+        if self._shown:
+            click.echo(f"\r{_CLEAR}", err=True, nl=False)
+            self._shown = False
+
+
 def _show(events: Iterable[dict[str, Any]], trajectory: str, *, as_json: bool, quiet: bool) -> int:
-    raw = RawOutput()
+    raw, replay = RawOutput(), Replay()
     seen = False
     for event in events:
         seen = True
@@ -120,11 +150,12 @@ def _show(events: Iterable[dict[str, Any]], trajectory: str, *, as_json: bool, q
             click.echo(json.dumps(event))
             sys.stdout.flush()
         elif event["event"] == "output":
+            replay.clear()
             raw.write(event["stream"], base64.b64decode(event["data_b64"]))
         elif not quiet:
-            line = _line(event)
-            if line:
-                click.echo(line, err=True)
+            for line in (replay.line(event), _line(event)):
+                if line:
+                    click.echo(line, err=True)
         if event["event"] == "finished":
             return _exit_code(event, trajectory)
     if not seen:
@@ -144,6 +175,11 @@ def _line(event: dict[str, Any]) -> str | None:
             seq=event["seq"], snapshot_id=event["id"], tool=event["tool"], status=event["status"], files=event.get("files"),
             pause_ms=event["pause_ms"], method=event.get("method", "pivot"),
         )  # fmt: skip
+    if kind == "approval":
+        which, tool = short(event["id"]), printable(str(event["tool"]))
+        if event["status"] == "pending":
+            return f"⏸ {tool} waits for approval: `snapshotd approval {which}` shows it, `snapshotd approve {which}` lets it run"
+        return f"⏵ {tool}: approval {which} is {event['status']}"
     if kind == "warning":
         return f"snapshotd: warning: {printable(event['message'])}"
     if kind == "finished":
@@ -162,5 +198,5 @@ def _exit_code(event: dict[str, Any], trajectory: str) -> int:
         return 0
     raise SandboxFailed(
         f"the sandbox of {short(trajectory)} went away before its agent ended ({event.get('status', 'no status')}); its snapshots are "
-        f"safe: `snapshotd log {short(trajectory)}` lists them, `snapshotd fork {short(trajectory)}` goes on from the last"
+        f"safe: `snapshotd log {short(trajectory)}` lists them, `snapshotd resume {short(trajectory)}` goes on from the last"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +12,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from snapshotd.cli.command import connect
-from snapshotd.daemon.wire import FORK_MAX
+from snapshotd.client.results import Provider
+from snapshotd.daemon.wire import FORK_MAX, PROVIDER_URLS
 from snapshotd.errors import SnapshotdError
 from snapshotd.types import NAME_PATTERN, short
 
@@ -157,6 +158,35 @@ class Variable(click.ParamType):  # type: ignore[type-arg]
         return key, text
 
 
+class Secret(Variable):
+    """`NAME=VALUE`, or `NAME` for the value it has here. What is wrong with it is said without its value."""
+
+    name = "name[=value]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, str) and value.startswith("="):
+            self.fail("a secret has no name: write NAME=VALUE, or better NAME alone, for the value it has here", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Pair(click.ParamType):  # type: ignore[type-arg]
+    """Two words with a sign between them, such as `CALL=FILE`, as a pair. Without the sign, the second is `alone` where that is allowed."""
+
+    def __init__(self, form: str, *, alone: str | None = None) -> None:
+        self.name = form
+        self._alone = alone
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        key, equals, text = value.partition("=")
+        if key and not equals and self._alone is not None:
+            return key, self._alone
+        if not key or not equals:
+            self.fail(f"{value!r} is not of the form {self.name}", param, ctx)
+        return key, text
+
+
 class Name(click.ParamType):  # type: ignore[type-arg]
     """A name or tag."""
 
@@ -175,6 +205,12 @@ def sandbox_options(function: F) -> F:
                      shell_complete=complete_image),
         click.option("--workspace", metavar="DIR", type=click.Path(), help="Folder whose content is copied to /workspace."),
         click.option("-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on."),
+        click.option("--secret", "secrets", metavar="NAME[=VALUE]", type=Secret(), multiple=True,
+                     help="Environment variable whose value is recorded nowhere in plain; NAME alone takes it from here."),
+        click.option("--provider", "providers", metavar="KIND[=URL]", type=Pair("KIND[=URL]", alone=""), multiple=True,
+                     help="Record the model requests of an unmodified agent: openai or anthropic, at its own address or URL."),
+        click.option("--provider-key", "provider_keys", metavar="KIND=VARIABLE", type=Pair("KIND=VARIABLE"), multiple=True,
+                     help="Where the provider's key is here; else in OPENAI_API_KEY or ANTHROPIC_API_KEY. It never enters the sandbox."),
         click.option("--network", type=click.Choice(["none", "bridge"]), default="none", show_default=True,
                      help="What the sandbox can reach; --network alone means bridge."),
         click.option("--memory", type=Memory(), metavar="SIZE", help="Most memory, swap included: 512m, 2g.  [default: 2g]"),
@@ -190,7 +226,26 @@ def sandbox_options(function: F) -> F:
 
 
 def sandbox_keywords(options: dict[str, Any]) -> dict[str, Any]:
-    return {**options, "env": dict(options["env"])}
+    """The client's keywords for the options. UsageError for providers that make no sense."""
+    rest = {key: value for key, value in options.items() if key not in ("secrets", "providers", "provider_keys")}
+    providers = _providers(options["providers"], dict(options["provider_keys"]))
+    return {**rest, "env": dict(options["env"]), "secrets": dict(options["secrets"]), "providers": providers}
+
+
+def _providers(wanted: Sequence[tuple[str, str]], keys: dict[str, str]) -> list[Provider]:
+    for kind in [kind for kind, _ in wanted] + list(keys):
+        if kind not in PROVIDER_URLS:
+            raise click.UsageError(f"{kind!r} is no kind of provider; write {' or '.join(PROVIDER_URLS)}")
+    unused = next((kind for kind in keys if kind not in dict(wanted)), None)
+    if unused is not None:
+        raise click.UsageError(f"a key was given for {unused}, but no --provider {unused}; add that")
+    found = []
+    for kind, url in wanted:
+        variable = keys.get(kind, f"{kind.upper()}_API_KEY")
+        if kind in keys and variable not in os.environ:
+            raise click.UsageError(f"{variable} is not set here, so there is no key for {kind}; set it, or name another variable")
+        found.append(Provider(kind, url or None, os.environ.get(variable) or None))
+    return found
 
 
 def local_file(path: str, what: str) -> str:
@@ -250,3 +305,20 @@ def complete_image(ctx: click.Context, _param: click.Parameter, incomplete: str)
     except SnapshotdError:
         return []
     return [CompletionItem(item.name or short(item.id)) for item in found if (item.name or item.id).startswith(incomplete)]
+
+
+def complete_approval(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    try:
+        found = connect(ctx, autostart=False).approvals("pending")
+    except SnapshotdError:
+        return []
+    return [CompletionItem(short(item.id), help=item.tool) for item in found if item.id.startswith(incomplete)]
+
+
+def complete_task(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The tasks of the trajectory that was named before."""
+    try:
+        found = connect(ctx, autostart=False).tasks(ctx.params.get("trajectory") or "")
+    except SnapshotdError:
+        return []
+    return [CompletionItem(item.name, help=item.status) for item in found if item.name.startswith(incomplete)]

@@ -11,8 +11,9 @@
 """
 
 from snapshotd.client.client import Snapshotd
-from snapshotd.client.results import Policy
+from snapshotd.client.mind import RECORDED
+from snapshotd.client.results import Policy, Provider
 from snapshotd.client.sandbox import ExecFailed, ExecResult, Sandbox, Snapshot
 from snapshotd.errors import SnapshotdError
 
-__all__ = ["ExecFailed", "ExecResult", "Policy", "Sandbox", "Snapshot", "Snapshotd", "SnapshotdError"]
+__all__ = ["RECORDED", "ExecFailed", "ExecResult", "Policy", "Provider", "Sandbox", "Snapshot", "Snapshotd", "SnapshotdError"]

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from snapshotd.client.approvals import Approvals
+from snapshotd.client.mind import Mind
 from snapshotd.client.results import (
     ChangeInfo,
     CheckInfo,
@@ -19,6 +21,7 @@ from snapshotd.client.results import (
     ImportInfo,
     MessageInfo,
     Policy,
+    Provider,
     PruneInfo,
     RepairInfo,
     RestoreInfo,
@@ -29,6 +32,8 @@ from snapshotd.client.results import (
     VersionInfo,
 )  # fmt: skip
 from snapshotd.client.transport import Transport, segment
+from snapshotd.client.values import Values
+from snapshotd.client.verbs import Wait, absolute, b64, check_wait, local_path, ref_segment
 from snapshotd.daemon.wire import DEFAULT_STATE_DIR, FORK_MAX, PRUNE_GRACE_S, SOCKET_VARIABLE, STATE_DIR_VARIABLE, check_ref, socket_path_of
 from snapshotd.errors import DaemonUnavailable, UsageError
 
@@ -36,8 +41,6 @@ OutputSink = Callable[[Literal["stdout", "stderr"], bytes], object]
 Progress = Callable[[str], object]
 """Receives one line of progress for people."""
 Which = Literal["stdout", "stderr", "output"]
-Wait = Literal["captured", "stored"]
-"""What a method that makes a snapshot waits for: that it survives a crash of the daemon, or power loss too."""
 Form = Literal["bundle", "oci", "tar"]
 
 
@@ -48,7 +51,7 @@ class Readable(Protocol):
         """At most `count` bytes; nothing at the end."""
 
 
-class Snapshotd:
+class Snapshotd(Mind, Approvals, Values):
     """One daemon. Cheap to make, holds no connection, may be used from any thread.
 
     `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its snapshotd.sock.
@@ -63,9 +66,9 @@ class Snapshotd:
     """
 
     def __init__(self, state_dir: str | Path | None = None, socket: str | Path | None = None, *, autostart: bool = True) -> None:
-        self.state_dir = _path(state_dir or os.environ.get(STATE_DIR_VARIABLE) or DEFAULT_STATE_DIR)
+        self.state_dir = local_path(state_dir or os.environ.get(STATE_DIR_VARIABLE) or DEFAULT_STATE_DIR)
         named = socket or (os.environ.get(SOCKET_VARIABLE) if state_dir is None else None)
-        self.socket_path = _path(named) if named else socket_path_of(self.state_dir)
+        self.socket_path = local_path(named) if named else socket_path_of(self.state_dir)
         elsewhere = bool(named) and not (state_dir or os.environ.get(STATE_DIR_VARIABLE))
         self._transport = Transport(self.socket_path, self._start if autostart and not elsewhere else None)
 
@@ -78,7 +81,7 @@ class Snapshotd:
 
     def create(self, *, wait: Wait = "captured", **sandbox: Any) -> tuple[TrajectoryInfo, SnapshotInfo]:
         """A sandbox without an agent, running, and its first snapshot. Takes the keywords of `sandbox_fields`."""
-        _check_wait(wait)
+        check_wait(wait)
         answer = self._transport.request("POST", "/sandboxes", body=sandbox_fields(**sandbox))
         return TrajectoryInfo.of(answer["trajectory"]), self._settled(SnapshotInfo.of(answer["snapshot"]), wait)
 
@@ -91,10 +94,10 @@ class Snapshotd:
         If this process goes away before the answer, the run is stopped again unless `detach`. `wait` is for the snapshots so far, the first
         at least; for the others, call `flush` when the run has finished.
         """
-        _check_wait(wait)
+        check_wait(wait)
         body = {
-            **sandbox_fields(**sandbox), "agent": _absolute(agent), "args": list(args), "command": list(command),
-            "requirements": _absolute(requirements), "detach": detach,
+            **sandbox_fields(**sandbox), "agent": absolute(agent), "args": list(args), "command": list(command),
+            "requirements": absolute(requirements), "detach": detach,
         }  # fmt: skip
         started = TrajectoryInfo.of(self._transport.request("POST", "/runs", body=body))
         if wait == "stored":
@@ -103,19 +106,21 @@ class Snapshotd:
 
     def events(self, ref: str, *, follow: bool = True) -> Iterator[dict[str, Any]]:
         """The events of a run from its beginning; with `follow`, until `finished`."""
-        path = f"/trajectories/{_ref(ref, 'trajectory')}/events"
+        path = f"/trajectories/{ref_segment(ref, 'trajectory')}/events"
         return self._transport.lines("GET", path, query={"follow": "true" if follow else "false"})
 
     def exec(
         self, ref: str, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None, user: str | None = None,
-        on_output: OutputSink | None = None, wait: Wait = "captured",
+        on_output: OutputSink | None = None, wait: Wait = "captured", if_head: str | None = None,
     ) -> ExecInfo:  # fmt: skip
         """Run a command as a tool call and take the snapshot. It goes on, and is captured, even if this process goes away.
 
-        CommandNotFound and CommandNotRunnable leave no snapshot. `on_output` gets raw output as it comes.
+        CommandNotFound and CommandNotRunnable leave no snapshot. `on_output` gets raw output as it comes. With `if_head`, only while that
+        snapshot is the trajectory's head: of several who ask so at the same time one runs, the others get a Conflict that names the head.
         """
-        _check_wait(wait)
-        done = self._exec(f"/trajectories/{_ref(ref, 'trajectory')}/exec", argv, cwd, env, user, on_output, f"of {ref}")
+        check_wait(wait)
+        path = f"/trajectories/{ref_segment(ref, 'trajectory')}/exec"
+        done = self._exec(path, argv, cwd, env, user, on_output, f"of {ref}", None if if_head is None else check_ref(if_head))
         return done if done.snapshot is None else dataclasses.replace(done, snapshot=self._settled(done.snapshot, wait))
 
     def exec_snapshot(
@@ -123,15 +128,15 @@ class Snapshotd:
         on_output: OutputSink | None = None,
     ) -> ExecInfo:  # fmt: skip
         """Run a command in a throw-away fork of a snapshot; nothing of it is kept."""
-        return self._exec(f"/snapshots/{_ref(ref)}/exec", argv, cwd, env, user, on_output, f"in a fork of {ref}")
+        return self._exec(f"/snapshots/{ref_segment(ref)}/exec", argv, cwd, env, user, on_output, f"in a fork of {ref}")
 
     def _exec(
         self, path: str, argv: Sequence[str], cwd: str | None, env: Mapping[str, str] | None, user: str | None,
-        on_output: OutputSink | None, where: str,
+        on_output: OutputSink | None, where: str, if_head: str | None = None,
     ) -> ExecInfo:  # fmt: skip
         if not argv:
             raise UsageError("there is no command to execute; give one after `--`")
-        body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user}
+        body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user, "if_head": if_head}
         for event in self._transport.lines("POST", path, body=body):
             if event["event"] == "output" and on_output is not None:
                 on_output(event["stream"], base64.b64decode(event["data_b64"]))
@@ -140,47 +145,34 @@ class Snapshotd:
         raise DaemonUnavailable(f"the daemon ended the command {where} without a result; `snapshotd log` shows whether it was captured")
 
     def fork(
-        self, ref: str, n: int = 1, *, args: Sequence[str] | None = None, name: str | None = None, wait: Wait = "captured"
+        self, ref: str, n: int = 1, *, args: Sequence[str] | None = None, name: str | None = None, resume: bool = False,
+        wait: Wait = "captured",
     ) -> ForkInfo:  # fmt: skip
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args` the program starts in
-        each; `{index}` in an argument is the fork's number from 0. `wait` is for the snapshot they begin at and what they have so far.
-        UsageError before anything starts."""
-        _check_wait(wait)
+        each; `{index}` in an argument is the fork's number from 0. With `resume` it is replayed up to the snapshot (with `args`, if given)
+        and goes on from there. `wait` is for the snapshot they begin at and what they have so far. UsageError before anything starts."""
+        check_wait(wait)
         if not 1 <= n <= FORK_MAX:
             raise UsageError(f"{n} forks were asked for, but one fork makes 1 to {FORK_MAX}; nothing was started")
-        body = {"n": n, "args": None if args is None else list(args), "name": name}
-        forked = ForkInfo.of(self._transport.request("POST", f"/snapshots/{_ref(ref)}/fork", body=body))
+        body = {"n": n, "args": None if args is None else list(args), "name": name, "resume": resume}
+        forked = ForkInfo.of(self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/fork", body=body))
         if wait == "stored":
             origins = {item.forked_from for item in forked.trajectories if item.forked_from is not None}
             for line in (*(self.snapshot(origin).trajectory for origin in origins), *(item.id for item in forked.trajectories)):
                 self.flush(line)
         return forked
 
-    def rewind(self, ref: str, to: str, *, wait: Wait = "captured") -> SnapshotInfo:
-        """Give a running sandbox the files of snapshot `to`, in place; the conversation goes on. Returns the new snapshot that records it.
-        Conflict while a process of the sandbox's own lives."""
-        _check_wait(wait)
-        answer = self._transport.request("POST", f"/trajectories/{_ref(ref, 'trajectory')}/rewind", body={"to": to})
-        return self._settled(SnapshotInfo.of(answer), wait)
-
     def stop(self, ref: str, *, wait: Wait = "captured") -> TrajectoryInfo:
         """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running."""
-        _check_wait(wait)
-        stopped = TrajectoryInfo.of(self._transport.request("POST", f"/trajectories/{_ref(ref, 'trajectory')}/stop"))
+        check_wait(wait)
+        stopped = TrajectoryInfo.of(self._transport.request("POST", f"/trajectories/{ref_segment(ref, 'trajectory')}/stop"))
         if wait == "stored":
             self.flush(stopped.id)
         return stopped
 
-    def _settled(self, taken: SnapshotInfo, wait: Wait) -> SnapshotInfo:
-        """The snapshot as it is when what was waited for has happened."""
-        if wait == "captured":
-            return taken
-        self.flush(taken.trajectory)
-        return self.snapshot(taken.id)
-
     def remove(self, ref: str, *, force: bool = False) -> None:
         """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks."""
-        self._transport.request("DELETE", f"/trajectories/{_ref(ref, 'trajectory')}", query={"force": "true" if force else None})
+        self._transport.request("DELETE", f"/trajectories/{ref_segment(ref, 'trajectory')}", query={"force": "true" if force else None})
 
     # -- looking -----------------------------------------------------------------------------------------------------------
 
@@ -191,15 +183,12 @@ class Snapshotd:
         return [SandboxInfo.of(item) for item in self._transport.request("GET", "/sandboxes")]
 
     def trajectory(self, ref: str) -> TrajectoryInfo:
-        return TrajectoryInfo.of(self._transport.request("GET", f"/trajectories/{_ref(ref, 'trajectory')}"))
-
-    def snapshot(self, ref: str) -> SnapshotInfo:
-        return SnapshotInfo.of(self._transport.request("GET", f"/snapshots/{_ref(ref)}"))
+        return TrajectoryInfo.of(self._transport.request("GET", f"/trajectories/{ref_segment(ref, 'trajectory')}"))
 
     def log(self, ref: str, last: int | None = None) -> list[SnapshotInfo]:
         """A trajectory's own snapshots, oldest first; with `last` (1 or more), only so many of the newest."""
         query = {"last": None if last is None else str(last)}
-        found = self._transport.request("GET", f"/trajectories/{_ref(ref, 'trajectory')}/log", query=query)
+        found = self._transport.request("GET", f"/trajectories/{ref_segment(ref, 'trajectory')}/log", query=query)
         return [SnapshotInfo.of(item) for item in found]
 
     def all_snapshots(self) -> list[SnapshotInfo]:
@@ -207,11 +196,11 @@ class Snapshotd:
 
     def conversation(self, ref: str) -> list[MessageInfo]:
         """The conversation up to a snapshot."""
-        return [MessageInfo.of(item) for item in self._transport.request("GET", f"/snapshots/{_ref(ref)}/conversation")]
+        return [MessageInfo.of(item) for item in self._transport.request("GET", f"/snapshots/{ref_segment(ref)}/conversation")]
 
     def output(self, ref: str, which: Which = "output") -> Iterator[bytes]:
         """A tool call's recorded output in pieces."""
-        return self._transport.pieces("GET", f"/snapshots/{_ref(ref)}/output/{which}")
+        return self._transport.pieces("GET", f"/snapshots/{ref_segment(ref)}/output/{which}")
 
     def diff(self, a: str, b: str | None = None) -> Iterator[ChangeInfo]:
         """What changed from `a` to `b`; with one ref, from its parent to it."""
@@ -223,7 +212,7 @@ class Snapshotd:
 
     def patch(self, a: str, b: str | None = None, *, write: Callable[[bytes], object], root: str | bytes = b"workspace") -> int:
         """Write the changes below `root` as a patch that `git apply` and `patch -p1` take. Returns how many changes lie elsewhere."""
-        query = {**_pair(a, b), "root_b64": _b64(root)}
+        query = {**_pair(a, b), "root_b64": b64(root)}
         for event in self._transport.lines("GET", "/patch", query=query):
             if event["event"] == "end":
                 return int(event["outside"])
@@ -232,12 +221,12 @@ class Snapshotd:
 
     def cat(self, ref: str, path: str | bytes) -> Iterator[bytes]:
         """A regular file's content in pieces. NotFound; UsageError for anything but a regular file."""
-        return self._transport.pieces("GET", f"/snapshots/{_ref(ref)}/file", query={"path_b64": _b64(path)})
+        return self._transport.pieces("GET", f"/snapshots/{ref_segment(ref)}/file", query={"path_b64": b64(path)})
 
     def restore(self, ref: str, to: str | Path, *, path: str = "") -> RestoreInfo:
         """Write a snapshot's tree, or the part below `path`, into the local folder `to`, which must not exist or be empty."""
-        body = {"to": _absolute(to), "path": path}
-        return RestoreInfo.of(self._transport.request("POST", f"/snapshots/{_ref(ref)}/restore", body=body))
+        body = {"to": absolute(to), "path": path}
+        return RestoreInfo.of(self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/restore", body=body))
 
     def tag(self, ref: str, name: str, *, move: bool = False) -> str:
         """Give a snapshot a tag; returns the snapshot's id. Conflict when another snapshot has the tag, unless `move`."""
@@ -246,7 +235,7 @@ class Snapshotd:
         return str(answer["snapshot"])
 
     def untag(self, name: str) -> None:
-        self._transport.request("DELETE", f"/tags/{_ref(name, 'tag')}")
+        self._transport.request("DELETE", f"/tags/{ref_segment(name, 'tag')}")
 
     # -- durable storage ---------------------------------------------------------------------------------------------------
 
@@ -293,7 +282,7 @@ class Snapshotd:
         Whatever is raised, also in the middle, what was written is not whole.
         """
         query = {"form": form, "whole": "true" if whole else None, "since": None if since is None else check_ref(since)}
-        for item in self._transport.frames("GET", f"/snapshots/{_ref(ref)}/export", query=query):
+        for item in self._transport.frames("GET", f"/snapshots/{ref_segment(ref)}/export", query=query):
             if isinstance(item, bytes):
                 write(item)
             elif item["event"] == "progress" and progress is not None:
@@ -311,7 +300,7 @@ class Snapshotd:
         from snapshotd.client.part_file import part_file
 
         count = 0
-        with part_file(_path(to)) as write:
+        with part_file(local_path(to)) as write:
 
             def counting(data: bytes) -> None:
                 nonlocal count
@@ -328,10 +317,10 @@ class Snapshotd:
     ) -> ImportInfo:  # fmt: skip
         """Take a bundle in, all or nothing, from a local file or an open one. UsageError (malformed), NotFound (the snapshot it builds on
         is not here), Conflict (it is here already), LimitExceeded, VersionMismatch; what reading the source raises."""
-        _check_wait(wait)
+        check_wait(wait)
         if isinstance(source, str | Path):
             try:
-                opened = _path(source).open("rb", buffering=0)
+                opened = local_path(source).open("rb", buffering=0)
             except OSError as exc:
                 raise UsageError(f"the bundle {source} cannot be read: {exc.strerror}; name a file that `snapshotd export` wrote") from exc
             with opened:
@@ -347,11 +336,11 @@ class Snapshotd:
     def mount(self, directory: str | Path) -> None:
         """Show every stored snapshot below a local directory, read-only, as `trajectories/`, `snapshots/` and `tags/`. UsageError,
         Unsupported."""
-        self._transport.request("POST", "/mount", body={"directory": _absolute(directory)})
+        self._transport.request("POST", "/mount", body={"directory": absolute(directory)})
 
     def unmount(self, directory: str | Path) -> None:
         """End it. NotFound when nothing of the daemon's is mounted there."""
-        self._transport.request("POST", "/umount", body={"directory": _absolute(directory)})
+        self._transport.request("POST", "/umount", body={"directory": absolute(directory)})
 
     def _work(self, method: str, path: str, body: Any, progress: Progress | None, what: str, then: str) -> dict[str, Any]:
         return _result(self._transport.lines(method, path, body=body), progress, what, then)
@@ -386,19 +375,18 @@ class Snapshotd:
         answer: dict[str, Any] = self._transport.request("GET", "/status")
         return answer
 
-    def flush(self, trajectory: str | None = None) -> None:
-        """Return when every snapshot so far (of one trajectory, or all) survives power loss."""
-        self._transport.request("POST", "/flush", query={"trajectory": trajectory})
-
 
 def sandbox_fields(
     *, image: str = "default", runtime: str = "auto", workspace: str | Path | None = None, env: Mapping[str, str] | None = None,
     network: str = "none", memory: int | None = None, cpus: float | None = None, pids: int | None = None, name: str | None = None,
+    secrets: Mapping[str, str] | None = None, providers: Sequence[Provider] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """What a new sandbox is made of, as the API takes it. `memory` in bytes; None means the daemon's default."""
+    """What a new sandbox is made of, as the API takes it. `memory` in bytes; None means the daemon's default. `secrets` are environment
+    whose values are recorded nowhere in plain; `providers` are what the recording gateway forwards model requests to."""
     limits = {"memory_bytes": memory, "cpus": cpus, "pids": pids}
     return {
-        "image": image, "runtime": runtime, "workspace": _absolute(workspace), "env": dict(env or {}), "network": network, "name": name,
+        "image": image, "runtime": runtime, "workspace": absolute(workspace), "env": dict(env or {}), "network": network, "name": name,
+        "secrets": dict(secrets or {}), "providers": [dataclasses.asdict(item) for item in providers],
         "limits": {key: value for key, value in limits.items() if value is not None},
     }  # fmt: skip
 
@@ -413,21 +401,11 @@ def _result(events: Iterator[dict[str, Any]], progress: Progress | None, what: s
     raise DaemonUnavailable(f"the daemon ended {what} without a result; {then}")
 
 
-def _check_wait(wait: str) -> None:
-    if wait not in ("captured", "stored"):
-        raise UsageError(f"{wait!r} is nothing to wait for; use captured or stored")
-
 
 def _line(trajectory: str | None) -> dict[str, str | None]:
     return {"trajectory": None if trajectory is None else check_ref(trajectory, "trajectory")}
 
 
-def _path(path: str | Path) -> Path:
-    return Path(os.path.abspath(path))
-
-
-def _absolute(path: str | Path | None) -> str | None:
-    return None if path is None else os.path.abspath(path)
 
 
 def _local_or_name(source: str) -> str:
@@ -435,13 +413,6 @@ def _local_or_name(source: str) -> str:
     return os.path.abspath(source) if os.path.exists(source) else source
 
 
-def _ref(ref: str, what: str = "snapshot or trajectory") -> str:
-    return segment(check_ref(ref, what))
-
 
 def _pair(a: str, b: str | None) -> dict[str, str | None]:
     return {"a": check_ref(a), "b": None if b is None else check_ref(b)}
-
-
-def _b64(path: str | bytes) -> str:
-    return base64.urlsafe_b64encode(os.fsencode(path)).decode()

@@ -6,20 +6,21 @@ Unknown members are ignored, so that a daemon may say more than its client knows
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 Json = dict[str, Any]
 
 
-def _plain(cls: type[T], data: Json, **made: Any) -> T:
+def plain(cls: type[T], data: Json, **made: Any) -> T:
     """`cls` from the members of `data` with its fields' names; `made` holds those that are records themselves."""
     names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     return cls(**{name: made[name] if name in made else data[name] for name in names})
 
 
-def _path_of(data: Json) -> bytes:
+def path_of(data: Json) -> bytes:
+    """A sandbox path, every byte of it."""
     return base64.b64decode(data["path_b64"]) if "path_b64" in data else str(data["path"]).encode()
 
 
@@ -34,7 +35,7 @@ class Files:
 
     @classmethod
     def of(cls, data: Json | None) -> Files | None:
-        return None if data is None else _plain(cls, data)
+        return None if data is None else plain(cls, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Tool:
 
     @classmethod
     def of(cls, data: Json) -> Tool:
-        return _plain(cls, data, outputs=tuple(data["outputs"]))
+        return plain(cls, data, outputs=tuple(data["outputs"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,12 @@ class SnapshotInfo:
     messages: int
     image: str
     layers: int
+    follows: str | None
+    """Whose conversation, journal and state it continues, where that is not its parent: after a rewind or an edit."""
 
     @classmethod
     def of(cls, data: Json) -> SnapshotInfo:
-        return _plain(cls, data, tool=Tool.of(data["tool"]), files=Files.of(data["files"]), tags=tuple(data["tags"]))
+        return plain(cls, data, tool=Tool.of(data["tool"]), files=Files.of(data["files"]), tags=tuple(data["tags"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class LimitsInfo:
 
     @classmethod
     def of(cls, data: Json) -> LimitsInfo:
-        return _plain(cls, data)
+        return plain(cls, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class AgentInfo:
 
     @classmethod
     def of(cls, data: Json | None) -> AgentInfo | None:
-        return None if data is None else _plain(cls, data, argv=tuple(data["argv"]))
+        return None if data is None else plain(cls, data, argv=tuple(data["argv"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,7 @@ class TrajectoryInfo:
 
     @classmethod
     def of(cls, data: Json) -> TrajectoryInfo:
-        return _plain(cls, data, limits=LimitsInfo.of(data["limits"]), agent=AgentInfo.of(data["agent"]))
+        return plain(cls, data, limits=LimitsInfo.of(data["limits"]), agent=AgentInfo.of(data["agent"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,7 @@ class SandboxInfo:
 
     @classmethod
     def of(cls, data: Json) -> SandboxInfo:
-        return _plain(cls, data, trajectory=TrajectoryInfo.of(data["trajectory"]))
+        return plain(cls, data, trajectory=TrajectoryInfo.of(data["trajectory"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,7 @@ class ExecInfo:
     @classmethod
     def of(cls, data: Json) -> ExecInfo:
         snapshot = data["snapshot"]
-        return _plain(cls, data, snapshot=None if snapshot is None else SnapshotInfo.of(snapshot), call=Tool.of(data["call"]))
+        return plain(cls, data, snapshot=None if snapshot is None else SnapshotInfo.of(snapshot), call=Tool.of(data["call"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,7 @@ class ForkInfo:
 
     @classmethod
     def of(cls, data: Json) -> ForkInfo:
-        return _plain(cls, data, trajectories=tuple(TrajectoryInfo.of(item) for item in data["trajectories"]))
+        return plain(cls, data, trajectories=tuple(TrajectoryInfo.of(item) for item in data["trajectories"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +180,7 @@ class EntryInfo:
 
     @classmethod
     def of(cls, data: Json | None) -> EntryInfo | None:
-        return None if data is None else _plain(cls, data)
+        return None if data is None else plain(cls, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +194,7 @@ class ChangeInfo:
 
     @classmethod
     def of(cls, data: Json) -> ChangeInfo:
-        return cls(data["change"], _path_of(data), EntryInfo.of(data["before"]), EntryInfo.of(data["after"]))
+        return cls(data["change"], path_of(data), EntryInfo.of(data["before"]), EntryInfo.of(data["after"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +206,7 @@ class MessageInfo:
 
     @classmethod
     def of(cls, data: Json) -> MessageInfo:
-        return _plain(cls, data)
+        return plain(cls, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +220,7 @@ class RestoreInfo:
 
     @classmethod
     def of(cls, data: Json) -> RestoreInfo:
-        return _plain(cls, data, warnings=tuple(data["warnings"]))
+        return plain(cls, data, warnings=tuple(data["warnings"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +234,7 @@ class ImageInfo:
 
     @classmethod
     def of(cls, data: Json) -> ImageInfo:
-        return _plain(cls, data)
+        return plain(cls, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +250,17 @@ class Policy:
 
     @classmethod
     def of(cls, data: Json) -> Policy:
-        return _plain(cls, data)
+        return plain(cls, data)
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """A model provider for the recording gateway: `kind` is openai or anthropic, `base_url` its own API if None. The key stays in the
+    daemon: it never enters a sandbox."""
+
+    kind: str
+    base_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +276,7 @@ class UsageInfo:
 
     @classmethod
     def of(cls, data: Json) -> UsageInfo:
-        return _plain(cls, data)
+        return plain(cls, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +291,7 @@ class PrunedInfo:
 
     @classmethod
     def of(cls, data: Json) -> PrunedInfo:
-        return _plain(cls, data)
+        return plain(cls, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +307,7 @@ class PruneInfo:
 
     @classmethod
     def of(cls, data: Json) -> PruneInfo:
-        return _plain(cls, data, snapshots=tuple(PrunedInfo.of(item) for item in data["snapshots"]))
+        return plain(cls, data, snapshots=tuple(PrunedInfo.of(item) for item in data["snapshots"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +322,7 @@ class DamageInfo:
 
     @classmethod
     def of(cls, data: Json) -> DamageInfo:
-        return _plain(cls, data, path=None if data["path"] is None else _path_of(data))
+        return plain(cls, data, path=None if data["path"] is None else path_of(data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +337,7 @@ class CheckInfo:
 
     @classmethod
     def of(cls, data: Json) -> CheckInfo:
-        return _plain(cls, data, damages=tuple(DamageInfo.of(item) for item in data["damages"]), snapshots=tuple(data["snapshots"]))
+        return plain(cls, data, damages=tuple(DamageInfo.of(item) for item in data["damages"]), snapshots=tuple(data["snapshots"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +369,7 @@ class ImportInfo:
     @classmethod
     def of(cls, data: Json) -> ImportInfo:
         lines = tuple(TrajectoryInfo.of(item) for item in data["trajectories"])
-        return _plain(cls, data, trajectories=lines, warnings=tuple(data["warnings"]))
+        return plain(cls, data, trajectories=lines, warnings=tuple(data["warnings"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,4 +381,4 @@ class VersionInfo:
 
     @classmethod
     def of(cls, data: Json) -> VersionInfo:
-        return _plain(cls, data)
+        return plain(cls, data)

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from snapshotd.client.client import Form, Snapshotd, Wait
-from snapshotd.client.results import ChangeInfo, ExecInfo, ExportInfo, RestoreInfo, SnapshotInfo, TrajectoryInfo
+from snapshotd.client.client import Form, Snapshotd
+from snapshotd.client.mind import Mode
+from snapshotd.client.results import (
+    ChangeInfo,
+    ExecInfo,
+    ExportInfo,
+    MessageInfo,
+    Provider,
+    RestoreInfo,
+    SnapshotInfo,
+    TrajectoryInfo,
+)  # fmt: skip
+from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
+from snapshotd.client.verbs import Wait
 from snapshotd.errors import NotFound, SnapshotdError, UsageError
 
 
@@ -62,12 +75,12 @@ class Snapshot:
 
     def diff(self, other: Snapshot | str | None = None) -> list[ChangeInfo]:
         """What changed from this snapshot to `other`; without it, from the parent to this one."""
-        return list(self._client.diff(self.id, other.id if isinstance(other, Snapshot) else other))
+        return list(self._client.diff(self.id, None if other is None else _id(other)))
 
     def patch(self, other: Snapshot | str | None = None) -> bytes:
         """The same as a patch of /workspace, held in memory."""
         parts: list[bytes] = []
-        self._client.patch(self.id, other.id if isinstance(other, Snapshot) else other, write=parts.append)
+        self._client.patch(self.id, None if other is None else _id(other), write=parts.append)
         return b"".join(parts)
 
     def cat(self, path: str | bytes) -> bytes:
@@ -79,15 +92,36 @@ class Snapshot:
         return self._client.restore(self.id, to, path=path)
 
     def fork(
-        self, n: int = 1, *, args: Sequence[str] | None = None, name: str | None = None, wait: Wait = "captured"
+        self, n: int = 1, *, args: Sequence[str] | None = None, name: str | None = None, resume: bool = False, wait: Wait = "captured"
     ) -> list[Sandbox]:  # fmt: skip
-        """`n` running sandboxes that start from here."""
-        return [Sandbox(self._client, item) for item in self._client.fork(self.id, n, args=args, name=name, wait=wait).trajectories]
+        """`n` running sandboxes that start from here; with `resume` the agent's program goes on in each."""
+        forked = self._client.fork(self.id, n, args=args, name=name, resume=resume, wait=wait)
+        return [Sandbox(self._client, item) for item in forked.trajectories]
+
+    def edit(self, **changes: Any) -> Sandbox:
+        """A new trajectory that begins here with something changed; takes the keywords of `Snapshotd.edit`."""
+        return Sandbox(self._client, self._client.edit(self.id, **changes))
+
+    def conversation(self) -> list[MessageInfo]:
+        """The conversation up to here."""
+        return self._client.conversation(self.id)
+
+    def journal(self) -> list[JournalInfo]:
+        """The journal up to here, from the program's beginning."""
+        return list(self._client.journal(self.id))
+
+    def state(self) -> dict[str, Any]:
+        """The agent's own state as it was saved here."""
+        return self._client.state(self.id)
+
+    def tasks(self) -> list[TaskInfo]:
+        """The subtasks as they were here."""
+        return self._client.tasks(self.id)
 
     def export(self, to: str | Path, *, form: Form = "bundle", whole: bool = False, since: Snapshot | str | None = None) -> ExportInfo:
         """Write it (with `whole`: its trajectory up to it) as one file: a `bundle` for `Snapshotd.import_bundle`, an `oci` image for
         `docker load`, or a plain `tar`. The file is there whole or not at all."""
-        return self._client.export_file(self.id, to, form=form, whole=whole, since=since.id if isinstance(since, Snapshot) else since)
+        return self._client.export_file(self.id, to, form=form, whole=whole, since=None if since is None else _id(since))
 
     def exec(self, command: str | Sequence[str], **options: object) -> ExecResult:
         """Run a command in a throw-away fork; nothing of it is kept. Options as for `Sandbox.exec`."""
@@ -146,14 +180,16 @@ class Sandbox:
     def create(
         cls, *, image: str = "default", workspace: str | Path | None = None, name: str | None = None,
         env: Mapping[str, str] | None = None, network: str = "none", memory: int | None = None, cpus: float | None = None,
-        pids: int | None = None, runtime: str = "auto", wait: Wait = "captured", client: Snapshotd | None = None,
+        pids: int | None = None, runtime: str = "auto", secrets: Mapping[str, str] | None = None, providers: Sequence[Provider] = (),
+        wait: Wait = "captured", client: Snapshotd | None = None,
     ) -> Sandbox:  # fmt: skip
-        """Start a sandbox. `workspace` is copied to /workspace, `memory` is in bytes, `network` is none or bridge. With `wait="stored"`,
-        here and in the methods that make a snapshot, they return when it survives power loss."""
+        """Start a sandbox. `workspace` is copied to /workspace, `memory` is in bytes, `network` is none or bridge, `secrets` are
+        environment that is recorded nowhere in plain, `providers` are for the recording gateway. With `wait="stored"`, here and in the
+        methods that make a snapshot, they return when it survives power loss."""
         client = client or Snapshotd()
         info, _ = client.create(
             image=image, workspace=workspace, name=name, env=env, network=network, memory=memory, cpus=cpus, pids=pids, runtime=runtime,
-            wait=wait,
+            secrets=secrets, providers=providers, wait=wait,
         )  # fmt: skip
         return cls(client, info)
 
@@ -171,13 +207,15 @@ class Sandbox:
     def exec(
         self, command: str | Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None, user: str | None = None,
         check: bool = False, on_stdout: Callable[[bytes], object] | None = None, on_stderr: Callable[[bytes], object] | None = None,
-        wait: Wait = "captured",
+        wait: Wait = "captured", if_head: Snapshot | str | None = None,
     ) -> ExecResult:  # fmt: skip
         """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`, a list is run as it is.
 
-        With `check`, ExecFailed for an exit code other than 0. CommandNotFound and CommandNotRunnable leave no snapshot.
+        With `check`, ExecFailed for an exit code other than 0. CommandNotFound and CommandNotRunnable leave no snapshot. With `if_head`,
+        Conflict when that is not the newest snapshot any more.
         """
-        method = functools.partial(self._client.exec, wait=wait)
+        head = None if if_head is None else _id(if_head)
+        method = functools.partial(self._client.exec, wait=wait, if_head=head)
         return _exec(method, self.id, command, cwd=cwd, env=env, user=user, check=check, on_stdout=on_stdout, on_stderr=on_stderr)
 
     def snapshots(self, last: int | None = None) -> list[Snapshot]:
@@ -189,14 +227,47 @@ class Sandbox:
         return Snapshot(self._client, self._client.snapshot(self.id))
 
     def fork(
-        self, n: int = 1, *, args: Sequence[str] | None = None, name: str | None = None, wait: Wait = "captured"
+        self, n: int = 1, *, args: Sequence[str] | None = None, name: str | None = None, resume: bool = False, wait: Wait = "captured"
     ) -> list[Sandbox]:  # fmt: skip
         """`n` running sandboxes that start from the newest snapshot; this one runs on."""
-        return self.head().fork(n, args=args, name=name, wait=wait)
+        return self.head().fork(n, args=args, name=name, resume=resume, wait=wait)
 
-    def rewind(self, to: Snapshot | str, *, wait: Wait = "captured") -> Snapshot:
-        """Put the files back as they were in a snapshot, in the running sandbox. Recorded as a new snapshot; nothing is lost."""
-        return Snapshot(self._client, self._client.rewind(self.id, to.id if isinstance(to, Snapshot) else to, wait=wait))
+    def rewind(
+        self, to: Snapshot | str, *, mode: Mode = "both", compensate: bool = False, wait: Wait = "captured"
+    ) -> Snapshot:  # fmt: skip
+        """Go back to a snapshot, in the running sandbox: files, the agent's mind, or both. Recorded as a new snapshot; nothing is lost, and
+        `undo` takes it back."""
+        return Snapshot(self._client, self._client.rewind(self.id, _id(to), mode=mode, compensate=compensate, wait=wait))
+
+    def preview_rewind(self, to: Snapshot | str, *, mode: Mode = "both") -> RewindPreview:
+        """What `rewind` would do. Changes nothing."""
+        return self._client.preview_rewind(self.id, _id(to), mode=mode)
+
+    def undo(self, *, wait: Wait = "captured") -> Snapshot:
+        """Take the last rewind (or undo) back."""
+        return Snapshot(self._client, self._client.undo(self.id, wait=wait))
+
+    def resume(
+        self, *, retry: Sequence[str] = (), skip: Sequence[str] = (), results: Mapping[str, Any] | None = None
+    ) -> None:  # fmt: skip
+        """Let the agent's program go on from the newest snapshot; `events` follows it. As `Snapshotd.resume`."""
+        self._client.resume(self.id, retry=retry, skip=skip, results=results)
+
+    def events(self, *, follow: bool = True) -> Iterator[dict[str, Any]]:
+        """The events of the agent's run from its beginning; with `follow`, until `finished`."""
+        return self._client.events(self.id, follow=follow)
+
+    def retry(self, task: str, *, compensate: bool = True, resume: bool = True, wait: Wait = "captured") -> Snapshot:
+        """Go back to before a task began and do it again. As `Snapshotd.retry`."""
+        return Snapshot(self._client, self._client.retry(self.id, task, compensate=compensate, resume=resume, wait=wait))
+
+    def effects(self) -> list[EffectInfo]:
+        """The irreversible calls that rewinds left behind, newest first."""
+        return self._client.effects(self.id)
+
+    def compensate(self, *calls: str) -> list[EffectInfo]:
+        """Run the compensations of those calls (all, if none is named), each at most once."""
+        return self._client.compensate(self.id, calls)
 
     def stop(self, *, wait: Wait = "captured") -> None:
         """Take a last snapshot if anything changed and end the container. `exec` starts it again."""
@@ -238,6 +309,10 @@ def _exec(
         shown = command if isinstance(command, str) else shlex.join(command)
         raise ExecFailed(f"the command `{shown}` ended with exit code {result.exit_code}: {result.stderr[-500:].strip()}", result)
     return result
+
+
+def _id(snapshot: Snapshot | str) -> str:
+    return snapshot.id if isinstance(snapshot, Snapshot) else snapshot
 
 
 def _in_workspace(path: str | bytes) -> bytes:

@@ -20,7 +20,17 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 import snapshotd
-from snapshotd.daemon import models, routes_images, routes_runs, routes_service, routes_snapshots, routes_storage
+from snapshotd.daemon import (
+    models,
+    routes_approvals,
+    routes_images,
+    routes_mind,
+    routes_runs,
+    routes_service,
+    routes_snapshots,
+    routes_storage,
+    routes_values,
+)  # fmt: skip
 from snapshotd.daemon.failures import error_json, failure_of
 from snapshotd.daemon.gate import Gate
 from snapshotd.daemon.routes import Service
@@ -39,7 +49,9 @@ def create_app(service: Service) -> FastAPI:
         responses={"default": {"model": models.ErrorAnswer, "description": "An error, as one sentence."}},
     )  # fmt: skip
     app.state.service = service
-    for module in (routes_runs, routes_snapshots, routes_images, routes_storage, routes_service):
+    for module in (
+        routes_runs, routes_mind, routes_approvals, routes_snapshots, routes_values, routes_images, routes_storage, routes_service,
+    ):  # fmt: skip
         app.include_router(module.router, prefix=API_PREFIX)
     for kind in (SnapshotdError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)

@@ -7,22 +7,27 @@ not UTF-8, and `path_b64` (base64) is there exactly when that lost something.
 from __future__ import annotations
 
 import base64
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from snapshotd import types as t
-from snapshotd.daemon.wire import FORK_MAX
-from snapshotd.engine.base import Forked, RunRequest, SandboxInfo, SandboxRequest
+from snapshotd.daemon.wire import FORK_MAX, PROVIDER_URLS
+from snapshotd.engine.base import Forked, Provider, ProviderKind, RunRequest, SandboxInfo, SandboxRequest
 from snapshotd.errors import UsageError
 from snapshotd.layers.base import Change, RestoreReport
+
+_URL = re.compile(r"https?://[A-Za-z0-9._~\[\]:-]{1,255}(/[!-~]{0,2048})?")
+_LATEST_NS = 253_402_300_799_999_999_999
+"""The last instant that ISO 8601 with four digits can say."""
 
 
 def iso_time(at_ns: int) -> str:
     """Nanoseconds since the epoch as `2025-01-31T12:00:00.123456Z`."""
-    seconds, rest = divmod(at_ns, 1_000_000_000)
+    seconds, rest = divmod(min(at_ns, _LATEST_NS), 1_000_000_000)
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S") + f".{rest // 1000:06d}Z"
 
 
@@ -109,6 +114,9 @@ class Snapshot(Answer):
     messages: int = Field(description="Length of the conversation up to it.")
     image: str
     layers: int = Field(description="Sealed layers over the image.")
+    follows: str | None = Field(
+        description="Whose conversation, journal and state it continues, where that is not its parent: after a rewind or an edit."
+    )
 
     @staticmethod
     def of(s: t.Snapshot) -> Snapshot:
@@ -116,7 +124,7 @@ class Snapshot(Answer):
             id=s.id, parent=s.parent, trajectory=s.trajectory, seq=s.seq, tool=Tool.of(s.call),
             files=None if s.files is None else FileCounts.of(s.files), state=s.state, pause_ms=milliseconds(s.pause_ns),
             created_at=iso_time(s.created_at_ns), tags=list(s.tags), method=s.method, messages=s.messages,
-            image=s.stack.image, layers=len(s.stack.layers),
+            image=s.stack.image, layers=len(s.stack.layers), follows=s.follows,
         )  # fmt: skip
 
 
@@ -265,6 +273,23 @@ class LimitsRequest(Request):
     pids: int = Field(t.Limits().pids, ge=8, le=4 << 20)
 
 
+class ProviderFields(Request):
+    """Where requests of one model API are forwarded to."""
+
+    kind: ProviderKind
+    base_url: str | None = Field(None, max_length=4096, description="Else the provider's own.")
+    api_key: SecretStr | None = Field(None, max_length=4096, description="Stays in the daemon.")
+
+    def provider(self) -> Provider:
+        """UsageError names what is malformed, and never the key."""
+        url = self.base_url or PROVIDER_URLS[self.kind]
+        if not _URL.fullmatch(url):
+            raise UsageError(
+                f"the address of the provider {self.kind} is malformed: write http:// or https://, a host and a path, without a password"
+            )
+        return Provider(self.kind, url, None if self.api_key is None else self.api_key.get_secret_value())
+
+
 class SandboxFields(Request):
     """What every new sandbox needs."""
 
@@ -275,14 +300,25 @@ class SandboxFields(Request):
     network: t.Network = t.Network.NONE
     limits: LimitsRequest = Field(default_factory=lambda: LimitsRequest())  # type: ignore[call-arg]
     name: str | None = None
+    secrets: dict[str, SecretStr] = Field(default_factory=dict, description="Environment whose values are recorded nowhere in plain.")
+    providers: list[ProviderFields] = Field(
+        default_factory=list, max_length=8, description="Model providers that the recording gateway forwards to; none: no gateway."
+    )
 
     def sandbox(self) -> SandboxRequest:
         """UsageError names what is malformed."""
         if self.name is not None and not t.NAME_PATTERN.fullmatch(self.name):
             raise UsageError(f"{self.name!r} cannot be a name: use up to 64 letters, digits and ._- , starting with a letter or digit")
+        secrets = environment({key: value.get_secret_value() for key, value in self.secrets.items()})
+        twice = next((key for key in self.secrets if key in self.env), None)
+        if twice is not None:
+            raise UsageError(f"{twice} is given as a variable and as a secret, so its value would be recorded; leave one of them out")
+        kinds = [item.kind for item in self.providers]
+        if len(set(kinds)) < len(kinds):
+            raise UsageError("two providers of one kind were given, but a sandbox has at most one of each; leave one of them out")
         return SandboxRequest(
             image=self.image, runtime=self.runtime, workspace=absolute(self.workspace, "workspace"), env=environment(self.env),
-            network=self.network, name=self.name,
+            network=self.network, name=self.name, secrets=secrets, providers=tuple(item.provider() for item in self.providers),
             limits=t.Limits(memory_bytes=self.limits.memory_bytes, cpus=self.limits.cpus, pids=self.limits.pids),
         )  # fmt: skip
 
@@ -317,16 +353,14 @@ class ExecRequest(Request):
     cwd: str | None = Field(None, description="Absolute path in the sandbox; its working directory if null.")
     env: dict[str, str] = Field(default_factory=dict)
     user: str | None = Field(None, description="Name or number, optionally with `:group`.")
+    if_head: str | None = Field(None, description="Only while this snapshot is the trajectory's head; else a Conflict that names the head.")
 
 
 class ForkRequest(Request):
     n: int = Field(1, ge=1, le=FORK_MAX)
     args: list[str] | None = Field(None, description="Start the program in each with these; `{index}` is the fork's number from 0.")
     name: str | None = None
-
-
-class RewindRequest(Request):
-    to: str = Field(description="The snapshot whose files the sandbox gets: tag, name or id prefix.")
+    resume: bool = Field(False, description="Replay the program up to the snapshot; it goes on from there.")
 
 
 class RestoreRequest(Request):

@@ -29,6 +29,8 @@ _UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid (unix(7))
 PEER_PID = "peer_pid"
 """Where a request's state (`request.state`) holds the id of the process that made its connection, in the daemon's pid namespace; 0 if
 it lives outside of that. It is alive as long as it waits for the answer."""
+PEER_UID = "peer_uid"
+"""Where a request's state holds that process's user id."""
 
 SandboxPredicate = Callable[[int], bool]
 """Whether a process, by its id in the daemon's pid namespace, lives in one of our sandboxes."""
@@ -91,7 +93,7 @@ def protocol_class(is_sandboxed: SandboxPredicate = in_sandbox) -> type[H11Proto
             pid, uid = credentials(transport.get_extra_info("socket"))
             reason = refusal(pid, uid, is_sandboxed, own_uid)
             if reason is None:
-                self.app_state = {**self.app_state, PEER_PID: pid}  # into the state of each of the connection's requests
+                self.app_state = {**self.app_state, PEER_PID: pid, PEER_UID: uid}  # into the state of each of the connection's requests
                 super().connection_made(transport)
                 return
             self._refused = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import pathlib
+import pwd
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
@@ -13,7 +14,10 @@ import anyio.to_thread
 from fastapi import Depends, Query, Request
 from fastapi import Path as PathParameter
 
+from snapshotd.daemon.peer import PEER_UID
 from snapshotd.daemon.streams import StreamLimit
+from snapshotd.daemon.turns import Turns
+from snapshotd.daemon.watching import Watchers
 from snapshotd.daemon.wire import check_ref
 from snapshotd.engine.base import Engine
 from snapshotd.errors import UsageError
@@ -30,6 +34,8 @@ class Service:
     pid: int
     request_stop: Callable[[], None] = lambda: None
     streams: StreamLimit = field(default_factory=StreamLimit)
+    turns: Turns = field(default_factory=Turns)
+    watchers: Watchers = field(default_factory=Watchers)
 
 
 def _service(request: Request) -> Service:
@@ -47,6 +53,15 @@ def checked_ref(request: Request) -> None:
     ref = request.path_params.get("ref")
     if ref is not None:
         check_ref(ref)
+
+
+def user_of(request: Request) -> str:
+    """The name of the user who asks, or the number of one that has none here."""
+    uid: int = getattr(request.state, PEER_UID)
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def sandbox_path(path_b64: str) -> bytes:

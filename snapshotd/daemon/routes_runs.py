@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
@@ -12,6 +12,7 @@ from snapshotd.daemon import models, streams
 from snapshotd.daemon.routes import Ref, ServiceDep, checked_ref, unless_abandoned
 from snapshotd.daemon.wire import LOG_MAX, check_ref
 from snapshotd.engine.base import Engine, ExecResult
+from snapshotd.errors import UsageError
 from snapshotd.types import Trajectory
 
 router = APIRouter(dependencies=[Depends(checked_ref)])
@@ -25,7 +26,9 @@ _EXEC_DOC = {
 _EVENTS_DOC = {
     200: {
         "content": {streams.NDJSON: {}},
-        "description": "Lines: events `started`, `output`, `snapshot`, `warning`, and last `finished` (or `error`: the stream failed).",
+        "description": "Lines: events `started`, `output`, `snapshot`, `warning`, `replayed` (a call was answered from the journal), "
+        "`live` (a resumed program has reached the end of what is recorded), `approval` (a person is asked, or has decided), and last "
+        "`finished` (or `error`: the stream failed).",
     }
 }
 
@@ -81,12 +84,6 @@ def log(ref: Ref, service: ServiceDep, last: Annotated[int | None, Query(ge=1, l
     return [models.Snapshot.of(item) for item in service.engine.log(ref, last)]
 
 
-@router.post("/trajectories/{ref}/rewind", tags=["runs"])
-def rewind(ref: Ref, body: models.RewindRequest, service: ServiceDep) -> models.Snapshot:
-    """Give the running sandbox the files of an older snapshot, in place; recorded as a new snapshot."""
-    return models.Snapshot.of(service.engine.rewind(ref, check_ref(body.to)))
-
-
 @router.post("/trajectories/{ref}/stop", tags=["runs"])
 def stop(ref: Ref, service: ServiceDep) -> models.Trajectory:
     """Take a last snapshot if anything changed and end the sandbox."""
@@ -102,12 +99,22 @@ async def events(ref: Ref, service: ServiceDep, follow: Annotated[bool, Query()]
 @router.post("/trajectories/{ref}/exec", response_class=Response, responses=_EXEC_DOC, tags=["runs"])  # type: ignore[arg-type]
 async def exec_in_trajectory(ref: Ref, body: models.ExecRequest, service: ServiceDep) -> Response:
     """Run a command as a tool call. It goes on, and its snapshot is taken, when the client goes away."""
-    return await _exec(service.engine.exec, ref, body, service)
+    if body.if_head is None:
+        return await _exec(service.engine.exec, ref, body, service)
+    head = check_ref(body.if_head)
+
+    def in_turn(ref: str, argv: tuple[str, ...], **options: Any) -> ExecResult:
+        with service.turns.take(service.engine, ref, head):
+            return service.engine.exec(ref, argv, **options)
+
+    return await _exec(in_turn, ref, body, service)
 
 
 @router.post("/snapshots/{ref}/exec", response_class=Response, responses=_EXEC_DOC, tags=["runs"])  # type: ignore[arg-type]
 async def exec_in_snapshot(ref: Ref, body: models.ExecRequest, service: ServiceDep) -> Response:
     """Run a command in a throw-away fork of a snapshot."""
+    if body.if_head is not None:
+        raise UsageError("a throw-away fork has no head to compare with; leave out `if_head`, or name a trajectory")
     return await _exec(service.engine.exec_snapshot, ref, body, service)
 
 
@@ -118,8 +125,9 @@ async def fork(request: Request, ref: Ref, body: models.ForkRequest, service: Se
     args = None if body.args is None else tuple(body.args)
     models.check_argv(args or ())
     forked = await unless_abandoned(
-        request, lambda: engine.fork(ref, body.n, args=args, name=body.name), lambda made: _stop(engine, *made.trajectories)
-    )
+        request, lambda: engine.fork(ref, body.n, args=args, name=body.name, resume=body.resume),
+        lambda made: _stop(engine, *made.trajectories),
+    )  # fmt: skip
     return models.ForkAnswer.of(forked)
 
 

@@ -174,7 +174,7 @@ def _run(options: ServerOptions, engine: Engine, listener: socket.socket) -> int
         create_app(service), http=protocol, ws="none", loop="asyncio", lifespan="on", log_config=None,
         access_log=False, server_header=False, proxy_headers=False, backlog=_BACKLOG, timeout_graceful_shutdown=_DRAIN_S,
     )  # fmt: skip
-    server = _Server(config, engine, lambda: _announce(options))
+    server = _Server(config, service, lambda: _announce(options))
     service.request_stop = server.stop_soon
     server.run(sockets=[listener])
     log.info("stopped", extra={"fields": {"failed": server.close_failed}})
@@ -184,9 +184,9 @@ def _run(options: ServerOptions, engine: Engine, listener: socket.socket) -> int
 class _Server(uvicorn.Server):
     """uvicorn with our end of life: the engine closes between the last connection and the last answer."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine, announce: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, announce: Callable[[], None]) -> None:
         super().__init__(config)
-        self._engine = engine
+        self._service = service
         self._announce = announce
         self.close_failed = False
 
@@ -218,10 +218,11 @@ class _Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         try:
-            await asyncio.to_thread(self._engine.close)
+            await asyncio.to_thread(self._service.engine.close)
         except Exception:
             self.close_failed = True
             log.critical("the engine could not be closed; the next daemon recovers", exc_info=True)
+        self._service.watchers.close()
         await super().shutdown(sockets)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from snapshotd.errors import NotFound, UsageError
 
-API_VERSION = "1.1"
+API_VERSION = "1.2"
 VERSION_HEADER = "X-Snapshotd-Version"
 API_PREFIX = "/v1"
 
@@ -32,6 +32,15 @@ PRUNE_GRACE_S = 600.0
 """How old a pack must be for a prune to touch it, unless told otherwise."""
 LOG_MAX = 1 << 31
 """Most snapshots a log can be asked for by number; without a number it gives all."""
+
+PROVIDER_URLS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com"}
+"""Model providers that a sandbox can be given, and where their own APIs are."""
+DEFAULT_TENANT = "default"
+"""Whose values the key-value store means when nobody says."""
+PREVIEW_FILES = 1000
+"""How many changed files a preview or an approval lists unless told otherwise."""
+LIST_MAX = 1_000_000
+"""The most they list."""
 
 FRAMES = "application/vnd.snapshotd.frames"
 """Media type of an answer that mixes raw bytes and events. It is a sequence of frames: one byte that says what it is, the length of its

@@ -7,9 +7,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
+from socket import socket
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.sqlite import SqliteCatalog
@@ -19,10 +20,13 @@ from snapshotd.engine.base import Engine
 from snapshotd.engine.context import Context
 from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.events import EventLogs
+from snapshotd.engine.gateways import GatewayMaker
 from snapshotd.engine.packages import CATATONIT
 from snapshotd.engine.pins import Pins
+from snapshotd.engine.secrecy import Secrecy
 from snapshotd.errors import SnapshotdError, Unsupported, UsageError
 from snapshotd.fuse.lazy import LazyMount
+from snapshotd.gateway.base import Budget, Gateway, GatewayHandler, Upstream
 from snapshotd.images.store import ImageStore
 from snapshotd.kernel import features
 from snapshotd.layers import store as layer_store
@@ -32,6 +36,7 @@ from snapshotd.repo.spool import FileSpool
 from snapshotd.runtime.base import Runtime
 from snapshotd.runtime.docker import DockerRuntime
 from snapshotd.runtime.runc import RuncRuntime
+from snapshotd.secrets.vault import FileVault
 from snapshotd.store.open import open_store
 from snapshotd.types import IdMap, new_id
 
@@ -41,6 +46,8 @@ SHARE_ROOT = Path("/var/lib/snapshotd-share")
 """What sandboxes see read-only. Not below /run, which is often mounted noexec, nor in the state directory, which only root may search."""
 CONTAINER_IDS = IdMap(base=1_700_000_000, count=65_536)
 """Host ids of container ids: far above what useradd and other engines hand out, and one range for all sandboxes."""
+_GATEWAY_MEMORY = Budget()
+"""What the gateways of all sandboxes share."""
 _STORE_URL, _LOCAL = "store_url", "local"
 """Where packs lie by default: in the state directory itself."""
 _SWITCH_INTERVAL_S = 0.0005
@@ -71,9 +78,11 @@ def open_engine(state_dir: Path) -> Engine:
         context = Context(
             state_dir=state_dir, run_dir=run_dir, share_dir=_share(SHARE_ROOT / instance), instance=instance, catalog=catalog,
             spool=spool, repo=open_repository(places), store=store, images=ImageStore(store.root, catalog), runtimes=runtimes,
-            events=EventLogs(state_dir / "runs"), pins=Pins(catalog.get_snapshot), child=places.command,
+            events=EventLogs(state_dir / "runs"), pins=Pins(catalog.get_snapshot), secrecy=Secrecy(FileVault(state_dir), catalog),
+            child=places.command,
         )  # fmt: skip
-        return LocalEngine(context, LazyMount(places.command("lazy"), run_dir / "lazy") if _has_fuse() else None)
+        lazy = LazyMount(places.command("lazy"), run_dir / "lazy") if _has_fuse() else None
+        return LocalEngine(context, lazy, _gateways(load_key(places.repo_dir)))
     except BaseException:
         layer_store.release(store)
         raise
@@ -137,6 +146,15 @@ def _store_url(state_dir: Path, catalog: Catalog) -> str:
     if wanted and wanted != known:
         raise UsageError(f"the packs of {state_dir} lie in {known!r}, not in {wanted!r}: unset SNAPSHOTD_STORE, or use another --state-dir")
     return _local_url(state_dir) if known == _LOCAL else known  # the state directory may move
+
+
+def _gateways(digest_key: bytes) -> GatewayMaker:
+    def make(listener: socket, handler: GatewayHandler, upstreams: Mapping[str, Upstream]) -> Gateway:
+        from snapshotd.gateway.server import GatewayServer  # an HTTP client that most daemons never need
+
+        return GatewayServer(listener, handler, upstreams, budget=_GATEWAY_MEMORY, digest_key=digest_key)
+
+    return make
 
 
 def _has_fuse() -> bool:

@@ -232,3 +232,16 @@ def boolean(fields: dict[str, Any], key: str) -> bool:
     if not isinstance(value, bool):
         raise Malformed(UsageError(f"The field {key} is neither true nor false; correct the request."))
     return value
+
+
+def one_of(fields: dict[str, Any], key: str, choices: list[str], default: str | None = None) -> str:
+    """One of a few words."""
+    value = fields.get(key, default)
+    if not isinstance(value, str) or value not in choices:
+        raise Malformed(UsageError(f"The field {key} is none of {', '.join(choices)}; correct the request."))
+    return value
+
+
+def optional_label(fields: dict[str, Any], key: str, limit: int) -> str | None:
+    """As `label`, or None when it is left out."""
+    return None if fields.get(key) is None else label(fields, key, limit)

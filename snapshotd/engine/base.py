@@ -17,7 +17,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from snapshotd.layers.base import Change, RestoreReport
-from snapshotd.types import ExperimentID, Image, Limits, Message, Network, Snapshot, SnapshotID, ToolCall, Trajectory, TrajectoryID
+from snapshotd.types import (
+    Approval,
+    ApprovalStatus,
+    CallStatus,
+    Entry,
+    ExperimentID,
+    Image,
+    Limits,
+    Message,
+    Network,
+    Snapshot,
+    SnapshotID,
+    StoredValue,
+    ToolCall,
+    Trajectory,
+    TrajectoryID,
+)  # fmt: skip
 
 Stream = Literal["stdout", "stderr"]
 OutputSink = Callable[[Stream, bytes], None]
@@ -31,8 +47,23 @@ Event = dict[str, Any]
     output    stream ("stdout"/"stderr"), data_b64 (raw bytes, base64)
     snapshot  id, seq, tool, status, files (added, changed, deleted, bytes), pause_ms, method
     warning   message
+    replayed  call, tool, snapshot: answered from the journal
+    live      snapshot, replayed (how many): a resumed program has reached the end of what is recorded
+    approval  id, tool, status: a person is asked, or has decided
     finished  trajectory, exit_code, snapshots (how many), status; always last
 """
+
+
+ProviderKind = Literal["openai", "anthropic"]
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """Where the gateway forwards requests of one API to. `api_key` stays in the daemon, encrypted at rest."""
+
+    kind: ProviderKind
+    base_url: str
+    api_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +77,10 @@ class SandboxRequest:
     network: Network = Network.NONE
     limits: Limits = field(default_factory=Limits)
     name: str | None = None
+    secrets: tuple[tuple[str, str], ...] = ()
+    """Environment like `env`, whose values are recorded nowhere in plain."""
+    providers: tuple[Provider, ...] = ()
+    """Model providers that the recording gateway forwards to; none: no gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +118,91 @@ class SandboxInfo:
     pid: int
     started_at_ns: int
     agent_running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a person says about a call whose outcome nobody knows. `call`: its id, or a unique prefix. `retry`: run it again; `skip`: go on
+    as if it had returned null; `result`: it happened, and this is its result."""
+
+    call: str
+    action: Literal["retry", "skip", "result"]
+    result: Any = None
+
+
+RewindMode = Literal["files", "conversation", "both"]
+"""`conversation` stands for the whole of the agent's mind: conversation, journal and state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """An irreversible call that a rewind, fork or retry leaves behind: it cannot be taken back, at most compensated. `status` None: cut
+    off. `compensation`: its registered command; `compensated`: what became of it (None: not run; UNKNOWN: begun, nobody saw it end)."""
+
+    trajectory: TrajectoryID
+    entry: Entry
+    compensation: tuple[str, ...] | None
+    compensated: CallStatus | None
+
+
+@dataclass(frozen=True, slots=True)
+class RewindPreview:
+    """What a rewind would do. `files`: at most so many as were asked for, `file_count` all of them; `messages` are those that go;
+    `effects` newest first."""
+
+    head: SnapshotID
+    target: SnapshotID
+    mode: RewindMode
+    files: tuple[Change, ...]
+    file_count: int
+    messages: tuple[Message, ...]
+    effects: tuple[Effect, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileEdit:
+    """`content` None: remove the path. `mode` None: that of the file that is there, or 0644."""
+
+    path: bytes
+    content: bytes | None
+    mode: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EditRequest:
+    """How the new snapshot differs from the one it is made from. `messages`: whole conversation in place of the old one (None: as it is);
+    `drop_messages`: how many to leave out at its end; `add_messages`: to append. `result`: a one-element tuple, another result of its tool
+    call. `state`: keys to set (a value of None removes one). `env`: to set for all commands and the agent."""
+
+    files: tuple[FileEdit, ...] = ()
+    messages: tuple[Message, ...] | None = None
+    drop_messages: int = 0
+    add_messages: tuple[Message, ...] = ()
+    result: tuple[Any] | None = None
+    state: tuple[tuple[str, Any], ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A subtask of an agent. `status`: pending, in-progress, completed, failed, skipped. `began`: the snapshot before its first call."""
+
+    name: str
+    status: str
+    depends: tuple[str, ...]
+    note: str | None
+    began: SnapshotID | None
+    ended: SnapshotID | None
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalView:
+    """An approval with what a person needs to decide it: the files that changed since the trajectory's last approval (or its beginning)."""
+
+    approval: Approval
+    trajectory: Trajectory
+    files: tuple[Change, ...]
+    since: SnapshotID | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +323,51 @@ class Engine(ABC):
         """Run a command in a throw-away fork of a snapshot; nothing of it is kept."""
 
     @abstractmethod
-    def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None) -> Forked:
+    def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False) -> Forked:
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args`, the trajectory's program
-        (or, where it has none, `args` as a command) is started in each; `{index}` in an argument is the fork's number from 0."""
+        (or, where it has none, `args` as a command) is started in each; `{index}` in an argument is the fork's number from 0. With `resume`
+        the program (with `args`, if given) is replayed up to the snapshot and goes on from there; where it does something else than what is
+        recorded, it goes on live from the last snapshot that matched. UsageError: there is no program to resume."""
 
     @abstractmethod
-    def rewind(self, ref: str, to: str) -> Snapshot:
-        """Give a trajectory's running sandbox the files of snapshot `to`, in place; recorded as a new snapshot, nothing is destroyed.
-        The conversation goes on. Conflict while a process other than init lives in the sandbox."""
+    def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:
+        """Go on with a trajectory whose program is not running: start it again from the top, replay what is recorded up to the head, and
+        let it run on. Returns when it is started; `events` follows it. Conflict: it runs, or has finished; UsageError: it has no program;
+        Undecided: the outcome of irreversible calls is unknown and `decisions` does not say (the message names each)."""
+
+    @abstractmethod
+    def rewind(self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False) -> Snapshot:
+        """Go back to snapshot `to`, in place: recorded as a new snapshot, nothing is destroyed, and `undo` takes it back. What changed
+        since the head is captured first. With `compensate` the registered compensations of the irreversible calls that are left behind run
+        before, newest first, each at most once. Conflict while a process other than init lives in the sandbox, or `to` is not of this
+        trajectory's history; SandboxFailed: a compensation failed (what ran stays recorded, nothing was rewound)."""
+
+    @abstractmethod
+    def preview_rewind(self, ref: str, to: str, *, mode: RewindMode = "both", max_files: int = 1000) -> RewindPreview:
+        """What `rewind` would do; changes nothing."""
+
+    @abstractmethod
+    def undo(self, ref: str) -> Snapshot:
+        """Take the last rewind (or undo) of a trajectory back, files and mind, in place; recorded as a new snapshot. Conflict: its head is
+        no rewind (steps were taken since), or as `rewind`."""
+
+    @abstractmethod
+    def edit(self, ref: str, request: EditRequest, *, name: str | None = None, resume: bool = False) -> Trajectory:
+        """A new trajectory whose first snapshot is that one, edited; with `resume` its program goes on from there. UsageError: an edit that
+        cannot be made (the message says which)."""
+
+    @abstractmethod
+    def retry(self, ref: str, task: str, *, compensate: bool = True, resume: bool = True) -> Snapshot:
+        """Go back to before a task began (files and mind), compensate what it did, and with `resume` let the program go on from there.
+        Tasks that completed after it and do not depend on it stay completed, with their files. NotFound: no such task."""
+
+    @abstractmethod
+    def effects(self, ref: str) -> list[Effect]:
+        """The irreversible calls of a trajectory that its present history does not hold: left behind by rewinds. Newest first."""
+
+    @abstractmethod
+    def compensate(self, ref: str, calls: tuple[str, ...]) -> list[Effect]:
+        """Run the compensations of calls that were left behind (all, if none is named), newest first, each at most once."""
 
     @abstractmethod
     def stop(self, ref: str) -> Trajectory:
@@ -242,6 +399,18 @@ class Engine(ABC):
     def all_snapshots(self) -> list[Snapshot]: ...
 
     @abstractmethod
+    def journal(self, ref: str) -> list[Entry]:
+        """The journal up to a snapshot (of a trajectory: with what its head does not bind yet), from the program's beginning."""
+
+    @abstractmethod
+    def state(self, ref: str) -> dict[str, Any]:
+        """The agent's own JSON state as it was saved with a snapshot."""
+
+    @abstractmethod
+    def tasks(self, ref: str) -> list[Task]:
+        """The subtasks as they were at a snapshot, in the order in which they were declared."""
+
+    @abstractmethod
     def conversation(self, ref: str) -> list[Message]: ...
 
     @abstractmethod
@@ -269,6 +438,50 @@ class Engine(ABC):
 
     @abstractmethod
     def untag(self, name: str) -> None: ...
+
+    # -- approvals -----------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def approvals(self, status: ApprovalStatus | None = None) -> list[Approval]:
+        """Oldest first; by default all."""
+
+    @abstractmethod
+    def approval(self, ref: str, *, max_files: int = 1000) -> ApprovalView: ...
+
+    @abstractmethod
+    def approve(self, ref: str, *, by: str, reason: str | None = None, arguments: tuple[Any] | None = None) -> Approval:
+        """Let the call run, with other `arguments` if given. Conflict: decided already, or its trajectory has moved on from the snapshot
+        that the approval is bound to (it is stale then)."""
+
+    @abstractmethod
+    def deny(self, ref: str, *, by: str, reason: str | None = None) -> Approval: ...
+
+    @abstractmethod
+    def watch(self) -> Iterator[Event]:
+        """What outside tools wait for, from now on, of all trajectories: `approval` events (with `trajectory`), and `finished`. Never ends
+        by itself; a consumer that does not keep up loses the oldest (an event `lost` says how many)."""
+
+    # -- key-value store -----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def put_value(
+        self, tenant: str, namespace: str, key: str, value: Any, *, ttl_s: float | None = None, expected_version: int | None = None
+    ) -> StoredValue:  # fmt: skip
+        """UsageError: malformed names; LimitExceeded; Conflict: another version is there."""
+
+    @abstractmethod
+    def get_value(self, tenant: str, namespace: str, key: str, version: int | None = None) -> StoredValue: ...
+
+    @abstractmethod
+    def delete_value(self, tenant: str, namespace: str, key: str, *, expected_version: int | None = None) -> None: ...
+
+    @abstractmethod
+    def search_values(
+        self, tenant: str, namespace: str, *, prefix: str = "", where: dict[str, Any] | None = None, limit: int = 100, after: str = ""
+    ) -> list[StoredValue]: ...
+
+    @abstractmethod
+    def value_history(self, tenant: str, namespace: str, key: str) -> list[StoredValue]: ...
 
     # -- durable storage -----------------------------------------------------------------------------------------------------
 

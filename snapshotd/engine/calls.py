@@ -1,131 +1,322 @@
-"""The daemon's side of the in-sandbox library: what an agent's calls mean. One `AgentCalls` serves one container."""
+"""The daemon's side of the in-sandbox library: what an agent's requests mean. One `AgentCalls` serves one container."""
 
 from __future__ import annotations
 
-import itertools
+import base64
+import io
 import json
+import threading
 import time
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from snapshotd.engine.agent_protocol import BodyWriter
+from snapshotd.engine.agent_handler import MESSAGE_LIMIT_BYTES, Answer, BodyWriter, Intent, Outcome
+from snapshotd.engine.approvals import Gate
 from snapshotd.engine.context import Context
+from snapshotd.engine.keyvalue import KeyValueStore
+from snapshotd.engine.recorder import Open, Recorded, Recorder, marker
 from snapshotd.engine.sandbox import Sandbox
-from snapshotd.engine.step import StepListener, commit_step
-from snapshotd.errors import Conflict, LimitExceeded, NotFound
-from snapshotd.repo.base import BlobWriter
-from snapshotd.types import BlobID, CallID, CallStatus, Message, ToolCall, new_id
+from snapshotd.engine.secrecy import ConcealedWriter
+from snapshotd.errors import Conflict, Denied, LimitExceeded, NotFound, UsageError
+from snapshotd.secrets.redactor import Funnel
+from snapshotd.types import BlobID, CallID, EntryKind, Message, ToolCall
 
-MAX_OPEN_CALLS = 1024
-MAX_PENDING_BYTES = 64 << 20
-"""Of messages since the last snapshot, as JSON: what the daemon holds in memory for one sandbox."""
+MAX_REPLAYED_BYTES = 64 << 20
+"""Of a recorded result that is handed out again: the daemon holds it in memory."""
+_QUESTION = "approve"
 
 
-@dataclass(frozen=True, slots=True)
-class OpenCall:
-    """A call that has begun: the intent."""
+@dataclass(slots=True)
+class _Output:
+    """What a running call has printed so far."""
 
-    name: str
-    arguments: Any
-    started_at_ns: int
-    clock_ns: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    writers: dict[str, ConcealedWriter] = field(default_factory=dict)
+
+
+class _Memory(io.BytesIO):
+    """The reply of a model, which the journal holds itself."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > MESSAGE_LIMIT_BYTES:
+            raise LimitExceeded(f"a model's reply is over the limit of {MESSAGE_LIMIT_BYTES} bytes; return less of it")
+        return super().write(data)
+
+    def discard(self) -> None:
+        self.close()
 
 
 class AgentCalls:
-    """Implements `agent_protocol.AgentHandler`. Before `bind` a container has no trajectory and every call is refused."""
+    """Implements `agent_handler.AgentHandler`. Before `bind` a container has no trajectory and every call is refused."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._sandbox: Sandbox | None = None
-        self._listener: StepListener | None = None
-        self._open: dict[str, OpenCall] = {}
+        self._gate: Gate | None = None
+        self._store: KeyValueStore | None = None
+        self._output: dict[str, _Output] = {}
+        self.recorder: Recorder | None = None
 
-    def bind(self, sandbox: Sandbox, listener: StepListener | None) -> None:
-        """From now on calls are recorded for this sandbox's trajectory. Without a listener (a throw-away sandbox) they are answered, so
+    def bind(self, sandbox: Sandbox, recorder: Recorder | None, gate: Gate | None = None, store: KeyValueStore | None = None) -> None:
+        """From now on calls are recorded for this sandbox's trajectory. Without a recorder (a throw-away sandbox) they are answered, so
         that programs run there as anywhere, and nothing is recorded."""
-        self._sandbox, self._listener = sandbox, listener
+        self._sandbox, self.recorder, self._gate, self._store = sandbox, recorder, gate, store
 
     def _bound(self) -> Sandbox:
         if self._sandbox is None or self._sandbox.closed:
             raise Conflict("this sandbox belongs to no trajectory (yet, or any more); nothing was recorded")
         return self._sandbox
 
-    def hello(self, pid: int) -> dict[str, Any]:
+    def hello(self, pid: int) -> Answer:
         sandbox = self._bound()
-        return {"trajectory": sandbox.trajectory.id, "snapshot": sandbox.head}
+        replaying = self.recorder is not None and self.recorder.replaying
+        return {"trajectory": sandbox.trajectory.id, "snapshot": sandbox.head, "replaying": replaying}
 
-    def call_begin(self, pid: int, call_id: str, name: str, arguments: Any) -> None:
-        self._bound()
-        if len(self._open) >= MAX_OPEN_CALLS:
-            raise LimitExceeded(f"{MAX_OPEN_CALLS} tool calls are open at once; end some before beginning another")
-        if call_id in self._open:
-            raise Conflict(f"tool call {call_id[:40]!r} has begun already")
-        self._open[call_id] = OpenCall(name, arguments, time.time_ns(), time.perf_counter_ns())
+    # -- calls ---------------------------------------------------------------------------------------------------------------
 
-    def lost(self, pid: int, call_ids: tuple[str, ...]) -> None:
-        """A connection ended with calls open. Nobody will end them: their files belong to whatever snapshot comes next."""
-        for call_id in call_ids:
-            self._open.pop(call_id, None)
+    def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event) -> Answer:
+        sandbox, recorder = self._bound(), self.recorder
+        if recorder is None:
+            return {"key": intent.key or intent.call_id}
+        if intent.kind is EntryKind.TASK:
+            recorded = recorder.skipped_task(intent.name) if intent.skippable else None
+        else:
+            recorded = recorder.replayed(intent.kind, intent.name, intent.arguments)
+        if recorded is not None:
+            return self._as_recorded(recorded)
+        answer: Answer = {}
+        if intent.kind is EntryKind.TOOL and self._gate is not None:
+            verdict = self._gate.admit(
+                sandbox, CallID(intent.call_id), intent.name, recorder.funnel.conceal(intent.arguments), intent.side_effect,
+                asked=intent.approve, expires_s=None, step=recorder.step, cancelled=cancelled,
+            )  # fmt: skip
+            if verdict.approval is not None and verdict.approval.edited is not None:
+                answer["arguments"] = recorder.funnel.reveal(verdict.arguments)
+                intent = replace(intent, arguments=answer["arguments"])
+        opened = recorder.begin(intent)
+        if recorder.take_live():
+            answer["live"] = True
+        return {**answer, "key": opened.entry.key}
 
-    def body_writer(self) -> BlobWriter:
-        return self._context.spool.writer()
+    def _as_recorded(self, recorded: Recorded) -> Answer:
+        assert self.recorder is not None
+        entry, snapshot, funnel = recorded.entry, recorded.snapshot, self.recorder.funnel
+        replayed: Answer = {"status": entry.status, "error": entry.error, "exit_code": None, "snapshot": entry.snapshot}
+        answer: Answer = {"replayed": replayed}
+        if snapshot is None:
+            replayed["result"] = entry.result
+            return answer
+        error = None if snapshot.call.error is None else funnel.reveal_text(snapshot.call.error)
+        replayed.update(status=snapshot.call.status, error=error, exit_code=snapshot.call.exit_code)
+        if snapshot.call.output is not None:
+            answer["body"] = self._load(snapshot.call.output, funnel)
+        return answer
 
-    def call_end(
-        self, pid: int, call_id: str, status: CallStatus, result: bytes | BodyWriter | None, error: str | None, exit_code: int | None
-    ) -> str:
-        sandbox = self._bound()
-        intent = self._open.pop(call_id, None)
-        if intent is None:
-            raise NotFound(f"no open tool call {call_id[:40]!r}: it never began, or it has ended already")
+    def _load(self, blob: BlobID, funnel: Funnel) -> bytes:
+        pieces, size = [], 0
+        for piece in funnel.reveal_stream(self._context.output(blob)):
+            size += len(piece)
+            if size > MAX_REPLAYED_BYTES:
+                raise LimitExceeded(f"a recorded result of more than {MAX_REPLAYED_BYTES} bytes cannot be replayed; rewind to before it")
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def body_writer(self, call_id: str) -> BodyWriter:
+        opened = None if self.recorder is None else self.recorder.opened(call_id)
+        if opened is not None and opened.entry.kind is EntryKind.MODEL:
+            return _Memory()
+        return self._writer()
+
+    def _writer(self) -> ConcealedWriter:
+        return ConcealedWriter(self._context.spool, self._context.secrecy.of(self._bound().trajectory))
+
+    def call_end(self, pid: int, call_id: str, outcome: Outcome) -> str:
+        sandbox, recorder = self._bound(), self.recorder
+        if recorder is None:
+            return sandbox.head
+        opened = recorder.take(call_id)
+        output = self._output.pop(call_id, None)
+        try:
+            if opened.entry.kind is EntryKind.MODEL:
+                recorder.end_model(opened, outcome.status, _json(outcome.result), outcome.error, _usage(outcome))
+                return sandbox.head
+            if opened.entry.kind is EntryKind.TASK:
+                return self._end_task(recorder, opened, outcome)
+            call = ToolCall(
+                id=opened.entry.id, name=opened.entry.name, arguments=opened.entry.arguments, status=outcome.status,
+                started_at_ns=opened.entry.began_at_ns, duration_ns=time.perf_counter_ns() - opened.clock_ns, exit_code=outcome.exit_code,
+                error=recorder.funnel.conceal(outcome.error), output=self._save(outcome.result), **_saved(output),
+            )  # fmt: skip
+            return recorder.end_step(opened, call).id
+        finally:
+            if output is not None:
+                for writer in output.writers.values():
+                    writer.discard()
+
+    def _end_task(self, recorder: Recorder, opened: Open, outcome: Outcome) -> str:
+        entry = opened.entry
+        recorded = recorder.replayed(EntryKind.TASK, entry.name, entry.arguments)
+        if recorded is not None:
+            return recorded.entry.snapshot or recorder.sandbox.head
         call = ToolCall(
-            id=CallID(new_id()), name=intent.name, arguments=intent.arguments, status=status, started_at_ns=intent.started_at_ns,
-            duration_ns=time.perf_counter_ns() - intent.clock_ns, exit_code=exit_code, error=error, output=self._save(result),
+            id=entry.id, name="task", arguments={"name": entry.name}, status=outcome.status, started_at_ns=entry.began_at_ns,
+            duration_ns=time.perf_counter_ns() - opened.clock_ns, exit_code=outcome.exit_code,
+            error=recorder.funnel.conceal(outcome.error), output=self._save(outcome.result),
         )  # fmt: skip
-        return self._step(sandbox, call)
-
-    def checkpoint(self, pid: int, name: str) -> str:
-        return self._step(self._bound(), marker("checkpoint", {"name": name}))
-
-    def message(self, role: str, content: Any) -> None:
-        sandbox = self._bound()
-        if self._listener is None:
-            return
-        with sandbox.lock:
-            size = len(role) + len(json.dumps(content))
-            if sandbox.pending_bytes + size > MAX_PENDING_BYTES:
-                raise LimitExceeded(
-                    f"the messages since the last snapshot exceed {MAX_PENDING_BYTES} bytes; take one with a tool call or `checkpoint`"
-                )
-            sandbox.pending_bytes += size
-            sandbox.pending.append(Message(role, content))
-
-    def messages(self, offset: int, limit: int) -> list[Message]:
-        sandbox = self._bound()
-        if self._listener is None:
-            return []
-        with sandbox.lock:
-            recorded = itertools.chain(self._context.catalog.conversation(sandbox.head), tuple(sandbox.pending))
-            return list(itertools.islice(recorded, offset, offset + limit))
+        details = {"task": entry.details["task"]} if "task" in entry.details else {}
+        return recorder.complete(EntryKind.TASK, entry.name, entry.arguments, call, began_at_ns=entry.began_at_ns, details=details).id
 
     def _save(self, result: bytes | BodyWriter | None) -> BlobID | None:
-        if isinstance(result, BlobWriter):
-            return result.save()
-        assert result is None or isinstance(result, bytes)  # `body_writer` makes no other kind
-        return self._context.spool.save_blob(result) if result is not None else None
+        if result is None:
+            return None
+        writer = result if isinstance(result, ConcealedWriter) else self._writer()
+        try:
+            if isinstance(result, bytes):
+                writer.write(result)
+            return writer.save()
+        finally:
+            writer.discard()
 
-    def _step(self, sandbox: Sandbox, call: ToolCall) -> str:
-        if self._listener is None:
-            return sandbox.head
-        return commit_step(self._context.catalog, sandbox, call, self._listener).id
+    def output(self, call_id: str, stream: Literal["stdout", "stderr"], data: bytes) -> None:
+        sandbox = self._bound()
+        if self.recorder is None or self.recorder.opened(call_id) is None:
+            return
+        log = self._context.events.live(sandbox.trajectory.id)
+        if log is not None:
+            shown = b"".join(_pieces(self.recorder.funnel, data))
+            log.append({"event": "output", "stream": stream, "data_b64": base64.b64encode(shown).decode()})
+        output = self._output.setdefault(call_id, _Output())
+        with output.lock:
+            if stream not in output.writers:
+                output.writers[stream] = self._writer()
+            output.writers[stream].write(data)
+
+    def lost(self, pid: int, call_ids: tuple[str, ...]) -> None:
+        """A connection ended with calls open. Nobody will end them."""
+        if self.recorder is not None:
+            self.recorder.lost(call_ids)
+        for call_id in call_ids:
+            output = self._output.pop(call_id, None)
+            for writer in output.writers.values() if output is not None else ():
+                writer.discard()
+
+    def checkpoint(self, pid: int, call_id: str, name: str, facts: tuple[Any, ...]) -> Answer:
+        sandbox, recorder = self._bound(), self.recorder
+        if recorder is None:
+            return {"snapshot": sandbox.head}
+        arguments = {"name": name}
+        recorded = recorder.replayed(EntryKind.CHECKPOINT, "checkpoint", arguments)
+        if recorded is not None:
+            return {"snapshot": recorded.entry.snapshot}
+        taken = recorder.complete(
+            EntryKind.CHECKPOINT, "checkpoint", arguments, marker("checkpoint", arguments), began_at_ns=time.time_ns(), details={}
+        )
+        return {"snapshot": taken.id, **({"live": True} if recorder.take_live() else {})}
+
+    def approve(
+        self, pid: int, call_id: str, question: str, details: Any, expires_s: float | None, facts: tuple[Any, ...],
+        cancelled: threading.Event,
+    ) -> Answer:  # fmt: skip
+        sandbox, recorder = self._bound(), self.recorder
+        if recorder is None or self._gate is None:
+            raise Denied("nobody can be asked in a throw-away sandbox; run the agent in a trajectory of its own")
+        arguments = {"question": question, "details": details}
+        recorded = recorder.replayed(EntryKind.QUESTION, _QUESTION, arguments)
+        if recorded is not None:
+            return dict(recorded.entry.result)
+        began = time.time_ns()
+        approval = self._gate.question(
+            sandbox, CallID(call_id), question, details, expires_s=expires_s, step=recorder.step, cancelled=cancelled
+        )  # fmt: skip
+        answer: Answer = {"approved": approval.status == "approved", "by": approval.by, "reason": approval.reason}
+        if approval.edited is not None:
+            answer["answer"] = approval.edited[0]
+        recorder.answered(CallID(call_id), _QUESTION, arguments, answer, began_at_ns=began)
+        return {**answer, **({"live": True} if recorder.take_live() else {})}
+
+    # -- conversation, state, store ------------------------------------------------------------------------------------------
+
+    def fact(self, kind: str, value: Any) -> Any:
+        self._bound()
+        return value if self.recorder is None else self.recorder.fact(kind, value)
+
+    def message(self, role: str, content: Any) -> None:
+        self._bound()
+        if self.recorder is not None:
+            self.recorder.message(Message(role, content))
+
+    def messages(self, offset: int, limit: int) -> list[Message]:
+        self._bound()
+        return [] if self.recorder is None else self.recorder.messages(offset, limit)
+
+    def state(self) -> dict[str, Any]:
+        self._bound()
+        return {} if self.recorder is None else self.recorder.values()
+
+    def state_set(self, key: str, value: tuple[Any] | None) -> None:
+        self._bound()
+        if self.recorder is not None:
+            self.recorder.set_value(key, value)
+
+    def task(self, name: str, status: str, depends: tuple[str, ...], note: str | None) -> Answer:
+        self._bound()
+        if self.recorder is None:
+            return {"status": status}
+        return {"status": self.recorder.set_task(name, status, depends, note)["status"]}
+
+    def tasks(self) -> list[dict[str, Any]]:
+        sandbox = self._bound()
+        return list(sandbox.state.get("tasks", ()))
+
+    def store(self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any]) -> Answer:
+        self._bound()
+        if self._store is None:
+            raise UsageError("the store cannot be reached from a throw-away sandbox; run the agent in a trajectory of its own")
+        tenant, namespace = "default", fields["namespace"]
+        if op == "put":
+            put = self._store.put(
+                tenant, namespace, fields["key"], fields["value"], ttl_s=fields["ttl_s"], expected_version=fields["expected_version"]
+            )  # fmt: skip
+            return {"version": put.version}
+        if op == "delete":
+            self._store.delete(tenant, namespace, fields["key"], expected_version=fields["expected_version"])
+            return {}
+        if op == "get":
+            try:
+                found = self._store.get(tenant, namespace, fields["key"], fields["version"])
+            except NotFound:
+                return {}
+            return {"value": found.value, "version": found.version}
+        rows = self._store.search(
+            tenant, namespace, prefix=fields["prefix"], where=fields["where"], limit=fields["limit"], after=fields["after"]
+        )  # fmt: skip
+        listed = [{"key": row.key, "value": row.value, "version": row.version, "namespace": row.namespace} for row in rows]
+        return {"body": json.dumps(listed, ensure_ascii=False).encode()}
 
 
-def marker(
-    name: str, arguments: Any, *, status: CallStatus = CallStatus.DONE, exit_code: int | None = None,
-    stdout: BlobID | None = None, stderr: BlobID | None = None, started_at_ns: int | None = None,
-) -> ToolCall:  # fmt: skip
-    """A call record for something the daemon itself did (start, exit, stop, checkpoint, exec)."""
-    now = time.time_ns()
-    began = started_at_ns or now
-    return ToolCall(CallID(new_id()), name, arguments, status, began, now - began, exit_code, None, None, stdout, stderr)
+def _json(result: bytes | BodyWriter | None) -> Any:
+    data = result.getvalue() if isinstance(result, _Memory) else result
+    if data is None:
+        return None
+    assert isinstance(data, bytes)
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise UsageError(f"the reply of a model call is not JSON ({exc}); send its JSON text") from exc
 
 
+def _pieces(funnel: Funnel, data: bytes) -> list[bytes]:
+    """What a piece of output shows of itself to those who follow: on its own, so that nobody waits for the next."""
+    pieces: list[bytes] = []
+    concealer = funnel.concealer(pieces.append)
+    concealer.write(data)
+    concealer.finish()
+    return pieces
+
+
+def _usage(outcome: Outcome) -> dict[str, Any]:
+    return {} if outcome.usage is None else {"usage": outcome.usage}
+
+
+def _saved(output: _Output | None) -> dict[str, BlobID]:
+    return {} if output is None else {stream: writer.save() for stream, writer in output.writers.items()}

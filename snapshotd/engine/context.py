@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.events import EventLogs
 from snapshotd.engine.pins import Pins
-from snapshotd.errors import Unsupported, UsageError
+from snapshotd.engine.secrecy import Secrecy
+from snapshotd.errors import NotFound, Unsupported, UsageError
 from snapshotd.images.base import Images
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.base import Repository, Spool
 from snapshotd.runtime.base import Runtime
-from snapshotd.types import Image, ImageID
+from snapshotd.types import BlobID, Image, ImageID
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,20 @@ class Context:
     runtimes: Mapping[str, Runtime]
     events: EventLogs
     pins: Pins
+    secrecy: Secrecy
     child: Callable[[str], list[str]]
     """The command line of a child process of this state directory, by its role (daemon/children.py)."""
 
     def image(self, image_id: ImageID) -> Image | None:
         """An image by its exact id; None when it is gone."""
         return next((image for image in self.images.list() if image.id == image_id), None)
+
+    def output(self, blob: BlobID) -> Iterator[bytes]:
+        """A recorded output in pieces, from the spool or the repository. NotFound, DataLoss."""
+        try:
+            return self.spool.load_blob(blob)
+        except NotFound:
+            return self.repo.load(blob)  # archived
 
     def runtime(self, name: str) -> Runtime:
         """The driver for `--runtime NAME`. `auto`: docker if its engine answers, else runc. UsageError, Unsupported."""

@@ -13,11 +13,13 @@ from typing import Any, Literal
 
 from snapshotd import __version__
 from snapshotd.engine import bundle, dependencies, evict, imports, inputs, look, recover, reserve, retention, share
+from snapshotd.engine.approvals import Gate
 from snapshotd.engine.archive import Archive
 from snapshotd.engine.archiver import Archiver
 from snapshotd.engine.background import Background
 from snapshotd.engine.base import (
     CheckReport,
+    Decision,
     Engine,
     Event,
     ExecResult,
@@ -34,19 +36,24 @@ from snapshotd.engine.base import (
     Usage,
 )  # fmt: skip
 from snapshotd.engine.browse import Browse
-from snapshotd.engine.calls import AgentCalls, marker
+from snapshotd.engine.calls import AgentCalls
 from snapshotd.engine.child import Child
 from snapshotd.engine.cold import Cold, LazyLayers
 from snapshotd.engine.context import Context
 from snapshotd.engine.forks import Forks
+from snapshotd.engine.gateways import GatewayMaker, Gateways, provider_env
+from snapshotd.engine.keyvalue import KeyValueStore
 from snapshotd.engine.launch import Launcher
 from snapshotd.engine.linkgroups import LinkGroups
 from snapshotd.engine.merging import Merger
+from snapshotd.engine.recorder import marker
+from snapshotd.engine.resume import Resumes
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.sessions import Sessions, check_not_running, free_bytes
 from snapshotd.engine.upkeep import Upkeep
+from snapshotd.engine.webhook import Webhooks
 from snapshotd.engine.worker import Worker
-from snapshotd.errors import Conflict, NotFound, SnapshotdError, UsageError
+from snapshotd.errors import Conflict, SnapshotdError, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.layers.base import Change, RestoreReport
 from snapshotd.layers.store import release
@@ -76,8 +83,8 @@ MAX_FORKS = 256
 class LocalEngine(Engine):
     """The real engine, on this machine's kernel and runtimes."""
 
-    def __init__(self, context: Context, lazy: LazyLayers | None) -> None:
-        """`lazy`: the mount that serves layers which are not there yet; None where there is no FUSE."""
+    def __init__(self, context: Context, lazy: LazyLayers | None, gateway: GatewayMaker) -> None:
+        """`lazy`: the mount that serves layers which are not there yet; None where there is no FUSE. `gateway`: makes a model endpoint."""
         self._context = context
         self._catalog = context.catalog
         recover.recover(context)
@@ -89,9 +96,14 @@ class LocalEngine(Engine):
         archiver = Archiver(context.child("archive"))
         self._archive = Archive(context, archiver, self._evict)
         self._background = Background(context, self._merger, links, self._worker, self._archive)
-        self._sessions = Sessions(context, self._launcher, self._background, self._cold)
+        self._webhooks = Webhooks()
+        self._gate = Gate(context, self._webhooks)
+        self._values = KeyValueStore(context.catalog)
+        gateways = Gateways(context, self._gate, gateway)
+        self._sessions = Sessions(context, self._launcher, self._background, self._cold, self._gate, self._values, gateways)
         self._upkeep = Upkeep(context, self._archive, archiver, self._cold, self._sessions.stood_on, self._evict)
         self._forks = Forks(context, self._sessions, self._forget)
+        self._resumes = Resumes(context, self._sessions)
         self._browse = Browse(context)
         self._store_what_has_no_layers()
         for snapshot in self._catalog.all_snapshots():
@@ -127,7 +139,8 @@ class LocalEngine(Engine):
         trajectory, snapshot, sandbox, calls = self._begin(request.sandbox, request.agent, agent, requirements)
         try:
             self._sessions.adopt(sandbox, calls)
-            self._sessions.start_agent(sandbox, agent, first=snapshot)
+            assert trajectory.agent is not None
+            self._sessions.start_agent(sandbox, trajectory.agent, first=snapshot)
         except BaseException:
             self._sessions.discard(sandbox)
             self._forget(trajectory.id)
@@ -149,9 +162,13 @@ class LocalEngine(Engine):
         if layer is not None:
             stack = stack.push(layer)
         snapshot = _first_snapshot(stack, marker("start", _start_arguments(request, image)))
+        plain, secret = provider_env(request.providers)
+        env = self._context.secrecy.environment(snapshot.trajectory, (*request.env, *plain), (*request.secrets, *secret))
+        if agent is not None:
+            agent = replace(agent, argv=tuple(map(self._context.secrecy.plain(snapshot.trajectory).conceal_text, agent.argv)))
         trajectory = Trajectory(
             id=snapshot.trajectory, name=request.name, spec=spec, agent=agent, head=snapshot.id, status=TrajectoryStatus.RUNNING,
-            created_at_ns=snapshot.created_at_ns, env=request.env,
+            created_at_ns=snapshot.created_at_ns, env=env, began=None if agent is None else snapshot.id,
         )  # fmt: skip
         sandbox: Sandbox | None = None
         try:
@@ -202,10 +219,13 @@ class LocalEngine(Engine):
             }  # fmt: skip
 
     def exec(
-        self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None, sink: OutputSink
-    ) -> ExecResult:
-        sandbox = self._sessions.running(self._catalog.resolve_trajectory(ref))
-        return self._sessions.exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=True)
+        self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None, sink: OutputSink,
+        expected_head: str | None = None,
+    ) -> ExecResult:  # fmt: skip
+        trajectory = self._catalog.resolve_trajectory(ref)
+        head = None if expected_head is None else self._catalog.resolve_snapshot(expected_head).id
+        sandbox = self._sessions.running(trajectory)
+        return self._sessions.exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=True, expected_head=head)
 
     def exec_snapshot(
         self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None, sink: OutputSink
@@ -220,12 +240,15 @@ class LocalEngine(Engine):
             finally:
                 self._sessions.discard(sandbox)
 
-    def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None) -> Forked:
+    def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False) -> Forked:
         if not 1 <= n <= MAX_FORKS:
             raise UsageError(f"cannot fork {n} times: the number must be from 1 to {MAX_FORKS}")
         _check_name(name)
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
-            return self._forks.fork(source, n, args, name)
+            return self._forks.fork(source, n, args, name, resume=resume)
+
+    def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:
+        return self._resumes.resume(self._catalog.resolve_trajectory(ref), decisions)
 
     def rewind(self, ref: str, to: str) -> Snapshot:
         with self._context.pins.pinned(self._catalog.resolve_snapshot(to).id) as target:
@@ -259,6 +282,7 @@ class LocalEngine(Engine):
         hit("engine.remove.recorded")
         retention.set_policy(self._catalog, trajectory, None)
         self._context.events.remove(trajectory)
+        self._context.secrecy.forget(trajectory)
         self._sweep()
 
     def _sweep(self) -> None:
@@ -301,12 +325,7 @@ class LocalEngine(Engine):
     def output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
         call = self._catalog.resolve_snapshot(ref).call
         blob = {"stdout": call.stdout, "stderr": call.stderr, "output": call.output}[which]
-        if blob is None:
-            return iter(())
-        try:
-            return self._context.spool.load_blob(blob)
-        except NotFound:
-            return self._context.repo.load(blob)  # archived
+        return iter(()) if blob is None else self._context.output(blob)
 
     def diff(self, a: str, b: str | None) -> Iterator[Change]:
         return look.changes(self._context, a, b)
@@ -435,6 +454,7 @@ class LocalEngine(Engine):
         self._cold.close()
         self._worker.close()
         recover.mark_clean(self._context)
+        self._context.secrecy.vault.close()
         self._context.spool.close()
         self._context.repo.close()
         self._catalog.close()

@@ -10,19 +10,20 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from snapshotd.engine.watch import Event, Watch
 from snapshotd.types import TrajectoryID
 
-Event = dict[str, Any]
 MAX_BYTES = 256 << 20
 
 
 class EventLog:
     """Of one run. Thread-safe."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, watch: Watch | None = None) -> None:
+        """`watch` is told of the end."""
+        self._path, self._watch = path, watch
         self._file: BinaryIO | None = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by `finish`
         self._changed = threading.Condition()
         self._bytes = 0
@@ -47,6 +48,8 @@ class EventLog:
                 self.finished = True
                 self._file.close()
                 self._file = None
+                if self._watch is not None:
+                    self._watch.publish(event)
             self._changed.notify_all()
 
     def follow(self, *, wait: bool) -> Iterator[Event]:
@@ -68,21 +71,31 @@ class EventLog:
 
 
 class EventLogs:
-    """The logs of all runs of a state directory. `directory` is made if missing."""
+    """The logs of all runs of a state directory, and what is watched of all of them. `directory` is made if missing."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self.watch = Watch()
         directory.mkdir(mode=0o700, exist_ok=True)
         self._live: dict[TrajectoryID, EventLog] = {}
         self._lock = threading.Lock()
 
-    def begin(self, trajectory: TrajectoryID) -> EventLog:
-        """Start (or go on with) the log of a run."""
+    def begin(self, trajectory: TrajectoryID, *, afresh: bool = False) -> EventLog:
+        """Start (or go on with) the log of a run. `afresh`: another run than the one before, whose events are forgotten."""
         with self._lock:
             log = self._live.get(trajectory)
-            if log is None or log.finished:
-                log = self._live[trajectory] = EventLog(self._path(trajectory))
+            if log is None or log.finished or afresh:
+                if afresh:
+                    self._path(trajectory).unlink(missing_ok=True)
+                log = self._live[trajectory] = EventLog(self._path(trajectory), self.watch)
             return log
+
+    def tell(self, trajectory: TrajectoryID, event: Event) -> None:
+        """An event that outside tools wait for, too: into the trajectory's log, if a run of it goes on, and to everybody who watches."""
+        log = self.live(trajectory)
+        if log is not None:
+            log.append(event)
+        self.watch.publish({**event, "trajectory": trajectory})
 
     def live(self, trajectory: TrajectoryID) -> EventLog | None:
         with self._lock:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from snapshotd.engine.base import Forked
 from snapshotd.engine.calls import AgentCalls
 from snapshotd.engine.context import Context
+from snapshotd.engine.recorder import Resumption
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.sessions import FORK_COUNT, FORK_INDEX, Sessions, fork_agent
+from snapshotd.errors import UsageError
 from snapshotd.failpoints import hit
-from snapshotd.types import ExperimentID, Snapshot, Trajectory, TrajectoryID, TrajectoryStatus, new_id
+from snapshotd.types import ExperimentID, Snapshot, Trajectory, TrajectoryID, TrajectoryStatus, new_id, short
 
 FORKS_AT_ONCE = 8
 """Containers made in parallel; more only queue for processors."""
@@ -24,15 +27,21 @@ class Forks:
     def __init__(self, context: Context, sessions: Sessions, forget: Callable[[TrajectoryID], None]) -> None:
         self._catalog, self._sessions, self._forget = context.catalog, sessions, forget
 
-    def fork(self, source: Snapshot, n: int, args: tuple[str, ...] | None, name: str | None) -> Forked:
+    def fork(self, source: Snapshot, n: int, args: tuple[str, ...] | None, name: str | None, *, resume: bool = False) -> Forked:
         """See `Engine.fork`. `source` is pinned by the caller."""
         owner = self._catalog.get_trajectory(source.trajectory)
+        resumption = self.resumption(owner, source) if resume else None
         experiment = ExperimentID(new_id())
         forks = [self._record(owner, source, experiment, index, n, args, name) for index in range(n)]
+        if resumption is not None:
+            forks = [replace(fork, began=resumption.began.id) for fork in forks]
+        elif args is not None:
+            forks = [replace(fork, began=source.id) for fork in forks]
         launched: list[tuple[Sandbox, AgentCalls]] = []
         try:
             with ThreadPoolExecutor(min(n, FORKS_AT_ONCE)) as pool:
-                futures = [pool.submit(self._sessions.launch, fork, source) for fork in forks]
+                place = source if resumption is None else resumption.began
+                futures = [pool.submit(self._sessions.launch, fork, place, source) for fork in forks]
                 failures = [f.exception() for f in futures]
                 launched = [f.result() for f, failure in zip(futures, failures, strict=True) if failure is None]
             for failure in failures:
@@ -46,8 +55,8 @@ class Forks:
             raise
         try:
             for (sandbox, calls), fork in zip(launched, forks, strict=True):
-                self._sessions.adopt(sandbox, calls)
-                if fork.agent is not None and args is not None:
+                self._sessions.adopt(sandbox, calls, resumption)
+                if fork.agent is not None and (args is not None or resume):
                     self._sessions.start_agent(sandbox, fork.agent)
         except BaseException:
             for (sandbox, _), fork in zip(launched, forks, strict=True):
@@ -56,6 +65,14 @@ class Forks:
                 self._forget(fork.id)
             raise
         return Forked(experiment, tuple(forks))
+
+    def resumption(self, owner: Trajectory, source: Snapshot) -> Resumption:
+        """What the program of a fork has to meet. UsageError: there is none."""
+        if owner.agent is None or owner.began is None:
+            raise UsageError(f"{short(owner.id)} has no program that could be resumed; fork without --resume, or give a command after `--`")
+        began = self._catalog.get_snapshot(owner.began)
+        entries = tuple(self._catalog.journal(source.id, since=began.id))
+        return Resumption(began, source, entries, branching=True)
 
     def _record(
         self, owner: Trajectory, source: Snapshot, experiment: ExperimentID, index: int, n: int, args: tuple[str, ...] | None,

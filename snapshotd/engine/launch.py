@@ -71,9 +71,10 @@ class Launcher:
         self._refilling: set[SandboxSpec] = set()
         self._threads: list[threading.Thread] = []
 
-    def launch(self, trajectory: Trajectory, snapshot: Snapshot) -> tuple[Sandbox, AgentCalls]:
-        """A sandbox on a fresh upper over the snapshot's files, with nothing running but its init. SandboxFailed, and what tells that there
-        are no files (DataLoss, NotFound); nothing is left then."""
+    def launch(self, trajectory: Trajectory, snapshot: Snapshot, head: Snapshot | None = None) -> tuple[Sandbox, AgentCalls]:
+        """A sandbox on a fresh upper over the snapshot's files, with nothing running but its init. `head`: the trajectory's, where that is
+        another one (a replay begins earlier). SandboxFailed, and what tells that there are no files (DataLoss, NotFound); nothing is left
+        then."""
         stack = self._take(snapshot)
         try:
             prepared = self.take(trajectory.spec)
@@ -85,10 +86,11 @@ class Launcher:
         except BaseException:
             self._context.store.release(stack.layers)
             raise
+        head = head or snapshot
         sandbox = Sandbox(
             trajectory=trajectory, runtime=prepared.runtime, container=prepared.container, target=prepared.target,
-            cgroup=prepared.cgroup, server=prepared.server, store=self._context.store, stack=stack, upper=upper, head=snapshot.id,
-            base=snapshot.id, seq=snapshot.seq, message_count=snapshot.messages, started_at_ns=time.time_ns(), merged=self._merged,
+            cgroup=prepared.cgroup, server=prepared.server, store=self._context.store, stack=stack, upper=upper, head=head.id,
+            base=snapshot.id, seq=head.seq, message_count=head.messages, started_at_ns=time.time_ns(), merged=self._merged,
             links=self._links,
         )  # fmt: skip
         return sandbox, prepared.calls

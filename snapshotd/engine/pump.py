@@ -14,6 +14,7 @@ from snapshotd.errors import SandboxFailed
 from snapshotd.failpoints import hit
 from snapshotd.repo.base import BlobWriter, Spool
 from snapshotd.runtime.base import Process
+from snapshotd.secrets.redactor import Funnel
 from snapshotd.types import BlobID
 
 _PIECE_BYTES = 64 << 10
@@ -30,9 +31,11 @@ class Outcome:
     stderr: BlobID | None
 
 
-def pump(process: Process, repo: Spool, sink: OutputSink) -> Outcome:
-    """Read both streams until the command has ended, then save them. Background children that keep a stream open do not hold this up;
-    what they write later is read and dropped, so that they never meet a broken pipe.
+def pump(process: Process, spool: Spool, funnel: Funnel, sink: OutputSink) -> Outcome:
+    """Read both streams until the command has ended, then save them. What is saved and shown has gone through `funnel`.
+
+    Background children that keep a stream open do not hold this up; what they write later is read and dropped, so that they never meet a
+    broken pipe.
 
     Raises SandboxFailed when the container died; OutOfSpace when the output cannot be stored (the command is killed).
     """
@@ -54,9 +57,11 @@ def pump(process: Process, repo: Spool, sink: OutputSink) -> Outcome:
     names: dict[int, Literal["stdout", "stderr"]] = {process.stdout_fd: "stdout", process.stderr_fd: "stderr"}
     open_fds = set(names)
     try:
-        with repo.writer() as out, repo.writer() as err:
-            writers = {"stdout": out, "stderr": err}
-            _read(process, names, open_fds, done_r, writers, sink)
+        with spool.writer() as out, spool.writer() as err:
+            streams = {fd: _Stream(name, writer, funnel, sink) for (fd, name), writer in zip(names.items(), (out, err), strict=True)}
+            _read(process, streams, open_fds, done_r)
+            for stream in streams.values():
+                stream.finish()
             waiter.join()
             if isinstance(exit_code[0], SandboxFailed):
                 raise exit_code[0]
@@ -76,15 +81,31 @@ def pump(process: Process, repo: Spool, sink: OutputSink) -> Outcome:
                 os.close(fd)
 
 
-def _read(
-    process: Process, names: dict[int, Literal["stdout", "stderr"]], open_fds: set[int], done_fd: int, writers: dict[str, BlobWriter],
-    sink: OutputSink,
-) -> None:  # fmt: skip
+class _Stream:
+    """Where one stream of a command goes."""
+
+    def __init__(self, name: Literal["stdout", "stderr"], writer: BlobWriter, funnel: Funnel, sink: OutputSink) -> None:
+        self._name, self._writer, self._sink = name, writer, sink
+        self._concealer = funnel.concealer(self._pass_on)
+
+    def write(self, data: bytes) -> None:
+        self._concealer.write(data)
+
+    def finish(self) -> None:
+        self._concealer.finish()
+
+    def _pass_on(self, data: bytes) -> None:
+        if self._writer.size_bytes < MAX_OUTPUT_BYTES:
+            self._writer.write(data)
+        self._sink(self._name, data)
+
+
+def _read(process: Process, streams: dict[int, _Stream], open_fds: set[int], done_fd: int) -> None:
     """Until the command has ended and its output is here: at end of file, or when nothing has come for `linger_s` after the end."""
     ended_at: float | None = None
     late_bytes = 0
     with selectors.DefaultSelector() as selector:
-        for fd in (*names, done_fd):
+        for fd in (*streams, done_fd):
             selector.register(fd, selectors.EVENT_READ)
         while open_fds or ended_at is None:
             wait = None if ended_at is None else max(0.0, ended_at + process.linger_s - time.monotonic())
@@ -102,10 +123,7 @@ def _read(
                     open_fds.discard(fd)
                     continue
                 late_bytes += len(data) if ended_at is not None else 0
-                writer = writers[names[fd]]
-                if writer.size_bytes < MAX_OUTPUT_BYTES:
-                    writer.write(data)
-                sink(names[fd], data)
+                streams[fd].write(data)
 
 
 def _drain_forever(fd: int) -> None:

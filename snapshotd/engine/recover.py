@@ -99,6 +99,7 @@ def mark_clean(context: Context) -> None:
     try:
         context.store.flush()
         context.spool.flush()
+        context.secrecy.vault.flush()
         context.catalog.set_meta(_CLEAN, context.catalog.get_meta(_BOOT) or "")
         context.catalog.flush()
     except (OSError, SnapshotdError) as exc:

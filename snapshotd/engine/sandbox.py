@@ -17,10 +17,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from snapshotd.engine.agent_protocol import AgentServer
 from snapshotd.engine.quiesce import blocker, writable_mappings
 from snapshotd.failpoints import hit
+from snapshotd.gateway.base import Gateway
 from snapshotd.kernel import cgroup as cgroups
 from snapshotd.kernel.mounts import Layout
 from snapshotd.layers import capture as copying
@@ -74,6 +76,16 @@ class Sandbox:
     pending_bytes: int = 0
     pending: list[Message] = field(default_factory=list)
     """Messages of the conversation that the next snapshot will bind."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """The agent's state: `values` (its own JSON) and `tasks` (engine/tasks.py). Replaced, never changed in place; under `lock`."""
+    state_changed: bool = False
+    """The next snapshot has to save it."""
+    claimed: SnapshotID | None = None
+    """The head from which a writer that named it is taking the next step."""
+    fence: int | None = None
+    """The token of this trajectory's one writer; None: nothing is recorded (a throw-away sandbox)."""
+    gateway: Gateway | None = None
+    """Its model endpoint, if its trajectory has providers."""
     mirror: copying.Mirror | None = None
     own_layers: list[LayerID] = field(default_factory=list)
     agent_running: bool = False
@@ -95,7 +107,7 @@ class Sandbox:
                 return Captured(self.stack, "pivot", None, pause, self.base, self.fresh, lambda: self._bury(retired))
             except Busy:
                 reason = "a file is open for writing"
-        return self._copy(reason)
+        return self.capture_copy(reason)
 
     def blocker(self, layout: Layout | None = None) -> str | None:
         """Why the sandbox cannot be pivoted now, or None."""
@@ -156,7 +168,8 @@ class Sandbox:
         finally:
             os.close(fd)
 
-    def _copy(self, reason: str) -> Captured:
+    def capture_copy(self, reason: str) -> Captured:
+        """As `capture`, by copying what changed; `reason`: why not by a pivot. Caller holds `lock`."""
         pauses: list[int] = []
 
         @contextlib.contextmanager
@@ -212,6 +225,8 @@ class Sandbox:
                 return
             self.released = True
         self.server.close()
+        if self.gateway is not None:
+            self.gateway.close()
         self.runtime.destroy(self.container.id)
         self.target.close()
         self.store.remove(self.upper)

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from snapshotd.engine.approvals import Gate
 from snapshotd.engine.background import Background
 from snapshotd.engine.base import ExecResult, OutputSink, Stream
-from snapshotd.engine.calls import AgentCalls, marker
+from snapshotd.engine.calls import AgentCalls
 from snapshotd.engine.cold import Cold, gone
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
+from snapshotd.engine.gateways import Gateways
+from snapshotd.engine.keyvalue import KeyValueStore
 from snapshotd.engine.launch import Launcher, alive
+from snapshotd.engine.places import Places
 from snapshotd.engine.pump import Outcome, pump
+from snapshotd.engine.recorder import Recorder, Resumption, marker
 from snapshotd.engine.sandbox import Captured, Sandbox
 from snapshotd.engine.step import commit_step
 from snapshotd.errors import Conflict, SnapshotdError, UsageError
@@ -46,8 +53,13 @@ class _Run:
 class Sessions:
     """See the module's text. Thread-safe."""
 
-    def __init__(self, context: Context, launcher: Launcher, background: Background, cold: Cold) -> None:
+    def __init__(
+        self, context: Context, launcher: Launcher, background: Background, cold: Cold, gate: Gate, store: KeyValueStore, gateways: Gateways
+    ) -> None:
         self._context, self._launcher, self._background, self._cold = context, launcher, background, cold
+        self._gate, self._store, self._gateways = gate, store, gateways
+        self._places = Places(context, cold.take)
+        self._recorders: dict[TrajectoryID, Recorder] = {}
         self._live: dict[TrajectoryID, Sandbox] = {}
         self._runs: dict[TrajectoryID, _Run] = {}
         self._lock = threading.RLock()
@@ -67,17 +79,24 @@ class Sessions:
         """The snapshots that live sandboxes began from, or will build their next on."""
         return {snapshot for sandbox in self.live() for snapshot in (sandbox.base, sandbox.head)}
 
-    def launch(self, trajectory: Trajectory, snapshot: Snapshot) -> tuple[Sandbox, AgentCalls]:
-        """A sandbox that is not registered yet: the caller either adopts or ends it."""
+    def launch(self, trajectory: Trajectory, snapshot: Snapshot, head: Snapshot | None = None) -> tuple[Sandbox, AgentCalls]:
+        """A sandbox that is not registered yet: the caller either adopts or ends it. `head`: as `Launcher.launch`."""
         if snapshot.state is SnapshotState.LOST:
             raise gone(snapshot)
-        return self._launcher.launch(trajectory, snapshot)
+        return self._launcher.launch(trajectory, snapshot, head)
 
-    def adopt(self, sandbox: Sandbox, calls: AgentCalls) -> None:
-        """Register a launched sandbox: from now on its steps are recorded."""
-        calls.bind(sandbox, self._stepped)
+    def adopt(self, sandbox: Sandbox, calls: AgentCalls, resumption: Resumption | None = None) -> None:
+        """Register a launched sandbox: from now on its steps are recorded, by it alone. With a `resumption` its program is replayed
+        first."""
+        catalog, trajectory = self._context.catalog, sandbox.trajectory.id
+        sandbox.fence = catalog.lease(trajectory)
+        sandbox.state = catalog.state(sandbox.head if resumption is None else resumption.began.id)
+        recorder = Recorder(self._context, sandbox, self._stepped, self._places, resumption)
+        calls.bind(sandbox, recorder, self._gate, self._store)
+        self._gateways.open(sandbox, recorder)
         with self._lock:
-            self._live[sandbox.trajectory.id] = sandbox
+            self._live[trajectory] = sandbox
+            self._recorders[trajectory] = recorder
 
     def discard(self, sandbox: Sandbox) -> None:
         """End a sandbox that was never adopted, or whose trajectory is to be forgotten."""
@@ -85,11 +104,14 @@ class Sessions:
             self._live.pop(sandbox.trajectory.id, None)
         self._launcher.end(sandbox)
 
+    def starting(self, trajectory: TrajectoryID) -> threading.Lock:
+        """Held while a trajectory's sandbox is started, so that there is one."""
+        with self._lock:
+            return self._starting.setdefault(trajectory, threading.Lock())
+
     def running(self, trajectory: Trajectory) -> Sandbox:
         """The trajectory's sandbox, started from its head if it is not up (any more)."""
-        with self._lock:
-            starting = self._starting.setdefault(trajectory.id, threading.Lock())
-        with starting:
+        with self.starting(trajectory.id):
             sandbox = self.find(trajectory.id)
             if sandbox is not None and alive(sandbox):
                 return sandbox
@@ -112,7 +134,8 @@ class Sessions:
             return
         with sandbox.lock:
             if not sandbox.closed:
-                if keep and alive(sandbox) and not sandbox.store.unchanged(sandbox.upper, sandbox.stack):
+                keep = keep and alive(sandbox) and not self._replaying(trajectory)
+                if keep and not sandbox.store.unchanged(sandbox.upper, sandbox.stack):
                     commit_step(self._context.catalog, sandbox, marker("stop", {}), self._stepped)
                 self._context.catalog.set_status(trajectory.id, TrajectoryStatus.STOPPED)
                 sandbox.closed = True
@@ -122,6 +145,7 @@ class Sessions:
             run.thread.join()
         with self._lock:
             self._live.pop(trajectory.id, None)
+            self._recorders.pop(trajectory.id, None)
 
     def rewind(self, trajectory: Trajectory, to: Snapshot) -> Snapshot:
         """Throw the sandbox's present files away and go on with those of `to`. What changed since the head is captured first."""
@@ -139,6 +163,11 @@ class Sessions:
             sandbox.replace_root(self._cold.take(to), to.id)
             return commit_step(self._context.catalog, sandbox, marker("rewind", {"to": to.id}), self._stepped)
 
+    def _replaying(self, trajectory: Trajectory) -> bool:
+        """Whether its program is still being replayed: what the sandbox holds then is nothing new."""
+        recorder = self._recorders.get(trajectory.id)
+        return recorder is not None and (recorder.replaying or recorder.diverged is not None)
+
     def _stepped(self, snapshot: Snapshot, captured: Captured) -> None:
         self._background.submit(snapshot, captured)
 
@@ -146,14 +175,47 @@ class Sessions:
 
     def exec(
         self, sandbox: Sandbox, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
-        sink: OutputSink, record: bool,
+        sink: OutputSink, record: bool, expected_head: SnapshotID | None = None,
     ) -> ExecResult:  # fmt: skip
-        """Run one command to its end. With `record` it is a tool call and gets its snapshot."""
+        """Run one command to its end. With `record` it is a tool call and gets its snapshot. `expected_head`: see `Engine.exec`."""
         if not argv:
             raise UsageError("no command given; write it after `--`")
+        with self._claimed(sandbox, expected_head):
+            return self._exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=record)
+
+    @contextlib.contextmanager
+    def _claimed(self, sandbox: Sandbox, head: SnapshotID | None) -> Iterator[None]:
+        """Of the writers that name a head, one goes on inside, and nobody that names the same one does before it is done. Conflict."""
+        if head is None:
+            yield
+            return
+        name = short(sandbox.trajectory.id)
+        with sandbox.lock:
+            if sandbox.head != head:
+                raise Conflict(
+                    f"the head of {name} is {short(sandbox.head)} and not {short(head)}: look at what came since (`snapshotd log {name}`) "
+                    f"and go on from there, or fork the other one (`snapshotd fork {short(head)}`)"
+                )
+            if sandbox.claimed == head:
+                raise Conflict(
+                    f"another writer is taking the next step of {name} from its head {short(head)}: wait for it and go on from the new "
+                    f"head, or fork (`snapshotd fork {short(head)}`)"
+                )
+            sandbox.claimed = head
+        try:
+            yield
+        finally:
+            with sandbox.lock:
+                sandbox.claimed = None
+
+    def _exec(
+        self, sandbox: Sandbox, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
+        sink: OutputSink, record: bool,
+    ) -> ExecResult:  # fmt: skip
         spec = self._exec_spec(sandbox, argv, cwd or self._workdir(sandbox.trajectory), env, user)
-        call = marker("exec", {"argv": list(argv), "cwd": spec.cwd})
-        outcome = pump(self._start(sandbox, spec), self._context.spool, self._logging(sandbox, sink))
+        funnel = self._context.secrecy.of(sandbox.trajectory)
+        call = marker("exec", funnel.conceal({"argv": list(argv), "cwd": spec.cwd}))
+        outcome = pump(self._start(sandbox, spec), self._context.spool, funnel, self._logging(sandbox, sink))
         status = CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED
         call = replace(
             marker(call.name, call.arguments, status=status, exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr,
@@ -185,7 +247,8 @@ class Sessions:
         environment = {
             "PATH": DEFAULT_PATH, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1",
             "SNAPSHOTD_TRAJECTORY": sandbox.trajectory.id,
-            **dict(image.env if image else ()), **dict(sandbox.trajectory.env), **dict(env),
+            **dict(image.env if image else ()), **self._gateways.environment(sandbox),
+            **self._context.secrecy.inside(sandbox.trajectory), **dict(env),
         }  # fmt: skip
         paths = [LIBRARY_DIR, "/opt/agent-packages", *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = ":".join(paths)
@@ -194,15 +257,17 @@ class Sessions:
     # -- agents --------------------------------------------------------------------------------------------------------------
 
     def start_agent(self, sandbox: Sandbox, agent: AgentSpec, *, first: Snapshot | None = None) -> None:
-        """Start a trajectory's program; a thread follows it to its end. `first` is its start snapshot, if it has one of its own.
+        """Start a trajectory's program from the top; a thread follows it to its end. `first` is its start snapshot, if it has one of its
+        own.
 
         CommandNotFound etc. leave the sandbox as it was.
         """
         trajectory = sandbox.trajectory
-        spec = self._exec_spec(sandbox, agent.argv, agent.cwd, agent.env, None)
+        argv = tuple(map(self._context.secrecy.of(trajectory).reveal_text, agent.argv))
+        spec = self._exec_spec(sandbox, argv, agent.cwd, agent.env, None)
         process = self._start(sandbox, spec)
         sandbox.agent_running = True
-        log = self._context.events.begin(trajectory.id)
+        log = self._context.events.begin(trajectory.id, afresh=True)
         image = self._context.image(trajectory.spec.image)
         log.append({
             "event": "started", "trajectory": trajectory.id, "snapshot": sandbox.head, "runtime": trajectory.spec.runtime,
@@ -225,7 +290,8 @@ class Sessions:
         exit_code: int | None = None
         status = TrajectoryStatus.INTERRUPTED
         try:
-            outcome = pump(process, self._context.spool, self._logging(sandbox, sink))
+            funnel = self._context.secrecy.of(trajectory)
+            outcome = pump(process, self._context.spool, funnel, self._logging(sandbox, sink))
             exit_code = outcome.exit_code
             status = self._ended(sandbox, outcome, started_at_ns, agent)
         except SnapshotdError as exc:
@@ -237,6 +303,10 @@ class Sessions:
 
     def _ended(self, sandbox: Sandbox, outcome: Outcome, started_at_ns: int, agent: AgentSpec) -> TrajectoryStatus:
         """The agent's process is gone: take the exit snapshot, unless somebody stopped the sandbox under it."""
+        recorder = self._recorders.get(sandbox.trajectory.id)
+        diverged = None if sandbox.closed or recorder is None else recorder.finish()
+        if diverged is not None:
+            raise diverged
         with sandbox.lock:
             if sandbox.closed:
                 return TrajectoryStatus.STOPPED
@@ -263,6 +333,7 @@ class Sessions:
         with self._lock:
             self._live.pop(trajectory.id, None)
             self._runs.pop(trajectory.id, None)
+            self._recorders.pop(trajectory.id, None)
         log.append({
             "event": "finished", "trajectory": trajectory.id, "exit_code": exit_code, "snapshots": count, "status": status,
         })  # fmt: skip

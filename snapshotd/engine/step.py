@@ -13,30 +13,42 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.sandbox import Captured, Sandbox
 from snapshotd.errors import OutOfSpace, SandboxFailed
 from snapshotd.failpoints import hit
-from snapshotd.types import Snapshot, SnapshotID, SnapshotState, ToolCall, new_id, short
+from snapshotd.types import Ended, Entry, Snapshot, SnapshotID, SnapshotState, ToolCall, new_id, short
 
 StepListener = Callable[[Snapshot, Captured], None]
 
 
-def commit_step(catalog: Catalog, sandbox: Sandbox, call: ToolCall, listener: StepListener) -> Snapshot:
+def commit_step(
+    catalog: Catalog, sandbox: Sandbox, call: ToolCall, listener: StepListener, *, ended: Ended | None = None,
+    entries: Sequence[Entry] = (), follows: Snapshot | None = None, keep_messages: int | None = None,
+) -> Snapshot:  # fmt: skip
     """Take the snapshot after `call`. Safe from any thread; steps of one sandbox happen one after the other.
+
+    `ended`, `entries`: journal entries that end with it (`Catalog.commit_snapshot`). `follows`: the mind goes on from that snapshot and
+    not from the head: its conversation (of which the first `keep_messages` stay; None: all), journal and state; pending messages are
+    appended to it, and the sandbox's state is that of the snapshot.
 
     Raises Conflict when another writer moved the head, SandboxFailed, OutOfSpace; then no snapshot exists and the sandbox goes on.
     Durability: on return the snapshot is `captured` (survives kill -9); `stored` follows in the background.
     """
     hit("engine.step.begin")
     with sandbox.lock:
+        if follows is not None and not sandbox.state_changed:
+            sandbox.state = catalog.state(follows.id)
         if sandbox.closed:
             raise SandboxFailed(f"the sandbox of {short(sandbox.trajectory.id)} has ended; its last snapshot is {short(sandbox.head)}")
         captured = _capture(sandbox)
         hit("engine.step.sealed")
         messages = tuple(sandbox.pending)
+        kept = sandbox.message_count
+        if follows is not None:
+            kept = follows.messages if keep_messages is None else keep_messages
         snapshot = Snapshot(
             id=SnapshotID(new_id()),
             parent=sandbox.head,
@@ -44,20 +56,24 @@ def commit_step(catalog: Catalog, sandbox: Sandbox, call: ToolCall, listener: St
             seq=sandbox.seq + 1,
             stack=captured.stack,
             call=call,
-            messages=sandbox.message_count + len(messages),
+            messages=kept + len(messages),
             state=SnapshotState.CAPTURED,
             pause_ns=captured.pause_ns,
             created_at_ns=time.time_ns(),
             method=captured.method,
             base=captured.base,
             own_layers=captured.own_layers,
+            follows=None if follows is None else follows.id,
         )
-        catalog.commit_snapshot(snapshot, messages, expected_head=sandbox.head)
+        catalog.commit_snapshot(
+            snapshot, messages, expected_head=sandbox.head, entries=entries, ended=ended, fence=sandbox.fence,
+            state=sandbox.state if sandbox.state_changed else None,
+        )  # fmt: skip
         hit("engine.step.committed")
         sandbox.head, sandbox.seq, sandbox.message_count = snapshot.id, snapshot.seq, snapshot.messages
         sandbox.committed(captured, snapshot.id)
         del sandbox.pending[: len(messages)]
-        sandbox.pending_bytes = 0
+        sandbox.pending_bytes, sandbox.state_changed = 0, False
     listener(snapshot, captured)
     return snapshot
 

@@ -21,18 +21,40 @@ def in_mount_namespace(ns_fd: int, action: Callable[[], T]) -> T:
     The thread's root and working directory are the namespace's root. What `action` raises is raised here.
     Cost: about 0.1 ms for the thread.
     """
+    def joined() -> T:
+        sc.call("unshare", sc.CLONE_FS)  # a thread that shares its root with others may not join a mount namespace
+        sc.call("setns", ns_fd, sc.CLONE_NEWNS)
+        return action()
+
+    return _in_thread("mount-namespace", joined)
+
+
+def in_network_namespace(pid: int, action: Callable[[], T]) -> T:
+    """Run `action` in a thread of its own that has joined the network namespace of a process: sockets it makes belong there for good. What
+    `action` raises is raised here; OSError when the process is gone."""
+    ns_fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+    def joined() -> T:
+        sc.call("setns", ns_fd, sc.CLONE_NEWNET)
+        return action()
+
+    try:
+        return _in_thread("network-namespace", joined)
+    finally:
+        os.close(ns_fd)
+
+
+def _in_thread(name: str, action: Callable[[], T]) -> T:
     outcome: list[T] = []
     failure: list[BaseException] = []
 
     def body() -> None:
         try:
-            sc.call("unshare", sc.CLONE_FS)  # a thread that shares its root with others may not join a mount namespace
-            sc.call("setns", ns_fd, sc.CLONE_NEWNS)
             outcome.append(action())
         except BaseException as exc:  # noqa: BLE001 - carried to the caller, whatever it is
             failure.append(exc)
 
-    thread = threading.Thread(target=body, name="mount-namespace")
+    thread = threading.Thread(target=body, name=name)
     thread.start()
     thread.join()
     if failure:

@@ -17,6 +17,8 @@ directories below; `trusted.overlay.redirect` says where a renamed directory's l
     hunks.py        find changed lines, in bounded time
     patch.py        write a comparison as a git-style patch
     materialise.py  write a view into a directory
+    apply.py        bring a directory to another state in place
+    amend.py        make a layer that changes a stack
     links.py        mend hard links that copy-up tore apart
     merge.py        combine adjacent layers into one
     ingest.py       bring a foreign folder or archive into a layer

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,6 +36,9 @@ _CANNOT_HOLD = (
     errno.EMLINK, errno.EEXIST, errno.E2BIG, errno.ERANGE, errno.EOVERFLOW,
 )  # fmt: skip
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")
+_NAMED = (0x02, 0x08)
+"""Tags of the entries of an access list that name a user or group."""
 _DEVICE_TYPES = {Kind.CHAR_DEVICE: stat.S_IFCHR, Kind.BLOCK_DEVICE: stat.S_IFBLK}
 
 _BATCH_FILES = 64
@@ -62,7 +66,7 @@ def materialise(view: View, path: bytes, target_fd: int, *, whiteouts: bool = Fa
     if not is_empty_dir(target_fd):
         raise ValueError("the target directory is not empty")
     _without_acls(target_fd)
-    writer = _Writer(view, whiteouts)
+    writer = Writer(view, whiteouts=whiteouts)
     try:
         return writer.write(path, target_fd)
     finally:
@@ -79,7 +83,7 @@ class _Batch:
         self.bytes = 0
 
 
-class _Frame:
+class Frame:
     """A directory being written."""
 
     __slots__ = ("batch", "children", "source", "target")
@@ -89,9 +93,12 @@ class _Frame:
         self.batch = _Batch()
 
 
-class _Writer:
-    def __init__(self, view: View, whiteouts: bool) -> None:
-        self._view, self._whiteouts = view, whiteouts
+class Writer:
+    """Writes entries of `view` into a target. `whiteouts` as in `materialise`; `threads`: whether files may be made by several;
+    `shift`: how much higher ids are in the target."""
+
+    def __init__(self, view: View, *, whiteouts: bool, threads: bool = True, shift: int = 0) -> None:
+        self._view, self._whiteouts, self._shift = view, whiteouts, shift
         self._out = Handles()
         self._links: dict[tuple[int, int], tuple[Node, bytes]] = {}
         self._warnings: list[str] = []
@@ -99,10 +106,10 @@ class _Writer:
         self._warning = Lock()
         self._files = self._directories = self._bytes = 0
         self._stopped = False
-        threads = min(len(os.sched_getaffinity(0)), _MAX_THREADS)
-        self._pool = ThreadPoolExecutor(threads, "materialise") if view.parallel and threads > 1 else None
+        count = min(len(os.sched_getaffinity(0)), _MAX_THREADS) if threads and view.parallel else 1
+        self._pool = ThreadPoolExecutor(count, "materialise") if count > 1 else None
         self._waiting: deque[Future[tuple[int, int]]] = deque()
-        self._ends: list[_Frame] = []
+        self._ends: list[Frame] = []
 
     def close(self) -> None:
         self._stopped = True  # batches close their descriptor, so they are not cancelled
@@ -111,8 +118,11 @@ class _Writer:
         self._out.close()
 
     def write(self, path: bytes, target_fd: int) -> RestoreReport:
+        """The whole directory `path`."""
         source = self._view.directory(path)
-        stack = [_Frame(source, self._out.add_root(target_fd), iter(self._view.children(source)))]
+        top = self.root(source, target_fd)
+        top.children = iter(self._view.children(source))
+        stack = [top]
         while stack:
             frame = stack[-1]
             child = next(frame.children, None)
@@ -128,22 +138,74 @@ class _Writer:
             else:
                 self._files += bool(self._attempt(frame.target, child.name, partial(self._write_node, frame, child)))
         self._settle()
-        if self._unlisted:
-            self._warnings.append(f"{self._unlisted} more warnings are not listed.")
-        return RestoreReport(self._files, self._directories, self._bytes, tuple(self._warnings))
+        return self.report()
+
+    def report(self) -> RestoreReport:
+        """What was written so far."""
+        more = (f"{self._unlisted} more warnings are not listed.",) if self._unlisted else ()
+        return RestoreReport(self._files, self._directories, self._bytes, (*self._warnings, *more))
+
+    # -- one by one, for who walks by himself (apply.py), without threads ------------------------------------------------------
+
+    def root(self, source: Directory, target_fd: int) -> Frame:
+        """The target's root, where the directory `source` of the view is written."""
+        return Frame(source, self._out.add_root(target_fd), iter(()))
+
+    def fd(self, frame: Frame) -> int:
+        """The descriptor of a directory of the target, valid until the next call of any method here."""
+        return self._out.fd(frame.target)
+
+    def enter(self, frame: Frame, name: bytes) -> Frame:
+        """A directory that is there, in the view and in the target. OSError."""
+        target = self._out.adopt(frame.target, name, open_dir(self._out.fd(frame.target), name))
+        return Frame(self._view.enter(frame.source, name), target, iter(()))
+
+    def warn(self, frame: Frame, name: bytes, what: str) -> None:
+        """Note something about an entry that could not be written."""
+        self._warn(frame.target, name, what)
+
+    def make_directory(self, frame: Frame, child: Child) -> bool:
+        """Make an empty directory without its metadata. False, and a warning, if the target cannot hold it."""
+        made = bool(self._attempt(frame.target, child.name, partial(self._make_dir, frame, child)))
+        self._directories += made
+        return made
+
+    def write_entry(self, frame: Frame, child: Child) -> bool:
+        """Make anything but a directory, where nothing is. False if it was left out."""
+        made = bool(self._attempt(frame.target, child.name, partial(self._write_node, frame, child)))
+        self._files += made
+        return made
+
+    def finish_directory(self, frame: Frame) -> None:
+        """Metadata of a directory in which everything is written."""
+        self._finish_dir(frame)
+
+    def is_linked(self, frame: Frame, child: Child) -> bool:
+        """Whether the name in the target is a link to the one of its group that was written."""
+        first = self._links.get(child.entry.inode)
+        if first is None:
+            return False
+        one = os.stat(first[1], dir_fd=self._out.fd(first[0]), follow_symlinks=False)
+        try:
+            other = os.stat(child.name, dir_fd=self._out.fd(frame.target), follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+
+    # -- the walk --------------------------------------------------------------------------------------------------------------
 
     # -- directories -----------------------------------------------------------------------------------------------------------
 
-    def _make_dir(self, frame: _Frame, child: Child) -> bool:
+    def _make_dir(self, frame: Frame, child: Child) -> bool:
         os.mkdir(child.name, 0o700, dir_fd=self._out.fd(frame.target))
         return True
 
-    def _open_dir(self, frame: _Frame, child: Child) -> _Frame:
-        target = self._out.adopt(frame.target, child.name, open_dir(self._out.fd(frame.target), child.name))
-        source = self._view.enter(frame.source, child.name)
-        return _Frame(source, target, iter(self._view.children(source)))
+    def _open_dir(self, frame: Frame, child: Child) -> Frame:
+        entered = self.enter(frame, child.name)
+        entered.children = iter(self._view.children(entered.source))
+        return entered
 
-    def _end(self, frame: _Frame) -> None:
+    def _end(self, frame: Frame) -> None:
         """All entries are written, or on their way. Metadata come last: writing into the directory changes its time."""
         if self._pool is None:
             self._finish_dir(frame)
@@ -153,19 +215,19 @@ class _Writer:
         if len(self._ends) >= _OPEN_ENDS:
             self._settle()
 
-    def _finish_dir(self, frame: _Frame) -> None:
+    def _finish_dir(self, frame: Frame) -> None:
         xattrs = self._read_xattrs(frame.target, b"", lambda: self._view.directory_xattrs(frame.source))
         self._apply(frame.target, b"", self._out.fd(frame.target), self._view.entry_of(frame.source), xattrs)
 
     # -- batches ---------------------------------------------------------------------------------------------------------------
 
-    def _add_to_batch(self, frame: _Frame, child: Child) -> None:
+    def _add_to_batch(self, frame: Frame, child: Child) -> None:
         frame.batch.children.append(child)
         frame.batch.bytes += child.entry.size
         if frame.batch.bytes >= _BATCH_BYTES or len(frame.batch.children) >= _BATCH_FILES:
             self._send_batch(frame)
 
-    def _send_batch(self, frame: _Frame) -> None:
+    def _send_batch(self, frame: Frame) -> None:
         children = frame.batch.children
         if not children:
             return
@@ -209,7 +271,7 @@ class _Writer:
 
     # -- entries ---------------------------------------------------------------------------------------------------------------
 
-    def _write_node(self, frame: _Frame, child: Child) -> bool:
+    def _write_node(self, frame: Frame, child: Child) -> bool:
         """Create anything but a directory. False if it was left out on purpose."""
         target, entry = frame.target, child.entry
         if entry.kind is Kind.SOCKET and not self._whiteouts:
@@ -229,7 +291,7 @@ class _Writer:
             self._links[entry.inode] = (target, child.name)
         return True
 
-    def _link(self, frame: _Frame, child: Child) -> bool:
+    def _link(self, frame: Frame, child: Child) -> bool:
         """Make the name a link to the one written before. False if there is none, or no link can be made."""
         first = self._links.get(child.entry.inode)
         if first is None:
@@ -301,20 +363,23 @@ class _Writer:
         is right already is left alone: most files have the owner and mode that they were made with.
         """
         follow = entry.kind is not Kind.SYMLINK  # whose mode means nothing
+        uid, gid = entry.uid + self._shift, entry.gid + self._shift
         st = os.stat(what, follow_symlinks=follow)
-        if (st.st_uid, st.st_gid) != (entry.uid, entry.gid):
-            self._try(target, name, "owner", lambda: os.chown(what, entry.uid, entry.gid, follow_symlinks=follow))
+        if (st.st_uid, st.st_gid) != (uid, gid):
+            self._try(target, name, "owner", lambda: os.chown(what, uid, gid, follow_symlinks=follow))
             st = os.stat(what, follow_symlinks=follow)
         if follow and stat.S_IMODE(st.st_mode) != entry.mode:
             self._try(target, name, "mode", lambda: os.chmod(what, entry.mode))
         for key, value in xattrs.items():
             shown = f"extended attribute {os.fsdecode(key)!r}"
+            if self._shift and key in _ACLS:
+                value = shifted_acl(value, self._shift)
             self._try(target, name, shown, partial(os.setxattr, what, key, value, follow_symlinks=follow), *_NO_ROOM)
         times = (entry.mtime_ns, entry.mtime_ns)
         self._try(target, name, "time", lambda: os.utime(what, ns=times, follow_symlinks=follow))
         st = os.stat(what, follow_symlinks=follow)
         got = (st.st_uid, st.st_gid, st.st_mtime_ns, stat.S_IMODE(st.st_mode) if follow else entry.mode)
-        if got != (entry.uid, entry.gid, entry.mtime_ns, entry.mode):
+        if got != (uid, gid, entry.mtime_ns, entry.mode):
             self._warn(target, name, "has another owner, mode or time than in the snapshot, because the target cannot hold it")
 
     def _try(self, target: Node, name: bytes, what: str, action: Callable[[], object], *more: int) -> None:
@@ -345,6 +410,18 @@ class _Writer:
                 self._warnings.append(f"{_shown(target, name)} {what}.")
             else:
                 self._unlisted += 1
+
+
+def shifted_acl(value: bytes, shift: int) -> bytes:
+    """An access list with its users and groups `shift` higher (linux/posix_acl_xattr.h: a version, then tag, permissions and id each)."""
+    head, entries = value[:4], value[4:]
+    if len(entries) % 8:
+        return value
+    moved = (
+        struct.pack("<HHI", tag, permissions, (who + shift) & 0xFFFFFFFF if tag in _NAMED else who)
+        for tag, permissions, who in struct.iter_unpack("<HHI", entries)
+    )
+    return head + b"".join(moved)
 
 
 def _without_acls(dir_fd: int) -> None:

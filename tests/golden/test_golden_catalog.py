@@ -14,15 +14,20 @@ import pytest
 
 from snapshotd.catalog import schema
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.testing.records import committed
+from snapshotd.testing.records import committed, make_entry
 from snapshotd.types import Message, RecordID, SnapshotID, SnapshotState, TreeID
 
 HERE = Path(__file__).parent
 
 
+@pytest.fixture(params=[1, 2])
+def version(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return Path(shutil.copyfile(HERE / "catalog-v1.db", tmp_path / "catalog.db"))
+def path(tmp_path: Path, version: int) -> Path:
+    return Path(shutil.copyfile(HERE / f"catalog-v{version}.db", tmp_path / "catalog.db"))
 
 
 @pytest.fixture
@@ -33,22 +38,27 @@ def catalog(path: Path) -> Iterator[SqliteCatalog]:
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    assert connection.execute("SELECT count(*) FROM snapshots WHERE line IS NULL").fetchall() == [(0,)]
     connection.close()
 
 
-def expected() -> dict[str, Any]:
-    """What version 1 read, in the words of today."""
-    content: dict[str, Any] = json.loads((HERE / "catalog-v1.json").read_text())
-    for image in content["images"]:
+def expected(version: int) -> dict[str, Any]:
+    """What that version read, in the words of today."""
+    content: dict[str, Any] = json.loads((HERE / f"catalog-v{version}.json").read_text())
+    for image in content["images"] if version < 2 else ():
         image["tree"] = None
-    for snapshot in content["snapshots"]:
+    for snapshot in content["snapshots"] if version < 2 else ():
         was_flushed = snapshot["state"] == "stored"  # which is not yet in the repository
         snapshot |= {"state": "captured" if was_flushed else snapshot["state"], "base": None, "tree": None}
         snapshot["own_layers"] = len(snapshot["stack"]["layers"])
+    for snapshot in content["snapshots"]:
+        snapshot["follows"] = None
+    for trajectory in content["trajectories"]:
+        trajectory["began"] = None
     return content
 
 
-def shown(catalog: SqliteCatalog) -> dict[str, Any]:
+def shown(catalog: SqliteCatalog, version: int) -> dict[str, Any]:
     snapshots = list(catalog.all_snapshots())
     content = {
         "images": [asdict(image) for image in catalog.images()],
@@ -58,42 +68,60 @@ def shown(catalog: SqliteCatalog) -> dict[str, Any]:
         "layers": sorted(catalog.referenced_layers()),
         "blobs": sorted(catalog.referenced_blobs()),
     }
+    if version > 1:
+        content["records"] = {one.id: catalog.record(one.id) for one in snapshots}
     return json.loads(json.dumps(content))  # type: ignore[no-any-return]
 
 
-def test_the_file_is_of_version_1(path: Path) -> None:
+def test_the_file_is_of_its_version(path: Path, version: int) -> None:
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-    assert connection.execute("PRAGMA user_version").fetchall() == [(1,)]
+    assert connection.execute("PRAGMA user_version").fetchall() == [(version,)]
     connection.close()
 
 
-def test_everything_is_read_after_the_migration(catalog: SqliteCatalog) -> None:
-    content = expected()
-    assert len(content["snapshots"]) == 6  # the test sees something
-    assert {one["state"] for one in content["snapshots"]} == {"captured", "lost"}
-    assert shown(catalog) == content
+def test_there_is_one_for_every_older_version() -> None:
+    assert sorted(path.name for path in HERE.glob("catalog-v*.db")) == [f"catalog-v{n}.db" for n in range(1, schema.VERSION)]
+
+
+def test_everything_is_read_after_the_migration(catalog: SqliteCatalog, version: int) -> None:
+    content = expected(version)
+    assert len(content["snapshots"]) == {1: 6, 2: 24}[version]  # the test sees something
+    assert {one["state"] for one in content["snapshots"]} == {"captured", "lost", *({"stored", "pruned"} if version > 1 else ())}
+    assert shown(catalog, version) == content
     assert catalog.get_meta("instance") == "7"
     unstored = [one["id"] for one in content["snapshots"] if one["state"] == "captured"]
     assert catalog.unstored() == unstored
-    assert not catalog.referenced_trees()
-    assert not catalog.referenced_records()
     assert catalog.unstored_blobs() <= catalog.referenced_blobs()
+    if version == 1:
+        assert not catalog.referenced_trees()
+        assert not catalog.referenced_records()
+    for one in content["snapshots"]:
+        of = SnapshotID(one["id"])
+        earlier = content["conversations"].get(one["parent"], [])
+        assert [asdict(message) for message in catalog.own_messages(of)] == content["conversations"][of][len(earlier) :]
+        assert (catalog.state(of), catalog.own_state(of), catalog.own_entries(of), list(catalog.journal(of))) == ({}, None, [], [])
 
 
 def test_a_migrated_catalog_goes_on(catalog: SqliteCatalog) -> None:
-    line = catalog.resolve_trajectory("line")
-    head = catalog.get_snapshot(line.head)
-    new = committed(catalog, head, "after the migration")
-    assert catalog.get_snapshot(new.id) == new
-    assert new.base == head.id
-    assert catalog.own_messages(new.id) == [Message("user", "after the migration")]
+    for line in catalog.trajectories():
+        head = catalog.get_snapshot(line.head)
+        entry = make_entry(head, id=SnapshotID("e" + line.id[1:]))
+        catalog.begin_entry(line.id, entry, fence=catalog.lease(line.id))
+        assert catalog.unbound(line.id) == [entry]
+        new = committed(catalog, head, "after the migration", trajectory=line.id)
+        assert catalog.get_snapshot(new.id) == new
+        assert new.base == head.id
+        assert catalog.own_messages(new.id) == [Message("user", "after the migration")]
+        back = committed(catalog, new, "instead", after=head)
+        assert list(catalog.conversation(back.id)) == [*catalog.conversation(head.id), Message("user", "instead")]
+        assert catalog.unbound(line.id) == []
+        catalog.set_image_tree(line.spec.image, TreeID("3" * 64))
     for snapshot_id in catalog.unstored():
         catalog.set_stored(snapshot_id, TreeID("1" * 64), RecordID("2" * 64))
     assert catalog.unstored() == []
     assert catalog.get_snapshot(new.id).state is SnapshotState.STORED
-    catalog.set_image_tree(line.spec.image, TreeID("3" * 64))
-    assert catalog.referenced_trees() == {TreeID("1" * 64), TreeID("3" * 64)}
-    for trajectory in sorted(catalog.trajectories(), key=lambda one: one.forked_from is None):
+    assert catalog.referenced_trees() >= {TreeID("1" * 64), TreeID("3" * 64)}
+    for trajectory in reversed(catalog.trajectories()):  # forks first
         catalog.remove_trajectory(trajectory.id)
     assert list(catalog.all_snapshots()) == []
 
@@ -109,7 +137,8 @@ def test_a_migrated_catalog_looks_like_a_new_one(catalog: SqliteCatalog, path: P
     assert described[0] == described[1]
 
 
-def test_tags_are_kept(catalog: SqliteCatalog) -> None:
-    tagged = {tag: SnapshotID(one["id"]) for one in expected()["snapshots"] for tag in one["tags"]}
-    assert set(tagged) == {"best", "also", "forked"}
+def test_tags_are_kept(catalog: SqliteCatalog, version: int) -> None:
+    tagged = {tag: SnapshotID(one["id"]) for one in expected(version)["snapshots"] for tag in one["tags"]}
+    assert len(tagged) == {1: 3, 2: 5}[version]
     assert {tag: catalog.resolve_snapshot(tag).id for tag in tagged} == tagged
+    assert catalog.tags() == tagged

@@ -15,6 +15,8 @@ Durable storage: `flush` makes every captured snapshot stored. `prune` drops all
 export is 3 MiB of bytes that the request determines; one of a trajectory whose name begins with `damaged` fails after the first. A bundle
 is `BUNDLE`, then anything; `BUNDLE damaged` fails, `BUNDLE crash` raises ZeroDivisionError. A check finds damage while there is a
 trajectory whose name begins with `damaged`, until a repair. Mounts are remembered with the process id that asked.
+
+What it does about the agent's mind is in fake_mind.py.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ from snapshotd.engine import base
 from snapshotd.errors import Ambiguous, CommandNotFound, CommandNotRunnable, Conflict, DataLoss, NotFound, OutOfSpace, UsageError
 from snapshotd.layers.base import Change, ChangeKind, Entry, RestoreReport
 from snapshotd.types import Kind
+from tests.unit.daemon.fake_mind import MIND_WORDS, NOW_NS, FakeMind
 
-NOW_NS = 1_700_000_000_123_456_789
 IMAGE = t.ImageID("ima9e" + "0" * 27)
 
 
@@ -43,8 +45,9 @@ def entry(size: int, kind: Kind = Kind.FILE) -> Entry:
     return Entry(kind, 0o644, 0, 0, size, NOW_NS, 0, 1, (1, 1), NOW_NS)
 
 
-class FakeEngine(base.Engine):
+class FakeEngine(FakeMind):
     def __init__(self) -> None:
+        super().__init__()
         self.changed = threading.Condition()
         self.lines: dict[str, t.Trajectory] = {}
         self.taken: dict[str, t.Snapshot] = {}
@@ -60,13 +63,15 @@ class FakeEngine(base.Engine):
 
     # -- the test's side -------------------------------------------------------------------------------------------------------
 
-    def _take(self, trajectory: t.Trajectory, call: t.ToolCall, files: dict[bytes, bytes]) -> t.Snapshot:
+    def _take(
+        self, trajectory: t.Trajectory, call: t.ToolCall, files: dict[bytes, bytes], follows: t.SnapshotID | None = None
+    ) -> t.Snapshot:  # fmt: skip
         parent = trajectory.head or None
         seq = self.taken[parent].seq + 1 if parent else 0
         snapshot = t.Snapshot(
             id=t.SnapshotID(t.new_id()), parent=t.SnapshotID(parent) if parent else None, trajectory=trajectory.id, seq=seq,
             stack=t.Stack(IMAGE, ()), call=call, messages=2, state=t.SnapshotState.CAPTURED, pause_ns=2_100_000, created_at_ns=NOW_NS,
-            files=t.FileChanges(1, 2, 0, 1234),
+            files=t.FileChanges(1, 2, 0, 1234), follows=follows,
         )  # fmt: skip
         with self.changed:
             self.taken[snapshot.id] = snapshot
@@ -94,6 +99,8 @@ class FakeEngine(base.Engine):
             t.TrajectoryID(t.new_id()), request.name, spec, agent, t.SnapshotID(""), t.TrajectoryStatus.RUNNING, NOW_NS, env=request.env
         )
         self.lines[line.id] = line
+        self.secret_names[line.id] = [name for name, _ in request.secrets]
+        self.providers[line.id] = request.providers
         self._take(line, self._call("start", None, None), {b"workspace/a.txt": b"hello\n"})
         return self.lines[line.id]
 
@@ -152,9 +159,13 @@ class FakeEngine(base.Engine):
     def exec(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
              sink: base.OutputSink) -> base.ExecResult:  # fmt: skip
         line = self.trajectory(ref)
+        if argv[0] in MIND_WORDS:
+            self.mind_word(line, argv)
+            argv = ("true", *argv)
         code = self._execute(argv, sink)
         call = self._call("exec", {"argv": list(argv), "cwd": cwd, "env": dict(env), "user": user}, code)
         taken = self._take(line, call, {**self.files[line.head], b"workspace/ran": " ".join(argv).encode()})
+        self.bind_entries(line, taken)
         return base.ExecResult(code, taken, call)
 
     def exec_snapshot(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...],
@@ -196,8 +207,12 @@ class FakeEngine(base.Engine):
         sink("stdout", " ".join(argv).encode() + b"\n")
         return 0
 
-    def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None) -> base.Forked:
+    def fork(
+        self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False
+    ) -> base.Forked:  # fmt: skip
         origin = self.snapshot(ref)
+        if resume and self.lines[origin.trajectory].agent is None:
+            raise UsageError(f"no program ever ran in {t.short(origin.trajectory)}, so there is nothing to resume; leave out --resume")
         experiment = t.ExperimentID(t.new_id())
         made = []
         for index in range(n):
@@ -209,12 +224,6 @@ class FakeEngine(base.Engine):
             self.lines[line.id] = line
             made.append(line)
         return base.Forked(experiment, tuple(made))
-
-    def rewind(self, ref: str, to: str) -> t.Snapshot:
-        line, target = self.trajectory(ref), self.snapshot(to)
-        if line.status is not t.TrajectoryStatus.RUNNING:
-            raise Conflict(f"the trajectory {t.short(line.id)} is not running; fork the snapshot instead")
-        return self._take(line, self._call("rewind", {"to": target.id}), self.files[target.id])
 
     def stop(self, ref: str) -> t.Trajectory:
         line = self.trajectory(ref)
@@ -271,8 +280,7 @@ class FakeEngine(base.Engine):
         return list(self.taken.values())
 
     def conversation(self, ref: str) -> list[t.Message]:
-        self.snapshot(ref)
-        return [t.Message("user", "fix it"), t.Message("assistant", {"text": "done\x1b[31m"})]
+        return self.messages.get(self.snapshot(ref).id, [t.Message("user", "fix it"), t.Message("assistant", {"text": "done\x1b[31m"})])
 
     def output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
         self.snapshot(ref)
@@ -435,7 +443,10 @@ class FakeEngine(base.Engine):
     def status(self) -> dict[str, Any]:
         imported = {line: count for line, count in self.imported.items() if line in self.lines}
         mounts = {str(directory): pid for (directory, _), pid in self.mounts.items()}
-        return {"engine": "fake", "trajectories": len(self.lines), "imported": imported, "mounts": mounts}
+        return {
+            "engine": "fake", "trajectories": len(self.lines), "imported": imported, "mounts": mounts, "secret_names": self.secret_names,
+            "providers": {line: [dataclasses.asdict(item) for item in items] for line, items in self.providers.items() if items},
+        }  # fmt: skip
 
     def flush(self, ref: t.TrajectoryID | None = None) -> None:
         for taken in list(self.taken.values()):
@@ -448,3 +459,5 @@ class FakeEngine(base.Engine):
         with self.changed:
             self.closed = True
             self.changed.notify_all()
+        for watcher in self.watching:
+            watcher.put(None)

@@ -1,0 +1,70 @@
+"""Forgetting a trajectory, inside a transaction of the caller."""
+
+from __future__ import annotations
+
+from snapshotd.catalog import rows
+from snapshotd.catalog.database import Database, Row
+from snapshotd.catalog.lookup import no
+from snapshotd.errors import Conflict
+from snapshotd.types import TrajectoryID, short
+
+_USERS = (
+    ("was forked from it", "SELECT t.id FROM trajectories t JOIN snapshots s ON s.pk = t.forked_from WHERE s.trajectory = ?1"),
+    (
+        "goes on from a conversation in it",
+        "SELECT t.id FROM snapshots s JOIN lines l ON l.forked_from = s.pk JOIN trajectories t ON t.pk = l.trajectory"
+        " WHERE s.trajectory = ?1",
+    ),
+    ("began its program in it", "SELECT t.id FROM trajectories t JOIN snapshots s ON s.pk = t.began WHERE s.trajectory = ?1"),
+)
+"""What keeps a trajectory, and who does. Rows of its own do not count."""
+
+
+def remove_trajectory(db: Database, trajectory_id: TrajectoryID) -> None:
+    """See `Catalog.remove_trajectory`."""
+    row = db.read_one("SELECT pk FROM trajectories WHERE id = ?", (trajectory_id,))
+    if row is None:
+        raise no("trajectory", trajectory_id)
+    own: Row = (row[0],)
+    for why, users in _USERS:
+        user = db.read_one(f"{users} AND t.pk <> ?1 LIMIT 1", own)
+        if user is not None:
+            raise Conflict(
+                f"trajectory {short(trajectory_id)} cannot be removed because trajectory {short(user[0])} {why}: remove that first"
+            )
+    _release_bases(db, trajectory_id, row[0])
+    stacks, states = (
+        rows.encode_json([n for (n,) in db.read(f"SELECT DISTINCT {column} FROM snapshots WHERE trajectory = ?", own) if n is not None])
+        for column in ("stack", "agent_state")
+    )
+    db.write("DELETE FROM tags WHERE snapshot IN (SELECT pk FROM snapshots WHERE trajectory = ?)", own)
+    for table in ("messages", "entries"):
+        db.write(f"DELETE FROM {table} WHERE line IN (SELECT pk FROM lines WHERE trajectory = ?)", own)
+    for table in ("approvals", "compensations"):
+        db.write(f"DELETE FROM {table} WHERE trajectory = ?", own)
+    db.write("DELETE FROM trajectories WHERE pk = ?", own)
+    for table in ("snapshots", "lines"):
+        db.write(f"DELETE FROM {table} WHERE trajectory = ?", own)
+    for table, column, numbers in (("stacks", "stack", stacks), ("states", "agent_state", states)):
+        db.write(
+            f"DELETE FROM {table} WHERE pk IN (SELECT value FROM json_each(?))"
+            f" AND NOT EXISTS (SELECT 1 FROM snapshots s WHERE s.{column} = {table}.pk)", (numbers,),
+        )  # fmt: skip
+
+
+def _release_bases(db: Database, trajectory_id: TrajectoryID, number: int) -> None:
+    """Before a trajectory's rows go: nothing else may derive its tree from them (after a rewind to another trajectory's snapshot)."""
+    others = "FROM snapshots b JOIN snapshots s ON s.base = b.pk WHERE b.trajectory = ?1 AND s.trajectory <> ?1"
+    waiting = db.read_one(
+        f"SELECT s.id, (SELECT id FROM trajectories WHERE pk = s.trajectory) {others} AND s.state = 'captured' LIMIT 1", (number,)
+    )
+    if waiting is not None:
+        raise Conflict(
+            f"trajectory {short(trajectory_id)} cannot be removed because snapshot {short(waiting[0])} of trajectory "
+            f"{short(waiting[1])} was made from it and is not stored yet: try again when it is, or remove that trajectory first"
+        )
+    db.write(  # what is stored needs no base; a lost one could only be derived from all of its layers
+        "UPDATE snapshots SET base = NULL,"
+        " own_layers = (SELECT json_array_length(layers) FROM stacks WHERE stacks.pk = snapshots.stack)"
+        f" WHERE pk IN (SELECT s.pk {others})", (number,),
+    )  # fmt: skip

@@ -1,0 +1,166 @@
+"""Approvals and compensations in the catalog's database."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from typing import Any
+
+from snapshotd.catalog import rows
+from snapshotd.catalog.base import Approvals, Compensations
+from snapshotd.catalog.database import Database, Row, Value
+from snapshotd.catalog.lookup import (
+    CANDIDATES,
+    MIN_PREFIX_CHARS,
+    check_unique,
+    id_range,
+    no,
+    searchable,
+    snapshot_numbers,
+    trajectory_number,
+)
+from snapshotd.errors import Conflict, InternalError, NotFound
+from snapshotd.types import Approval, ApprovalID, ApprovalStatus, CallID, CallStatus, Compensation, SideEffect, TrajectoryID, short
+
+_APPROVAL_SELECT = """
+SELECT a.id, t.id, a.entry, a.tool, a.digest, s.id, a.side_effect, a.created_at_ns, a.question, a.status, a.expires_at_ns,
+       a.decided_at_ns, a.decided_by, a.reason, a.edited, a.arguments
+FROM approvals a JOIN trajectories t ON t.pk = a.trajectory JOIN snapshots s ON s.pk = a.snapshot
+"""
+_APPROVAL_INSERT = """
+INSERT INTO approvals (id, trajectory, snapshot, entry, tool, digest, side_effect, created_at_ns, question, status, expires_at_ns,
+    decided_at_ns, decided_by, reason, edited, arguments)
+VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
+"""
+_COMPENSATION_SELECT = """
+SELECT c.entry, t.id, c.status, c.began_at_ns, c.ended_at_ns, c.exit_code, c.error
+FROM compensations c JOIN trajectories t ON t.pk = c.trajectory WHERE c.entry = ?
+"""
+
+
+class SqliteApprovals(Approvals):
+    """See `base.Approvals`."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def add(self, approval: Approval) -> None:
+        db, one = self._db, approval
+        with db.transaction():
+            if db.read("SELECT 1 FROM approvals WHERE id = ?", (one.id,)):
+                raise Conflict(f"approval {one.id} is in the catalog already: every question has an id of its own")
+            db.write(_APPROVAL_INSERT, (
+                one.id, trajectory_number(db, one.trajectory), snapshot_numbers(db, one.snapshot)[0], one.entry, rows.encode_text(one.tool),
+                one.digest, one.side_effect.value, one.created_at_ns, rows.encode_text_or_none(one.question), one.status.value,
+                one.expires_at_ns, one.decided_at_ns, rows.encode_text_or_none(one.by), rows.encode_text_or_none(one.reason),
+                _encode_edited(one.edited), rows.encode_json(one.arguments),
+            ))  # fmt: skip
+
+    def list(self, status: ApprovalStatus | None = None, trajectory_id: TrajectoryID | None = None) -> builtins.list[Approval]:
+        where, values = _where({"a.status": status and status.value, "t.id": trajectory_id})
+        return [_decode(row) for row in self._db.read(f"{_APPROVAL_SELECT} {where} ORDER BY a.pk", values)]
+
+    def find(self, ref: str) -> Approval:
+        found: builtins.list[Row] = []
+        if len(ref) >= MIN_PREFIX_CHARS and searchable(ref):
+            found = self._db.read(_APPROVAL_SELECT + "WHERE a.id >= ? AND a.id < ? LIMIT ?", (*id_range(ref), CANDIDATES + 1))
+        if not found:
+            raise no("approval", ref)
+        check_unique(ref, [row[0] for row in found])
+        return _decode(found[0])
+
+    def of_entry(self, entry_id: CallID) -> Approval | None:
+        row = self._db.read_one(_APPROVAL_SELECT + "WHERE a.entry = ? ORDER BY a.pk DESC LIMIT 1", (rows.encode_text(entry_id),))
+        return None if row is None else _decode(row)
+
+    def decide(
+        self, approval_id: ApprovalID, status: ApprovalStatus, *, at_ns: int, by: str | None, reason: str | None,
+        edited: tuple[Any] | None = None,
+    ) -> Approval:  # fmt: skip
+        if status is ApprovalStatus.PENDING:
+            raise InternalError(f"approval {approval_id} cannot be decided to be pending")
+        with self._db.transaction():
+            found = self._get(approval_id)
+            if found.status is not ApprovalStatus.PENDING:
+                who = "" if found.by is None else f" by {ascii(found.by[:80])[1:-1]}"
+                raise Conflict(
+                    f"approval {short(approval_id)} cannot become {status} because it is {found.status}{who} already: "
+                    "what was decided stays; let the agent ask again"
+                )
+            self._db.write(
+                "UPDATE approvals SET status = ?, decided_at_ns = ?, decided_by = ?, reason = ?, edited = ? WHERE id = ?",
+                (
+                    status.value, at_ns, rows.encode_text_or_none(by), rows.encode_text_or_none(reason), _encode_edited(edited),
+                    approval_id,
+                ),
+            )  # fmt: skip
+            return self._get(approval_id)
+
+    def move(self, approval_id: ApprovalID, entry_id: CallID) -> None:
+        with self._db.transaction():
+            self._get(approval_id)
+            self._db.write("UPDATE approvals SET entry = ? WHERE id = ?", (entry_id, approval_id))
+
+    def _get(self, approval_id: ApprovalID) -> Approval:
+        row = self._db.read_one(_APPROVAL_SELECT + "WHERE a.id = ?", (approval_id,)) if searchable(approval_id) else None
+        if row is None:
+            raise no("approval", approval_id)
+        return _decode(row)
+
+
+class SqliteCompensations(Compensations):
+    """See `base.Compensations`."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def begin(self, compensation: Compensation) -> None:
+        db, one = self._db, compensation
+        with db.transaction():
+            if db.read("SELECT 1 FROM compensations WHERE entry = ?", (one.entry,)):
+                raise Conflict(f"call {short(one.entry)} has been compensated already, or that was begun: look at it with `snapshotd show`")
+            db.write("INSERT INTO compensations VALUES (?,?,?,?,?,?,?)", (
+                one.entry, trajectory_number(db, one.trajectory), None if one.status is None else one.status.value, one.began_at_ns,
+                one.ended_at_ns, one.exit_code, rows.encode_text_or_none(one.error),
+            ))  # fmt: skip
+
+    def end(self, entry_id: CallID, status: CallStatus, *, at_ns: int, exit_code: int | None, error: str | None) -> None:
+        with self._db.transaction():
+            if not self._db.write(
+                "UPDATE compensations SET status = ?, ended_at_ns = ?, exit_code = ?, error = ? WHERE entry = ? AND status IS NULL",
+                (status.value, at_ns, exit_code, rows.encode_text_or_none(error), rows.encode_text(entry_id)),
+            ):
+                raise NotFound(f"no compensation of call {ascii(entry_id[:80])[1:-1]} is open: begin one first")
+
+    def get(self, entry_id: CallID) -> Compensation | None:
+        row = self._db.read_one(_COMPENSATION_SELECT, (rows.encode_text(entry_id),))
+        if row is None:
+            return None
+        with rows.intact("the compensation of call", row):
+            entry, trajectory, status, began, ended, exit_code, error = row
+            return Compensation(
+                CallID(entry), TrajectoryID(trajectory), None if status is None else CallStatus(status), began, ended, exit_code,
+                rows.decode_text_or_none(error),
+            )  # fmt: skip
+
+
+def _where(wanted: dict[str, Value]) -> tuple[str, builtins.list[Value]]:
+    given = {column: value for column, value in wanted.items() if value is not None}
+    return ("WHERE " + " AND ".join(f"{column} = ?" for column in given) if given else ""), [*given.values()]
+
+
+def _encode_edited(edited: tuple[Any] | None) -> str | None:
+    return None if edited is None else rows.encode_json(edited[0])
+
+
+def _decode(row: Row) -> Approval:
+    with rows.intact("approval", row):
+        (
+            approval_id, trajectory, entry, tool, digest, snapshot, side_effect, created, question, status, expires, decided, by, reason,
+            edited, arguments,
+        ) = row  # fmt: skip
+        return Approval(
+            approval_id, trajectory, entry, rows.decode_text(tool), json.loads(arguments), digest, snapshot, SideEffect(side_effect),
+            created, rows.decode_text_or_none(question), ApprovalStatus(status), expires, decided, rows.decode_text_or_none(by),
+            rows.decode_text_or_none(reason), None if edited is None else (json.loads(edited),),
+        )  # fmt: skip

@@ -1,0 +1,78 @@
+"""`snapshotd approval`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+from snapshotd.cli.changes import change_json, change_line
+from snapshotd.cli.command import connect, declare, json_option
+from snapshotd.cli.documents import as_page
+from snapshotd.cli.text import print_json, printable
+from snapshotd.cli.values import complete_approval
+from snapshotd.client.results_mind import ApprovalInfo, ApprovalView
+from snapshotd.types import short
+
+
+@declare("approval", examples=["snapshotd approval a1b2c3", "snapshotd approval --json a1b2c3 | jq .approval.arguments"])
+@json_option
+@click.argument("approval", metavar="ID", shell_complete=complete_approval)
+@click.pass_context
+def command(ctx: click.Context, approval: str, as_json: bool) -> int:
+    """Show what an approval is about.
+
+    Who asks, for which tool with which arguments, and which files changed since the trajectory's last approval or its beginning. With
+    --json: {"approval","trajectory","files","more","since"}.
+    """
+    view = connect(ctx).approval(approval)
+    if as_json:
+        print_json({
+            "approval": dataclasses.asdict(view.approval), "trajectory": dataclasses.asdict(view.trajectory),
+            "files": [change_json(item) for item in view.files], "more": view.more, "since": view.since,
+        })  # fmt: skip
+    else:
+        _print(view)
+    return 0
+
+
+def _print(view: ApprovalView) -> None:
+    item = view.approval
+    name = view.trajectory.name or short(item.trajectory)
+    facts = [
+        ("approval", item.id), ("status", decided(item)), ("trajectory", f"{name}  ({item.trajectory})"),
+        ("snapshot", item.snapshot), ("asked", item.created_at), ("expires", item.expires_at or "never"), ("tool", printable(item.tool)),
+        ("side effect", item.side_effect),
+    ]  # fmt: skip
+    if item.question is not None:
+        facts.append(("question", printable(item.question)))
+    for key, value in facts:
+        click.echo(click.style(f"{key:13}", bold=True) + value)
+    _json_lines("arguments:", item.arguments)
+    if item.edited is not None:
+        _json_lines("arguments as approved:", item.edited[0])
+    since = "the beginning" if view.since is None else f"snapshot {short(view.since)}"
+    click.echo(click.style(f"files that changed since {since}:", bold=True))
+    for change in view.files:
+        click.echo(f"  {change_line(change)}")
+    if view.more:
+        how = "" if view.since is None else f"; `snapshotd diff {short(view.since)} {short(item.snapshot)}` lists all"
+        click.echo(f"  … and more{how}")
+    if not view.files:
+        click.echo("  none")
+
+
+def _json_lines(title: str, value: object) -> None:
+    click.echo(click.style(title, bold=True))
+    for line in as_page(value).splitlines():
+        click.echo(f"  {line}")
+
+
+def decided(item: ApprovalInfo) -> str:
+    """`approved by ann at ...: looks right`, or the status alone."""
+    text = item.status
+    if item.by is not None:
+        text += f" by {printable(item.by)}"
+    if item.decided_at is not None:
+        text += f" at {item.decided_at}"
+    return text if item.reason is None else f"{text}: {printable(item.reason)}"

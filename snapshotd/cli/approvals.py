@@ -1,0 +1,85 @@
+"""`snapshotd approvals`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any
+
+import click
+
+from snapshotd.cli.command import connect, declare, json_option
+from snapshotd.cli.documents import in_short
+from snapshotd.cli.follow import INTERRUPTED, note
+from snapshotd.cli.text import ago, print_json, printable, shown_id, status, table
+from snapshotd.client.client import Snapshotd
+from snapshotd.client.results_mind import ApprovalInfo
+from snapshotd.errors import DaemonUnavailable
+from snapshotd.types import short
+
+
+@declare("approvals", examples=["snapshotd approvals", "snapshotd approvals --watch", "snapshotd approve $(snapshotd approvals -q)"])
+@click.option("--all", "everything", is_flag=True, help="Also those that are decided, expired or stale.")
+@click.option("--watch", is_flag=True, help="Go on, with a line for each that is asked or decided, until Ctrl-C.")
+@click.option("-q", "--quiet", is_flag=True, help="Only ids.")
+@click.option("--no-trunc", is_flag=True, help="Whole ids.")
+@json_option
+@click.pass_context
+def command(ctx: click.Context, everything: bool, watch: bool, quiet: bool, no_trunc: bool, as_json: bool) -> int:
+    """List what waits for a person.
+
+    Oldest first. The agents that asked stand still until `snapshotd approve` or `snapshotd deny`, across any restart. With --json: an array
+    of {id,trajectory,call,tool,arguments,digest,snapshot,side_effect,created_at,question,status,expires_at,decided_at,by,reason,edited};
+    with --watch, one event per line: {"event":"approval","id","tool","status","trajectory"}, first those that wait already.
+    """
+    client = connect(ctx)
+    if watch:
+        return _watch(client, as_json)
+    found = client.approvals(None if everything else "pending")
+    if as_json:
+        print_json([dataclasses.asdict(item) for item in found])
+    elif quiet:
+        for item in found:
+            click.echo(shown_id(item.id, full=no_trunc))
+    else:
+        _table(found, no_trunc)
+    return 0
+
+
+def _table(found: list[ApprovalInfo], full: bool) -> None:
+    rows = [
+        (
+            shown_id(item.id, full=full), shown_id(item.trajectory, full=full), printable(item.tool), item.side_effect, status(item.status),
+            ago(item.created_at), item.expires_at or "-", printable(item.by or "-"),
+            in_short(item.arguments) if item.question is None else printable(item.question),
+        )
+        for item in found
+    ]  # fmt: skip
+    table(("APPROVAL", "TRAJECTORY", "TOOL", "SIDE EFFECT", "STATUS", "ASKED", "EXPIRES", "BY", "WHAT"), rows)
+
+
+def _watch(client: Snapshotd, as_json: bool) -> int:
+    """What waits is asked for when the watch has begun: nothing can happen in between that neither of the two shows."""
+    try:
+        events = client.watch()
+        waiting = client.approvals("pending")
+        for item in waiting:
+            _tell({"event": "approval", "id": item.id, "tool": item.tool, "status": item.status, "trajectory": item.trajectory}, as_json)
+        known = {item.id for item in waiting}
+        for event in events:
+            if event["event"] == "approval" and not (event["status"] == "pending" and event["id"] in known):
+                _tell(event, as_json)
+            elif event["event"] == "lost":
+                note(f"{event['count']} events were missed; `snapshotd approvals` shows how it stands")
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    raise DaemonUnavailable("the daemon stopped, so there is nothing more to watch; what waits for approval waits on")
+
+
+def _tell(event: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(event)
+    else:
+        line = f"{short(event['id'])}  {status(event['status'])}  {printable(str(event['tool']))}  of {short(event['trajectory'])}"
+        click.echo(line + (f"; `snapshotd approval {short(event['id'])}` shows it" if event["status"] == "pending" else ""))
+    sys.stdout.flush()

@@ -1,0 +1,37 @@
+"""`snapshotd tasks`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+from snapshotd.cli.command import connect, declare, json_option
+from snapshotd.cli.text import print_json, printable, shown_id, status, table
+from snapshotd.cli.values import complete_snapshot
+
+
+@declare("tasks", examples=["snapshotd tasks nightly", "snapshotd tasks --json a1b2c3"])
+@click.option("--no-trunc", is_flag=True, help="Whole ids.")
+@json_option
+@click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
+@click.pass_context
+def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) -> int:
+    """List the agent's subtasks.
+
+    As they were at a snapshot, in the order in which they were declared: pending, in-progress, completed, failed or skipped. `snapshotd
+    retry` does one again. With --json: an array of {name,status,depends,note,began,ended}.
+    """
+    found = connect(ctx).tasks(snapshot)
+    if as_json:
+        print_json([dataclasses.asdict(item) for item in found])
+        return 0
+    rows = [
+        (
+            printable(item.name), status(item.status), printable(" ".join(item.depends)) or "-",
+            shown_id(item.began, full=no_trunc), shown_id(item.ended, full=no_trunc), printable(item.note or "-"),
+        )
+        for item in found
+    ]  # fmt: skip
+    table(("TASK", "STATUS", "DEPENDS ON", "BEGAN", "ENDED", "NOTE"), rows)
+    return 0

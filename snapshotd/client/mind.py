@@ -1,0 +1,138 @@
+"""The verbs of the agent's mind: its journal, state and tasks; resuming, rewinding, editing, retrying, compensating."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from snapshotd.client.results import Json, SnapshotInfo, TrajectoryInfo
+from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
+from snapshotd.client.verbs import Verbs, Wait, b64, check_wait, ref_segment
+from snapshotd.daemon.wire import PREVIEW_FILES, check_ref
+from snapshotd.errors import DaemonUnavailable
+
+Mode = Literal["files", "conversation", "both"]
+"""What goes back in a rewind: the files, the agent's mind (conversation, journal and state), or both."""
+
+
+class _Recorded:
+    def __repr__(self) -> str:
+        return "RECORDED"
+
+
+RECORDED: Final = _Recorded()
+"""In place of a value that is to stay as it is recorded, where None is a value."""
+
+
+class Mind(Verbs):
+    """Part of `Snapshotd`."""
+
+    def journal(self, ref: str) -> Iterator[JournalInfo]:
+        """The journal up to a snapshot (of a trajectory: with what its head does not bind yet), from the program's beginning."""
+        for event in self._transport.lines("GET", f"/snapshots/{ref_segment(ref)}/journal"):
+            if event.get("event") == "end":
+                return
+            yield JournalInfo.of(event)
+        raise DaemonUnavailable("the daemon ended the journal early; repeat the command")
+
+    def state(self, ref: str) -> Json:
+        """The agent's own JSON state as it was saved with a snapshot."""
+        answer: Json = self._transport.request("GET", f"/snapshots/{ref_segment(ref)}/state")
+        return answer
+
+    def tasks(self, ref: str) -> list[TaskInfo]:
+        """The subtasks as they were at a snapshot, in the order in which they were declared."""
+        return [TaskInfo.of(item) for item in self._transport.request("GET", f"/snapshots/{ref_segment(ref)}/tasks")]
+
+    def resume(
+        self, ref: str, *, retry: Sequence[str] = (), skip: Sequence[str] = (), results: Mapping[str, Any] | None = None
+    ) -> TrajectoryInfo:  # fmt: skip
+        """Start a trajectory's program again from the top, replay what is recorded up to its head, and let it run on. Returns when it is
+        started; `events` follows it.
+
+        Undecided: nobody knows whether an irreversible call happened. Say of each, by its id or a prefix of it, that it is to run again
+        (`retry`), to be passed over as if it had returned None (`skip`), or what it returned (`results`). Conflict: it runs, or has
+        finished; UsageError: there is no program.
+        """
+        decisions: list[Json] = [{"call": call, "action": "retry"} for call in retry]
+        decisions += [{"call": call, "action": "skip"} for call in skip]
+        decisions += [{"call": call, "action": "result", "result": result} for call, result in (results or {}).items()]
+        return TrajectoryInfo.of(self._transport.request("POST", self._line(ref, "resume"), body={"decisions": decisions}))
+
+    def rewind(self, ref: str, to: str, *, mode: Mode = "both", compensate: bool = False, wait: Wait = "captured") -> SnapshotInfo:
+        """Go back to snapshot `to`, in place: files, the agent's mind, or both. Returns the new snapshot that records it; nothing is
+        destroyed, and `undo` takes it back.
+
+        With `compensate`, the registered compensations of irreversible calls that are left behind run before, newest first, each at most
+        once. Conflict while a process of the sandbox's own lives, or `to` is no part of the trajectory's history; SandboxFailed: a
+        compensation failed, and nothing was rewound.
+        """
+        check_wait(wait)
+        body = {"to": to, "mode": mode, "compensate": compensate}
+        return self._settled(SnapshotInfo.of(self._transport.request("POST", self._line(ref, "rewind"), body=body)), wait)
+
+    def preview_rewind(self, ref: str, to: str, *, mode: Mode = "both", max_files: int = PREVIEW_FILES) -> RewindPreview:
+        """What `rewind` would do. Changes nothing."""
+        query: dict[str, str | None] = {"to": check_ref(to), "mode": mode, "max_files": str(max_files)}
+        return RewindPreview.of(self._transport.request("GET", self._line(ref, "rewind"), query=query))
+
+    def undo(self, ref: str, *, wait: Wait = "captured") -> SnapshotInfo:
+        """Take the last rewind (or undo) of a trajectory back. Conflict: steps were taken since, or its head is no rewind."""
+        check_wait(wait)
+        return self._settled(SnapshotInfo.of(self._transport.request("POST", self._line(ref, "undo"))), wait)
+
+    def edit(
+        self, ref: str, *, files: Mapping[str | bytes, str | bytes | None] | None = None,
+        messages: Sequence[tuple[str, Any]] | None = None, drop_messages: int = 0, add_messages: Sequence[tuple[str, Any]] = (),
+        result: Any = RECORDED, state: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None, name: str | None = None,
+        resume: bool = False, wait: Wait = "captured",
+    ) -> TrajectoryInfo:  # fmt: skip
+        """A new trajectory whose first snapshot is that one, edited; with `resume` its program goes on from there.
+
+        `files`: path to content (text as UTF-8; None removes it); relative paths start at the root. Messages are pairs of role and
+        content: `messages` in place of the conversation, or `drop_messages` at its end and `add_messages` after that. `result`: of the
+        snapshot's tool call. `state`: keys to set (None removes one). UsageError: an edit that cannot be made.
+        """
+        check_wait(wait)
+        body = {
+            "files": [_file(path, content) for path, content in (files or {}).items()], "drop_messages": drop_messages,
+            "messages": None if messages is None else _messages(messages), "add_messages": _messages(add_messages),
+            "state": dict(state or {}), "env": dict(env or {}), "name": name, "resume": resume,
+            **({} if result is RECORDED else {"result": result}),
+        }  # fmt: skip
+        made = TrajectoryInfo.of(self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/edit", body=body))
+        if wait == "stored":
+            self.flush(made.id)
+        return made
+
+    def retry(
+        self, ref: str, task: str, *, compensate: bool = True, resume: bool = True, wait: Wait = "captured"
+    ) -> SnapshotInfo:  # fmt: skip
+        """Go back to before a task began (files and mind), compensate what it did, and let the program go on from there (unless `resume`
+        is false). Tasks that completed after it and do not depend on it stay completed, with their files. NotFound: no such task."""
+        check_wait(wait)
+        body = {"task": task, "compensate": compensate, "resume": resume}
+        return self._settled(SnapshotInfo.of(self._transport.request("POST", self._line(ref, "retry"), body=body)), wait)
+
+    def effects(self, ref: str) -> list[EffectInfo]:
+        """The irreversible calls of a trajectory that its present history does not hold, newest first."""
+        return [EffectInfo.of(item) for item in self._transport.request("GET", self._line(ref, "effects"))]
+
+    def compensate(self, ref: str, calls: Sequence[str] = ()) -> list[EffectInfo]:
+        """Run the compensations of calls that were left behind (all, if none is named), newest first, each at most once."""
+        answer = self._transport.request("POST", self._line(ref, "compensate"), body={"calls": list(calls)})
+        return [EffectInfo.of(item) for item in answer]
+
+    @staticmethod
+    def _line(ref: str, verb: str) -> str:
+        return f"/trajectories/{ref_segment(ref, 'trajectory')}/{verb}"
+
+
+def _file(path: str | bytes, content: str | bytes | None) -> Json:
+    raw = content.encode() if isinstance(content, str) else content
+    return {"path_b64": b64(path), "content_b64": None if raw is None else base64.b64encode(raw).decode()}
+
+
+def _messages(messages: Sequence[tuple[str, Any]]) -> list[Json]:
+    return [{"role": role, "content": content} for role, content in messages]

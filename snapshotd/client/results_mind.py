@@ -1,0 +1,156 @@
+"""What the client answers with about the agent's mind. As in results.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from snapshotd.client.results import ChangeInfo, Json, MessageInfo, TrajectoryInfo, plain
+
+
+@dataclass(frozen=True, slots=True)
+class JournalInfo:
+    """One entry of a journal. `kind` is tool, model, question, task or checkpoint; `side_effect` local, idempotent or irreversible;
+    `status` done, failed, unknown (cut off), or None: nobody has seen it end. `snapshot` binds it; None while none does."""
+
+    id: str
+    kind: str
+    name: str
+    arguments: Any
+    side_effect: str
+    key: str | None
+    status: str | None
+    began_at: str
+    ended_at: str | None
+    result: Any
+    error: str | None
+    facts: tuple[Any, ...]
+    details: Json
+    after: str
+    snapshot: str | None
+
+    @classmethod
+    def of(cls, data: Json) -> JournalInfo:
+        return plain(cls, data, facts=tuple(data["facts"]))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInfo:
+    """A subtask. `status` is pending, in-progress, completed, failed or skipped; `began` the snapshot before its first call."""
+
+    name: str
+    status: str
+    depends: tuple[str, ...]
+    note: str | None
+    began: str | None
+    ended: str | None
+
+    @classmethod
+    def of(cls, data: Json) -> TaskInfo:
+        return plain(cls, data, depends=tuple(data["depends"]))
+
+
+@dataclass(frozen=True, slots=True)
+class EffectInfo:
+    """An irreversible call that was left behind. `status` None: cut off. `compensation` is the command that undoes it; `compensated` what
+    became of that: None (not run), done, failed, or unknown (nobody saw it end)."""
+
+    trajectory: str
+    call: str
+    name: str
+    arguments: Any
+    status: str | None
+    began_at: str
+    result: Any
+    compensation: tuple[str, ...] | None
+    compensated: str | None
+
+    @classmethod
+    def of(cls, data: Json) -> EffectInfo:
+        command = data["compensation"]
+        return plain(cls, data, compensation=None if command is None else tuple(command))
+
+
+@dataclass(frozen=True, slots=True)
+class RewindPreview:
+    """What a rewind would do: `files` that change (at most so many as were asked for, `file_count` all of them), `messages` that go,
+    `effects` that cannot be undone, newest first."""
+
+    head: str
+    target: str
+    mode: str
+    files: tuple[ChangeInfo, ...]
+    file_count: int
+    messages: tuple[MessageInfo, ...]
+    effects: tuple[EffectInfo, ...]
+
+    @classmethod
+    def of(cls, data: Json) -> RewindPreview:
+        return plain(
+            cls, data, files=tuple(ChangeInfo.of(item) for item in data["files"]),
+            messages=tuple(MessageInfo.of(item) for item in data["messages"]),
+            effects=tuple(EffectInfo.of(item) for item in data["effects"]),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalInfo:
+    """A question that a person has to decide. `status` is pending, approved, denied, expired or stale (what it was asked for is not what
+    would run any more). `edited`: the arguments that the approver put in their place, as a tuple of one."""
+
+    id: str
+    trajectory: str
+    call: str
+    tool: str
+    arguments: Any
+    digest: str
+    snapshot: str
+    side_effect: str
+    created_at: str
+    question: str | None
+    status: str
+    expires_at: str | None
+    decided_at: str | None
+    by: str | None
+    reason: str | None
+    edited: tuple[Any, ...] | None
+
+    @classmethod
+    def of(cls, data: Json) -> ApprovalInfo:
+        return plain(cls, data, edited=None if data["edited"] is None else tuple(data["edited"]))
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalView:
+    """An approval with the files that changed since the trajectory's last one (`since`); `more`: not all of them are listed."""
+
+    approval: ApprovalInfo
+    trajectory: TrajectoryInfo
+    files: tuple[ChangeInfo, ...]
+    more: bool
+    since: str | None
+
+    @classmethod
+    def of(cls, data: Json) -> ApprovalView:
+        return plain(
+            cls, data, approval=ApprovalInfo.of(data["approval"]), trajectory=TrajectoryInfo.of(data["trajectory"]),
+            files=tuple(ChangeInfo.of(item) for item in data["files"]),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ValueInfo:
+    """One version of a value of the key-value store."""
+
+    tenant: str
+    namespace: str
+    key: str
+    version: int
+    value: Any
+    created_at: str
+    expires_at: str | None
+    deleted: bool
+
+    @classmethod
+    def of(cls, data: Json) -> ValueInfo:
+        return plain(cls, data)

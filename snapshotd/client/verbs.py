@@ -1,0 +1,60 @@
+"""What the verbs of the client are made of: the way to the daemon, refs and paths for it, and waiting until something is stored."""
+
+from __future__ import annotations
+
+import base64
+import os
+from pathlib import Path
+from typing import Literal
+
+from snapshotd.client.results import SnapshotInfo
+from snapshotd.client.transport import Transport, segment
+from snapshotd.daemon.wire import check_ref
+from snapshotd.errors import UsageError
+
+Wait = Literal["captured", "stored"]
+"""What a method that makes a snapshot waits for: that it survives a crash of the daemon, or power loss too."""
+
+
+class Verbs:
+    """Base of the parts of `Snapshotd`, each of which holds the verbs of one subject."""
+
+    _transport: Transport
+
+    def flush(self, trajectory: str | None = None) -> None:
+        """Return when every snapshot so far (of one trajectory, or all) survives power loss."""
+        self._transport.request("POST", "/flush", query={"trajectory": trajectory})
+
+    def snapshot(self, ref: str) -> SnapshotInfo:
+        return SnapshotInfo.of(self._transport.request("GET", f"/snapshots/{ref_segment(ref)}"))
+
+    def _settled(self, taken: SnapshotInfo, wait: Wait) -> SnapshotInfo:
+        """The snapshot as it is when what was waited for has happened."""
+        if wait == "captured":
+            return taken
+        self.flush(taken.trajectory)
+        return self.snapshot(taken.id)
+
+
+def check_wait(wait: str) -> None:
+    if wait not in ("captured", "stored"):
+        raise UsageError(f"{wait!r} is nothing to wait for; use captured or stored")
+
+
+def ref_segment(ref: str, what: str = "snapshot or trajectory") -> str:
+    """A ref as one segment of a URL path. NotFound for what cannot be one."""
+    return segment(check_ref(ref, what))
+
+
+def local_path(path: str | Path) -> Path:
+    return Path(os.path.abspath(path))
+
+
+def absolute(path: str | Path | None) -> str | None:
+    """A local path as the daemon, whose working directory is another, can take it."""
+    return None if path is None else os.path.abspath(path)
+
+
+def b64(path: str | bytes) -> str:
+    """A sandbox path, or any bytes, for a request."""
+    return base64.urlsafe_b64encode(os.fsencode(path)).decode()

@@ -1,0 +1,119 @@
+"""What an agent's requests mean, as a specification: `AgentHandler` is implemented by calls.py, and served by agent_protocol.py."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from snapshotd.types import CallStatus, EntryKind, Message, SideEffect
+
+VERSION = 2
+OPEN_CALL_LIMIT = 256
+"""Calls of one connection that have begun and not ended."""
+BODY_LIMIT_BYTES = 1 << 30
+MESSAGE_LIMIT_BYTES = 8 << 20
+"""Of a message, arguments, a value of the state or the store: what the daemon takes into memory."""
+VALUE_LIMIT_BYTES = 1 << 20
+"""Of a trajectory's state, and of a value of the store."""
+PAGE_MESSAGES = 16
+"""Messages read at once; with their size limit it bounds the memory of an answer."""
+PAGE_BYTES = 4 << 20
+ERROR_LIMIT_CHARS = 64 << 10
+
+Answer = dict[str, Any]
+"""The fields of an answer; `body` (bytes) goes behind the line."""
+
+
+class BodyWriter(Protocol):
+    """Takes a result while it arrives. `repo.BlobWriter` is one."""
+
+    def write(self, data: bytes) -> object: ...
+
+    def discard(self) -> None:
+        """Drop it. Called in any case in the end; must do nothing after the handler saved it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A `call_begin`. `approve`: the program itself wants a person's agreement, with its question if it is a text. `facts`: as
+    `Entry.facts`."""
+
+    call_id: str
+    name: str
+    arguments: Any
+    kind: EntryKind = EntryKind.TOOL
+    side_effect: SideEffect = SideEffect.LOCAL
+    key: str | None = None
+    approve: bool | str = False
+    compensate: tuple[str, ...] | None = None
+    task: str | None = None
+    facts: tuple[Any, ...] = ()
+    skippable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A `call_end`. `result` is JSON (bytes; checked), or what `body_writer` returned, complete but not checked to be JSON."""
+
+    status: CallStatus
+    result: bytes | BodyWriter | None = None
+    error: str | None = None
+    exit_code: int | None = None
+    usage: dict[str, Any] | None = None
+
+
+class AgentHandler(Protocol):
+    """What the requests of one container mean. Any method may raise a SnapshotdError, which the agent is told in one sentence.
+
+    `pid` is the peer's process id in the daemon's pid namespace. `call_id` is the agent's choice, 32 hexadecimal characters, unique among
+    the connection's open calls only: refuse one that the trajectory has seen (Conflict). `cancelled` is set when nobody waits for the
+    answer.
+    """
+
+    def hello(self, pid: int) -> Answer:
+        """Facts for the agent: `trajectory`, `snapshot` and `replaying`."""
+
+    def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event) -> Answer:
+        """Something is about to run: record the intent. May wait for a person. With `replayed` in the answer the call has ended already."""
+
+    def body_writer(self, call_id: str) -> BodyWriter:
+        """Where a large result of a call goes."""
+
+    def call_end(self, pid: int, call_id: str, outcome: Outcome) -> str:
+        """A call that this connection began is over: take the snapshot (unless it was a model call) and return the head's id."""
+
+    def output(self, call_id: str, stream: Literal["stdout", "stderr"], data: bytes) -> None:
+        """What a call that this connection began has printed so far."""
+
+    def fact(self, kind: str, value: Any) -> Any:
+        """The recorded value, or `value`, which is recorded from now on."""
+
+    def message(self, role: str, content: Any) -> None:
+        """Append to the conversation."""
+
+    def messages(self, offset: int, limit: int) -> list[Message]:
+        """At most `limit` messages of the conversation, from number `offset` (0 is the oldest inherited one)."""
+
+    def state(self) -> dict[str, Any]:
+        """The agent's own state."""
+
+    def state_set(self, key: str, value: tuple[Any] | None) -> None:
+        """Set a key (a one-element tuple), or remove it."""
+
+    def task(self, name: str, status: str, depends: tuple[str, ...], note: str | None) -> Answer:
+        """Declare or change a subtask; `status` as it is now."""
+
+    def tasks(self) -> list[dict[str, Any]]:
+        """All subtasks."""
+
+    def checkpoint(self, pid: int, call_id: str, name: str, facts: tuple[Any, ...]) -> Answer:
+        """Take a snapshot without a call: `snapshot` is its id."""
+
+    def approve(
+        self, pid: int, call_id: str, question: str, details: Any, expires_s: float | None, facts: tuple[Any, ...], cancelled:
+        threading.Event ) -> Answer:
+        """Ask a person and wait: `approved`, `by`, `reason`, `answer`."""
+
+    def store(self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any]) -> Answer:
+        """The key-value store; `fields` are those of the request, checked, `value` among them where there is one."""

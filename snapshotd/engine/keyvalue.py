@@ -1,0 +1,119 @@
+"""The key-value store across trajectories: what names and values may be. The rest is the catalog's (`catalog.base.KeyValues`)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+from typing import Any
+
+from snapshotd.catalog.base import Catalog
+from snapshotd.errors import LimitExceeded, SnapshotdError, UsageError
+from snapshotd.types import NAME_PATTERN, StoredValue
+
+MAX_KEY_CHARS = 200
+MAX_NAMESPACE_PARTS = 8
+MAX_VALUE_BYTES = 1 << 20
+MAX_TTL_S = 10 * 366 * 86400.0
+MAX_RESULTS = 1000
+MAX_CONDITIONS = 20
+KEPT_VERSIONS = 100
+SWEEP_EVERY_S = 600.0
+_NS = 1_000_000_000
+_log = logging.getLogger(__name__)
+
+
+class KeyValueStore:
+    """The verbs of the store, each checked first. Thread-safe. UsageError (malformed names), LimitExceeded, and what the catalog raises."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._values = catalog.values
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def put(
+        self, tenant: str, namespace: str, key: str, value: Any, *, ttl_s: float | None = None, expected_version: int | None = None
+    ) -> StoredValue:
+        """See `Engine.put_value`."""
+        _check(tenant, namespace, key)
+        size = len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        if size > MAX_VALUE_BYTES:
+            raise LimitExceeded(f"the value of {key!r} has {size} bytes as JSON, more than {MAX_VALUE_BYTES}; keep it in a file")
+        if ttl_s is not None and not (math.isfinite(ttl_s) and 0 < ttl_s <= MAX_TTL_S):
+            raise UsageError(f"{key!r} cannot be kept for {ttl_s} s; give more than 0 and at most {MAX_TTL_S:.0f}")
+        now = time.time_ns()
+        expires = None if ttl_s is None else now + int(ttl_s * _NS)
+        return self._values.put(tenant, namespace, key, value, now_ns=now, expires_at_ns=expires, expected_version=expected_version)
+
+    def get(self, tenant: str, namespace: str, key: str, version: int | None = None) -> StoredValue:
+        """NotFound."""
+        _check(tenant, namespace, key)
+        return self._values.get(tenant, namespace, key, now_ns=time.time_ns(), version=version)
+
+    def delete(self, tenant: str, namespace: str, key: str, *, expected_version: int | None = None) -> None:
+        """NotFound, Conflict."""
+        _check(tenant, namespace, key)
+        self._values.delete(tenant, namespace, key, now_ns=time.time_ns(), expected_version=expected_version)
+
+    def search(
+        self, tenant: str, namespace: str, *, prefix: str = "", where: dict[str, Any] | None = None, limit: int = 100, after: str = ""
+    ) -> list[StoredValue]:
+        """See `KeyValues.search`. `limit`: 1..1000."""
+        _check(tenant, namespace)
+        if not 1 <= limit <= MAX_RESULTS:
+            raise UsageError(f"cannot search for {limit} values at once; ask for 1 to {MAX_RESULTS}, and go on behind the last key")
+        if max(len(prefix), len(after)) > MAX_KEY_CHARS:
+            raise UsageError(f"a prefix, and the key to go on behind, have at most {MAX_KEY_CHARS} characters, as keys have")
+        for path, wanted in (where or {}).items():
+            if not path or len(path) > MAX_KEY_CHARS or isinstance(wanted, (dict, list)):
+                raise UsageError(f"the condition {path[:80]!r} must be a path of 1 to {MAX_KEY_CHARS} characters and a plain value")
+        if where is not None and len(where) > MAX_CONDITIONS:
+            raise LimitExceeded(f"a search has at most {MAX_CONDITIONS} conditions, not {len(where)}")
+        return self._values.search(tenant, namespace, now_ns=time.time_ns(), prefix=prefix, where=where, limit=limit, after=after)
+
+    def history(self, tenant: str, namespace: str, key: str) -> list[StoredValue]:
+        """Newest first; empty if there are none."""
+        _check(tenant, namespace, key)
+        return self._values.history(tenant, namespace, key)
+
+    # -- upkeep ----------------------------------------------------------------------------------------------------------------
+
+    def start_sweeping(self) -> None:
+        """Remove what has expired, and old versions, now and every ten minutes, in the background until `close`."""
+        self._thread = threading.Thread(target=self._sweep, name="sweep-values")
+        self._thread.start()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _sweep(self) -> None:
+        while True:
+            try:
+                self._values.sweep(now_ns=time.time_ns(), keep_versions=KEPT_VERSIONS)
+            except SnapshotdError as exc:
+                _log.warning("expired values were not removed: %s", exc.message)
+            if self._closing.wait(SWEEP_EVERY_S):
+                return
+
+
+def _check(tenant: str, namespace: str, key: str | None = None) -> None:
+    """UsageError naming what is malformed."""
+    if not NAME_PATTERN.fullmatch(tenant):
+        raise UsageError(f"tenant {tenant[:80]!r} is malformed: use 1 to 64 letters, digits, '.', '_' or '-', a letter or digit first")
+    parts = namespace.split("/")
+    if len(parts) > MAX_NAMESPACE_PARTS or not all(_is_word(part) for part in parts):
+        raise UsageError(
+            f"namespace {namespace[:80]!r} is malformed: use 1 to {MAX_NAMESPACE_PARTS} parts with '/' between them, each of 1 to "
+            f"{MAX_KEY_CHARS} printable characters"
+        )
+    if key is not None and not _is_word(key):
+        raise UsageError(f"key {key[:80]!r} is malformed: use 1 to {MAX_KEY_CHARS} printable characters")
+
+
+def _is_word(text: str) -> bool:
+    return 1 <= len(text) <= MAX_KEY_CHARS and text.isprintable()

@@ -1,0 +1,243 @@
+"""What passes the recording gateway, in the journal: the mind of an agent that nobody rewrote, read from the wire.
+
+    a request with tool results   ends the tool calls of the turn before it, each with a snapshot, while the model already thinks
+    a request                     is a MODEL entry: its outline (the messages themselves are the conversation)
+    a reply                       is that entry's result, as it came; what the model says joins the conversation, tools are intents
+
+In a replay recorded replies are sent again. The agent runs its tools itself, and when it hands in their results its files are made the
+recorded ones; where the journal ends with a reply, they go live before the agent has it. Requests are compared by what the model and the
+user said first, not by what tools answered: times and paths differ.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from snapshotd.engine.agent_handler import Intent
+from snapshotd.engine.approvals import Gate
+from snapshotd.engine.context import Context
+from snapshotd.engine.recorder import Open, Recorder
+from snapshotd.errors import SnapshotdError
+from snapshotd.gateway.base import ModelCall, Recorded, ToolResult, TurnReply, TurnRequest
+from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Message, SideEffect, ToolCall, new_id
+
+MAX_DIALOGS = 16
+"""Conversations of one sandbox that are told apart (an agent may have sub-agents); the one used longest ago is forgotten."""
+MAX_OPEN_TOOLS = 1000
+_OUTLINE_CHARS = 300
+
+
+@dataclass(slots=True)
+class _Dialog:
+    """One conversation as the agent sends it: the digests of its messages, in order."""
+
+    digests: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A turn that is being forwarded."""
+
+    opened: Open
+    dialog: _Dialog
+    step: threading.Thread | None = None
+    failure: SnapshotdError | None = None
+
+
+class ModelCalls:
+    """Implements `gateway.base.GatewayHandler` for one sandbox. Thread-safe."""
+
+    def __init__(self, context: Context, recorder: Recorder, gate: Gate) -> None:
+        self._context, self._recorder, self._gate = context, recorder, gate
+        self._dialogs: list[_Dialog] = []
+        self._tools: dict[str, Open] = {}
+        """Tool calls that the model has asked for and the agent not answered, by the provider's id."""
+        self._turns: dict[int, _Turn] = {}
+        self._lock = threading.Lock()
+        self.closing = threading.Event()
+
+    def turn(self, request: TurnRequest) -> Recorded | None:
+        """See `GatewayHandler.turn`."""
+        dialog, known = self._dialog(request)
+        results = [result for result in request.results_since(known) if not self._replayed_result(result)]
+        replayed = self._recorder.replayed(EntryKind.MODEL, request.model[:200], _outline(request))
+        if replayed is not None:
+            return self._again(request, dialog, known, replayed.entry)
+        for message in request.new_messages(known):
+            self._recorder.message(message)
+        dialog.digests = list(request.digests)
+        opened = self._recorder.begin(Intent(new_id(), request.model[:200], _outline(request), EntryKind.MODEL))
+        turn = _Turn(opened, dialog)
+        with self._lock:
+            self._turns[id(request)] = turn
+        if results:
+            turn.step = threading.Thread(target=self._close_tools, args=(turn, results), name="gateway-step")
+            turn.step.start()
+        return None
+
+    def replied(self, request: TurnRequest, reply: TurnReply) -> None:
+        """See `GatewayHandler.replied`."""
+        with self._lock:
+            turn = self._turns.pop(id(request))
+        if turn.step is not None:
+            turn.step.join()
+        self._recorder.take(turn.opened.entry.id)
+        content = reply.content
+        calls = [] if reply.failed else list(content.calls)
+        details = {
+            "gateway": True, "usage": _usage(reply), "stop_reason": content.stop_reason, "digests": [one.hex() for one in content.digests],
+            "messages": len(content.messages),
+        }  # fmt: skip
+        result = _result(reply, calls)
+        status = CallStatus.FAILED if reply.failed else CallStatus.DONE
+        error = reply.error or content.error or (f"the provider answered {reply.status}" if reply.failed else None)
+        self._recorder.end_model(turn.opened, status, result, error, details)
+        if turn.failure is not None:
+            raise turn.failure
+        if reply.failed:
+            return
+        for message in content.messages:
+            self._recorder.message(message)
+        turn.dialog.digests.extend(content.digests)
+        for call in calls:
+            self._open_tool(call)
+
+    def close(self) -> None:
+        """Nobody waits for an answer any more."""
+        self.closing.set()
+
+    # -- tools ---------------------------------------------------------------------------------------------------------------
+
+    def _open_tool(self, call: ModelCall) -> None:
+        """The model asks for a tool, and the agent has not heard of it yet: the moment to ask a person. Denied."""
+        with self._lock:
+            if call.id in self._tools:
+                return
+            while len(self._tools) >= MAX_OPEN_TOOLS:
+                self._recorder.lost([self._tools.pop(next(iter(self._tools))).entry.id])
+        concealed = self._recorder.funnel.conceal(call.arguments)
+        call_id = CallID(new_id())
+        self._gate.admit(
+            self._recorder.sandbox, call_id, call.name[:200] or "tool", concealed, SideEffect.LOCAL, asked=False, expires_s=None,
+            step=self._recorder.step, cancelled=self.closing,
+        )  # fmt: skip
+        opened = self._recorder.begin(Intent(call_id, call.name[:200] or "tool", call.arguments))
+        with self._lock:
+            self._tools[call.id] = opened
+
+    def _close_tools(self, turn: _Turn, results: list[ToolResult]) -> None:
+        try:
+            for result in results:
+                self._close_tool(result)
+        except SnapshotdError as exc:
+            turn.failure = exc
+
+    def _close_tool(self, result: ToolResult) -> None:
+        with self._lock:
+            opened = self._tools.pop(result.id, None)
+        if opened is None:
+            opened = self._recorder.begin(Intent(new_id(), (result.name or "tool")[:200], None))
+        self._recorder.take(opened.entry.id)
+        writer = self._context.spool.writer()
+        try:
+            writer.write(json.dumps(self._recorder.funnel.conceal(result.content), ensure_ascii=False).encode("utf-8", "replace"))
+            call = ToolCall(
+                id=opened.entry.id, name=opened.entry.name, arguments=opened.entry.arguments,
+                status=CallStatus.FAILED if result.is_error else CallStatus.DONE, started_at_ns=opened.entry.began_at_ns,
+                duration_ns=time.perf_counter_ns() - opened.clock_ns, output=writer.save(),
+            )  # fmt: skip
+        finally:
+            writer.discard()
+        self._recorder.end_step(opened, call)
+
+    # -- replay --------------------------------------------------------------------------------------------------------------
+
+    def _replayed_result(self, result: ToolResult) -> bool:
+        """Whether a tool's end is recorded: then the files are as they were."""
+        with self._lock:
+            met = self._tools.get(result.id)
+        if not self._recorder.replaying or met is None:
+            return False
+        if self._recorder.replayed(EntryKind.TOOL, met.entry.name, met.entry.arguments) is None:
+            return False
+        with self._lock:
+            self._tools.pop(result.id, None)
+        return True
+
+    def _again(self, request: TurnRequest, dialog: _Dialog, known: int, entry: Entry) -> Recorded:
+        """A recorded reply, with the tools that it asks for: the agent runs them again, and if nobody saw them end, it is for real."""
+        dialog.digests = [*request.digests, *map(bytes.fromhex, entry.details["digests"])]
+        self._recorder.said(len(request.items) - known + entry.details["messages"])
+        live = self._recorder.live_if_exhausted()
+        for call in entry.result["calls"]:
+            if live:
+                self._open_tool(ModelCall(call["id"], call["name"], call["arguments"]))
+            else:
+                with self._lock:
+                    self._tools[call["id"]] = self._recorder.unrecorded(call["name"], call["arguments"])
+        return _recorded(entry.result)
+
+    # -- conversations -------------------------------------------------------------------------------------------------------
+
+    def _dialog(self, request: TurnRequest) -> tuple[_Dialog, int]:
+        """The conversation that a request goes on with, and how many of its messages are known."""
+        with self._lock:
+            found = max(self._dialogs, key=lambda one: request.matching_prefix(one.digests), default=None)
+            known = 0 if found is None else request.matching_prefix(found.digests)
+            if found is None or known == 0:
+                found = _Dialog()
+                self._dialogs.append(found)
+                del self._dialogs[:-MAX_DIALOGS]
+            else:
+                self._dialogs.remove(found)
+                self._dialogs.append(found)
+        return found, known
+
+
+def _outline(request: TurnRequest) -> dict[str, Any]:
+    """A request in little: what a replay compares, and what a person sees where it differs. Without what tools answered."""
+    first = next((number for number, item in enumerate(request.items) if request.reader.from_model(item)), len(request.items))
+    fixed = hashlib.sha256()
+    for number, (item, digest) in enumerate(zip(request.items, request.digests, strict=True)):
+        fixed.update(digest if number < first or request.reader.from_model(item) else b"answer")
+    opening = request.new_messages(max(0, first - 1))[:1]
+    return {
+        "api": str(request.api), "stream": request.stream, "messages": len(request.items), "digest": fixed.hexdigest(),
+        "prompt": _shown(opening[0]) if opening else None,
+    }  # fmt: skip
+
+
+def _shown(message: Message) -> str:
+    content = message.content
+    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    return text[:_OUTLINE_CHARS]
+
+
+def _usage(reply: TurnReply) -> dict[str, int]:
+    usage = reply.content.usage
+    numbers = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cached_tokens": usage.cached_tokens}
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+def _result(reply: TurnReply, calls: list[ModelCall]) -> dict[str, Any]:
+    body: dict[str, Any] = {}
+    if reply.body is not None:
+        try:
+            body = {"body": reply.body.decode()}
+        except UnicodeDecodeError:
+            body = {"body_b64": base64.b64encode(reply.body).decode()}
+    return {
+        "status": reply.status, "content_type": reply.content_type, "complete": reply.complete, **body,
+        "calls": [{"id": call.id, "name": call.name[:200] or "tool", "arguments": call.arguments} for call in calls],
+    }  # fmt: skip
+
+
+def _recorded(result: dict[str, Any]) -> Recorded:
+    body = base64.b64decode(result["body_b64"]) if "body_b64" in result else result.get("body", "").encode()
+    return Recorded(result["status"], result["content_type"], body, result["complete"])

@@ -1,0 +1,473 @@
+"""The mind of one sandbox as it is recorded: journal, conversation and state, and their replay when a program was started again.
+
+Whoever speaks for the agent (calls.py: the in-sandbox library; gateways.py: the wire to a model) says here what begins, what ended and what
+was said, and is told whether it happened before. Order of writing: the intent is durable before `begin` returns; a tool call's outcome, its
+files, the messages before it and the state are one commit (step.py); a model's reply is durable when `end` returns.
+
+In a replay every call is answered from the journal and the root is switched to the recorded one, so that the program finds what it found.
+Where the journal ends, the program goes live on the newest files of the trajectory. A program that does something else than what is
+recorded is refused (a resume), or goes live right there, as a branch (a fork).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from snapshotd.engine import tasks
+from snapshotd.engine.agent_handler import Intent
+from snapshotd.engine.context import Context
+from snapshotd.engine.places import Places
+from snapshotd.engine.replay import Mismatch, Replay, canonical, shown
+from snapshotd.engine.sandbox import Sandbox
+from snapshotd.engine.step import StepListener, commit_step
+from snapshotd.errors import Conflict, Diverged, LimitExceeded, NotFound, SnapshotdError
+from snapshotd.failpoints import hit
+from snapshotd.types import (
+    CallID,
+    CallStatus,
+    Ended,
+    Entry,
+    EntryKind,
+    Message,
+    SideEffect,
+    Snapshot,
+    ToolCall,
+    new_id,
+    short,
+)  # fmt: skip
+
+_log = logging.getLogger(__name__)
+MAX_OPEN_CALLS = 1024
+MAX_PENDING_BYTES = 64 << 20
+"""Of messages since the last snapshot, as JSON: what the daemon holds in memory for one sandbox."""
+MAX_STATE_BYTES = 1 << 20
+MAX_FACTS = 100_000
+"""Recorded values since the last entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An entry that was answered from the journal. `snapshot`: its own, if it ended with one."""
+
+    entry: Entry
+    snapshot: Snapshot | None
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """What a program that is started again has to meet. `began`: where it starts; `head`: where its trajectory stands; `branching`: it may
+    do something else. `keys`: idempotency keys of calls that were cut off, by (name, canonical arguments)."""
+
+    began: Snapshot
+    head: Snapshot
+    entries: tuple[Entry, ...]
+    branching: bool = False
+    keys: dict[tuple[str, str], str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Open:
+    """A call that has begun. `entry` of a task is recorded when it ends."""
+
+    entry: Entry
+    clock_ns: int
+
+
+class Recorder:
+    """Of one live sandbox, from `adopt` to its end. Thread-safe."""
+
+    def __init__(
+        self, context: Context, sandbox: Sandbox, listener: StepListener, places: Places, resumption: Resumption | None = None
+    ) -> None:  # fmt: skip
+        self._context, self.sandbox, self._listener, self._places = context, sandbox, listener, places
+        self._catalog = context.catalog
+        self.funnel = context.secrecy.of(sandbox.trajectory)
+        """Everything is recorded through it; what is told to the program is revealed."""
+        self._lock = threading.RLock()
+        """Of the replay; taken before the sandbox's."""
+        self._open: dict[str, Open] = {}
+        self._facts: list[Any] = []
+        self._resumption = resumption
+        self._replay = None if resumption is None else Replay(resumption.entries)
+        self._said = 0 if resumption is None else resumption.began.messages
+        """Messages of the conversation that the replayed program knows of."""
+        self._reached = None if resumption is None else resumption.began
+        """The newest snapshot whose call has been replayed."""
+        self._replayed_models: list[Entry] = []
+        """Model calls that were replayed since then."""
+        self._went_live = False
+        """The next answer has to say so."""
+        self.diverged: Diverged | None = None
+        """Set once a resumed program has done something else; nothing of it is recorded any more."""
+
+    # -- replay --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def replaying(self) -> bool:
+        return self._replay is not None
+
+    def replayed(self, kind: EntryKind, name: str, arguments: Any) -> Recorded | None:
+        """The recorded outcome of what begins now, with the root switched to it; None: it has to be run. Diverged."""
+        with self._lock:
+            if self._replay is None:
+                return None
+            self._check_diverged()
+            name, arguments = self.funnel.conceal_text(name), self.funnel.conceal(arguments)
+            try:
+                entry = self._replay.match(kind, name, arguments)
+            except Mismatch as mismatch:
+                self._other_than(mismatch.recorded, f"{kind} {name} with {shown(arguments)}")
+                return None
+            if entry is None:
+                self._go_live()
+                return None
+            return self._met(entry)
+
+    def skipped_task(self, name: str) -> Recorded | None:
+        """The end of a task that has completed, with all that happened in it taken as met; None: it has to be run."""
+        with self._lock:
+            self._check_diverged()
+            task = None if self._replay is None else self._replay.skip_task(name)
+            if task is None:
+                return None
+            recorded = self._met(task)
+            if recorded.snapshot is not None:
+                self._said = max(self._said, recorded.snapshot.messages)
+            return recorded
+
+    def _met(self, entry: Entry) -> Recorded:
+        own = None
+        if entry.snapshot is not None:
+            snapshot = self._catalog.get_snapshot(entry.snapshot)
+            own = snapshot if snapshot.call.id == entry.id else None
+        if own is not None:
+            self._places.go_to(self.sandbox, own)
+            with self.sandbox.lock:
+                self.sandbox.state, self.sandbox.state_changed = self._catalog.state(own.id), False
+            self._reached, self._replayed_models = own, []
+        else:
+            self._replayed_models.append(entry)
+        self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
+        return Recorded(self._revealed(entry), own)
+
+    def _revealed(self, entry: Entry) -> Entry:
+        """An entry as the program knows it."""
+        error = None if entry.error is None else self.funnel.reveal_text(entry.error)
+        return replace(entry, result=self.funnel.reveal(entry.result), error=error)
+
+    def _go_live(self) -> None:
+        """Everything recorded has been met: from here on, on the newest files, things happen."""
+        assert self._replay is not None
+        assert self._resumption is not None
+        self._places.go_to(self.sandbox, self._places.newest(self._resumption.head))
+        self._live()
+
+    def _live(self) -> None:
+        assert self._replay is not None
+        with self.sandbox.lock:
+            self.sandbox.state_changed = self.sandbox.state != self._catalog.state(self.sandbox.head)
+        self._tell({"event": "live", "snapshot": self.sandbox.head, "replayed": self._replay.matched})
+        self._replay, self._went_live = None, True
+
+    def take_live(self) -> bool:
+        """Whether the answer that is being made is the first after a replay."""
+        with self._lock:
+            went_live, self._went_live = self._went_live, False
+            return went_live
+
+    def _check_diverged(self) -> None:
+        if self.diverged is not None:
+            raise self.diverged
+
+    def _other_than(self, recorded: Entry | None, actual: str) -> None:
+        """A fork goes live from the last snapshot that matched; a resume is refused."""
+        assert self._resumption is not None
+        assert self._reached is not None
+        expected = "its end" if recorded is None else f"{recorded.kind} {recorded.name} with {shown(recorded.arguments)}"
+        if self._resumption.branching:
+            self._branch(expected, actual)
+            return
+        last = short(self._reached.id)
+        self.diverged = Diverged(
+            f"the program does something else than what is recorded, after snapshot {last}: recorded is {expected}, but now comes "
+            f"{actual}; nothing was changed: resume with the program and inputs it had, or go another way from there: "
+            f"`snapshotd fork --resume {last}`"
+        )
+        raise self.diverged
+
+    def _branch(self, expected: str, actual: str) -> None:
+        assert self._resumption is not None
+        assert self._reached is not None
+        if self._reached.id != self.sandbox.head:
+            kept = min(self._said, self._reached.messages)
+            met = itertools.islice(self._catalog.conversation(self._resumption.head.id, kept), self._said - kept)
+            models = [replace(entry, id=CallID(new_id()), snapshot=None) for entry in self._replayed_models]
+            with self.sandbox.lock:
+                self.sandbox.pending[:0] = met
+                commit_step(
+                    self._catalog, self.sandbox, marker("diverged", {"recorded": expected[:2000], "actual": actual[:2000]}), self._listener,
+                    follows=self._reached, keep_messages=kept, entries=models,
+                )  # fmt: skip
+        self._live()
+
+    def finish(self) -> Diverged | None:
+        """The program has ended. What it left unmet of a replay is told, and nothing of the end must be recorded then."""
+        with self._lock:
+            if self.diverged is None and self._replay is not None:
+                try:
+                    if self._replay.exhausted:
+                        self._go_live()
+                    else:
+                        self._other_than(self._replay.next, "its end")
+                except Diverged:
+                    pass  # kept in `diverged`
+            return self.diverged
+
+    # -- entries -------------------------------------------------------------------------------------------------------------
+
+    def begin(self, intent: Intent) -> Open:
+        """Record an intent. Conflict, LimitExceeded, OutOfSpace."""
+        conceal = self.funnel.conceal
+        with self._lock:
+            self._check_diverged()
+            if len(self._open) >= MAX_OPEN_CALLS:
+                raise LimitExceeded(f"{MAX_OPEN_CALLS} tool calls are open at once; end some before beginning another")
+            if intent.call_id in self._open:
+                raise Conflict(f"tool call {intent.call_id[:40]!r} has begun already")
+            facts, self._facts = (*self._facts, *intent.facts), []
+        details: dict[str, Any] = {}
+        if intent.compensate is not None:
+            details["compensate"] = {"argv": conceal(list(intent.compensate))}
+        if intent.task is not None:
+            details["task"] = intent.task
+        call_id = CallID(intent.call_id)
+        entry = Entry(
+            id=call_id, kind=intent.kind, name=conceal(intent.name), arguments=conceal(intent.arguments), after=self.sandbox.head,
+            began_at_ns=time.time_ns(),
+            side_effect=intent.side_effect, key=self._key(intent, call_id), facts=tuple(conceal(list(facts))), details=details,
+        )  # fmt: skip
+        if intent.kind is not EntryKind.TASK:  # a task is recorded when it ends: what happens in it has entries of its own
+            try:
+                self._catalog.begin_entry(self.sandbox.trajectory.id, entry, fence=self.sandbox.fence)
+            except BaseException:
+                with self._lock:
+                    self._facts[:0] = facts
+                raise
+            hit("engine.journal.begun")
+        opened = Open(entry, time.perf_counter_ns())
+        with self._lock:
+            self._open[intent.call_id] = opened
+        return opened
+
+    def _key(self, intent: Intent, call_id: CallID) -> str:
+        if intent.key is not None:
+            return intent.key
+        if self._resumption is not None and intent.side_effect is SideEffect.IDEMPOTENT:
+            concealed = self.funnel.conceal_text(intent.name), canonical(self.funnel.conceal(intent.arguments))
+            cut_off = self._resumption.keys.pop(concealed, None)
+            if cut_off is not None:
+                return cut_off
+        return call_id
+
+    def opened(self, call_id: str) -> Open | None:
+        return self._open.get(call_id)
+
+    def take(self, call_id: str) -> Open:
+        """An open call that ends now. NotFound."""
+        with self._lock:
+            opened = self._open.pop(call_id, None)
+        if opened is None:
+            raise NotFound(f"no open tool call {call_id[:40]!r}: it never began, or it has ended already")
+        return opened
+
+    def end_step(self, opened: Open, call: ToolCall) -> Snapshot:
+        """The outcome of a tool call, with its snapshot."""
+        self._check_diverged()
+        ended = Ended(opened.entry.id, call.status, time.time_ns(), error=call.error)
+        try:
+            return commit_step(self._catalog, self.sandbox, call, self._listener, ended=ended)
+        except SnapshotdError:
+            if opened.entry.side_effect is not SideEffect.LOCAL:
+                self._keep_outcome(ended)
+            raise
+
+    def _keep_outcome(self, ended: Ended) -> None:
+        """It happened, outside of the sandbox, and there is no snapshot (the disk is full?): at least nobody must do it again."""
+        try:
+            self._catalog.end_entry(self.sandbox.trajectory.id, ended, fence=self.sandbox.fence)
+        except SnapshotdError as exc:
+            _log.error("the outcome of call %s of %s is not recorded: %s", ended.id, self.sandbox.trajectory.id, exc.message)
+
+    def end_model(self, opened: Open, status: CallStatus, result: Any, error: str | None, details: dict[str, Any]) -> None:
+        """The outcome of a model call; the next snapshot binds it."""
+        self._check_diverged()
+        conceal = self.funnel.conceal
+        ended = Ended(opened.entry.id, status, time.time_ns(), conceal(result), conceal(error), conceal(details))
+        self._catalog.end_entry(self.sandbox.trajectory.id, ended, fence=self.sandbox.fence)
+        hit("engine.journal.ended")
+
+    def complete(
+        self, kind: EntryKind, name: str, arguments: Any, call: ToolCall, *, began_at_ns: int, details: dict[str, Any]
+    ) -> Snapshot:
+        """Something that is recorded when it has ended (a task, a named snapshot), with its snapshot. `call.id` becomes the entry's."""
+        self._check_diverged()
+        with self._lock:
+            facts, self._facts = tuple(self._facts), []
+        entry = Entry(
+            id=call.id, kind=kind, name=name, arguments=arguments, after=self.sandbox.head, began_at_ns=began_at_ns, status=call.status,
+            ended_at_ns=time.time_ns(), error=call.error, facts=facts, details=details,
+        )  # fmt: skip
+        return commit_step(self._catalog, self.sandbox, call, self._listener, entries=[entry])
+
+    def answered(self, call_id: CallID, name: str, arguments: Any, result: Any, *, began_at_ns: int) -> None:
+        """A question that was asked and answered."""
+        with self._lock:
+            facts, self._facts = tuple(self._facts), []
+        entry = Entry(
+            id=call_id, kind=EntryKind.QUESTION, name=name, arguments=self.funnel.conceal(arguments), after=self.sandbox.head,
+            began_at_ns=began_at_ns,
+            status=CallStatus.DONE, ended_at_ns=time.time_ns(), result=self.funnel.conceal(result), facts=facts,
+        )  # fmt: skip
+        self._catalog.begin_entry(self.sandbox.trajectory.id, entry, fence=self.sandbox.fence)
+
+    def step(self, call: ToolCall) -> Snapshot:
+        """A snapshot that ends no entry."""
+        self._check_diverged()
+        return commit_step(self._catalog, self.sandbox, call, self._listener)
+
+    def unrecorded(self, name: str, arguments: Any) -> Open:
+        """A call that a replayed program makes by itself; its end is recorded already."""
+        entry = Entry(CallID(new_id()), EntryKind.TOOL, name, arguments, self.sandbox.head, time.time_ns())
+        return Open(entry, time.perf_counter_ns())
+
+    def live_if_exhausted(self) -> bool:
+        """Go live now, before the next call begins, if everything recorded has been met. Whether things happen from here on."""
+        with self._lock:
+            if self._replay is not None and self._replay.exhausted:
+                self._go_live()
+            return self._replay is None
+
+    def said(self, count: int) -> None:
+        """A replayed program knows of so many more messages."""
+        with self._lock:
+            self._said += count
+
+    def lost(self, call_ids: Iterable[str]) -> None:
+        """Nobody will end these calls: their outcome is unknown, and their files belong to whatever snapshot comes next."""
+        with self._lock:
+            for call_id in call_ids:
+                self._open.pop(call_id, None)
+
+    # -- recorded values, conversation, state --------------------------------------------------------------------------------
+
+    def fact(self, kind: str, value: Any) -> Any:
+        """See `AgentHandler.fact`."""
+        with self._lock:
+            known = None if self._replay is None else self._replay.fact(kind)
+            if known is not None:
+                return self.funnel.reveal(known[0])
+            if len(self._facts) >= MAX_FACTS:
+                raise LimitExceeded(f"more than {MAX_FACTS} recorded values since the last call; make a call or a checkpoint in between")
+            self._facts.append({"kind": kind, "value": value})
+            return value
+
+    def message(self, message: Message) -> None:
+        """Append to the conversation; in a replay, meet what was appended."""
+        message = Message(self.funnel.conceal_text(message.role), self.funnel.conceal(message.content))
+        with self._lock:
+            self._check_diverged()
+            if self._replay is not None and self._meets(message):
+                return
+        sandbox = self.sandbox
+        with sandbox.lock:
+            size = len(message.role) + len(json.dumps(message.content))
+            if sandbox.pending_bytes + size > MAX_PENDING_BYTES:
+                raise LimitExceeded(
+                    f"the messages since the last snapshot exceed {MAX_PENDING_BYTES} bytes; take one with a tool call or `checkpoint`"
+                )
+            sandbox.pending_bytes += size
+            sandbox.pending.append(message)
+
+    def _meets(self, message: Message) -> bool:
+        """Whether this message is the recorded one that comes next. A new one only after everything recorded."""
+        assert self._replay is not None
+        known = next(self._catalog.conversation(self.sandbox.head, self._said), None) if self._said < self.sandbox.message_count else None
+        if known is None and self._replay.exhausted:
+            return False
+        if known is not None and (known.role, canonical(known.content)) == (message.role, canonical(message.content)):
+            self._said += 1
+            return True
+        actual = f"the {message.role} message {shown(message.content)}"
+        if known is not None:
+            actual += f" where the {known.role} message {shown(known.content)} is recorded"
+        self._other_than(self._replay.next, actual)
+        return False
+
+    def messages(self, offset: int, limit: int) -> list[Message]:
+        """A part of the conversation as the program knows it."""
+        with self._lock, self.sandbox.lock:
+            recorded: Iterable[Message] = ()
+            known = self._said if self._replay is not None else self.sandbox.message_count
+            if offset < known:
+                recorded = itertools.islice(self._catalog.conversation(self.sandbox.head, offset), known - offset)
+            pending = tuple(self.sandbox.pending)[max(0, offset - known) :]
+            found = list(itertools.islice(itertools.chain(recorded, pending), limit))
+        return [Message(message.role, self.funnel.reveal(message.content)) for message in found]
+
+    def values(self) -> dict[str, Any]:
+        """The agent's own state."""
+        values: dict[str, Any] = self.funnel.reveal(self.sandbox.state.get("values", {}))
+        return values
+
+    def set_value(self, key: str, value: tuple[Any] | None) -> None:
+        """See `AgentHandler.state_set`. LimitExceeded."""
+        def changed(state: dict[str, Any]) -> dict[str, Any]:
+            values = dict(state.get("values", {}))
+            values.pop(key, None)
+            if value is not None:
+                values[key] = self.funnel.conceal(value[0])
+            return {**state, "values": values}
+
+        self._change_state(changed)
+
+    def set_task(self, name: str, status: str, depends: tuple[str, ...], note: str | None) -> dict[str, Any]:
+        """Declare or change a subtask, and return it."""
+        self._change_state(lambda state: tasks.change(state, name, status, depends or None, note, self._at().id))
+        return next(task for task in self.sandbox.state["tasks"] if task["name"] == name)
+
+    def _at(self) -> Snapshot:
+        """Where the program is: at the head, or at what has been replayed."""
+        if self._replay is not None and self._reached is not None:
+            return self._reached
+        return self._catalog.get_snapshot(self.sandbox.head)
+
+    def _change_state(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self._check_diverged()
+        with self.sandbox.lock:
+            state = change(self.sandbox.state)
+            size = len(json.dumps(state))
+            if size > MAX_STATE_BYTES:
+                raise LimitExceeded(f"the state would have {size} bytes, over the limit of {MAX_STATE_BYTES}; keep large values in files")
+            self.sandbox.state, self.sandbox.state_changed = state, True
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        log = self._context.events.live(self.sandbox.trajectory.id)
+        if log is not None:
+            log.append(event)
+
+
+def marker(
+    name: str, arguments: Any, *, status: CallStatus = CallStatus.DONE, exit_code: int | None = None,
+    stdout: Any = None, stderr: Any = None, started_at_ns: int | None = None,
+) -> ToolCall:  # fmt: skip
+    """A call record for something the daemon itself did (start, exit, stop, checkpoint, exec)."""
+    now = time.time_ns()
+    began = started_at_ns or now
+    return ToolCall(CallID(new_id()), name, arguments, status, began, now - began, exit_code, None, None, stdout, stderr)

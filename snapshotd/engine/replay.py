@@ -1,0 +1,114 @@
+"""What a program that was started again from the top meets: the recorded entries of its journal, matched with what it asks for.
+
+Pure: nothing here reads or writes anything. Entries are matched by kind, name and arguments in the order in which they began. Where calls
+ran side by side the order in which they come again is left open: an entry may be met as long as no other that is still left had ended
+before it began. Cut-off entries (no outcome, or UNKNOWN) are passed over: the program runs those again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from snapshotd.types import CallStatus, Entry, EntryKind
+
+_OUTCOMES = (CallStatus.DONE, CallStatus.FAILED)
+
+
+class Mismatch(Exception):  # noqa: N818 - what happened, for the recorder to turn into an error or a new branch
+    """The program asks for something else than the recorded entry that comes next."""
+
+    def __init__(self, recorded: Entry) -> None:
+        super().__init__(recorded.name)
+        self.recorded = recorded
+
+
+class Replay:
+    """Not thread-safe: the recorder holds its lock."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._left = [entry for entry in entries if entry.status in _OUTCOMES and not _is_failed_turn(entry)]
+        self._facts = {entry.id: deque(entry.facts) for entry in self._left if entry.facts}
+        self.matched = 0
+
+    @property
+    def exhausted(self) -> bool:
+        return not self._left
+
+    @property
+    def next(self) -> Entry | None:
+        """The recorded entry that comes next."""
+        return self._left[0] if self._left else None
+
+    def match(self, kind: EntryKind, name: str, arguments: Any) -> Entry | None:
+        """Take the entry that this is; None when all have been met. Raises Mismatch."""
+        if not self._left:
+            return None
+        wanted = canonical(arguments)
+        for index in self._candidates():
+            entry = self._left[index]
+            if entry.kind is kind and entry.name == name and canonical(entry.arguments) == wanted:
+                return self._take(index)
+        raise Mismatch(self._left[0])
+
+    def skip_task(self, name: str) -> Entry | None:
+        """Take the end of a task that begins now, with all that was recorded inside of it; None if it is not recorded that it completed."""
+        found = (index for index, entry in enumerate(self._left) if entry.kind is EntryKind.TASK and entry.name == name)
+        index = next(found, None)
+        if index is None or self._left[index].status is not CallStatus.DONE:
+            return None
+        task = self._left[index]
+        outer = [entry for entry in self._left[:index] if not _within(entry, task)]
+        if any(_ended(entry) < task.began_at_ns for entry in outer):
+            return None  # the program is not there yet
+        self.matched += index + 1 - len(outer)
+        self._left[: index + 1] = outer
+        return task
+
+    def fact(self, kind: str) -> tuple[Any] | None:
+        """The value recorded here, as a one-element tuple; None where none is."""
+        facts = self._facts.get(self._left[0].id) if self._left else None
+        if not facts or facts[0].get("kind") != kind:
+            return None
+        return (facts.popleft().get("value"),)
+
+    def _candidates(self) -> Iterable[int]:
+        horizon: int | None = None
+        for index, entry in enumerate(self._left):
+            if horizon is not None and entry.began_at_ns > horizon:
+                return
+            yield index
+            horizon = _ended(entry) if horizon is None else min(horizon, _ended(entry))
+
+    def _take(self, index: int) -> Entry:
+        self.matched += 1
+        return self._left.pop(index)
+
+
+def _is_failed_turn(entry: Entry) -> bool:
+    """A request that its sender repeated: a program that runs again asks once."""
+    return entry.kind is EntryKind.MODEL and entry.status is CallStatus.FAILED and bool(entry.details.get("gateway"))
+
+
+def _ended(entry: Entry) -> int:
+    return entry.began_at_ns if entry.ended_at_ns is None else entry.ended_at_ns
+
+
+def _within(entry: Entry, task: Entry) -> bool:
+    named = entry.details.get("task")
+    if named is not None:
+        return bool(named == task.name)
+    return task.began_at_ns <= entry.began_at_ns and _ended(entry) <= _ended(task)
+
+
+def canonical(value: Any) -> str:
+    """One text for equal JSON values: 1, 1.0 and true are different ones."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def shown(value: Any, limit: int = 300) -> str:
+    """A JSON value for a message, cut to `limit` characters."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= limit else text[:limit] + "..."

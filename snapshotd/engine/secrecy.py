@@ -1,0 +1,110 @@
+"""Secrets of trajectories: what is recorded holds markers, what runs sees the originals (docs/secrets.md).
+
+A trajectory's environment is recorded with markers in place of its secrets and of what looks like one. From it come the values that
+everything recorded for the trajectory is searched for. Names that begin with `PROVIDER` are for the gateway and never enter a sandbox.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from snapshotd.catalog.base import Catalog
+from snapshotd.errors import UsageError
+from snapshotd.repo.base import BlobWriter, Spool
+from snapshotd.secrets.base import MARKER, Vault
+from snapshotd.secrets.configured import MIN_VALUE_BYTES
+from snapshotd.secrets.redactor import Funnel, Redactor
+from snapshotd.types import BlobID, Trajectory, TrajectoryID
+
+PROVIDER = "SNAPSHOTD_PROVIDER_"
+_REMEMBERED = 256
+"""Funnels; making one costs a millisecond."""
+SHARED = TrajectoryID("0" * 32)
+"""Owner of the secrets in what belongs to no trajectory (the key-value store)."""
+
+Env = tuple[tuple[str, str], ...]
+
+
+class Secrecy:
+    """See the module's text. Thread-safe."""
+
+    def __init__(self, vault: Vault, catalog: Catalog) -> None:
+        self.vault, self._catalog = vault, catalog
+        self._redactor = Redactor(vault)
+        self._funnels: OrderedDict[TrajectoryID, Funnel] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def environment(self, trajectory: TrajectoryID, env: Env, secrets: Env) -> Env:
+        """The environment of a new trajectory as it is recorded. UsageError: a secret that cannot be one (too short to be found)."""
+        for name, value in secrets:
+            if len(value.encode(errors="surrogatepass")) < MIN_VALUE_BYTES:
+                raise UsageError(f"the secret {name} has less than {MIN_VALUE_BYTES} bytes and would be found everywhere; use --env for it")
+        names = {name for name, _ in secrets}
+        funnel = self._redactor.funnel(trajectory, {f"env-{name}"[:64]: value for name, value in secrets})
+        kept = [(name, value) for name, value in env if name not in names]
+        return tuple((name, funnel.conceal_text(value)) for name, value in (*kept, *secrets))
+
+    def of(self, trajectory: Trajectory) -> Funnel:
+        """The funnel of a trajectory."""
+        with self._lock:
+            funnel = self._funnels.get(trajectory.id)
+            if funnel is None:
+                ancestors = tuple(self._ancestors(trajectory))
+                plain = self._redactor.funnel(trajectory.id, None, ancestors)
+                configured = {f"env-{name}"[:64]: plain.reveal_text(value) for name, value in trajectory.env if MARKER.fullmatch(value)}
+                funnel = self._redactor.funnel(trajectory.id, configured, ancestors)
+                self._funnels[trajectory.id] = funnel
+            self._funnels.move_to_end(trajectory.id)
+            while len(self._funnels) > _REMEMBERED:
+                self._funnels.popitem(last=False)
+            return funnel
+
+    def plain(self, trajectory: TrajectoryID) -> Funnel:
+        """A funnel that finds only what looks like a secret."""
+        return self._redactor.funnel(trajectory)
+
+    def shared(self) -> Funnel:
+        """The funnel of what belongs to no trajectory."""
+        return self._redactor.funnel(SHARED)
+
+    def inside(self, trajectory: Trajectory) -> dict[str, str]:
+        """What its commands find in their environment."""
+        funnel = self.of(trajectory)
+        return {name: funnel.reveal_text(value) for name, value in trajectory.env if not name.startswith(PROVIDER)}
+
+    def changed(self, trajectory: TrajectoryID) -> None:
+        """Its environment is another one now."""
+        with self._lock:
+            self._funnels.pop(trajectory, None)
+
+    def forget(self, trajectory: TrajectoryID) -> None:
+        """It is gone."""
+        self.changed(trajectory)
+        self.vault.forget(trajectory)
+
+    def _ancestors(self, trajectory: Trajectory) -> Iterator[TrajectoryID]:
+        while trajectory.forked_from is not None:
+            owner = self._catalog.get_snapshot(trajectory.forked_from).trajectory
+            yield owner
+            trajectory = self._catalog.get_trajectory(owner)
+
+
+class ConcealedWriter:
+    """Writes into the spool what is free of secrets."""
+
+    def __init__(self, spool: Spool, funnel: Funnel) -> None:
+        self._writer: BlobWriter = spool.writer()
+        self._concealer = funnel.concealer(self._writer.write)
+
+    def write(self, data: bytes) -> None:
+        self._concealer.write(data)
+
+    def save(self) -> BlobID:
+        """As `BlobWriter.save`."""
+        self._concealer.finish()
+        return self._writer.save()
+
+    def discard(self) -> None:
+        self._writer.discard()

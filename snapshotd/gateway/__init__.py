@@ -1,0 +1,1 @@
+"""The recording model endpoint inside a sandbox. `base.py` is its specification."""

@@ -1,0 +1,175 @@
+"""One request and its answer: refused, replayed, passed through, or a live turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from snapshotd.errors import LimitExceeded, SnapshotdError
+from snapshotd.gateway import json_body, routes
+from snapshotd.gateway.base import NO_RETRY, GatewayHandler, Provider, Recorded, ReplyContent, TurnReply, TurnRequest, Upstream
+from snapshotd.gateway.dialect import Dialect, error_body
+from snapshotd.gateway.forward import Cut, Forwarder, Reply, UpstreamFailed
+from snapshotd.gateway.peer import Gone, HttpRequest, Peer
+from snapshotd.gateway.recording import Recording
+from snapshotd.gateway.watch import HangUpWatch
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all exchanges of a gateway share."""
+
+    handler: GatewayHandler
+    upstreams: Mapping[str, Upstream]
+    replay_limit_bytes: int
+    digest_key: bytes
+    hang_ups: HangUpWatch
+
+
+class Exchange:
+    """Answers one request. `Gone` from any method: the connection is over (at times because the answer has to be cut)."""
+
+    def __init__(self, peer: Peer, forwarder: Forwarder, settings: Settings, request: HttpRequest) -> None:
+        self._peer = peer
+        self._forwarder = forwarder
+        self._settings = settings
+        self._http = request
+        self.provider = routes.family(request.path, request.header(b"anthropic-version") is not None)
+        """Whose shape errors have."""
+
+    def run(self) -> None:
+        """Answer. Raises SnapshotdError, Gone, or Refused (the memory is used up)."""
+        route = routes.find(self._http)
+        if route is None:
+            message = f"The gateway does not answer {self._http.method} {self._http.path[:200]}; docs/gateway.md lists what it does."
+            self._peer.answer(404, error_body(self.provider, 404, message))
+        elif route.dialect is None:
+            self._pass_through(route.provider)
+        else:
+            self._turn(route.dialect)
+
+    def fail(self, error: SnapshotdError) -> None:
+        """Tell the agent about an error of ours; if it got half an answer already, cut that. May raise Gone."""
+        if self._peer.answering:
+            raise Gone
+        self._peer.answer(error.http_status, error_body(self.provider, error.http_status, error.message))
+
+    def _pass_through(self, provider: Provider) -> None:
+        try:
+            with self._watched(), self._send(provider) as reply:
+                self._peer.start(reply.status, reply.headers, reply.length)
+                for piece in reply.pieces:
+                    self._peer.send(piece)
+                self._peer.end()
+        except UpstreamFailed as failed:
+            self._tell(failed)
+        except Cut as cut:
+            raise Gone from cut
+
+    def _turn(self, dialect: Dialect) -> None:
+        request = self._read(dialect)
+        recorded = self._settings.handler.turn(request)
+        if recorded is not None:
+            self._replay(recorded)
+            return
+        started_at_ns, started_ns = time.time_ns(), time.monotonic_ns()
+        try:
+            with self._watched(), self._send(dialect.provider) as reply:
+                _LiveReply(self._peer, self._settings, dialect, request, reply, started_at_ns, started_ns).pass_on()
+        except UpstreamFailed as failed:
+            spent_ns = time.monotonic_ns() - started_ns
+            lost = TurnReply(failed.status, ReplyContent(), False, failed.message, "", None, 0, started_at_ns, spent_ns)
+            self._settings.handler.replied(request, lost)
+            self._tell(failed)
+
+    def _read(self, dialect: Dialect) -> TurnRequest:
+        body = self._http.body
+        values = json_body.count_values(body)
+        if values > json_body.NODE_LIMIT:
+            raise LimitExceeded(f"The request's body holds more than {json_body.NODE_LIMIT} JSON values; send fewer messages.")
+        self._peer.reserve(values * json_body.NODE_BYTES)
+        return dialect.read_request(json_body.parse_object(body), len(body), self._settings.digest_key)
+
+    def _replay(self, recorded: Recorded) -> None:
+        headers = [(name.encode(), value.encode()) for name, value in (("content-type", recorded.content_type), *recorded.headers)]
+        streamed = recorded.content_type.startswith("text/event-stream")
+        self._peer.start(recorded.status, headers, len(recorded.body) if recorded.complete and not streamed else None)
+        self._peer.send(recorded.body)
+        if not recorded.complete:
+            raise Gone
+        self._peer.end()
+
+    def _send(self, provider: Provider) -> AbstractContextManager[Reply]:
+        upstream = self._settings.upstreams.get(provider)
+        if upstream is None:
+            raise UpstreamFailed(404, f"No provider is configured for requests in the manner of {provider}; configure one in the daemon.")
+        http = self._http
+        return self._forwarder.send(provider, upstream, http.method, http.path, http.query, http.headers, http.body or None)
+
+    def _watched(self) -> AbstractContextManager[None]:
+        return self._settings.hang_ups.watch(self._peer.fd, lambda: self._forwarder.abort("the agent hung up"))
+
+    def _tell(self, failed: UpstreamFailed) -> None:
+        """No answer from the provider. Clients may try again, unless nothing is configured."""
+        headers = (NO_RETRY,) if failed.status == 404 else ()
+        self._peer.answer(failed.status, error_body(self.provider, failed.status, failed.message), headers)
+
+
+class _LiveReply:
+    """A provider's reply on its way to the agent and, before its end, to the handler."""
+
+    def __init__(self, peer: Peer, settings: Settings, dialect: Dialect, request: TurnRequest, reply: Reply, started_at_ns: int,
+                 started_ns: int) -> None:
+        self._peer = peer
+        self._handler = settings.handler
+        self._request = request
+        self._reply = reply
+        self._recording = Recording(dialect, request, reply.status, reply.content_type, settings.replay_limit_bytes)
+        self._started_at_ns, self._started_ns = started_at_ns, started_ns
+        self._held = bytearray()
+        self._head_sent = False
+        self._reported = False
+
+    def pass_on(self) -> None:
+        """Pass the whole reply on. Gone if it was cut, by either side; SnapshotdError if it cannot be recorded."""
+        failure: str | None = None
+        try:
+            if self._recording.streamed:
+                self._release()  # the head at once: the agent sees that there will be an answer
+            for piece in self._reply.pieces:
+                self._take(piece)
+        except Cut as cut:
+            failure = str(cut)
+        except Gone:
+            self._report("the agent hung up")
+            raise
+        self._report(failure)
+        self._release()
+        if failure is not None:
+            raise Gone
+        self._peer.end()
+
+    def _take(self, piece: bytes) -> None:
+        self._recording.take(piece)
+        self._held += piece
+        if self._recording.finished:
+            self._report(None)
+        if self._reported or not self._recording.hold:
+            self._release()
+
+    def _release(self) -> None:
+        if not self._head_sent:
+            self._head_sent = True
+            self._peer.start(self._reply.status, self._reply.headers, self._reply.length)
+        self._peer.send(bytes(self._held))
+        self._held.clear()
+
+    def _report(self, failure: str | None) -> None:
+        """Tell the handler, once."""
+        if self._reported:
+            return
+        self._reported = True
+        spent_ns = time.monotonic_ns() - self._started_ns
+        self._handler.replied(self._request, self._recording.reply(failure, self._started_at_ns, spent_ns))

@@ -1,0 +1,88 @@
+"""Headers and keys at the border: what of the agent's goes out, what of the provider's comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from snapshotd.gateway.base import Provider, Upstream
+
+Header = tuple[bytes, bytes]
+
+_HOP_BY_HOP = frozenset({
+    b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"host",
+    b"expect", b"accept-encoding", b"content-encoding",
+})  # fmt: skip
+"""RFC 9110 section 7.6.1, and framing, which each side has its own of. We ask for replies as they are, not compressed: they are read."""
+_CREDENTIALS = frozenset({
+    b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key", b"cookie", b"proxy-authorization", b"openai-organization",
+    b"openai-project",
+})  # fmt: skip
+"""The agent's own: with the daemon's key they would be wrong, or choose whose account pays."""
+_PASSED_ON = frozenset({
+    b"content-type", b"cache-control", b"date", b"retry-after", b"retry-after-ms", b"x-should-retry", b"x-request-id", b"request-id",
+    b"openai-processing-ms", b"openai-version",
+})  # fmt: skip
+_PASSED_ON_PREFIXES = (b"x-ratelimit-", b"ratelimit-", b"anthropic-ratelimit-")
+_SECRET_NAMES = ("auth", "key", "token", "secret", "cookie")
+"""What the name of a header with a secret contains."""
+_SECRET_MIN_BYTES = 8
+"""A shorter "key" (`none`, `local`) is a word that replies may hold, and protects nothing."""
+
+
+def outgoing(headers: Iterable[Header], provider: Provider, upstream: Upstream) -> list[Header]:
+    """The headers of a request for the provider: the agent's without credentials and framing, and the daemon's own."""
+    given = [(name.lower(), value) for name, value in headers]
+    named = {token.strip().lower() for name, value in given if name == b"connection" for token in value.split(b",")}
+    own = {name.lower().encode(): value.encode() for name, value in upstream.headers.items()}
+    if upstream.api_key is not None:
+        name, prefix = (b"x-api-key", b"") if provider is Provider.ANTHROPIC else (b"authorization", b"Bearer ")
+        own.setdefault(name, prefix + upstream.api_key.encode())
+    dropped = _HOP_BY_HOP | _CREDENTIALS | named | own.keys()
+    return [*((name, value) for name, value in given if name not in dropped), *own.items(), (b"accept-encoding", b"identity")]
+
+
+def incoming(headers: Iterable[Header]) -> list[Header]:
+    """The headers of a reply for the agent: those it needs. Not whose account it is, no cookies."""
+    return [(name, value) for name, value in headers if name.lower() in _PASSED_ON or name.lower().startswith(_PASSED_ON_PREFIXES)]
+
+
+class KeyMask:
+    """Replaces secrets in a stream of bytes by as many asterisks: a provider that repeats its key must not give it to the sandbox.
+
+    Bytes pass as they come, but for an ending that may be the beginning of a secret.
+    """
+
+    def __init__(self, upstream: Upstream) -> None:
+        values = [value for name, value in upstream.headers.items() if any(word in name.lower() for word in _SECRET_NAMES)]
+        secrets = {value.rpartition(" ")[2].encode() for value in (upstream.api_key or "", *values)}  # without "Bearer "
+        self._secrets = [secret for secret in secrets if len(secret) >= _SECRET_MIN_BYTES]
+        self._held = b""
+
+    def feed(self, piece: bytes) -> bytes:
+        """What of all bytes so far can be shown now and has not been shown."""
+        data = self._masked(self._held + piece)
+        keep = max((self._overlap(data, secret) for secret in self._secrets), default=0)
+        self._held = data[len(data) - keep :]
+        return data[: len(data) - keep]
+
+    def flush(self) -> bytes:
+        """What was kept back, at the end of the stream."""
+        data, self._held = self._held, b""
+        return data
+
+    def text(self, message: str) -> str:
+        """A whole text, masked."""
+        return self._masked(message.encode("utf-8", "replace")).decode("utf-8", "replace")
+
+    def _masked(self, data: bytes) -> bytes:
+        for secret in self._secrets:
+            data = data.replace(secret, b"*" * len(secret))
+        return data
+
+    @staticmethod
+    def _overlap(data: bytes, secret: bytes) -> int:
+        """The length of the longest end of `data` that a secret begins with."""
+        for length in range(min(len(data), len(secret) - 1), 0, -1):
+            if data.endswith(secret[:length]):
+                return length
+        return 0

@@ -1,0 +1,81 @@
+"""What is learnt from a reply while it passes: its bytes, up to a limit, and what they say."""
+
+from __future__ import annotations
+
+from snapshotd.errors import LimitExceeded, UsageError
+from snapshotd.gateway import json_body
+from snapshotd.gateway.base import ReplyContent, TurnReply, TurnRequest
+from snapshotd.gateway.dialect import Dialect
+from snapshotd.gateway.sse import EventReader
+
+READ_LIMIT_BYTES = 64 << 20
+"""Of a stream that is put together. Past it a reply is passed on and not read any more."""
+
+
+class Recording:
+    """One reply. Fed with its pieces, in order, by one thread."""
+
+    def __init__(self, dialect: Dialect, request: TurnRequest, status: int, content_type: str, replay_limit_bytes: int) -> None:
+        self.streamed = 200 <= status < 300 and content_type.partition(";")[0].strip().lower() == "text/event-stream"
+        self.body_bytes = 0
+        self._dialect = dialect
+        self._request = request
+        self._status = status
+        self._content_type = content_type
+        self._limit = replay_limit_bytes
+        self._body = bytearray()
+        self._events = EventReader(replay_limit_bytes)
+        self._stream = dialect.stream_reader(request)
+
+    def take(self, piece: bytes) -> None:
+        """Learn from the next piece."""
+        self.body_bytes += len(piece)
+        if self.body_bytes <= self._limit:
+            self._body += piece
+        elif self._body:
+            self._body = bytearray()
+        if self.streamed and self.body_bytes <= READ_LIMIT_BYTES:
+            for event in self._events.feed(piece):
+                self._stream.feed(event)
+
+    @property
+    def hold(self) -> bool:
+        """Whether the agent must wait for the rest until the reply is recorded: it could act on what it would get.
+
+        A plain reply as a whole, up to the limit; of a stream what the provider sends after the model's last words.
+        """
+        limit = READ_LIMIT_BYTES if self.streamed else self._limit
+        return self.body_bytes <= limit and (self._stream.settled or not self.streamed)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the stream said that it is over. Its connection may stay open for a while."""
+        return self.streamed and self._stream.finished
+
+    def reply(self, failure: str | None, started_at_ns: int, duration_ns: int) -> TurnReply:
+        """The whole. `failure`: why the reply ended early, if it did."""
+        content = self._content()
+        if failure is None and self.streamed and not (self._stream.settled or self._stream.finished) and not self._unread:
+            failure = "the provider ended the stream before its last event"
+        body = bytes(self._body) if self.body_bytes <= self._limit else None
+        return TurnReply(self._status, content, failure is None, failure or content.error, self._content_type, body, self.body_bytes,
+                         started_at_ns, duration_ns)
+
+    @property
+    def _unread(self) -> bool:
+        return self._events.overflow or self.body_bytes > (READ_LIMIT_BYTES if self.streamed else self._limit)
+
+    def _content(self) -> ReplyContent:
+        if self._unread:
+            return ReplyContent(error=f"the reply of {self.body_bytes} bytes is too long to be read")
+        if self.streamed:
+            return self._dialect.read_reply(self._stream.reply(), self._request)
+        try:
+            if json_body.count_values(bytes(self._body)) > json_body.NODE_LIMIT:
+                return ReplyContent(error="the reply holds too many values to be read")
+            value = json_body.parse(bytes(self._body))
+        except (UsageError, LimitExceeded):
+            value = None
+        if 200 <= self._status < 300:
+            return self._dialect.read_reply(value, self._request)
+        return ReplyContent(error=self._dialect.read_error(value) or f"HTTP status {self._status}")

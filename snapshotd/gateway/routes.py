@@ -1,0 +1,42 @@
+"""Which requests are answered, and how. Everything else is refused: with the daemon's key, a sandbox may use models and nothing more."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from snapshotd.gateway.anthropic import AnthropicMessages
+from snapshotd.gateway.base import Provider
+from snapshotd.gateway.dialect import Dialect
+from snapshotd.gateway.openai_chat import OpenAIChat
+from snapshotd.gateway.openai_responses import OpenAIResponses
+from snapshotd.gateway.peer import HttpRequest
+
+_DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in (OpenAIChat(), OpenAIResponses(), AnthropicMessages())}
+_MODELS = re.compile(r"/v1/models(/[A-Za-z0-9._:@-]+)*")
+_PASSED = {"/v1/embeddings": Provider.OPENAI, "/v1/messages/count_tokens": Provider.ANTHROPIC}
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a request goes. With a dialect it is a turn; without, it is passed on and not told to anybody."""
+
+    provider: Provider
+    dialect: Dialect | None = None
+
+
+def find(request: HttpRequest) -> Route | None:
+    """The route of a request; None if there is none."""
+    if request.method == "POST":
+        if (dialect := _DIALECTS.get(request.path)) is not None:
+            return Route(dialect.provider, dialect)
+        if request.path in _PASSED:
+            return Route(_PASSED[request.path])
+    elif request.method == "GET" and _MODELS.fullmatch(request.path):
+        return Route(family(request.path, request.header(b"anthropic-version") is not None))
+    return None
+
+
+def family(path: str, anthropic_header: bool) -> Provider:
+    """Whose shape an answer has: the header `anthropic-version` comes with every request of an Anthropic client."""
+    return Provider.ANTHROPIC if anthropic_header or path.startswith("/v1/messages") else Provider.OPENAI

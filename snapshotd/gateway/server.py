@@ -1,0 +1,189 @@
+"""The gateway's threads: one that accepts, one per connection, one that watches for hang-ups."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Mapping
+
+from snapshotd.errors import InternalError, SnapshotdError
+from snapshotd.gateway.base import (
+    BODY_LIMIT_BYTES,
+    CONNECTION_LIMIT,
+    NO_RETRY,
+    REPLAY_LIMIT_BYTES,
+    Budget,
+    Gateway,
+    GatewayHandler,
+    Provider,
+    Timeouts,
+    Upstream,
+)
+from snapshotd.gateway.dialect import error_body
+from snapshotd.gateway.exchange import Exchange, Settings
+from snapshotd.gateway.forward import Forwarder
+from snapshotd.gateway.peer import Gone, Peer, Refused
+from snapshotd.gateway.routes import family
+from snapshotd.gateway.watch import HangUpWatch
+
+_CLOSE_S = 10.0
+_LOG = logging.getLogger(__name__)
+_BUSY = json.dumps(error_body(Provider.OPENAI, 503, f"More than {CONNECTION_LIMIT} connections are open; close some.")).encode()
+_BUSY_ANSWER = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(_BUSY), _BUSY)
+)
+
+
+class GatewayServer(Gateway):
+    """Serves one sandbox from construction until `close`. See `base.py`.
+
+    `listener` is a listening TCP socket; it belongs to the server from now on. `upstreams`: by `Provider`; what is missing can be replayed
+    only. `budget`: memory to share with other gateways. `digest_key`: secret that message digests depend on.
+    """
+
+    def __init__(self, listener: socket.socket, handler: GatewayHandler, upstreams: Mapping[str, Upstream], *,
+                 timeouts: Timeouts | None = None, body_limit_bytes: int = BODY_LIMIT_BYTES,
+                 replay_limit_bytes: int = REPLAY_LIMIT_BYTES, budget: Budget | None = None, digest_key: bytes = b"") -> None:
+        self._hang_ups = HangUpWatch()
+        self._settings = Settings(handler, dict(upstreams), replay_limit_bytes, digest_key, self._hang_ups)
+        self._timeouts = timeouts or Timeouts()
+        self._body_limit = body_limit_bytes
+        self._budget = budget or Budget()
+        self._lock = threading.Lock()
+        self._connections: set[_Connection] = set()
+        self._threads: list[threading.Thread] = []
+        """Every thread that may still run, for `close`; those that have ended are dropped when the next one starts."""
+        self._closing = threading.Event()
+        self._closed = threading.Event()
+        listener.settimeout(None)
+        self._listener = listener
+        self._port = int(listener.getsockname()[1])
+        self._acceptor = threading.Thread(target=self._accept, name="gateway-accept", daemon=True)
+        self._acceptor.start()
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    def close(self) -> None:
+        with self._lock:
+            first = not self._closing.is_set()
+            self._closing.set()
+        if not first:
+            self._closed.wait(2 * _CLOSE_S)
+            return
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept() with EINVAL
+        except OSError:
+            pass  # it is no longer listening, which does as well
+        self._acceptor.join(_CLOSE_S)
+        self._listener.close()
+        with self._lock:
+            for connection in self._connections:
+                connection.interrupt()
+        deadline = time.monotonic() + _CLOSE_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        self._hang_ups.close()
+        self._closed.set()
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            try:
+                connected, _ = self._listener.accept()
+            except OSError as exc:
+                if self._closing.is_set():
+                    return
+                _LOG.warning("cannot accept a connection to the gateway: %s", exc)
+                self._closing.wait(0.1)  # out of descriptors or memory: others may give some back
+                continue
+            self._start(connected)
+
+    def _start(self, connected: socket.socket) -> None:
+        with self._lock:
+            if len(self._connections) < CONNECTION_LIMIT and not self._closing.is_set():
+                connection = _Connection(self._settings, connected, self._budget, self._body_limit, self._timeouts)
+                thread = threading.Thread(target=self._serve, args=(connection,), name="gateway", daemon=True)
+                self._connections.add(connection)
+                self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+                try:
+                    thread.start()
+                    return
+                except RuntimeError as exc:  # no more threads
+                    _LOG.warning("cannot serve a connection to the gateway: %s", exc)
+                    self._connections.discard(connection)
+                    self._threads.remove(thread)
+        try:
+            connected.settimeout(0)
+            connected.send(_BUSY_ANSWER)
+        except OSError:
+            pass  # it is told by the closed connection
+        connected.close()
+
+    def _serve(self, connection: _Connection) -> None:
+        try:
+            connection.run()
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+            connection.close()
+
+
+class _Connection:
+    """One connection's thread."""
+
+    def __init__(self, settings: Settings, connected: socket.socket, budget: Budget, body_limit_bytes: int, timeouts: Timeouts) -> None:
+        self._settings = settings
+        self._peer = Peer(connected, budget, body_limit_bytes)
+        self._forwarder = Forwarder(timeouts)
+
+    def run(self) -> None:
+        """Answer requests until the peer closes, sends something malformed, or the server closes."""
+        try:
+            while self._answer_next():
+                self._peer.release()
+        except Refused as refused:
+            self._refuse(refused)
+        except Gone:
+            pass  # the ordinary end
+
+    def interrupt(self) -> None:
+        """Cut it. Any thread; the connection must not be closed yet."""
+        self._peer.interrupt()
+        self._forwarder.abort("the gateway was closed")
+
+    def close(self) -> None:
+        self._forwarder.close()
+        self._peer.close()
+
+    def _answer_next(self) -> bool:
+        request = self._peer.read_request()
+        if request is None:
+            return False
+        exchange = Exchange(self._peer, self._forwarder, self._settings, request)
+        try:
+            exchange.run()
+        except SnapshotdError as error:
+            exchange.fail(error)
+        except (Gone, Refused):
+            raise
+        except Exception:  # noqa: BLE001 - the top of a request: a defect in one must not end the others
+            _LOG.exception("a request to the gateway for %s failed", request.path)
+            exchange.fail(InternalError("The gateway failed in a request; the daemon's log has the details, please report them."))
+        return True
+
+    def _refuse(self, refused: Refused) -> None:
+        """Say why, and let it go: what else it sends has no meaning."""
+        provider = family("", any(name == b"anthropic-version" for name, _ in self._peer.head))
+        try:
+            if not self._peer.answering:
+                headers = () if refused.status == 503 else (NO_RETRY,)
+                self._peer.answer(refused.status, error_body(provider, refused.status, refused.error.message), headers)
+                self._peer.linger()
+        except Gone:
+            pass  # it does not want to know

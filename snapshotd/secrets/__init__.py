@@ -1,0 +1,1 @@
+"""Secrets in what is recorded: found, replaced by markers, kept encrypted, and put back for who recorded them."""

@@ -1,0 +1,70 @@
+"""The vault: where the originals of redacted secrets are, and what stands in their place.
+
+A secret in recorded text is replaced by a *marker*, `[secret:NAME:DIGEST]`. NAME says what it is (`github-token`, `env-OPENAI_API_KEY`),
+DIGEST is the first 64 bits of a keyed hash of the value: equal secrets of one state directory have equal digests, and without the vault's
+key nobody can test a guess. The vault holds, for each trajectory, the original of every marker that the trajectory has recorded.
+
+A marker is revealed only to trajectories that recorded it (a fork passes its ancestors too). Markers are plain text that anybody can
+write, so a marker by itself is no claim to the secret behind it.
+
+Durability: what `keep` returned survives `kill -9` of the process, and power loss after the next `flush`.
+Concurrency: all methods are thread-safe; one process opens a vault at a time.
+Errors: DataLoss when key, file or a row is damaged or belongs to another key; NotPermitted; OutOfSpace (nothing changed); VersionMismatch.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from snapshotd.types import TrajectoryID
+
+MARKER = re.compile(r"\[secret:([A-Za-z0-9][A-Za-z0-9_.-]{0,63}):([0-9a-f]{16})\]")
+"""What a marker looks like. Groups: name, digest."""
+MARKER_BYTES = re.compile(MARKER.pattern.encode())
+MARKER_MAX_BYTES = len("[secret::]") + 64 + 16
+
+
+class Found(NamedTuple):
+    """A secret in a text: what kind it is, and its bytes as they stand there."""
+
+    name: str
+    value: bytes
+
+
+class Vault(ABC):
+    """See the module's text for what holds for all methods."""
+
+    @abstractmethod
+    def marker(self, found: Found) -> str:
+        """What stands for a secret. Keeps nothing; about 1 us."""
+
+    @abstractmethod
+    def keep(self, trajectory: TrajectoryID, found: Sequence[Found]) -> list[str]:
+        """Keep the originals for a trajectory, in one transaction, and return their markers in order. Keeping one again changes nothing.
+
+        A trajectory that has reached the implementation's bounds gets markers that nothing will ever reveal: an agent that prints millions
+        of made-up tokens shall neither fill the disk nor see them recorded in plain text.
+        """
+
+    @abstractmethod
+    def reveal(self, marker: str, owners: Collection[TrajectoryID]) -> bytes | None:
+        """The original, if one of `owners` has kept it; None if not, or if this is no marker."""
+
+    @abstractmethod
+    def inherit(self, heir: TrajectoryID, owners: Collection[TrajectoryID]) -> None:
+        """Give `heir` a copy of everything that `owners` have kept, so that they can be forgotten."""
+
+    @abstractmethod
+    def forget(self, trajectory: TrajectoryID) -> None:
+        """Delete what a trajectory has kept. Not an error when that is nothing."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Return when everything kept so far is durable against power loss."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the files. Idempotent. Any other call afterwards is a defect."""

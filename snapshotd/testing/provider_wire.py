@@ -1,0 +1,243 @@
+"""How a scripted reply is written in each of the three APIs, plain and as a stream. Ids follow from the step: same step, same bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+CREATED = 1_700_000_000
+_RESPONSE_ID = re.compile(r"resp_(\d{1,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call that the model asks for."""
+
+    id: str
+    name: str
+    arguments: Any
+
+    @property
+    def text(self) -> str:
+        """The arguments as JSON; a text is taken as it is, so that a script can hold broken ones."""
+        return self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the model says at one step. `piece_chars`: how long the deltas of a stream are."""
+
+    step: int
+    model: str
+    text: str | None = None
+    calls: tuple[Call, ...] = ()
+    input_tokens: int = 10
+    output_tokens: int = 5
+    cached_tokens: int = 0
+    piece_chars: int = 8
+    request: dict[str, Any] = field(default_factory=dict)
+
+    def pieces(self, text: str) -> list[str]:
+        return [text[start : start + self.piece_chars] for start in range(0, len(text), self.piece_chars)]
+
+
+class Wire:
+    """One API."""
+
+    path: str
+
+    def turns(self, body: dict[str, Any]) -> int:
+        """How many replies of the model the request's conversation holds."""
+        return sum(message.get("role") == "assistant" for message in _objects(body.get("messages")))
+
+    def results(self, body: dict[str, Any]) -> int:
+        """How many tool results it holds."""
+        return sum(message.get("role") == "tool" for message in _objects(body.get("messages")))
+
+    def plain(self, reply: Reply) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def events(self, reply: Reply) -> Iterator[tuple[str | None, dict[str, Any] | str]]:
+        """Type (if the API names it) and data of every event of the stream."""
+        raise NotImplementedError
+
+    def stream(self, reply: Reply) -> Iterator[bytes]:
+        """The events as bytes."""
+        for kind, data in self.events(reply):
+            text = data if isinstance(data, str) else json.dumps(data)
+            yield (f"event: {kind}\n" if kind else "").encode() + f"data: {text}\n\n".encode()
+
+    def error(self, status: int, kind: str, message: str) -> dict[str, Any]:
+        return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
+class Chat(Wire):
+    path = "/v1/chat/completions"
+
+    def plain(self, reply: Reply) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None, "annotations": []}
+        if reply.calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}} for call in reply.calls
+            ]
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._stop(reply)}
+        return {"id": f"chatcmpl-{reply.step}", "object": "chat.completion", "created": CREATED, "model": reply.model, "choices": [choice],
+                "usage": self._usage(reply)}
+
+    def events(self, reply: Reply) -> Iterator[tuple[str | None, dict[str, Any] | str]]:
+        yield None, self._chunk(reply, {"role": "assistant", "content": None if reply.calls and not reply.text else ""})
+        for piece in reply.pieces(reply.text or ""):
+            yield None, self._chunk(reply, {"content": piece})
+        for number, call in enumerate(reply.calls):
+            function = {"name": call.name, "arguments": ""}
+            yield None, self._chunk(reply, {"tool_calls": [{"index": number, "id": call.id, "type": "function", "function": function}]})
+            for piece in reply.pieces(call.text):
+                yield None, self._chunk(reply, {"tool_calls": [{"index": number, "function": {"arguments": piece}}]})
+        yield None, self._chunk(reply, {}, self._stop(reply))
+        if (reply.request.get("stream_options") or {}).get("include_usage"):
+            yield None, {**self._chunk(reply, {}), "choices": [], "usage": self._usage(reply)}
+        yield None, "[DONE]"
+
+    def _chunk(self, reply: Reply, delta: dict[str, Any], stop: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": stop}
+        return {"id": f"chatcmpl-{reply.step}", "object": "chat.completion.chunk", "created": CREATED, "model": reply.model,
+                "choices": [choice]}
+
+    @staticmethod
+    def _stop(reply: Reply) -> str:
+        return "tool_calls" if reply.calls else "stop"
+
+    @staticmethod
+    def _usage(reply: Reply) -> dict[str, Any]:
+        return {"prompt_tokens": reply.input_tokens, "completion_tokens": reply.output_tokens,
+                "total_tokens": reply.input_tokens + reply.output_tokens, "prompt_tokens_details": {"cached_tokens": reply.cached_tokens}}
+
+
+class Responses(Wire):
+    path = "/v1/responses"
+
+    def turns(self, body: dict[str, Any]) -> int:
+        """Runs of items that a model wrote, after those of the reply that the request continues."""
+        before = _RESPONSE_ID.fullmatch(str(body.get("previous_response_id")))
+        count, inside = (int(before[1]) + 1 if before else 0), False
+        for item in _objects(body.get("input")):
+            written = item.get("role") == "assistant" or item.get("type") in ("function_call", "reasoning")
+            count += written and not inside
+            inside = written
+        return count
+
+    def results(self, body: dict[str, Any]) -> int:
+        return sum(item.get("type") == "function_call_output" for item in _objects(body.get("input")))
+
+    def plain(self, reply: Reply) -> dict[str, Any]:
+        return self._response(reply, "completed", self._items(reply))
+
+    def events(self, reply: Reply) -> Iterator[tuple[str | None, dict[str, Any] | str]]:
+        for number, (kind, fields) in enumerate(self._typed_events(reply)):
+            yield kind, {"type": kind, "sequence_number": number, **fields}
+
+    def _typed_events(self, reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
+        begun = self._response(reply, "in_progress", [])
+        yield "response.created", {"response": begun}
+        yield "response.in_progress", {"response": begun}
+        for number, item in enumerate(self._items(reply)):
+            place = {"output_index": number, "item_id": item["id"]}
+            empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
+            started = {**item, "status": "in_progress", **empty}
+            yield "response.output_item.added", {"output_index": number, "item": started}
+            if item["type"] == "message":
+                part, place = item["content"][0], {**place, "content_index": 0}
+                yield "response.content_part.added", {**place, "part": {**part, "text": ""}}
+                for piece in reply.pieces(part["text"]):
+                    yield "response.output_text.delta", {**place, "delta": piece, "logprobs": []}
+                yield "response.output_text.done", {**place, "text": part["text"], "logprobs": []}
+                yield "response.content_part.done", {**place, "part": part}
+            else:
+                for piece in reply.pieces(item["arguments"]):
+                    yield "response.function_call_arguments.delta", {**place, "delta": piece}
+                yield "response.function_call_arguments.done", {**place, "name": item["name"], "arguments": item["arguments"]}
+            yield "response.output_item.done", {"output_index": number, "item": item}
+        yield "response.completed", {"response": self.plain(reply)}
+
+    @staticmethod
+    def _items(reply: Reply) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = []
+        if reply.text is not None:
+            part = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}
+            items.append({"id": f"msg_{reply.step}", "type": "message", "status": "completed", "role": "assistant", "content": [part]})
+        items += [{"id": f"fc_{call.id}", "type": "function_call", "status": "completed", "call_id": call.id, "name": call.name,
+                   "arguments": call.text} for call in reply.calls]
+        return items
+
+    @staticmethod
+    def _response(reply: Reply, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
+        usage = {"input_tokens": reply.input_tokens, "input_tokens_details": {"cached_tokens": reply.cached_tokens},
+                 "output_tokens": reply.output_tokens, "output_tokens_details": {"reasoning_tokens": 0},
+                 "total_tokens": reply.input_tokens + reply.output_tokens}  # fmt: skip
+        return {
+            "id": f"resp_{reply.step}", "object": "response", "created_at": CREATED, "status": status, "model": reply.model,
+            "output": items, "error": None, "incomplete_details": None, "instructions": None, "metadata": {}, "parallel_tool_calls": True,
+            "temperature": 1.0, "top_p": 1.0, "tool_choice": "auto", "tools": [], "usage": usage if status == "completed" else None,
+        }  # fmt: skip
+
+
+class Messages(Wire):
+    path = "/v1/messages"
+
+    def results(self, body: dict[str, Any]) -> int:
+        blocks = (block for message in _objects(body.get("messages")) for block in _objects(message.get("content")))
+        return sum(block.get("type") == "tool_result" for block in blocks)
+
+    def plain(self, reply: Reply) -> dict[str, Any]:
+        content: list[dict[str, Any]] = [] if reply.text is None else [{"type": "text", "text": reply.text}]
+        content += [{"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments} for call in reply.calls]
+        return {**self._begun(reply), "content": content, "stop_reason": self._stop(reply), "usage": self._usage(reply)}
+
+    def events(self, reply: Reply) -> Iterator[tuple[str | None, dict[str, Any] | str]]:
+        for kind, fields in self._typed_events(reply):
+            yield kind, {"type": kind, **fields}
+
+    def _typed_events(self, reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
+        yield "message_start", {"message": {**self._begun(reply), "usage": {**self._usage(reply), "output_tokens": 1}}}
+        yield "ping", {}
+        if reply.text is not None:
+            yield "content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}}
+            for piece in reply.pieces(reply.text):
+                yield "content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": piece}}
+            yield "content_block_stop", {"index": 0}
+        for number, call in enumerate(reply.calls, 0 if reply.text is None else 1):
+            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            yield "content_block_start", {"index": number, "content_block": block}
+            for piece in reply.pieces(call.text):
+                yield "content_block_delta", {"index": number, "delta": {"type": "input_json_delta", "partial_json": piece}}
+            yield "content_block_stop", {"index": number}
+        stop = {"stop_reason": self._stop(reply), "stop_sequence": None}
+        yield "message_delta", {"delta": stop, "usage": {"output_tokens": reply.output_tokens}}
+        yield "message_stop", {}
+
+    def error(self, status: int, kind: str, message: str) -> dict[str, Any]:
+        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_scripted"}
+
+    @staticmethod
+    def _begun(reply: Reply) -> dict[str, Any]:
+        return {"id": f"msg_{reply.step}", "type": "message", "role": "assistant", "model": reply.model, "content": [], "stop_reason": None,
+                "stop_sequence": None}
+
+    @staticmethod
+    def _stop(reply: Reply) -> str:
+        return "tool_use" if reply.calls else "end_turn"
+
+    @staticmethod
+    def _usage(reply: Reply) -> dict[str, Any]:
+        return {"input_tokens": reply.input_tokens - reply.cached_tokens, "cache_read_input_tokens": reply.cached_tokens,
+                "cache_creation_input_tokens": 0, "output_tokens": reply.output_tokens}
+
+
+WIRES: dict[str, Wire] = {wire.path: wire for wire in (Chat(), Responses(), Messages())}
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []

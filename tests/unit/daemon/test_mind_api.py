@@ -1,0 +1,440 @@
+"""The API of the agent's mind as any HTTP client sees it: shapes, refusals, bounds, one writer at a time, watching."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from snapshotd.daemon.models_mind import check_json
+from snapshotd.daemon.turns import Turns
+from snapshotd.daemon.watching import KEPT_MAX, Watchers
+from snapshotd.engine import base
+from snapshotd.errors import Conflict, LimitExceeded, UsageError
+from snapshotd.types import new_id, short
+from tests.unit.daemon.fake_engine import FakeEngine
+from tests.unit.daemon.process import Daemon
+from tests.unit.daemon.test_api import JSON, Connection, ask, lines
+
+STORE = "/store/value?namespace=team/plans&key="
+
+
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+@pytest.fixture
+def box(shared_daemon: Daemon) -> str:
+    """The name of a sandbox of the test's own."""
+    name = f"box-{new_id()[:8]}"
+    assert ask(shared_daemon, "POST", "/sandboxes", {"name": name})[0] == 201
+    return name
+
+
+def execute(daemon: Daemon, box: str, *argv: str, **options: Any) -> dict[str, Any]:
+    return lines(daemon, "POST", f"/trajectories/{box}/exec", {"argv": list(argv), **options})[-1]
+
+
+# -- journal, state, tasks -----------------------------------------------------------------------------------------------------
+
+
+def test_the_journal_has_every_field_and_an_end(shared_daemon: Daemon, box: str) -> None:
+    first = execute(shared_daemon, box, "effect", "send")["snapshot"]["id"]
+    execute(shared_daemon, box, "ls")
+    sent, ran, end = lines(shared_daemon, "GET", f"/snapshots/{box}/journal")
+    assert end == {"event": "end"}
+    assert sent == {
+        "id": sent["id"], "kind": "tool", "name": "send", "arguments": {"n": 0}, "side_effect": "irreversible", "key": None,
+        "status": "done", "began_at": "2023-11-14T22:13:20.123456Z", "ended_at": "2023-11-14T22:13:20.123456Z", "result": None,
+        "error": None, "facts": [], "details": {"compensate": {"argv": ["undo", "send"]}}, "after": sent["after"], "snapshot": first,
+    }  # fmt: skip
+    assert (ran["name"], ran["side_effect"]) == ("exec", "local")
+    assert lines(shared_daemon, "GET", f"/snapshots/{first}/journal") == [sent, end]
+
+
+def test_state_and_tasks(shared_daemon: Daemon, box: str) -> None:
+    assert ask(shared_daemon, "GET", f"/snapshots/{box}/state") == (200, {})
+    execute(shared_daemon, box, "remember", "tasks", "plan,build")
+    assert ask(shared_daemon, "GET", f"/snapshots/{box}/state")[1] == {"tasks": ["plan", "build"]}
+    plan, build = ask(shared_daemon, "GET", f"/snapshots/{box}/tasks")[1]
+    assert (plan["name"], plan["depends"]) == ("plan", [])
+    assert list(build) == ["name", "status", "depends", "note", "began", "ended"]
+    assert (build["status"], build["depends"]) == ("completed", ["plan"])
+
+
+# -- going back and on ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_preview_says_what_a_rewind_does(shared_daemon: Daemon, box: str) -> None:
+    first = ask(shared_daemon, "GET", f"/trajectories/{box}")[1]["head"]
+    head = execute(shared_daemon, box, "effect", "send")["snapshot"]["id"]
+    status, preview = ask(shared_daemon, "GET", f"/trajectories/{box}/rewind?to={first}&max_files=2")
+    assert status == 200
+    assert list(preview) == ["head", "target", "mode", "files", "file_count", "messages", "effects"]
+    assert (preview["head"], preview["target"], preview["mode"]) == (head, first, "both")
+    assert (len(preview["files"]), preview["file_count"]) == (2, 3)
+    assert preview["files"][0]["path"] == "workspace/0.txt"
+    effect = preview["effects"][0]
+    assert (effect["name"], effect["status"], effect["compensation"], effect["compensated"]) == ("send", "done", ["undo", "send"], None)
+    assert ask(shared_daemon, "GET", f"/trajectories/{box}")[1]["head"] == head, "it changes nothing"
+    assert ask(shared_daemon, "GET", f"/trajectories/{box}/rewind?to={first}&mode=files")[1]["effects"] == []
+    mind = ask(shared_daemon, "GET", f"/trajectories/{box}/rewind?to={first}&mode=conversation")[1]
+    assert (mind["files"], mind["file_count"], len(mind["messages"])) == ([], 0, 1)
+
+
+@pytest.mark.parametrize("mode", ["files", "conversation", "both"])
+def test_rewind_and_undo(shared_daemon: Daemon, box: str, mode: str) -> None:
+    first = ask(shared_daemon, "GET", f"/trajectories/{box}")[1]["head"]
+    before = execute(shared_daemon, box, "ls")["snapshot"]["id"]
+    status, taken = ask(shared_daemon, "POST", f"/trajectories/{box}/rewind", {"to": first, "mode": mode})
+    assert (status, taken["tool"]["arguments"]) == (200, {"to": first, "mode": mode, "compensated": []})
+    assert taken["follows"] == (None if mode == "files" else first)
+    status, undone = ask(shared_daemon, "POST", f"/trajectories/{box}/undo")
+    assert (status, undone["tool"]["name"], undone["follows"]) == (200, "undo", before)
+    execute(shared_daemon, box, "ls")
+    assert ask(shared_daemon, "POST", f"/trajectories/{box}/undo")[0] == 409
+
+
+def test_both_is_what_a_rewind_means(shared_daemon: Daemon, box: str) -> None:
+    first = ask(shared_daemon, "GET", f"/trajectories/{box}")[1]["head"]
+    execute(shared_daemon, box, "effect", "send")
+    taken = ask(shared_daemon, "POST", f"/trajectories/{box}/rewind", {"to": first, "compensate": True})[1]
+    assert taken["tool"]["arguments"] == {"to": first, "mode": "both", "compensated": ["send"]}
+
+
+def test_what_was_left_behind_is_compensated_once(shared_daemon: Daemon, box: str) -> None:
+    first = ask(shared_daemon, "GET", f"/trajectories/{box}")[1]["head"]
+    execute(shared_daemon, box, "effect", "send")
+    assert ask(shared_daemon, "GET", f"/trajectories/{box}/effects") == (200, [])
+    ask(shared_daemon, "POST", f"/trajectories/{box}/rewind", {"to": first})
+    left = ask(shared_daemon, "GET", f"/trajectories/{box}/effects")[1]
+    assert [item["compensated"] for item in left] == [None]
+    done = ask(shared_daemon, "POST", f"/trajectories/{box}/compensate", {"calls": [left[0]["call"][:8]]})
+    assert (done[0], done[1][0]["compensated"]) == (200, "done")
+    assert ask(shared_daemon, "POST", f"/trajectories/{box}/compensate", {"calls": ["ffffffff"]})[0] == 404
+
+
+def test_an_edit_makes_a_new_trajectory(shared_daemon: Daemon, box: str) -> None:
+    execute(shared_daemon, box, "remember", "plan", "x")
+    name = f"{box}-edited"
+    written = {"path_b64": b64(b"workspace/b\xff"), "content_b64": b64(b"new\x00")}
+    removed = {"path_b64": b64(b"workspace/ran"), "content_b64": None}
+    status, made = ask(shared_daemon, "POST", f"/snapshots/{box}/edit", {
+        "files": [written, removed],
+        "drop_messages": 1, "add_messages": [{"role": "user", "content": {"text": "no"}}], "result": None,
+        "state": {"tries": 3, "plan": None}, "env": {"A": "1"}, "name": name,
+    })  # fmt: skip
+    assert (status, made["name"]) == (201, name)
+    assert made["forked_from"] == ask(shared_daemon, "GET", f"/trajectories/{box}")[1]["head"]
+    edited = ask(shared_daemon, "GET", f"/snapshots/{name}")[1]
+    assert edited["tool"]["arguments"] == {"result": [None], "env": {"A": "1"}}, "a result of null is a result"
+    messages = ask(shared_daemon, "GET", f"/snapshots/{name}/conversation")[1]
+    assert messages == [{"role": "user", "content": "fix it"}, {"role": "user", "content": {"text": "no"}}]
+    assert ask(shared_daemon, "GET", f"/snapshots/{name}/state")[1] == {"tries": 3}
+    again = ask(shared_daemon, "POST", f"/snapshots/{name}/edit", {"messages": []})[1]
+    assert ask(shared_daemon, "GET", f"/snapshots/{again['id']}/conversation")[1] == []
+    assert ask(shared_daemon, "GET", f"/snapshots/{again['id']}")[1]["tool"]["arguments"]["result"] is None, "as it is recorded"
+
+
+def test_a_resume_answers_when_it_is_started_and_events_follow(shared_daemon: Daemon) -> None:
+    run = ask(shared_daemon, "POST", "/runs", {"command": ["ls"], "name": f"run-{new_id()[:8]}"})[1]
+    execute(shared_daemon, run["id"], "cutoff", "pay")
+    status, refused = ask(shared_daemon, "POST", f"/trajectories/{run['id']}/resume", {})
+    assert (status, refused["error"]["code"]) == (409, "Undecided")
+    call = lines(shared_daemon, "GET", f"/snapshots/{run['id']}/journal")[0]["id"]
+    decisions = {"decisions": [{"call": call[:8], "action": "result", "result": {"paid": None}}]}
+    assert ask(shared_daemon, "POST", f"/trajectories/{run['id']}/resume", decisions)[0] == 200
+    events = lines(shared_daemon, "GET", f"/trajectories/{run['id']}/events")
+    assert [event["event"] for event in events] == ["started", "replayed", "live", "snapshot", "finished"]
+    head = ask(shared_daemon, "GET", f"/snapshots/{run['id']}")[1]
+    assert head["tool"]["arguments"] == {"decisions": [[call[:8], "result"]], "results": [{"paid": None}]}
+
+
+def test_a_task_is_retried(shared_daemon: Daemon, box: str) -> None:
+    execute(shared_daemon, box, "remember", "tasks", "plan")
+    taken = ask(shared_daemon, "POST", f"/trajectories/{box}/retry", {"task": "plan", "resume": False})[1]
+    assert taken["tool"]["arguments"] == {"task": "plan", "compensate": True, "resume": False}
+    assert ask(shared_daemon, "POST", f"/trajectories/{box}/retry", {"task": "none"})[0] == 404
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------------------
+
+FILE = {"path_b64": b64(b"workspace/a"), "content_b64": None}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "sentence"),
+    [
+        ("/trajectories/nobody/resume", {}, 404, "nobody"),
+        ("/trajectories/box/resume", {"decisions": [{"call": "abcd", "action": "guess"}]}, 400, "decisions.0.action"),
+        ("/trajectories/box/resume", {"decisions": [{"call": "ab", "action": "skip"}]}, 400, "decisions.0.call"),
+        ("/trajectories/box/resume", {"decisions": [{"call": "abcd", "action": "skip", "result": 1}]}, 400, "to skip"),
+        ("/trajectories/box/resume", {"decisions": [{"call": "abcd", "action": "skip"}] * 2}, 400, "decided twice"),
+        ("/trajectories/box/rewind", {"to": "a/b"}, 404, "a/b"),
+        ("/trajectories/box/rewind", {"to": "x", "mode": "half"}, 400, "mode"),
+        ("/trajectories/box/compensate", {"calls": ["../x"]}, 404, "../x"),
+        ("/trajectories/box/retry", {"task": ""}, 400, "task"),
+        ("/trajectories/box/exec", {"argv": ["ls"], "if_head": "a/b"}, 404, "a/b"),
+        ("/snapshots/box/exec", {"argv": ["ls"], "if_head": "abcd"}, 400, "no head to compare"),
+        ("/snapshots/box/edit", {"files": [{"path_b64": b64(b"/"), "content_b64": None}]}, 400, "root itself"),
+        ("/snapshots/box/edit", {"files": [{"path_b64": b64(b"../etc/passwd"), "content_b64": ""}]}, 400, ".."),
+        ("/snapshots/box/edit", {"files": [{"path_b64": b64(b"a"), "content_b64": "*"}]}, 400, "base64"),
+        ("/snapshots/box/edit", {"files": [{**FILE, "mode": 0o10000}]}, 400, "files.0.mode"),
+        ("/snapshots/box/edit", {"files": [FILE, FILE]}, 400, "twice"),
+        ("/snapshots/box/edit", {"messages": [], "drop_messages": 1}, 400, "nothing to drop"),
+        ("/snapshots/box/edit", {"add_messages": [{"role": "a\x1b", "content": 1}]}, 400, "role"),
+        ("/snapshots/box/edit", {"name": "../x"}, 400, "cannot be a name"),
+        ("/snapshots/box/edit", {"env": {"A=B": ""}}, 400, "A=B"),
+        ("/snapshots/box/edit", {"state": {"a": float("nan")}}, 400, "nan"),
+        ("/snapshots/box/edit", {"add_messages": [{"role": "user", "content": "\ud800"}]}, 400, "not Unicode"),
+        ("/approvals/a%2Fb/approve", {}, 404, "the API has no"),
+        ("/approvals/ffffffff/approve", {}, 404, "no approval"),
+        ("/approvals/ffffffff/deny", {"arguments": 1}, 400, "arguments"),
+        ("/store/search", {"namespace": "a", "where": {"x": [1]}}, 400, "where"),
+        ("/store/search", {"namespace": "a", "limit": 0}, 400, "limit"),
+        ("/sandboxes", {"secrets": {"A": "1"}, "env": {"A": "1"}}, 400, "as a variable and as a secret"),
+        ("/sandboxes", {"providers": [{"kind": "other"}]}, 400, "providers.0.kind"),
+        ("/sandboxes", {"providers": [{"kind": "openai", "base_url": "ftp://x"}]}, 400, "provider openai is malformed"),
+        ("/sandboxes", {"providers": [{"kind": "openai"}, {"kind": "openai"}]}, 400, "two providers of one kind"),
+    ],
+)
+def test_bad_requests_are_one_sentence(shared_daemon: Daemon, path: str, body: Any, status: int, sentence: str) -> None:
+    answered, answer = ask(shared_daemon, "POST", path, body)
+    assert answered == status
+    message = answer["error"]["message"]
+    assert sentence in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "bad", [{"api_key": "sesame", "base_url": "https://ann:sesame@host/"}, {"api_key": "sesame" * 1000}, {"api_key": ["sesame"]}]
+)
+def test_no_refusal_repeats_a_key(shared_daemon: Daemon, bad: dict[str, Any]) -> None:
+    body = {"secrets": {"KEY": "sesame", "X=": "sesame"}, "providers": [{"kind": "openai", **bad}]}
+    status, answer = ask(shared_daemon, "POST", "/sandboxes", body)
+    assert status == 400
+    assert "sesame" not in json.dumps(answer)
+
+
+def test_secrets_reach_the_engine_and_nothing_else(daemon: Daemon) -> None:
+    body = {
+        "name": "box", "secrets": {"TOKEN": "sesame"},
+        "providers": [{"kind": "openai", "api_key": "sesame"}, {"kind": "anthropic", "base_url": "http://127.0.0.1:9/x"}],
+    }  # fmt: skip
+    made = ask(daemon, "POST", "/sandboxes", body)
+    assert made[0] == 201
+    status = ask(daemon, "GET", "/status")[1]
+    identity = made[1]["trajectory"]["id"]
+    assert status["secret_names"][identity] == ["TOKEN"]
+    openai, anthropic = status["providers"][identity]
+    assert openai == {"kind": "openai", "base_url": "https://api.openai.com/v1", "api_key": "sesame"}, "the fake engine tells"
+    assert anthropic == {"kind": "anthropic", "base_url": "http://127.0.0.1:9/x", "api_key": None}
+    for path in ("/trajectories", "/sandboxes", "/snapshots", "/snapshots/box/journal"):
+        connection = Connection(daemon)
+        connection.request("GET", "/v1" + path, headers=JSON)
+        assert b"sesame" not in connection.getresponse().read(), path
+        connection.close()
+    assert "sesame" not in (daemon.state_dir / "daemon.log").read_text()
+
+
+def test_json_is_bounded_as_an_agents_is() -> None:
+    deep: Any = 0
+    for _ in range(64):
+        deep = [deep]
+    assert check_json(deep, "it") is deep
+    with pytest.raises(LimitExceeded, match="it is nested deeper than 64"):
+        check_json({"a": [deep]}, "it")
+    assert len(check_json([0] * 199_999, "it")) == 199_999
+    with pytest.raises(LimitExceeded, match="200000 values"):
+        check_json([0] * 200_000, "it")
+    with pytest.raises(UsageError, match="not Unicode"):
+        check_json({"a": {"\udc80": 1}}, "it")
+    with pytest.raises(UsageError, match="inf"):
+        check_json([1.5, [float("inf")]], "it")
+
+
+# -- approvals -----------------------------------------------------------------------------------------------------------------
+
+
+def asked(daemon: Daemon, box: str) -> dict[str, Any]:
+    execute(daemon, box, "ask", "deploy")
+    identity = ask(daemon, "GET", f"/trajectories/{box}")[1]["id"]
+    found: dict[str, Any] = next(
+        item for item in ask(daemon, "GET", "/approvals?status=pending")[1] if item["trajectory"] == identity
+    )  # fmt: skip
+    return found
+
+
+def test_an_approval_is_shown_and_decided_once(shared_daemon: Daemon, box: str) -> None:
+    item = asked(shared_daemon, box)
+    assert (item["tool"], item["arguments"], item["status"]) == ("deploy", {"words": ["ask", "deploy"]}, "pending")
+    assert item["expires_at"] == "9999-12-31T23:59:59.999999Z", "what no calendar has is far away, and no defect"
+    view = ask(shared_daemon, "GET", f"/approvals/{item['id'][:8]}?max_files=2")[1]
+    assert (view["approval"], view["more"], view["since"]) == (item, True, None)
+    assert base64.b64decode(view["files"][1]["path_b64"]) == b"workspace/1\xff.txt"
+    assert ask(shared_daemon, "GET", f"/approvals/{item['id']}")[1]["more"] is False
+    status, decided = ask(shared_daemon, "POST", f"/approvals/{item['id']}/approve", {"reason": "fine", "arguments": None})
+    assert (status, decided["status"], decided["reason"], decided["edited"]) == (200, "approved", "fine", [None])
+    assert decided["by"], "the user who asks"
+    status, again = ask(shared_daemon, "POST", f"/approvals/{item['id']}/deny", {"by": "ann"})
+    assert (status, again["error"]["code"]) == (409, "Conflict")
+    assert item["id"] not in {each["id"] for each in ask(shared_daemon, "GET", "/approvals?status=pending")[1]}
+    assert item["id"] in {each["id"] for each in ask(shared_daemon, "GET", "/approvals")[1]}
+
+
+def test_an_approval_of_other_files_is_stale(shared_daemon: Daemon, box: str) -> None:
+    item = asked(shared_daemon, box)
+    execute(shared_daemon, box, "ls")
+    assert ask(shared_daemon, "POST", f"/approvals/{item['id']}/approve", {})[0] == 409
+    assert ask(shared_daemon, "GET", f"/approvals/{item['id']}")[1]["approval"]["status"] == "stale"
+
+
+def test_a_denial_says_who_and_why(shared_daemon: Daemon, box: str) -> None:
+    item = asked(shared_daemon, box)
+    decided = ask(shared_daemon, "POST", f"/approvals/{item['id']}/deny", {"by": "ann", "reason": "too much"})[1]
+    assert (decided["status"], decided["by"], decided["reason"], decided["edited"]) == ("denied", "ann", "too much", None)
+
+
+# -- watching ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_watcher_hears_what_happens_from_now_on(daemon: Daemon) -> None:
+    ask(daemon, "POST", "/sandboxes", {"name": "box"})
+    asked(daemon, "box")
+    connections = [Connection(daemon) for _ in range(2)]
+    answers = []
+    for connection in connections:
+        connection.request("GET", "/v1/watch", headers=JSON)
+        answers.append(connection.getresponse())
+        assert json.loads(answers[-1].readline()) == {"event": "watching"}
+    execute(daemon, "box", "ask", "second")
+    for answer in answers:
+        event = next(item for item in map(json.loads, answer) if item["event"] != "alive")
+        assert (event["event"], event["tool"], event["status"]) == ("approval", "second", "pending")
+        assert event["trajectory"] == ask(daemon, "GET", "/trajectories/box")[1]["id"]
+    assert daemon.terminate() == 0, "watchers hold nobody up"
+    for answer, connection in zip(answers, connections, strict=True):
+        assert all(json.loads(line)["event"] == "alive" for line in answer)
+        connection.close()
+
+
+def test_a_slow_watcher_loses_the_oldest_and_is_told() -> None:
+    engine, watchers = FakeEngine(), Watchers()
+    slow, quick = watchers.watch(engine), watchers.watch(engine)
+    assert next(slow) == next(quick) == {"event": "watching"}
+    for number in range(KEPT_MAX + 5):
+        engine.watching[0].put({"event": "approval", "number": number})
+        while next(quick) == {"event": "alive"}:
+            pass  # waits until the watchers have it
+    assert next(slow) == {"event": "lost", "count": 5}
+    assert next(slow) == {"event": "approval", "number": 5}
+    assert len(engine.watching) == 1, "the engine is watched once"
+    engine.close()
+    assert [event["event"] for event in quick] == []
+    assert sum(1 for _ in slow) == KEPT_MAX - 1
+
+
+def test_a_watcher_of_a_daemon_that_ends_ends() -> None:
+    engine, watchers = FakeEngine(), Watchers()
+    events = watchers.watch(engine)
+    next(events)
+    watchers.close()
+    assert list(events) == []
+    engine.close()
+
+
+# -- one writer ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_command_for_another_head_is_refused_and_the_head_named(shared_daemon: Daemon, box: str) -> None:
+    first = ask(shared_daemon, "GET", f"/trajectories/{box}")[1]["head"]
+    second = execute(shared_daemon, box, "ls", if_head=first)["snapshot"]["id"]
+    status, refused = ask(shared_daemon, "POST", f"/trajectories/{box}/exec", {"argv": ["ls"], "if_head": first})
+    assert (status, refused["error"]["code"]) == (409, "Conflict")
+    assert short(second) in refused["error"]["message"]
+    assert f"snapshotd fork {short(first)}" in refused["error"]["message"]
+    assert ask(shared_daemon, "GET", f"/trajectories/{box}")[1]["head"] == second
+    assert execute(shared_daemon, box, "ls", if_head=box)["exit_code"] == 0, "the head, by the trajectory's name"
+
+
+def test_of_many_writers_one_wins_each_step() -> None:
+    """Eight writers, each of which takes a step from the head it saw, until there are 200: every step has one winner."""
+    engine, turns = FakeEngine(), Turns()
+    line = engine.create(base.SandboxRequest())[0].id
+    won: list[str] = []
+    lost: list[str] = []
+
+    def write() -> None:
+        while len(engine.log(line)) < 200:
+            head = engine.trajectory(line).head
+            try:
+                with turns.take(engine, line, head):
+                    engine.exec(line, ("ls",), cwd=None, env=(), user=None, sink=lambda stream, data: None)
+                    won.append(head)
+            except Conflict as exc:
+                lost.append(exc.message)
+
+    threads = [threading.Thread(target=write) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(won) == len(set(won)) == len(engine.log(line)) - 1
+    assert [snapshot.parent for snapshot in engine.log(line)[1:]] == won
+    assert all("snapshotd fork" in message for message in lost)
+    assert turns._of == {}, "nothing is kept of those who are done"
+
+
+def test_a_turn_is_given_back_when_the_command_fails() -> None:
+    engine, turns = FakeEngine(), Turns()
+    line = engine.create(base.SandboxRequest())[0]
+    for _ in range(2):
+        with contextlib.suppress(ZeroDivisionError), turns.take(engine, line.id, line.head):
+            raise ZeroDivisionError
+    assert turns._of == {}
+
+
+# -- key-value store -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_store(daemon: Daemon) -> None:
+    value = {"owner": {"name": "ann"}, "n": 1}
+    status, first = ask(daemon, "PUT", STORE + "release", {"value": value, "ttl_s": 3600, "expected_version": 0})
+    assert (status, first["version"], first["tenant"]) == (200, 1, "default")
+    assert first["expires_at"] == "2023-11-14T23:13:20.123456Z"
+    assert ask(daemon, "PUT", STORE + "release", {"value": 2, "expected_version": 0})[0] == 409
+    assert ask(daemon, "PUT", STORE + "release", {"value": None})[1]["version"] == 2
+    assert ask(daemon, "GET", STORE + "release")[1]["value"] is None
+    assert ask(daemon, "GET", STORE + "release&version=1")[1] == first
+    assert ask(daemon, "GET", STORE + "release&tenant=other")[0] == 404
+    assert [item["version"] for item in ask(daemon, "GET", "/store/history?namespace=team/plans&key=release")[1]] == [2, 1]
+    assert ask(daemon, "DELETE", STORE + "release&expected_version=1")[0] == 409
+    assert ask(daemon, "DELETE", STORE + "release&expected_version=2") == (204, None)
+    assert ask(daemon, "GET", STORE + "release")[0] == 404
+    assert ask(daemon, "GET", "/store/history?namespace=team/plans&key=release")[1][0]["deleted"] is True
+
+
+def test_the_store_is_searched(daemon: Daemon) -> None:
+    for key, value in (("a1", {"x": {"y": True}}), ("a2", {"x": {"y": 1}}), ("b/%26", "text")):
+        assert ask(daemon, "PUT", STORE + key, {"value": value})[0] == 200
+
+    def found(**search: Any) -> list[str]:
+        return [item["key"] for item in ask(daemon, "POST", "/store/search", {"namespace": "team", **search})[1]]
+
+    assert found() == ["a1", "a2", "b/&"], "names are taken as they are"
+    assert found(prefix="a", limit=1) == ["a1"]
+    assert found(after="a1") == ["a2", "b/&"]
+    assert found(tenant="other") == []
+    assert "a1" in found(where={"x.y": True})
+    assert found(where={"x.z": 1}) == []
+
+
+@pytest.mark.parametrize("body", [{"value": 1, "ttl_s": 0}, {"value": 1, "ttl_s": 1e12}, {"value": 1, "ttl_s": float("nan")}, {},
+                                  {"value": float("inf")}])  # fmt: skip
+def test_values_that_nobody_could_keep_are_refused(shared_daemon: Daemon, body: dict[str, Any]) -> None:
+    assert ask(shared_daemon, "PUT", STORE + "bad", body)[0] == 400
