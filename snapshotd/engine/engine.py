@@ -436,9 +436,10 @@ class LocalEngine(MindVerbs):
         context = self._context
         return {
             "version": __version__, "instance": context.instance, "state_dir": str(context.state_dir),
-            "policy": str(self._gate.policy.path), "layers": context.store.kind, "free_bytes": min(free_bytes(context.store.root), free_bytes(context.state_dir)),
+            "layers": context.store.kind, "free_bytes": min(free_bytes(context.store.root), free_bytes(context.state_dir)),
             "runtimes": {name: runtime.unavailable() or "available" for name, runtime in context.runtimes.items()},
             "trajectories": len(self._catalog.trajectories()), "sandboxes": len(self._sessions.live()),
+            "policy": str(self._gate.policy.path),
             "images": len(context.images.list()), "durability": self._archive.failure.message if self._archive.failure else "ok",
         }  # fmt: skip
 

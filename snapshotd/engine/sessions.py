@@ -147,6 +147,11 @@ class Sessions:
             self._live.pop(trajectory.id, None)
             self._recorders.pop(trajectory.id, None)
 
+    def _replaying(self, trajectory: Trajectory) -> bool:
+        """Whether its program is still being replayed: what the sandbox holds then is nothing new."""
+        recorder = self._recorders.get(trajectory.id)
+        return recorder is not None and (recorder.replaying or recorder.diverged is not None)
+
     def _stepped(self, snapshot: Snapshot, captured: Captured) -> None:
         self._background.submit(snapshot, captured)
 
