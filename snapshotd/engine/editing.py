@@ -24,16 +24,13 @@ from snapshotd.engine.sessions import Sessions
 from snapshotd.engine.step import StepListener, commit_step
 from snapshotd.errors import LimitExceeded, NotFound, UsageError
 from snapshotd.kernel import files
-from snapshotd.layers import links
 from snapshotd.layers.amend import amend
 from snapshotd.types import (
     CallID,
     CallStatus,
     Entry,
-    LayerID,
     Message,
     Snapshot,
-    Stack,
     Trajectory,
     TrajectoryID,
     new_id,
@@ -153,26 +150,12 @@ class Editing:
     # -- files -----------------------------------------------------------------------------------------------------------------
 
     def _replace(self, sandbox: Sandbox, source: Snapshot, edits: tuple[FileEdit, ...]) -> None:
-        if edits:
-            self._rewinding.replace_files(sandbox, source, lambda stack: self._with_files(sandbox, stack, edits))
-
-    def _with_files(self, sandbox: Sandbox, stack: Stack, edits: tuple[FileEdit, ...]) -> LayerID:
-        store = self._context.store
-
         def write(root: int) -> None:
             for item in edits:
                 _write_file(root, item)
 
-        layer = amend(store, stack, write)
-        fd = store.read_upper(layer)
-        try:
-            torn = links.torn(fd, sandbox.links(stack))
-            if torn:
-                with store.view(stack) as view:
-                    links.relink(fd, torn, view)
-        finally:
-            os.close(fd)
-        return layer
+        if edits:
+            self._rewinding.replace_files(sandbox, source, lambda stack: amend(self._context.store, stack, write))
 
 
 def _check_file(item: FileEdit) -> None:
@@ -211,7 +194,7 @@ def _remove(directory: int, name: bytes, shown: str) -> None:
 
 
 def _write(directory: int, name: bytes, shown: str, content: bytes, mode: int | None) -> None:
-    """What is there keeps its owner, attributes and other names."""
+    """What is there keeps its owner and attributes. Its other names keep the old content, as for any program in an overlay."""
     try:
         there = stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
     except FileNotFoundError:
