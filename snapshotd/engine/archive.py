@@ -236,6 +236,7 @@ class Archive:
                 for layer, size in zip(item.snapshot.stack.layers, reversed(item.archived.layer_bytes), strict=False):
                     self._context.store.note_size(layer, size)
             catalog.set_stored(item.snapshot.id, item.tree, item.record)
+        self._context.secrecy.vault.flush()  # the records hold markers
         catalog.flush()
         hit("engine.archive.stored")
         self._count(done)
