@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import pty
 import select
 import subprocess
@@ -380,7 +379,7 @@ def test_an_editor_that_changes_nothing_makes_nothing(edited: Daemon, tmp_path: 
 
 
 def test_broken_json_can_be_mended(edited: Daemon, tmp_path: Path) -> None:
-    turns = ["t = '{\"messages\": []'; d = None", "t += ',}'", "t = t[:-2] + ', \"state\": {}}'"]
+    turns = ["t = '{\"messages\": []'; d = None", "t += ',}'", "t = t.rstrip()[:-2] + ', \"state\": {}}'"]
     code, said = edit_on_terminal(edited, editor(tmp_path, *turns), "yy")
     assert code == 0, said
     assert said.count("is not JSON") == 2
