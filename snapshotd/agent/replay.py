@@ -119,7 +119,7 @@ def _made(kind: Type[BaseException], message: str) -> BaseException:
     except Exception:  # noqa: BLE001 - as above: a __str__ that needs what the constructor would have set
         same = False
     if not same:
-        speaking = type(kind.__name__, (kind,), {"__str__": lambda self: message})
+        speaking: Type[BaseException] = type(kind.__name__, (kind,), {"__str__": lambda self: message})
         made = speaking.__new__(speaking, message)
     return made
 

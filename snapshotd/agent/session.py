@@ -102,6 +102,10 @@ class Session:
                 raise
             return Waiting(self, op, own, None)
 
+    def fileno(self) -> int:
+        """The descriptor of the session's own connection, which a request has opened."""
+        return -1 if self._connection is None else self._connection.fileno()
+
     def release(self, connection: Optional[Connection]) -> None:
         """Close a connection that `wait` opened. None and closed ones are fine."""
         if connection is not None:

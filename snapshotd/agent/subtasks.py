@@ -17,6 +17,7 @@ from snapshotd.agent.spec import Spec
 from snapshotd.agent.values import bound, clean, label, text_of
 
 F = TypeVar("F", bound=Callable[..., Any])
+STATUSES = ("pending", "in-progress", "completed", "failed", "skipped")
 NOTE_LIMIT_BYTES = 4 << 10
 
 
@@ -68,7 +69,7 @@ class Task:
         """The task is in progress. The daemon refuses it (Conflict) if it depends on one that has not completed."""
         if self.name is None:
             raise TypeError("A task in a with statement needs a name: with task(\"name\"):")
-        _change(self.name, "in-progress", depends=self.depends)
+        change(self.name, "in-progress", depends=self.depends)
         return spec
 
     def _enter(self, call: Call) -> None:
@@ -86,14 +87,14 @@ class Task:
         if call.pid != os.getpid():
             return False  # a child that was forked in the task comes here too; the task is its parent's
         if error is None:
-            _change(name, "completed")
+            change(name, "completed")
             call.done(self.result)
             return False
         if isinstance(error, TaskSkipped):
-            _change(name, "skipped", note=clean(str(error)))
+            change(name, "skipped", note=clean(str(error)))
             call.done(None)
             return error.task in (None, self)  # else an outer task is skipped, and this one with it
-        _change(name, "failed", note="{}: {}".format(type(error).__name__, text_of(error)))
+        change(name, "failed", note="{}: {}".format(type(error).__name__, text_of(error)))
         call.failed(error)
         return False
 
@@ -120,7 +121,7 @@ class _Tasks:
     def plan(self, *names: str) -> None:
         """Declare tasks, in this order, as pending."""
         for name in names:
-            _change(label("A task's name", name), "pending")
+            change(label("A task's name", name), "pending")
 
     def skip(self, why: str = "") -> None:
         """Leave the innermost task here, as skipped: for functions, which have no `t`."""
@@ -191,7 +192,8 @@ _outside: Dict[str, Dict[str, Any]] = {}
 _lock = threading.Lock()
 
 
-def _change(name: str, status: str, depends: Sequence[str] = (), note: str = "") -> None:
+def change(name: str, status: str, depends: Sequence[str] = (), note: str = "") -> None:
+    """Declare a task, or change its status. SnapshotdError (`Conflict`): it depends on one that has not completed."""
     if not session.inside():
         with _lock:
             _change_outside(name, status, depends, note)

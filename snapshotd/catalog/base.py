@@ -235,7 +235,7 @@ class Catalog(ABC):
     @abstractmethod
     def begin_entry(self, trajectory_id: TrajectoryID, entry: Entry, *, fence: int | None = None) -> None:
         """Record an intent (with `status`: a complete entry) at the end of the trajectory's journal. Survives `kill -9` on return.
-        Conflict: the id exists, or `fence` is older than the trajectory's; NotFound."""
+        Conflict: the id exists, or `fence` is older than the trajectory's; NotFound; UsageError: the id is no id."""
 
     @abstractmethod
     def end_entry(self, trajectory_id: TrajectoryID, ended: Ended, *, fence: int | None = None) -> None:

@@ -6,14 +6,17 @@ The arguments of a tool call are held once: when the snapshot with the call itse
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from snapshotd.catalog import rows
 from snapshotd.catalog.database import Database, Row
 from snapshotd.catalog.lookup import CANDIDATES, MIN_PREFIX_CHARS, check_unique, id_range, no, searchable
-from snapshotd.errors import Conflict, InternalError
-from snapshotd.types import CallID, CallStatus, Ended, Entry, EntryKind, SideEffect, Snapshot, SnapshotID, TrajectoryID
+from snapshotd.errors import Conflict, InternalError, UsageError
+from snapshotd.types import ID_HEX_CHARS, CallID, CallStatus, Ended, Entry, EntryKind, SideEffect, Snapshot, SnapshotID, TrajectoryID
+
+_ID = re.compile(f"[0-9a-f]{{{ID_HEX_CHARS}}}")
 
 ENTRY_SELECT = """
 SELECT e.id, e.pk, e.number, e.kind, e.name, e.head, e.began_at_ns, e.side_effect, e.key, e.status, e.ended_at_ns, e.error, b.id,
@@ -90,6 +93,8 @@ def restore_entries(db: Database, line: int, snapshot: Snapshot, number: int, en
 
 
 def _insert(db: Database, line: int, number: int, snapshot: int | None, entry: Entry, arguments: str | None) -> None:
+    if not _ID.fullmatch(entry.id):
+        raise UsageError(f"{entry.id[:80]!a} cannot be the id of a call: it must be {ID_HEX_CHARS} hexadecimal digits in lower case")
     if db.read("SELECT 1 FROM entries WHERE id = ?", (entry.id,)):
         raise Conflict(f"journal entry {entry.id} is in the catalog already: a call is recorded once, under an id of its own")
     if (entry.status is None) is not (entry.ended_at_ns is None):

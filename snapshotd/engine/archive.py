@@ -236,6 +236,7 @@ class Archive:
                 for layer, size in zip(item.snapshot.stack.layers, reversed(item.archived.layer_bytes), strict=False):
                     self._context.store.note_size(layer, size)
             catalog.set_stored(item.snapshot.id, item.tree, item.record)
+        self._context.secrecy.vault.flush()  # the records hold markers
         catalog.flush()
         hit("engine.archive.stored")
         self._count(done)
@@ -264,8 +265,7 @@ class Archive:
         for warning in archived.warnings:
             _log.warning("snapshot %s: %s", short(snapshot_id), warning)
         stored = replace(snapshot, tree=archived.tree, state=SnapshotState.STORED)
-        messages = context.catalog.own_messages(snapshot_id)
-        data = records.encode(stored, trajectory, replace(image, tree=below), messages)
+        data = records.encode_from(context.catalog, stored, replace(image, tree=below))
         record = self._archiver.record(data, self._records.get(trajectory.id))
         if len(self._records) > _REMEMBERED_RECORDS:
             self._records.clear()

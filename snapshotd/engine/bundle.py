@@ -20,6 +20,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from snapshotd.catalog.base import Catalog
@@ -31,7 +32,7 @@ from snapshotd.layers.tar_reader import BLOCK, Member, MemberKind, TarReader
 from snapshotd.layers.tar_writer import END, Marks, file_header, write_tree
 from snapshotd.layers.view import View
 from snapshotd.repo.base import Reader, Repository
-from snapshotd.types import BlobID, Image, Message, Snapshot, SnapshotID, Trajectory, short
+from snapshotd.types import BlobID, Entry, Image, Message, Snapshot, SnapshotID, Trajectory, short
 
 FORMAT = "snapshotd bundle"
 VERSION = 1
@@ -52,11 +53,22 @@ _GZIP_WBITS = 31
 # -- writing -----------------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a snapshot's record says besides the snapshot itself."""
+
+    trajectory: Trajectory
+    image: Image
+    messages: Sequence[Message]
+    entries: Sequence[Entry] = ()
+    state: dict[str, Any] | None = None
+
+
 class Source(Protocol):
     """Where the snapshots to export come from. Everything it gives must stay there until the export is over."""
 
-    def facts(self, snapshot: Snapshot, *, conversation: bool) -> tuple[Trajectory, Image, Sequence[Message]]:
-        """Its trajectory and image, and the messages it added (with `conversation`: all up to it)."""
+    def facts(self, snapshot: Snapshot, *, whole: bool) -> Facts:
+        """What it added to the conversation and the agent's state, or (`whole`) all up to it; and the journal entries that it binds."""
 
     def layer(self, snapshot: Snapshot, below: Snapshot | None) -> AbstractContextManager[View] | None:
         """What makes its files of those of `below` (None: of nothing) as a layer; None if they are the same. It has a tree."""
@@ -71,9 +83,12 @@ class StoredSource:
     def __init__(self, catalog: Catalog, repository: Repository, image: Callable[[Snapshot], Image], scratch: str | None = None) -> None:
         self._catalog, self._repository, self._image, self._scratch = catalog, repository, image, scratch
 
-    def facts(self, snapshot: Snapshot, *, conversation: bool) -> tuple[Trajectory, Image, Sequence[Message]]:
-        messages = list(self._catalog.conversation(snapshot.id)) if conversation else self._catalog.own_messages(snapshot.id)
-        return self._catalog.get_trajectory(snapshot.trajectory), self._image(snapshot), messages
+    def facts(self, snapshot: Snapshot, *, whole: bool) -> Facts:
+        catalog = self._catalog
+        messages = list(catalog.conversation(snapshot.id)) if whole else catalog.own_messages(snapshot.id)
+        state = (catalog.state(snapshot.id) or None) if whole else catalog.own_state(snapshot.id)
+        entries = catalog.own_entries(snapshot.id)
+        return Facts(catalog.get_trajectory(snapshot.trajectory), self._image(snapshot), messages, entries, state)
 
     def layer(self, snapshot: Snapshot, below: Snapshot | None) -> View | None:
         tree = snapshot.tree
@@ -93,8 +108,9 @@ def export_bundle(
 ) -> tuple[str, ...]:  # fmt: skip
     """Write `snapshots`, each the parent of the next and none captured only, as a bundle.
 
-    Without `since` the first one comes with its whole tree and conversation, else with what it adds to `since`, which is its parent and has
-    a tree. Snapshots without files (pruned, lost) go without. Returns warnings, one sentence each: what a tar cannot hold.
+    Without `since` the first one comes with its whole tree, conversation and state, else with what it adds to `since`, which is its parent
+    and has a tree. What the others follow is among them or, with `since`, before them (see `line_of`). Snapshots without files (pruned,
+    lost) go without. Returns warnings, one sentence each: what a tar cannot hold.
     UsageError (they do not follow each other), LimitExceeded (too many; a record too long). What the source and `write` raise passes
     through; the bundle is cut off then, which its reader notices.
     """
@@ -115,8 +131,7 @@ def export_bundle(
     below = since
     for number, snapshot in enumerate(snapshots):
         progress(f"snapshot {number + 1} of {len(snapshots)}")
-        trajectory, image, messages = source.facts(snapshot, conversation=number == 0 and since is None)
-        writer.file(b"snapshots/%d.json" % number, _record(snapshot, trajectory, image, messages))
+        writer.file(b"snapshots/%d.json" % number, _record(snapshot, source.facts(snapshot, whole=number == 0 and since is None)))
         for blob in snapshot.call.outputs:
             if blob not in sent:
                 sent.add(blob)
@@ -132,24 +147,50 @@ def export_bundle(
 
 
 def line_of(catalog: Catalog, snapshot: Snapshot, *, whole: bool, since: SnapshotID | None) -> list[Snapshot]:
-    """What `export_bundle` takes: the snapshot; with `whole` its trajectory up to it; with `since` all that came after that one, across
-    forks. UsageError (`since` is not before it), NotFound."""
+    """What `export_bundle` takes: the snapshot; with `whole` its trajectory up to it, and as much before that as its conversation went back
+    to; with `since` all that came after that one, across forks. UsageError (`since` is not before it; its conversation goes on from what
+    is not), NotFound."""
     found = [snapshot]
+    followed: set[SnapshotID] = set()
     while since is not None or whole:
         first = found[-1]
         if first.parent == since and since is not None:
             break
         earlier = None if first.parent is None else catalog.get_snapshot(first.parent)
-        if since is None and (earlier is None or earlier.trajectory != snapshot.trajectory):
+        if since is None and (earlier is None or (earlier.trajectory != snapshot.trajectory and not followed)):
             break
         if earlier is None or snapshot.id == since:
             raise UsageError(f"snapshot {short(since or '')} does not come before {short(snapshot.id)}; `snapshotd log` shows what does")
+        followed = _followed(first, followed)
         found.append(earlier)
+        followed.discard(earlier.id)
+    if since is not None:
+        followed = _not_before(catalog, since, _followed(found[-1], followed))
+    if followed:
+        raise UsageError(
+            f"snapshot {short(snapshot.id)} cannot be exported with what came before it, because its conversation went on from snapshot "
+            f"{short(min(followed))}, which is not in its line; export it alone"
+        )
     return found[::-1]
 
 
-def _record(snapshot: Snapshot, trajectory: Trajectory, image: Image, messages: Sequence[Message]) -> bytes:
-    data = records.encode(snapshot, trajectory, image, messages)
+def _followed(first: Snapshot, followed: set[SnapshotID]) -> set[SnapshotID]:
+    """What snapshots follow and must be before the first one, once it is the first one no more."""
+    return followed if first.follows is None else {*followed, first.follows}
+
+
+def _not_before(catalog: Catalog, snapshot_id: SnapshotID, wanted: set[SnapshotID]) -> set[SnapshotID]:
+    """Those of `wanted` that are neither the snapshot nor on the way to it."""
+    left = set(wanted)
+    at: SnapshotID | None = snapshot_id
+    while at is not None and left:
+        left.discard(at)
+        at = catalog.get_snapshot(at).parent if left else None
+    return left
+
+
+def _record(snapshot: Snapshot, facts: Facts) -> bytes:
+    data = records.encode(snapshot, facts.trajectory, facts.image, facts.messages, entries=facts.entries, state=facts.state)
     if _too_large(data):
         raise LimitExceeded(f"the conversation of snapshot {short(snapshot.id)} is too long for one record of a bundle; use --since")
     return data

@@ -5,8 +5,9 @@ The bundle is hostile. It decides what its snapshots contain and nothing else: r
 see ids and mounts as those of any other snapshot, overlay's attributes are left out, and what is here already is never replaced.
 
 A bundle without `since` stands on an empty image. One with `since` stands on that snapshot, which must be here; it becomes a trajectory
-that was forked there. Snapshots keep their ids, so that the next bundle finds the one it stands on; a trajectory keeps its id and name
-when they are free. Imported snapshots are `captured`, and are stored like any others.
+that was forked there. What a snapshot follows is in the bundle, or on the way to `since`. Snapshots keep their ids, so that the next
+bundle finds the one it stands on, and journal entries theirs; a trajectory keeps its id and name when they are free. Imported snapshots
+are `captured`, and are stored like any others.
 
     write order: layers and outputs, then the rows                                                            <- the commit point
     what a crash leaves before that is rubbish which the next start removes
@@ -78,6 +79,7 @@ class _Taken:
     record: tuple[int, int]
     id: SnapshotID
     parent: SnapshotID | None
+    follows: SnapshotID | None
     trajectory: TrajectoryID
     stack: Stack
     state: SnapshotState
@@ -134,6 +136,8 @@ class _Importer:
         self._taken: list[_Taken] = []
         self._trajectories: dict[TrajectoryID, Trajectory] = {}
         """By the id they have in the bundle."""
+        self._before: dict[SnapshotID, int] = {}
+        """How long the conversations are that the next snapshot may go on from: those of the bundle, and those on the way to it."""
         self._warnings: list[str] = []
         self._unlisted = 0
         self._bytes = self._entries = 0
@@ -189,6 +193,10 @@ class _Importer:
             raise NotFound(f"the bundle builds on snapshot {since}, which is not here; import the bundle that holds it first") from exc
         if base.state in (SnapshotState.LOST, SnapshotState.PRUNED):
             raise Conflict(f"the bundle builds on snapshot {short(since)}, whose files are gone ({base.state}); import a whole bundle")
+        at: Snapshot | None = base
+        while at is not None:
+            self._before[at.id] = at.messages
+            at = None if at.parent is None else self._context.catalog.get_snapshot(at.parent)
         return _Line(base.stack, since, since, base.messages, base.seq, whole=False)
 
     # -- one snapshot ----------------------------------------------------------------------------------------------------------
@@ -198,8 +206,11 @@ class _Importer:
         record = decoded(data)
         snapshot = record.snapshot
         first = number == 0 and reader.since is None
-        expected = line.messages + len(record.messages)
-        if snapshot.id != snapshot_id or (not first and snapshot.parent != line.parent) or snapshot.messages != expected:
+        follows = None if first else snapshot.follows
+        before = line.messages if follows is None else self._before.get(follows, -1)
+        kept = snapshot.messages - len(record.messages)
+        fits = kept == before or (follows is not None and kept < before)
+        if snapshot.id != snapshot_id or (not first and snapshot.parent != line.parent) or not fits:
             raise UsageError(f"the bundle is malformed: the record of snapshot {short(snapshot_id)} does not fit into its line")
         trajectory = self._trajectory(record, line)
         if first:
@@ -209,8 +220,9 @@ class _Importer:
         own_layers = self._layer(reader, number, line, has_files=has_files)
         state = SnapshotState.CAPTURED if has_files else snapshot.state
         self._taken.append(
-            _Taken(self._keep(data), snapshot_id, line.parent, trajectory.id, line.stack, state, line.base, own_layers)
+            _Taken(self._keep(data), snapshot_id, line.parent, follows, trajectory.id, line.stack, state, line.base, own_layers)
         )  # fmt: skip
+        self._before[snapshot_id] = snapshot.messages
         line.parent, line.messages, line.seq = snapshot_id, snapshot.messages, snapshot.seq
         if has_files:
             line.base = snapshot_id
@@ -238,7 +250,7 @@ class _Importer:
             pass
         made = Trajectory(
             ours, theirs.name, self._policy, checked_agent(theirs.agent), record.snapshot.id, TrajectoryStatus.STOPPED,
-            theirs.created_at_ns, line.parent, env=checked_env(theirs.env),
+            theirs.created_at_ns, line.parent, env=checked_env(theirs.env), began=theirs.began,
         )  # fmt: skip
         self._trajectories[theirs.id] = made
         return made
@@ -338,7 +350,8 @@ class _Importer:
                 own = None
             names.add(own)
             spec = replace(self._policy, image=self._image)
-            trajectories.append(replace(made, name=own, spec=spec, head=heads[made.id]))
+            began = made.began if made.began in self._before else None
+            trajectories.append(replace(made, name=own, spec=spec, head=heads[made.id], began=began))
         catalog.restore_rows([], trajectories, self._rows())
         self._committed = True
         return tuple(trajectories)
@@ -351,9 +364,9 @@ class _Importer:
             snapshot = Snapshot(
                 taken.id, taken.parent, taken.trajectory, theirs.seq, Stack(self._image, taken.stack.layers), self._call(theirs.call),
                 theirs.messages, taken.state, theirs.pause_ns, theirs.created_at_ns, theirs.method, theirs.files,
-                base=taken.base, own_layers=taken.own_layers,
+                base=taken.base, own_layers=taken.own_layers, follows=taken.follows,
             )  # fmt: skip
-            yield SnapshotRow(snapshot, record.messages)
+            yield SnapshotRow(snapshot, record.messages, entries=record.entries, state=record.state)
 
     def _call(self, call: ToolCall) -> ToolCall:
         output, stdout, stderr = (None if blob is None else self._outputs[blob] for blob in (call.output, call.stdout, call.stderr))

@@ -70,6 +70,7 @@ class Places:
             root = os.open(f"/proc/{sandbox.container.pid}/root", files.DIR_FLAGS & ~os.O_NOFOLLOW)
             try:
                 with self._context.store.view(captured.stack) as now, open_view(self._context, snapshot) as wanted:
-                    apply.apply(root, diff.diff(now, wanted), wanted)
+                    shift = sandbox.container.id_map.base if sandbox.container.id_map else 0
+                    apply.apply(root, diff.diff(now, wanted), wanted, shift=shift)
             finally:
                 os.close(root)

@@ -1,10 +1,12 @@
 """Bringing a catalog back from the records in the repository.
 
-What hangs together comes back: a snapshot does when its record is readable and its parent does, from the first of its line on, because its
-conversation begins there. Everything else is listed, with its tree, which can still be read. What no record tells is made up or gone:
+What hangs together comes back: a snapshot does when its record is readable and its parent does, and what it follows, from the first of its
+line on, because its conversation and journal begin there. Everything else is listed, with its tree, which can still be read. What no
+record tells is made up or gone:
 
 - A trajectory's head is the last of its snapshots that came back; it is `stopped`, or `interrupted` if it has an agent, without exit code.
-- A fork that took no snapshot of its own has no record and is gone, and so is whatever was not stored.
+- A fork that took no snapshot of its own has no record and is gone, and so is whatever was not stored, or in a journal was not bound.
+- Approvals, compensations and the key-value store are in no record.
 - What was removed and not collected yet comes back. Where that leaves a name to two trajectories, the newer one keeps it.
 - Tags are those of the latest tags record.
 """
@@ -19,6 +21,7 @@ from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.engine.records import Record, decode_any
 from snapshotd.errors import Conflict, DataLoss, VersionMismatch
 from snapshotd.types import (
+    CallID,
     Image,
     ImageID,
     RecordID,
@@ -144,12 +147,15 @@ class _LineUp:
         self._read = read
         self._refused: dict[SnapshotID, str] = {}
         self._next: dict[tuple[TrajectoryID, SnapshotID | None], SnapshotID] = {}
+        self._calls: set[CallID] = set()
         self.placed: dict[SnapshotID, Record] = {}
-        children: dict[SnapshotID | None, list[Snapshot]] = {}
+        waiting: dict[SnapshotID, list[Snapshot]] = {}
+        ready: list[tuple[int, int, SnapshotID]] = []
         for _, record in read.snapshots.values():
-            children.setdefault(record.snapshot.parent, []).append(record.snapshot)
-        ready = [(one.created_at_ns, one.seq, one.id) for one in children.get(None, ())]
-        heapq.heapify(ready)
+            for needed in _needs(record.snapshot):
+                waiting.setdefault(needed, []).append(record.snapshot)
+            if not _needs(record.snapshot):
+                _push(ready, record.snapshot)
         while ready:
             snapshot_id = heapq.heappop(ready)[2]
             record = read.snapshots[snapshot_id][1]
@@ -159,22 +165,30 @@ class _LineUp:
                 continue
             self.placed[snapshot_id] = record
             self._next[record.snapshot.trajectory, record.snapshot.parent] = snapshot_id
-            for child in children.get(snapshot_id, ()):
-                heapq.heappush(ready, (child.created_at_ns, child.seq, child.id))
+            self._calls.update(entry.id for entry in record.entries)
+            for child in waiting.get(snapshot_id, ()):
+                if _needs(child) <= self.placed.keys():
+                    _push(ready, child)
 
     def _misfit(self, record: Record) -> str | None:
-        """Why a snapshot, whose parent is placed, does not continue it; None if it does."""
+        """Why a snapshot does not continue its parent and what it follows, which are placed; None if it does."""
         snapshot = record.snapshot
         trajectory = self._read.trajectories[snapshot.trajectory]
         if trajectory.spec.image not in self._read.images:
             return f"no record tells of image {short(trajectory.spec.image)}, which its trajectory starts from"
         if (snapshot.trajectory, snapshot.parent) in self._next:
             return f"snapshot {short(self._next[snapshot.trajectory, snapshot.parent])} has its place in the line"
+        if any(entry.id in self._calls for entry in record.entries):
+            return "its journal has a call that another snapshot has"
         parent = self.placed[snapshot.parent].snapshot if snapshot.parent is not None else None
         first = parent is None or parent.trajectory != snapshot.trajectory
         fits = not first or snapshot.parent == trajectory.forked_from
         if parent is not None:
-            fits = fits and snapshot.seq == parent.seq + 1 and snapshot.messages - len(record.messages) == parent.messages
+            fits = fits and snapshot.seq == parent.seq + 1
+        continued = self.placed[snapshot.continues].snapshot.messages if snapshot.continues is not None else 0
+        kept = snapshot.messages - len(record.messages)
+        if kept != continued and (snapshot.follows is None or kept > continued):
+            return f"its conversation does not continue that of {short(snapshot.continues or '')}"
         return None if fits else "it does not continue what it names as its parent"
 
     def left_out(self) -> tuple[LeftOut, ...]:
@@ -185,10 +199,21 @@ class _LineUp:
                 continue
             reason = self._refused.get(one.id)
             if reason is None:
-                gone = one.parent not in self._read.snapshots
-                reason = f"its parent {short(one.parent or '')} " + ("has no readable record" if gone else "could not come back")
+                gone = min(_needs(one) - self.placed.keys(), key=lambda needed: needed != one.parent)
+                what = "its parent" if gone == one.parent else "what it follows,"
+                why = "could not come back" if gone in self._read.snapshots else "has no readable record"
+                reason = f"{what} {short(gone)} {why}"
             found.append(LeftOut(one.id, one.trajectory, one.seq, one.tree, record_id, reason))
         return tuple(sorted(found, key=lambda out: (out.trajectory, out.seq, out.snapshot)))
+
+
+def _needs(snapshot: Snapshot) -> set[SnapshotID]:
+    """What has to be there before it."""
+    return {one for one in (snapshot.parent, snapshot.follows) if one is not None}
+
+
+def _push(ready: list[tuple[int, int, SnapshotID]], snapshot: Snapshot) -> None:
+    heapq.heappush(ready, (snapshot.created_at_ns, snapshot.seq, snapshot.id))
 
 
 def _rows(line_up: _LineUp, read: _Read, has_tree: Callable[[TreeID], bool]) -> tuple[list[SnapshotRow], list[SnapshotID]]:
@@ -205,7 +230,7 @@ def _rows(line_up: _LineUp, read: _Read, has_tree: Callable[[TreeID], bool]) -> 
         if snapshot.tree is not None and not has_tree(snapshot.tree):
             snapshot = replace(snapshot, state=SnapshotState.LOST, tree=None)
             lost.append(snapshot_id)
-        rows.append(SnapshotRow(snapshot, record.messages, read.snapshots[snapshot_id][0]))
+        rows.append(SnapshotRow(snapshot, record.messages, read.snapshots[snapshot_id][0], record.entries, record.state))
         before.add(snapshot_id)
     return rows, lost
 
@@ -215,6 +240,7 @@ def _lines(line_up: _LineUp, read: _Read) -> tuple[list[Trajectory], list[tuple[
     for snapshot_id, record in line_up.placed.items():
         heads[record.snapshot.trajectory] = snapshot_id  # the last one stays
     lines = [replace(read.trajectories[one], head=head) for one, head in heads.items()]
+    lines = [replace(line, began=line.began if line.began in line_up.placed else None) for line in lines]
     lines.sort(key=lambda line: (line.created_at_ns, line.id))
     taken: set[str] = set()
     unnamed: list[tuple[TrajectoryID, str]] = []

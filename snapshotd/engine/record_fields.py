@@ -12,6 +12,11 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_INTEGER = (1 << 63) - 1
 """What a column of the catalog holds."""
 
+ANY_TIME = -MAX_INTEGER
+"""Least value of times and durations: clocks can be wrong, and set back."""
+MAX_JSON_DEPTH = 200
+"""How deep arguments, messages and other free values may nest: what the catalog takes."""
+
 _Enum = TypeVar("_Enum", bound=StrEnum)
 
 
@@ -37,6 +42,9 @@ class Fields:
     def value(self, name: str) -> Any:
         """Any JSON value."""
         return self._value.get(name)
+
+    def has(self, name: str) -> bool:
+        return name in self._value
 
     def within(self, name: str) -> Fields:
         """A field that is an object."""
@@ -95,6 +103,13 @@ class Fields:
         if not all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in values):
             raise ValueError(f"{self._where}.{name} is not a list of pairs")
         return tuple((key, value) for key, value in values)
+
+
+def shallow(value: Any) -> Any:
+    """A free value that does not nest too deep."""
+    if nests_deeper(value, MAX_JSON_DEPTH):
+        raise ValueError("a value nests too deep")
+    return value
 
 
 def nests_deeper(value: Any, levels: int) -> bool:

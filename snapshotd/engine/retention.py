@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.base import RetentionPolicy
 from snapshotd.errors import UsageError
-from snapshotd.types import CallStatus, Snapshot, SnapshotID, SnapshotState, TrajectoryID, short
+from snapshotd.types import ApprovalStatus, CallStatus, Snapshot, SnapshotID, SnapshotState, TrajectoryID, short
 
 META_KEY = "retention"
 """The catalog's fact with the global policy; a trajectory's own is under `retention.<its id>`."""
@@ -46,10 +46,11 @@ class Decision:
 
 def protected(catalog: Catalog, running: set[SnapshotID]) -> dict[SnapshotID, str]:
     """Every snapshot that must keep its files, with the reason in words: heads, tagged ones, the first of each trajectory, what a fork
-    began from, the base of every captured snapshot (the archive needs its tree), and `running`, what running sandboxes stand on.
+    began from, where a trajectory's program began (a resume starts it there again), what a pending approval was asked at, the base of every
+    captured snapshot (the archive needs its tree), and `running`, what running sandboxes stand on.
 
-    One pass over the catalog; memory for one id per trajectory, tag and captured snapshot. The answer is as of now: a tag or fork made
-    later is not in it, so the caller holds off those meanwhile or asks again before it acts.
+    One pass over the catalog; memory for one id per trajectory, tag, pending approval and captured snapshot. The answer is as of now: a tag
+    or fork made later is not in it, so the caller holds off those meanwhile or asks again before it acts.
     """
     reasons: dict[SnapshotID, str] = dict.fromkeys(running, "a running sandbox stands on it")
     first: dict[TrajectoryID, tuple[int, SnapshotID]] = {}
@@ -66,6 +67,10 @@ def protected(catalog: Catalog, running: set[SnapshotID]) -> dict[SnapshotID, st
             reasons.setdefault(line.head, f"head of {name}")
         if line.forked_from is not None:
             reasons.setdefault(line.forked_from, f"fork {name} began here")
+        if line.began is not None:
+            reasons.setdefault(line.began, f"the program of {name} began here")
+    for approval in catalog.approvals.list(ApprovalStatus.PENDING):
+        reasons.setdefault(approval.snapshot, f"approval {short(approval.id)} is pending")
     for _, snapshot_id in first.values():
         reasons.setdefault(snapshot_id, "first of its trajectory")
     return reasons

@@ -194,8 +194,7 @@ class Upkeep:
                 continue
             image = self._context.image(snapshot.stack.image)
             if image is not None:
-                trajectory, messages = catalog.get_trajectory(snapshot.trajectory), catalog.own_messages(snapshot.id)
-                done.append((snapshot, self._archiver.record(records.encode(snapshot, trajectory, image, messages), None)))
+                done.append((snapshot, self._archiver.record(records.encode_from(catalog, snapshot, image), None)))
         self._archiver.flush()
         for snapshot, record in done:
             catalog.set_record(snapshot.id, record)

@@ -171,7 +171,7 @@ def normal_parts(content: Any, drop: frozenset[str], skip: frozenset[str] = froz
     if not isinstance(content, list):
         return None if content == "" else content
     parts = [without(part, drop) if isinstance(part, dict) else part for part in content
-             if not (isinstance(part, dict) and part.get("type") in skip)]
+             if not (isinstance(part, dict) and text(part.get("type")) in skip)]
     if len(parts) == 1 and isinstance(parts[0], dict) and set(parts[0]) <= {"type", "text"} and isinstance(parts[0].get("text"), str):
         return parts[0]["text"] or None
     return parts or None

@@ -26,7 +26,7 @@ HEAD_S = 30.0
 STALL_S = 60.0
 """For the next piece of a body, and for taking any of an answer."""
 BODY_S = 300.0
-_PIECE_BYTES = 256 << 10
+_PIECE_BYTES = 64 << 10
 _LINGER_S = 2.0
 _LINGER_BYTES = 4 << 20
 _PATH = re.compile(r"/[A-Za-z0-9._~:@/-]{0,500}")

@@ -172,9 +172,10 @@ def is_empty_dir(dir_fd: int) -> bool:
         return next(entries, None) is None
 
 
-def remove_tree(dir_fd: int, name: bytes | str) -> None:
+def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> None:
     """Delete `name` below `dir_fd` and everything in it, of any depth, never leaving it and never following a link.
 
+    `one_device`: something may be mounted in it; raises OSError EBUSY then, and what is mounted is not touched (the rest may be gone).
     Not an error when it is missing. Iterative, one descriptor per level up to 200 levels, then it flattens: what lies deeper is moved
     up before it is removed, so that neither recursion nor descriptors grow with an attacker's tree.
     """
@@ -187,8 +188,10 @@ def remove_tree(dir_fd: int, name: bytes | str) -> None:
     except (IsADirectoryError, PermissionError):
         pass
     top = os.open(name, DIR_FLAGS, dir_fd=dir_fd)
+    device = os.fstat(dir_fd).st_dev if one_device else None
     moved = 0
     try:
+        _check_device(top, device)
         stack: list[tuple[int, bytes]] = [(top, b"")]
         while stack:
             fd, own_name = stack[-1]
@@ -201,12 +204,18 @@ def remove_tree(dir_fd: int, name: bytes | str) -> None:
                 continue
             if len(stack) < 200:
                 stack.append((open_dir(fd, child), child))
+                _check_device(stack[-1][0], device)
             else:
                 os.rename(child, b".snapshotd-deep-%d" % moved, src_dir_fd=fd, dst_dir_fd=top)
                 moved += 1
     finally:
         os.close(top)
     os.rmdir(name, dir_fd=dir_fd)
+
+
+def _check_device(fd: int, device: int | None) -> None:
+    if device is not None and os.fstat(fd).st_dev != device:
+        raise OSError(errno.EBUSY, "something is mounted there")
 
 
 def _remove_files(fd: int) -> bytes | None:

@@ -21,18 +21,20 @@ from snapshotd.types import Kind
 _DEFAULT_ACL = "system.posix_acl_default"
 
 
-def apply(root_fd: int, changes: Iterable[Change], view: View) -> RestoreReport:
+def apply(root_fd: int, changes: Iterable[Change], view: View, *, shift: int = 0) -> RestoreReport:
     """Write the `changes` that `diff.diff(before, view)` found into `root_fd`, a directory with the files of `before`.
 
     Removes what is gone, replaces what differs, with all metadata; directories in which names came, went or were replaced get their time
     from `view`. Names of one hard link group of `view` are one file afterwards as soon as one of them is written. Other paths are not
     touched, so the directory may differ from `before` in what did not change; what a changed path lies in must be there.
-    What cannot be held becomes a warning, as in `materialise`. Raises OutOfSpace, DataLoss, FileNotFoundError or NotADirectoryError (of a
-    directory that is missing), OSError. Then a part is done. Nobody else may write to the directory meanwhile. Not durable on return.
+    `shift`: how much higher ids are in the directory than in `view`: the root of a container with a user namespace, seen from outside.
+    What cannot be held becomes a warning, as in `materialise`; so does what is mounted somewhere in the directory, which is never touched.
+    Raises OutOfSpace, DataLoss, FileNotFoundError or NotADirectoryError (of a directory that is missing), OSError. Then a part is done.
+    Nobody else may write to the directory meanwhile. Not durable on return.
     Memory: the changed names that have several links, and one directory per level. Time: what changed; and one walk through `view` if a
     link group changed in part.
     """
-    applying = _Applying(root_fd, view)
+    applying = _Applying(root_fd, view, shift)
     try:
         for change in changes:
             applying.change(change)
@@ -54,9 +56,10 @@ class _Place:
 
 
 class _Applying:
-    def __init__(self, root_fd: int, view: View) -> None:
+    def __init__(self, root_fd: int, view: View, shift: int) -> None:
         self._view = view
-        self._writer = Writer(view, whiteouts=True, threads=False)
+        self._device = os.fstat(root_fd).st_dev
+        self._writer = Writer(view, whiteouts=True, threads=False, shift=shift)
         self._way = [_Place(b"", self._writer.root(view.directory(), root_fd))]
         self._gone: list[bytes] | None = None
         """The directory that was removed last, with everything in it."""
@@ -74,19 +77,23 @@ class _Applying:
         if not parts:
             self._renew(self._way[0])
             return
-        self._go_to(parts[:-1])
+        if not self._go_to(parts[:-1]):
+            return
         was_directory = change.before is not None and change.before.kind is Kind.DIRECTORY
         becomes_directory = change.after is not None and change.after.kind is Kind.DIRECTORY
         name = parts[-1]
         if was_directory and becomes_directory:
-            self._renew(self._enter(name))
+            if self._enter(name):
+                self._renew(self._way[-1])
             return
         place = self._touch()
-        remove_tree(self._writer.fd(place.frame), name)
         self._gone = parts if was_directory else None
-        if becomes_directory:
+        if not self._remove(place, name):
+            self._gone = parts
+        elif becomes_directory:
             if self._writer.make_directory(place.frame, self._view.find(place.frame.source, name)):
-                self._enter(name).made = True
+                self._enter(name)
+                self._way[-1].made = True
             else:
                 self._gone = parts
         elif change.after is not None:
@@ -97,16 +104,26 @@ class _Applying:
         torn = {inode for inode, left in self._left.items() if left > 0}
         for path in self._names_of(torn) if torn else ():
             parts = path.split(b"/")
-            self._go_to(parts[:-1])
+            if not self._go_to(parts[:-1]):
+                continue
             place = self._way[-1]
             child = self._view.find(place.frame.source, parts[-1])
-            if not self._writer.is_linked(place.frame, child):
-                self._touch()
-                remove_tree(self._writer.fd(place.frame), child.name)
+            if not self._writer.is_linked(place.frame, child) and self._remove(self._touch(), child.name):
                 self._write(child)
         self._go_to([])
         self._leave(self._way[0])
         return self._writer.report()
+
+    def _remove(self, place: _Place, name: bytes) -> bool:
+        """Make room for a name. False if something is mounted there."""
+        try:
+            remove_tree(self._writer.fd(place.frame), name, one_device=True)
+        except OSError as exc:
+            if exc.errno != errno.EBUSY:
+                raise
+            self._writer.warn(place.frame, name, "was left as it is, because something is mounted there")
+            return False
+        return True
 
     def _write(self, child: Child) -> None:
         if self._writer.write_entry(self._way[-1].frame, child) and child.entry.nlink > 1:
@@ -136,19 +153,24 @@ class _Applying:
 
     # -- directories -----------------------------------------------------------------------------------------------------------
 
-    def _go_to(self, parts: list[bytes]) -> None:
-        """Make the directory `parts` the present one. Those that are left are complete."""
+    def _go_to(self, parts: list[bytes]) -> bool:
+        """Make the directory `parts` the present one. Those that are left are complete. False if something is mounted on the way."""
         common = 0
         while common < len(parts) and common + 1 < len(self._way) and self._way[common + 1].name == parts[common]:
             common += 1
         while len(self._way) > common + 1:
             self._leave(self._way.pop())
-        for name in parts[common:]:
-            self._enter(name)
+        return all(self._enter(name) for name in parts[common:])
 
-    def _enter(self, name: bytes) -> _Place:
-        self._way.append(_Place(name, self._writer.enter(self._way[-1].frame, name)))
-        return self._way[-1]
+    def _enter(self, name: bytes) -> bool:
+        """Go one down. False, and what is below counts as done, if something is mounted there."""
+        frame = self._writer.enter(self._way[-1].frame, name)
+        if os.fstat(self._writer.fd(frame)).st_dev != self._device:
+            self._writer.warn(self._way[-1].frame, name, "was left as it is, because something is mounted there")
+            self._gone = [*(place.name for place in self._way[1:]), name]
+            return False
+        self._way.append(_Place(name, frame))
+        return True
 
     def _touch(self) -> _Place:
         """The present directory, about to get, lose or replace an entry."""

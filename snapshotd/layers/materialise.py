@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,6 +36,9 @@ _CANNOT_HOLD = (
     errno.EMLINK, errno.EEXIST, errno.E2BIG, errno.ERANGE, errno.EOVERFLOW,
 )  # fmt: skip
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")
+_NAMED = (0x02, 0x08)
+"""Tags of the entries of an access list that name a user or group."""
 _DEVICE_TYPES = {Kind.CHAR_DEVICE: stat.S_IFCHR, Kind.BLOCK_DEVICE: stat.S_IFBLK}
 
 _BATCH_FILES = 64
@@ -90,10 +94,11 @@ class Frame:
 
 
 class Writer:
-    """Writes entries of `view` into a target. `whiteouts` as in `materialise`; `threads`: whether files may be made by several."""
+    """Writes entries of `view` into a target. `whiteouts` as in `materialise`; `threads`: whether files may be made by several;
+    `shift`: how much higher ids are in the target."""
 
-    def __init__(self, view: View, *, whiteouts: bool, threads: bool = True) -> None:
-        self._view, self._whiteouts = view, whiteouts
+    def __init__(self, view: View, *, whiteouts: bool, threads: bool = True, shift: int = 0) -> None:
+        self._view, self._whiteouts, self._shift = view, whiteouts, shift
         self._out = Handles()
         self._links: dict[tuple[int, int], tuple[Node, bytes]] = {}
         self._warnings: list[str] = []
@@ -154,6 +159,10 @@ class Writer:
         """A directory that is there, in the view and in the target. OSError."""
         target = self._out.adopt(frame.target, name, open_dir(self._out.fd(frame.target), name))
         return Frame(self._view.enter(frame.source, name), target, iter(()))
+
+    def warn(self, frame: Frame, name: bytes, what: str) -> None:
+        """Note something about an entry that could not be written."""
+        self._warn(frame.target, name, what)
 
     def make_directory(self, frame: Frame, child: Child) -> bool:
         """Make an empty directory without its metadata. False, and a warning, if the target cannot hold it."""
@@ -354,20 +363,23 @@ class Writer:
         is right already is left alone: most files have the owner and mode that they were made with.
         """
         follow = entry.kind is not Kind.SYMLINK  # whose mode means nothing
+        uid, gid = entry.uid + self._shift, entry.gid + self._shift
         st = os.stat(what, follow_symlinks=follow)
-        if (st.st_uid, st.st_gid) != (entry.uid, entry.gid):
-            self._try(target, name, "owner", lambda: os.chown(what, entry.uid, entry.gid, follow_symlinks=follow))
+        if (st.st_uid, st.st_gid) != (uid, gid):
+            self._try(target, name, "owner", lambda: os.chown(what, uid, gid, follow_symlinks=follow))
             st = os.stat(what, follow_symlinks=follow)
         if follow and stat.S_IMODE(st.st_mode) != entry.mode:
             self._try(target, name, "mode", lambda: os.chmod(what, entry.mode))
         for key, value in xattrs.items():
             shown = f"extended attribute {os.fsdecode(key)!r}"
+            if self._shift and key in _ACLS:
+                value = shifted_acl(value, self._shift)
             self._try(target, name, shown, partial(os.setxattr, what, key, value, follow_symlinks=follow), *_NO_ROOM)
         times = (entry.mtime_ns, entry.mtime_ns)
         self._try(target, name, "time", lambda: os.utime(what, ns=times, follow_symlinks=follow))
         st = os.stat(what, follow_symlinks=follow)
         got = (st.st_uid, st.st_gid, st.st_mtime_ns, stat.S_IMODE(st.st_mode) if follow else entry.mode)
-        if got != (entry.uid, entry.gid, entry.mtime_ns, entry.mode):
+        if got != (uid, gid, entry.mtime_ns, entry.mode):
             self._warn(target, name, "has another owner, mode or time than in the snapshot, because the target cannot hold it")
 
     def _try(self, target: Node, name: bytes, what: str, action: Callable[[], object], *more: int) -> None:
@@ -398,6 +410,18 @@ class Writer:
                 self._warnings.append(f"{_shown(target, name)} {what}.")
             else:
                 self._unlisted += 1
+
+
+def shifted_acl(value: bytes, shift: int) -> bytes:
+    """An access list with its users and groups `shift` higher (linux/posix_acl_xattr.h: a version, then tag, permissions and id each)."""
+    head, entries = value[:4], value[4:]
+    if len(entries) % 8:
+        return value
+    moved = (
+        struct.pack("<HHI", tag, permissions, (who + shift) & 0xFFFFFFFF if tag in _NAMED else who)
+        for tag, permissions, who in struct.iter_unpack("<HHI", entries)
+    )
+    return head + b"".join(moved)
 
 
 def _without_acls(dir_fd: int) -> None:

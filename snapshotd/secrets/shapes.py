@@ -90,14 +90,14 @@ def _is_literal(value: bytes) -> bool:
 SHAPES: tuple[Shape, ...] = (
     Shape("aws-access-key-id", ("AKIA", "ASIA", "ABIA", "ACCA"), (Run("[A-Z0-9]", 16, 16),), after=(Not("[A-Za-z0-9]"),), not_after=_ALNUM),
     Shape(
-        "aws-secret-key", ("secret_access_key", "SECRET_ACCESS_KEY", "ecretAccessKey"), (Run("[A-Za-z0-9/+]", 40, 40),),
+        "aws-secret-key", ("ret_access_key", "RET_ACCESS_KEY", "retAccessKey"), (Run("[A-Za-z0-9/+]", 40, 40),),
         before=(Run(r"""[ \t"'\\:=>]""", 1, 16),), after=(Not("[A-Za-z0-9/+=]"),), context=True,
     ),
     Shape("github-token", ("ghp_", "gho_", "ghs_", "ghu_", "ghr_"), (Run("[A-Za-z0-9]", 30, 255),)),
     Shape("github-token", ("github_pat_",), (Run("[A-Za-z0-9_]", 22, 255),)),
     Shape("gitlab-token", ("glpat-", "gldt-", "glrt-"), (Run(_TOKEN, 20, 255),)),
-    Shape("anthropic-key", ("sk-ant-",), (Run(_TOKEN, 20, 255),), not_after=_ALNUM, likely=_has_digit),
-    Shape("openai-key", ("sk-",), (Run(_TOKEN, 20, 255),), not_after=_ALNUM, likely=_has_digit),
+    Shape("anthropic-key", ("sk-ant-",), (Run(_TOKEN, 20, 255),), not_after=_WORD + "-", likely=_has_digit),
+    Shape("openai-key", ("sk-",), (Run(_TOKEN, 20, 255),), not_after=_WORD + "-", likely=_has_digit),
     Shape("slack-token", ("xoxa-", "xoxb-", "xoxe-", "xoxo-", "xoxp-", "xoxr-", "xoxs-"), (Run("[A-Za-z0-9-]", 10, 255),)),
     Shape("google-key", ("AIza",), (Run(_TOKEN, 35, 35),), after=(Not(_TOKEN),), not_after=_WORD),
     Shape("stripe-key", ("sk_live_", "rk_live_", "sk_test_", "rk_test_"), (Run("[A-Za-z0-9]", 16, 255),)),
@@ -130,7 +130,7 @@ SHAPES: tuple[Shape, ...] = (
 )  # fmt: skip
 """In the order in which they are tried where the same anchor begins several of them."""
 
-_MARKER = Shape("marker", ("[secret:",), (Run("[A-Za-z0-9_.-]", 1, 64), *text(":"), Run("[0-9a-f]", 16, 16), *text("]")))
+_MARKER = Shape("marker", ("[sec",), (*text("ret:"), Run("[A-Za-z0-9_.-]", 1, 64), *text(":"), Run("[0-9a-f]", 16, 16), *text("]")))
 
 
 class Span(NamedTuple):
@@ -173,18 +173,17 @@ def _unfinished(parts: tuple[Part, ...]) -> str:
 
 
 _RULES = [_rule(shape) for shape in (_MARKER, *SHAPES)]
-ANCHORS = tuple(dict.fromkeys(anchor.encode() for rule in _RULES for anchor in rule.shape.anchors))
-"""Every anchor once. None begins inside another one but at its start (`Anchors` needs that)."""
-_BY_ANCHOR = [[rule for rule in _RULES if any(anchor.startswith(a.encode()) for a in rule.shape.anchors)] for anchor in ANCHORS]
-"""For each anchor the rules to try: those of shorter anchors with the same beginning too."""
+_ANCHORS = tuple(dict.fromkeys(anchor.encode() for rule in _RULES for anchor in rule.shape.anchors))
+_BY_ANCHOR = [[rule for rule in _RULES if anchor.decode() in rule.shape.anchors] for anchor in _ANCHORS]
+"""For each anchor the rules to try."""
 _NOT_AFTER = {
     anchor: bytes(byte for byte in rules[0].not_after if all(byte in rule.not_after for rule in rules))
-    for anchor, rules in zip(ANCHORS, _BY_ANCHOR, strict=True)
+    for anchor, rules in zip(_ANCHORS, _BY_ANCHOR, strict=True)
 }
 NAMES = frozenset(shape.name for shape in SHAPES)
 
-_anchors = Anchors(ANCHORS)
-_beginnings = Beginnings(ANCHORS, _NOT_AFTER)
+_anchors = Anchors(_ANCHORS)
+_beginnings = Beginnings(_ANCHORS, _NOT_AFTER)
 
 
 class Shapes:
@@ -198,7 +197,7 @@ class Shapes:
         """As `Needles.find`. Looks at the byte before `start`, if there is one."""
         open_from = len(data) if final else _beginnings.first(data, start)
         spans: list[Span] = []
-        for index, begin, end in _anchors.find(data, start):
+        for begin, end, index in _anchors.find(data, start):
             if begin < start:
                 continue
             if begin >= open_from:
@@ -217,10 +216,9 @@ class Shapes:
         for rule in _BY_ANCHOR[index]:
             if begin and data[begin - 1] in rule.not_after:
                 continue
-            own_end = end if len(_BY_ANCHOR[index]) == 1 else _anchor_end(rule, data, begin)
-            if not final and len(data) - own_end <= rule.most and rule.unfinished.match(data, own_end):
+            if not final and len(data) - end <= rule.most and rule.unfinished.match(data, end):
                 return _OPEN
-            match = rule.whole.match(data, own_end)
+            match = rule.whole.match(data, end)
             if match is not None and (span := self._span(rule.shape, data, begin, match)) is not None:
                 return span
         return None
@@ -243,18 +241,11 @@ _OPEN = Span(-1, -1, None)
 """Stands for: more data is needed."""
 
 
-def _anchor_end(rule: _Rule, data: bytes, begin: int) -> int:
-    """Where this rule's own anchor ends: it may be shorter than the one that was found (`sk-` in `sk-ant-`)."""
-    return begin + max(len(anchor) for anchor in rule.shape.anchors if data.startswith(anchor.encode(), begin))
-
-
 def _own_name(value: bytes) -> str | None:
     """The name of the shape that a value has by itself, whatever stood before it."""
-    for index, begin, end in _anchors.find(value, 0)[:1]:
+    for begin, end, index in _anchors.find(value, 0):
         for rule in _BY_ANCHOR[index] if begin == 0 else ():
-            if rule.shape.context or rule.shape is _MARKER:
-                continue
-            match = rule.whole.match(value, _anchor_end(rule, value, 0) if end else 0)
+            match = None if rule.shape.context else rule.whole.match(value, end)
             if match is not None and match.end() == len(value):
                 return rule.shape.name
     return None

@@ -11,6 +11,8 @@ from snapshotd.catalog.base import Catalog
 from snapshotd.errors import NotFound
 from snapshotd.types import (
     AgentSpec,
+    Approval,
+    ApprovalID,
     BlobID,
     CallID,
     CallStatus,
@@ -75,6 +77,15 @@ def ended_entry(after: Snapshot, **fields: Any) -> Entry:
     return replace(entry, **fields)
 
 
+def make_approval(snapshot: Snapshot, **fields: Any) -> Approval:
+    """A question that waits, asked at the head `snapshot`."""
+    approval = Approval(
+        ApprovalID(new_id()), snapshot.trajectory, CallID(new_id()), "deploy", {"to": ["prod", None]}, "d" * 64, snapshot.id,
+        SideEffect.IRREVERSIBLE, CREATED_AT_NS,
+    )  # fmt: skip
+    return replace(approval, **fields)
+
+
 def begin(image: Image, name: str | None = None, **fields: Any) -> tuple[Trajectory, Snapshot]:
     """A trajectory and its first snapshot, not recorded anywhere yet."""
     snapshot_id, trajectory_id = SnapshotID(new_id()), TrajectoryID(new_id())
@@ -137,8 +148,9 @@ def new_digest() -> str:
 
 
 class World:
-    """A random history in a catalog: images that take each other's names, lines, forks of forks, rewinds (also to other lines' snapshots),
-    steps without changes, hostile texts, tags. Every line has a snapshot of its own, and times go up."""
+    """A random history in a catalog: images that take each other's names, lines, forks of forks, rewinds of files and of conversations
+    (also to other lines' snapshots), parallel calls, steps without changes, hostile texts, tags. Every trajectory has a snapshot of its
+    own, every image was used, and times go up."""
 
     def __init__(self, catalog: Catalog, rng: random.Random) -> None:
         self.catalog, self.rng = catalog, rng
@@ -183,12 +195,14 @@ class World:
         return self._now_ns
 
     def _begin(self) -> Snapshot:
-        if not self._images or self.rng.random() < 0.5:
+        image = self.rng.choice(self._images) if self._images else None
+        if image is None or self.rng.random() < 0.5:
             image = make_image(f"image-{self.rng.randrange(3)}", created_at_ns=self._time_ns(), source_id=self._text())
             self.catalog.add_image(image)
             self._images.append(image)
-        trajectory, snapshot = begin(self.rng.choice(self._images), self._name(), created_at_ns=self._time_ns())
+        trajectory, snapshot = begin(image, self._name(), created_at_ns=self._time_ns())
         snapshot = replace(snapshot, created_at_ns=trajectory.created_at_ns, method="build")
+        trajectory = replace(trajectory, began=self.rng.choice([None, snapshot.id]))
         self.catalog.add_trajectories([(trajectory, snapshot)])
         return snapshot
 
@@ -202,9 +216,16 @@ class World:
         return self._step(origin, forked.id)
 
     def _step(self, parent: Snapshot, trajectory: TrajectoryID | None = None) -> Snapshot:
-        texts = [self._text() for _ in range(self.rng.choice([0, 1, 1, 3]))]
+        line, texts = trajectory or parent.trajectory, [self._text() for _ in range(self.rng.choice([0, 1, 1, 3]))]
+        self._journal(parent, line)
+        ended = self._ended(line)
         call = make_call(self._text(), arguments={self._text(): [None, 1.5, {"deep": [self._text()]}]}, output=BlobID(new_digest()))
-        new = follow(parent, trajectory, messages=len(texts), call=call, created_at_ns=self._time_ns())
+        if ended is not None and self.rng.random() < 0.8:
+            entry = self.catalog.entry(ended.id)
+            call = replace(call, id=entry.id, name=entry.name, arguments=self.rng.choice([entry.arguments, call.arguments]))
+        after = self.rng.choice(self.all) if self.rng.random() < 0.2 else None
+        keep = None if after is None else self.rng.choice([after.messages, self.rng.randint(0, after.messages)])
+        new = follow(parent, line, messages=len(texts), call=call, created_at_ns=self._time_ns(), after=after, keep=keep)
         kind = self.rng.random()
         target = self.rng.choice(self.all)
         if kind < 0.15:
@@ -213,8 +234,26 @@ class World:
             new = replace(new, stack=target.stack, base=target.id, own_layers=0, method="unchanged")
         elif kind < 0.3:
             new = replace(new, base=None, own_layers=len(new.stack.layers))
-        self.catalog.commit_snapshot(new, [Message("user", {"text": text}) for text in texts], expected_head=parent.id)
+        self.catalog.commit_snapshot(
+            new, [Message("user", {"text": text}) for text in texts], expected_head=parent.id, ended=ended,
+            entries=[ended_entry(parent, name=self._text()) for _ in range(self.rng.choice([0, 0, 2]))],
+            state=self.rng.choice([None, None, {}, {self._text(): [self._text()]}]),
+        )  # fmt: skip
         return new
+
+    def _journal(self, head: Snapshot, line: TrajectoryID) -> None:
+        """Calls begin, in parallel; some end by themselves."""
+        for _ in range(self.rng.choice([0, 1, 2])):
+            self.catalog.begin_entry(line, make_entry(head, name=self._text(), arguments=[self._text()], facts=(self._text(),)))
+        ended = self._ended(line) if self.rng.random() < 0.3 else None
+        if ended is not None:
+            self.catalog.end_entry(line, ended)
+
+    def _ended(self, line: TrajectoryID) -> Ended | None:
+        """The end of one of the open calls; None where none is open, or for a change."""
+        waiting = [None, *(entry.id for entry in self.catalog.unbound(line) if entry.status is None)]
+        chosen = self.rng.choice(waiting)
+        return None if chosen is None else Ended(chosen, self.rng.choice([*CallStatus]), self._time_ns(), [self._text()], self._text())
 
     def _name(self) -> str | None:
         name = f"name-{self.rng.randrange(1000)}"

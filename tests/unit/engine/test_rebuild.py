@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.rebuild import Report, rebuild
-from snapshotd.engine.records import encode, encode_tags
+from snapshotd.engine.records import encode, encode_from, encode_tags
 from snapshotd.errors import Conflict
-from snapshotd.testing.records import CREATED_AT_NS, World, begin, committed, fork, make_image, new_digest, started
-from snapshotd.types import RecordID, Snapshot, SnapshotID, SnapshotState, TrajectoryStatus, TreeID, short
+from snapshotd.testing.records import CREATED_AT_NS, World, begin, committed, ended_entry, fork, make_entry, make_image, new_digest, started
+from snapshotd.types import CallID, RecordID, Snapshot, SnapshotID, SnapshotState, TrajectoryStatus, TreeID, short
 
 Records = dict[RecordID, bytes]
 
@@ -40,7 +40,7 @@ def record_of(catalog: Catalog, snapshot: Snapshot) -> tuple[RecordID, bytes]:
     record = catalog.record(snapshot.id)
     assert record is not None
     image = catalog.find_image(snapshot.stack.image)
-    return record, encode(snapshot, catalog.get_trajectory(snapshot.trajectory), image, catalog.own_messages(snapshot.id))
+    return record, encode_from(catalog, snapshot, image)
 
 
 def stored(catalog: Catalog, snapshot: Snapshot, records: Records) -> Snapshot:
@@ -62,6 +62,9 @@ def visible(catalog: Catalog) -> dict[str, Any]:
         "own": {one.id: catalog.snapshots(one.id) for one in trajectories},
         "records": {one.id: catalog.record(one.id) for one in snapshots},
         "said": {one.id: (catalog.own_messages(one.id), list(catalog.conversation(one.id))) for one in snapshots},
+        "journal": {one.id: list(catalog.journal(one.id)) for one in snapshots},
+        "numbers": {one.id: [entry.number for entry in catalog.own_entries(one.id)] for one in snapshots},
+        "state": {one.id: (catalog.own_state(one.id), catalog.state(one.id)) for one in snapshots},
         "named": {one.name: catalog.resolve_trajectory(one.name).id for one in trajectories if one.name},
         "tagged": {tag: catalog.resolve_snapshot(tag).id for one in snapshots for tag in one.tags},
         "experiments": {one.experiment: catalog.experiment(one.experiment) and None for one in trajectories if one.experiment},
@@ -141,10 +144,12 @@ def test_what_hangs_together_comes_back_whatever_is_gone(seed: int, data: st.Dat
     here = {one.id: one for one in new.all_snapshots()}
     for one in world.all:
         readable = old.record(one.id) in records or any(one.id == out.snapshot for out in report.left_out) or one.id in here
-        whole = one.parent is None or one.parent in here
+        whole = {one.parent, one.follows} - {None} <= here.keys()
         if one.id in here:
             assert whole
             assert list(new.conversation(one.id)) == list(old.conversation(one.id))
+            assert list(new.journal(one.id)) == list(old.journal(one.id))
+            assert new.state(one.id) == old.state(one.id)
             assert replace(here[one.id].call) == one.call
             assert here[one.id].base in (one.base, None)
         else:
@@ -280,6 +285,49 @@ def test_records_that_contradict_each_other_do_no_harm(old: SqliteCatalog, new: 
     assert {out.snapshot for out in report.left_out} == {one.id for one in wrong}
     assert list(new.all_snapshots()) == [first, second]
     assert [one.head for one in new.trajectories()] == [second.id]
+
+
+def test_what_follows_something_missing_is_left_out(old: SqliteCatalog, new: SqliteCatalog) -> None:
+    records = Records()
+    trajectory, first = started(old)
+    first = stored(old, first, records)
+    second = stored(old, committed(old, first, "1"), records)
+    other, begun = begin(old.find_image(trajectory.spec.image), began=second.id)
+    old.add_trajectories([(other, begun)])
+    begun = stored(old, begun, records)
+    rewound = stored(old, committed(old, begun, "2", after=second), records)
+    record = old.record(second.id)
+    assert record is not None
+    damaged = records.pop(record)
+    report = rebuild(records.items(), new)
+    assert [(out.snapshot, out.reason) for out in report.left_out] == [
+        (rewound.id, f"what it follows, {short(second.id)} has no readable record")
+    ]
+    assert new.get_trajectory(other.id).began is None, "the snapshot where its program began is gone"
+    whole = SqliteCatalog(":memory:")
+    assert not rebuild({**records, record: damaged}.items(), whole).left_out
+    assert [message.content for message in whole.conversation(rewound.id)] == ["1", "2"]
+    assert whole.get_trajectory(other.id).began == second.id
+    whole.close()
+
+
+def test_journals_that_contradict_each_other_do_no_harm(old: SqliteCatalog, new: SqliteCatalog) -> None:
+    records = Records()
+    _, first = started(old)
+    entry = ended_entry(first)
+    second = stored(old, committed(old, first, entries=[entry]), records)
+    stored(old, first, records)
+    trajectory, image = old.get_trajectory(first.trajectory), old.find_image(first.stack.image)
+    again = replace(second, id=SnapshotID("a" * 32), parent=second.id, seq=2, base=second.id)
+    after = replace(again, id=SnapshotID("c" * 32), parent=second.id)
+    stolen = replace(entry, snapshot=again.id, number=1)
+    records[RecordID(new_digest())] = encode(again, trajectory, image, (), entries=(stolen,))
+    same_place = ended_entry(second, id=CallID("b" * 32), number=0, snapshot=after.id)
+    records[RecordID(new_digest())] = encode(after, trajectory, image, (), entries=(same_place,))
+    report = rebuild(records.items(), new)
+    assert [(out.snapshot, out.reason) for out in report.left_out] == [(again.id, "its journal has a call that another snapshot has")]
+    assert [one.id for one in new.journal(after.id)] == [entry.id, same_place.id]
+    new.begin_entry(trajectory.id, make_entry(after))
 
 
 def test_a_circle_of_records_ends(old: SqliteCatalog, new: SqliteCatalog) -> None:

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.record_fields import nests_deeper
-from snapshotd.engine.records import Record, Tags, decode, decode_any, encode, encode_tags
+from snapshotd.engine.records import Record, Tags, decode, decode_any, encode, encode_from, encode_tags
 from snapshotd.errors import DataLoss, InternalError, VersionMismatch
-from snapshotd.testing.records import World, begin, follow, fork, make_image
+from snapshotd.testing.records import World, begin, ended_entry, follow, fork, make_image
 from snapshotd.types import (
     CallStatus,
+    EntryKind,
     FileChanges,
     Image,
     Message,
@@ -32,6 +33,22 @@ from snapshotd.types import (
 )
 
 Facts = tuple[Snapshot, Trajectory, Image, tuple[Message, ...]]
+
+
+def full() -> Record:
+    """A record with every field filled in."""
+    snapshot, trajectory, image, messages = facts()
+    snapshot = replace(snapshot, follows=SnapshotID("f" * 32), messages=7)
+    own = ended_entry(snapshot, id=snapshot.call.id, kind=EntryKind.TOOL, arguments=snapshot.call.arguments, number=3)
+    entries = (own, ended_entry(snapshot, name="\ud800", result={"z": [1.5]}, number=9))
+    bound = tuple(replace(entry, snapshot=snapshot.id) for entry in entries)
+    return Record(snapshot, replace(trajectory, began=SnapshotID("9" * 32)), image, messages, bound, {"b": 1, "a": [None]})
+
+
+def written(record: Record) -> bytes:
+    return encode(
+        record.snapshot, record.trajectory, record.image, record.messages, record.unknown, entries=record.entries, state=record.state
+    )
 
 
 def facts() -> Facts:
@@ -59,7 +76,7 @@ def changed(data: bytes, *path: Any, to: Any) -> bytes:
 def again(record: Record | Tags) -> bytes:
     if isinstance(record, Tags):
         return encode_tags(record.tags, record.at_ns, record.unknown)
-    return encode(record.snapshot, record.trajectory, record.image, record.messages, record.unknown)
+    return written(record)
 
 
 def test_a_record_comes_back_whole() -> None:
@@ -70,6 +87,35 @@ def test_a_record_comes_back_whole() -> None:
     assert again(decode(data)) == data
     assert data.isascii()
     assert b"\n" not in data
+
+
+def test_a_full_record_comes_back_whole() -> None:
+    record = full()
+    data = written(record)
+    assert decode(data) == record
+    assert [entry.number for entry in decode(data).entries] == [3, 9]
+    assert again(decode(data)) == data
+    document = json.loads(data)
+    assert ["arguments" in entry for entry in document["entries"]] == [False, True], "the call has them already"
+    assert document["state"] == {"b": 1, "a": [None]}
+
+
+def test_arguments_that_are_not_the_calls_are_kept() -> None:
+    """A person may have put others in their place: what was asked for and what ran are both recorded."""
+    record = full()
+    for arguments in ({"other": 1}, None, {**record.snapshot.call.arguments, "n": True}):
+        entry = replace(record.entries[0], arguments=arguments)
+        assert decode(written(replace(record, entries=(entry,)))).entries == (entry,)
+    one = replace(record.snapshot, call=replace(record.snapshot.call, arguments={"n": 1}))
+    entry = replace(record.entries[0], arguments={"n": True})
+    assert decode(written(replace(record, snapshot=one, entries=(entry,)))).entries[0].arguments["n"] is True
+
+
+def test_what_does_not_belong_to_it_is_refused() -> None:
+    record = full()
+    for wrong in ({"snapshot": None}, {"snapshot": SnapshotID("1" * 32)}, {"status": None, "ended_at_ns": None}):
+        with pytest.raises(InternalError):
+            written(replace(record, entries=(replace(record.entries[0], **wrong),)))
 
 
 def test_what_changes_later_is_no_part_of_it() -> None:
@@ -113,16 +159,15 @@ def test_what_is_not_stored_has_no_record() -> None:
 @pytest.mark.parametrize(
     "path",
     [(), ("image",), ("trajectory",), ("trajectory", "spec"), ("trajectory", "spec", "limits"), ("trajectory", "agent"), ("snapshot",),
-     ("snapshot", "files"), ("call",), ("messages", 1)],
+     ("snapshot", "files"), ("call",), ("messages", 1), ("entries", 0), ("entries", 1)],
 )  # fmt: skip
 def test_unknown_fields_survive(path: tuple[Any, ...]) -> None:
-    snapshot, trajectory, image, messages = facts()
-    data = encode(snapshot, trajectory, image, messages)
-    data = changed(data, *path, "zz-new", to={"x": [1, {"y": "\ud800"}]})
+    whole = full()
+    data = changed(written(whole), *path, "zz-new", to={"x": [1, {"y": "\ud800"}]})
     record = decode(data)
-    assert replace(record, unknown={}) == Record(snapshot, trajectory, image, messages)
+    assert replace(record, unknown={}) == whole
     assert again(record) == data
-    assert again(replace(record, snapshot=replace(snapshot, state=SnapshotState.PRUNED, tree=None))).count(b"zz-new") == 1
+    assert again(replace(record, snapshot=replace(whole.snapshot, state=SnapshotState.PRUNED, tree=None))).count(b"zz-new") == 1
 
 
 def test_tags_come_back() -> None:
@@ -140,7 +185,7 @@ def test_tags_come_back() -> None:
             decode_any(changed(data, "tags", to=wrong))
 
 
-@pytest.mark.parametrize(("path", "to"), [("version", 2), ("version", 10**9), ("kind", "policy")])
+@pytest.mark.parametrize(("path", "to"), [("version", 3), ("version", 10**9), ("kind", "policy")])
 def test_what_a_newer_one_wrote_is_refused(path: str, to: Any) -> None:
     with pytest.raises(VersionMismatch, match="newer"):
         decode(changed(encode(*facts()), path, to=to))
@@ -169,21 +214,34 @@ WRONG: list[tuple[tuple[Any, ...], Any]] = [
     (("trajectory", "spec", "limits", "cpus"), "1"),
     (("trajectory", "spec", "limits", "cpus"), -1), (("trajectory", "spec", "limits", "cpus"), float("inf")),
     (("trajectory", "agent", "argv"), [1]), (("trajectory", "agent"), "x"), (("trajectory", "experiment"), "e"),
-    (("trajectory", "env"), None),
+    (("trajectory", "env"), None), (("trajectory", "began"), "x"), (("snapshot", "follows"), "../x"), (("state",), [1]), (("state",), "x"),
+    (("entries",), None), (("entries",), {}), (("entries", 0), 7), (("entries", 0, "id"), "x"), (("entries", 0, "id"), "1" * 32),
+    (("entries", 0, "kind"), "x"), (("entries", 0, "name"), None), (("entries", 0, "after"), None), (("entries", 0, "began_at_ns"), None),
+    (("entries", 0, "side_effect"), "none"), (("entries", 0, "key"), 7), (("entries", 0, "status"), None), (("entries", 0, "facts"), {}),
+    (("entries", 0, "ended_at_ns"), None), (("entries", 0, "error"), 1), (("entries", 0, "details"), []), (("entries", 0, "number"), -1),
+    (("entries", 0, "number"), 9), (("entries", 0, "number"), 10), (("entries", 1, "number"), (1 << 53) + 1),
+    (("entries", 1, "arguments"), ...),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("path", "to"), WRONG, ids=lambda value: str(value)[:40])
 def test_a_wrong_field_is_damage(path: tuple[Any, ...], to: Any) -> None:
     with pytest.raises(DataLoss, match="a record is damaged"):
-        decode(changed(encode(*facts()), *path, to=to))
+        decode(changed(written(full()), *path, to=to))
+
+
+def test_one_entry_stands_in_it_once() -> None:
+    record = full()
+    twice = replace(record.entries[1], id=record.entries[0].id)
+    with pytest.raises(DataLoss, match="twice"):
+        decode(written(replace(record, entries=(record.entries[0], twice))))
 
 
 def test_a_missing_field_is_damage_or_reads_as_null() -> None:
     data = encode(*facts())
     may_be_missing = {
         "base", "name", "parent", "exit_code", "error", "output", "stdout", "stderr", "arguments", "files", "agent", "forked_from",
-        "experiment", "tree",
+        "experiment", "tree", "began", "follows", "key", "result",
     }  # fmt: skip
     for section in (None, "image", "trajectory", "snapshot", "call"):
         for name in json.loads(data) if section is None else json.loads(data)[section]:
@@ -192,25 +250,28 @@ def test_a_missing_field_is_damage_or_reads_as_null() -> None:
                 decode(changed(data, *path, to=...))
             except DataLoss:
                 continue
-            assert name in may_be_missing, path
+            assert name in may_be_missing or path == ("state",), path
 
 
 def test_it_cannot_come_from_itself() -> None:
     data = encode(*facts())
     own = json.loads(data)["snapshot"]["id"]
-    for path in (("snapshot", "parent"), ("snapshot", "base"), ("trajectory", "forked_from")):
+    for path in (("snapshot", "parent"), ("snapshot", "base"), ("snapshot", "follows"), ("trajectory", "forked_from")):
         with pytest.raises(DataLoss, match="itself"):
             decode(changed(data, *path, to=own))
 
 
-@pytest.mark.parametrize("place", [("call", "arguments"), ("messages", 0, "content"), ("unknown",)])
+@pytest.mark.parametrize(
+    "place",
+    [("call", "arguments"), ("messages", 0, "content"), ("entries", 1, "result"), ("entries", 1, "facts"), ("state",), ("unknown",)],
+)
 @pytest.mark.parametrize(
     "text", ["[" * 205 + "]" * 205, "[" * 100_000 + "]" * 100_000, '{"a":' * 500 + "1" + "}" * 500, "NaN", "Infinity", "1e999", "9" * 5000]
 )
 def test_a_hostile_value_is_damage(place: tuple[Any, ...], text: str) -> None:
     if place == ("unknown",) and len(text) == 410:
         text = "[" * 300 + "]" * 300  # fits within the document, where nothing reads it
-    data = changed(encode(*facts()), *place, to="MARK").replace(b'"MARK"', text.encode())
+    data = changed(written(full()), *place, to="MARK").replace(b'"MARK"', text.encode())
     with pytest.raises(DataLoss):
         decode(data)
 
@@ -261,7 +322,7 @@ def test_any_value_comes_back(arguments: Any, said: list[tuple[str, Any]], extra
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_damaged_bytes_never_do_worse_than_an_error(data: st.DataObject) -> None:
-    whole = bytearray(encode(*facts()))
+    whole = bytearray(written(full()))
     at = data.draw(st.integers(0, len(whole) - 1))
     action: Callable[[], Any] = data.draw(st.sampled_from([
         lambda: whole.__setitem__(at, data.draw(st.integers(0, 255))),
@@ -284,8 +345,11 @@ def test_everything_in_a_random_world_comes_back() -> None:
             trajectory = catalog.get_trajectory(snapshot.trajectory)
             image = catalog.find_image(snapshot.stack.image)
             own = tuple(catalog.own_messages(snapshot.id))
-            record = decode(encode(snapshot, trajectory, image, own))
+            record = decode(encode_from(catalog, snapshot, image))
             assert (record.snapshot, record.image, record.messages) == (replace(snapshot, tags=()), image, own)
+            assert list(record.entries) == catalog.own_entries(snapshot.id)
+            assert [entry.number for entry in record.entries] == [entry.number for entry in catalog.own_entries(snapshot.id)]
+            assert record.state == catalog.own_state(snapshot.id)
             status = TrajectoryStatus.INTERRUPTED if trajectory.agent else TrajectoryStatus.STOPPED
             assert record.trajectory == replace(trajectory, head=snapshot.id, status=status, exit_code=None)
         catalog.close()

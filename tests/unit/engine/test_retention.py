@@ -25,8 +25,8 @@ from snapshotd.engine.retention import (
     trim,
 )
 from snapshotd.errors import UsageError
-from snapshotd.testing.records import begin, committed, fork, make_call, make_image, started
-from snapshotd.types import CallStatus, RecordID, Snapshot, SnapshotID, SnapshotState, TrajectoryID, TreeID, short
+from snapshotd.testing.records import begin, committed, fork, make_approval, make_call, make_image, started
+from snapshotd.types import ApprovalStatus, CallStatus, RecordID, Snapshot, SnapshotID, SnapshotState, TrajectoryID, TreeID, short
 
 NOW_NS = 1_760_000_000_000_000_000
 DAY_NS = 86_400 * 1_000_000_000
@@ -249,6 +249,23 @@ def test_a_forks_own_line_is_protected_too(catalog: SqliteCatalog) -> None:
     }  # fmt: skip
     decisions = plan(list(catalog.all_snapshots()), RetentionPolicy(keep_last=0), protected=reasons, now_ns=NOW_NS)
     assert [item.snapshot.id for item in decisions if not item.keep] == [own[1].id]
+
+
+def test_where_programs_began_and_what_awaits_an_approval_are_protected(catalog: SqliteCatalog) -> None:
+    line, first = started(catalog, "main")
+    snapshots = [first]
+    for _ in range(5):
+        snapshots.append(committed(catalog, snapshots[-1]))
+    store(catalog, *snapshots)
+    catalog.set_began(line.id, snapshots[1].id)
+    pending, decided = (make_approval(snapshots[number]) for number in (2, 3))
+    catalog.approvals.add(pending)
+    catalog.approvals.add(decided)
+    catalog.approvals.decide(decided.id, ApprovalStatus.DENIED, at_ns=1, by=None, reason=None)
+    assert protected(catalog, set()) == {
+        first.id: "first of its trajectory", snapshots[1].id: "the program of main began here",
+        snapshots[2].id: f"approval {short(pending.id)} is pending", snapshots[5].id: "head of main",
+    }  # fmt: skip
 
 
 # -- policies as text ----------------------------------------------------------------------------------------------------------

@@ -127,7 +127,8 @@ def ask(port: int, path: str, body: Any = None, headers: dict[str, str] | None =
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
     try:
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        connection.request(method, path, data, {"content-type": "application/json", "authorization": f"Bearer {AGENT_KEY}", **(headers or {})})
+        usual = {"content-type": "application/json", "authorization": f"Bearer {AGENT_KEY}"}
+        connection.request(method, path, data, {**usual, **(headers or {})})
         response = connection.getresponse()
         found = {name.lower(): value for name, value in response.getheaders()}
         try:

@@ -12,6 +12,7 @@ import pytest
 
 from snapshotd.errors import Conflict, NotPermitted, OutOfSpace
 from snapshotd.gateway.base import Recorded, Timeouts, TurnReply, TurnRequest, Upstream
+from snapshotd.testing.provider import ScriptedProvider
 from tests.unit.gateway.rig import (
     AGENT_KEY,
     BODIES,
@@ -74,6 +75,17 @@ def test_a_stream_arrives_while_it_is_made(path: str) -> None:
         assert whole == memory.reply.body
 
 
+def read_all(connection: socket.socket) -> bytes:
+    """Everything that comes until nothing comes for the socket's timeout."""
+    seen = b""
+    try:
+        while data := connection.recv(65536):
+            seen += data
+    except TimeoutError:
+        return seen
+    raise AssertionError("the connection was closed")
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_the_reply_is_told_before_the_agent_can_act_on_it(path: str) -> None:
     with served(SAYS) as (server, _, memory):
@@ -89,16 +101,14 @@ def test_the_reply_is_told_before_the_agent_can_act_on_it(path: str) -> None:
         connection.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
         assert told.wait(DEADLINE_S)
         connection.settimeout(0.2)
-        seen = b""
-        with pytest.raises(TimeoutError):
-            while True:
-                seen += connection.recv(65536)
+        seen = read_all(connection)
         for end in (b"[DONE]", b"finish_reason\": \"", b"message_stop", b"stop_reason\": \"", b"response.completed"):
             assert end not in seen
         go_on.set()
         connection.settimeout(DEADLINE_S)
         while not seen.endswith(b"0\r\n\r\n"):
-            assert (data := connection.recv(65536))
+            data = connection.recv(65536)
+            assert data
             seen += data
         connection.close()
 
@@ -206,7 +216,7 @@ def test_silence_is_a_504() -> None:
 
 
 def test_silence_within_a_stream_cuts_it() -> None:
-    with served([{"text": "late", "hold": "gate", "hold_after": 2}], timeouts=Timeouts(read_s=0.3)) as (server, provider, memory):
+    with served([{"text": "late", "hold": "gate", "hold_after": 2}], timeouts=Timeouts(read_s=3)) as (server, provider, memory):
         through = ask(server.port, CHAT, streamed(CHAT))
         assert through.cut
         assert through.body.count(b"\n\n") == 2
@@ -285,8 +295,8 @@ def test_a_defect_of_the_handler_is_an_error_of_ours(caplog: pytest.LogCaptureFi
 def test_the_providers_key_goes_out_and_never_comes_in() -> None:
     with served(SAYS) as (server, provider, _):
         for path in PATHS:
-            ask(server.port, path, BODIES[path], {"x-api-key": AGENT_KEY, "openai-organization": "theirs", "cookie": "a=b", "connection": "x-hop",
-                                                  "x-hop": "1", "anthropic-beta": "kept"})
+            ask(server.port, path, BODIES[path], {"x-api-key": AGENT_KEY, "openai-organization": "theirs", "cookie": "a=b",
+                                                  "connection": "x-hop", "x-hop": "1", "anthropic-beta": "kept"})
         chat, responses, messages = (request["headers"] for request in provider.requests)
         assert chat["authorization"] == responses["authorization"] == f"Bearer {KEY}"
         assert messages["x-api-key"] == KEY
@@ -315,9 +325,9 @@ def test_a_key_that_the_provider_repeats_is_masked(kind: bytes) -> None:
 
 
 def test_an_own_header_of_the_daemon_wins() -> None:
-    memory = Memory()
-    with served(SAYS) as (_, provider, _), \
-            gateway(provider.url, memory, upstreams={"openai": Upstream(provider.url, None, {"X-Title": "ours", "Authorization": "Basic abc"})}) as server:
+    own = {"X-Title": "ours", "Authorization": "Basic abc"}
+    with ScriptedProvider(SAYS) as provider, \
+            gateway(provider.url, Memory(), upstreams={"openai": Upstream(provider.url, None, own)}) as server:
         ask(server.port, CHAT, BODIES[CHAT], {"x-title": "theirs"})
         assert (provider.requests[0]["headers"]["x-title"], provider.requests[0]["headers"]["authorization"]) == ("ours", "Basic abc")
 
@@ -357,7 +367,7 @@ def test_what_is_no_turn_is_passed_on_and_not_told() -> None:
 ])  # fmt: skip
 def test_a_base_url_may_be_written_in_any_way(base: str, path: str) -> None:
     memory = Memory()
-    with served(SAYS) as (_, provider, _):
+    with ScriptedProvider(SAYS) as provider:
         upstream = Upstream(base.format(provider.url), KEY)
         with gateway(provider.url, memory, upstreams={"openai": upstream, "anthropic": upstream}) as server:
             assert ask(server.port, path, BODIES[path]).status == 200
@@ -394,8 +404,6 @@ def test_close_ends_what_waits_and_tells_the_handler() -> None:
         assert len(answers) == 1
         assert not memory.reply.complete
         assert "closed" in (memory.reply.error or "")
-        with pytest.raises(OSError):
-            socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S)
         provider.release("gate")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,12 +43,12 @@ def tree(path: Path) -> Path:
     return path
 
 
-def bring(live: Path, before: Path, after: Path) -> RestoreReport:
+def bring(live: Path, before: Path, after: Path, *, shift: int = 0) -> RestoreReport:
     """Apply what differs between two trees to a directory."""
     fds = [os.open(path, DIR_FLAGS) for path in (before, after, live)]
     try:
         with StackView(fds[:1]) as a, StackView(fds[1:2]) as b, StackView(fds[1:2]) as reading:
-            return apply(fds[2], diff.diff(a, b), reading)
+            return apply(fds[2], diff.diff(a, b), reading, shift=shift)
     finally:
         for fd in fds:
             os.close(fd)
@@ -187,6 +188,47 @@ def test_links_in_the_live_tree_are_not_followed(place: Path) -> None:
     assert (outside / "file").read_text() == "precious"
     assert stat.S_ISREG(os.lstat(live / "file").st_mode)
     assert (live / "dir/file").read_text() == "new"
+
+
+def test_what_is_mounted_in_the_live_tree_is_not_touched(place: Path) -> None:
+    before, after, live, mounted = (tree(place / name) for name in ("before", "after", "live", "mounted"))
+    for root, text in ((before, "old"), (after, "new"), (live, "old")):
+        (root / "dir").mkdir()
+        (root / "dir/file").write_text(text)
+        (root / "other").write_text(text)
+        (root / "gone/deep").mkdir(parents=True)
+        (root / "file").write_text(text)
+    subprocess.run(["rm", "-r", after / "gone"], check=True)
+    (mounted / "kept").write_text("kept")
+    spots = (live / "dir", live / "gone/deep", live / "file")
+    try:
+        for spot in spots[:2]:
+            subprocess.run(["mount", "-t", "tmpfs", "none", spot], check=True)
+            (spot / "file").write_text("mounted")
+        subprocess.run(["mount", "--bind", mounted / "kept", spots[2]], check=True)
+        report = bring(live, before, after)
+        assert [(spot / "file").read_text() for spot in spots[:2]] == ["mounted"] * 2
+        assert (live / "file").read_text() == "kept"
+        assert (live / "other").read_text() == "new"
+        assert len(report.warnings) == 3
+        assert all("mounted" in warning for warning in report.warnings)
+    finally:
+        for spot in spots:
+            subprocess.run(["umount", spot], check=False, stderr=subprocess.DEVNULL)
+
+
+def test_ids_of_a_container(place: Path) -> None:
+    """Owners and access lists are shifted on their way into a root that is seen from outside."""
+    variety.make(place / "full", deep=False)
+    live = tree(place / "live")
+    bring(live, tree(place / "empty"), place / "full", shift=100_000)
+    expected, got = variety.manifest(place / "full"), variety.manifest(live)
+    assert {p: (f.uid + 100_000, f.gid + 100_000, f.mode) for p, f in expected.items() if p} == {
+        p: (f.uid, f.gid, f.mode) for p, f in got.items() if p
+    }  # fmt: skip
+    acl = os.getxattr(live / "capabilities_and_acls/acl", "system.posix_acl_access")
+    named = [(tag, who) for tag, _, who in struct.iter_unpack("<HHI", acl[4:]) if who != 0xFFFFFFFF]
+    assert named == [(0x02, 101_000), (0x08, 102_000)]
 
 
 def test_a_missing_directory_is_an_error(place: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 from collections.abc import Callable
@@ -10,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_daemon import PAGE, FakeDaemon
+from fake_daemon import FakeDaemon
+from peer import PAGE
 
-import snapshotd
-from snapshotd.agent import connection as agent_connection
-from snapshotd.engine import agent_protocol, agent_wire
 from snapshotd.errors import OutOfSpace
 
 pytestmark = pytest.mark.usefixtures("server")
@@ -572,31 +569,3 @@ def test_long_socket_paths(run_agent: Run, tmp_path: Path) -> None:
     with FakeDaemon().serving(folder / "agent.sock") as recorder:
         run_agent("from snapshotd.agent import message\nmessage('user', 1)", SNAPSHOTD_AGENT_SOCKET=str(folder / "agent.sock"))
     assert len(recorder.conversation) == 1
-
-
-SOURCES = sorted((Path(snapshotd.__file__).parent / "agent").glob("*.py"))
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
-def test_the_library_is_python_3_8_with_the_standard_library_only(source: Path) -> None:
-    tree = ast.parse(source.read_text(), feature_version=(3, 8))
-    allowed = {"__future__", "argparse", "ast", "base64", "builtins", "contextlib", "contextvars", "fcntl", "functools", "gc", "getpass",
-               "hashlib", "importlib", "importlib.util", "inspect", "itertools", "json", "os", "re", "select", "selectors", "shutil", "signal",
-               "socket", "stat", "struct", "subprocess", "sys", "threading", "time", "types", "typing", "uuid"}
-    for node in ast.walk(tree):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        for name in names:
-            assert name in allowed or name.startswith("snapshotd.agent"), name
-        # 3.9: str.removeprefix and dict | dict; 3.10: zip(strict=), match; all rejected here, as they are easy to slip in
-        if isinstance(node, ast.Attribute):
-            assert node.attr not in {"removeprefix", "removesuffix", "to_thread", "pairwise", "cache"}, node.attr
-
-
-def test_both_ends_agree_on_the_protocol() -> None:
-    assert agent_connection.VERSION == agent_protocol.VERSION
-    assert snapshotd.__version__ == agent_connection.LIBRARY
-    assert agent_connection.LINE_LIMIT_BYTES == agent_wire.LINE_LIMIT_BYTES

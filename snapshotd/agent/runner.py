@@ -1,0 +1,134 @@
+"""`snapshotd-agent run`: one command as one tool call, its output passed through, streamed to the daemon and recorded."""
+
+from __future__ import annotations
+
+import base64
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from typing import Any, Dict, List, Optional
+
+from snapshotd.agent.calls import put
+from snapshotd.agent.connection import Connection
+from snapshotd.agent.replay import Replayed
+from snapshotd.agent.session import session
+from snapshotd.agent.values import clean, encode, plain
+
+KEPT_BYTES = 8 << 20
+"""Of each stream, in the recorded result; all of it is passed through and streamed."""
+_PIECE_BYTES = 64 << 10
+_POLL_S = 0.05
+_VARIABLE_BYTES = 96 << 10
+"""The kernel takes 128 KiB in one variable (MAX_ARG_STRLEN in execve(2))."""
+_NOT_FOUND, _NOT_RUNNABLE = 127, 126
+
+
+def run(fields: Dict[str, Any], command: List[str], arguments: Any) -> int:
+    """Run a command as the call of `fields`. Returns its exit status as a shell counts it; in a replay the recorded one. Raises as
+    `Session.request`, and OSError for a command that cannot be run.
+
+    The command finds its idempotency key in SNAPSHOTD_KEY and `arguments` as JSON in SNAPSHOTD_ARGUMENTS, as the approver left them, if
+    they fit; where there are none, the command itself is what is recorded and what the approver may change."""
+    sent = {"command": [clean(part) for part in command]} if arguments is None else arguments
+    body = put(fields, "arguments", sent)
+    connection: Optional[Connection] = None
+    if fields.get("approve"):
+        waiting = session.wait("call_begin", fields, body)
+        answer, connection = waiting.answer(), waiting.connection
+    else:
+        answer = session.request("call_begin", fields, body, replayed=True)
+    if "replayed" in answer:
+        return _again(Replayed(answer))
+    decided = answer.get("arguments", sent)
+    if arguments is None:
+        command = [str(part) for part in decided["command"]]
+    environment = dict(os.environ, SNAPSHOTD_KEY=answer.get("key", ""))
+    encoded = encode(decided)
+    if len(encoded) <= _VARIABLE_BYTES:
+        environment["SNAPSHOTD_ARGUMENTS"] = encoded.decode("utf-8")
+    end: Dict[str, Any] = {"call": fields["call"]}
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    except OSError as exc:
+        end.update(status="failed", error="{}: {}".format(type(exc).__name__, clean(str(exc))),
+                   exit_code=_NOT_FOUND if isinstance(exc, FileNotFoundError) else _NOT_RUNNABLE)
+        session.request("call_end", end, park=True, connection=connection)
+        raise
+    kept = _Streams(fields["call"], connection).pump(process)
+    result = subprocess.CompletedProcess(command, process.returncode, kept["stdout"], kept["stderr"])
+    end.update(status="done", exit_code=status_of(process.returncode))
+    session.request("call_end", end, put(end, "result", plain(result)), park=True, connection=connection)
+    return status_of(process.returncode)
+
+
+def status_of(code: int) -> int:
+    """An exit status as a shell counts it: 128+N for signal N."""
+    return code if code >= 0 else 128 - code
+
+
+def _again(replayed: Replayed) -> int:
+    """What the command did before: its output and exit status."""
+    result = replayed.result if isinstance(replayed.result, dict) else {}
+    for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
+        exact = result.get("base64", {}).get(name)
+        text = result.get(name) or ""
+        stream.buffer.write(base64.b64decode(exact) if exact is not None else text.encode("utf-8"))
+        stream.flush()
+    if replayed.error:
+        sys.stderr.write("snapshotd: {}\n".format(replayed.error))
+    if replayed.exit_code is not None:
+        return replayed.exit_code
+    return 0 if replayed.status == "done" else 1
+
+
+class _Streams:
+    """A running command's two outputs."""
+
+    def __init__(self, call: str, connection: Optional[Connection]) -> None:
+        self._call = call
+        self._connection = connection
+        self._kept: Dict[str, List[bytes]] = {"stdout": [], "stderr": []}
+        self._sizes = {"stdout": 0, "stderr": 0}
+
+    def pump(self, process: "subprocess.Popen[bytes]") -> Dict[str, bytes]:
+        """Pass everything on until the command has ended and both streams have, or nothing comes any more: a process that it left in the
+        background may keep them open. Returns what is kept of each."""
+        before = {number: signal.signal(number, lambda got, frame: process.send_signal(got)) for number in (signal.SIGTERM, signal.SIGHUP)}
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda got, frame: None)  # from the terminal: the command has it too
+        try:
+            with selectors.DefaultSelector() as selector:
+                for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
+                    assert pipe is not None
+                    selector.register(pipe, selectors.EVENT_READ, name)
+                while selector.get_map():
+                    ended = process.poll() is not None
+                    ready = selector.select(_POLL_S)
+                    if ended and not ready:
+                        break
+                    for key, _ in ready:
+                        data = os.read(key.fd, _PIECE_BYTES)
+                        if data:
+                            self._pass_on(key.data, data)
+                        else:
+                            selector.unregister(key.fileobj)
+            process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return {name: b"".join(pieces) for name, pieces in self._kept.items()}
+
+    def _pass_on(self, name: str, data: bytes) -> None:
+        try:
+            stream = sys.stdout if name == "stdout" else sys.stderr
+            stream.buffer.write(data)
+            stream.flush()
+        except OSError:
+            pass  # nobody reads our output; the record has it
+        room = KEPT_BYTES - self._sizes[name]
+        self._sizes[name] += len(data)
+        if room > 0:
+            self._kept[name].append(data[:room])
+        piece = base64.b64encode(data).decode("ascii")
+        session.request("output", {"call": self._call, "stream": name, "data_b64": piece}, connection=self._connection)

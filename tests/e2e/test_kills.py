@@ -1,0 +1,67 @@
+"""Kill the agent, its sandbox or the daemon at any time: after `resume` all is as if nothing had been, and no effect happened twice."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapshotd import failpoints
+from tests.e2e.kills import CALLS, Rig, reachable_address
+from tests.e2e.support import Snap
+
+RUNS = int(os.environ.get("SNAPSHOTD_KILL_RUNS", "3"))
+"""Of each runtime."""
+SEED = int(os.environ.get("SNAPSHOTD_KILL_SEED", "1"))
+ON_THE_WAY = [
+    name for name in failpoints.NAMES if name.startswith(("engine.step.", "engine.journal.", "engine.resume.", "engine.start."))
+]  # fmt: skip
+"""Failpoints that a run or its resume passes."""
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[str]:
+    with reachable_address() as address:
+        yield address
+
+
+@pytest.fixture
+def rig(own_snap: Snap, runtime: str, tmp_path: Path, host: str) -> Rig:
+    return Rig(own_snap, runtime, tmp_path, host)
+
+
+@pytest.fixture(scope="module")
+def calm() -> dict[str, tuple[dict[str, Any], float]]:
+    """What an undisturbed run comes to, by runtime."""
+    return {}
+
+
+def _calm(rig: Rig, calm: dict[str, tuple[dict[str, Any], float]]) -> tuple[dict[str, Any], float]:
+    if rig.runtime not in calm:
+        found, took = rig.undisturbed()
+        assert found["effects"] == [((kind, number), 1) for kind, rest in (("charge", 0), ("put", 1)) for number in range(rest, CALLS, 3)]
+        assert len(found["journal"]) == CALLS
+        calm[rig.runtime] = found, took
+    return calm[rig.runtime]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("run", range(RUNS))
+def test_killed_at_random_times(rig: Rig, calm: dict[str, tuple[dict[str, Any], float]], run: int) -> None:
+    expected, took = _calm(rig, calm)
+    found, kills = rig.disturbed(random.Random(f"{SEED}-{rig.runtime}-{run}"), took)
+    assert found == expected, f"seed {SEED}, run {run}, killed: {kills}"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("failpoint", ON_THE_WAY)
+def test_killed_at_every_failpoint(
+    own_snap: Snap, tmp_path: Path, host: str, calm: dict[str, tuple[dict[str, Any], float]], failpoint: str
+) -> None:
+    rig = Rig(own_snap, "runc", tmp_path, host)
+    expected, _ = _calm(rig, calm)
+    assert rig.at_failpoint(failpoint) == expected

@@ -1,0 +1,112 @@
+"""What is taken for a token, and what is not."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from snapshotd.secrets.base import Found
+from snapshotd.secrets.configured import Configured
+from snapshotd.secrets.scan import Patterns, Scan
+from snapshotd.secrets.shapes import NAMES
+
+A9 = "Ab3dEf6hIj9l"
+PEM = "-----BEGIN {0}-----\nMIIEpAIBAAKCAQEA\n7+abc/def==\n-----END {0}-----"
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9P"
+
+TOKENS = [
+    ("aws-access-key-id", "AKIAIOSFODNN7EXAMPLE"),
+    ("aws-access-key-id", "ASIAIOSFODNN7EXAMPLE"),
+    *(("github-token", prefix + A9 * 3) for prefix in ("ghp_", "gho_", "ghs_", "ghu_", "ghr_")),
+    ("github-token", "github_pat_" + A9 + "_" + A9 * 4),
+    ("gitlab-token", "glpat-" + A9 + "-_" + A9),
+    ("openai-key", "sk-" + A9 * 4),
+    ("openai-key", "sk-proj-" + A9 * 4 + "-_" + A9),
+    ("anthropic-key", "sk-ant-api03-" + A9 * 7 + "-AA"),
+    *(("slack-token", f"xox{kind}-1234567890-{A9}") for kind in "abeoprs"),
+    ("google-key", "AIza" + "Sy-_" + "a1B2c3D" * 4 + "xyz"),
+    ("stripe-key", "sk_live_" + A9 * 2),
+    ("stripe-key", "rk_live_" + A9 * 2),
+    ("npm-token", "npm_" + A9 * 3),
+    ("pypi-token", "pypi-AgEIcHlwaS5vcmc" + A9 * 6),
+    ("huggingface-token", "hf_" + A9 * 3),
+    ("sendgrid-key", "SG." + "aB3-_" * 4 + "xy." + "aB3-_" * 8 + "xyz"),
+    ("jwt", JWT),
+    *(("private-key", PEM.format(kind + "PRIVATE KEY")) for kind in ("", "RSA ", "EC ", "DSA ", "OPENSSH ", "ENCRYPTED ")),
+    ("private-key", PEM.format("PGP PRIVATE KEY BLOCK")),
+    ("private-key", PEM.format("RSA PRIVATE KEY").replace("\n", "\r\n")),
+    ("private-key", PEM.format("RSA PRIVATE KEY").replace("\n", "\\n")),
+    ("private-key", PEM.format("RSA PRIVATE KEY").replace("\n7", "\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,AB\n\n7")),
+]
+
+CONTEXT = [
+    ("aws-secret-key", 'aws_secret_access_key = "{}"', "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"),
+    ("aws-secret-key", "export AWS_SECRET_ACCESS_KEY={}\n", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"),
+    ("aws-secret-key", '{{\\"SecretAccessKey\\": \\"{}\\"}}', "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"),
+    ("authorization", "curl -H 'Authorization: Bearer {}' http://x", "abcdef.ghi~jk/+="),
+    ("authorization", "AUTHORIZATION=Token {}", "0123456789abcdef"),
+    ("authorization", '"authorization": "bearer {}"', "opaque-word"),
+    ("authorization", "header Bearer {}, sent", "opaque1" * 3),
+    ("authorization", "Basic {}", base64.b64encode(b"user:password").decode()),
+    ("url-password", "git clone https://user:{}@host/x.git", "p4ss:w0rd!"),
+    ("url-password", "redis://:{}@localhost:6379/0", "hunter2"),
+    ("url-password", "postgres://u%40x:{}@db", "pässwörd"),
+    ("github-token", "https://x-access-token:{}@github.com", "ghp_" + A9 * 3),
+    ("jwt", "Authorization: Bearer {}\r\n", JWT),
+]
+
+ORDINARY = [
+    "task-force disk-encryption-with-a-long-name-2024 risk-averse",
+    "sk-learn sk-toggleable__content-with-label sk-estimator-doc-link-no-number",
+    "ghp_ gho_short github_pat_ hf_hub_download xoxb-1 glpat- npm_config_registry npm_package_json",
+    "AKIAIOSFODNN7EXAMPLEX xAKIAIOSFODNN7EXAMPLE AKIA",
+    "eyJhbGciOiJIUzI1NiJ9 is a header eyJ.eyJ.x",
+    "-----BEGIN CERTIFICATE-----\nMIIEpAIBAAKCAQEA\n-----END CERTIFICATE-----\n-----BEGIN PUBLIC KEY-----\nabcdefghijklmnopqrst\n",
+    "Bearer tokens are short. Bearer internationalization. Basic understanding of Basic authentication",
+    "https://example.com:8080/a@b http://u@host/ https://user:$PASSWORD@host https://u:${X}@h mailto:a@b.c",
+    "secret_access_key: unset aws_secret_access_key=short",
+    "pypi-publish-action-with-words SG.abc.def AIzaShort",
+    "[secret:] [secret:x:y] [SECRET] [secret:nobody:0123456789abcdef]",
+    "",
+    "🦜 naïve café 秘密 \x00\x1b[31m",
+]
+
+
+def found_in(text: str) -> list[tuple[str, str]]:
+    pieces = Scan(Patterns(Configured({}))).feed(text.encode(), final=True)
+    return [(piece.name, piece.value.decode()) for piece in pieces if isinstance(piece, Found)]
+
+
+@pytest.mark.parametrize(("name", "token"), TOKENS)
+@pytest.mark.parametrize("around", ["{}", "x = '{}'; y\n", "\n{}\n", "({})", "é{}é", '{{"k":"{}"}}'])
+def test_tokens_are_found_wherever_they_stand(name: str, token: str, around: str) -> None:
+    assert found_in(around.format(token)) == [(name, token)]
+
+
+@pytest.mark.parametrize(("name", "context", "value"), CONTEXT)
+def test_only_the_secret_part_is_taken(name: str, context: str, value: str) -> None:
+    assert found_in(context.format(value)) == [(name, value)]
+
+
+@pytest.mark.parametrize("text", ORDINARY)
+def test_ordinary_text_is_left_alone(text: str) -> None:
+    assert found_in(text) == []
+
+
+def test_a_private_key_that_was_cut_off() -> None:
+    begin = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA\nabcdef\n"
+    assert found_in(f"$ head key\n{begin}$ ls") == [("private-key", begin)]
+
+
+def test_every_shape_has_an_example() -> None:
+    assert {name for name, *_ in (*TOKENS, *CONTEXT)} == NAMES
+
+
+@pytest.mark.parametrize("before", ["glpat-", "sk-", "sk-ant-", "[secret:", "[sec", "AKIA", "://", "-----BEGIN PRIVATE KEY", "--"])
+@pytest.mark.parametrize("name", ["private-key", "url-password"])
+def test_what_overlaps_the_beginning_of_another_one(before: str, name: str) -> None:
+    text = PEM.format("PRIVATE KEY") if name == "private-key" else "://user:hunter2@h"
+    for cut in range(len(before)):
+        if text.startswith(before[cut:]) or cut == 0:
+            assert [found for found, _ in found_in(before[:cut] + text if cut else before + text)] == [name]
