@@ -56,7 +56,8 @@ CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE secrets (trajectory TEXT NOT NULL, marker TEXT NOT NULL, sealed BLOB NOT NULL, PRIMARY KEY (trajectory, marker)) WITHOUT ROWID;
 """
 _PRAGMAS = (
-    "PRAGMA mmap_size = 0; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON; PRAGMA synchronous = NORMAL; PRAGMA busy_timeout = 5000;"
+    "PRAGMA mmap_size = 0; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON; "
+    "PRAGMA synchronous = NORMAL; PRAGMA busy_timeout = 5000;"
 )
 _SEALED_VERSION = b"\1"
 _NONCE_BYTES = 12
