@@ -203,7 +203,7 @@ class TurnRequest:
         found = [(number, *result) for number in range(prefix_count, len(self.items)) for result in self.reader.results(self.items[number])]
         if not found:
             return []
-        names = {call.id: call.name for item in self.items for call in self.reader.calls(item)}
+        names = self._names({call_id for _, call_id, _, _ in found}, found[-1][0])
         return [ToolResult(call_id, names.get(call_id), content, is_error, number) for number, call_id, content, is_error in found]
 
     @cached_property
@@ -222,6 +222,15 @@ class TurnRequest:
         if not self.reader.from_model(item):
             return False
         return self.api is not Api.RESPONSES or not any(True for _ in self.reader.calls(item))
+
+    def _names(self, wanted: set[str], before: int) -> dict[str, str]:
+        """Names of these calls, looked for from message `before` backwards: they are usually close."""
+        names: dict[str, str] = {}
+        for item in reversed(self.items[:before]):
+            names.update((call.id, call.name) for call in self.reader.calls(item) if call.id in wanted and call.id not in names)
+            if len(names) == len(wanted):
+                break
+        return names
 
     def _digest(self, item: dict[str, Any]) -> bytes:
         return digest_of(self.reader.normal(item), self.digest_key)

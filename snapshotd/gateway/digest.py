@@ -6,10 +6,13 @@ import hmac
 import json
 from typing import Any
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False)
+"""One for all: making it costs more than encoding a short message."""
+
 
 def canonical_json(value: Any) -> bytes:
     """One byte string for equal values: sorted keys, no spaces, ASCII. `value` is what `json_body` parsed, so it has a limited depth."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
+    return _ENCODER.encode(value).encode("ascii")
 
 
 def digest_of(value: Any, key: bytes = b"") -> bytes:
