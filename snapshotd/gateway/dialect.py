@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from snapshotd.errors import LimitExceeded, UsageError
+from snapshotd.errors import UsageError
 from snapshotd.gateway import json_body
 from snapshotd.gateway.base import Api, ItemReader, Provider, ReplyContent, TurnRequest
 from snapshotd.gateway.digest import digest_of
@@ -36,10 +36,7 @@ class StreamReader(ABC):
 
     def feed(self, event: Event) -> None:
         """Take one event. An event that cannot be read is passed over."""
-        try:
-            value = json_body.parse(event.data)
-        except (UsageError, LimitExceeded):
-            value = None
+        value = json_body.parse_or_none(event.data)
         self.take(event, value if isinstance(value, dict) else {})
 
     @abstractmethod

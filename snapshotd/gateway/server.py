@@ -102,6 +102,7 @@ class GatewayServer(Gateway):
                 _LOG.warning("cannot accept a connection to the gateway: %s", exc)
                 self._closing.wait(0.1)  # out of descriptors or memory: others may give some back
                 continue
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # events of a stream must not wait for each other
             self._start(connected)
 
     def _start(self, connected: socket.socket) -> None:
@@ -154,8 +155,8 @@ class _Connection:
 
     def interrupt(self) -> None:
         """Cut it. Any thread; the connection must not be closed yet."""
+        self._forwarder.abort("the gateway was closed")  # first: the peer's end of it looks as if the agent had hung up
         self._peer.interrupt()
-        self._forwarder.abort("the gateway was closed")
 
     def close(self) -> None:
         self._forwarder.close()
