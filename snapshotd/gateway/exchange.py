@@ -11,6 +11,7 @@ from snapshotd.errors import LimitExceeded, SnapshotdError
 from snapshotd.gateway import json_body, routes
 from snapshotd.gateway.base import NO_RETRY, GatewayHandler, Provider, Recorded, ReplyContent, TurnReply, TurnRequest, Upstream
 from snapshotd.gateway.dialect import Dialect, error_body
+from snapshotd.gateway.digest import DigestMemo
 from snapshotd.gateway.forward import Cut, Forwarder, Reply, UpstreamFailed
 from snapshotd.gateway.peer import Gone, HttpRequest, Peer
 from snapshotd.gateway.recording import Recording
@@ -26,7 +27,7 @@ class Settings:
     handler: GatewayHandler
     upstreams: Mapping[str, Upstream]
     replay_limit_bytes: int
-    digest_key: bytes
+    memo: DigestMemo
     hang_ups: HangUpWatch
 
 
@@ -92,7 +93,7 @@ class Exchange:
         if values > json_body.NODE_LIMIT:
             raise LimitExceeded(f"The request's body holds more than {json_body.NODE_LIMIT} JSON values; send fewer messages.")
         self._peer.reserve(values * json_body.NODE_BYTES)
-        return dialect.read_request(json_body.parse_object(body), len(body), self._settings.digest_key)
+        return dialect.read_request(json_body.parse_object(body), len(body), self._settings.memo)
 
     def _replay(self, recorded: Recorded) -> None:
         headers = [(name.encode(), value.encode()) for name, value in (("content-type", recorded.content_type), *recorded.headers)]

@@ -23,6 +23,7 @@ from snapshotd.gateway.base import (
     Upstream,
 )
 from snapshotd.gateway.dialect import error_body
+from snapshotd.gateway.digest import DigestMemo
 from snapshotd.gateway.exchange import Exchange, Settings
 from snapshotd.gateway.forward import Forwarder
 from snapshotd.gateway.peer import Gone, Peer, Refused
@@ -49,7 +50,7 @@ class GatewayServer(Gateway):
                  timeouts: Timeouts | None = None, body_limit_bytes: int = BODY_LIMIT_BYTES,
                  replay_limit_bytes: int = REPLAY_LIMIT_BYTES, budget: Budget | None = None, digest_key: bytes = b"") -> None:
         self._hang_ups = HangUpWatch()
-        self._settings = Settings(handler, dict(upstreams), replay_limit_bytes, digest_key, self._hang_ups)
+        self._settings = Settings(handler, dict(upstreams), replay_limit_bytes, DigestMemo(digest_key), self._hang_ups)
         self._timeouts = timeouts or Timeouts()
         self._body_limit = body_limit_bytes
         self._budget = budget or Budget()
