@@ -49,6 +49,7 @@ class GatewayServer(Gateway):
     def __init__(self, listener: socket.socket, handler: GatewayHandler, upstreams: Mapping[str, Upstream], *,
                  timeouts: Timeouts | None = None, body_limit_bytes: int = BODY_LIMIT_BYTES,
                  replay_limit_bytes: int = REPLAY_LIMIT_BYTES, budget: Budget | None = None, digest_key: bytes = b"") -> None:
+        self._port = int(listener.getsockname()[1])
         self._hang_ups = HangUpWatch()
         self._settings = Settings(handler, dict(upstreams), replay_limit_bytes, DigestMemo(digest_key), self._hang_ups)
         self._timeouts = timeouts or Timeouts()
@@ -62,7 +63,6 @@ class GatewayServer(Gateway):
         self._closed = threading.Event()
         listener.settimeout(None)
         self._listener = listener
-        self._port = int(listener.getsockname()[1])
         self._acceptor = threading.Thread(target=self._accept, name="gateway-accept", daemon=True)
         self._acceptor.start()
 
