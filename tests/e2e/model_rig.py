@@ -1,0 +1,136 @@
+"""A model provider in a process of its own, and unmodified agents that ask it through the gateway of their sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.support import Snap, wait_until
+
+PROGRAMS = Path(__file__).parent / "programs"
+KEY = "sk-known-to-the-daemon-alone-0123456789abcdef"
+GO = "/dev/shm/go"
+"""Where a tool waits for the test: not part of any snapshot."""
+
+
+class Provider:
+    """A provider that follows a script and wants `KEY`, on the loopback of this machine, where no sandbox gets to."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def asked(self) -> list[int | None]:
+        """The step that each turn so far has met, in order."""
+        return [request["step"] for request in self._get("/control/requests") if "step" in request]
+
+    def requests(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._get("/control/requests")
+        return found
+
+    def forget(self) -> None:
+        """Count from here."""
+        with urllib.request.urlopen(f"{self.url}/control/reset", b"", timeout=60) as answer:
+            answer.read()
+
+    def _get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
+            return json.load(answer)
+
+
+@contextlib.contextmanager
+def provider(directory: Path, *steps: dict[str, Any]) -> Iterator[Provider]:
+    """A provider whose model says these steps."""
+    script = directory / "script.json"
+    script.write_text(json.dumps({"api_key": KEY, "steps": steps}))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "snapshotd.testing.provider", "--script", str(script), "--with-stdin"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with process:  # its standard input ends, and so does it
+        assert process.stdout is not None
+        yield Provider(process.stdout.readline().strip())
+    assert process.returncode == 0
+
+
+def bash(command: str, text: str | None = None) -> dict[str, Any]:
+    """A step: the model wants a command to be run."""
+    return {"text": text, "calls": [{"name": "bash", "arguments": {"command": command}}]}
+
+
+class Agents:
+    """Runs agents of one kind of runtime with one set of packages."""
+
+    def __init__(self, snap: Snap, runtime: str, requirements: Path) -> None:
+        self.snap, self.runtime, self.requirements = Snap(snap.state_dir, {**snap.env, "OPENAI_API_KEY": KEY}), runtime, requirements
+
+    def run(self, at: Provider, *program: str | Path, kind: str = "openai", code: int | None = 0, more: tuple[str, ...] = ()) -> str:
+        """Run an agent to its end; returns its trajectory."""
+        options = ["--runtime", self.runtime, "--requirements", self.requirements, "--provider", f"{kind}={at.url}"]
+        options += ["--provider-key", f"{kind}=OPENAI_API_KEY", *more]
+        trajectory: str = self.snap("run", "--detach", *options, *program).stdout.strip()
+        self.snap("attach", trajectory, code=code)
+        return trajectory
+
+    def start(self, at: Provider, *program: str | Path) -> str:
+        """Start one; returns its trajectory."""
+        options = ["--runtime", self.runtime, "--requirements", self.requirements, "--provider", f"openai={at.url}"]
+        return self.snap("run", "--detach", *options, *program).stdout.strip()
+
+    def steps(self, trajectory: str) -> list[dict[str, Any]]:
+        """Its snapshots, oldest first."""
+        found: list[dict[str, Any]] = self.snap.json("log", "--all", trajectory)
+        return found
+
+    def names(self, trajectory: str) -> list[str]:
+        return [step["tool"]["name"] for step in self.steps(trajectory)]
+
+    def files(self, snapshot: str) -> dict[str, str]:
+        """What /workspace holds in a snapshot."""
+        with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+            self.snap("restore", snapshot, "--path", "/workspace", "--to", Path(folder) / "files")
+            return {path.name: path.read_text() for path in (Path(folder) / "files").rglob("*") if path.is_file()}
+
+    def said(self, snapshot: str) -> list[tuple[str, Any]]:
+        """The conversation up to a snapshot."""
+        return [(message["role"], message["content"]) for message in self.snap.json("show", "--conversation", snapshot)]
+
+    def journal(self, trajectory: str) -> list[tuple[str, str | None]]:
+        return [(entry["kind"], entry["status"]) for entry in self.snap.json("journal", trajectory)]
+
+
+def processes(trajectory: str) -> list[int]:
+    """The processes of a sandbox's program and its tools."""
+    wanted, found = f"SNAPSHOTD_TRAJECTORY={trajectory}".encode(), []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if wanted in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                found.append(int(name))
+        except OSError:
+            pass  # it has ended meanwhile
+    return sorted(found)
+
+
+def program_of(trajectory: str) -> int:
+    """The process of its program: that which is nobody's child in the sandbox."""
+    members = processes(trajectory)
+    parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in members}
+    (found,) = [pid for pid in members if parents[pid] not in members]
+    return found
+
+
+def reached(trajectory: str, path: str) -> None:
+    """Wait until there is a file in the running sandbox."""
+    wait_until(lambda: any(os.path.exists(f"/proc/{pid}/root{path}") for pid in processes(trajectory)), f"{path} is there", 240)
+
+
+def let_go(trajectory: str) -> None:
+    """Let the tool go on that waits for `GO`."""
+    Path(f"/proc/{processes(trajectory)[0]}/root{GO}").touch()
