@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,8 +18,8 @@ from tests.e2e.support import Snap, wait_until
 
 PROGRAMS = Path(__file__).parent / "programs"
 KEY = "sk-known-to-the-daemon-alone-0123456789abcdef"
-GO = "/dev/shm/go"
-"""Where a tool waits for the test: not part of any snapshot."""
+WAITS = "trap go=1 USR1; echo x >> waited; until [ $go ]; do sleep 0.05; done"
+"""A command that writes a file and waits for `let_go`."""
 
 
 class Provider:
@@ -132,5 +133,6 @@ def reached(trajectory: str, path: str) -> None:
 
 
 def let_go(trajectory: str) -> None:
-    """Let the tool go on that waits for `GO`."""
-    Path(f"/proc/{processes(trajectory)[0]}/root{GO}").touch()
+    """Let the tool go on that waits for it (`WAITS`)."""
+    (shell,) = [pid for pid in processes(trajectory) if WAITS in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(shell, signal.SIGUSR1)

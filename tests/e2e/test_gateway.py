@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.model_rig import GO, KEY, PROGRAMS, Agents, Provider, bash, let_go, processes, program_of, provider, reached
+from tests.e2e.model_rig import KEY, PROGRAMS, WAITS, Agents, Provider, bash, let_go, processes, program_of, provider, reached
 from tests.e2e.support import Snap, wait_until
 
 OPENAI = PROGRAMS / "openai_agent.py"
@@ -21,7 +21,7 @@ LOOK, WRITE, COUNT = (
     bash("cat one; echo two > two; false || exit 3"),
     bash("echo x >> count; wc -l < count"),
 )  # fmt: skip
-WAIT = bash(f"echo x >> waited; until [ -e {GO} ]; do sleep 0.05; done; wc -l < waited")
+WAIT = bash(f"{WAITS}; wc -l < waited")
 END = {"text": "It is repaired."}
 
 pytestmark = pytest.mark.timeout(900)  # the first test installs the clients

@@ -26,7 +26,7 @@ def main(prompt: str) -> None:
                     "type": "tool_result", "tool_use_id": block.id, "content": done.stdout + done.stderr, "is_error": done.returncode != 0,
                 })
         if not results:
-            print(reply.content[0].text)
+            sys.stdout.write(f"{reply.content[0].text}\n")
             return
         messages.append({"role": "user", "content": results})
 

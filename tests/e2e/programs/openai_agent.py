@@ -35,7 +35,7 @@ def main(prompt: str, *options: str) -> None:
             result = run(json.loads(call.function.arguments)["command"])
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
         if not message.tool_calls:
-            print(message.content)
+            sys.stdout.write(f"{message.content}\n")
             return
 
 
