@@ -16,7 +16,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -105,6 +105,8 @@ class Recorder:
         """Model calls that were replayed since then."""
         self._went_live = False
         """The next answer has to say so."""
+        self.before_live: Callable[[], None] = lambda: None
+        """What has to be done when a replay ends."""
         self.diverged: Diverged | None = None
         """Set once a resumed program has done something else; nothing of it is recorded any more."""
 
@@ -184,6 +186,7 @@ class Recorder:
 
     def _live(self) -> None:
         assert self._replay is not None
+        self.before_live()
         with self.sandbox.lock:
             self.sandbox.state_changed = self.sandbox.state != self._catalog.state(self.sandbox.head)
         self._tell({"event": "live", "snapshot": self.sandbox.head, "replayed": self._replay.matched})
@@ -367,10 +370,14 @@ class Recorder:
                 self._go_live()
             return self._replay is None
 
-    def said(self, count: int) -> None:
-        """A replayed program knows of so many more messages."""
-        with self._lock:
-            self._said += count
+    def met(self, messages: Sequence[Message]) -> None:
+        """What a replayed program said or heard, read from the wire: appended where the conversation does not hold it yet, because it was
+        not bound to a snapshot when everything ended, or because the program has just gone live."""
+        with self._lock, self.sandbox.lock:
+            known = max(0, self.sandbox.message_count - self._said)
+            self._said += len(messages)
+            for message in messages[known:]:
+                self._append(self._concealed(message))
 
     def lost(self, call_ids: Iterable[str]) -> None:
         """Nobody will end these calls: their outcome is unknown, and their files belong to whatever snapshot comes next."""
@@ -393,11 +400,17 @@ class Recorder:
 
     def message(self, message: Message) -> None:
         """Append to the conversation; in a replay, meet what was appended."""
-        message = Message(self.funnel.conceal_text(message.role), self.funnel.conceal(message.content))
+        message = self._concealed(message)
         with self._lock:
             self._check_diverged()
             if self._replay is not None and self._meets(message):
                 return
+        self._append(message)
+
+    def _concealed(self, message: Message) -> Message:
+        return Message(self.funnel.conceal_text(message.role), self.funnel.conceal(message.content))
+
+    def _append(self, message: Message) -> None:
         sandbox = self.sandbox
         with sandbox.lock:
             size = len(message.role) + len(json.dumps(message.content))

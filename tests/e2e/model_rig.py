@@ -6,13 +6,17 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.e2e.support import Snap, wait_until
 
@@ -136,3 +140,41 @@ def let_go(trajectory: str) -> None:
     """Let the tool go on that waits for it (`WAITS`)."""
     (shell,) = [pid for pid in processes(trajectory) if WAITS in Path(f"/proc/{pid}/cmdline").read_text()]
     os.kill(shell, signal.SIGUSR1)
+
+
+def host_address() -> str:
+    """One of this machine's own addresses that is not loopback. Skips the test where there is none: then there is no outside."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: only asks for the route (TEST-NET-1, RFC 5737)
+        except OSError:
+            pytest.skip("this machine has no network")
+        return str(probe.getsockname()[0])
+
+
+class Outside:
+    """A server that counts its visitors, and greets them."""
+
+    def __init__(self) -> None:
+        self._server = socket.create_server((host_address(), 0))
+        self.address = "{}/{}".format(*self._server.getsockname()[:2])
+        self.visits = 0
+        self._thread = threading.Thread(target=self._serve, name="outside")
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            connection, _ = self._server.accept()
+            with connection:
+                if connection.recv(16) == b"":
+                    return  # nobody but `close` says nothing
+                self.visits += 1
+                connection.sendall(b"welcome\n")
+
+    def __enter__(self) -> Outside:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        socket.create_connection(self._server.getsockname()[:2]).close()
+        self._thread.join()
+        self._server.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.model_rig import KEY, PROGRAMS, WAITS, Agents, Provider, bash, let_go, processes, program_of, provider, reached
+from tests.e2e.model_rig import KEY, PROGRAMS, WAITS, Agents, Outside, Provider, bash, let_go, processes, program_of, provider, reached
 from tests.e2e.support import Snap, wait_until
 
 OPENAI = PROGRAMS / "openai_agent.py"
@@ -199,6 +199,20 @@ def test_anthropic(agents: Agents, scripted: Provider) -> None:
     assert scripted.asked() == [2, 3]
     assert agents.said(fork) == agents.said(trajectory)
     assert agents.files(fork) == agents.files(trajectory)
+
+
+def test_what_happened_outside_does_not_happen_again(agents: Agents, tmp_path: Path) -> None:
+    """With a network: the agent runs its tools again in a replay, but they reach nobody until it is live."""
+    with Outside() as outside:
+        visit = bash(f"(exec 3<>/dev/tcp/{outside.address} && echo hello >&3 && cat <&3) 2>&1 | tail -n 1 | tee -a visits")
+        with provider(tmp_path, visit, visit, COUNT, END) as at:
+            trajectory = agents.run(at, OPENAI, "repair it", more=("--network", "bridge"))
+            assert outside.visits == 2
+            (fork,) = agents.snap.json("fork", "--resume", agents.steps(trajectory)[1]["id"])["trajectories"]
+            agents.snap("attach", fork)
+            assert outside.visits == 3
+    assert agents.names(fork) == ["bash", "bash", "exit"]
+    assert agents.files(fork) == agents.files(trajectory) == {"visits": "welcome\n" * 2, "count": "x\n"}
 
 
 def test_a_tool_that_leaves_a_process(agents: Agents, tmp_path: Path) -> None:
