@@ -22,6 +22,8 @@ from tests.e2e.support import Snap, wait_until
 
 PROGRAMS = Path(__file__).parent / "programs"
 KEY = "sk-known-to-the-daemon-alone-0123456789abcdef"
+INSTALL_TIMEOUT_S = 1500
+"""Of a command that may have to install an agent's packages first."""
 WAITS = "trap go=1 USR1; echo x >> waited; until [ $go ]; do sleep 0.05; done"
 """A command that writes a file and waits for `let_go`."""
 
@@ -75,6 +77,7 @@ class Agents:
 
     def __init__(self, snap: Snap, runtime: str, requirements: Path) -> None:
         self.snap, self.runtime, self.requirements = Snap(snap.state_dir, {**snap.env, "OPENAI_API_KEY": KEY}), runtime, requirements
+        self.snap.timeout_s = INSTALL_TIMEOUT_S
 
     def run(self, at: Provider, *program: str | Path, kind: str = "openai", code: int | None = 0, more: tuple[str, ...] = ()) -> str:
         """Run an agent to its end; returns its trajectory."""
