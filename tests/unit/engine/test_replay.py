@@ -131,3 +131,24 @@ def test_facts_come_back_where_they_were_recorded() -> None:
 def test_long_values_are_cut_in_messages() -> None:
     assert shown({"a": "x"}) == '{"a": "x"}'
     assert len(shown("x" * 1000, 50)) == 53
+
+
+def _turn(began: int, request: str, status: CallStatus, **details: Any) -> Entry:
+    return entry("m", began, began + 1, {"digest": request}, kind=EntryKind.MODEL, status=status, details={"gateway": True, **details})
+
+
+def test_requests_that_were_repeated_on_the_wire_are_met_once() -> None:
+    """Those at the end are asked again; what failed for good, while the program went on, fails again."""
+    failed, done = CallStatus.FAILED, CallStatus.DONE
+    recorded = [
+        _turn(1, "a", failed), _turn(3, "a", failed), _turn(5, "a", done),
+        _turn(7, "b", failed), _turn(9, "b", failed), _turn(11, "c", done), _turn(13, "d", failed),
+    ]  # fmt: skip
+    replay = Replay(recorded)
+    met = [meet(replay, "m", {"digest": request}, EntryKind.MODEL) for request in "abbcd"]
+    assert met == ["m-5", "m-7", "m-9", "m-11", None]
+
+
+def test_a_failed_model_call_of_the_library_is_an_outcome() -> None:
+    replay = Replay([entry("m", 1, 2, 1, kind=EntryKind.MODEL, status=CallStatus.FAILED)])
+    assert meet(replay, "m", 1, EntryKind.MODEL) == "m-1"
