@@ -24,19 +24,7 @@ from snapshotd.engine.approvals import Gate
 from snapshotd.engine.context import Context
 from snapshotd.engine.recorder import Open, Recorder
 from snapshotd.errors import SnapshotdError, Unsupported
-from snapshotd.gateway.base import (
-    REPLAY_LIMIT_BYTES,
-    Api,
-    ModelCall,
-    Provider,
-    Recorded,
-    ReplyContent,
-    ToolResult,
-    TurnReply,
-    TurnRequest,
-)
-from snapshotd.gateway.dialect import error_body
-from snapshotd.gateway.recording import read_again
+from snapshotd.gateway.base import REPLAY_LIMIT_BYTES, ModelCall, Recorded, ReplyContent, ToolResult, TurnReply, TurnRequest
 from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Message, SideEffect, ToolCall, new_id
 
 MAX_DIALOGS = 16
@@ -187,8 +175,8 @@ class ModelCalls:
 
     def _again(self, request: TurnRequest, dialog: _Dialog, known: int, entry: Entry) -> Recorded:
         """A recorded reply, with the tools that it asks for: the agent runs them again, and if nobody saw them end, it is for real."""
-        recorded = _recorded(request, entry)
-        content = read_again(request, recorded) if entry.status is CallStatus.DONE else ReplyContent()
+        recorded = _recorded(entry)
+        content = request.reader.read_again(request, recorded) if entry.status is CallStatus.DONE else ReplyContent()
         dialog.digests = [*request.digests, *content.digests]
         self._recorder.met([*request.new_messages(known), *content.messages])
         live = self._recorder.live_if_exhausted()
@@ -255,7 +243,7 @@ def _result(reply: TurnReply, calls: list[ModelCall]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _recorded(request: TurnRequest, entry: Entry) -> Recorded:
+def _recorded(entry: Entry) -> Recorded:
     """The reply of an entry, to be sent again. Unsupported: it was not kept."""
     result = entry.result
     if "body_b64" in result:
@@ -267,6 +255,4 @@ def _recorded(request: TurnRequest, entry: Entry) -> Recorded:
             f"a reply of more than {REPLAY_LIMIT_BYTES} bytes was not kept, so nothing behind it can be replayed; fork a snapshot without "
             "--resume and start an agent there"
         )
-    family = Provider.ANTHROPIC if request.api is Api.MESSAGES else Provider.OPENAI
-    error = error_body(family, result["status"], entry.error or "the provider did not answer")  # what the gateway said in its place
-    return Recorded(result["status"], "application/json", json.dumps(error).encode())
+    return Recorded(result["status"], "application/json", b"", error=entry.error or "the provider did not answer")

@@ -148,6 +148,9 @@ class ItemReader(Protocol):
     def from_model(self, item: dict[str, Any]) -> bool:
         """Whether a model wrote it."""
 
+    def read_again(self, request: TurnRequest, recorded: Recorded) -> ReplyContent:
+        """What a recorded reply of status 200 to a request says: the same as when it came."""
+
 
 VOLATILE_PARAMS = frozenset({"metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
 """Parameters that do not change what is asked, and may differ when a program runs again."""
@@ -283,13 +286,17 @@ class TurnReply:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A reply to send instead of asking the provider. An incomplete one is cut where it was cut the first time."""
+    """A reply to send instead of asking the provider. An incomplete one is cut where it was cut the first time.
+
+    `error`: a sentence that is sent in place of a body, in the shape of the provider's errors.
+    """
 
     status: int
     content_type: str
     body: bytes = field(repr=False)
     complete: bool = True
     headers: tuple[tuple[str, str], ...] = ()
+    error: str | None = None
 
 
 class GatewayHandler(Protocol):

@@ -15,9 +15,9 @@ from typing import Any
 
 from snapshotd.errors import UsageError
 from snapshotd.gateway import json_body
-from snapshotd.gateway.base import Api, ItemReader, Provider, ReplyContent, TurnRequest
+from snapshotd.gateway.base import Api, ItemReader, Provider, Recorded, ReplyContent, TurnRequest
 from snapshotd.gateway.digest import DigestMemo
-from snapshotd.gateway.sse import Event
+from snapshotd.gateway.sse import Event, EventReader
 
 ERROR_LIMIT_CHARS = 2000
 PART_LIMIT = 4096
@@ -107,6 +107,14 @@ class Dialect(ItemReader, ABC):
         digests = tuple(request.memo.of(self.api.value, item, self.normal) for item in items)
         calls = tuple(call for item in items for call in self.calls(item))
         return ReplyContent(messages, digests, calls, found.stop_reason, found.usage, found.response_id, found.model, found.error)
+
+    def read_again(self, request: TurnRequest, recorded: Recorded) -> ReplyContent:
+        if not recorded.content_type.startswith("text/event-stream"):
+            return self.read_reply(json_body.parse_or_none(recorded.body), request)
+        stream = self.stream_reader(request)
+        for event in EventReader(len(recorded.body)).feed(recorded.body):
+            stream.feed(event)
+        return self.read_reply(stream.reply(), request)
 
     def read_error(self, reply: Any) -> str | None:
         """The provider's error in one line, if `reply` is one."""

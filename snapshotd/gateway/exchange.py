@@ -96,6 +96,9 @@ class Exchange:
         return dialect.read_request(json_body.parse_object(body), len(body), self._settings.memo)
 
     def _replay(self, recorded: Recorded) -> None:
+        if recorded.error is not None:
+            self._peer.answer(recorded.status, error_body(self.provider, recorded.status, recorded.error))
+            return
         headers = [(name.encode(), value.encode()) for name, value in (("content-type", recorded.content_type), *recorded.headers)]
         streamed = recorded.content_type.startswith("text/event-stream")
         self._peer.start(recorded.status, headers, len(recorded.body) if recorded.complete and not streamed else None)

@@ -164,7 +164,9 @@ def test_what_failed_for_good_fails_again(agents: Agents, tmp_path: Path) -> Non
     """The agent went on with something else after an error: so it does in a fork, without asking anybody."""
     with provider(tmp_path, {**LOOK, "failures": [{"status": 400, "message": "too long"}]}, COUNT, END) as at:
         trajectory = agents.run(at, PLAIN, "repair it")
-        assert agents.journal(trajectory)[:3] == [("model", "failed"), ("model", "done"), ("tool", "done")]
+        assert at.asked() == [0, 0, 0, 1, 2], "the first wish failed, and the second until it was repeated"
+        failed = ("model", "failed")
+        assert agents.journal(trajectory)[:4] == [failed, failed, ("model", "done"), ("tool", "done")]
         at.forget()
         (fork,) = agents.snap.json("fork", "--resume", agents.steps(trajectory)[2]["id"])["trajectories"]
         agents.snap("attach", fork)
