@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from snapshotd.engine import agent_protocol, agent_wire
+from snapshotd.engine import agent_connection, agent_protocol, agent_wire
+from snapshotd.engine.agent_handler import MESSAGE_LIMIT_BYTES, OPEN_CALL_LIMIT
 from snapshotd.engine.agent_protocol import AgentServer
 from snapshotd.errors import OutOfSpace
 
@@ -39,7 +40,7 @@ def test_a_call(connect: Connect, recorder: Any, server: AgentServer) -> None:
     seen: list[set[int]] = []
     recorder.at_end = lambda pid: seen.append(server.parked_pids())
     client = connect()
-    assert begin(client) == {"id": 2}
+    assert begin(client) == {"id": 2, "key": CALL}
     answer = client.ask("call_end", call=CALL, status="done", result={"a": 1}, exit_code=3, parked=True)
     assert answer == {"id": 3, "snapshot": f"{1:032x}"}
     assert recorder.calls[CALL]["result"] == {"a": 1}
@@ -55,7 +56,7 @@ def test_who_does_not_park_does_not_count(connect: Connect, recorder: Any, serve
     begin(client)
     client.ask("call_end", call=CALL, status="done", result=None)
     assert seen == [set()]
-    assert client.ask("checkpoint", name="x", parked=False)["snapshot"]
+    assert client.ask("checkpoint", call="e" * 32, name="x", parked=False)["snapshot"]
 
 
 def test_two_connections_of_one_process_park_as_one(connect: Connect, recorder: Any, server: AgentServer) -> None:
@@ -132,7 +133,7 @@ MALFORMED = {
     "a body where none belongs": b'{"id":1,"op":"messages","body_bytes":1}\nx',
     "a body of a wrong type": b'{"id":1,"op":"message","role":"u","body_bytes":"1"}\n',
     "a body that is negative": b'{"id":1,"op":"message","role":"u","body_bytes":-1}\n',
-    "a body too large": b'{"id":1,"op":"message","role":"u","body_bytes":%d}\n' % (agent_protocol.MESSAGE_LIMIT_BYTES + 1),
+    "a body too large": b'{"id":1,"op":"message","role":"u","body_bytes":%d}\n' % (MESSAGE_LIMIT_BYTES + 1),
     "a result too large": b'{"id":1,"op":"call_end","call":"%s","status":"done","body_bytes":%d}\n' % (CALL.encode(), 65 << 20),
     "a line too long": b'{"id":1,"op":"message","content":"' + b"x" * (1 << 20) + b'"}\n',
     "a line without end": b"x" * ((1 << 20) + (64 << 10)),
@@ -152,7 +153,7 @@ MALFORMED = {
     "an exit code out of range": b'{"id":1,"op":"call_end","call":"%s","status":"done","exit_code":256}\n' % CALL.encode(),
     "a parked that is no boolean": b'{"id":1,"op":"checkpoint","name":"x","parked":1}\n',
     "an offset that is negative": b'{"id":1,"op":"messages","offset":-1}\n',
-    "another version": b'{"id":1,"op":"hello","version":2}\n',
+    "another version": b'{"id":1,"op":"hello","version":3}\n',
 }
 
 
@@ -217,7 +218,7 @@ def test_connections_are_limited(connect: Connect, server: AgentServer) -> None:
 
 def test_open_calls_are_limited(connect: Connect) -> None:
     client = connect()
-    for number in range(agent_protocol.OPEN_CALL_LIMIT):
+    for number in range(OPEN_CALL_LIMIT):
         assert "error" not in begin(client, f"{number:032x}")
     assert begin(client)["error"]["code"] == "LimitExceeded"
 
@@ -298,7 +299,7 @@ LINES = st.one_of(
     st.binary(max_size=200),
     st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(
         st.text(), inner), max_leaves=20).map(lambda value: json.dumps(value).encode()),
-    st.fixed_dictionaries({"id": st.integers(-1, 1 << 60), "op": st.sampled_from([*agent_protocol._ACTIONS, "x"])}, optional={
+    st.fixed_dictionaries({"id": st.integers(-1, 1 << 60), "op": st.sampled_from([*agent_connection._ACTIONS, "x"])}, optional={
         "version": st.sampled_from([1, 2, "1", True]),
         "call": st.sampled_from([CALL, "f" * 32, 7]),
         "name": st.text(max_size=5) | st.integers(),
@@ -314,7 +315,7 @@ LINES = st.one_of(
         "body_bytes": st.integers(-1, 50),
     }).map(lambda value: json.dumps(value).encode()),
 )  # fmt: skip
-HELLO = b'{"id":0,"op":"hello","version":1}'
+HELLO = b'{"id":0,"op":"hello","version":2}'
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
