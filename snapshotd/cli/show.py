@@ -36,7 +36,7 @@ def command(
     """Show everything about one snapshot.
 
     Its tool call with arguments and the beginning of its outputs, its files, state and tags, and how long the conversation was.
-    With --json: as `log --json`, and method, messages, image, layers, and the tool's error, outputs and started_at.
+    With --json: as `log --json`, and method, messages, image, layers, follows, and the tool's error, outputs and started_at.
     """
     client = connect(ctx)
     if output is not None:
@@ -55,7 +55,7 @@ def command(
 def _details(item: SnapshotInfo) -> dict[str, Any]:
     answer = snapshot_json(item)
     answer["tool"] |= {"error": item.tool.error, "outputs": list(item.tool.outputs), "started_at": item.tool.started_at}
-    return answer | {"method": item.method, "messages": item.messages, "image": item.image, "layers": item.layers}
+    return answer | {"method": item.method, "messages": item.messages, "image": item.image, "layers": item.layers, "follows": item.follows}
 
 
 def _conversation(client: Snapshotd, ref: str, as_json: bool) -> None:
@@ -85,6 +85,8 @@ def _print(client: Snapshotd, item: SnapshotInfo) -> None:
         ("conversation", f"{item.messages} messages" + ("  (--conversation shows them)" if item.messages else "")),
         ("tool", printable(tool.name)), ("arguments", arguments), ("outcome", f"{outcome}, {milliseconds(tool.duration_ms)}"),
     ]  # fmt: skip
+    if item.follows is not None:
+        facts.insert(2, ("mind of", f"{item.follows}  (what came in between is not part of it)"))
     if tool.error:
         facts.append(("error", printable(tool.error)))
     for key, value in facts:

@@ -243,7 +243,7 @@ def _providers(wanted: Sequence[tuple[str, str]], keys: dict[str, str]) -> list[
     for kind, url in wanted:
         variable = keys.get(kind, f"{kind.upper()}_API_KEY")
         if kind in keys and variable not in os.environ:
-            raise click.UsageError(f"{variable} is not set here, so there is no key for {kind}; set it, or name another variable")
+            raise click.UsageError(f"there is no key for {kind}: {variable} is not set here; set it, or name another variable")
         found.append(Provider(kind, url or None, os.environ.get(variable) or None))
     return found
 

@@ -40,11 +40,11 @@ class Watchers:
         Ends when the daemon does."""
         watcher = _Watcher()
         with self._changed:
-            self._watchers.add(watcher)
             if not self._running:
                 events = engine.watch()
                 threading.Thread(target=self._run, args=(events,), name="watch", daemon=True).start()
                 self._running = True
+            self._watchers.add(watcher)
         try:
             yield {"event": "watching"}
             while (ready := self._next(watcher)) is not None:

@@ -254,8 +254,8 @@ class FakeEngine(FakeMind):
         ]  # fmt: skip
 
     def trajectory(self, ref: str) -> t.Trajectory:
-        named = [line for line in self.lines.values() if line.name == ref]
-        found = named or [line for line in self.lines.values() if line.id.startswith(ref)]
+        lines = list(self.lines.values())
+        found = [line for line in lines if line.name == ref] or [line for line in lines if line.id.startswith(ref)]
         if len(found) > 1:
             raise Ambiguous(f"{ref!r} fits {len(found)} trajectories; type more of the id")
         if not found:
@@ -263,7 +263,7 @@ class FakeEngine(FakeMind):
         return found[0]
 
     def snapshot(self, ref: str) -> t.Snapshot:
-        for taken in self.taken.values():
+        for taken in list(self.taken.values()):  # other threads take snapshots meanwhile
             if ref in taken.tags or taken.id.startswith(ref):
                 return taken
         try:
@@ -273,7 +273,7 @@ class FakeEngine(FakeMind):
 
     def log(self, ref: str, last: int | None = None) -> list[t.Snapshot]:
         line = self.trajectory(ref)
-        own = [s for s in self.taken.values() if s.trajectory == line.id]
+        own = [s for s in list(self.taken.values()) if s.trajectory == line.id]
         return own if last is None else own[-last:]
 
     def all_snapshots(self) -> list[t.Snapshot]:

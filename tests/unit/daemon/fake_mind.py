@@ -104,7 +104,7 @@ class FakeMind(base.Engine, ABC):
 
     def journal(self, ref: str) -> list[t.Entry]:
         way = set(self._way(self.snapshot(ref).id))
-        return [entry for own in self.entries.values() for entry in own if entry.snapshot in way]
+        return [entry for own in list(self.entries.values()) for entry in own if entry.snapshot in way]
 
     def state(self, ref: str) -> dict[str, Any]:
         return next((self.states[each] for each in self._way(self.snapshot(ref).id) if each in self.states), {})
@@ -232,10 +232,10 @@ class FakeMind(base.Engine, ABC):
     # -- approvals -------------------------------------------------------------------------------------------------------------
 
     def approvals(self, status: t.ApprovalStatus | None = None) -> list[t.Approval]:
-        return [item for item in self.asked.values() if status in (None, item.status)]
+        return [item for item in list(self.asked.values()) if status in (None, item.status)]
 
     def _approval(self, ref: str) -> t.Approval:
-        found = [item for item in self.asked.values() if item.id.startswith(ref)]
+        found = [item for item in list(self.asked.values()) if item.id.startswith(ref)]
         if len(found) > 1:
             raise Ambiguous(f"{ref!r} fits {len(found)} approvals; type more of the id")
         if not found:
@@ -255,7 +255,7 @@ class FakeMind(base.Engine, ABC):
 
     def _after(self, item: t.Approval) -> list[str]:
         """The snapshot that an approval is bound to, and the one of the command that asked."""
-        return [item.snapshot, *(s.id for s in self.taken.values() if s.parent == item.snapshot)]
+        return [item.snapshot, *(s.id for s in list(self.taken.values()) if s.parent == item.snapshot)]
 
     def deny(self, ref: str, *, by: str, reason: str | None = None) -> t.Approval:
         return self._decide(ref, t.ApprovalStatus.DENIED, by, reason, None)

@@ -334,8 +334,8 @@ def test_a_slow_watcher_loses_the_oldest_and_is_told() -> None:
     assert next(slow) == {"event": "approval", "number": 5}
     assert len(engine.watching) == 1, "the engine is watched once"
     engine.close()
-    assert [event["event"] for event in quick] == []
-    assert sum(1 for _ in slow) == KEPT_MAX - 1
+    assert [event for event in quick if event["event"] != "alive"] == []
+    assert [event["number"] for event in slow if event["event"] != "alive"] == list(range(6, KEPT_MAX + 5))
 
 
 def test_a_watcher_of_a_daemon_that_ends_ends() -> None:
@@ -362,14 +362,14 @@ def test_a_command_for_another_head_is_refused_and_the_head_named(shared_daemon:
 
 
 def test_of_many_writers_one_wins_each_step() -> None:
-    """Eight writers, each of which takes a step from the head it saw, until there are 200: every step has one winner."""
+    """Eight writers, each of which takes a step from the head it saw, until there are 200 or a few more: every step has one winner."""
     engine, turns = FakeEngine(), Turns()
     line = engine.create(base.SandboxRequest())[0].id
     won: list[str] = []
     lost: list[str] = []
 
     def write() -> None:
-        while len(engine.log(line)) < 200:
+        while len(won) < 200:
             head = engine.trajectory(line).head
             try:
                 with turns.take(engine, line, head):

@@ -1,0 +1,602 @@
+"""The commands of the agent's mind: what they print, on which stream, with which exit code, what they ask and what they refuse."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapshotd.cli.documents import as_page, in_short
+from snapshotd.cli.follow import Replay
+from snapshotd.types import new_id, short
+from tests.unit.cli.conftest import Cli
+from tests.unit.cli.test_errors_and_options import environment
+from tests.unit.daemon.process import Daemon
+
+
+@pytest.fixture
+def run(cli: Cli) -> str:
+    """The id of a finished run."""
+    return cli("run", "-d", "--", "ls").out.strip()
+
+
+def calls(cli: Cli, ref: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = cli("journal", "--json", ref).json
+    return found
+
+
+def on_terminal(daemon: Daemon, words: list[str], typed: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+    """Run one command line with a terminal as standard input, on which that is typed."""
+    ours, theirs = pty.openpty()
+    with open(ours, "wb", buffering=0) as terminal, open(theirs, "rb", buffering=0) as stdin:
+        terminal.write(typed.encode())
+        argv = [sys.executable, "-m", "snapshotd", *words]
+        env = {**environment(daemon), **more}
+        return subprocess.run(argv, env=env, stdin=stdin, capture_output=True, text=True, check=False, timeout=60)
+
+
+# -- journal, state, tasks -----------------------------------------------------------------------------------------------------
+
+
+def test_the_journal_as_a_table_and_whole(cli: Cli, box: str) -> None:
+    cli("exec", box, "--", "effect", "send\x1b[31m")
+    cli("exec", box, "--", "cutoff", "pay")
+    header, sent, paid = cli("journal", box).out.splitlines()
+    assert header.split() == ["POSITION", "CALL", "KIND", "NAME", "SIDE", "EFFECT", "STATUS", "SNAPSHOT", "ARGUMENTS"]
+    whole = calls(cli, box)
+    assert sent.split()[:6] == ["0", short(whole[0]["id"]), "tool", "send\\x1b[31m", "irreversible", "done"]
+    assert sent.split()[6:] == [short(whole[0]["snapshot"]), '{"n":', "0}"]
+    assert paid.split()[5] == "unknown"
+    assert list(whole[1]) == [
+        "position", "id", "kind", "name", "arguments", "side_effect", "key", "status", "began_at", "ended_at", "result", "error", "facts",
+        "details", "after", "snapshot",
+    ]  # fmt: skip
+    assert [entry["position"] for entry in whole] == [0, 1]
+    assert cli("journal", "nobody").code == 4
+
+
+def test_state_and_tasks(cli: Cli, box: str) -> None:
+    assert cli("state", box).out == "{}\n"
+    cli("exec", box, "--", "remember", "note", "ü\x9b31m")
+    assert cli("state", box).out == '{\n  "note": "ü\\u009b31m"\n}\n', "no terminal takes it for a command"
+    assert cli("state", "--json", box).json == {"note": "ü\x9b31m"}
+    cli("exec", box, "--", "remember", "tasks", "plan,build")
+    header, plan, build = cli("tasks", box).out.splitlines()
+    assert header.split() == ["TASK", "STATUS", "DEPENDS", "ON", "BEGAN", "ENDED", "NOTE"]
+    assert plan.split()[:3] == ["plan", "completed", "-"]
+    assert build.split()[:3] == ["build", "completed", "plan"]
+    assert [list(task) for task in cli("tasks", "--json", box).json] == [["name", "status", "depends", "note", "began", "ended"]] * 2
+
+
+# -- resume --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_resume_counts_what_is_replayed_and_follows_the_rest(cli: Cli, run: str) -> None:
+    for _ in range(3):
+        cli("exec", run, "--", "ls")
+    done = cli("resume", run)
+    assert (done.code, done.out) == (0, "")
+    lines = done.err.splitlines()
+    assert lines[0].startswith("▶ trajectory ")
+    assert lines[1].startswith("↻ 3 calls replayed; live from ")
+    assert lines[2].startswith("● 5 ")
+    assert lines[3].startswith("■ exit code 0, 6 snapshots")
+    assert len(lines) == 4
+
+
+def test_a_resume_as_json(cli: Cli, run: str) -> None:
+    cli("exec", run, "--", "ls")
+    events = [json.loads(line) for line in cli("resume", "--json", "--wait", "stored", run).out.splitlines()]
+    assert [event["event"] for event in events] == ["started", "replayed", "live", "snapshot", "finished"]
+    assert events[-1]["state"] == "stored"
+    assert cli("resume", "--detach", "--json", run).json == {"trajectory": run}
+    assert cli("resume", "-d", run).out == f"{run}\n"
+
+
+def test_an_undecided_call_is_a_question_with_three_answers(cli: Cli, run: str, tmp_path: Path) -> None:
+    for name in ("pay", "mail", "post"):
+        cli("exec", run, "--", "cutoff", name)
+    refused = cli("resume", run)
+    assert (refused.code, refused.out) == (14, "")
+    for answer in ("pay", "--retry CALL", "--skip CALL", "--result CALL=FILE"):
+        assert answer in refused.err
+    assert cli("resume", "--json", run).json["error"]["code"] == "Undecided"
+    pay, mail, post = (entry["id"] for entry in calls(cli, run))
+    (tmp_path / "result.json").write_text('{"ok": true}')
+    assert cli("resume", run, "--retry", pay, "--skip", mail, "--result", f"{post[:8]}={tmp_path}/result.json").code == 0
+    decided = cli("show", "--json", run).json["tool"]["arguments"]
+    assert decided == {"decisions": [[pay, "retry"], [mail, "skip"], [post[:8], "result"]], "results": [{"ok": True}]}
+
+
+def test_what_cannot_be_resumed(cli: Cli, box: str, tmp_path: Path) -> None:
+    assert cli("resume", box).code == 2
+    (tmp_path / "broken").write_text("{")
+    mistakes = {
+        ("resume", box, "--result", "abcd"): "CALL=FILE",
+        ("resume", box, "--result", f"abcd={tmp_path}/none"): "No such file",
+        ("resume", box, "--result", f"abcd={tmp_path}/broken"): "is not JSON",
+        ("resume", box, "--skip", "abcd", "--retry", "abcd"): "decided twice",
+        ("resume", box, "--skip", "abcd", "--result", f"abcd={tmp_path}/broken"): "is not JSON",
+        ("fork", "--resume", box): "no program ever ran",
+    }
+    for words, sentence in mistakes.items():
+        done = cli(*words)
+        assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+        assert sentence in done.err
+
+
+def test_forks_resume(cli: Cli, run: str) -> None:
+    assert len(cli("fork", "--resume", run, "--n", "2").out.split()) == 2
+
+
+def test_replayed_calls_are_one_line_that_counts_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    replay = Replay()
+    for _ in range(300):
+        assert replay.line({"event": "replayed", "tool": "x"}) is None
+    assert replay.line({"event": "live", "snapshot": "a" * 32, "replayed": 300}) == "↻ 300 calls replayed; live from aaaaaaaaaaaa"
+    shown = capsys.readouterr().err
+    assert "\n" not in shown
+    assert shown.endswith("↻ 300 calls replayed\r\x1b[K")
+    replay.line({"event": "replayed", "tool": "x"})
+    assert replay.line({"event": "finished"}) == "↻ 1 calls replayed", "it ended before it was live"
+    assert replay.line({"event": "finished"}) is None
+
+
+# -- rewind, undo, effects -----------------------------------------------------------------------------------------------------
+
+
+def test_a_rewind_of_files_and_mind_and_its_undo(cli: Cli, box: str) -> None:
+    first = cli("log", "-q", "--no-trunc", box).out.strip()
+    cli("exec", box, "--", "ls")
+    for option, mode in (((), "both"), (("--both",), "both"), (("--files",), "files"), (("--conversation",), "conversation")):
+        done = cli("rewind", box, first, *option, "--json")
+        assert done.json["tool"]["arguments"]["mode"] == mode, done.err
+    assert cli("undo", box).err.startswith("● 6 ")
+    assert cli("undo", "--json", "--wait", "stored", box).json["state"] == "stored"
+    cli("exec", box, "--", "ls")
+    assert cli("undo", box).code == 6
+    assert cli("show", "--json", box).json["id"] != first
+
+
+def test_a_preview_changes_nothing(cli: Cli, box: str) -> None:
+    first = cli("log", "-q", box).out.strip()
+    cli("exec", box, "--", "effect", "send")
+    shown = cli("rewind", "--preview", box, first)
+    assert shown.code == 0
+    assert shown.out.splitlines() == [
+        f"{box} from {cli('log', '-q', box).out.split()[-1]} to {first}: files and the agent's mind",
+        "files that change: 3", "  D /workspace/0.txt", "  D /workspace/1.txt", "  D /workspace/2.txt",
+        "messages that go: 1", "  assistant: to go\\x1b[31m", "calls that cannot be undone: 1",
+        f'  {short(calls(cli, box)[0]["id"])}  send  {{"n": 0}}  done  no  undo send',
+    ]  # fmt: skip
+    preview = cli("rewind", "--preview", "--json", "--conversation", box, first).json
+    assert list(preview) == ["head", "target", "mode", "files", "file_count", "messages", "effects"]
+    assert (preview["files"], preview["mode"], len(preview["effects"])) == ([], "conversation", 1)
+    assert len(cli("log", "-q", box).out.split()) == 2
+
+
+def test_irreversible_calls_are_not_left_behind_by_accident(cli: Cli, box: str) -> None:
+    first = cli("log", "-q", box).out.strip()
+    cli("exec", box, "--", "effect", "send")
+    for words in (("rewind", box, first), ("rewind", "--conversation", "--json", box, first)):
+        refused = cli(*words)
+        assert refused.code == 2
+        assert "send (" in refused.err
+        assert "--compensate or --yes" in refused.err
+    assert cli("rewind", "--files", box, first).code == 0, "the mind goes on, so nothing is left behind"
+    assert cli("rewind", "--yes", box, first, "--json").json["tool"]["arguments"]["compensated"] == []
+
+
+def test_a_rewind_compensates_if_told(cli: Cli, box: str) -> None:
+    first = cli("log", "-q", box).out.strip()
+    cli("exec", box, "--", "effect", "send")
+    assert cli("rewind", "--compensate", box, first, "--json").json["tool"]["arguments"]["compensated"] == ["send"]
+    cli("exec", box, "--", "effect", "bad")
+    failed = cli("rewind", "--compensate", box, first)
+    assert failed.code == 125
+    assert "nothing was rewound" in failed.err
+
+
+@pytest.mark.parametrize(("answer", "code", "snapshots"), [("y\n", 0, 3), ("\n", 1, 2), ("n\n", 1, 2)])
+def test_a_rewind_asks_on_a_terminal(daemon: Daemon, answer: str, code: int, snapshots: int) -> None:
+    line, first = daemon.client.create(name="box")
+    daemon.client.exec(line.id, ["effect", "send"])
+    done = on_terminal(daemon, ["rewind", "box", first.id], answer)
+    assert done.returncode == code, done.stderr
+    assert "calls that cannot be undone: 1" in done.stdout
+    assert "Rewind all the same? [y/N]" in done.stderr
+    assert len(daemon.client.log("box")) == snapshots
+
+
+def test_a_rewind_that_leaves_nothing_behind_asks_nothing(daemon: Daemon) -> None:
+    line, first = daemon.client.create(name="box")
+    daemon.client.exec(line.id, ["ls"])
+    done = on_terminal(daemon, ["rewind", "box", first.id])
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("● 2 ")
+
+
+def test_effects_and_their_compensations(cli: Cli, box: str) -> None:
+    first = cli("log", "-q", box).out.strip()
+    cli("exec", box, "--", "effect", "send")
+    cli("exec", box, "--", "effect", "bad")
+    assert cli("effects", box).out.splitlines()[1:] == []
+    cli("rewind", "--yes", box, first)
+    header, bad, sent = cli("effects", box).out.splitlines()
+    assert header.split() == ["CALL", "NAME", "ARGUMENTS", "STATUS", "COMPENSATED", "COMPENSATION"]
+    assert bad.split()[1] == "bad"
+    assert sent.split()[4:] == ["done", "no", "undo", "send"]
+    call = sent.split()[0]
+    done = cli("compensate", box, call)
+    assert (done.code, done.out.splitlines()[1].split()[5]) == (0, "done")
+    rest = cli("compensate", "--json", box)
+    assert rest.code == 125
+    assert [(item["name"], item["compensated"]) for item in rest.json] == [("bad", "failed"), ("send", "done")]
+    assert "1 compensations failed" in rest.err
+    assert cli("compensate", box, "ffffffff").code == 4
+
+
+def test_a_task_is_retried(cli: Cli, box: str) -> None:
+    cli("exec", box, "--", "remember", "tasks", "plan")
+    done = cli("retry", box, "plan")
+    assert done.code == 0
+    assert "snapshotd attach" in done.err
+    taken = cli("retry", "--no-compensate", "--no-resume", "--json", box, "plan")
+    assert taken.json["tool"]["arguments"] == {"task": "plan", "compensate": False, "resume": False}
+    assert taken.err == ""
+    assert cli("retry", box, "none").code == 4
+
+
+def test_exec_for_one_head_only(cli: Cli, box: str) -> None:
+    first = cli("log", "-q", box).out.strip()
+    assert cli("exec", "--if-head", first, box, "--", "ls").code == 0
+    refused = cli("exec", "--if-head", first, box, "--", "ls")
+    assert refused.code == 125
+    assert cli("log", "-q", box).out.split()[-1] in refused.err
+    assert "snapshotd fork" in refused.err
+    assert cli("exec", "--if-head", first, "--snapshot", first, "--", "ls").code == 125
+
+
+# -- edit ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_edit_by_options(cli: Cli, box: str, tmp_path: Path) -> None:
+    cli("exec", box, "--", "remember", "old", "x")
+    (tmp_path / "new.bin").write_bytes(b"\x00\xff")
+    (tmp_path / "result.json").write_text("null")
+    made = cli(
+        "edit", box, "--file", f"b.bin={tmp_path}/new.bin", "--remove", "ran", "--drop-messages", "1", "--message", "user=a=b",
+        "--result", f"{tmp_path}/result.json", "--state", "n=[1]", "--state", "old=null", "--env", "A=1", "--name", f"{box}-2",
+    )  # fmt: skip
+    assert made.code == 0, made.err
+    new = made.out.strip()
+    assert new in cli("ls", "-q", "--no-trunc").out.split()
+    assert base64.b64decode(cli("cat", "--json", f"{new}:b.bin").json["content_b64"]) == b"\x00\xff"
+    assert cli("cat", f"{new}:ran").code == 4
+    assert cli("show", "--conversation", "--json", new).json == [
+        {"role": "user", "content": "fix it"}, {"role": "user", "content": "a=b"},
+    ]  # fmt: skip
+    assert cli("state", "--json", new).json == {"n": [1]}
+    assert cli("show", "--json", new).json["tool"]["arguments"] == {"result": [None], "env": {"A": "1"}}
+    (tmp_path / "all.json").write_text('[{"role": "user", "content": {"x": 1}}]')
+    again = cli("edit", f"{box}-2", "--messages", f"{tmp_path}/all.json", "--json", "--wait", "stored").json
+    assert again["state"] == "stored"
+    assert cli("show", "--conversation", "--json", again["trajectory"]).json == [{"role": "user", "content": {"x": 1}}]
+
+
+def test_edits_that_make_no_sense(cli: Cli, box: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"role": "user"}')
+    mistakes = {
+        (): "nothing is to be changed",
+        ("--file", "a"): "PATH=FILE",
+        ("--file", f"a={tmp_path}/none"): "No such file",
+        ("--file", f"a={tmp_path}/x.json", "--remove", "a"): "written and removed",
+        ("--message", "text"): "ROLE=TEXT",
+        ("--messages", f"{tmp_path}/x.json"): 'not an array of {"role", "content"}',
+        ("--messages", f"{tmp_path}/x.json", "--drop-messages", "1"): "nothing to drop",
+        ("--state", "k=text"): "is not JSON",
+        ("--drop-messages", "-1"): "whole number",
+        ("--env", "A=1", "--resume"): "no program ever ran",
+    }
+    for words, sentence in mistakes.items():
+        done = cli("edit", box, *words)
+        assert (done.code, done.out, done.err.count("\n")) == (2, "", 1), words
+        assert sentence in done.err
+
+
+def editor(tmp_path: Path, *commands: str) -> str:
+    """A program that edits what it is given as the next of these Python statements says; `d` is the document, `t` its text."""
+    path = tmp_path / "editor.py"
+    turns = "\n".join(f"if turn == {i}:\n    {each}" for i, each in enumerate(commands))
+    path.write_text(
+        "import json, pathlib, sys\n"
+        "p, n = pathlib.Path(sys.argv[1]), pathlib.Path(__file__ + '.turn')\n"
+        "turn = int(n.read_text()) if n.exists() else 0\nn.write_text(str(turn + 1))\n"
+        "t = p.read_text()\nd = json.loads(t) if turn == 0 else None\n"
+        f"{turns}\n"
+        "p.write_text(t if d is None else json.dumps(d))\n"
+    )
+    return f"{sys.executable} {path}"
+
+
+def edit_on_terminal(daemon: Daemon, command: str, answers: str = "", *options: str) -> tuple[int, str]:
+    """`snapshotd edit` where everything is a terminal, and each question gets the next answer; its exit code and what it says."""
+    ours, theirs = pty.openpty()
+    argv = [sys.executable, "-m", "snapshotd", "edit", "box", *options]
+    env = {**environment(daemon), "EDITOR": command, "VISUAL": command}
+    with open(ours, "r+b", buffering=0) as terminal:
+        with open(theirs, "r+b", buffering=0) as tty:
+            running = subprocess.Popen(argv, env=env, stdin=tty, stdout=tty, stderr=tty, start_new_session=True)
+        said, left = b"", list(answers)
+        deadline = time.monotonic() + 60
+        try:
+            while select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                try:
+                    said += terminal.read(4096)
+                except OSError:
+                    break  # EIO: nobody has the other side open any more
+                if said.count(b"[Y/n]: ") > len(answers) - len(left):
+                    terminal.write(left.pop(0).encode() + b"\n")
+            return running.wait(max(0.0, deadline - time.monotonic())), said.decode()
+        finally:
+            running.kill()
+            running.wait(20)
+
+
+@pytest.fixture
+def edited(daemon: Daemon) -> Daemon:
+    """With a snapshot `box`, whose state has a list."""
+    daemon.client.create(name="box")
+    daemon.client.exec("box", ["remember", "tasks", "a,b"])
+    return daemon
+
+
+def test_an_edit_in_the_editor(edited: Daemon, tmp_path: Path) -> None:
+    change = "d['messages'][1]['content'] = 'ü'; d['state'] = {'n': True}; d['result'] = [1]"
+    code, said = edit_on_terminal(edited, editor(tmp_path, change), "", "--name", "made")
+    assert code == 0, said
+    client = edited.client
+    assert [message.content for message in client.conversation("made")] == ["fix it", "ü"]
+    assert client.state("made") == {"n": True}
+    assert client.snapshot("made").tool.arguments["result"] == [[1]]
+
+
+def test_an_editor_that_changes_nothing_makes_nothing(edited: Daemon, tmp_path: Path) -> None:
+    code, said = edit_on_terminal(edited, editor(tmp_path, "d = None"))
+    assert (code, "nothing was made" in said) == (0, True)
+    code, said = edit_on_terminal(edited, editor(tmp_path, "pass", "pass"))
+    assert (code, "nothing was made" in said) == (0, True), "only its form is another"
+    assert len(edited.client.trajectories()) == 1
+
+
+def test_broken_json_can_be_mended(edited: Daemon, tmp_path: Path) -> None:
+    turns = ["t = '{\"messages\": []'; d = None", "t += ',}'", "t = t.rstrip()[:-2] + ', \"state\": {}}'"]
+    code, said = edit_on_terminal(edited, editor(tmp_path, *turns), "yy")
+    assert code == 0, said
+    assert said.count("is not JSON") == 2
+    new = next(line for line in edited.client.trajectories() if line.name != "box")
+    assert (edited.client.conversation(new.id), edited.client.state(new.id)) == ([], {})
+
+
+def test_giving_up_in_the_editor(edited: Daemon, tmp_path: Path) -> None:
+    code, said = edit_on_terminal(edited, editor(tmp_path, "d['messages_before'] = 7"), "n")
+    assert (code, "cannot be changed" in said, "nothing was made" in said) == (0, True, True)
+    assert len(edited.client.trajectories()) == 1
+
+
+# -- approvals -----------------------------------------------------------------------------------------------------------------
+
+
+def asked(cli: Cli, box: str) -> str:
+    cli("exec", box, "--", "ask", "deploy")
+    trajectory = next(item["id"] for item in cli("ls", "--json").json if item["name"] == box)
+    return next(item["id"] for item in cli("approvals", "--json").json if item["trajectory"] == trajectory)
+
+
+def test_approvals_are_listed_and_shown(cli: Cli, box: str) -> None:
+    identity = asked(cli, box)
+    header, *rows = cli("approvals").out.splitlines()
+    assert header.split() == ["APPROVAL", "TRAJECTORY", "TOOL", "SIDE", "EFFECT", "STATUS", "ASKED", "EXPIRES", "BY", "WHAT"]
+    row = next(row for row in rows if row.startswith(short(identity)))
+    assert "deploy  irreversible  pending" in row
+    assert row.endswith("really\\x1b?")
+    assert short(identity) in cli("approvals", "-q").out.split()
+    shown = cli("approval", short(identity)).out
+    for expected in (identity, box, "pending", 'really\\x1b?', '"words": [', "A /workspace/0\\xff.txt", "since the beginning"):
+        assert expected in shown
+    view = cli("approval", "--json", identity).json
+    assert list(view) == ["approval", "trajectory", "files", "more", "since"]
+    assert base64.b64decode(view["files"][0]["path_b64"]) == b"/workspace/0\xff.txt"
+
+
+def test_an_approval_is_given_once(cli: Cli, box: str, tmp_path: Path) -> None:
+    identity = asked(cli, box)
+    (tmp_path / "less.json").write_text('{"words": []}')
+    done = cli("approve", identity[:8], "--reason", "fine\x1b", "--by", "ann", "--arguments", f"{tmp_path}/less.json")
+    assert done.out == f"{short(identity)}  approved by ann at 2023-11-14T22:13:20.123456Z: fine\\x1b\n"
+    assert short(identity) not in cli("approvals", "-q").out.split()
+    assert short(identity) in cli("approvals", "-q", "--all").out.split()
+    assert '"words": []' in cli("approval", identity).out.partition("as approved:")[2]
+    again = cli("deny", identity)
+    assert (again.code, again.out) == (6, "")
+    assert "approved already, by ann" in again.err
+
+
+def test_a_denial_and_who_decides(cli: Cli, box: str) -> None:
+    identity = asked(cli, box)
+    done = cli("deny", identity, "--reason", "too much", "--json").json
+    assert [(item["id"], item["status"], item["reason"]) for item in done] == [(identity, "denied", "too much")]
+    assert done[0]["by"], "the user who runs it"
+    assert cli("approve", "ffffffff").code == 4
+    assert cli("approve").code == 2
+    assert "for one approval" in cli("approve", "abcd", "efab", "--arguments", "-").err
+
+
+def test_a_stale_approval_is_a_conflict(cli: Cli, box: str) -> None:
+    identity = asked(cli, box)
+    cli("exec", box, "--", "ls")
+    refused = cli("approve", identity)
+    assert refused.code == 6
+    assert "stale" in refused.err
+
+
+def test_approvals_are_watched(daemon: Daemon) -> None:
+    client = daemon.client
+    box = client.create(name="box")[0]
+    client.exec("box", ["ask", "first"])
+    argv = [sys.executable, "-m", "snapshotd", "approvals", "--watch"]
+    with subprocess.Popen(argv, env=environment(daemon), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        waiting = client.approvals()[0]
+        first = watching.stdout.readline()
+        assert first == f"{short(waiting.id)}  pending  first  of {short(box.id)}; `snapshotd approval {short(waiting.id)}` shows it\n"
+        client.deny(waiting.id)
+        assert watching.stdout.readline() == f"{short(waiting.id)}  denied  first  of {short(box.id)}\n"
+        client.exec("box", ["ask", "second"])
+        assert "  pending  second  " in watching.stdout.readline()
+        daemon.terminate()
+        assert "waits on" in watching.stderr.read()
+        assert watching.wait(20) == 9
+
+
+def test_an_approval_of_a_run_is_a_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [
+        {"event": "approval", "id": "a" * 32, "tool": "deploy\x1b", "status": "pending"},
+        {"event": "approval", "id": "a" * 32, "tool": "deploy", "status": "approved"},
+        {"event": "finished", "trajectory": "b" * 32, "exit_code": 0, "snapshots": 1},
+    ]
+    monkeypatch.setattr("snapshotd.client.client.Snapshotd.events", lambda *_: iter(events))
+    lines = cli("run", "--", "ls").err.splitlines()
+    assert lines[0].startswith("⏸ deploy\\x1b waits for approval: `snapshotd approval aaaaaaaaaaaa`")
+    assert lines[1] == "⏵ deploy: approval aaaaaaaaaaaa is approved"
+
+
+# -- store ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_store(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = f"team/{new_id()[:8]}"
+    assert cli("store", "put", space, "plan", '{"owner": {"name": "ann"}}', "--if-version", "0").out == "1\n"
+    assert cli("store", "get", space, "plan").out == '{\n  "owner": {\n    "name": "ann"\n  }\n}\n'
+    assert cli("store", "put", space, "plan", "2", "--if-version", "0").code == 6
+    stored = cli("store", "put", space, "plan", "--text", "all\x1b well", "--ttl", "2h", "--json").json
+    assert (stored["version"], stored["value"], stored["expires_at"]) == (2, "all\x1b well", "2023-11-15T00:13:20.123456Z")
+    header, row = cli("store", "ls", space).out.splitlines()
+    assert header.split() == ["NAMESPACE", "KEY", "VERSION", "CREATED", "EXPIRES", "VALUE"]
+    assert row.endswith('"all\\u001b well"')
+    assert cli("store", "get", space, "plan", "--version", "1", "--json").json["value"] == {"owner": {"name": "ann"}}
+    cli("store", "put", space, "other", '{"owner": {"name": "ann"}}')
+    found = cli("store", "ls", "team", "--prefix", "o", "--where", 'owner.name="ann"', "--json").json
+    assert [item["key"] for item in found if item["namespace"] == space] == ["other"]
+    assert cli("store", "ls", space, "--limit", "1", "--after", "other").out.splitlines()[1].split()[1] == "plan"
+    assert cli("store", "ls", space, "--tenant", "else").out.count("\n") == 1
+    assert cli("store", "rm", space, "plan", "--if-version", "1").code == 6
+    assert cli("store", "rm", space, "plan", "--json").json == {"removed": "plan"}
+    assert cli("store", "get", space, "plan").code == 4
+    versions = cli("store", "history", space, "plan").out.splitlines()[1:]
+    assert [line.split()[2] for line in versions] == ["3", "2", "1"]
+    assert versions[0].endswith("deleted")
+
+
+def test_the_store_takes_standard_input(daemon: Daemon) -> None:
+    argv = [sys.executable, "-m", "snapshotd", "store", "put", "notes", "today", "-"]
+    done = subprocess.run(argv, env=environment(daemon), input=b'["x"]', capture_output=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert daemon.client.get_value("notes", "today").value == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["put", "a", "k", "text"], "is not JSON"),
+        (["put", "a", "k", "1", "--ttl", "7"], "such as 12h"),
+        (["put", "/a", "k", "1"], "namespace"),
+        (["ls", "a", "--where", "x"], "FIELD=JSON"),
+        (["ls", "a", "--where", "x=ann"], "is not JSON"),
+        (["ls", "a", "--where", "x=[1]"], "one value"),
+        (["ls", "a", "--limit", "0"], "whole number"),
+    ],
+)
+def test_mistakes_with_the_store(cli: Cli, words: list[str], sentence: str) -> None:
+    done = cli("store", *words)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert sentence in done.err
+
+
+# -- secrets and providers -----------------------------------------------------------------------------------------------------
+
+
+def test_secrets_and_providers_reach_the_sandbox(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "sesame")
+    monkeypatch.setenv("OPENAI_API_KEY", "key one")
+    monkeypatch.setenv("OTHER", "key two")
+    words = ["--secret", "TOKEN", "--secret", "B=x=y", "--provider", "openai", "--provider", "anthropic=http://127.0.0.1:9/a"]
+    made = cli("create", *words, "--provider-key", "anthropic=OTHER").out.strip()
+    status = cli("daemon", "--status", "--json").json
+    assert status["secret_names"][made] == ["TOKEN", "B"]
+    assert status["providers"][made] == [
+        {"kind": "openai", "base_url": "https://api.openai.com/v1", "api_key": "key one"},
+        {"kind": "anthropic", "base_url": "http://127.0.0.1:9/a", "api_key": "key two"},
+    ]
+    monkeypatch.delenv("OPENAI_API_KEY")
+    started = cli("run", "-d", "--provider", "openai", "--secret", "B=1", "--", "ls").out.strip()
+    status = cli("daemon", "--status", "--json").json
+    assert (status["providers"][started][0]["api_key"], status["secret_names"][started]) == (None, ["B"])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--secret", "=sesame"], "no name"),
+        (["--secret", "SURELY_NOT_SET_HERE"], "not set here"),
+        (["--secret", "A=sesame", "--env", "A=1"], "as a variable and as a secret"),
+        (["--provider", "other"], "openai or anthropic"),
+        (["--provider", "=sesame"], "KIND[=URL]"),
+        (["--provider-key", "openai=X"], "--provider openai"),
+        (["--provider", "openai", "--provider-key", "openai=SURELY_NOT_SET_HERE"], "SURELY_NOT_SET_HERE is not set"),
+        (["--provider", "openai", "--provider", "openai=http://h"], "two providers"),
+        (["--provider", "openai=https://ann:sesame@h"], "malformed"),
+    ],
+)
+def test_mistakes_with_secrets_are_told_without_them(cli: Cli, words: list[str], sentence: str) -> None:
+    done = cli("create", *words)
+    assert (done.code, done.out, done.err.count("\n")) == (125, "", 1)
+    assert sentence in done.err
+    assert words[1] == "=sesame" or "sesame" not in done.err
+
+
+# -- small things --------------------------------------------------------------------------------------------------------------
+
+
+def test_values_are_safe_to_show() -> None:
+    assert in_short({"a": "\x1b\u202e☃"}) == '{"a": "\\u001b\\u202e☃"}'
+    assert in_short("x" * 100) == '"' + "x" * 58 + "…"
+    page = as_page({"a": "\x7f\u202e☃\n\U000e0001"})
+    assert page.replace("\n", "").isprintable()
+    assert json.loads(page) == {"a": "\x7f\u202e☃\n\U000e0001"}
+
+
+def test_completion_knows_approvals_and_tasks(daemon: Daemon) -> None:
+    daemon.client.create(name="box")
+    daemon.client.exec("box", ["remember", "tasks", "plan,build"])
+    daemon.client.exec("box", ["ask", "deploy"])
+    identity = daemon.client.approvals()[0].id
+
+    def completed(line: str, number: int) -> str:
+        words = {"_SNAPSHOTD_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(number)}
+        argv = [sys.executable, "-c", "from snapshotd.cli.main import main; main()"]
+        env = {**environment(daemon), **words}
+        return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=60).stdout
+
+    assert short(identity) in completed("snapshotd approve ", 2)
+    assert "build" in completed("snapshotd retry box b", 3)
