@@ -187,8 +187,8 @@ class Recorder:
 
     def _carry_over(self, head: Snapshot) -> None:
         """What was changed in the state by a person, after all that the program has met."""
-        changes = []
-        while self._reached is not None and head.id != self._reached.id and head.continues is not None:
+        changes, reached = [], self._reached
+        while reached is not None and head.id != reached.id and head.continues is not None:
             before = self._catalog.get_snapshot(head.continues)
             if head.call.name in _CHANGED_BY_PEOPLE:
                 changes.append((self._catalog.state(before.id), self._catalog.state(head.id)))
@@ -457,8 +457,7 @@ class Recorder:
     def set_value(self, key: str, value: tuple[Any] | None) -> None:
         """See `AgentHandler.state_set`. LimitExceeded."""
         def changed(state: dict[str, Any]) -> dict[str, Any]:
-            values = dict(state.get("values", {}))
-            values.pop(key, None)
+            values = {name: old for name, old in state.get("values", {}).items() if name != key}
             if value is not None:
                 values[key] = self.funnel.conceal(value[0])
             return {**state, "values": values}
