@@ -96,14 +96,15 @@ class Lines(RuleBasedStateMachine):
         self.new = [first.id]
 
     @precondition(lambda self: self.trajectories)
-    @rule(which=PICK, complete=st.booleans())
-    def begin_call(self, which: int, complete: bool) -> None:
+    @rule(which=PICK, complete=st.lists(st.booleans(), min_size=1, max_size=3))
+    def begin_calls(self, which: int, complete: list[bool]) -> None:
         trajectory, head, line = self.trajectory(which)
-        entry = (ended_entry if complete else make_entry)(self.minds[head].snapshot)
-        self.catalog.begin_entry(trajectory.id, entry)
-        line.begun.append(entry.id)
-        if not complete:
-            line.open.add(entry.id)
+        for whole in complete:
+            entry = (ended_entry if whole else make_entry)(self.minds[head].snapshot)
+            self.catalog.begin_entry(trajectory.id, entry)
+            line.begun.append(entry.id)
+            if not whole:
+                line.open.add(entry.id)
 
     @precondition(lambda self: self.trajectories)
     @rule(which=PICK, call=PICK)
