@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -145,7 +146,7 @@ class Lines(RuleBasedStateMachine):
         binds = [one for one in line.begun if one not in line.open and one not in line.bound]
         line.bound |= dict.fromkeys(binds, new.id)
         saved = source.state if state is None else state
-        changes = None if saved == source.state else saved
+        changes = None if json.dumps(saved) == json.dumps(source.state) else saved  # the order of its keys is a part of it
         self.minds[new.id] = Mind(new, source.said[:kept] + own, [*source.path, new.id], line, saved, (own, binds, changes))
         self.trajectories[trajectory.id] = (trajectory, new.id, line)
         self.new = [new.id, head]
