@@ -27,8 +27,8 @@ MODEL_REQUEST_LIMIT_BYTES = 7 << 20
 PIECE_BYTES = 512 << 10
 """Of one `output` request; base64 makes it a third longer, and a line is at most 1 MiB."""
 
-_current: "ContextVar[Optional[Call]]" = ContextVar("snapshotd_call", default=None)
-_task: "ContextVar[Optional[str]]" = ContextVar("snapshotd_task", default=None)
+innermost: "ContextVar[Optional[Call]]" = ContextVar("snapshotd_call", default=None)
+subtask: "ContextVar[Optional[str]]" = ContextVar("snapshotd_task", default=None)
 
 
 class Call:
@@ -184,7 +184,7 @@ def _send(spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any], extra: Dict
     sent = arguments(spec.bind(args, kwargs), **limits)
     fields: Dict[str, Any] = {"call": call.id, "name": spec.name}
     optional = {"kind": "" if spec.kind == "tool" else spec.kind, "side_effect": "" if spec.side_effect == "local" else spec.side_effect,
-                "key": own_key, "approve": spec.approve, "compensate": spec.compensate, "task": _task.get()}
+                "key": own_key, "approve": spec.approve, "compensate": spec.compensate, "task": subtask.get()}
     fields.update((name, value) for name, value in optional.items() if value)
     fields.update(extra)
     body = put(fields, "arguments", sent)
@@ -199,12 +199,12 @@ def _send(spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any], extra: Dict
 
 def current_call() -> Optional[Call]:
     """The call that runs here: `current_call().key` is its idempotency key, the same at every attempt. None outside of tools."""
-    return _current.get()
+    return innermost.get()
 
 
 def running() -> Optional[Call]:
     """The outermost call that runs here."""
-    call = _current.get()
+    call = innermost.get()
     return call.root if call is not None and call.root.open else None
 
 
@@ -233,6 +233,6 @@ def emit(data: Union[str, bytes], stream: str = "stdout") -> None:
 def record_usage(**usage: float) -> None:
     """Record what the running model call used, by convention `input_tokens`, `output_tokens`, `cost_usd`; added to what its reply says.
     Outside of model calls nothing happens."""
-    call = running()
-    if call is not None:
+    call = current_call()
+    if call is not None and call.spec.kind == "model":
         call.usage.update({clean(name): plain(amount) for name, amount in usage.items()})

@@ -26,7 +26,13 @@ REFUSED, REPLAYED, DENIED, UNAVAILABLE = 1, 10, 11, 69
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run one command and return its exit status."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    command: List[str] = []
+    if given[:1] == ["run"] and "--" in given:  # before argparse sees it: what it makes of options behind -- differs between versions
+        cut = given.index("--")
+        given, command = given[:cut], given[cut + 1 :]
+    options = _parser().parse_args(given)
+    options.command = command
     try:
         return int(options.action(options))
     except Denied as exc:
@@ -64,11 +70,11 @@ def _add_calls(commands: Any) -> None:
         made.add_argument("--arguments", type=_json, metavar="JSON", help="what is recorded as the call's arguments")
         made.add_argument("--side-effect", choices=SIDE_EFFECTS, default="local")
         made.add_argument("--key", help="an idempotency key of your own")
-        made.add_argument("--approve", nargs="?", const=True, default=False, metavar="QUESTION", help="a person has to agree first")
+        made.add_argument("--approve", action="store_true", help="a person has to agree first")
+        made.add_argument("--question", metavar="TEXT", help="a person has to agree to this first")
         made.add_argument("--compensate", type=_json, metavar="JSON", help="the command that undoes it, as a list of texts")
         made.add_argument("--task", help="the subtask that it belongs to")
     begin.add_argument("--json", action="store_true")
-    run.add_argument("command", nargs=argparse.REMAINDER)
     end = _command(commands, "end", _end, "End a call that was begun; returns when the snapshot is taken, and prints its id.")
     end.add_argument("call")
     end.add_argument("--status", choices=("done", "failed"), default="done")
@@ -131,7 +137,8 @@ def _print(value: Any) -> int:
 def _fields(options: argparse.Namespace) -> Dict[str, Any]:
     fields: Dict[str, Any] = {"call": os.urandom(16).hex(), "name": label("A tool's name", options.name)}
     optional = {"side_effect": "" if options.side_effect == "local" else options.side_effect,
-                "key": options.key and label("An idempotency key", options.key), "approve": options.approve, "task": options.task,
+                "key": options.key and label("An idempotency key", options.key), "task": options.task,
+                "approve": options.question or options.approve,
                 "compensate": options.compensate and compensation(options.name, options.compensate)}
     fields.update((name, value) for name, value in optional.items() if value)
     return fields
@@ -139,8 +146,8 @@ def _fields(options: argparse.Namespace) -> Dict[str, Any]:
 
 def _ask_outside(options: argparse.Namespace) -> None:
     """The terminal decides about what is gated. Denied."""
-    if options.approve:
-        decision = terminal.ask(options.approve if isinstance(options.approve, str) else "Run {}?".format(options.name), options.arguments)
+    if options.question or options.approve:
+        decision = terminal.ask(options.question or "Run {}?".format(options.name), options.arguments)
         if not decision["approved"]:
             raise Denied("{} was not approved: {}".format(options.name, decision["reason"]))
 
@@ -195,17 +202,15 @@ def _output(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if not command:
+    if not options.command:
         raise ValueError("There is no command to run: snapshotd-agent run NAME -- COMMAND...")
     if not session.inside():
         _ask_outside(options)
         try:
-            return runner.status_of(subprocess.run(command, check=False).returncode)
+            return runner.status_of(subprocess.run(options.command, check=False).returncode)
         except FileNotFoundError as exc:
             return _failed(exc, 127)
-    fields = _fields(options)
-    return runner.run(fields, command, options.arguments)
+    return runner.run(_fields(options), options.command, options.arguments)
 
 
 # -- the mind ------------------------------------------------------------------------------------------------------------------

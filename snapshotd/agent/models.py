@@ -6,7 +6,8 @@ A replayed call returns the recorded reply: JSON objects that also have their fi
 
 from __future__ import annotations
 
-from typing import Any, AsyncIterator, Callable, Dict, Iterator, Optional
+import inspect
+from typing import Any, AsyncIterator, Callable, Dict, Generator, Iterator, Optional
 
 from snapshotd.agent.calls import Call
 from snapshotd.agent.replay import Replayed
@@ -53,6 +54,11 @@ class Reply(Dict[str, Any]):
         except KeyError:
             raise AttributeError(name) from None
 
+    def __await__(self) -> Generator[Any, None, Any]:
+        """A program that awaited the reply awaits it again, wherever the coroutine came from."""
+        yield from ()
+        return self
+
 
 def _reply(value: Any) -> Any:
     if isinstance(value, dict):
@@ -80,7 +86,7 @@ class _Model(Spec):
     def outcome(self, replayed: Replayed) -> Any:
         result = replayed.result
         if isinstance(result, dict) and result.get("streamed") in ("sync", "async"):
-            return _again(self, replayed) if result["streamed"] == "sync" else _again_async(self, replayed)
+            return _again(self, replayed) if result["streamed"] == "sync" else _AsyncStream(self, replayed)
         return _reply(replayed.outcome(self.scope))
 
     def item(self, recorded: Any) -> Any:
@@ -91,7 +97,10 @@ class _Direct(_Model):
     """The function of `model(name, request, call=function)`, which takes no arguments: the request is only recorded."""
 
     def __init__(self, function: Callable[[], Any], name: str, **options: Any) -> None:
-        super().__init__(lambda request: function(), name, **options)
+        async def awaited(request: Any) -> Any:
+            return await function()
+
+        super().__init__(awaited if inspect.iscoroutinefunction(function) else lambda request: function(), name, **options)
         self.scope = getattr(function, "__globals__", {})
 
 
@@ -133,10 +142,23 @@ def _again(spec: Spec, replayed: Replayed) -> Iterator[Any]:
     end_of(replayed, spec)
 
 
-async def _again_async(spec: Spec, replayed: Replayed) -> AsyncIterator[Any]:
-    for item in items_of(replayed):
-        yield spec.item(item)
-    end_of(replayed, spec)
+class _AsyncStream:
+    """A recorded stream of chunks for a program that reads it asynchronously, and may have awaited it first."""
+
+    def __init__(self, spec: Spec, replayed: Replayed) -> None:
+        self._items = _again(spec, replayed)
+
+    def __aiter__(self) -> "_AsyncStream":
+        return self
+
+    async def __anext__(self) -> Any:
+        for item in self._items:
+            return item
+        raise StopAsyncIteration
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        yield from ()
+        return self
 
 
 def _dumped(value: Any, depth: int) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Optional
 from snapshotd.agent.calls import put
 from snapshotd.agent.connection import Connection
 from snapshotd.agent.replay import Replayed
-from snapshotd.agent.session import session
+from snapshotd.agent.session import session, warn
 from snapshotd.agent.values import clean, encode, plain
 
 KEPT_BYTES = 8 << 20
@@ -27,7 +27,7 @@ _NOT_FOUND, _NOT_RUNNABLE = 127, 126
 
 def run(fields: Dict[str, Any], command: List[str], arguments: Any) -> int:
     """Run a command as the call of `fields`. Returns its exit status as a shell counts it; in a replay the recorded one. Raises as
-    `Session.request`, and OSError for a command that cannot be run.
+    `Session.request`. A command that cannot be run is recorded as failed, with the exit status that a shell gives it.
 
     The command finds its idempotency key in SNAPSHOTD_KEY and `arguments` as JSON in SNAPSHOTD_ARGUMENTS, as the approver left them, if
     they fit; where there are none, the command itself is what is recorded and what the approver may change."""
@@ -48,15 +48,22 @@ def run(fields: Dict[str, Any], command: List[str], arguments: Any) -> int:
     encoded = encode(decided)
     if len(encoded) <= _VARIABLE_BYTES:
         environment["SNAPSHOTD_ARGUMENTS"] = encoded.decode("utf-8")
-    end: Dict[str, Any] = {"call": fields["call"]}
+    with _Signals() as signals:
+        return _run(fields["call"], command, environment, connection, signals)
+
+
+def _run(call: str, command: List[str], environment: Dict[str, str], connection: Optional[Connection], signals: "_Signals") -> int:
+    end: Dict[str, Any] = {"call": call}
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
     except OSError as exc:
-        end.update(status="failed", error="{}: {}".format(type(exc).__name__, clean(str(exc))),
-                   exit_code=_NOT_FOUND if isinstance(exc, FileNotFoundError) else _NOT_RUNNABLE)
+        code = _NOT_FOUND if isinstance(exc, FileNotFoundError) else _NOT_RUNNABLE
+        end.update(status="failed", error="{}: {}".format(type(exc).__name__, clean(str(exc))), exit_code=code)
         session.request("call_end", end, park=True, connection=connection)
-        raise
-    kept = _Streams(fields["call"], connection).pump(process)
+        warn(clean(str(exc)))
+        return code
+    signals.forward_to(process)
+    kept = _Streams(call, connection).pump(process)
     result = subprocess.CompletedProcess(command, process.returncode, kept["stdout"], kept["stderr"])
     end.update(status="done", exit_code=status_of(process.returncode))
     session.request("call_end", end, put(end, "result", plain(result)), park=True, connection=connection)
@@ -83,6 +90,38 @@ def _again(replayed: Replayed) -> int:
     return 0 if replayed.status == "done" else 1
 
 
+class _Signals:
+    """Inside the block SIGTERM and SIGHUP go to the command, also those that come before it runs; SIGINT is ignored, since a terminal sends
+    it to the command as well."""
+
+    def __init__(self) -> None:
+        self._process: "Optional[subprocess.Popen[bytes]]" = None
+        self._early: List[int] = []
+        self._before: Dict[int, Any] = {}
+
+    def __enter__(self) -> "_Signals":
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            self._before[number] = signal.signal(number, self._got)
+        self._before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, frame: None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def forward_to(self, process: "subprocess.Popen[bytes]") -> None:
+        """The command runs."""
+        self._process = process
+        for number in self._early:
+            process.send_signal(number)
+
+    def _got(self, number: int, frame: object) -> None:
+        if self._process is None:
+            self._early.append(number)
+        else:
+            self._process.send_signal(number)
+
+
 class _Streams:
     """A running command's two outputs."""
 
@@ -95,28 +134,25 @@ class _Streams:
     def pump(self, process: "subprocess.Popen[bytes]") -> Dict[str, bytes]:
         """Pass everything on until the command has ended and both streams have, or nothing comes any more: a process that it left in the
         background may keep them open. Returns what is kept of each."""
-        before = {number: signal.signal(number, lambda got, frame: process.send_signal(got)) for number in (signal.SIGTERM, signal.SIGHUP)}
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda got, frame: None)  # from the terminal: the command has it too
-        try:
-            with selectors.DefaultSelector() as selector:
-                for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
-                    assert pipe is not None
-                    selector.register(pipe, selectors.EVENT_READ, name)
-                while selector.get_map():
-                    ended = process.poll() is not None
-                    ready = selector.select(_POLL_S)
-                    if ended and not ready:
-                        break
-                    for key, _ in ready:
-                        data = os.read(key.fd, _PIECE_BYTES)
-                        if data:
-                            self._pass_on(key.data, data)
-                        else:
-                            selector.unregister(key.fileobj)
-            process.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with selectors.DefaultSelector() as selector:
+            for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
+                assert pipe is not None
+                selector.register(pipe, selectors.EVENT_READ, name)
+            while selector.get_map():
+                ended = process.poll() is not None
+                ready = selector.select(_POLL_S)
+                if ended and not ready:
+                    break
+                for key, _ in ready:
+                    data = os.read(key.fd, _PIECE_BYTES)
+                    if data:
+                        self._pass_on(key.data, data)
+                    else:
+                        selector.unregister(key.fileobj)
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
         return {name: b"".join(pieces) for name, pieces in self._kept.items()}
 
     def _pass_on(self, name: str, data: bytes) -> None:

@@ -10,7 +10,7 @@ from contextvars import Token
 from types import TracebackType
 from typing import Any, Callable, Dict, List, Optional, Sequence, Type, TypeVar, cast
 
-from snapshotd.agent.calls import Call, _task, begin, begin_async, within
+from snapshotd.agent.calls import Call, begin, begin_async, subtask, within
 from snapshotd.agent.connection import SnapshotdError
 from snapshotd.agent.session import session
 from snapshotd.agent.spec import Spec
@@ -74,7 +74,7 @@ class Task:
 
     def _enter(self, call: Call) -> None:
         self._call = call
-        self._token = _task.set(self.name)
+        self._token = subtask.set(self.name)
 
     def _exit(self, error: Optional[BaseException]) -> bool:
         """Record how it ended. Its status is changed before its call ends, so that the snapshot which that takes has it."""
@@ -82,7 +82,7 @@ class Task:
         assert call is not None
         assert token is not None
         self._call = self._token = None
-        _task.reset(token)
+        subtask.reset(token)
         name = cast(str, self.name)
         if call.pid != os.getpid():
             return False  # a child that was forked in the task comes here too; the task is its parent's
@@ -125,7 +125,7 @@ class _Tasks:
 
     def skip(self, why: str = "") -> None:
         """Leave the innermost task here, as skipped: for functions, which have no `t`."""
-        if _task.get() is None:
+        if subtask.get() is None:
             raise SnapshotdError("No task runs here that could be skipped.", "UsageError")
         raise TaskSkipped(why, None)
 

@@ -6,7 +6,7 @@ import functools
 import inspect
 from typing import Any, AsyncGenerator, Awaitable, Callable, Dict, Generator, List, Optional, TypeVar, Union, cast, overload
 
-from snapshotd.agent.calls import Call, _current, begin, begin_async
+from snapshotd.agent.calls import Call, begin, begin_async, innermost
 from snapshotd.agent.replay import Replayed, ReplayedError
 from snapshotd.agent.spec import Compensation, Key, Spec
 
@@ -77,14 +77,14 @@ def _sync_tool(spec: Spec) -> Callable[..., Any]:
         call = begin(spec, args, kwargs)
         if call.replayed is not None:
             return _again(spec, call.replayed) if hidden else spec.outcome(call.replayed)
-        token = _current.set(call)
+        token = innermost.set(call)
         try:
             result = spec.function(*call.args, **call.kwargs)
         except BaseException as exc:
             call.failed(exc)
             raise
         finally:
-            _current.reset(token)
+            innermost.reset(token)
         if inspect.iscoroutine(result):
             return _awaited(spec, call, result)
         return spec.ended(call, result)
@@ -112,14 +112,14 @@ def _async_tool(spec: Spec) -> Callable[..., Any]:
 
 
 async def _awaited(spec: Spec, call: Call, work: Awaitable[Any]) -> Any:
-    token = _current.set(call)
+    token = innermost.set(call)
     try:
         result = await work
     except BaseException as exc:
         call.failed(exc)
         raise
     finally:
-        _current.reset(token)
+        innermost.reset(token)
     return spec.ended(call, result)
 
 
@@ -170,7 +170,7 @@ def _generator_tool(spec: Spec) -> Callable[..., Any]:
         inner: Optional[Generator[Any, Any, Any]] = None
         step: Optional[Callable[[], Any]] = None
         while True:
-            token = _current.set(call)  # only while the tool's own code runs, not its consumer's
+            token = innermost.set(call)  # only while the tool's own code runs, not its consumer's
             try:
                 if inner is None or step is None:
                     inner = cast("Generator[Any, Any, Any]", spec.function(*call.args, **call.kwargs))
@@ -186,7 +186,7 @@ def _generator_tool(spec: Spec) -> Callable[..., Any]:
                 call.failed(exc, seen.record())
                 raise
             finally:
-                _current.reset(token)
+                innermost.reset(token)
             spec.saw(call, item)
             seen.add(spec.recorded(item))
             try:
@@ -211,8 +211,8 @@ def _async_generator_tool(spec: Spec) -> Callable[..., Any]:
         inner: Optional[AsyncGenerator[Any, Any]] = None
         step: Optional[Callable[[], Awaitable[Any]]] = None
         while True:
-            before = _current.get()
-            _current.set(call)
+            before = innermost.get()
+            innermost.set(call)
             try:
                 if inner is None or step is None:
                     inner = cast("AsyncGenerator[Any, Any]", spec.function(*call.args, **call.kwargs))
@@ -227,7 +227,7 @@ def _async_generator_tool(spec: Spec) -> Callable[..., Any]:
                 call.failed(exc, seen.record())
                 raise
             finally:
-                _current.set(before)  # not reset(): the next item may be asked for from another context
+                innermost.set(before)  # not reset(): the next item may be asked for from another context
             spec.saw(call, item)
             seen.add(spec.recorded(item))
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from typing import Any, Dict, List
 
 ARGUMENT_LIMIT_BYTES = 64 << 10
@@ -18,6 +19,7 @@ DEPTH_LIMIT = 32
 """Deeper nesting becomes text (the daemon refuses more than 64 levels)."""
 NODE_LIMIT = 1000000
 """Values visited at most. Containers that share parts can have exponentially many."""
+_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 COMPLETED = "subprocess.CompletedProcess"
 """Marks the record of one."""
 
@@ -28,9 +30,12 @@ def encode(value: Any) -> bytes:
 
 
 def text_of(value: Any) -> str:
-    """`repr(value)`, or a stand-in that names the type when its `repr` fails."""
+    """`repr(value)`, or a stand-in that names the type when its `repr` fails. The same in every run of a program: without addresses, and
+    sets in order, since a replay compares it."""
     try:
-        return clean(repr(value))
+        if isinstance(value, (set, frozenset)) and value:
+            return clean("{{{}}}".format(", ".join(sorted(_ADDRESS.sub("", repr(item)) for item in list(value)))))
+        return clean(_ADDRESS.sub("", repr(value)))
     except Exception as exc:  # noqa: BLE001 - foreign code: a repr may raise anything, and a recording must not break the call
         return "<{} whose repr raised {}>".format(type(value).__name__, type(exc).__name__)
 

@@ -70,7 +70,9 @@ def find_entry(db: Database, ref: str) -> tuple[TrajectoryID, Entry]:
 
 def unbound(db: Database, line: int) -> list[Entry]:
     """The entries of a line that no snapshot binds."""
-    found = db.read(ENTRY_SELECT + "WHERE e.line = ? AND e.snapshot IS NULL ORDER BY e.number, e.pk", (line,))
+    numbers = db.read("SELECT pk FROM entries INDEXED BY entries_unbound WHERE line = ? AND snapshot IS NULL", (line,))
+    chosen = rows.encode_json([number for (number,) in numbers])
+    found = db.read(ENTRY_SELECT + "WHERE e.pk IN (SELECT value FROM json_each(?)) ORDER BY e.number, e.pk", (chosen,))
     return [decode_entry(row) for row in found]
 
 
@@ -127,7 +129,10 @@ def end_entry(db: Database, trajectory: int, ended: Ended) -> None:
 
 def bind_entries(db: Database, line: int, snapshot: Snapshot, number: int) -> None:
     """Every ended entry of a line that no snapshot binds yet belongs to this one (in row `number`) from now on."""
-    if not db.write("UPDATE entries SET snapshot = ? WHERE line = ? AND snapshot IS NULL AND status > ''", (number, line)):
+    bound = db.write(
+        "UPDATE entries INDEXED BY entries_unbound SET snapshot = ? WHERE line = ? AND snapshot IS NULL AND status > ''", (number, line)
+    )
+    if not bound:
         return
     db.write(
         "UPDATE entries SET arguments = NULL WHERE id = ? AND snapshot = ? AND arguments = ?",

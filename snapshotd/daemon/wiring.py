@@ -184,5 +184,5 @@ def _share(share: Path) -> Path:
     shutil.copyfile(init, share / "init")
     (share / "init").chmod(0o755)
     for path in (share.parent, share, *share.rglob("*")):
-        path.chmod(0o755 if path.is_dir() or path.name == "init" else 0o644)
+        path.chmod(0o755 if path.is_dir() or path.name in ("init", "snapshotd-agent") else 0o644)
     return share

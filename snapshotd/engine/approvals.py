@@ -240,6 +240,10 @@ class Gate:
                 self._expire(approval)
         return self._rows.list(status)
 
+    def find(self, ref: str) -> Approval:
+        """By unique id prefix. NotFound, Ambiguous."""
+        return self._rows.find(ref)
+
     def approve(self, ref: str, *, by: str, reason: str | None, arguments: tuple[Any] | None) -> Approval:
         """See `Engine.approve`."""
         approval = self._open(ref, by, reason)

@@ -81,7 +81,7 @@ class AgentCalls:
         if intent.kind is EntryKind.TASK:
             recorded = recorder.skipped_task(intent.name) if intent.skippable else None
         else:
-            recorded = recorder.replayed(intent.kind, intent.name, intent.arguments)
+            recorded = recorder.replayed(intent.kind, intent.name, intent.arguments, intent.task)
         if recorded is not None:
             return self._as_recorded(recorded)
         answer: Answer = {}

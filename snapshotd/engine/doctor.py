@@ -17,7 +17,8 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from snapshotd.engine import packages
+from snapshotd.engine import packages, policy
+from snapshotd.errors import UsageError
 from snapshotd.kernel import features
 
 _FREE_BYTES_WANTED = 5 << 30
@@ -46,7 +47,7 @@ def diagnose(state_dir: Path) -> list[Check]:
     """
     place = _existing(state_dir)
     machine = [_privileges(), _kernel_version(), *_kernel_features(place), _cgroups()]
-    return [*machine, *_programs(), _docker(), _fuse(), _reflink(place), _free_space(place), _python()]
+    return [*machine, *_programs(), _docker(), _fuse(), _reflink(place), _free_space(place), _python(), _policy(state_dir)]
 
 
 def setup(progress: Callable[[str], None]) -> list[Check]:
@@ -220,3 +221,13 @@ def _python() -> Check:
     version = platform.python_version()
     ok = sys.version_info >= _PYTHON_NEEDED
     return Check("Python", ok, version, "" if ok else "install Python 3.11 or newer")
+
+
+def _policy(state_dir: Path) -> Check:
+    """Which calls a person is asked about (docs/policy.md)."""
+    path = state_dir / policy.FILE_NAME
+    try:
+        rules = len(policy.PolicyFile(path).read().rules)
+    except UsageError as exc:
+        return Check("policy", False, exc.message, f"correct {path}; docs/policy.md has the form")
+    return Check("policy", True, f"{path}: {rules} rules" if path.is_file() else f"{path} does not exist: nobody is asked about any call")

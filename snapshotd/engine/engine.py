@@ -20,7 +20,6 @@ from snapshotd.engine.background import Background
 from snapshotd.engine.base import (
     CheckReport,
     Decision,
-    Engine,
     Event,
     ExecResult,
     Forked,
@@ -46,6 +45,7 @@ from snapshotd.engine.keyvalue import KeyValueStore
 from snapshotd.engine.launch import Launcher
 from snapshotd.engine.linkgroups import LinkGroups
 from snapshotd.engine.merging import Merger
+from snapshotd.engine.mind import Mind, MindVerbs
 from snapshotd.engine.recorder import marker
 from snapshotd.engine.resume import Resumes
 from snapshotd.engine.sandbox import Sandbox
@@ -80,7 +80,7 @@ from snapshotd.types import (
 MAX_FORKS = 256
 
 
-class LocalEngine(Engine):
+class LocalEngine(MindVerbs):
     """The real engine, on this machine's kernel and runtimes."""
 
     def __init__(self, context: Context, lazy: LazyLayers | None, gateway: GatewayMaker) -> None:
@@ -104,6 +104,10 @@ class LocalEngine(Engine):
         self._upkeep = Upkeep(context, self._archive, archiver, self._cold, self._sessions.stood_on, self._evict)
         self._forks = Forks(context, self._sessions, self._forget)
         self._resumes = Resumes(context, self._sessions)
+        self._mind = Mind(
+            context, self._sessions, self._cold, self._gate, self._values, self._background.submit,
+            fork=self._fork_once, forget=self._forget,
+        )  # fmt: skip
         self._browse = Browse(context)
         self._store_what_has_no_layers()
         for snapshot in self._catalog.all_snapshots():
@@ -247,12 +251,12 @@ class LocalEngine(Engine):
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
             return self._forks.fork(source, n, args, name, resume=resume)
 
+    def _fork_once(self, source: Snapshot, name: str | None) -> Trajectory:
+        _check_name(name)
+        return self._forks.fork(source, 1, None, name).trajectories[0]
+
     def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:
         return self._resumes.resume(self._catalog.resolve_trajectory(ref), decisions)
-
-    def rewind(self, ref: str, to: str) -> Snapshot:
-        with self._context.pins.pinned(self._catalog.resolve_snapshot(to).id) as target:
-            return self._sessions.rewind(self._catalog.resolve_trajectory(ref), target)
 
     def stop(self, ref: str) -> Trajectory:
         trajectory = self._catalog.resolve_trajectory(ref)
@@ -435,6 +439,7 @@ class LocalEngine(Engine):
             "layers": context.store.kind, "free_bytes": min(free_bytes(context.store.root), free_bytes(context.state_dir)),
             "runtimes": {name: runtime.unavailable() or "available" for name, runtime in context.runtimes.items()},
             "trajectories": len(self._catalog.trajectories()), "sandboxes": len(self._sessions.live()),
+            "policy": str(self._gate.policy.path),
             "images": len(context.images.list()), "durability": self._archive.failure.message if self._archive.failure else "ok",
         }  # fmt: skip
 
@@ -446,6 +451,8 @@ class LocalEngine(Engine):
         if self._closed.is_set():
             return
         self._closed.set()
+        self._mind.close()
+        self._webhooks.close()
         self._browse.close()
         self._sessions.close()
         self._launcher.close()

@@ -24,7 +24,7 @@ from snapshotd.engine import tasks
 from snapshotd.engine.agent_handler import Intent
 from snapshotd.engine.context import Context
 from snapshotd.engine.places import Places
-from snapshotd.engine.replay import Mismatch, Replay, canonical, shown
+from snapshotd.engine.replay import Kept, Mismatch, Replay, canonical, shown
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.step import StepListener, commit_step
 from snapshotd.errors import Conflict, Diverged, LimitExceeded, NotFound, SnapshotdError
@@ -96,6 +96,7 @@ class Recorder:
         self._facts: list[Any] = []
         self._resumption = resumption
         self._replay = None if resumption is None else Replay(resumption.entries)
+        self._kept = Kept(() if resumption is None else resumption.entries)
         self._said = 0 if resumption is None else resumption.began.messages
         """Messages of the conversation that the replayed program knows of."""
         self._reached = None if resumption is None else resumption.began
@@ -113,13 +114,16 @@ class Recorder:
     def replaying(self) -> bool:
         return self._replay is not None
 
-    def replayed(self, kind: EntryKind, name: str, arguments: Any) -> Recorded | None:
-        """The recorded outcome of what begins now, with the root switched to it; None: it has to be run. Diverged."""
+    def replayed(self, kind: EntryKind, name: str, arguments: Any, task: str | None = None) -> Recorded | None:
+        """The recorded outcome of what begins now (in `task`), with the root switched to it; None: it has to be run. Diverged."""
         with self._lock:
-            if self._replay is None:
-                return None
             self._check_diverged()
             name, arguments = self.funnel.conceal_text(name), self.funnel.conceal(arguments)
+            kept = self._kept.take(kind, name, arguments, task)
+            if kept is not None:
+                return self._met_kept(kept)
+            if self._replay is None:
+                return None
             try:
                 entry = self._replay.match(kind, name, arguments)
             except Mismatch as mismatch:
@@ -136,7 +140,8 @@ class Recorder:
             self._check_diverged()
             task = None if self._replay is None else self._replay.skip_task(name)
             if task is None:
-                return None
+                kept = self._kept.skip_task(name)
+                return None if kept is None else self._met_kept(kept)
             recorded = self._met(task)
             if recorded.snapshot is not None:
                 self._said = max(self._said, recorded.snapshot.messages)
@@ -156,6 +161,14 @@ class Recorder:
             self._replayed_models.append(entry)
         self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
         return Recorded(self._revealed(entry), own)
+
+    def _met_kept(self, entry: Entry) -> Recorded:
+        """Of a task that stayed completed when another was retried: its files and values are there already."""
+        if entry.kind is EntryKind.TASK and entry.snapshot is not None:
+            task = tasks.find(self._catalog.state(entry.snapshot), entry.name)
+            self._change_state(lambda state: tasks.keep(state, [task]))
+        self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
+        return Recorded(self._revealed(entry), None)
 
     def _revealed(self, entry: Entry) -> Entry:
         """An entry as the program knows it."""

@@ -17,6 +17,10 @@ from snapshotd.types import CallStatus, Entry, EntryKind
 _OUTCOMES = (CallStatus.DONE, CallStatus.FAILED)
 
 
+KEPT = "kept"
+"""Detail of an entry of a task that stayed completed when another was retried: the id under which it was recorded first."""
+
+
 class Mismatch(Exception):  # noqa: N818 - what happened, for the recorder to turn into an error or a new branch
     """The program asks for something else than the recorded entry that comes next."""
 
@@ -90,6 +94,34 @@ class Replay:
 def _is_failed_turn(entry: Entry) -> bool:
     """A request that its sender repeated: a program that runs again asks once."""
     return entry.kind is EntryKind.MODEL and entry.status is CallStatus.FAILED and bool(entry.details.get("gateway"))
+
+
+class Kept:
+    """The entries of tasks that stayed completed when another was retried: met whenever the program comes to them, also after the end of
+    the journal. Not thread-safe."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._of: dict[str, list[Entry]] = {}
+        for entry in entries:
+            if entry.status in _OUTCOMES and KEPT in entry.details:
+                task = entry.name if entry.kind is EntryKind.TASK else entry.details.get("task")
+                self._of.setdefault(str(task), []).append(entry)
+
+    def take(self, kind: EntryKind, name: str, arguments: Any, task: str | None) -> Entry | None:
+        """Take what was recorded of a call in this task; of the end of a task: of this name."""
+        left = self._of.get(name if kind is EntryKind.TASK else task or "", [])
+        wanted = canonical(arguments)
+        for index, entry in enumerate(left):
+            if entry.kind is kind and entry.name == name and canonical(entry.arguments) == wanted:
+                return left.pop(index)
+        return None
+
+    def skip_task(self, name: str) -> Entry | None:
+        """Take the end of a task with all that happened in it."""
+        found = [entry for entry in self._of.get(name, ()) if entry.kind is EntryKind.TASK]
+        if found:
+            del self._of[name]
+        return found[0] if found else None
 
 
 def _ended(entry: Entry) -> int:

@@ -147,22 +147,6 @@ class Sessions:
             self._live.pop(trajectory.id, None)
             self._recorders.pop(trajectory.id, None)
 
-    def rewind(self, trajectory: Trajectory, to: Snapshot) -> Snapshot:
-        """Throw the sandbox's present files away and go on with those of `to`. What changed since the head is captured first."""
-        sandbox = self.running(trajectory)
-        if to.state is SnapshotState.LOST:
-            raise gone(to)
-        if to.stack.image != trajectory.spec.image:
-            raise Conflict(f"snapshot {short(to.id)} cannot be put into {short(trajectory.id)}: it is of another image; fork it")
-        with sandbox.lock:
-            reason = sandbox.blocker()
-            if reason is not None:
-                raise Conflict(f"cannot rewind {short(trajectory.id)} in place: {reason}; stop it first, or fork the snapshot")
-            if not sandbox.store.unchanged(sandbox.upper, sandbox.stack):
-                commit_step(self._context.catalog, sandbox, marker("checkpoint", {"name": "before rewind"}), self._stepped)
-            sandbox.replace_root(self._cold.take(to), to.id)
-            return commit_step(self._context.catalog, sandbox, marker("rewind", {"to": to.id}), self._stepped)
-
     def _replaying(self, trajectory: Trajectory) -> bool:
         """Whether its program is still being replayed: what the sandbox holds then is nothing new."""
         recorder = self._recorders.get(trajectory.id)

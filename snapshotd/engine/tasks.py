@@ -1,7 +1,7 @@
 """Subtasks of an agent: pure functions over the agent's state (`Sandbox.state`), where they lie under `tasks`, in the order in which they
 were declared.
 
-    pending ──▶ in-progress ──▶ completed
+    pending ──▶ in-progress ──▶ completed ──▶ in-progress            (a program may come by again)
        │             ├────────▶ failed ──▶ in-progress, pending      (tried again)
        │             └────────▶ pending                              (put back)
        └──▶ skipped ──▶ pending, in-progress        pending ──▶ completed, failed too: a task may be over before it was seen to begin
@@ -27,7 +27,7 @@ MAX_NAME_CHARS = 200
 MAX_NOTE_CHARS = 4000
 
 _NEXT = {
-    PENDING: {IN_PROGRESS, COMPLETED, FAILED, SKIPPED}, IN_PROGRESS: {PENDING, COMPLETED, FAILED, SKIPPED}, COMPLETED: set[str](),
+    PENDING: {IN_PROGRESS, COMPLETED, FAILED, SKIPPED}, IN_PROGRESS: {PENDING, COMPLETED, FAILED, SKIPPED}, COMPLETED: {IN_PROGRESS},
     FAILED: {PENDING, IN_PROGRESS, SKIPPED}, SKIPPED: {PENDING, IN_PROGRESS},
 }  # fmt: skip
 
@@ -108,8 +108,8 @@ def _move(task: dict[str, Any], status: str, known: dict[str, dict[str, Any]], s
     if status == present:
         return
     if status not in _NEXT[present]:
-        after = f"{' or '.join(sorted(_NEXT[present]))} may follow" if _NEXT[present] else "`snapshotd retry` goes back to before it"
-        raise Conflict(f"the task {name!r} cannot become {status}: it is {present}; {after}")
+        follow = " or ".join(sorted(_NEXT[present]))
+        raise Conflict(f"the task {name!r} cannot become {status}: it is {present}, after which only {follow} may follow")
     if status in (IN_PROGRESS, COMPLETED):
         for other in task["depends"]:
             if known[other]["status"] != COMPLETED:

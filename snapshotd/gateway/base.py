@@ -32,7 +32,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from snapshotd.errors import UsageError
-from snapshotd.gateway.digest import digest_of
+from snapshotd.gateway.digest import DigestMemo, digest_of
 from snapshotd.types import Message
 
 CONNECTION_LIMIT = 64
@@ -170,7 +170,7 @@ class TurnRequest:
     params: Mapping[str, Any]
     items: Sequence[dict[str, Any]] = field(repr=False)
     reader: ItemReader = field(repr=False)
-    digest_key: bytes = field(default=b"", repr=False)
+    memo: DigestMemo = field(repr=False)
     previous: str | None = None
     store: bool = False
     body_bytes: int = 0
@@ -180,12 +180,12 @@ class TurnRequest:
         """The same for two requests that ask the same: a client's retry, or a program that runs again. Costs one pass over all messages."""
         params = {name: value for name, value in self.params.items() if name not in VOLATILE_PARAMS}
         texts = [digest.hex() for digest in self.digests]
-        return digest_of([self.api, self.model, self.stream, self.previous, params, texts], self.digest_key)
+        return digest_of([self.api, self.model, self.stream, self.previous, params, texts], self.memo.key)
 
     @cached_property
     def digests(self) -> tuple[bytes, ...]:
         """One per message, in order. The same when a client sends a message again in another spelling (`ItemReader.normal`)."""
-        return tuple(self._digest(item) for item in self.items)
+        return tuple(self.memo.of(self.api.value, item, self.reader.normal) for item in self.items)
 
     def matching_prefix(self, known: Sequence[bytes]) -> int:
         """How many leading messages have the digests `known`, in order. Stops at the first that differs."""
@@ -203,7 +203,7 @@ class TurnRequest:
         found = [(number, *result) for number in range(prefix_count, len(self.items)) for result in self.reader.results(self.items[number])]
         if not found:
             return []
-        names = {call.id: call.name for item in self.items for call in self.reader.calls(item)}
+        names = self._names({call_id for _, call_id, _, _ in found}, found[-1][0])
         return [ToolResult(call_id, names.get(call_id), content, is_error, number) for number, call_id, content, is_error in found]
 
     @cached_property
@@ -223,8 +223,14 @@ class TurnRequest:
             return False
         return self.api is not Api.RESPONSES or not any(True for _ in self.reader.calls(item))
 
-    def _digest(self, item: dict[str, Any]) -> bytes:
-        return digest_of(self.reader.normal(item), self.digest_key)
+    def _names(self, wanted: set[str], before: int) -> dict[str, str]:
+        """Names of these calls, looked for from message `before` backwards: they are usually close."""
+        names: dict[str, str] = {}
+        for item in reversed(self.items[:before]):
+            names.update((call.id, call.name) for call in self.reader.calls(item) if call.id in wanted and call.id not in names)
+            if len(names) == len(wanted):
+                break
+        return names
 
 
 @dataclass(frozen=True, slots=True)

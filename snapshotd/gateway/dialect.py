@@ -13,10 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from snapshotd.errors import LimitExceeded, UsageError
+from snapshotd.errors import UsageError
 from snapshotd.gateway import json_body
 from snapshotd.gateway.base import Api, ItemReader, Provider, ReplyContent, TurnRequest
-from snapshotd.gateway.digest import digest_of
+from snapshotd.gateway.digest import DigestMemo
 from snapshotd.gateway.sse import Event
 
 ERROR_LIMIT_CHARS = 2000
@@ -36,10 +36,7 @@ class StreamReader(ABC):
 
     def feed(self, event: Event) -> None:
         """Take one event. An event that cannot be read is passed over."""
-        try:
-            value = json_body.parse(event.data)
-        except (UsageError, LimitExceeded):
-            value = None
+        value = json_body.parse_or_none(event.data)
         self.take(event, value if isinstance(value, dict) else {})
 
     @abstractmethod
@@ -77,7 +74,7 @@ class Dialect(ItemReader, ABC):
     def reply_items(self, reply: dict[str, Any]) -> list[dict[str, Any]]:
         """The reply as items of a conversation: what the agent will send back in its next request."""
 
-    def read_request(self, body: dict[str, Any], body_bytes: int, digest_key: bytes) -> TurnRequest:
+    def read_request(self, body: dict[str, Any], body_bytes: int, memo: DigestMemo) -> TurnRequest:
         """The request in a parsed body. Raises UsageError for one that no provider could answer, or that cannot be recorded."""
         model, stream = body.get("model"), body.get("stream")
         if not isinstance(model, str) or not 1 <= len(model) <= 256 or not model.isprintable():
@@ -90,7 +87,7 @@ class Dialect(ItemReader, ABC):
         known = self.conversation_fields | {"model", "stream"}
         params = {name: value for name, value in body.items() if name not in known}
         previous, store = self.previous(body), self.stores(body)
-        return TurnRequest(self.api, model, stream is True, params, items, self, digest_key, previous, store, body_bytes)
+        return TurnRequest(self.api, model, stream is True, params, items, self, memo, previous, store, body_bytes)
 
     def previous(self, body: dict[str, Any]) -> str | None:
         """The id of the reply or conversation that the request continues."""
@@ -107,7 +104,7 @@ class Dialect(ItemReader, ABC):
         found = self.content(reply)
         items = self.reply_items(reply)
         messages = tuple(self.message(item) for item in items)
-        digests = tuple(digest_of(self.normal(item), request.digest_key) for item in items)
+        digests = tuple(request.memo.of(self.api.value, item, self.normal) for item in items)
         calls = tuple(call for item in items for call in self.calls(item))
         return ReplyContent(messages, digests, calls, found.stop_reason, found.usage, found.response_id, found.model, found.error)
 

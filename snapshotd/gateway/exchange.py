@@ -11,10 +11,13 @@ from snapshotd.errors import LimitExceeded, SnapshotdError
 from snapshotd.gateway import json_body, routes
 from snapshotd.gateway.base import NO_RETRY, GatewayHandler, Provider, Recorded, ReplyContent, TurnReply, TurnRequest, Upstream
 from snapshotd.gateway.dialect import Dialect, error_body
+from snapshotd.gateway.digest import DigestMemo
 from snapshotd.gateway.forward import Cut, Forwarder, Reply, UpstreamFailed
 from snapshotd.gateway.peer import Gone, HttpRequest, Peer
 from snapshotd.gateway.recording import Recording
 from snapshotd.gateway.watch import HangUpWatch
+
+HUNG_UP = "the agent hung up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class Settings:
     handler: GatewayHandler
     upstreams: Mapping[str, Upstream]
     replay_limit_bytes: int
-    digest_key: bytes
+    memo: DigestMemo
     hang_ups: HangUpWatch
 
 
@@ -77,7 +80,7 @@ class Exchange:
         started_at_ns, started_ns = time.time_ns(), time.monotonic_ns()
         try:
             with self._watched(), self._send(dialect.provider) as reply:
-                _LiveReply(self._peer, self._settings, dialect, request, reply, started_at_ns, started_ns).pass_on()
+                _LiveReply(self._peer, self._forwarder, self._settings, dialect, request, reply, (started_at_ns, started_ns)).pass_on()
         except UpstreamFailed as failed:
             spent_ns = time.monotonic_ns() - started_ns
             lost = TurnReply(failed.status, ReplyContent(), False, failed.message, "", None, 0, started_at_ns, spent_ns)
@@ -90,7 +93,7 @@ class Exchange:
         if values > json_body.NODE_LIMIT:
             raise LimitExceeded(f"The request's body holds more than {json_body.NODE_LIMIT} JSON values; send fewer messages.")
         self._peer.reserve(values * json_body.NODE_BYTES)
-        return dialect.read_request(json_body.parse_object(body), len(body), self._settings.digest_key)
+        return dialect.read_request(json_body.parse_object(body), len(body), self._settings.memo)
 
     def _replay(self, recorded: Recorded) -> None:
         headers = [(name.encode(), value.encode()) for name, value in (("content-type", recorded.content_type), *recorded.headers)]
@@ -109,7 +112,7 @@ class Exchange:
         return self._forwarder.send(provider, upstream, http.method, http.path, http.query, http.headers, http.body or None)
 
     def _watched(self) -> AbstractContextManager[None]:
-        return self._settings.hang_ups.watch(self._peer.fd, lambda: self._forwarder.abort("the agent hung up"))
+        return self._settings.hang_ups.watch(self._peer.fd, lambda: self._forwarder.abort(HUNG_UP))
 
     def _tell(self, failed: UpstreamFailed) -> None:
         """No answer from the provider. Clients may try again, unless nothing is configured."""
@@ -120,14 +123,15 @@ class Exchange:
 class _LiveReply:
     """A provider's reply on its way to the agent and, before its end, to the handler."""
 
-    def __init__(self, peer: Peer, settings: Settings, dialect: Dialect, request: TurnRequest, reply: Reply, started_at_ns: int,
-                 started_ns: int) -> None:
+    def __init__(self, peer: Peer, forwarder: Forwarder, settings: Settings, dialect: Dialect, request: TurnRequest, reply: Reply,
+                 started: tuple[int, int]) -> None:
         self._peer = peer
+        self._forwarder = forwarder
         self._handler = settings.handler
         self._request = request
         self._reply = reply
         self._recording = Recording(dialect, request, reply.status, reply.content_type, settings.replay_limit_bytes)
-        self._started_at_ns, self._started_ns = started_at_ns, started_ns
+        self._started_at_ns, self._started_ns = started
         self._held = bytearray()
         self._head_sent = False
         self._reported = False
@@ -143,7 +147,10 @@ class _LiveReply:
         except Cut as cut:
             failure = str(cut)
         except Gone:
-            self._report("the agent hung up")
+            self._report(self._forwarder.aborted or HUNG_UP)
+            raise
+        except Exception:
+            self._report("the gateway failed")
             raise
         self._report(failure)
         self._release()

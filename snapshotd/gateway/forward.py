@@ -7,6 +7,7 @@ thread. httpx2 is imported at the first request: it takes a tenth of a second, a
 from __future__ import annotations
 
 import functools
+import logging
 import socket
 import ssl
 import threading
@@ -86,13 +87,12 @@ class Forwarder:
         mask = KeyMask(upstream)
         if self._aborted:
             raise self._failure(OSError(), mask)
-        request = self._open().build_request(
-            method, target(provider, upstream, path, query), content=body, headers=outgoing(headers, provider, upstream),
-            extensions={**self._limits(), "trace": self._trace},
-        )  # fmt: skip
+        extensions = {**self._limits(), "trace": self._trace}
         try:
-            response = self._open().send(request, stream=True)
-        except (httpx2.TransportError, OSError) as exc:
+            client, url = self._open(), target(provider, upstream, path, query)
+            own = outgoing(headers, provider, upstream)
+            response = client.send(client.build_request(method, url, content=body, headers=own, extensions=extensions), stream=True)
+        except (httpx2.TransportError, httpx2.InvalidURL, OSError) as exc:  # OSError: certificates that cannot be read
             raise self._failure(exc, mask) from None
         try:
             encoding = response.headers.get("content-encoding", "identity")
@@ -103,6 +103,11 @@ class Forwarder:
             yield Reply(response.status_code, passed, kind, _length(response), self._pieces(response, mask))
         finally:
             response.close()
+
+    @property
+    def aborted(self) -> str | None:
+        """Why it was aborted, if it was."""
+        return self._aborted
 
     def abort(self, reason: str) -> None:
         """Cut what is being waited for, and everything later. The first `reason` is the one that errors give."""
@@ -124,6 +129,8 @@ class Forwarder:
         import httpx2
 
         if self._client is None:
+            for name in ("httpx2", "httpcore2"):  # their debug output has the provider's headers, which are kept nowhere
+                logging.getLogger(name).setLevel(logging.WARNING)
             limits = httpx2.Limits(max_connections=1, max_keepalive_connections=1)
             self._client = httpx2.Client(verify=_tls(), limits=limits, follow_redirects=False, headers={"user-agent": "snapshotd"})
         return self._client

@@ -54,13 +54,18 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return value
 
 
+def parse_or_none(body: bytes) -> Any:
+    """Like `parse`, with every bound checked, and None for what cannot be read."""
+    try:
+        return parse(body) if count_values(body) <= NODE_LIMIT else None
+    except (UsageError, LimitExceeded):
+        return None
+
+
 def parse_text(text: str) -> Any:
     """What a text means as JSON, or the text itself where it is no JSON: the arguments of a tool call, which a model wrote."""
-    body = text.encode("utf-8", "replace")
-    try:
-        return parse(body) if count_values(body) <= NODE_LIMIT else text
-    except (UsageError, LimitExceeded):
-        return text
+    value = parse_or_none(text.encode("utf-8", "replace"))
+    return text if value is None else value
 
 
 def _refuse(name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from snapshotd.errors import LimitExceeded, UsageError
 from snapshotd.gateway import json_body
 from snapshotd.gateway.base import ReplyContent, TurnReply, TurnRequest
 from snapshotd.gateway.dialect import Dialect
@@ -70,12 +69,7 @@ class Recording:
             return ReplyContent(error=f"the reply of {self.body_bytes} bytes is too long to be read")
         if self.streamed:
             return self._dialect.read_reply(self._stream.reply(), self._request)
-        try:
-            if json_body.count_values(bytes(self._body)) > json_body.NODE_LIMIT:
-                return ReplyContent(error="the reply holds too many values to be read")
-            value = json_body.parse(bytes(self._body))
-        except (UsageError, LimitExceeded):
-            value = None
+        value = json_body.parse_or_none(bytes(self._body))
         if 200 <= self._status < 300:
             return self._dialect.read_reply(value, self._request)
         return ReplyContent(error=self._dialect.read_error(value) or f"HTTP status {self._status}")

@@ -23,6 +23,7 @@ from snapshotd.gateway.base import (
     Upstream,
 )
 from snapshotd.gateway.dialect import error_body
+from snapshotd.gateway.digest import DigestMemo
 from snapshotd.gateway.exchange import Exchange, Settings
 from snapshotd.gateway.forward import Forwarder
 from snapshotd.gateway.peer import Gone, Peer, Refused
@@ -48,8 +49,9 @@ class GatewayServer(Gateway):
     def __init__(self, listener: socket.socket, handler: GatewayHandler, upstreams: Mapping[str, Upstream], *,
                  timeouts: Timeouts | None = None, body_limit_bytes: int = BODY_LIMIT_BYTES,
                  replay_limit_bytes: int = REPLAY_LIMIT_BYTES, budget: Budget | None = None, digest_key: bytes = b"") -> None:
+        self._port = int(listener.getsockname()[1])
         self._hang_ups = HangUpWatch()
-        self._settings = Settings(handler, dict(upstreams), replay_limit_bytes, digest_key, self._hang_ups)
+        self._settings = Settings(handler, dict(upstreams), replay_limit_bytes, DigestMemo(digest_key), self._hang_ups)
         self._timeouts = timeouts or Timeouts()
         self._body_limit = body_limit_bytes
         self._budget = budget or Budget()
@@ -61,7 +63,6 @@ class GatewayServer(Gateway):
         self._closed = threading.Event()
         listener.settimeout(None)
         self._listener = listener
-        self._port = int(listener.getsockname()[1])
         self._acceptor = threading.Thread(target=self._accept, name="gateway-accept", daemon=True)
         self._acceptor.start()
 
@@ -102,6 +103,7 @@ class GatewayServer(Gateway):
                 _LOG.warning("cannot accept a connection to the gateway: %s", exc)
                 self._closing.wait(0.1)  # out of descriptors or memory: others may give some back
                 continue
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # events of a stream must not wait for each other
             self._start(connected)
 
     def _start(self, connected: socket.socket) -> None:
@@ -154,8 +156,8 @@ class _Connection:
 
     def interrupt(self) -> None:
         """Cut it. Any thread; the connection must not be closed yet."""
+        self._forwarder.abort("the gateway was closed")  # first: the peer's end of it looks as if the agent had hung up
         self._peer.interrupt()
-        self._forwarder.abort("the gateway was closed")
 
     def close(self) -> None:
         self._forwarder.close()

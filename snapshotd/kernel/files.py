@@ -244,3 +244,13 @@ def rename_no_replace(source_fd: int, source: bytes, target_fd: int, target: byt
 def sync_filesystem(fd: int) -> None:
     """syncfs(2): returns when everything written to the file system that holds `fd` is durable. Raises OSError (EIO, ENOSPC)."""
     sc.call("syncfs", fd)
+
+
+def write_all(fd: int, data: bytes | memoryview, offset: int | None = None) -> int:
+    """Write all of it, at an offset or where the descriptor stands. Returns its length."""
+    size = len(data)
+    while data:
+        done = os.write(fd, data) if offset is None else os.pwrite(fd, data, offset)
+        data = data[done:]
+        offset = None if offset is None else offset + done
+    return size

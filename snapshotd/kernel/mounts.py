@@ -6,6 +6,7 @@ Source: Documentation/filesystems/overlayfs.rst, mount_setattr(2), open_tree(2);
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ OVERLAY_OPTIONS: tuple[tuple[str, str], ...] = (
     ("metacopy", "off"),  # a layer must hold its files' bytes
     ("xino", "auto"),
 )
+_OVERLAY_NEEDS_BYTES = 1 << 20
+"""Free space with which no file system refuses a directory and an attribute: XFS reserves some hundred blocks for them."""
 
 
 def overlay(lower_fds: Sequence[int], upper_fd: int, work_fd: int) -> int:
@@ -26,7 +29,7 @@ def overlay(lower_fds: Sequence[int], upper_fd: int, work_fd: int) -> int:
     `lower_fds`: directories, newest first, 1..500. `upper_fd` and `work_fd`: empty directories of one file system and one mount.
     The mount is `nodev`, `noatime` and `volatile`: making bytes durable is the repository's work, and without it an unmount
     would write back everything dirty (0.24 ms against 184 ms with 100 MiB dirty).
-    Raises OSError; nothing is left behind. Needs Linux 6.13 (layers by file descriptor).
+    Raises OSError (ENOSPC: see `_check_whole`); nothing is left behind. Needs Linux 6.13 (layers by file descriptor).
     """
     fs = sc.call("fsopen", "overlay", sc.FSOPEN_CLOEXEC)
     try:
@@ -38,9 +41,29 @@ def overlay(lower_fds: Sequence[int], upper_fd: int, work_fd: int) -> int:
             sc.call("fsconfig", fs, sc.FSCONFIG_SET_STRING, key, value, 0)
         sc.call("fsconfig", fs, sc.FSCONFIG_SET_FLAG, "volatile", None, 0)
         sc.call("fsconfig", fs, sc.FSCONFIG_CMD_CREATE, None, None, 0)
-        return sc.call("fsmount", fs, sc.FSMOUNT_CLOEXEC, sc.MOUNT_ATTR_NODEV | sc.MOUNT_ATTR_NOATIME)
+        mount = sc.call("fsmount", fs, sc.FSMOUNT_CLOEXEC, sc.MOUNT_ATTR_NODEV | sc.MOUNT_ATTR_NOATIME)
     finally:
         os.close(fs)
+    try:
+        _check_whole(mount, upper_fd)
+    except BaseException:
+        os.close(mount)
+        raise
+    return mount
+
+
+def _check_whole(mount: int, upper_fd: int) -> None:
+    """OSError unless the overlay is writable and has all its options.
+
+    On a full disk overlayfs mounts all the same: read-only when it could not make its work directory, and without following redirects
+    when it could not set an attribute there (fs/overlayfs/super.c, ovl_make_workdir). The first shows; of the second only lack of space
+    tells.
+    """
+    upper = os.fstatvfs(upper_fd)
+    if upper.f_flag & os.ST_RDONLY:
+        raise OSError(errno.EROFS, "overlay: the upper directory's file system is read-only")
+    if os.fstatvfs(mount).f_flag & os.ST_RDONLY or upper.f_bavail * upper.f_frsize < _OVERLAY_NEEDS_BYTES:
+        raise OSError(errno.ENOSPC, "overlay: no space for its work directory")
 
 
 def clone(dir_fd: int, path: bytes | str = b"", *, recursive: bool = False) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from snapshotd.layers.base import Child, Entry
 from snapshotd.layers.stored_view import StoredDirectory, StoredView, entry_named
@@ -111,6 +111,9 @@ class DifferenceView(View):
 
     def copy_child(self, child: Child, target_fd: int) -> int:
         return self._upper.copy_child(child, target_fd)
+
+    def load_children(self, children: Sequence[Child]) -> list[bytes | memoryview | None]:
+        return self._upper.load_children(children)
 
     def readlink_of(self, child: Child) -> bytes:
         return self._upper.readlink_of(child)

@@ -118,7 +118,8 @@ def pivot(target: Target, store: LayerStore, stack: Stack, upper: LayerID, layou
 
     `seal`: the present root is one of ours and must become an immutable layer; raises Busy if it cannot. Without it (the first
     root of a fresh container, or a rewind that throws the present one away) nothing is sealed.
-    Raises Busy, or SandboxFailed when the container is gone or its root cannot hold the sub-mounts. Then the root is as before.
+    Raises Busy, SandboxFailed when the container is gone or its root cannot hold the sub-mounts, or OSError (ENOSPC). Then the root is as
+    before.
     The caller makes sure that every live process has its working directory and open files outside the root (see engine/quiesce.py).
     """
     with _overlay(target, store, stack, upper) as new_root:
@@ -225,6 +226,8 @@ def _hang(new_root: int, point: bytes, tree: int, owner: int) -> None:
         finally:
             os.close(spot)
     except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
         raise SandboxFailed(
             f"cannot mount {os.fsdecode(point)!r} in the sandbox's root: {exc.strerror}; the snapshot has something else in its place"
         ) from exc

@@ -10,7 +10,7 @@ import errno
 import os
 import tempfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from hashlib import blake2b
@@ -18,6 +18,7 @@ from itertools import accumulate
 from typing import Any
 
 from snapshotd.errors import DataLoss, NotFound
+from snapshotd.kernel.files import write_all
 from snapshotd.layers.base import Child, Entry
 from snapshotd.layers.lookup import PRIVATE_PREFIX
 from snapshotd.layers.view import PathCache, View, split
@@ -26,6 +27,8 @@ from snapshotd.types import BlobID, Kind, TreeID
 
 _IN_MEMORY_BYTES = 8 << 20
 """A file with more data than this is opened as a temporary file on disk, not in memory."""
+_SMALL_BYTES = 1 << 20
+"""A longer file is never read with others at once."""
 _PAGE_BYTES = 4096
 _STORED = -1
 """Stands for the device in `Entry.inode`: no device has this number, so a stored file is never taken for one on disk."""
@@ -145,12 +148,25 @@ class StoredView(View):
                 done += len(piece)
                 if done > entry.size:
                     break
-                _write_all(target_fd, piece)
+                write_all(target_fd, piece)
             if done != entry.size:
                 raise self._damage(child, "its content has another length than recorded")
             return done
         self._copy_sparse(child, entry, target_fd)
         return entry.size
+
+    def load_children(self, children: Sequence[Child]) -> list[bytes | memoryview | None]:
+        result: list[bytes | memoryview | None] = [None] * len(children)
+        places, contents = [], []
+        for place, child in enumerate(children):
+            entry: TreeEntry = child.source[1]
+            if entry.kind is Kind.FILE and entry.content is not None and entry.extents is None and entry.size <= _SMALL_BYTES:
+                places.append(place)
+                contents.append(entry.content)
+        for place, data in zip(places, self._repository.load_many(contents), strict=True):
+            if data is not None and len(data) == children[place].entry.size:
+                result[place] = data
+        return result
 
     def readlink_of(self, child: Child) -> bytes:
         entry: TreeEntry = child.source[1]
@@ -227,7 +243,7 @@ class StoredView(View):
                     if not length:
                         raise self._damage(child, "its content is longer than its extents")
                 part = rest[:length]
-                _write_all(target_fd, part, start)
+                write_all(target_fd, part, start)
                 start, length, rest = start + len(part), length - len(part), rest[len(part) :]
         if length or next(waiting, None) is not None:
             raise self._damage(child, "its content is shorter than its extents")
@@ -324,10 +340,3 @@ def _file_number(entry: TreeEntry) -> int:
 def _public_xattrs(entry: TreeEntry) -> dict[bytes, bytes]:
     """Overlayfs's own never come out, whoever put them in."""
     return {name: value for name, value in entry.xattrs if not name.startswith(PRIVATE_PREFIX)}
-
-
-def _write_all(fd: int, data: bytes | memoryview, offset: int | None = None) -> None:
-    while data:
-        done = os.write(fd, data) if offset is None else os.pwrite(fd, data, offset)
-        data = data[done:]
-        offset = None if offset is None else offset + done

@@ -8,13 +8,13 @@ import threading
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from snapshotd.errors import DataLoss, InternalError, NotFound
-from snapshotd.repo import chunks, compress, pack, tree
+from snapshotd.repo import bulk, chunks, compress, pack, tree
 from snapshotd.repo.base import ObjectKind, Repository, Tree
 from snapshotd.repo.chunks import ChunkList
 from snapshotd.repo.ids import Identity, raw_id
@@ -194,6 +194,11 @@ class PackReader(Repository):
         if entry.kind == ObjectKind.CHUNK:
             return self._load_chunk(entry)
         return self._load_list(raw, self._layout(raw).chunks)
+
+    def load_many(self, contents: Sequence[BlobID]) -> list[bytes | memoryview | None]:
+        raws = [raw_id(content, "content") for content in contents]
+        found = bulk.load_many(self, raws)
+        return [found.get(raw) for raw in raws]
 
     def read(self, content: BlobID, offset: int, length: int) -> bytes:
         raw = raw_id(content, "content")

@@ -55,7 +55,7 @@ class Vault(ABC):
 
     @abstractmethod
     def inherit(self, heir: TrajectoryID, owners: Collection[TrajectoryID]) -> None:
-        """Give `heir` a copy of everything that `owners` have kept, so that they can be forgotten."""
+        """Give `heir` a copy of everything that `owners` have kept, so that they can be forgotten. All or nothing."""
 
     @abstractmethod
     def forget(self, trajectory: TrajectoryID) -> None:

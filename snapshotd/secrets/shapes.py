@@ -205,39 +205,45 @@ class Shapes:
             found = self._try(index, data, begin, end, final)
             if found is _OPEN:
                 return spans, begin
-            if found is not None:
-                spans.append(found)
-                start = found.end
+            if found:
+                spans += found
+                start = found[-1].end
                 if open_from < start:
                     open_from = len(data) if final else _beginnings.first(data, start)
         return spans, max(start, open_from)
 
-    def _try(self, index: int, data: bytes, begin: int, end: int, final: bool) -> Span | None:
+    def _try(self, index: int, data: bytes, begin: int, end: int, final: bool) -> list[Span] | None:
+        """The spans that come with the anchor at data[begin:end]; `_OPEN` if that cannot be said yet."""
         for rule in _BY_ANCHOR[index]:
             if begin and data[begin - 1] in rule.not_after:
                 continue
             if not final and len(data) - end <= rule.most and rule.unfinished.match(data, end):
                 return _OPEN
             match = rule.whole.match(data, end)
-            if match is not None and (span := self._span(rule.shape, data, begin, match)) is not None:
-                return span
+            if match is not None and (spans := self._spans(rule.shape, data, begin, match)):
+                return spans
         return None
 
-    def _span(self, shape: Shape, data: bytes, begin: int, match: re.Match[bytes]) -> Span | None:
+    def _spans(self, shape: Shape, data: bytes, begin: int, match: re.Match[bytes]) -> list[Span]:
         if shape is _MARKER:
-            known = data[begin + len("[secret:") : match.end()].partition(b":")[0] in self._marker_names
-            return Span(begin, match.end(), None) if known else None
-        value = match[1]
-        if shape.likely is not None and not shape.likely(value):
-            return None
+            return [Span(begin, match.end(), None)] if self._has_marker(data, begin, match.end(), begin) else []
+        if shape.likely is not None and not shape.likely(match[1]):
+            return []
         if not shape.context:
-            return Span(begin, match.end(1), shape.name)
-        if MARKER_BYTES.search(value):
-            return None
-        return Span(match.start(1), match.end(1), _own_name(value) or shape.name)
+            return [Span(begin, match.end(1), shape.name)]
+        before, (value, end) = match.start(), match.span(1)
+        if self._has_marker(data, begin, match.end(), value):
+            return []
+        # What stands before the secret part may hold secrets of its own: the user of a URL can be a token.
+        inner = [Span(a + before, b + before, name) for a, b, name in self.find(data[before:value], 0, True)[0]]
+        return [*inner, Span(value, end, _own_name(match[1]) or shape.name)]
+
+    def _has_marker(self, data: bytes, begin: int, end: int, beyond: int) -> bool:
+        """Whether a marker that is left as it is lies within data[begin:end] and ends after `beyond`."""
+        return any(marker.end() > beyond and marker[1] in self._marker_names for marker in MARKER_BYTES.finditer(data, begin, end))
 
 
-_OPEN = Span(-1, -1, None)
+_OPEN: list[Span] = []
 """Stands for: more data is needed."""
 
 

@@ -55,7 +55,10 @@ _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE secrets (trajectory TEXT NOT NULL, marker TEXT NOT NULL, sealed BLOB NOT NULL, PRIMARY KEY (trajectory, marker)) WITHOUT ROWID;
 """
-_PRAGMAS = "PRAGMA mmap_size = 0; PRAGMA trusted_schema = OFF; PRAGMA synchronous = NORMAL; PRAGMA busy_timeout = 5000;"
+_PRAGMAS = (
+    "PRAGMA mmap_size = 0; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON; "
+    "PRAGMA synchronous = NORMAL; PRAGMA busy_timeout = 5000;"
+)
 _SEALED_VERSION = b"\1"
 _NONCE_BYTES = 12
 _OVERHEAD_BYTES = len(_SEALED_VERSION) + _NONCE_BYTES + 16
@@ -102,6 +105,8 @@ class FileVault(Vault):
             raise VersionMismatch(
                 f"the vault {self._path} was written by a newer snapshotd (format {version}, this one knows {_VERSION}): use that version"
             )
+        if version < _VERSION:
+            raise DataLoss(f"the vault {self._path} is damaged (format {version}): {_REMEDY}")
         if self._rows("SELECT value FROM meta WHERE key = 'check'") != [(self._key.check,)]:
             raise DataLoss(f"the key {self._path.with_name(KEY_NAME)} does not belong to the vault {self._path}: {_REMEDY}")
         # Never open the database file itself a second time: closing any descriptor of it drops SQLite's POSIX locks. The WAL has none.
@@ -196,11 +201,11 @@ class FileVault(Vault):
         return _SEALED_VERSION + nonce + self._cipher.encrypt(nonce, value, _bound_to(trajectory, marker))
 
     def _unseal(self, trajectory: TrajectoryID, marker: str, sealed: bytes) -> bytes:
-        nonce, ciphertext = sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
         try:
-            if sealed[:1] == _SEALED_VERSION and len(sealed) >= _OVERHEAD_BYTES:
+            version, nonce, ciphertext = sealed[:1], sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
+            if version == _SEALED_VERSION and len(sealed) >= _OVERHEAD_BYTES:
                 return self._cipher.decrypt(nonce, ciphertext, _bound_to(trajectory, marker))
-        except (InvalidTag, TypeError):
+        except (InvalidTag, TypeError):  # a damaged value can be of any type
             pass
         raise DataLoss(f"the original of {marker} of trajectory {trajectory} in {self._path} is damaged: {_REMEDY}")
 

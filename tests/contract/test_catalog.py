@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import apsw
 import pytest
 
 from snapshotd.catalog import database, schema
-from snapshotd.catalog.base import Catalog
+from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.errors import Conflict, DataLoss, InternalError, NotFound, OutOfSpace, Unsupported, VersionMismatch
 from snapshotd.testing.contracts.catalog import CHECKS
-from snapshotd.testing.records import begin, committed, make_image, started
-from snapshotd.types import RecordID, SnapshotState, TreeID
+from snapshotd.testing.records import begin, committed, ended_entry, follow, make_entry, make_image, started
+from snapshotd.types import CallStatus, Ended, Message, RecordID, Snapshot, SnapshotState, TreeID
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -228,13 +229,17 @@ def test_a_cut_catalog_is_damage(tmp_path: Path) -> None:
         "UPDATE images SET env = '[[1]]'",
         "UPDATE messages SET content = ''",
         "DELETE FROM messages WHERE position = 1",
+        "UPDATE entries SET kind = 'nonsense'",
+        "UPDATE entries SET facts = '7'",
+        "UPDATE entries SET result = '{'",
+        "UPDATE states SET content = '[1]'",
     ],
 )
 def test_a_damaged_record_is_named(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "catalog.db"
     catalog = SqliteCatalog(path)
     trajectory, first = started(catalog)
-    head = committed(catalog, first, "1", "2", "3")
+    head = committed(catalog, first, "1", "2", "3", entries=[ended_entry(first)], saved={"a": 1})
     catalog.close()
     with_raw(path, damage)
     catalog = SqliteCatalog(path)
@@ -244,6 +249,8 @@ def test_a_damaged_record_is_named(tmp_path: Path, damage: str) -> None:
             catalog.get_trajectory(trajectory.id)
             catalog.get_snapshot(head.id)
             list(catalog.conversation(head.id))
+            list(catalog.journal(head.id))
+            catalog.state(head.id)
     finally:
         catalog.close()
 
@@ -309,6 +316,24 @@ def test_no_catalog_is_left_by_a_creation_on_a_full_disk(small_disk: Path) -> No
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
+def steps(catalog: SqliteCatalog, action: Callable[[], object]) -> int:
+    """What an action costs, counted in SQLite's own steps."""
+    count = 0
+
+    def tick() -> bool:
+        nonlocal count
+        count += 1
+        return False
+
+    connection = catalog._db.connection
+    connection.set_progress_handler(tick, 1)
+    try:
+        action()
+    finally:
+        connection.set_progress_handler(None)
+    return count
+
+
 @pytest.mark.parametrize("size", [1000, 10_000])
 def test_no_statement_of_a_commit_or_lookup_scans(tmp_path: Path, size: int) -> None:
     """Costs are counted in SQLite's own steps: they must not depend on how much history there is."""
@@ -317,39 +342,82 @@ def test_no_statement_of_a_commit_or_lookup_scans(tmp_path: Path, size: int) -> 
     for n in range(size):
         catalog.set_stored(head.id, TreeID("1" * 64), RecordID("2" * 64))
         head = committed(catalog, head, f"message {n}")
-    connection = catalog._db.connection
-
-    def steps(action: Callable[[], object]) -> int:
-        count = 0
-
-        def tick() -> bool:
-            nonlocal count
-            count += 1
-            return False
-
-        connection.set_progress_handler(tick, 1)
-        try:
-            action()
-        finally:
-            connection.set_progress_handler(None)
-        return count
-
     try:
-        assert steps(lambda: committed(catalog, head, "one more")) < 600
-        assert steps(lambda: catalog.resolve_snapshot(head.id[:12])) < 400
-        assert steps(lambda: catalog.resolve_trajectory("long")) < 300
-        assert steps(lambda: catalog.get_snapshot(head.id)) < 300
-        assert steps(lambda: catalog.tag(head.id, "tag")) < 200
-        assert steps(lambda: catalog.snapshots(head.trajectory, 50)) < 50 * 150
-        assert steps(lambda: catalog.count_snapshots(head.trajectory)) < 10 * size
-        assert steps(lambda: catalog.own_messages(head.id)) < 200
-        assert steps(catalog.unstored) < 200
-        assert steps(catalog.unstored_blobs) < 200
-        assert steps(lambda: catalog.set_stored(head.id, TreeID("1" * 64), RecordID("2" * 64))) < 200
-        assert steps(lambda: catalog.set_pruned([head.id])) < 200
-        assert steps(lambda: catalog.set_state([head.id], SnapshotState.LOST)) < 200
-        assert steps(catalog.referenced_trees) < 20 * size
-        assert steps(catalog.referenced_records) < 20 * size
-        assert steps(lambda: next(catalog.conversation(head.id))) < 100 * 500  # one page
+        assert steps(catalog, lambda: committed(catalog, head, "one more")) < 600
+        assert steps(catalog, lambda: catalog.resolve_snapshot(head.id[:12])) < 400
+        assert steps(catalog, lambda: catalog.resolve_trajectory("long")) < 300
+        assert steps(catalog, lambda: catalog.get_snapshot(head.id)) < 300
+        assert steps(catalog, lambda: catalog.tag(head.id, "tag")) < 200
+        assert steps(catalog, lambda: catalog.snapshots(head.trajectory, 50)) < 50 * 150
+        assert steps(catalog, lambda: catalog.count_snapshots(head.trajectory)) < 10 * size
+        assert steps(catalog, lambda: catalog.own_messages(head.id)) < 200
+        assert steps(catalog, catalog.unstored) < 200
+        assert steps(catalog, catalog.unstored_blobs) < 200
+        assert steps(catalog, lambda: catalog.set_stored(head.id, TreeID("1" * 64), RecordID("2" * 64))) < 200
+        assert steps(catalog, lambda: catalog.set_pruned([head.id])) < 200
+        assert steps(catalog, lambda: catalog.set_state([head.id], SnapshotState.LOST)) < 200
+        assert steps(catalog, catalog.referenced_trees) < 20 * size
+        assert steps(catalog, catalog.referenced_records) < 20 * size
+        assert steps(catalog, lambda: next(catalog.conversation(head.id))) < 100 * 500  # one page
     finally:
         catalog.close()
+
+
+def grown(size: int) -> tuple[SqliteCatalog, Snapshot]:
+    """A trajectory of so many snapshots, each with a message, a call in the journal and a state of its own; and its head."""
+    catalog = SqliteCatalog(":memory:")
+    image = make_image()
+    trajectory, first = begin(image)
+    line = [first]
+    rows = [SnapshotRow(first)]
+    for n in range(size):
+        line.append(follow(line[-1], messages=1, stack=first.stack, own_layers=0))
+        entry = ended_entry(line[-2], snapshot=line[-1].id, number=n)
+        rows.append(SnapshotRow(line[-1], (Message("user", f"{n}"),), None, (entry,), {"n": n}))
+    catalog.restore_rows([image], [replace(trajectory, head=line[-1].id, began=first.id)], rows)
+    return catalog, line[-1]
+
+
+def costs(catalog: SqliteCatalog, head: Snapshot) -> dict[str, int]:
+    """What the everyday things cost there, in steps."""
+    back = catalog.snapshots(head.trajectory, 3)[0]
+    found: dict[str, int] = {}
+    fence = catalog.lease(head.trajectory)
+    intents = [make_entry(head) for _ in range(2)]
+    ends = [Ended(entry.id, CallStatus.DONE, 5, "result") for entry in intents]
+    made: list[Snapshot] = [head]
+
+    def commit(*texts: str, **fields: Any) -> None:
+        made.append(committed(catalog, made[-1], *texts, stack=head.stack, own_layers=0, **fields))
+
+    found["lease"] = steps(catalog, lambda: catalog.lease(head.trajectory))
+    fence += 1
+    found["begin"] = steps(catalog, lambda: catalog.begin_entry(head.trajectory, intents[0], fence=fence))
+    catalog.begin_entry(head.trajectory, intents[1])
+    found["end"] = steps(catalog, lambda: catalog.end_entry(head.trajectory, ends[0]))
+    found["unbound"] = steps(catalog, lambda: catalog.unbound(head.trajectory))
+    found["commit"] = steps(catalog, lambda: commit("one", ended=ends[1], entries=[ended_entry(head)], saved={"new": 1}, fence=fence))
+    found["rewind"] = steps(catalog, lambda: commit("two", after=back, keep=back.messages - 1))
+    found["commit after it"] = steps(catalog, lambda: commit("three"))
+    for own in (catalog.own_messages, catalog.own_entries, catalog.own_state):
+        found[own.__name__] = steps(catalog, lambda own=own: own(made[1].id))  # type: ignore[misc]
+    found["state"] = steps(catalog, lambda: catalog.state(head.id))
+    found["find"] = steps(catalog, lambda: (catalog.entry(intents[0].id), catalog.find_entry(intents[0].id[:12])))
+    found["last of the conversation"] = steps(catalog, lambda: list(catalog.conversation(made[-1].id, made[-1].messages - 3)))
+    found["last of the journal"] = steps(catalog, lambda: list(catalog.journal(made[1].id, back.id)))
+    return found
+
+
+def test_a_long_trajectory_costs_no_more_than_a_short_one() -> None:
+    """A step, a rewind and a look at what is new cost the same after 10 snapshots and after 10,000."""
+    found = []
+    for size in (10, 10_000):
+        catalog, head = grown(size)
+        try:
+            found.append(costs(catalog, head))
+        finally:
+            catalog.close()
+    short, long = found
+    assert short["commit"] > 100, "steps are counted"
+    for action, count in short.items():
+        assert long[action] <= count * 1.1 + 5, action

@@ -141,6 +141,8 @@ def reads_are_right_or_typed(template: Template, directory: Path) -> set[bytes]:
             fine.add(raw)
         except TYPED:
             continue
+    at_once = reader.load_many([BlobID(raw.hex()) for raw in template.plain])
+    assert all(found is None or found == plain for found, plain in zip(at_once, template.plain.values(), strict=True))
     for one in template.snapshots:
         try:
             assert load(reader, one.tree) == one.files

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 
 from snapshotd.client.results import Policy
 from snapshotd.errors import OutOfSpace
-from snapshotd.kernel import syscalls
+from snapshotd.kernel import mounts, syscalls
 from tests.capabilities import require
 from tests.leftovers import nothing_left
 from tests.loop_disk import Disk, loop_disk
@@ -204,6 +205,54 @@ def test_prune_frees_space_on_a_full_disk(kind: str, small_root: Path) -> None:
         finally:
             rig.end()
         nothing_left(rig.daemon.state_dir, running=False)
+
+
+@pytest.mark.parametrize("kind", ["xfs"])  # on ext4 the layers' own image fails below itself: docs/limits.md
+@in_own_mount_namespace
+def test_filled_from_inside_a_sandbox(kind: str, small_root: Path) -> None:
+    require("xfs")
+    with loop_disk(kind, DISK_BYTES) as disk:
+        rig = Rig(disk, small_root)
+        try:
+            with rig.daemon.explained():
+                greedy = rig.client.create(image="small", runtime="runc")[0].id
+                script = "cat /dev/zero > /root/huge; for n in $(seq 2000); do echo $n > /root/small$n || exit 3; done"
+                _fails(lambda: rig.client.exec(greedy, ["sh", "-c", script]))
+                rig.alive()
+                _everything(rig)
+                rig.client.remove(greedy, force=True)
+                wait_until(lambda: disk.free_bytes() > DISK_BYTES // 8, "XFS gives the space back, which it does in the background")
+                rig.whole()
+                rig.daemon.stop()
+        finally:
+            rig.end()
+        nothing_left(rig.daemon.state_dir, running=False)
+
+
+@pytest.mark.parametrize(("kind", "what"), [("xfs", "space"), ("ext4", "space"), ("ext4", "inodes")])
+@in_own_mount_namespace
+def test_no_overlay_that_is_less_than_asked_for(kind: str, what: str) -> None:
+    """On a full disk the kernel mounts one that is read-only, or does not follow redirects, and says so in its log only."""
+    require("xfs")
+    with loop_disk(kind, DISK_BYTES, ("-N", "2000") if what == "inodes" else ()) as disk, contextlib.ExitStack() as opened:
+        fds = []
+        for name in ("lower", "upper", "work"):
+            (disk.mount_point / name).mkdir()
+            fds.append(os.open(disk.mount_point / name, os.O_PATH | os.O_DIRECTORY))
+            opened.callback(os.close, fds[-1])
+        many = disk.mount_point / "many"
+        many.mkdir()
+        with filled(disk, 0) if what == "space" else contextlib.nullcontext():
+            with contextlib.suppress(OSError):
+                for number in range(10_000 if what == "inodes" else 0):
+                    (many / str(number)).touch()
+            with pytest.raises(OSError, match="overlay") as failed:
+                os.close(mounts.overlay(fds[:1], fds[1], fds[2]))
+            assert failed.value.errno == errno.ENOSPC
+        shutil.rmtree(many)
+        shutil.rmtree(disk.mount_point / "work" / "work", ignore_errors=True)  # what the failed mount had made
+        mount = mounts.overlay(fds[:1], fds[1], fds[2])
+        os.close(mount)
 
 
 @in_own_mount_namespace

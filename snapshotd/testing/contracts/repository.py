@@ -54,6 +54,8 @@ def contents_of_any_size_round_trip(repository: RepositoryWriter) -> None:
             assert repository.save_content(io.BytesIO(data).read) == content
     repository.flush()
     assert all(load(repository, content) == data for content, data in saved.items())
+    at_once = repository.load_many([*saved, BlobID("ab" * 32)])
+    assert all(found is None or found == data for found, data in zip(at_once, [*saved.values(), None], strict=True))
 
 
 def ids_are_those_of_the_bytes(repository: RepositoryWriter) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from snapshotd.errors import InternalError, NotFound
 from snapshotd.repo.base import Spool
-from snapshotd.testing.contracts.catalog import refuses
+from snapshotd.testing.contracts.refusal import refuses
 from snapshotd.types import BlobID
 
 PIECE_BYTES = 1 << 20

@@ -14,6 +14,7 @@ from snapshotd.errors import UsageError
 from snapshotd.gateway.anthropic import AnthropicMessages
 from snapshotd.gateway.base import ReplyContent, TurnRequest
 from snapshotd.gateway.dialect import Dialect
+from snapshotd.gateway.digest import DigestMemo, digest_of
 from snapshotd.gateway.openai_chat import OpenAIChat
 from snapshotd.gateway.openai_responses import OpenAIResponses
 from snapshotd.gateway.recording import Recording
@@ -45,7 +46,7 @@ json_values = st.recursive(
 
 def request_for(dialect: Dialect, **fields: Any) -> TurnRequest:
     conversation: Any = {"input": "go"} if dialect is RESPONSES else {"messages": [{"role": "user", "content": "go"}]}
-    return dialect.read_request({"model": "m", **conversation, **fields}, 0, b"key")
+    return dialect.read_request({"model": "m", **conversation, **fields}, 0, DigestMemo(b"key"))
 
 
 def pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
@@ -96,7 +97,7 @@ def test_nothing_that_a_provider_sends_makes_reading_fail(dialect: Dialect, valu
 @given(items=st.lists(json_values, max_size=5), more=st.dictionaries(field_names, json_values))
 def test_a_request_is_read_or_refused(dialect: Dialect, items: list[Any], more: dict[str, Any]) -> None:
     try:
-        request = dialect.read_request({"model": "m", "messages": items, "input": items, **more}, 0, b"")
+        request = dialect.read_request({"model": "m", "messages": items, "input": items, **more}, 0, DigestMemo())
     except UsageError:
         return
     assert len(request.new_messages()) == len(request.digests) == len(request.items)
@@ -113,7 +114,7 @@ def test_a_request_is_read_or_refused(dialect: Dialect, items: list[Any], more: 
 ])  # fmt: skip
 def test_meaningless_requests_are_refused(dialect: Dialect, body: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        dialect.read_request(body, 0, b"")
+        dialect.read_request(body, 0, DigestMemo())
 
 
 CACHED = {"cache_control": {"type": "ephemeral"}}
@@ -218,7 +219,7 @@ def test_the_prefix_and_the_digest() -> None:
     assert request_for(CHAT, messages=messages, temperature=0, user="other", metadata={"a": 1}).digest == request.digest
     for different in ({"temperature": 1}, {"stream": True}, {"model": "n"}, {"messages": messages[:4]}, {"tools": []}):
         assert request_for(CHAT, **{"messages": messages, "temperature": 0, **different}).digest != request.digest
-    assert CHAT.read_request({"model": "m", "messages": messages, "temperature": 0}, 0, b"other").digest != request.digest
+    assert CHAT.read_request({"model": "m", "messages": messages, "temperature": 0}, 0, DigestMemo(b"other")).digest != request.digest
 
 
 def test_a_conversation_on_the_providers_side() -> None:
@@ -258,3 +259,29 @@ def test_an_endless_event_is_given_up() -> None:
         reader.feed(b"data: " + b"x" * 100)
     assert reader.overflow
     assert reader.feed(b"\n\ndata: a\n\n") == []
+
+
+@few
+@given(items=st.lists(json_values, max_size=6), limit=st.integers(1, 4))
+def test_a_remembered_digest_is_the_right_one(items: list[Any], limit: int) -> None:
+    memo = DigestMemo(b"key", limit)
+    for item in (*items, *items):
+        for kind, normal in (("a", lambda value: value), ("b", lambda value: [value])):
+            assert memo.of(kind, item, normal) == digest_of(normal(item), b"key")
+
+
+def test_a_conversation_is_worked_out_once() -> None:
+    """What a request costs does not grow with the messages that an earlier one had, but for finding them again."""
+    worked_out = []
+
+    class Counting(OpenAIChat):
+        def normal(self, item: dict[str, Any]) -> Any:
+            worked_out.append(item)
+            return super().normal(item)
+
+    dialect, memo, messages = Counting(), DigestMemo(), [{"role": "user", "content": "go"}]
+    for number in range(50):
+        messages.append({"role": "user", "content": str(number)})
+        request = dialect.read_request({"model": "m", "messages": json.loads(json.dumps(messages))}, 0, memo)
+        assert len(request.digests) == len(messages)
+    assert len(worked_out) == len(messages)

@@ -233,8 +233,8 @@ def test_a_key_is_masked_wherever_the_pieces_end(parts: list[bytes], size: int) 
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-                    max_leaves=10))
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), max_leaves=10,
+                    extend=lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_values_are_never_counted_too_few(value: Any) -> None:
     def count(node: Any) -> int:
         children = [*node, *node.values()] if isinstance(node, dict) else node if isinstance(node, list) else []

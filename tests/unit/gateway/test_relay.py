@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from snapshotd.errors import Conflict, NotPermitted, OutOfSpace
+from snapshotd.gateway import forward
 from snapshotd.gateway.base import Recorded, Timeouts, TurnReply, TurnRequest, Upstream
 from snapshotd.testing.provider import ScriptedProvider
 from tests.unit.gateway.rig import (
@@ -196,6 +197,17 @@ def test_no_answer_is_a_502(path: str) -> None:
         assert (memory.reply.status, memory.reply.complete) == (502, False)
 
 
+def test_certificates_that_cannot_be_read_are_a_502(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable() -> None:
+        raise FileNotFoundError(2, "no such file", "/certificates")
+
+    monkeypatch.setattr(forward, "_tls", unreadable)
+    with served(SAYS) as (server, provider, memory):
+        assert ask(server.port, CHAT, BODIES[CHAT]).status == 502
+        assert "/certificates" in (memory.reply.error or "")
+        assert provider.requests == []
+
+
 def test_a_refused_connection_is_a_502() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -322,6 +334,14 @@ def test_a_key_that_the_provider_repeats_is_masked(kind: bytes) -> None:
         through = ask(server.port, CHAT, streamed(CHAT))
         assert through.body == b"data: {\"you sent\": \"" + b"*" * len(key) + b"\"}\n\n" + key[:5]
         assert memory.reply.body == through.body
+
+
+def test_headers_are_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    with served([{"text": "x", "headers": {"set-cookie": "secret-cookie", "x-request-id": "secret-request"}}]) as (server, _, _):
+        assert ask(server.port, CHAT, BODIES[CHAT], {"x-mine": "secret-header"}).status == 200
+    assert "secret" not in caplog.text
+    assert KEY not in caplog.text
 
 
 def test_an_own_header_of_the_daemon_wins() -> None:

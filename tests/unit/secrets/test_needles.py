@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapshotd.secrets.needles import Anchors, Beginnings, Needles
@@ -11,6 +11,7 @@ WORDS = st.text("ab", min_size=2, max_size=6).map(str.encode)
 DATA = st.text("abc", max_size=30).map(str.encode)
 
 
+@settings(deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=5), DATA, st.integers(0, 30))
 def test_the_first_open_beginning(literals: list[bytes], data: bytes, start: int) -> None:
     start = min(start, len(data))
@@ -18,6 +19,7 @@ def test_the_first_open_beginning(literals: list[bytes], data: bytes, start: int
     assert Beginnings(literals).first(data, start) == min(starts, default=len(data))
 
 
+@settings(deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=5), DATA)
 def test_a_beginning_after_the_wrong_byte_is_none(literals: list[bytes], data: bytes) -> None:
     starts = [
@@ -38,6 +40,7 @@ def leftmost_longest(needles: list[bytes], data: bytes) -> list[tuple[int, int]]
     return found
 
 
+@settings(deadline=None)
 @given(st.lists(WORDS, max_size=5), st.lists(DATA, max_size=6))
 def test_needles_in_a_stream(needles: list[bytes], pieces: list[bytes]) -> None:
     search = Needles(needles)
@@ -51,6 +54,7 @@ def test_needles_in_a_stream(needles: list[bytes], pieces: list[bytes]) -> None:
     assert found + spans == leftmost_longest(needles, data)
 
 
+@settings(deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=6, unique=True), DATA, st.integers(0, 30))
 def test_anchors_with_all_overlaps(literals: list[bytes], data: bytes, start: int) -> None:
     start = min(start, len(data))

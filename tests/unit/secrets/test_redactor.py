@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from snapshotd.errors import LimitExceeded, UsageError
@@ -35,6 +35,8 @@ BEGINNINGS = ["[secret:", "[secret:env-PASSWORD:", "-----", "sk-", "://", "uthor
 CUT = [*BEGINNINGS, *(secret[: len(secret) // 2] for secret in PLANTED)]
 PARTS = st.one_of(st.sampled_from(PLANTED), st.sampled_from(CUT), st.text(max_size=5), st.text("ab\n :@-_=", max_size=8))
 TEXTS = st.lists(PARTS).map("".join)
+SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+"""Machines are at times ten times slower than usual."""
 
 
 def configured_funnel(redactor: Redactor) -> Funnel:
@@ -104,6 +106,7 @@ def test_where_a_value_and_a_token_overlap_nothing_is_left(funnel: Funnel) -> No
 
 
 @given(text=TEXTS)
+@settings(SLOW)
 def test_what_is_concealed_is_revealed(funnel: Funnel, text: str) -> None:
     concealed = funnel.conceal_text(text)
     plain = MARKER.sub("\n", concealed)
@@ -113,6 +116,7 @@ def test_what_is_concealed_is_revealed(funnel: Funnel, text: str) -> None:
 
 
 @given(text=st.text(st.characters(min_codepoint=0xD7F0, max_codepoint=0xE010), max_size=20))
+@settings(SLOW)
 def test_lone_surrogates_survive(funnel: Funnel, text: str) -> None:
     both = f"{text}hunter2{text}"
     concealed = funnel.conceal_text(both)
@@ -128,7 +132,7 @@ JSON = st.recursive(
 
 
 @given(value=JSON)
-@settings(max_examples=50)
+@settings(SLOW, max_examples=50)
 def test_json_is_concealed_and_revealed(funnel: Funnel, value: Any) -> None:
     before = json.dumps(value)
     concealed = funnel.conceal(value)
@@ -175,7 +179,7 @@ def cut(data: bytes, lengths: list[int]) -> list[bytes]:
 
 
 @given(text=TEXTS, raw=st.binary(max_size=8), lengths=st.lists(st.integers(0, 12)))
-@settings(max_examples=200)
+@settings(SLOW, max_examples=200)
 def test_a_stream_is_the_same_however_it_is_cut(funnel: Funnel, text: str, raw: bytes, lengths: list[int]) -> None:
     data = text.encode() + raw + text.encode()
     whole = streamed(funnel, [data])
@@ -187,7 +191,7 @@ def test_a_stream_is_the_same_however_it_is_cut(funnel: Funnel, text: str, raw: 
 
 
 @given(text=TEXTS)
-@settings(max_examples=50)
+@settings(SLOW, max_examples=50)
 def test_text_and_stream_agree(funnel: Funnel, text: str) -> None:
     assert streamed(funnel, [text.encode()]) == funnel.conceal_text(text).encode()
 
@@ -303,10 +307,16 @@ HOSTILE = [
 
 @pytest.mark.parametrize("unit", HOSTILE)
 def test_hostile_text_takes_no_longer_than_its_length(funnel: Funnel, unit: str) -> None:
-    """10 MB of what begins tokens and never ends one. Backtracking would take hours; the suite's time limit is the bound."""
-    data = (unit * (10_000_000 // len(unit) + 1)).encode()[:10_000_000]
+    """What begins tokens again and again. Backtracking would take hours; the suite's time limit is the bound."""
+    whole = streamed(funnel, [(unit * (1_000_000 // len(unit))).encode()])
+    assert len(whole) >= 30_000
+
+
+@pytest.mark.parametrize("unit", ["-", "://", "[", "Authorization: ", "eyJ.", "-----BEGIN RSA PRIVATE KEY-----" + "-a" * 32_000])
+def test_ten_million_hostile_bytes(funnel: Funnel, unit: str) -> None:
+    data = (unit * (10_000_000 // len(unit))).encode()
     whole = streamed(funnel, [data])
-    assert len(whole) >= 1_000_000
+    assert whole == data
 
 
 def test_one_funnel_in_many_threads(vault: FileVault) -> None:

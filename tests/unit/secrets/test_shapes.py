@@ -99,6 +99,14 @@ def test_a_private_key_that_was_cut_off() -> None:
     assert found_in(f"$ head key\n{begin}$ ls") == [("private-key", begin)]
 
 
+def test_the_user_of_a_url_can_be_a_token_too() -> None:
+    token = "ghp_" + A9 * 3
+    assert found_in(f"https://{token}:hunter2@host") == [("github-token", token), ("url-password", "hunter2")]
+    assert found_in(f"https://{token}@host") == [("github-token", token)]
+    marker = "[secret:github-token:0123456789abcdef]"
+    assert found_in(f"https://user:{marker}@host https://{marker}@host") == []
+
+
 def test_every_shape_has_an_example() -> None:
     assert {name for name, *_ in (*TOKENS, *CONTEXT)} == NAMES
 

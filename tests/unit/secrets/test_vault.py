@@ -120,7 +120,7 @@ def test_a_row_that_was_changed_or_moved_is_noticed(state: Path) -> None:
     ((good,),) = conn.execute("SELECT sealed FROM secrets").fetchall()
     conn.close()
     bad = [good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(len(good))]
-    for sealed in (*bad, b"", good[:12], good[:-1], good + b"x"):
+    for sealed in (*bad, b"", good[:12], good[:-1], good + b"x", 7, "text"):
         execute(state, "UPDATE secrets SET sealed = ?", (sealed,))
         damaged = FileVault(state)
         with pytest.raises(DataLoss, match=r"github-token.*backup"):
@@ -168,6 +168,7 @@ DAMAGES = {
     "empty database": lambda state: (state / DATABASE_NAME).write_bytes(b""),
     "no database at all": lambda state: (state / DATABASE_NAME).write_bytes(b"not a database" * 1000),
     "another application's": lambda state: execute(state, "PRAGMA application_id = 7"),
+    "no format": lambda state: execute(state, "PRAGMA user_version = 0"),
     "no check": lambda state: execute(state, "DELETE FROM meta"),
 }
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_daemon import FakeDaemon
+
+from tests.agent_daemon import FakeDaemon
 
 
 @pytest.fixture

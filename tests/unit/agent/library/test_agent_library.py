@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_daemon import FakeDaemon
-from peer import PAGE
 
 from snapshotd.errors import OutOfSpace
+from tests.agent_daemon import FakeDaemon
+from tests.agent_peer import PAGE
 
 pytestmark = pytest.mark.usefixtures("server")
 Run = Callable[..., Any]

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_daemon import FakeDaemon
+
+from tests.agent_daemon import FakeDaemon
 
 PYTHON = os.environ.get("SNAPSHOTD_TEST_AGENT_PYTHON", sys.executable)
 PROGRAM = """

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from fake_daemon import FakeDaemon
+from tests.agent_daemon import FakeDaemon
 
 PYTHON = os.environ.get("SNAPSHOTD_TEST_AGENT_PYTHON", sys.executable)
 Run = Callable[..., Any]

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_daemon import FakeDaemon
+
+from tests.agent_daemon import FakeDaemon
 
 Run = Callable[..., Any]
 
@@ -257,6 +258,23 @@ def test_facts_within_a_tool_are_its_own(daemon: FakeDaemon, server: FakeDaemon,
     (work,) = daemon.calls
     assert [request.get("within") for request in daemon.sent("message")] == [work, None]
     assert daemon.sent("state_set")[0]["within"] == work
+
+
+def test_arguments_that_are_not_json_are_the_same_in_every_run(run_agent: Run, socket_path: Path) -> None:
+    program = """
+        from snapshotd.agent import tool
+        class Box: pass
+        @tool
+        def take(value): pass
+        for value in (Box(), [Box, print, lambda: 1], {"a", "b", "c", Box}, {"k": {Box()}}, frozenset("xyz"), set()):
+            take(value)
+    """
+    first = FakeDaemon()
+    with first.serving(socket_path):
+        run_agent(program, PYTHONHASHSEED="1")
+    assert first.named("take")[2]["arguments"]["value"] == "{'a', 'b', 'c', <class '__main__.Box'>}"
+    with first.resumed().serving(socket_path):
+        run_agent(program, PYTHONHASHSEED="2")
 
 
 @pytest.mark.parametrize("threads", [1, 6])

@@ -10,9 +10,8 @@ import socket
 import struct
 from typing import Any
 
-from fake_daemon import DECISION_S, Entry, FakeDaemon
-
 from snapshotd.errors import Conflict, Denied, Diverged, InternalError, NotFound, SnapshotdError, VersionMismatch
+from tests.agent_daemon import DECISION_S, Entry, FakeDaemon
 
 LINE_LIMIT_BYTES = 1 << 20
 BODY_LIMIT_BYTES = 8 << 20
@@ -299,7 +298,7 @@ class Peer:
             if name not in known:
                 known[name] = {"name": name, "status": status, "depends": request.get("depends", []), "note": None}
                 self.daemon.tasks.append(known[name])
-            known[name].update(status=status, note=request.get("note"))
+            known[name].update(status=status, note=request.get("note"), depends=request.get("depends", known[name]["depends"]))
             self.daemon.events.append(("task", name, status))
         return {"status": status}
 

@@ -1,5 +1,5 @@
 """A daemon of one sandbox that keeps everything in memory and follows docs/agent-protocol.md to the letter: it checks every request, keeps
-a journal, and answers a program that is started again from it. No files, no snapshots, no engine. peer.py has the requests."""
+a journal, and answers a program that is started again from it. No files, no snapshots, no engine. agent_peer.py has the requests."""
 
 from __future__ import annotations
 
@@ -60,6 +60,8 @@ class FakeDaemon:
         self.gated: set[str] = set()
         self.waiting: list[dict[str, Any]] = []
         self.at_end: Callable[[int], None] = lambda pid: None
+        self.at_replayed: Callable[[], None] = lambda: None
+        """Where the daemon switches the root to that of the recorded snapshot."""
         self.pids: list[int] = []
         self.lost: list[str] = []
         self.body_limit_bytes = 64 << 20
@@ -159,7 +161,7 @@ class FakeDaemon:
             thread.start()
 
     def _serve(self, connected: socket.socket) -> None:
-        from peer import Peer  # which needs this module
+        from tests.agent_peer import Peer  # which needs this module
 
         Peer(self, connected).run()
 
@@ -183,6 +185,8 @@ class FakeDaemon:
             for entry in self.old_journal:
                 if (entry.kind, entry.name, entry.arguments) == (kind, name, arguments):
                     self.old_journal.remove(entry)
+                    if entry.status is not None:
+                        self.at_replayed()
                     return entry
             if self.old_journal:
                 expected = self.old_journal[0]

@@ -1,0 +1,157 @@
+"""What every catalog must do: tags, what people type, and what is referred to. See catalog.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from snapshotd.catalog.base import Catalog
+from snapshotd.errors import Ambiguous, Conflict, NotFound, UsageError
+from snapshotd.testing.contracts.refusal import refuses
+from snapshotd.testing.records import begin, committed, fork, make_call, make_image, started
+from snapshotd.types import (
+    BlobID,
+    ImageID,
+    LayerID,
+    RecordID,
+    SnapshotID,
+    Stack,
+    TrajectoryID,
+    TreeID,
+    new_id,
+)
+
+TREES = [TreeID(f"{n:064x}") for n in range(3)]
+RECORDS = [RecordID(f"{n:064x}") for n in range(10, 13)]
+
+
+def trees_records_and_unstored_blobs_are_listed(catalog: Catalog) -> None:
+    trajectory, first = started(catalog)
+    blobs = [BlobID(digit * 64) for digit in "12"]
+    second = committed(catalog, first, call=make_call(output=blobs[0], stdout=None, stderr=blobs[1]))
+    assert catalog.unstored_blobs() == {first.call.output, first.call.stdout, first.call.stderr, *blobs}
+    catalog.set_stored(first.id, TREES[0], RECORDS[0])
+    assert catalog.unstored_blobs() == set(blobs)
+    assert (catalog.referenced_trees(), catalog.referenced_records()) == ({TREES[0]}, {RECORDS[0]})
+    catalog.set_image_tree(trajectory.spec.image, TREES[1])
+    catalog.set_image_tree(ImageID(new_id()), TREES[2])  # gone meanwhile
+    catalog.set_stored(second.id, TREES[0], RECORDS[1])
+    assert catalog.unstored_blobs() == set()
+    assert (catalog.referenced_trees(), catalog.referenced_records()) == ({TREES[0], TREES[1]}, {RECORDS[0], RECORDS[1]})
+    assert catalog.find_image(trajectory.spec.image).tree == TREES[1]
+    catalog.set_pruned([first.id])
+    catalog.remove_trajectory(trajectory.id)
+    assert (catalog.referenced_trees(), catalog.referenced_records()) == ({TREES[1]}, set())
+
+
+def all_tags_are_listed(catalog: Catalog) -> None:
+    _, first = started(catalog)
+    second = committed(catalog, first)
+    assert catalog.tags() == {}
+    for name, snapshot in (("b", first), ("a", second), ("c", first)):
+        catalog.tag(snapshot.id, name)
+    assert list(catalog.tags().items()) == [("a", second.id), ("b", first.id), ("c", first.id)]
+
+
+def tags_move_only_when_told(catalog: Catalog) -> None:
+    _, first = started(catalog)
+    second = committed(catalog, first)
+    catalog.tag(first.id, "b")
+    catalog.tag(first.id, "a.1-x_y")
+    catalog.tag(first.id, "b")  # has it already
+    assert catalog.get_snapshot(first.id).tags == ("a.1-x_y", "b")
+    refuses(
+        Conflict,
+        catalog.tag,
+        second.id,
+        "b",
+        says=(
+            "b",
+            first.id[:12],
+        ),
+    )
+    catalog.tag(second.id, "b", move=True)
+    assert catalog.resolve_snapshot("b").id == second.id
+    catalog.untag("b")
+    refuses(NotFound, catalog.untag, "b", says=("b",))
+    for name in ("", "-x", "a/b", "a b", "x" * 65, "é", "a\n"):
+        refuses(UsageError, catalog.tag, first.id, name)
+    refuses(NotFound, catalog.tag, SnapshotID(new_id()), "c")
+    assert catalog.get_snapshot(first.id).tags == ("a.1-x_y",)
+
+
+def references_are_found_in_order(catalog: Catalog) -> None:
+    trajectory, first = started(catalog, "run")
+    second = committed(catalog, first)
+    child = fork(first, trajectory, "child")
+    catalog.add_trajectories([(child, None)])
+    assert catalog.resolve_snapshot("run") == second
+    assert catalog.resolve_snapshot("child") == first  # its head, which is its origin
+    assert catalog.resolve_trajectory("child").id == child.id
+    assert catalog.resolve_snapshot(child.id[:12]) == first
+    assert catalog.resolve_snapshot(trajectory.id[:12]) == second
+    assert catalog.resolve_snapshot(first.id[:12]) == first
+    assert catalog.resolve_trajectory(first.id[:12]).id == trajectory.id
+    assert catalog.resolve_trajectory(trajectory.id).id == trajectory.id
+    catalog.tag(first.id, "child")
+    catalog.tag(first.id, second.id[:12])
+    assert catalog.resolve_snapshot(second.id[:12]).id == first.id  # a tag wins over a prefix
+    assert catalog.resolve_snapshot("child").id == first.id
+    assert catalog.resolve_trajectory("child").id == child.id  # here a name wins over a tag
+    assert catalog.resolve_trajectory(second.id[:12]).id == trajectory.id
+    for ref in ("", "run%", "abc", first.id[:3], "run ", "RUN", first.id + "0"):
+        refuses(NotFound, catalog.resolve_snapshot, ref)
+        refuses(NotFound, catalog.resolve_trajectory, ref)
+
+
+def ambiguous_prefixes_list_candidates(catalog: Catalog) -> None:
+    _, parent = started(catalog)
+    for n in range(7):
+        parent = committed(catalog, parent, id=SnapshotID(f"abcd{n}" + "0" * 27))
+    image = make_image("x")
+    catalog.add_image(image)
+    trajectory, first = begin(image)
+    trajectory = replace(trajectory, id=TrajectoryID("abcd6" + "f" * 27))
+    catalog.add_trajectories([(trajectory, replace(first, trajectory=trajectory.id))])
+    for find in (catalog.resolve_snapshot, catalog.resolve_trajectory):
+        refuses(
+            Ambiguous,
+            find,
+            "abcd",
+            says=(
+                "abcd00000000",
+                "abcd40000000",
+                "...",
+            ),
+        )
+        refuses(
+            Ambiguous,
+            find,
+            "abcd6",
+            says=(
+                "abcd60000000",
+                "abcd6fffffff",
+            ),
+        )
+    assert catalog.resolve_snapshot("abcd3").id == "abcd3" + "0" * 27
+    assert catalog.resolve_trajectory("abcd6f").id == trajectory.id
+
+
+def everything_referenced_is_listed(catalog: Catalog) -> None:
+    _, first = started(catalog)
+    blobs = [BlobID(digit * 64) for digit in "123"]
+    call = make_call(output=blobs[0], stdout=None, stderr=blobs[1])
+    second = committed(catalog, first, call=call)
+    third = committed(catalog, second, stack=Stack(second.stack.image, (LayerID("merged"),)))
+    assert catalog.referenced_layers() == {*second.stack.layers, *third.stack.layers}
+    assert catalog.referenced_blobs() == {blobs[0], blobs[1], first.call.output, first.call.stdout, first.call.stderr}
+
+
+CHECKS: tuple[Callable[[Catalog], None], ...] = (
+    trees_records_and_unstored_blobs_are_listed,
+    all_tags_are_listed,
+    tags_move_only_when_told,
+    references_are_found_in_order,
+    ambiguous_prefixes_list_candidates,
+    everything_referenced_is_listed,
+)

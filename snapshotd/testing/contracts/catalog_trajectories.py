@@ -1,0 +1,220 @@
+"""What every catalog must do: small facts, images, trajectories, their removal and their restoration. See catalog.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from snapshotd.catalog.base import Catalog, SnapshotRow
+from snapshotd.errors import Ambiguous, Conflict, NotFound
+from snapshotd.testing.contracts.refusal import refuses
+from snapshotd.testing.records import begin, committed, follow, fork, make_image, started
+from snapshotd.types import (
+    ImageID,
+    Message,
+    RecordID,
+    SnapshotID,
+    SnapshotState,
+    Stack,
+    TrajectoryID,
+    TrajectoryStatus,
+    TreeID,
+    new_id,
+)
+
+TREES = [TreeID(f"{n:064x}") for n in range(3)]
+RECORDS = [RecordID(f"{n:064x}") for n in range(10, 13)]
+
+
+def meta_is_kept_and_replaced(catalog: Catalog) -> None:
+    assert catalog.get_meta("boot") is None
+    catalog.set_meta("boot", "1")
+    catalog.set_meta("boot", "2 é")
+    catalog.set_meta("instance", "x")
+    assert catalog.get_meta("boot") == "2 é"
+
+
+def images_round_trip_newest_first(catalog: Catalog) -> None:
+    first, second = make_image("first"), make_image("second", env=(), workdir="/")
+    catalog.add_image(first)
+    catalog.add_image(second)
+    assert catalog.images() == [second, first]
+    assert catalog.find_image("first") == first
+    assert catalog.find_image(second.id[:4]) == second
+    assert catalog.find_image(second.id) == second
+    refuses(Conflict, catalog.add_image, first, says=(first.id,))
+
+
+def an_image_takes_over_a_name(catalog: Catalog) -> None:
+    older, newer = make_image("same"), make_image("same")
+    catalog.add_image(older)
+    catalog.add_image(newer)
+    assert catalog.find_image("same") == newer
+    assert catalog.find_image(older.id) == replace(older, name="")
+    catalog.add_image(make_image(""))  # any number may have none
+    refuses(NotFound, catalog.find_image, "")
+
+
+def image_prefixes_are_checked(catalog: Catalog) -> None:
+    one, two = ImageID("abcd" + "0" * 28), ImageID("abcd" + "1" * 28)
+    catalog.add_image(make_image("one", id=one))
+    catalog.add_image(make_image("two", id=two))
+    catalog.add_image(make_image("abcd", id=ImageID("f" * 32)))
+    assert catalog.find_image("abcd").id == "f" * 32  # a name wins
+    assert catalog.find_image("abcd1").id == two
+    refuses(NotFound, catalog.find_image, "fff", says=("fff",))  # too short
+    refuses(NotFound, catalog.find_image, "abc%")
+    catalog.remove_image(ImageID("f" * 32))
+    refuses(
+        Ambiguous,
+        catalog.find_image,
+        "abcd",
+        says=(
+            one[:12],
+            two[:12],
+        ),
+    )
+
+
+def an_image_in_use_is_kept(catalog: Catalog) -> None:
+    trajectory, snapshot = started(catalog)
+    refuses(Conflict, catalog.remove_image, trajectory.spec.image, says=(trajectory.id[:12],))
+    other = make_image("other")
+    catalog.add_image(other)
+    committed(catalog, snapshot, stack=Stack(other.id))
+    refuses(Conflict, catalog.remove_image, other.id, says=(trajectory.id[:12],))
+    catalog.remove_trajectory(trajectory.id)
+    catalog.remove_image(other.id)
+    catalog.remove_image(trajectory.spec.image)
+    assert catalog.images() == []
+    refuses(NotFound, catalog.remove_image, other.id, says=(other.id,))
+
+
+def trajectories_round_trip_oldest_first(catalog: Catalog) -> None:
+    one, snapshot = started(catalog, "one")
+    two, _ = started(catalog, None, agent=None, env=(), exit_code=3, status=TrajectoryStatus.FAILED)
+    assert catalog.get_trajectory(one.id) == one
+    assert catalog.trajectories() == [one, two]
+    assert catalog.trajectories(TrajectoryStatus.RUNNING) == [one]
+    assert catalog.trajectories(TrajectoryStatus.INTERRUPTED) == []
+    assert catalog.get_snapshot(snapshot.id) == snapshot
+    refuses(NotFound, catalog.get_trajectory, TrajectoryID(new_id()))
+
+
+def trajectories_are_added_all_or_none(catalog: Catalog) -> None:
+    trajectory, snapshot = started(catalog, "taken")
+    forks = [fork(snapshot, trajectory, name) for name in ("a", "b", "taken")]
+    refuses(Conflict, catalog.add_trajectories, [(one, None) for one in forks], says=("taken",))
+    assert catalog.trajectories() == [trajectory]
+    lost = fork(snapshot, trajectory, head=SnapshotID("0" * 32), forked_from=SnapshotID("0" * 32))
+    refuses(NotFound, catalog.add_trajectories, [(forks[0], None), (lost, None)], says=("0" * 32,))
+    elsewhere = begin(make_image("not added"))
+    refuses(NotFound, catalog.add_trajectories, [(forks[0], None), elsewhere], says=(elsewhere[0].spec.image,))
+    assert catalog.trajectories() == [trajectory]
+    assert len(list(catalog.all_snapshots())) == 1
+    catalog.add_trajectories([])
+
+
+def a_status_changes_and_keeps_the_exit_code(catalog: Catalog) -> None:
+    trajectory, _ = started(catalog)
+    catalog.set_status(trajectory.id, TrajectoryStatus.FAILED, 7)
+    catalog.set_status(trajectory.id, TrajectoryStatus.STOPPED)
+    assert catalog.get_trajectory(trajectory.id) == replace(trajectory, status=TrajectoryStatus.STOPPED, exit_code=7)
+    refuses(NotFound, catalog.set_status, TrajectoryID(new_id()), TrajectoryStatus.STOPPED)
+
+
+def a_fork_can_bring_its_own_first_snapshot(catalog: Catalog) -> None:
+    trajectory, first = started(catalog)
+    second = committed(catalog, first, "1")
+    changed = fork(second, trajectory)
+    own = follow(second, changed.id)
+    catalog.add_trajectories([(replace(changed, head=own.id), own)])
+    assert catalog.snapshots(changed.id) == [own]
+    assert len(list(catalog.conversation(own.id))) == 1
+
+
+def removal_waits_for_forks(catalog: Catalog) -> None:
+    trajectory, first = started(catalog, "parent")
+    second = committed(catalog, first, "1")
+    catalog.tag(second.id, "best")
+    child = fork(second, trajectory, "child")
+    catalog.add_trajectories([(child, None)])
+    own = committed(catalog, second, "A", trajectory=child.id, stack=second.stack)  # shares the parent's stack
+    refuses(Conflict, catalog.remove_trajectory, trajectory.id, says=(child.id[:12],))
+    catalog.remove_trajectory(child.id)
+    refuses(NotFound, catalog.get_snapshot, own.id)
+    assert catalog.get_snapshot(second.id).stack == second.stack
+    assert catalog.referenced_layers() == set(second.stack.layers)
+    catalog.remove_trajectory(trajectory.id)
+    assert catalog.trajectories() == []
+    assert list(catalog.all_snapshots()) == []
+    assert catalog.referenced_layers() == set()
+    assert catalog.referenced_blobs() == set()
+    refuses(NotFound, catalog.resolve_snapshot, "best")
+    refuses(NotFound, catalog.remove_trajectory, trajectory.id)
+    started(catalog, "parent")  # the name is free again
+
+
+def a_base_elsewhere_holds_until_its_user_is_stored(catalog: Catalog) -> None:
+    """After a rewind to a snapshot of another trajectory, which is no fork of it."""
+    trajectory, first = started(catalog)
+    target = committed(catalog, first)
+    other, begun = begin(catalog.find_image(trajectory.spec.image))
+    catalog.add_trajectories([(other, begun)])
+    rewound = committed(catalog, begun, stack=target.stack, base=target.id, own_layers=0)
+    damaged = committed(catalog, rewound, stack=target.stack, base=target.id, own_layers=0)
+    catalog.set_state([damaged.id], SnapshotState.LOST)
+    refuses(Conflict, catalog.remove_trajectory, trajectory.id, says=(rewound.id[:12], other.id[:12]))
+    assert catalog.get_snapshot(target.id) == target
+    catalog.set_stored(rewound.id, TREES[0], RECORDS[0])
+    catalog.remove_trajectory(trajectory.id)
+    assert catalog.get_snapshot(rewound.id) == replace(rewound, state=SnapshotState.STORED, tree=TREES[0], base=None, own_layers=1)
+    assert catalog.get_snapshot(damaged.id) == replace(damaged, state=SnapshotState.LOST, base=None, own_layers=1)
+    assert catalog.referenced_layers() == set(target.stack.layers)
+    unknown = SnapshotID(new_id())
+    refuses(NotFound, lambda: committed(catalog, damaged, base=unknown), says=(unknown,))
+    assert catalog.get_trajectory(other.id).head == damaged.id
+
+
+def rows_are_restored_as_they_were(catalog: Catalog) -> None:
+    image = make_image("restored", tree=TREES[2])
+    trajectory, first = begin(image, "line", status=TrajectoryStatus.STOPPED)
+    first = replace(first, state=SnapshotState.STORED, tree=TREES[0], tags=("a", "b"))
+    second = replace(follow(first, messages=2), state=SnapshotState.PRUNED)
+    child = fork(second, replace(trajectory, head=second.id), "child")
+    own = replace(follow(first, child.id, messages=1), parent=second.id, messages=3, base=second.id)
+    said = tuple(Message("user", text) for text in "123")
+    rows = [SnapshotRow(first, (), RECORDS[0]), SnapshotRow(second, said[:2]), SnapshotRow(own, said[2:], RECORDS[1])]
+    lines = [replace(child, head=own.id), replace(trajectory, head=second.id), fork(own, child)]
+    refuses(NotFound, catalog.restore_rows, [image], lines, rows[:2])
+    refuses(NotFound, catalog.restore_rows, [], lines, rows)
+    assert (catalog.images(), catalog.trajectories(), list(catalog.all_snapshots())) == ([], [], [])
+    catalog.restore_rows([image], lines, rows)
+    assert catalog.images() == [image]
+    assert catalog.trajectories() == lines
+    assert list(catalog.all_snapshots()) == [first, second, own]
+    assert [catalog.record(one.id) for one in (first, second, own)] == [RECORDS[0], None, RECORDS[1]]
+    assert tuple(catalog.conversation(own.id)) == said
+    assert catalog.resolve_snapshot("b") == first
+    assert catalog.resolve_snapshot("child") == own
+    refuses(Conflict, catalog.restore_rows, [], [], rows[:1], says=(first.id,))
+    more = replace(follow(own), state=SnapshotState.STORED, tree=TREES[0])
+    catalog.restore_rows([], [], [])
+    catalog.restore_rows([], [one := fork(own, child, head=more.id)], [SnapshotRow(replace(more, trajectory=one.id))])  # on what is here
+    assert catalog.get_trajectory(one.id) == one
+
+
+CHECKS: tuple[Callable[[Catalog], None], ...] = (
+    meta_is_kept_and_replaced,
+    images_round_trip_newest_first,
+    an_image_takes_over_a_name,
+    image_prefixes_are_checked,
+    an_image_in_use_is_kept,
+    trajectories_round_trip_oldest_first,
+    trajectories_are_added_all_or_none,
+    a_status_changes_and_keeps_the_exit_code,
+    a_fork_can_bring_its_own_first_snapshot,
+    removal_waits_for_forks,
+    a_base_elsewhere_holds_until_its_user_is_stored,
+    rows_are_restored_as_they_were,
+)

@@ -1,0 +1,129 @@
+"""An engine in this process, over the real runtime, and an agent without a program: its calls come as its connection would bring them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from snapshotd.daemon.wiring import open_engine
+from snapshotd.engine.agent_handler import Intent, Outcome
+from snapshotd.engine.base import SandboxRequest
+from snapshotd.engine.calls import AgentCalls
+from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.sandbox import Sandbox
+from snapshotd.types import CallStatus, EntryKind, Message, SideEffect, Snapshot, SnapshotID, new_id
+from tests.leftovers import nothing_left
+
+DONE, FAILED = CallStatus.DONE, CallStatus.FAILED
+
+
+class Agent:
+    """What an agent does in one trajectory."""
+
+    def __init__(self, engine: LocalEngine, trajectory: str) -> None:
+        self.engine, self.id = engine, trajectory
+
+    @property
+    def sandbox(self) -> Sandbox:
+        sessions = self.engine._sessions
+        return sessions.running(self.engine.trajectory(self.id))
+
+    @property
+    def calls(self) -> AgentCalls:
+        handler = self.sandbox.server.handler
+        assert isinstance(handler, AgentCalls)
+        return handler
+
+    @property
+    def head(self) -> Snapshot:
+        return self.engine.snapshot(self.id)
+
+    def sh(self, script: str) -> str:
+        """Change files, or look at them, without a step."""
+        said: list[bytes] = []
+        result = self.engine._sessions.exec(
+            self.sandbox, ("sh", "-c", script), cwd="/workspace", env=(), user=None, sink=lambda _, data: said.append(data), record=False
+        )
+        assert result.exit_code == 0, b"".join(said)
+        return b"".join(said).decode()
+
+    def begin(self, name: str, arguments: Any, *, cancelled: threading.Event | None = None, **more: Any) -> tuple[str, dict[str, Any]]:
+        call = new_id()
+        return call, self.calls.call_begin(os.getpid(), Intent(call, name, arguments, **more), cancelled or threading.Event())
+
+    def tool(
+        self, name: str, arguments: Any, script: str = "true", *, status: CallStatus = DONE, result: Any = None, **more: Any
+    ) -> Snapshot:
+        """A tool call that runs `script`."""
+        call, answer = self.begin(name, arguments, **more)
+        assert "replayed" not in answer
+        self.sh(script)
+        return self.end(call, status=status, result=result)
+
+    def end(self, call: str, *, status: CallStatus = DONE, result: Any = None) -> Snapshot:
+        taken = self.calls.call_end(os.getpid(), call, Outcome(status, json.dumps(result).encode()))
+        return self.engine._catalog.get_snapshot(SnapshotID(taken))
+
+    def send(self, name: str, key: str, **more: Any) -> Snapshot:
+        """An irreversible call, with a compensation that writes down what it was called with."""
+        undo = ("sh", "-c", 'printf "%s\\n" "$SNAPSHOTD_CALL" >> /workspace/undone')
+        return self.tool(name, {"key": key}, side_effect=SideEffect.IRREVERSIBLE, compensate=more.pop("compensate", undo), **more)
+
+    @contextlib.contextmanager
+    def task(self, name: str, *depends: str, status: str = "completed") -> Iterator[None]:
+        """A subtask as the library records one."""
+        self.calls.task(name, "in-progress", depends, None)
+        call, answer = self.begin(name, {}, kind=EntryKind.TASK)
+        yield
+        self.calls.task(name, status, (), None)
+        if "replayed" not in answer:
+            self.end(call, status=DONE if status == "completed" else FAILED, result={"of": name})
+
+    def say(self, text: str) -> None:
+        self.calls.message("user", text)
+
+    def files(self) -> dict[str, str]:
+        """What /workspace holds."""
+        names = self.sh("cd /workspace; ls -A").split()
+        return {name: self.sh(f"cat /workspace/{name}") for name in names}
+
+    def said(self) -> list[Any]:
+        return [message.content for message in self.engine.conversation(self.id)]
+
+
+@contextlib.contextmanager
+def engine(root: Path) -> Iterator[LocalEngine]:
+    """With the tree `root` as its image "default"; nothing is left behind."""
+    state_dir = Path(tempfile.mkdtemp(prefix="snapshotd-mind-", dir="/var/tmp"))
+    try:
+        opened = reopened(state_dir)
+        try:
+            opened.import_image(str(root), "default", lambda _: None)
+            yield opened
+        finally:
+            opened.close()
+        nothing_left(state_dir, running=False)
+    finally:
+        shutil.rmtree(state_dir)
+
+
+def reopened(state_dir: Path) -> LocalEngine:
+    found = open_engine(state_dir)
+    assert isinstance(found, LocalEngine)
+    return found
+
+
+def agent(opened: LocalEngine) -> Agent:
+    """An agent in a sandbox of its own."""
+    return Agent(opened, opened.create(SandboxRequest(runtime="runc"))[0].id)
+
+
+def message(text: str) -> Message:
+    return Message("user", text)
