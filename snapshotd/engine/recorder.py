@@ -47,6 +47,8 @@ _log = logging.getLogger(__name__)
 MAX_OPEN_CALLS = 1024
 MAX_PENDING_BYTES = 64 << 20
 """Of messages since the last snapshot, as JSON: what the daemon holds in memory for one sandbox."""
+_SAID = "said"
+"""Detail of an entry: messages that were appended from within it."""
 MAX_STATE_BYTES = 1 << 20
 _CHANGED_BY_PEOPLE = ("edit", "retry")
 """Markers with a state that no program has made."""
@@ -80,6 +82,8 @@ class Open:
 
     entry: Entry
     clock_ns: int
+    said: int = 0
+    """Messages that were appended from within it."""
 
 
 class Recorder:
@@ -159,6 +163,7 @@ class Recorder:
             with self.sandbox.lock:
                 self.sandbox.state, self.sandbox.state_changed = self._catalog.state(own.id), False
             self._reached, self._replayed_models = own, []
+            self._said += entry.details.get(_SAID, 0)
         else:
             self._replayed_models.append(entry)
         self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
@@ -318,7 +323,7 @@ class Recorder:
     def end_step(self, opened: Open, call: ToolCall) -> Snapshot:
         """The outcome of a tool call, with its snapshot."""
         self._check_diverged()
-        ended = Ended(opened.entry.id, call.status, time.time_ns(), error=call.error)
+        ended = Ended(opened.entry.id, call.status, time.time_ns(), error=call.error, details={_SAID: opened.said} if opened.said else {})
         try:
             return commit_step(self._catalog, self.sandbox, call, self._listener, ended=ended)
         except SnapshotdError:
@@ -398,16 +403,23 @@ class Recorder:
     def fact(self, kind: str, value: Any) -> Any:
         """See `AgentHandler.fact`."""
         with self._lock:
-            known = None if self._replay is None else self._replay.fact(kind)
+            known = self.recorded_fact(kind)
             if known is not None:
-                return self.funnel.reveal(known[0])
+                return known[0]
             if len(self._facts) >= MAX_FACTS:
                 raise LimitExceeded(f"more than {MAX_FACTS} recorded values since the last call; make a call or a checkpoint in between")
             self._facts.append({"kind": kind, "value": value})
             return value
 
-    def message(self, message: Message) -> None:
-        """Append to the conversation; in a replay, meet what was appended."""
+    def recorded_fact(self, kind: str) -> tuple[Any] | None:
+        """A value that is recorded here, as a one-element tuple; None where none is."""
+        with self._lock:
+            known = None if self._replay is None else self._replay.fact(kind)
+        return None if known is None else (self.funnel.reveal(known[0]),)
+
+    def message(self, message: Message, within: str | None = None) -> None:
+        """Append to the conversation; in a replay, meet what was appended. `within`: the running call that says it, which a replay does not
+        run again: it counts what was said."""
         message = Message(self.funnel.conceal_text(message.role), self.funnel.conceal(message.content))
         with self._lock:
             self._check_diverged()
@@ -422,6 +434,9 @@ class Recorder:
                 )
             sandbox.pending_bytes += size
             sandbox.pending.append(message)
+        opened = None if within is None else self._open.get(within)
+        if opened is not None:
+            opened.said += 1
 
     def _meets(self, message: Message) -> bool:
         """Whether this message is the recorded one that comes next. A new one only after everything recorded."""

@@ -229,7 +229,7 @@ class Sessions:
         uid, gid = _user(user)
         image = self._context.image(sandbox.trajectory.spec.image)
         environment = {
-            "PATH": DEFAULT_PATH, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1",
+            "PATH": f"{DEFAULT_PATH}:{LIBRARY_DIR}/snapshotd/agent/bin", "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1",
             "SNAPSHOTD_TRAJECTORY": sandbox.trajectory.id,
             **dict(image.env if image else ()), **self._gateways.environment(sandbox),
             **self._context.secrecy.inside(sandbox.trajectory), **dict(env),
