@@ -33,7 +33,8 @@ class Replay:
     """Not thread-safe: the recorder holds its lock."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        self._left = [entry for entry in entries if entry.status in _OUTCOMES and not _is_failed_turn(entry)]
+        left = (entry for entry in entries if entry.status in _OUTCOMES and KEPT not in entry.details)
+        self._left = [entry for entry in left if not _is_failed_turn(entry)]
         self._facts = {entry.id: deque(entry.facts) for entry in self._left if entry.facts}
         self.matched = 0
 
