@@ -14,9 +14,11 @@ from snapshotd.engine.agent_handler import MESSAGE_LIMIT_BYTES, Answer, BodyWrit
 from snapshotd.engine.approvals import Gate
 from snapshotd.engine.context import Context
 from snapshotd.engine.keyvalue import KeyValueStore
-from snapshotd.engine.recorder import Open, Recorded, Recorder, marker
+from snapshotd.engine.recorder import Open, Recorder
+from snapshotd.engine.replay import Recorded
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.secrecy import ConcealedWriter
+from snapshotd.engine.step import marker
 from snapshotd.errors import Conflict, Denied, LimitExceeded, NotFound, UsageError
 from snapshotd.secrets.redactor import Funnel
 from snapshotd.types import BlobID, CallID, EntryKind, Message, ToolCall

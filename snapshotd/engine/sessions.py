@@ -23,9 +23,10 @@ from snapshotd.engine.keyvalue import KeyValueStore
 from snapshotd.engine.launch import Launcher, alive
 from snapshotd.engine.places import Places
 from snapshotd.engine.pump import Outcome, pump
-from snapshotd.engine.recorder import Recorder, Resumption, marker
+from snapshotd.engine.recorder import Recorder
+from snapshotd.engine.replay import Resumption
 from snapshotd.engine.sandbox import Captured, Sandbox
-from snapshotd.engine.step import commit_step
+from snapshotd.engine.step import commit_step, marker
 from snapshotd.errors import Conflict, SnapshotdError, UsageError
 from snapshotd.runtime.base import DEFAULT_PATH, LIBRARY_DIR, ExecSpec, Process
 from snapshotd.types import (
