@@ -16,7 +16,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,6 +91,8 @@ class Recorder:
         """Model calls that were replayed since then."""
         self._went_live = False
         """The next answer has to say so."""
+        self.before_live: Callable[[], None] = lambda: None
+        """What has to be done when a replay ends."""
         self.diverged: Diverged | None = None
         """Set once a resumed program has done something else; nothing of it is recorded any more."""
 
@@ -185,6 +187,7 @@ class Recorder:
 
     def _live(self) -> None:
         assert self._replay is not None
+        self.before_live()
         with self.sandbox.lock:
             self.sandbox.state_changed = self.sandbox.state != self._catalog.state(self.sandbox.head)
         self._tell({"event": "live", "snapshot": self.sandbox.head, "replayed": self._replay.matched})
@@ -376,6 +379,15 @@ class Recorder:
             if self._retelling is not None:
                 self._retelling.skip(count)
 
+    def met(self, messages: Sequence[Message]) -> None:
+        """What a replayed program said or heard, read from the wire: appended where the conversation does not hold it yet, because it was
+        not bound to a snapshot when everything ended, or because the program has just gone live."""
+        with self._lock, self.sandbox.lock:
+            known = 0 if self._retelling is None else max(0, self.sandbox.message_count - self._retelling.position)
+            self.said(len(messages))
+            for message in messages[known:]:
+                self._append(self._concealed(message))
+
     def lost(self, call_ids: Iterable[str]) -> None:
         """Nobody will end these calls: their outcome is unknown, and their files belong to whatever snapshot comes next."""
         with self._lock:
@@ -404,11 +416,20 @@ class Recorder:
     def message(self, message: Message, within: str | None = None) -> None:
         """Append to the conversation; in a replay, meet what was appended. `within`: the running call that says it, which a replay does not
         run again: it counts what was said."""
-        message = Message(self.funnel.conceal_text(message.role), self.funnel.conceal(message.content))
+        message = self._concealed(message)
         with self._lock:
             self._check_diverged()
             if self._replay is not None and self._meets(message):
                 return
+        self._append(message)
+        opened = None if within is None else self._open.get(within)
+        if opened is not None:
+            opened.said += 1
+
+    def _concealed(self, message: Message) -> Message:
+        return Message(self.funnel.conceal_text(message.role), self.funnel.conceal(message.content))
+
+    def _append(self, message: Message) -> None:
         sandbox = self.sandbox
         with sandbox.lock:
             size = len(message.role) + len(json.dumps(message.content))
@@ -418,9 +439,6 @@ class Recorder:
                 )
             sandbox.pending_bytes += size
             sandbox.pending.append(message)
-        opened = None if within is None else self._open.get(within)
-        if opened is not None:
-            opened.said += 1
 
     def _meets(self, message: Message) -> bool:
         """Whether this message is the recorded one that comes next. A new one only after everything recorded."""
