@@ -119,7 +119,7 @@ class Recorder:
         with self._lock:
             self._check_diverged()
             name, arguments = self.funnel.conceal_text(name), self.funnel.conceal(arguments)
-            kept = self._kept.take(kind, name, arguments, task)
+            kept = self._kept.take(kind, name, arguments, self.funnel.conceal(task))
             if kept is not None:
                 return self._met_kept(kept)
             if self._replay is None:
@@ -259,7 +259,7 @@ class Recorder:
         if intent.compensate is not None:
             details["compensate"] = {"argv": conceal(list(intent.compensate))}
         if intent.task is not None:
-            details["task"] = intent.task
+            details["task"] = conceal(intent.task)
         call_id = CallID(intent.call_id)
         entry = Entry(
             id=call_id, kind=intent.kind, name=conceal(intent.name), arguments=conceal(intent.arguments), after=self.sandbox.head,
@@ -281,7 +281,7 @@ class Recorder:
 
     def _key(self, intent: Intent, call_id: CallID) -> str:
         if intent.key is not None:
-            return intent.key
+            return self.funnel.conceal_text(intent.key)
         if self._resumption is not None and intent.side_effect is SideEffect.IDEMPOTENT:
             concealed = self.funnel.conceal_text(intent.name), canonical(self.funnel.conceal(intent.arguments))
             cut_off = self._resumption.keys.pop(concealed, None)
@@ -441,11 +441,13 @@ class Recorder:
 
     def set_value(self, key: str, value: tuple[Any] | None) -> None:
         """See `AgentHandler.state_set`. LimitExceeded."""
+        concealed = self.funnel.conceal_text(key)
+
         def changed(state: dict[str, Any]) -> dict[str, Any]:
             values = dict(state.get("values", {}))
-            values.pop(key, None)
+            values.pop(concealed, None)
             if value is not None:
-                values[key] = self.funnel.conceal(value[0])
+                values[concealed] = self.funnel.conceal(value[0])
             return {**state, "values": values}
 
         self._change_state(changed)
