@@ -59,8 +59,10 @@ try:
 except ValueError as error:
     assert str(error) == ALL, error
 assert ask(ALL) == {"reply": ALL}
-with task("the task of " + HERE[2], note=ALL):
+with task("the task of " + HERE[2]):
     say(ALL)
+with task("another") as skipped:
+    skipped.skip(ALL)
 checkpoint("with " + HERE[2])
 asked = approve("is it " + ALL + "?", {"details": ALL})
 assert pay(ALL) == "key-" + ALL
@@ -73,7 +75,8 @@ assert reply["choices"][0]["message"]["content"] == "the model says " + HERE[0],
 
 say("last " + ALL)
 assert state["secret"] == ALL
-assert [one["name"] for one in tasks()] == ["the task of " + HERE[2]], tasks()
+assert [one["name"] for one in tasks()] == ["the task of " + HERE[2], "another"], tasks()
+assert tasks()[1]["note"] == ALL, tasks()
 assert store.get("kept", namespace="secrets") == {"value": ALL, ALL: 1}
 assert ALL in [one["content"] for one in messages()]
 with open("/workspace/answer", "w") as file:
@@ -135,7 +138,7 @@ def _decide(snap: Snap, name: str, running: subprocess.Popen[str], planted: Plan
         return found
 
     wait_until(lambda: running.poll() is not None or bool(waiting()), "something was asked", 240)
-    assert running.poll() is None, running.communicate()
+    assert running.poll() is None, running.communicate()[1][-3000:]
     (asked,) = waiting()
     looked = snap("approval", asked["id"]).stdout
     decided = snap("approve", asked["id"], "--by", "ann", "--reason", f"it is {planted.configured}").stdout
