@@ -157,9 +157,9 @@ def _slips_of_a_person(snap: Snap, planted: Planted) -> str:
     shown = [
         snap("exec", "slips", "--", "sh", "-c", f"echo {planted.configured} {half}; env >&2").stdout,
         snap("exec", "--json", "--env", f"MORE={half}", "slips", "--", "sh", "-c", "echo $MORE $CONFIGURED; exit 3", code=3).stdout,
-        snap("exec", "slips", "--", f"/no/{half}", code=127).stderr,
         snap("store", "put", "--text", "secrets", "from-a-person", f"say {half}").stdout,
     ]
+    assert half in snap("exec", "slips", "--", f"/no/{half}", code=127).stderr, "who types it is told what is wrong with it"
     head = snap.json("log", "slips")[-1]["id"]
     edited = snap.json("edit", head, "--message", f"user={half} {planted.configured}", "--state", f'more="{half}"')
     shown += [json.dumps(edited), snap("show", "--conversation", edited["trajectory"]).stdout]
@@ -218,8 +218,9 @@ def test_a_planted_secret_is_nowhere_in_plain(own_snap: Snap, planted: Planted, 
         assert len(provider.requests) == 1
         assert planted.configured in json.dumps(provider.requests[0]["body"]), "what the provider gets is the original"
     assert snap("cat", "slips:/workspace/answer").stdout.startswith("ann "), "the agent has met all its secrets again"
+    assert planted.found_in(shown.encode()) == []
     shown += _slips_of_a_person(snap, planted)
-    assert planted.found_in(shown.encode(errors="surrogateescape")) == []
+    assert planted.found_in(shown.encode()) == []
     assert "[secret:" in shown
     for name, data in _shown(snap, tmp_path):
         assert planted.found_in(data) == [], name
