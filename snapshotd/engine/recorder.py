@@ -107,7 +107,7 @@ class Recorder:
         with self._lock:
             self._check_diverged()
             name, arguments = self.funnel.conceal_text(name), self.funnel.conceal(arguments)
-            kept = self._kept.take(kind, name, arguments, task)
+            kept = self._kept.take(kind, name, arguments, self.funnel.conceal(task))
             if kept is not None:
                 return self._met_kept(kept)
             if self._replay is None:
@@ -260,17 +260,17 @@ class Recorder:
                 raise LimitExceeded(f"{MAX_OPEN_CALLS} tool calls are open at once; end some before beginning another")
             if intent.call_id in self._open:
                 raise Conflict(f"tool call {intent.call_id[:40]!r} has begun already")
-            facts, self._facts = (*self._facts, *intent.facts), []
+            facts, self._facts = (*self._facts, *conceal(list(intent.facts))), []
         details: dict[str, Any] = {}
         if intent.compensate is not None:
             details["compensate"] = {"argv": conceal(list(intent.compensate))}
         if intent.task is not None:
-            details["task"] = intent.task
+            details["task"] = conceal(intent.task)
         call_id = CallID(intent.call_id)
         entry = Entry(
             id=call_id, kind=intent.kind, name=conceal(intent.name), arguments=conceal(intent.arguments), after=self.sandbox.head,
             began_at_ns=time.time_ns(),
-            side_effect=intent.side_effect, key=self._key(intent, call_id), facts=tuple(conceal(list(facts))), details=details,
+            side_effect=intent.side_effect, key=self._key(intent, call_id), facts=facts, details=details,
         )  # fmt: skip
         if intent.kind is not EntryKind.TASK:  # a task is recorded when it ends: what happens in it has entries of its own
             try:
@@ -287,7 +287,7 @@ class Recorder:
 
     def _key(self, intent: Intent, call_id: CallID) -> str:
         if intent.key is not None:
-            return intent.key
+            return self.funnel.conceal_text(intent.key)
         if self._resumption is not None and intent.side_effect is SideEffect.IDEMPOTENT:
             concealed = self.funnel.conceal_text(intent.name), canonical(self.funnel.conceal(intent.arguments))
             cut_off = self._resumption.keys.pop(concealed, None)
@@ -404,7 +404,7 @@ class Recorder:
                 return known[0]
             if len(self._facts) >= MAX_FACTS:
                 raise LimitExceeded(f"more than {MAX_FACTS} recorded values since the last call; make a call or a checkpoint in between")
-            self._facts.append({"kind": kind, "value": value})
+            self._facts.append({"kind": kind, "value": self.funnel.conceal(value)})
             return value
 
     def recorded_fact(self, kind: str) -> tuple[Any] | None:
@@ -476,10 +476,12 @@ class Recorder:
 
     def set_value(self, key: str, value: tuple[Any] | None) -> None:
         """See `AgentHandler.state_set`. LimitExceeded."""
+        concealed = self.funnel.conceal_text(key)
+
         def changed(state: dict[str, Any]) -> dict[str, Any]:
-            values = {name: old for name, old in state.get("values", {}).items() if name != key}
+            values = {name: old for name, old in state.get("values", {}).items() if name != concealed}
             if value is not None:
-                values[key] = self.funnel.conceal(value[0])
+                values[concealed] = self.funnel.conceal(value[0])
             return {**state, "values": values}
 
         self._change_state(changed)

@@ -193,7 +193,8 @@ class Sessions:
             yield
         finally:
             with sandbox.lock:
-                sandbox.claimed = None
+                if sandbox.claimed == head:  # else somebody without a claim moved the head, and another has claimed that
+                    sandbox.claimed = None
 
     def _exec(
         self, sandbox: Sandbox, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
