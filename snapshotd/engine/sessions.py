@@ -236,6 +236,7 @@ class Sessions:
         }  # fmt: skip
         paths = [LIBRARY_DIR, "/opt/agent-packages", *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = ":".join(paths)
+        environment["PATH"] = f"{environment['PATH']}:{LIBRARY_DIR}/snapshotd/agent/bin"  # last: an image's own programs come first
         return ExecSpec(list(argv), cwd, environment, uid, gid)
 
     # -- agents --------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ def order(item, fragile=False):
     count = store.put("ordered", {"item": item, "key": current_call().key}, namespace="shop/" + sys.argv[1])
     if fragile and count == 1:
         os.kill(os.getpid(), signal.SIGKILL)  # after it was ordered, and before anybody knew
-    return "receipt {}".format(count)
+    return f"receipt {count}"
 
 
 @tool
@@ -27,5 +27,5 @@ def note(text):
 if __name__ == "__main__":
     note("shopping")
     receipt = order("lamp", fragile="fragile" in sys.argv)
-    note("lamp: {}".format(receipt))
+    note(f"lamp: {receipt}")
     print("lamp:", receipt)

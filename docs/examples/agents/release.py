@@ -16,7 +16,7 @@ with open("notes.txt", "w") as notes:
     notes.write("faster\n")
 print(publish("1.0"))
 answer = approve("Announce it?", details={"where": "the list"})
-print("announced" if answer else "not announced: {}".format(answer.reason))
+print("announced" if answer else f"not announced: {answer.reason}")
 try:
     print(shell("rm -r build"))
 except Denied as error:
