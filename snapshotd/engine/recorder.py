@@ -48,6 +48,8 @@ MAX_OPEN_CALLS = 1024
 MAX_PENDING_BYTES = 64 << 20
 """Of messages since the last snapshot, as JSON: what the daemon holds in memory for one sandbox."""
 MAX_STATE_BYTES = 1 << 20
+_CHANGED_BY_PEOPLE = ("edit", "retry")
+"""Markers with a state that no program has made."""
 MAX_FACTS = 100_000
 """Recorded values since the last entry."""
 
@@ -180,7 +182,20 @@ class Recorder:
         assert self._replay is not None
         assert self._resumption is not None
         self._places.go_to(self.sandbox, self._places.newest(self._resumption.head))
+        self._carry_over(self._resumption.head)
         self._live()
+
+    def _carry_over(self, head: Snapshot) -> None:
+        """What was changed in the state by a person, after all that the program has met."""
+        changes, reached = [], self._reached
+        while reached is not None and head.id != reached.id and head.continues is not None:
+            before = self._catalog.get_snapshot(head.continues)
+            if head.call.name in _CHANGED_BY_PEOPLE:
+                changes.append((self._catalog.state(before.id), self._catalog.state(head.id)))
+            head = before
+        with self.sandbox.lock:
+            for old, new in reversed(changes):
+                self.sandbox.state = tasks.carry(self.sandbox.state, old, new)
 
     def _live(self) -> None:
         assert self._replay is not None
@@ -442,8 +457,7 @@ class Recorder:
     def set_value(self, key: str, value: tuple[Any] | None) -> None:
         """See `AgentHandler.state_set`. LimitExceeded."""
         def changed(state: dict[str, Any]) -> dict[str, Any]:
-            values = dict(state.get("values", {}))
-            values.pop(key, None)
+            values = {name: old for name, old in state.get("values", {}).items() if name != key}
             if value is not None:
                 values[key] = self.funnel.conceal(value[0])
             return {**state, "values": values}
