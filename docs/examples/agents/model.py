@@ -1,4 +1,6 @@
 """A model call with its usage, and time, chance and names that stay the same when the program starts again."""
+import time
+
 from snapshotd.agent import message, messages, model, now, random, record_usage, tool, uuid
 
 
@@ -17,4 +19,5 @@ def save(text):
 message("user", "hello")
 reply = ask(messages())
 message(reply["role"], reply["content"])
-save("{} {:.3f} {:.6f} {}".format(reply["content"], now(), random(), uuid()))
+print(f"{random():.6f}", uuid(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now())))
+save(reply["content"])

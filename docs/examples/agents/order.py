@@ -12,7 +12,7 @@ def cancel(call):
 
 @tool(side_effect="irreversible", compensate=cancel)
 def order(item, fragile=False):
-    count = store.put("ordered", {"item": item, "key": current_call().key}, namespace="shop/" + sys.argv[1])
+    count = store.put("ordered", {"item": item, "key": current_call().key}, namespace="shop/" + item)
     if fragile and count == 1:
         os.kill(os.getpid(), signal.SIGKILL)  # after it was ordered, and before anybody knew
     return f"receipt {count}"
@@ -26,6 +26,7 @@ def note(text):
 
 if __name__ == "__main__":
     note("shopping")
-    receipt = order("lamp", fragile="fragile" in sys.argv)
-    note(f"lamp: {receipt}")
-    print("lamp:", receipt)
+    item = sys.argv[1]
+    receipt = order(item, fragile="fragile" in sys.argv)
+    note(f"{item}: {receipt}")
+    print(item + ":", receipt)
