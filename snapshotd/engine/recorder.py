@@ -17,16 +17,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from snapshotd.engine import tasks
 from snapshotd.engine.agent_handler import Intent
 from snapshotd.engine.context import Context
 from snapshotd.engine.places import Places
-from snapshotd.engine.replay import Kept, Mismatch, Replay, canonical, shown
+from snapshotd.engine.replay import Kept, Mismatch, Recorded, Replay, Resumption, canonical, shown
+from snapshotd.engine.retelling import OtherWords, Retelling
 from snapshotd.engine.sandbox import Sandbox
-from snapshotd.engine.step import StepListener, commit_step
+from snapshotd.engine.step import StepListener, commit_step, marker
 from snapshotd.errors import Conflict, Diverged, LimitExceeded, NotFound, SnapshotdError
 from snapshotd.failpoints import hit
 from snapshotd.types import (
@@ -47,31 +48,13 @@ _log = logging.getLogger(__name__)
 MAX_OPEN_CALLS = 1024
 MAX_PENDING_BYTES = 64 << 20
 """Of messages since the last snapshot, as JSON: what the daemon holds in memory for one sandbox."""
+_SAID = "said"
+"""Detail of an entry: messages that were appended from within it."""
 MAX_STATE_BYTES = 1 << 20
 _CHANGED_BY_PEOPLE = ("edit", "retry")
 """Markers with a state that no program has made."""
 MAX_FACTS = 100_000
 """Recorded values since the last entry."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """An entry that was answered from the journal. `snapshot`: its own, if it ended with one."""
-
-    entry: Entry
-    snapshot: Snapshot | None
-
-
-@dataclass(frozen=True, slots=True)
-class Resumption:
-    """What a program that is started again has to meet. `began`: where it starts; `head`: where its trajectory stands; `branching`: it may
-    do something else. `keys`: idempotency keys of calls that were cut off, by (name, canonical arguments)."""
-
-    began: Snapshot
-    head: Snapshot
-    entries: tuple[Entry, ...]
-    branching: bool = False
-    keys: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -80,6 +63,8 @@ class Open:
 
     entry: Entry
     clock_ns: int
+    said: int = 0
+    """Messages that were appended from within it."""
 
 
 class Recorder:
@@ -99,8 +84,7 @@ class Recorder:
         self._resumption = resumption
         self._replay = None if resumption is None else Replay(resumption.entries)
         self._kept = Kept(() if resumption is None else resumption.entries)
-        self._said = 0 if resumption is None else resumption.began.messages
-        """Messages of the conversation that the replayed program knows of."""
+        self._retelling = None if resumption is None else Retelling(context.catalog, resumption.began, resumption.head)
         self._reached = None if resumption is None else resumption.began
         """The newest snapshot whose call has been replayed."""
         self._replayed_models: list[Entry] = []
@@ -146,7 +130,8 @@ class Recorder:
                 return None if kept is None else self._met_kept(kept)
             recorded = self._met(task)
             if recorded.snapshot is not None:
-                self._said = max(self._said, recorded.snapshot.messages)
+                assert self._retelling is not None
+                self._retelling.reach(recorded.snapshot.messages)
             return recorded
 
     def _met(self, entry: Entry) -> Recorded:
@@ -159,6 +144,7 @@ class Recorder:
             with self.sandbox.lock:
                 self.sandbox.state, self.sandbox.state_changed = self._catalog.state(own.id), False
             self._reached, self._replayed_models = own, []
+            self.said(entry.details.get(_SAID, 0))
         else:
             self._replayed_models.append(entry)
         self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
@@ -234,8 +220,10 @@ class Recorder:
         assert self._resumption is not None
         assert self._reached is not None
         if self._reached.id != self.sandbox.head:
-            kept = min(self._said, self._reached.messages)
-            met = itertools.islice(self._catalog.conversation(self._resumption.head.id, kept), self._said - kept)
+            assert self._retelling is not None
+            said = self._retelling.position
+            kept = min(said, self._reached.messages)
+            met = itertools.islice(self._catalog.conversation(self._resumption.head.id, kept), said - kept)
             models = [replace(entry, id=CallID(new_id()), snapshot=None) for entry in self._replayed_models]
             with self.sandbox.lock:
                 self.sandbox.pending[:0] = met
@@ -318,7 +306,7 @@ class Recorder:
     def end_step(self, opened: Open, call: ToolCall) -> Snapshot:
         """The outcome of a tool call, with its snapshot."""
         self._check_diverged()
-        ended = Ended(opened.entry.id, call.status, time.time_ns(), error=call.error)
+        ended = Ended(opened.entry.id, call.status, time.time_ns(), error=call.error, details={_SAID: opened.said} if opened.said else {})
         try:
             return commit_step(self._catalog, self.sandbox, call, self._listener, ended=ended)
         except SnapshotdError:
@@ -385,7 +373,8 @@ class Recorder:
     def said(self, count: int) -> None:
         """A replayed program knows of so many more messages."""
         with self._lock:
-            self._said += count
+            if self._retelling is not None:
+                self._retelling.skip(count)
 
     def lost(self, call_ids: Iterable[str]) -> None:
         """Nobody will end these calls: their outcome is unknown, and their files belong to whatever snapshot comes next."""
@@ -398,16 +387,23 @@ class Recorder:
     def fact(self, kind: str, value: Any) -> Any:
         """See `AgentHandler.fact`."""
         with self._lock:
-            known = None if self._replay is None else self._replay.fact(kind)
+            known = self.recorded_fact(kind)
             if known is not None:
-                return self.funnel.reveal(known[0])
+                return known[0]
             if len(self._facts) >= MAX_FACTS:
                 raise LimitExceeded(f"more than {MAX_FACTS} recorded values since the last call; make a call or a checkpoint in between")
             self._facts.append({"kind": kind, "value": value})
             return value
 
-    def message(self, message: Message) -> None:
-        """Append to the conversation; in a replay, meet what was appended."""
+    def recorded_fact(self, kind: str) -> tuple[Any] | None:
+        """A value that is recorded here, as a one-element tuple; None where none is."""
+        with self._lock:
+            known = None if self._replay is None else self._replay.fact(kind)
+        return None if known is None else (self.funnel.reveal(known[0]),)
+
+    def message(self, message: Message, within: str | None = None) -> None:
+        """Append to the conversation; in a replay, meet what was appended. `within`: the running call that says it, which a replay does not
+        run again: it counts what was said."""
         message = Message(self.funnel.conceal_text(message.role), self.funnel.conceal(message.content))
         with self._lock:
             self._check_diverged()
@@ -422,27 +418,33 @@ class Recorder:
                 )
             sandbox.pending_bytes += size
             sandbox.pending.append(message)
+        opened = None if within is None else self._open.get(within)
+        if opened is not None:
+            opened.said += 1
 
     def _meets(self, message: Message) -> bool:
         """Whether this message is the recorded one that comes next. A new one only after everything recorded."""
         assert self._replay is not None
-        known = next(self._catalog.conversation(self.sandbox.head, self._said), None) if self._said < self.sandbox.message_count else None
-        if known is None and self._replay.exhausted:
-            return False
-        if known is not None and (known.role, canonical(known.content)) == (message.role, canonical(message.content)):
-            self._said += 1
+        assert self._retelling is not None
+        try:
+            self._retelling.meet(message)
             return True
-        actual = f"the {message.role} message {shown(message.content)}"
-        if known is not None:
-            actual += f" where the {known.role} message {shown(known.content)} is recorded"
-        self._other_than(self._replay.next, actual)
-        return False
+        except OtherWords as other:
+            if other.recorded is None and self._replay.exhausted:
+                return False
+            actual = f"the {message.role} message {shown(message.content)}"
+            if other.recorded is not None:
+                actual += f" where the {other.recorded.role} message {shown(other.recorded.content)} is recorded"
+            self._other_than(self._replay.next, actual)
+            return False
 
     def messages(self, offset: int, limit: int) -> list[Message]:
         """A part of the conversation as the program knows it."""
         with self._lock, self.sandbox.lock:
             recorded: Iterable[Message] = ()
-            known = self._said if self._replay is not None else self.sandbox.message_count
+            known = self.sandbox.message_count
+            if self._replay is not None and self._retelling is not None:
+                known = self._retelling.position
             if offset < known:
                 recorded = itertools.islice(self._catalog.conversation(self.sandbox.head, offset), known - offset)
             pending = tuple(self.sandbox.pending)[max(0, offset - known) :]
@@ -488,13 +490,3 @@ class Recorder:
         log = self._context.events.live(self.sandbox.trajectory.id)
         if log is not None:
             log.append(event)
-
-
-def marker(
-    name: str, arguments: Any, *, status: CallStatus = CallStatus.DONE, exit_code: int | None = None,
-    stdout: Any = None, stderr: Any = None, started_at_ns: int | None = None,
-) -> ToolCall:  # fmt: skip
-    """A call record for something the daemon itself did (start, exit, stop, checkpoint, exec)."""
-    now = time.time_ns()
-    began = started_at_ns or now
-    return ToolCall(CallID(new_id()), name, arguments, status, began, now - began, exit_code, None, None, stdout, stderr)

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from snapshotd.engine.base import Decision
 from snapshotd.engine.context import Context
-from snapshotd.engine.recorder import Resumption
-from snapshotd.engine.replay import canonical, shown
+from snapshotd.engine.replay import Resumption, canonical, shown
 from snapshotd.engine.sessions import Sessions
 from snapshotd.errors import Ambiguous, Conflict, NotFound, Undecided, UsageError
 from snapshotd.failpoints import hit

@@ -23,9 +23,10 @@ from snapshotd.engine.keyvalue import KeyValueStore
 from snapshotd.engine.launch import Launcher, alive
 from snapshotd.engine.places import Places
 from snapshotd.engine.pump import Outcome, pump
-from snapshotd.engine.recorder import Recorder, Resumption, marker
+from snapshotd.engine.recorder import Recorder
+from snapshotd.engine.replay import Resumption
 from snapshotd.engine.sandbox import Captured, Sandbox
-from snapshotd.engine.step import commit_step
+from snapshotd.engine.step import commit_step, marker
 from snapshotd.errors import Conflict, SnapshotdError, UsageError
 from snapshotd.runtime.base import DEFAULT_PATH, LIBRARY_DIR, ExecSpec, Process
 from snapshotd.types import (
@@ -42,6 +43,8 @@ from snapshotd.types import (
 
 _log = logging.getLogger(__name__)
 _ID_MAX = (1 << 31) - 1
+_PATH = f"{DEFAULT_PATH}:{LIBRARY_DIR}/snapshotd/agent/bin"
+"""With `snapshotd-agent`, for programs in other languages."""
 
 
 @dataclass(slots=True)
@@ -229,7 +232,7 @@ class Sessions:
         uid, gid = _user(user)
         image = self._context.image(sandbox.trajectory.spec.image)
         environment = {
-            "PATH": DEFAULT_PATH, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1",
+            "PATH": _PATH, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1",
             "SNAPSHOTD_TRAJECTORY": sandbox.trajectory.id,
             **dict(image.env if image else ()), **self._gateways.environment(sandbox),
             **self._context.secrecy.inside(sandbox.trajectory), **dict(env),
