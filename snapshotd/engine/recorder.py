@@ -288,7 +288,7 @@ class Recorder:
     def _key(self, intent: Intent, call_id: CallID) -> str:
         if intent.key is not None:
             return self.funnel.conceal_text(intent.key)
-        if self._resumption is not None and intent.side_effect is SideEffect.IDEMPOTENT:
+        if self._resumption is not None and intent.side_effect is not SideEffect.LOCAL:
             concealed = self.funnel.conceal_text(intent.name), canonical(self.funnel.conceal(intent.arguments))
             cut_off = self._resumption.keys.pop(concealed, None)
             if cut_off is not None:
