@@ -48,7 +48,7 @@ def name(own_snap: Snap, tmp_path: Path) -> Iterator[str]:
     (tmp_path / "agent.py").write_text(PROGRAM)
     yield tmp_path.name.replace("_", "-")
     (own_snap.state_dir / FILE_NAME).unlink(missing_ok=True)
-    for one in own_snap.json("ls"):
+    for one in sorted(own_snap.json("ls"), key=lambda one: one["forked_from"] is None):  # forks first
         own_snap("rm", "--force", one["id"])
 
 
