@@ -21,8 +21,8 @@ from typing import Any
 from snapshotd.engine import look
 from snapshotd.engine.context import Context
 from snapshotd.engine.policy import FILE_NAME, PolicyFile
-from snapshotd.engine.recorder import marker
 from snapshotd.engine.sandbox import Sandbox
+from snapshotd.engine.step import marker
 from snapshotd.engine.webhook import Webhooks
 from snapshotd.errors import Conflict, Denied, NotFound, SnapshotdError, UsageError
 from snapshotd.failpoints import hit

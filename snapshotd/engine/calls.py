@@ -14,9 +14,11 @@ from snapshotd.engine.agent_handler import MESSAGE_LIMIT_BYTES, Answer, BodyWrit
 from snapshotd.engine.approvals import Gate
 from snapshotd.engine.context import Context
 from snapshotd.engine.keyvalue import KeyValueStore
-from snapshotd.engine.recorder import Open, Recorded, Recorder, marker
+from snapshotd.engine.recorder import Open, Recorder
+from snapshotd.engine.replay import Recorded
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.secrecy import ConcealedWriter
+from snapshotd.engine.step import marker
 from snapshotd.errors import Conflict, Denied, LimitExceeded, NotFound, UsageError
 from snapshotd.secrets.redactor import Funnel
 from snapshotd.types import BlobID, CallID, EntryKind, Message, ToolCall
@@ -24,6 +26,7 @@ from snapshotd.types import BlobID, CallID, EntryKind, Message, ToolCall
 MAX_REPLAYED_BYTES = 64 << 20
 """Of a recorded result that is handed out again: the daemon holds it in memory."""
 _QUESTION = "approve"
+_STORE = "store"
 
 
 @dataclass(slots=True)
@@ -200,11 +203,13 @@ class AgentCalls:
             for writer in output.writers.values() if output is not None else ():
                 writer.discard()
 
-    def checkpoint(self, pid: int, call_id: str, name: str, facts: tuple[Any, ...]) -> Answer:
+    def checkpoint(self, pid: int, call_id: str, name: str, within: str | None) -> Answer:
         sandbox, recorder = self._bound(), self.recorder
         if recorder is None:
             return {"snapshot": sandbox.head}
         arguments = recorder.funnel.conceal({"name": name})
+        if within is not None:
+            return {"snapshot": recorder.step(marker("checkpoint", arguments)).id}
         recorded = recorder.replayed(EntryKind.CHECKPOINT, "checkpoint", arguments)
         if recorded is not None:
             return {"snapshot": recorded.entry.snapshot}
@@ -214,14 +219,14 @@ class AgentCalls:
         return {"snapshot": taken.id, **({"live": True} if recorder.take_live() else {})}
 
     def approve(
-        self, pid: int, call_id: str, question: str, details: Any, expires_s: float | None, facts: tuple[Any, ...],
+        self, pid: int, call_id: str, question: str, details: Any, expires_s: float | None, within: str | None,
         cancelled: threading.Event,
     ) -> Answer:  # fmt: skip
         sandbox, recorder = self._bound(), self.recorder
         if recorder is None or self._gate is None:
             raise Denied("nobody can be asked in a throw-away sandbox; run the agent in a trajectory of its own")
         arguments = recorder.funnel.conceal({"question": question, "details": details})
-        recorded = recorder.replayed(EntryKind.QUESTION, _QUESTION, arguments)
+        recorded = recorder.replayed(EntryKind.QUESTION, _QUESTION, arguments) if within is None else None
         if recorded is not None:
             return dict(recorded.entry.result)
         began = time.time_ns()
@@ -232,6 +237,8 @@ class AgentCalls:
         answer: Answer = {"approved": approval.status == "approved", "by": approval.by, "reason": approval.reason}
         if approval.edited is not None:
             answer["answer"] = approval.edited[0]
+        if within is not None:
+            return {**recorder.funnel.reveal(answer)}
         recorder.answered(CallID(call_id), _QUESTION, arguments, answer, began_at_ns=began)
         return {**recorder.funnel.reveal(answer), **({"live": True} if recorder.take_live() else {})}
 
@@ -241,10 +248,10 @@ class AgentCalls:
         self._bound()
         return value if self.recorder is None else self.recorder.fact(kind, value)
 
-    def message(self, role: str, content: Any) -> None:
+    def message(self, role: str, content: Any, within: str | None) -> None:
         self._bound()
         if self.recorder is not None:
-            self.recorder.message(Message(role, content))
+            self.recorder.message(Message(role, content), within)
 
     def messages(self, offset: int, limit: int) -> list[Message]:
         self._bound()
@@ -271,7 +278,20 @@ class AgentCalls:
         found = list(sandbox.state.get("tasks", ()))
         return found if self.recorder is None else list(self.recorder.funnel.reveal(found))
 
-    def store(self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any]) -> Answer:
+    def store(self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any], within: str | None) -> Answer:
+        """What the program itself asks the store is a recorded fact: a replay neither sees newer values nor writes again."""
+        self._bound()
+        if self.recorder is None or within is not None:
+            return self._stored(op, fields)
+        known = self.recorder.recorded_fact(_STORE)
+        answer = self._stored(op, fields) if known is None else known[0]
+        if known is None:
+            body = answer.get("body")
+            self.recorder.fact(_STORE, answer if body is None else {"body": body.decode()})
+            return answer
+        return answer if "body" not in answer else {"body": answer["body"].encode()}
+
+    def _stored(self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any]) -> Answer:
         sandbox = self._bound()
         if self._store is None:
             raise UsageError("the store cannot be reached from a throw-away sandbox; run the agent in a trajectory of its own")

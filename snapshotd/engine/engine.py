@@ -46,10 +46,10 @@ from snapshotd.engine.launch import Launcher
 from snapshotd.engine.linkgroups import LinkGroups
 from snapshotd.engine.merging import Merger
 from snapshotd.engine.mind import Mind, MindVerbs
-from snapshotd.engine.recorder import marker
 from snapshotd.engine.resume import Resumes
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.sessions import Sessions, check_not_running, free_bytes
+from snapshotd.engine.step import marker
 from snapshotd.engine.upkeep import Upkeep
 from snapshotd.engine.webhook import Webhooks
 from snapshotd.engine.worker import Worker

@@ -10,7 +10,7 @@ from dataclasses import replace
 from snapshotd.engine.base import Forked
 from snapshotd.engine.calls import AgentCalls
 from snapshotd.engine.context import Context
-from snapshotd.engine.recorder import Resumption
+from snapshotd.engine.replay import Resumption
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.sessions import FORK_COUNT, FORK_INDEX, Sessions, fork_agent
 from snapshotd.errors import UsageError

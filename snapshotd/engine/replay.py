@@ -11,15 +11,36 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
-from snapshotd.types import CallStatus, Entry, EntryKind
+from snapshotd.types import CallStatus, Entry, EntryKind, Snapshot
 
 _OUTCOMES = (CallStatus.DONE, CallStatus.FAILED)
 
 
 KEPT = "kept"
 """Detail of an entry of a task that stayed completed when another was retried: the id under which it was recorded first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An entry that was answered from the journal. `snapshot`: its own, if it ended with one."""
+
+    entry: Entry
+    snapshot: Snapshot | None
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """What a program that is started again has to meet. `began`: where it starts; `head`: where its trajectory stands; `branching`: it may
+    do something else. `keys`: idempotency keys of calls that were cut off, by (name, canonical arguments)."""
+
+    began: Snapshot
+    head: Snapshot
+    entries: tuple[Entry, ...]
+    branching: bool = False
+    keys: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
 class Mismatch(Exception):  # noqa: N818 - what happened, for the recorder to turn into an error or a new branch
@@ -34,7 +55,7 @@ class Replay:
     """Not thread-safe: the recorder holds its lock."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        self._left = [entry for entry in entries if entry.status in _OUTCOMES and not _is_failed_turn(entry)]
+        self._left = _without_repeated(entry for entry in entries if entry.status in _OUTCOMES and KEPT not in entry.details)
         self._facts = {entry.id: deque(entry.facts) for entry in self._left if entry.facts}
         self.matched = 0
         self._side_by_side = _overlap(self._left)
@@ -112,9 +133,20 @@ def _overlap(entries: Iterable[Entry]) -> bool:
     return False
 
 
-def _is_failed_turn(entry: Entry) -> bool:
-    """A request that its sender repeated: a program that runs again asks once."""
-    return entry.kind is EntryKind.MODEL and entry.status is CallStatus.FAILED and bool(entry.details.get("gateway"))
+def _without_repeated(entries: Iterable[Entry]) -> list[Entry]:
+    """Without the failed requests on the wire that their sender repeated until they were answered, and without those at the end: a program
+    that runs again asks once. What failed for good, and the program went on, fails again."""
+    left: list[Entry] = []
+    answered: set[tuple[str, str]] = set()
+    for entry in reversed(list(entries)):
+        if entry.kind is EntryKind.MODEL and entry.details.get("gateway"):
+            request = entry.name, canonical(entry.arguments)
+            if entry.status is CallStatus.FAILED and (not left or request in answered):
+                continue
+            if entry.status is CallStatus.DONE:
+                answered.add(request)
+        left.append(entry)
+    return left[::-1]
 
 
 class Kept:

@@ -23,9 +23,10 @@ from snapshotd.engine.keyvalue import KeyValueStore
 from snapshotd.engine.launch import Launcher, alive
 from snapshotd.engine.places import Places
 from snapshotd.engine.pump import Outcome, pump
-from snapshotd.engine.recorder import Recorder, Resumption, marker
+from snapshotd.engine.recorder import Recorder
+from snapshotd.engine.replay import Resumption
 from snapshotd.engine.sandbox import Captured, Sandbox
-from snapshotd.engine.step import commit_step
+from snapshotd.engine.step import commit_step, marker
 from snapshotd.errors import Conflict, SnapshotdError, UsageError
 from snapshotd.runtime.base import DEFAULT_PATH, LIBRARY_DIR, ExecSpec, Process
 from snapshotd.types import (
@@ -237,6 +238,7 @@ class Sessions:
         }  # fmt: skip
         paths = [LIBRARY_DIR, "/opt/agent-packages", *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = ":".join(paths)
+        environment["PATH"] = f"{environment['PATH']}:{LIBRARY_DIR}/snapshotd/agent/bin"  # last: an image's own programs come first
         return ExecSpec(list(argv), cwd, environment, uid, gid)
 
     # -- agents --------------------------------------------------------------------------------------------------------------
