@@ -54,8 +54,7 @@ class Replay:
     """Not thread-safe: the recorder holds its lock."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        left = (entry for entry in entries if entry.status in _OUTCOMES and KEPT not in entry.details)
-        self._left = [entry for entry in left if not _is_failed_turn(entry)]
+        self._left = _without_repeated(entry for entry in entries if entry.status in _OUTCOMES and KEPT not in entry.details)
         self._facts = {entry.id: deque(entry.facts) for entry in self._left if entry.facts}
         self.matched = 0
 
@@ -113,9 +112,20 @@ class Replay:
         return self._left.pop(index)
 
 
-def _is_failed_turn(entry: Entry) -> bool:
-    """A request that its sender repeated: a program that runs again asks once."""
-    return entry.kind is EntryKind.MODEL and entry.status is CallStatus.FAILED and bool(entry.details.get("gateway"))
+def _without_repeated(entries: Iterable[Entry]) -> list[Entry]:
+    """Without the failed requests on the wire that their sender repeated until they were answered, and without those at the end: a program
+    that runs again asks once. What failed for good, and the program went on, fails again."""
+    left: list[Entry] = []
+    answered: set[tuple[str, str]] = set()
+    for entry in reversed(list(entries)):
+        if entry.kind is EntryKind.MODEL and entry.details.get("gateway"):
+            request = entry.name, canonical(entry.arguments)
+            if entry.status is CallStatus.FAILED and (not left or request in answered):
+                continue
+            if entry.status is CallStatus.DONE:
+                answered.add(request)
+        left.append(entry)
+    return left[::-1]
 
 
 class Kept:

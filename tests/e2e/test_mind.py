@@ -119,7 +119,7 @@ def test_an_edit_is_where_the_agent_goes_on(snap: Snap, tmp_path: Path, runtime:
     snap("attach", made)
     assert snap("cat", f"{made}:f0").stdout == "edited"
     assert snap("cat", f"{made}:f9").stdout == "9"
-    assert snap.json("state", made)["sent"] is True
+    assert snap.json("state", made) == {"hint": [1], "sent": True}
     assert [message["content"] for message in snap.json("show", "--conversation", made)] == ["go", "look again", "sent"]
     assert snap("cat", f"{name}:f0").stdout == "0", "the old one is as it was"
 

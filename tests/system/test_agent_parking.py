@@ -130,11 +130,11 @@ class Box:
         self.snapshot(pid)
         return "s"
 
-    def checkpoint(self, pid: int, call_id: str, name: str, facts: tuple[Any, ...]) -> dict[str, Any]:
+    def checkpoint(self, pid: int, call_id: str, name: str, within: str | None) -> dict[str, Any]:
         self.snapshot(pid)
         return {"snapshot": "s"}
 
-    def message(self, role: str, content: Any) -> None:
+    def message(self, role: str, content: Any, within: str | None) -> None:
         pass
 
     def messages(self, offset: int, limit: int) -> list[Message]:

@@ -98,7 +98,7 @@ class Recorder:
             self.events.append(("end", call["name"], str(outcome.status)))
         return self._snapshot()
 
-    def message(self, role: str, content: Any) -> None:
+    def message(self, role: str, content: Any, within: str | None) -> None:
         self._check("message")
         with self.lock:
             self.conversation.append(Message(role, content))
@@ -106,7 +106,7 @@ class Recorder:
     def messages(self, offset: int, limit: int) -> list[Message]:
         return self.conversation[offset : offset + limit]
 
-    def checkpoint(self, pid: int, call_id: str, name: str, facts: tuple[Any, ...]) -> dict[str, Any]:
+    def checkpoint(self, pid: int, call_id: str, name: str, within: str | None) -> dict[str, Any]:
         self._check("checkpoint")
         self.events.append(("checkpoint", name))
         return {"snapshot": self._snapshot()}
@@ -132,11 +132,11 @@ class Recorder:
     def tasks(self) -> list[dict[str, Any]]:
         return self.subtasks
 
-    def approve(self, pid: int, call_id: str, question: str, details: Any, expires_s: float | None, facts: tuple[Any, ...],
+    def approve(self, pid: int, call_id: str, question: str, details: Any, expires_s: float | None, within: str | None,
                 cancelled: threading.Event) -> dict[str, Any]:
         return {"approved": details == "yes"}
 
-    def store(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
+    def store(self, op: str, fields: dict[str, Any], within: str | None) -> dict[str, Any]:
         self.events.append(("store", op, fields))
         return {"body": b"[]"} if op == "search" else {"version": 1}
 
