@@ -49,8 +49,8 @@ def _exit_codes() -> list[str]:
     lines += [
         "| 130 | interrupted by Ctrl-C |", "| 141 | the reader of standard output went away |", "",
         "`run`, `create`, `exec` and `attach` follow docker: 125 for every failure of snapshotd, 126 when the command was found but cannot "
-        "be run, 127 when it was not found; otherwise the code of the command or agent itself. `resume` ends with the agent's code too, but "
-        "with those of the table where snapshotd failed or has a question.", "",
+        "be run, 127 when it was not found; otherwise the code of the command or agent itself. `resume` ends with the agent's code too, "
+        "but with those of the table where snapshotd failed or has a question.", "",
     ]  # fmt: skip
     return lines
 

@@ -86,7 +86,7 @@ def _print(client: Snapshotd, item: SnapshotInfo) -> None:
         ("tool", printable(tool.name)), ("arguments", arguments), ("outcome", f"{outcome}, {milliseconds(tool.duration_ms)}"),
     ]  # fmt: skip
     if item.follows is not None:
-        facts.insert(2, ("mind of", f"{item.follows}  (what came in between is not part of it)"))
+        facts.insert(2, ("mind", f"continues that of {item.follows}"))
     if tool.error:
         facts.append(("error", printable(tool.error)))
     for key, value in facts:

@@ -16,7 +16,6 @@ from fastapi import Path as PathParameter
 
 from snapshotd.daemon.peer import PEER_UID
 from snapshotd.daemon.streams import StreamLimit
-from snapshotd.daemon.turns import Turns
 from snapshotd.daemon.watching import Watchers
 from snapshotd.daemon.wire import check_ref
 from snapshotd.engine.base import Engine
@@ -34,7 +33,6 @@ class Service:
     pid: int
     request_stop: Callable[[], None] = lambda: None
     streams: StreamLimit = field(default_factory=StreamLimit)
-    turns: Turns = field(default_factory=Turns)
     watchers: Watchers = field(default_factory=Watchers)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
@@ -103,11 +104,7 @@ async def exec_in_trajectory(ref: Ref, body: models.ExecRequest, service: Servic
         return await _exec(service.engine.exec, ref, body, service)
     head = check_ref(body.if_head)
 
-    def in_turn(ref: str, argv: tuple[str, ...], **options: Any) -> ExecResult:
-        with service.turns.take(service.engine, ref, head):
-            return service.engine.exec(ref, argv, **options)
-
-    return await _exec(in_turn, ref, body, service)
+    return await _exec(functools.partial(service.engine.exec, expected_head=head), ref, body, service)
 
 
 @router.post("/snapshots/{ref}/exec", response_class=Response, responses=_EXEC_DOC, tags=["runs"])  # type: ignore[arg-type]

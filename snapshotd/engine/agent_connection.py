@@ -197,7 +197,7 @@ class Connection:
         content = self._value(request, "content")
         if content is None:
             raise Malformed(UsageError("A message has neither content nor a body; send one of them."))
-        self._handler.message(role, content[0])
+        self._handler.message(role, content[0], _within(request))
         return {}
 
     def _messages(self, request: Request) -> Answer:
@@ -238,7 +238,7 @@ class Connection:
         name = wire.label(request.fields, "name", 200)
         call_id = wire.call_id(request.fields)
         with self._parked(request):
-            return self._handler.checkpoint(self.pid, call_id, name, _facts(request.fields))
+            return self._handler.checkpoint(self.pid, call_id, name, _within(request))
 
     def _approve(self, request: Request) -> Answer:
         fields = request.fields
@@ -248,11 +248,11 @@ class Connection:
         call_id, question = wire.call_id(fields), wire.label(fields, "question", 1000)
         with self._parked(request):
             return self._handler.approve(
-                self.pid, call_id, question, fields.get("details"), expires, _facts(fields), self._server.closing
+                self.pid, call_id, question, fields.get("details"), expires, _within(request), self._server.closing
             )  # fmt: skip
 
     def _store_get(self, request: Request) -> Answer:
-        return self._handler.store("get", {**_place(request), "version": _version(request.fields, "version")})
+        return self._handler.store("get", {**_place(request), "version": _version(request.fields, "version")}, _within(request))
 
     def _store_put(self, request: Request) -> Answer:
         value = self._value(request, "value")
@@ -262,10 +262,12 @@ class Connection:
         if ttl is not None and (type(ttl) not in (int, float) or not 0 < ttl <= _EXPIRES_LIMIT_S):
             raise Malformed(UsageError("The field ttl_s is not a number of seconds; correct the request or leave it out."))
         expected = _version(request.fields, "expected_version")
-        return self._handler.store("put", {**_place(request), "value": value[0], "ttl_s": ttl, "expected_version": expected})
+        fields = {**_place(request), "value": value[0], "ttl_s": ttl, "expected_version": expected}
+        return self._handler.store("put", fields, _within(request))
 
     def _store_delete(self, request: Request) -> Answer:
-        return self._handler.store("delete", {**_place(request), "expected_version": _version(request.fields, "expected_version")})
+        fields = {**_place(request), "expected_version": _version(request.fields, "expected_version")}
+        return self._handler.store("delete", fields, _within(request))
 
     def _store_search(self, request: Request) -> Answer:
         fields = request.fields
@@ -275,7 +277,12 @@ class Connection:
         return self._handler.store("search", {
             "namespace": wire.label(fields, "namespace", 200), "prefix": wire.optional_text(fields, "prefix") or "", "where": where,
             "limit": wire.integer(fields, "limit", 1, 1000, default=100), "after": wire.optional_text(fields, "after") or "",
-        })  # fmt: skip
+        }, _within(request))  # fmt: skip
+
+
+def _within(request: Request) -> str | None:
+    """The running call in whose body a request was made: what it does belongs to that call, and is not done again in a replay."""
+    return wire.call_id({"call": request.fields["within"]}) if request.fields.get("within") is not None else None
 
 
 def _place(request: Request) -> dict[str, Any]:

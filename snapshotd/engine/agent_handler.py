@@ -89,7 +89,7 @@ class AgentHandler(Protocol):
     def fact(self, kind: str, value: Any) -> Any:
         """The recorded value, or `value`, which is recorded from now on."""
 
-    def message(self, role: str, content: Any) -> None:
+    def message(self, role: str, content: Any, within: str | None) -> None:
         """Append to the conversation."""
 
     def messages(self, offset: int, limit: int) -> list[Message]:
@@ -107,13 +107,14 @@ class AgentHandler(Protocol):
     def tasks(self) -> list[dict[str, Any]]:
         """All subtasks."""
 
-    def checkpoint(self, pid: int, call_id: str, name: str, facts: tuple[Any, ...]) -> Answer:
+    def checkpoint(self, pid: int, call_id: str, name: str, within: str | None) -> Answer:
         """Take a snapshot without a call: `snapshot` is its id."""
 
     def approve(
-        self, pid: int, call_id: str, question: str, details: Any, expires_s: float | None, facts: tuple[Any, ...], cancelled:
-        threading.Event ) -> Answer:
+        self, pid: int, call_id: str, question: str, details: Any, expires_s: float | None, within: str | None,
+        cancelled: threading.Event,
+    ) -> Answer:  # fmt: skip
         """Ask a person and wait: `approved`, `by`, `reason`, `answer`."""
 
-    def store(self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any]) -> Answer:
+    def store(self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any], within: str | None) -> Answer:
         """The key-value store; `fields` are those of the request, checked, `value` among them where there is one."""

@@ -313,9 +313,10 @@ class Engine(ABC):
 
     @abstractmethod
     def exec(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
-             sink: OutputSink) -> ExecResult:
+             sink: OutputSink, expected_head: str | None = None) -> ExecResult:
         """Run a command as a tool call in a trajectory's sandbox (started from its head if it is stopped) and take the snapshot.
-        CommandNotFound and CommandNotRunnable leave no snapshot."""
+        CommandNotFound and CommandNotRunnable leave no snapshot. With `expected_head`, Conflict (naming the head) when the head is another
+        one, before the command runs: of several writers that saw one head, one wins."""
 
     @abstractmethod
     def exec_snapshot(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...],

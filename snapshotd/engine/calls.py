@@ -14,9 +14,11 @@ from snapshotd.engine.agent_handler import MESSAGE_LIMIT_BYTES, Answer, BodyWrit
 from snapshotd.engine.approvals import Gate
 from snapshotd.engine.context import Context
 from snapshotd.engine.keyvalue import KeyValueStore
-from snapshotd.engine.recorder import Open, Recorded, Recorder, marker
+from snapshotd.engine.recorder import Open, Recorder
+from snapshotd.engine.replay import Recorded
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.secrecy import ConcealedWriter
+from snapshotd.engine.step import marker
 from snapshotd.errors import Conflict, Denied, LimitExceeded, NotFound, UsageError
 from snapshotd.secrets.redactor import Funnel
 from snapshotd.types import BlobID, CallID, EntryKind, Message, ToolCall
@@ -24,6 +26,7 @@ from snapshotd.types import BlobID, CallID, EntryKind, Message, ToolCall
 MAX_REPLAYED_BYTES = 64 << 20
 """Of a recorded result that is handed out again: the daemon holds it in memory."""
 _QUESTION = "approve"
+_STORE = "store"
 
 
 @dataclass(slots=True)
@@ -79,7 +82,7 @@ class AgentCalls:
         if recorder is None:
             return {"key": intent.key or intent.call_id}
         if intent.kind is EntryKind.TASK:
-            recorded = recorder.skipped_task(intent.name) if intent.skippable else None
+            recorded = recorder.skipped_task(recorder.funnel.conceal_text(intent.name)) if intent.skippable else None
         else:
             recorded = recorder.replayed(intent.kind, intent.name, intent.arguments, intent.task)
         if recorded is not None:
@@ -88,7 +91,7 @@ class AgentCalls:
         if intent.kind is EntryKind.TOOL and self._gate is not None:
             verdict = self._gate.admit(
                 sandbox, CallID(intent.call_id), intent.name, recorder.funnel.conceal(intent.arguments), intent.side_effect,
-                asked=intent.approve, expires_s=None, step=recorder.step, cancelled=cancelled,
+                asked=recorder.funnel.conceal(intent.approve), expires_s=None, step=recorder.step, cancelled=cancelled,
             )  # fmt: skip
             if verdict.approval is not None and verdict.approval.edited is not None:
                 answer["arguments"] = recorder.funnel.reveal(verdict.arguments)
@@ -96,7 +99,7 @@ class AgentCalls:
         opened = recorder.begin(intent)
         if recorder.take_live():
             answer["live"] = True
-        return {**answer, "key": opened.entry.key}
+        return {**answer, "key": recorder.funnel.reveal(opened.entry.key)}
 
     def _as_recorded(self, recorded: Recorded) -> Answer:
         assert self.recorder is not None
@@ -200,11 +203,13 @@ class AgentCalls:
             for writer in output.writers.values() if output is not None else ():
                 writer.discard()
 
-    def checkpoint(self, pid: int, call_id: str, name: str, facts: tuple[Any, ...]) -> Answer:
+    def checkpoint(self, pid: int, call_id: str, name: str, within: str | None) -> Answer:
         sandbox, recorder = self._bound(), self.recorder
         if recorder is None:
             return {"snapshot": sandbox.head}
-        arguments = {"name": name}
+        arguments = recorder.funnel.conceal({"name": name})
+        if within is not None:
+            return {"snapshot": recorder.step(marker("checkpoint", arguments)).id}
         recorded = recorder.replayed(EntryKind.CHECKPOINT, "checkpoint", arguments)
         if recorded is not None:
             return {"snapshot": recorded.entry.snapshot}
@@ -214,25 +219,28 @@ class AgentCalls:
         return {"snapshot": taken.id, **({"live": True} if recorder.take_live() else {})}
 
     def approve(
-        self, pid: int, call_id: str, question: str, details: Any, expires_s: float | None, facts: tuple[Any, ...],
+        self, pid: int, call_id: str, question: str, details: Any, expires_s: float | None, within: str | None,
         cancelled: threading.Event,
     ) -> Answer:  # fmt: skip
         sandbox, recorder = self._bound(), self.recorder
         if recorder is None or self._gate is None:
             raise Denied("nobody can be asked in a throw-away sandbox; run the agent in a trajectory of its own")
-        arguments = {"question": question, "details": details}
-        recorded = recorder.replayed(EntryKind.QUESTION, _QUESTION, arguments)
+        arguments = recorder.funnel.conceal({"question": question, "details": details})
+        recorded = recorder.replayed(EntryKind.QUESTION, _QUESTION, arguments) if within is None else None
         if recorded is not None:
             return dict(recorded.entry.result)
         began = time.time_ns()
         approval = self._gate.question(
-            sandbox, CallID(call_id), question, details, expires_s=expires_s, step=recorder.step, cancelled=cancelled
+            sandbox, CallID(call_id), arguments["question"], arguments["details"], expires_s=expires_s, step=recorder.step,
+            cancelled=cancelled,
         )  # fmt: skip
         answer: Answer = {"approved": approval.status == "approved", "by": approval.by, "reason": approval.reason}
         if approval.edited is not None:
             answer["answer"] = approval.edited[0]
+        if within is not None:
+            return {**recorder.funnel.reveal(answer)}
         recorder.answered(CallID(call_id), _QUESTION, arguments, answer, began_at_ns=began)
-        return {**answer, **({"live": True} if recorder.take_live() else {})}
+        return {**recorder.funnel.reveal(answer), **({"live": True} if recorder.take_live() else {})}
 
     # -- conversation, state, store ------------------------------------------------------------------------------------------
 
@@ -240,10 +248,10 @@ class AgentCalls:
         self._bound()
         return value if self.recorder is None else self.recorder.fact(kind, value)
 
-    def message(self, role: str, content: Any) -> None:
+    def message(self, role: str, content: Any, within: str | None) -> None:
         self._bound()
         if self.recorder is not None:
-            self.recorder.message(Message(role, content))
+            self.recorder.message(Message(role, content), within)
 
     def messages(self, offset: int, limit: int) -> list[Message]:
         self._bound()
@@ -262,16 +270,33 @@ class AgentCalls:
         self._bound()
         if self.recorder is None:
             return {"status": status}
-        return {"status": self.recorder.set_task(name, status, depends, note)["status"]}
+        conceal = self.recorder.funnel.conceal
+        return {"status": self.recorder.set_task(conceal(name), status, tuple(conceal(list(depends))), conceal(note))["status"]}
 
     def tasks(self) -> list[dict[str, Any]]:
         sandbox = self._bound()
-        return list(sandbox.state.get("tasks", ()))
+        found = list(sandbox.state.get("tasks", ()))
+        return found if self.recorder is None else list(self.recorder.funnel.reveal(found))
 
-    def store(self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any]) -> Answer:
+    def store(self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any], within: str | None) -> Answer:
+        """What the program itself asks the store is a recorded fact: a replay neither sees newer values nor writes again."""
         self._bound()
+        if self.recorder is None or within is not None:
+            return self._stored(op, fields)
+        known = self.recorder.recorded_fact(_STORE)
+        answer = self._stored(op, fields) if known is None else known[0]
+        if known is None:
+            body = answer.get("body")
+            self.recorder.fact(_STORE, answer if body is None else {"body": body.decode()})
+            return answer
+        return answer if "body" not in answer else {"body": answer["body"].encode()}
+
+    def _stored(self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any]) -> Answer:
+        sandbox = self._bound()
         if self._store is None:
             raise UsageError("the store cannot be reached from a throw-away sandbox; run the agent in a trajectory of its own")
+        shared = self._context.secrecy.shared(sandbox.trajectory)
+        fields = shared.conceal(fields)
         tenant, namespace = "default", fields["namespace"]
         if op == "put":
             put = self._store.put(
@@ -286,12 +311,12 @@ class AgentCalls:
                 found = self._store.get(tenant, namespace, fields["key"], fields["version"])
             except NotFound:
                 return {}
-            return {"value": found.value, "version": found.version}
+            return {"value": shared.reveal(found.value), "version": found.version}
         rows = self._store.search(
             tenant, namespace, prefix=fields["prefix"], where=fields["where"], limit=fields["limit"], after=fields["after"]
         )  # fmt: skip
         listed = [{"key": row.key, "value": row.value, "version": row.version, "namespace": row.namespace} for row in rows]
-        return {"body": json.dumps(listed, ensure_ascii=False).encode()}
+        return {"body": json.dumps(shared.reveal(listed), ensure_ascii=False).encode()}
 
 
 def _json(result: bytes | BodyWriter | None) -> Any:

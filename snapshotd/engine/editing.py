@@ -17,11 +17,11 @@ from typing import Any
 
 from snapshotd.engine.base import EditRequest, FileEdit
 from snapshotd.engine.context import Context
-from snapshotd.engine.recorder import MAX_PENDING_BYTES, MAX_STATE_BYTES, marker
+from snapshotd.engine.recorder import MAX_PENDING_BYTES, MAX_STATE_BYTES
 from snapshotd.engine.rewinding import Rewinding
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.sessions import Sessions
-from snapshotd.engine.step import StepListener, commit_step
+from snapshotd.engine.step import StepListener, commit_step, marker
 from snapshotd.errors import LimitExceeded, NotFound, UsageError
 from snapshotd.kernel import files
 from snapshotd.layers.amend import amend

@@ -46,10 +46,10 @@ from snapshotd.engine.launch import Launcher
 from snapshotd.engine.linkgroups import LinkGroups
 from snapshotd.engine.merging import Merger
 from snapshotd.engine.mind import Mind, MindVerbs
-from snapshotd.engine.recorder import marker
 from snapshotd.engine.resume import Resumes
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.sessions import Sessions, check_not_running, free_bytes
+from snapshotd.engine.step import marker
 from snapshotd.engine.upkeep import Upkeep
 from snapshotd.engine.webhook import Webhooks
 from snapshotd.engine.worker import Worker
@@ -168,12 +168,12 @@ class LocalEngine(MindVerbs):
         snapshot = _first_snapshot(stack, marker("start", _start_arguments(request, image)))
         plain, secret = provider_env(request.providers)
         env = self._context.secrecy.environment(snapshot.trajectory, (*request.env, *plain), (*request.secrets, *secret))
-        if agent is not None:
-            agent = replace(agent, argv=tuple(map(self._context.secrecy.plain(snapshot.trajectory).conceal_text, agent.argv)))
         trajectory = Trajectory(
             id=snapshot.trajectory, name=request.name, spec=spec, agent=agent, head=snapshot.id, status=TrajectoryStatus.RUNNING,
             created_at_ns=snapshot.created_at_ns, env=env, began=None if agent is None else snapshot.id,
         )  # fmt: skip
+        if agent is not None:
+            trajectory = replace(trajectory, agent=self._context.secrecy.concealed(trajectory, agent))
         sandbox: Sandbox | None = None
         try:
             sandbox, calls = self._sessions.launch(trajectory, snapshot)

@@ -21,6 +21,7 @@ from snapshotd.engine.retry import Retry
 from snapshotd.engine.rewinding import Rewinding
 from snapshotd.engine.sessions import Sessions
 from snapshotd.engine.step import StepListener
+from snapshotd.errors import UsageError
 from snapshotd.layers.base import Change
 from snapshotd.types import (
     Approval,
@@ -32,6 +33,7 @@ from snapshotd.types import (
     StoredValue,
     Trajectory,
     TrajectoryID,
+    short,
 )  # fmt: skip
 
 
@@ -117,15 +119,23 @@ class MindVerbs(Engine):
 
     def edit(self, ref: str, request: EditRequest, *, name: str | None = None, resume: bool = False) -> Trajectory:
         with self._mind.context.pins.pinned(self._snapshot(ref).id) as source:
+            if resume:
+                self._check_program(self._mind.context.catalog.get_trajectory(source.trajectory))
             edited = self._mind.editing.edit(source, request, name)
         return self.resume(edited.id) if resume else edited
 
     def retry(self, ref: str, task: str, *, compensate: bool = True, resume: bool = True) -> Snapshot:
         trajectory = self._trajectory(ref)
+        if resume:
+            self._check_program(trajectory)
         snapshot = self._mind.retry.retry(trajectory, task, compensate=compensate)
-        if resume and trajectory.agent is not None:
+        if resume:
             self.resume(trajectory.id)
         return snapshot
+
+    def _check_program(self, trajectory: Trajectory) -> None:
+        if trajectory.agent is None or trajectory.began is None:
+            raise UsageError(f"trajectory {short(trajectory.id)} has no program that could go on; leave out --resume, or give --no-resume")
 
     def effects(self, ref: str) -> list[Effect]:
         return self._mind.effects.left_behind(self._trajectory(ref))

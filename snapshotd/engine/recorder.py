@@ -17,16 +17,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from snapshotd.engine import tasks
 from snapshotd.engine.agent_handler import Intent
 from snapshotd.engine.context import Context
 from snapshotd.engine.places import Places
-from snapshotd.engine.replay import Kept, Mismatch, Replay, canonical, shown
+from snapshotd.engine.replay import Kept, Mismatch, Recorded, Replay, Resumption, canonical, shown
+from snapshotd.engine.retelling import OtherWords, Retelling
 from snapshotd.engine.sandbox import Sandbox
-from snapshotd.engine.step import StepListener, commit_step
+from snapshotd.engine.step import StepListener, commit_step, marker
 from snapshotd.errors import Conflict, Diverged, LimitExceeded, NotFound, SnapshotdError
 from snapshotd.failpoints import hit
 from snapshotd.types import (
@@ -47,29 +48,15 @@ _log = logging.getLogger(__name__)
 MAX_OPEN_CALLS = 1024
 MAX_PENDING_BYTES = 64 << 20
 """Of messages since the last snapshot, as JSON: what the daemon holds in memory for one sandbox."""
+_SAID = "said"
+"""Detail of an entry: messages that were appended from within it."""
 MAX_STATE_BYTES = 1 << 20
+OTHERS_S = 10.0
+"""How long a replayed call waits for others that ran beside it; from the last that came."""
+_CHANGED_BY_PEOPLE = ("edit", "retry")
+"""Markers with a state that no program has made."""
 MAX_FACTS = 100_000
 """Recorded values since the last entry."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """An entry that was answered from the journal. `snapshot`: its own, if it ended with one."""
-
-    entry: Entry
-    snapshot: Snapshot | None
-
-
-@dataclass(frozen=True, slots=True)
-class Resumption:
-    """What a program that is started again has to meet. `began`: where it starts; `head`: where its trajectory stands; `branching`: it may
-    do something else. `keys`: idempotency keys of calls that were cut off, by (name, canonical arguments)."""
-
-    began: Snapshot
-    head: Snapshot
-    entries: tuple[Entry, ...]
-    branching: bool = False
-    keys: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -78,6 +65,8 @@ class Open:
 
     entry: Entry
     clock_ns: int
+    said: int = 0
+    """Messages that were appended from within it."""
 
 
 class Recorder:
@@ -92,13 +81,14 @@ class Recorder:
         """Everything is recorded through it; what is told to the program is revealed."""
         self._lock = threading.RLock()
         """Of the replay; taken before the sandbox's."""
+        self._replayed = threading.Condition(self._lock)
+        """Told when an entry was met."""
         self._open: dict[str, Open] = {}
         self._facts: list[Any] = []
         self._resumption = resumption
         self._replay = None if resumption is None else Replay(resumption.entries)
         self._kept = Kept(() if resumption is None else resumption.entries)
-        self._said = 0 if resumption is None else resumption.began.messages
-        """Messages of the conversation that the replayed program knows of."""
+        self._retelling = None if resumption is None else Retelling(context.catalog, resumption.began, resumption.head)
         self._reached = None if resumption is None else resumption.began
         """The newest snapshot whose call has been replayed."""
         self._replayed_models: list[Entry] = []
@@ -121,20 +111,40 @@ class Recorder:
         with self._lock:
             self._check_diverged()
             name, arguments = self.funnel.conceal_text(name), self.funnel.conceal(arguments)
-            kept = self._kept.take(kind, name, arguments, task)
+            kept = self._kept.take(kind, name, arguments, self.funnel.conceal(task))
             if kept is not None:
                 return self._met_kept(kept)
             if self._replay is None:
                 return None
             try:
-                entry = self._replay.match(kind, name, arguments)
+                entry = self._match(kind, name, arguments)
             except Mismatch as mismatch:
                 self._other_than(mismatch.recorded, f"{kind} {name} with {shown(arguments)}")
                 return None
             if entry is None:
-                self._go_live()
+                if self._replay is not None:
+                    self._go_live()
                 return None
             return self._met(entry)
+
+    def _match(self, kind: EntryKind, name: str, arguments: Any) -> Entry | None:
+        """The recorded entry, once the calls have come that ran beside it and ended before it began. Mismatch; Diverged (meanwhile)."""
+        matched, deadline = -1, 0.0
+        while self._replay is not None:
+            try:
+                entry = self._replay.match(kind, name, arguments)
+            except Mismatch:
+                if self._replay.matched != matched:
+                    matched, deadline = self._replay.matched, time.monotonic() + OTHERS_S
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or not self._replay.early(kind, name, arguments):
+                    raise
+                self._replayed.wait(left_s)
+                self._check_diverged()
+            else:
+                self._replayed.notify_all()
+                return entry
+        return None
 
     def skipped_task(self, name: str) -> Recorded | None:
         """The end of a task that has completed, with all that happened in it taken as met; None: it has to be run."""
@@ -146,7 +156,8 @@ class Recorder:
                 return None if kept is None else self._met_kept(kept)
             recorded = self._met(task)
             if recorded.snapshot is not None:
-                self._said = max(self._said, recorded.snapshot.messages)
+                assert self._retelling is not None
+                self._retelling.reach(recorded.snapshot.messages)
             return recorded
 
     def _met(self, entry: Entry) -> Recorded:
@@ -159,6 +170,7 @@ class Recorder:
             with self.sandbox.lock:
                 self.sandbox.state, self.sandbox.state_changed = self._catalog.state(own.id), False
             self._reached, self._replayed_models = own, []
+            self.said(entry.details.get(_SAID, 0))
         else:
             self._replayed_models.append(entry)
         self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
@@ -182,7 +194,20 @@ class Recorder:
         assert self._replay is not None
         assert self._resumption is not None
         self._places.go_to(self.sandbox, self._places.newest(self._resumption.head))
+        self._carry_over(self._resumption.head)
         self._live()
+
+    def _carry_over(self, head: Snapshot) -> None:
+        """What was changed in the state by a person, after all that the program has met."""
+        changes, reached = [], self._reached
+        while reached is not None and head.id != reached.id and head.continues is not None:
+            before = self._catalog.get_snapshot(head.continues)
+            if head.call.name in _CHANGED_BY_PEOPLE:
+                changes.append((self._catalog.state(before.id), self._catalog.state(head.id)))
+            head = before
+        with self.sandbox.lock:
+            for old, new in reversed(changes):
+                self.sandbox.state = tasks.carry(self.sandbox.state, old, new)
 
     def _live(self) -> None:
         assert self._replay is not None
@@ -222,8 +247,10 @@ class Recorder:
         assert self._resumption is not None
         assert self._reached is not None
         if self._reached.id != self.sandbox.head:
-            kept = min(self._said, self._reached.messages)
-            met = itertools.islice(self._catalog.conversation(self._resumption.head.id, kept), self._said - kept)
+            assert self._retelling is not None
+            said = self._retelling.position
+            kept = min(said, self._reached.messages)
+            met = itertools.islice(self._catalog.conversation(self._resumption.head.id, kept), said - kept)
             models = [replace(entry, id=CallID(new_id()), snapshot=None) for entry in self._replayed_models]
             with self.sandbox.lock:
                 self.sandbox.pending[:0] = met
@@ -257,17 +284,17 @@ class Recorder:
                 raise LimitExceeded(f"{MAX_OPEN_CALLS} tool calls are open at once; end some before beginning another")
             if intent.call_id in self._open:
                 raise Conflict(f"tool call {intent.call_id[:40]!r} has begun already")
-            facts, self._facts = (*self._facts, *intent.facts), []
+            facts, self._facts = (*self._facts, *conceal(list(intent.facts))), []
         details: dict[str, Any] = {}
         if intent.compensate is not None:
             details["compensate"] = {"argv": conceal(list(intent.compensate))}
         if intent.task is not None:
-            details["task"] = intent.task
+            details["task"] = conceal(intent.task)
         call_id = CallID(intent.call_id)
         entry = Entry(
             id=call_id, kind=intent.kind, name=conceal(intent.name), arguments=conceal(intent.arguments), after=self.sandbox.head,
             began_at_ns=time.time_ns(),
-            side_effect=intent.side_effect, key=self._key(intent, call_id), facts=tuple(conceal(list(facts))), details=details,
+            side_effect=intent.side_effect, key=self._key(intent, call_id), facts=facts, details=details,
         )  # fmt: skip
         if intent.kind is not EntryKind.TASK:  # a task is recorded when it ends: what happens in it has entries of its own
             try:
@@ -284,8 +311,8 @@ class Recorder:
 
     def _key(self, intent: Intent, call_id: CallID) -> str:
         if intent.key is not None:
-            return intent.key
-        if self._resumption is not None and intent.side_effect is SideEffect.IDEMPOTENT:
+            return self.funnel.conceal_text(intent.key)
+        if self._resumption is not None and intent.side_effect is not SideEffect.LOCAL:
             concealed = self.funnel.conceal_text(intent.name), canonical(self.funnel.conceal(intent.arguments))
             cut_off = self._resumption.keys.pop(concealed, None)
             if cut_off is not None:
@@ -306,7 +333,7 @@ class Recorder:
     def end_step(self, opened: Open, call: ToolCall) -> Snapshot:
         """The outcome of a tool call, with its snapshot."""
         self._check_diverged()
-        ended = Ended(opened.entry.id, call.status, time.time_ns(), error=call.error)
+        ended = Ended(opened.entry.id, call.status, time.time_ns(), error=call.error, details={_SAID: opened.said} if opened.said else {})
         try:
             return commit_step(self._catalog, self.sandbox, call, self._listener, ended=ended)
         except SnapshotdError:
@@ -370,12 +397,18 @@ class Recorder:
                 self._go_live()
             return self._replay is None
 
+    def said(self, count: int) -> None:
+        """A replayed program knows of so many more messages."""
+        with self._lock:
+            if self._retelling is not None:
+                self._retelling.skip(count)
+
     def met(self, messages: Sequence[Message]) -> None:
         """What a replayed program said or heard, read from the wire: appended where the conversation does not hold it yet, because it was
         not bound to a snapshot when everything ended, or because the program has just gone live."""
         with self._lock, self.sandbox.lock:
-            known = max(0, self.sandbox.message_count - self._said)
-            self._said += len(messages)
+            known = 0 if self._retelling is None else max(0, self.sandbox.message_count - self._retelling.position)
+            self.said(len(messages))
             for message in messages[known:]:
                 self._append(self._concealed(message))
 
@@ -390,22 +423,32 @@ class Recorder:
     def fact(self, kind: str, value: Any) -> Any:
         """See `AgentHandler.fact`."""
         with self._lock:
-            known = None if self._replay is None else self._replay.fact(kind)
+            known = self.recorded_fact(kind)
             if known is not None:
-                return self.funnel.reveal(known[0])
+                return known[0]
             if len(self._facts) >= MAX_FACTS:
                 raise LimitExceeded(f"more than {MAX_FACTS} recorded values since the last call; make a call or a checkpoint in between")
-            self._facts.append({"kind": kind, "value": value})
+            self._facts.append({"kind": kind, "value": self.funnel.conceal(value)})
             return value
 
-    def message(self, message: Message) -> None:
-        """Append to the conversation; in a replay, meet what was appended."""
+    def recorded_fact(self, kind: str) -> tuple[Any] | None:
+        """A value that is recorded here, as a one-element tuple; None where none is."""
+        with self._lock:
+            known = None if self._replay is None else self._replay.fact(kind)
+        return None if known is None else (self.funnel.reveal(known[0]),)
+
+    def message(self, message: Message, within: str | None = None) -> None:
+        """Append to the conversation; in a replay, meet what was appended. `within`: the running call that says it, which a replay does not
+        run again: it counts what was said."""
         message = self._concealed(message)
         with self._lock:
             self._check_diverged()
             if self._replay is not None and self._meets(message):
                 return
         self._append(message)
+        opened = None if within is None else self._open.get(within)
+        if opened is not None:
+            opened.said += 1
 
     def _concealed(self, message: Message) -> Message:
         return Message(self.funnel.conceal_text(message.role), self.funnel.conceal(message.content))
@@ -424,23 +467,26 @@ class Recorder:
     def _meets(self, message: Message) -> bool:
         """Whether this message is the recorded one that comes next. A new one only after everything recorded."""
         assert self._replay is not None
-        known = next(self._catalog.conversation(self.sandbox.head, self._said), None) if self._said < self.sandbox.message_count else None
-        if known is None and self._replay.exhausted:
-            return False
-        if known is not None and (known.role, canonical(known.content)) == (message.role, canonical(message.content)):
-            self._said += 1
+        assert self._retelling is not None
+        try:
+            self._retelling.meet(message)
             return True
-        actual = f"the {message.role} message {shown(message.content)}"
-        if known is not None:
-            actual += f" where the {known.role} message {shown(known.content)} is recorded"
-        self._other_than(self._replay.next, actual)
-        return False
+        except OtherWords as other:
+            if other.recorded is None and self._replay.exhausted:
+                return False
+            actual = f"the {message.role} message {shown(message.content)}"
+            if other.recorded is not None:
+                actual += f" where the {other.recorded.role} message {shown(other.recorded.content)} is recorded"
+            self._other_than(self._replay.next, actual)
+            return False
 
     def messages(self, offset: int, limit: int) -> list[Message]:
         """A part of the conversation as the program knows it."""
         with self._lock, self.sandbox.lock:
             recorded: Iterable[Message] = ()
-            known = self._said if self._replay is not None else self.sandbox.message_count
+            known = self.sandbox.message_count
+            if self._replay is not None and self._retelling is not None:
+                known = self._retelling.position
             if offset < known:
                 recorded = itertools.islice(self._catalog.conversation(self.sandbox.head, offset), known - offset)
             pending = tuple(self.sandbox.pending)[max(0, offset - known) :]
@@ -454,11 +500,12 @@ class Recorder:
 
     def set_value(self, key: str, value: tuple[Any] | None) -> None:
         """See `AgentHandler.state_set`. LimitExceeded."""
+        concealed = self.funnel.conceal_text(key)
+
         def changed(state: dict[str, Any]) -> dict[str, Any]:
-            values = dict(state.get("values", {}))
-            values.pop(key, None)
+            values = {name: old for name, old in state.get("values", {}).items() if name != concealed}
             if value is not None:
-                values[key] = self.funnel.conceal(value[0])
+                values[concealed] = self.funnel.conceal(value[0])
             return {**state, "values": values}
 
         self._change_state(changed)
@@ -487,13 +534,3 @@ class Recorder:
         log = self._context.events.live(self.sandbox.trajectory.id)
         if log is not None:
             log.append(event)
-
-
-def marker(
-    name: str, arguments: Any, *, status: CallStatus = CallStatus.DONE, exit_code: int | None = None,
-    stdout: Any = None, stderr: Any = None, started_at_ns: int | None = None,
-) -> ToolCall:  # fmt: skip
-    """A call record for something the daemon itself did (start, exit, stop, checkpoint, exec)."""
-    now = time.time_ns()
-    began = started_at_ns or now
-    return ToolCall(CallID(new_id()), name, arguments, status, began, now - began, exit_code, None, None, stdout, stderr)

@@ -17,10 +17,10 @@ from snapshotd.engine import look, tasks
 from snapshotd.engine.base import Effect, Task
 from snapshotd.engine.context import Context
 from snapshotd.engine.effects import Effects, task_of
-from snapshotd.engine.recorder import marker
 from snapshotd.engine.replay import KEPT
 from snapshotd.engine.rewinding import LayerMaker, Rewinding
 from snapshotd.engine.sessions import Sessions
+from snapshotd.engine.step import marker
 from snapshotd.errors import Conflict, LimitExceeded
 from snapshotd.layers import apply, diff
 from snapshotd.layers.amend import amend

@@ -18,10 +18,9 @@ from snapshotd.engine.cold import Cold, gone
 from snapshotd.engine.context import Context
 from snapshotd.engine.effects import Effects
 from snapshotd.engine.quiesce import blocker
-from snapshotd.engine.recorder import marker
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.sessions import Sessions
-from snapshotd.engine.step import StepListener, commit_step
+from snapshotd.engine.step import StepListener, commit_step, marker
 from snapshotd.errors import Conflict, UsageError
 from snapshotd.layers import diff
 from snapshotd.layers.pivot import layout_of

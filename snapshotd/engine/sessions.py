@@ -23,9 +23,10 @@ from snapshotd.engine.keyvalue import KeyValueStore
 from snapshotd.engine.launch import Launcher, alive
 from snapshotd.engine.places import Places
 from snapshotd.engine.pump import Outcome, pump
-from snapshotd.engine.recorder import Recorder, Resumption, marker
+from snapshotd.engine.recorder import Recorder
+from snapshotd.engine.replay import Resumption
 from snapshotd.engine.sandbox import Captured, Sandbox
-from snapshotd.engine.step import commit_step
+from snapshotd.engine.step import commit_step, marker
 from snapshotd.errors import Conflict, SnapshotdError, UsageError
 from snapshotd.runtime.base import DEFAULT_PATH, LIBRARY_DIR, ExecSpec, Process
 from snapshotd.types import (
@@ -190,7 +191,8 @@ class Sessions:
             yield
         finally:
             with sandbox.lock:
-                sandbox.claimed = None
+                if sandbox.claimed == head:  # else somebody without a claim moved the head, and another has claimed that
+                    sandbox.claimed = None
 
     def _exec(
         self, sandbox: Sandbox, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
@@ -236,6 +238,7 @@ class Sessions:
         }  # fmt: skip
         paths = [LIBRARY_DIR, "/opt/agent-packages", *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = ":".join(paths)
+        environment["PATH"] = f"{environment['PATH']}:{LIBRARY_DIR}/snapshotd/agent/bin"  # last: an image's own programs come first
         return ExecSpec(list(argv), cwd, environment, uid, gid)
 
     # -- agents --------------------------------------------------------------------------------------------------------------

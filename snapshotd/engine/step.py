@@ -14,12 +14,25 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.sandbox import Captured, Sandbox
 from snapshotd.errors import OutOfSpace, SandboxFailed
 from snapshotd.failpoints import hit
-from snapshotd.types import Ended, Entry, Snapshot, SnapshotID, SnapshotState, ToolCall, new_id, short
+from snapshotd.types import (
+    BlobID,
+    CallID,
+    CallStatus,
+    Ended,
+    Entry,
+    Snapshot,
+    SnapshotID,
+    SnapshotState,
+    ToolCall,
+    new_id,
+    short,
+)  # fmt: skip
 
 StepListener = Callable[[Snapshot, Captured], None]
 
@@ -94,3 +107,13 @@ def _capture(sandbox: Sandbox) -> Captured:
             f"cannot take a snapshot of {short(sandbox.trajectory.id)}: the file system of its layers reports an error ({exc.strerror}), "
             "as it does when the disk below it is full; free space, then restart the daemon (`snapshotd daemon --stop`)"
         ) from exc
+
+
+def marker(
+    name: str, arguments: Any, *, status: CallStatus = CallStatus.DONE, exit_code: int | None = None,
+    stdout: BlobID | None = None, stderr: BlobID | None = None, started_at_ns: int | None = None,
+) -> ToolCall:  # fmt: skip
+    """A call record for something the daemon itself did (start, exit, stop, checkpoint, exec)."""
+    now = time.time_ns()
+    began = started_at_ns or now
+    return ToolCall(CallID(new_id()), name, arguments, status, began, now - began, exit_code, None, None, stdout, stderr)

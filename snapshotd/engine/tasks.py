@@ -84,9 +84,22 @@ def dependents(tasks: Sequence[Task], name: str) -> set[str]:
 
 def keep(state: dict[str, Any], tasks: Sequence[Task]) -> dict[str, Any]:
     """The state with these tasks as they are, in the place of what it says of them, or at its end."""
+    if not tasks:
+        return state
     kept = {task.name: _item(task) for task in tasks}
     items = [kept.pop(task["name"], task) for task in _items(state)]
     return {**state, "tasks": [*items, *kept.values()]}
+
+
+def carry(state: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """The state with what differs in its values and tasks from `before` to `after`."""
+    values, old, new = dict(state.get("values", {})), before.get("values", {}), after.get("values", {})
+    for key in old.keys() - new.keys():
+        values.pop(key, None)
+    values.update({key: value for key, value in new.items() if key not in old or old[key] != value})
+    known = listed(before)
+    changed = keep(state, [task for task in listed(after) if task not in known])
+    return {**changed, "values": values} if values or "values" in state else changed
 
 
 def _item(task: Task) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Reading many small contents at once: index, store and zstd are asked once for all of them, not once for each.
 
-Three quarters of the time that a small file takes are spent between the calls that do the work, and every call that gives up the
-interpreter's lock has to get it back from the other threads (50,000 files of 40 KiB: 120 us each one by one, 50 us so).
+Most of the time that a small file takes is spent between the calls that do the work, and every call that gives up the interpreter's lock
+has to get it back from the other threads (restoring 50,000 files of 40 KiB in two threads: 12.8 s of CPU one by one, 5.4 s so).
 """
 
 from __future__ import annotations

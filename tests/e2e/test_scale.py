@@ -16,14 +16,17 @@ from pathlib import Path
 import pytest
 
 from snapshotd.client import Policy, Snapshotd
+from snapshotd.engine.merging import FAN_IN
 from tests.e2e.support import Snap
 from tests.leftovers import nothing_left
 
 STEPS = int(os.environ.get("SNAPSHOTD_SCALE_STEPS", "600"))
 FIRST = 100
 BUDGET_BYTES = 4 << 20
-LIVE_BYTES = 4 << 20
-"""What the layers of the live sandbox take; they stay, and those that were merged count twice as long as their parts are there."""
+FILES, FILE_BYTES = 500, 4096
+LIVE_BYTES = (4 << 20) + sum(min(FAN_IN, STEPS // FAN_IN**level) * min(FAN_IN**level, FILES) * FILE_BYTES for level in range(6))
+"""What the layers of the live sandbox take; they stay: some runs of each level, each with at most every file once, and those that were
+merged count twice as long as their parts are there."""
 TIMES = 15
 RATIO, FLOOR_S = 3.0, 0.030
 """A verb may take so many times what it took at first, and in any case the floor more: medians on a busy machine are not exact."""

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from typing import Any
 import pytest
 
 import snapshotd
-from snapshotd.engine.agent_protocol import AgentServer, BodyWriter
+from snapshotd.engine.agent_handler import BodyWriter, Intent, Outcome
+from snapshotd.engine.agent_protocol import AgentServer
 from snapshotd.kernel import mounts, namespaces
 from snapshotd.layers.pivot import Target, layout_of, pivot
 from snapshotd.layers.store import LayerStore
-from snapshotd.types import CallStatus, ImageID, LayerID, Message, Stack, new_id
+from snapshotd.types import ImageID, LayerID, Message, Stack, new_id
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes mount and pid namespaces")
 
@@ -116,24 +118,23 @@ class Box:
     # -- the handler -----------------------------------------------------------------------------------------------------------
 
     def hello(self, pid: int) -> dict[str, Any]:
-        return {"trajectory": "t", "snapshot": "s"}
+        return {"trajectory": "t", "snapshot": "s", "replaying": False}
 
-    def call_begin(self, pid: int, call_id: str, name: str, arguments: Any) -> None:
-        pass
+    def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event) -> dict[str, Any]:
+        return {"key": intent.call_id}
 
-    def body_writer(self) -> BodyWriter:
+    def body_writer(self, call_id: str) -> BodyWriter:
         raise AssertionError("no large results here")
 
-    def call_end(self, pid: int, call_id: str, status: CallStatus, result: bytes | BodyWriter | None, error: str | None,
-                 exit_code: int | None) -> str:
+    def call_end(self, pid: int, call_id: str, outcome: Outcome) -> str:
         self.snapshot(pid)
         return "s"
 
-    def checkpoint(self, pid: int, name: str) -> str:
+    def checkpoint(self, pid: int, call_id: str, name: str, within: str | None) -> dict[str, Any]:
         self.snapshot(pid)
-        return "s"
+        return {"snapshot": "s"}
 
-    def message(self, role: str, content: Any) -> None:
+    def message(self, role: str, content: Any, within: str | None) -> None:
         pass
 
     def messages(self, offset: int, limit: int) -> list[Message]:

@@ -9,7 +9,7 @@ import pytest
 
 from snapshotd.engine.base import EditRequest, FileEdit
 from snapshotd.engine.engine import LocalEngine
-from snapshotd.engine.replay import Kept
+from snapshotd.engine.replay import Kept, Replay
 from snapshotd.errors import Conflict, NotFound, UsageError
 from snapshotd.types import CallStatus, EntryKind, SideEffect
 from tests import mind_rig
@@ -57,6 +57,11 @@ def test_what_others_completed_stays_and_the_rest_goes(agent: Agent) -> None:
         (EntryKind.TOOL, "publish"), (EntryKind.TOOL, "write"), (EntryKind.TASK, "docs"),
     ]  # fmt: skip
     assert [e.result for e in entries[3:]] == ["written", {"of": "docs"}]
+    # A resumed program has met everything before it comes to the task again.
+    replay = Replay(entries)
+    assert replay.match(EntryKind.TOOL, "write", {"n": 1}) == entries[0]
+    assert replay.match(EntryKind.TASK, "plan", {}) == entries[1]
+    assert replay.exhausted
     # A program that comes by is answered from the record, in its task and nowhere else.
     kept = Kept(entries)
     assert kept.take(EntryKind.TOOL, "write", {"n": 3}, "build") is None

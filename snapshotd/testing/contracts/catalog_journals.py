@@ -74,8 +74,8 @@ def entries_are_found_by_prefix(catalog: Catalog) -> None:
 
 def a_commit_binds_what_has_ended(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
-    slow, quick, other = (make_entry(first, name=name) for name in ("slow", "quick", "other"))
-    for entry in (slow, quick, other):
+    quick, slow, other = (make_entry(first, name=name) for name in ("quick", "slow", "other"))
+    for entry in (quick, slow, other):
         catalog.begin_entry(trajectory.id, entry)
     catalog.end_entry(trajectory.id, done(other))
     entries = [ended_entry(first, name="asked", kind=EntryKind.QUESTION)]
@@ -86,7 +86,7 @@ def a_commit_binds_what_has_ended(catalog: Catalog) -> None:
     assert names(catalog.unbound(trajectory.id)) == ["slow"]
     third = committed(catalog, second, ended=done(slow))
     assert catalog.unbound(trajectory.id) == []
-    assert journal(catalog, third.id) == ["slow", "quick", "other", "asked"], "in the order in which they began"
+    assert journal(catalog, third.id) == ["quick", "slow", "other", "asked"], "in the order in which they began"
     assert journal(catalog, second.id) == ["quick", "other", "asked"]
     assert journal(catalog, third.id, second.id) == ["slow"]
     assert journal(catalog, third.id, third.id) == []

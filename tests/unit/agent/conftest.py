@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 import snapshotd
-from snapshotd.engine.agent_protocol import AgentServer, BodyWriter
+from snapshotd.engine.agent_handler import BodyWriter, Intent, Outcome
+from snapshotd.engine.agent_protocol import AgentServer
 from snapshotd.errors import Conflict
-from snapshotd.types import CallStatus, Message
+from snapshotd.types import Message
 
 PYTHON = os.environ.get("SNAPSHOTD_TEST_AGENT_PYTHON", sys.executable)
 """The interpreter inside the sandbox: set it to a Python 3.8 to run the library's tests with that."""
@@ -48,6 +49,8 @@ class Recorder:
         self.conversation: list[Message] = []
         self.calls: dict[str, dict[str, Any]] = {}
         self.bodies: list[Body] = []
+        self.values: dict[str, Any] = {}
+        self.subtasks: list[dict[str, Any]] = []
         self.pids: list[int] = []
         self.lost: list[tuple[int, tuple[str, ...]]] = []
         self.refuse: dict[str, Exception] = {}
@@ -66,33 +69,36 @@ class Recorder:
     def hello(self, pid: int) -> dict[str, Any]:
         self._check("hello")
         self.pids.append(pid)
-        return {"trajectory": "t" * 32, "snapshot": "0" * 32}
+        return {"trajectory": "t" * 32, "snapshot": "0" * 32, "replaying": False}
 
-    def call_begin(self, pid: int, call_id: str, name: str, arguments: Any) -> None:
+    def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event) -> dict[str, Any]:
         self._check("call_begin")
         with self.lock:
-            if call_id in self.calls:
-                raise Conflict(f"The call {call_id} was recorded before; make a new id for each call.")
-            self.calls[call_id] = {"name": name, "arguments": arguments, "pid": pid}
-            self.events.append(("begin", name))
+            if intent.call_id in self.calls:
+                raise Conflict(f"The call {intent.call_id} was recorded before; make a new id for each call.")
+            self.calls[intent.call_id] = {"name": intent.name, "arguments": intent.arguments, "pid": pid}
+            self.events.append(("begin", intent.name))
+        return {"key": intent.key or intent.call_id}
 
-    def body_writer(self) -> BodyWriter:
+    def body_writer(self, call_id: str) -> BodyWriter:
         self._check("body_writer")
         self.bodies.append(Body())
         return self.bodies[-1]
 
-    def call_end(self, pid: int, call_id: str, status: CallStatus, result: bytes | BodyWriter | None, error: str | None,
-                 exit_code: int | None) -> str:
+    def call_end(self, pid: int, call_id: str, outcome: Outcome) -> str:
         self._check("call_end")
         self.at_end(pid)
+        result = outcome.result
         data = b"".join(result.pieces) if isinstance(result, Body) else result
+        assert data is None or isinstance(data, bytes)
         with self.lock:
             call = self.calls[call_id]
-            call.update(status=status, error=error, exit_code=exit_code, result=None if data is None else json.loads(data))
-            self.events.append(("end", call["name"], str(status)))
+            value = None if data is None else json.loads(data)
+            call.update(status=outcome.status, error=outcome.error, exit_code=outcome.exit_code, result=value)
+            self.events.append(("end", call["name"], str(outcome.status)))
         return self._snapshot()
 
-    def message(self, role: str, content: Any) -> None:
+    def message(self, role: str, content: Any, within: str | None) -> None:
         self._check("message")
         with self.lock:
             self.conversation.append(Message(role, content))
@@ -100,10 +106,39 @@ class Recorder:
     def messages(self, offset: int, limit: int) -> list[Message]:
         return self.conversation[offset : offset + limit]
 
-    def checkpoint(self, pid: int, name: str) -> str:
+    def checkpoint(self, pid: int, call_id: str, name: str, within: str | None) -> dict[str, Any]:
         self._check("checkpoint")
         self.events.append(("checkpoint", name))
-        return self._snapshot()
+        return {"snapshot": self._snapshot()}
+
+    def output(self, call_id: str, stream: str, data: bytes) -> None:
+        self.events.append(("output", stream, data))
+
+    def fact(self, kind: str, value: Any) -> Any:
+        return value
+
+    def state(self) -> dict[str, Any]:
+        return dict(self.values)
+
+    def state_set(self, key: str, value: tuple[Any] | None) -> None:
+        self.values.pop(key, None)
+        if value is not None:
+            self.values[key] = value[0]
+
+    def task(self, name: str, status: str, depends: tuple[str, ...], note: str | None) -> dict[str, Any]:
+        self.subtasks.append({"name": name, "status": status, "depends": list(depends), "note": note})
+        return {"status": status}
+
+    def tasks(self) -> list[dict[str, Any]]:
+        return self.subtasks
+
+    def approve(self, pid: int, call_id: str, question: str, details: Any, expires_s: float | None, within: str | None,
+                cancelled: threading.Event) -> dict[str, Any]:
+        return {"approved": details == "yes"}
+
+    def store(self, op: str, fields: dict[str, Any], within: str | None) -> dict[str, Any]:
+        self.events.append(("store", op, fields))
+        return {"body": b"[]"} if op == "search" else {"version": 1}
 
     def named(self, name: str) -> list[dict[str, Any]]:
         return [call for call in self.calls.values() if call["name"] == name]
@@ -171,7 +206,7 @@ class Client:
         self.file = self.socket.makefile("rb")
         self.last = 0
         if hello:
-            assert self.ask("hello", version=1, pid=1, library="test")["version"] == 1
+            assert self.ask("hello", version=2, pid=1, library="test")["version"] == 2
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from snapshotd.engine import agent_protocol, agent_wire
+from snapshotd.engine import agent_connection, agent_protocol, agent_wire
+from snapshotd.engine.agent_handler import MESSAGE_LIMIT_BYTES, OPEN_CALL_LIMIT
 from snapshotd.engine.agent_protocol import AgentServer
 from snapshotd.errors import OutOfSpace
 
@@ -39,7 +40,7 @@ def test_a_call(connect: Connect, recorder: Any, server: AgentServer) -> None:
     seen: list[set[int]] = []
     recorder.at_end = lambda pid: seen.append(server.parked_pids())
     client = connect()
-    assert begin(client) == {"id": 2}
+    assert begin(client) == {"id": 2, "key": CALL}
     answer = client.ask("call_end", call=CALL, status="done", result={"a": 1}, exit_code=3, parked=True)
     assert answer == {"id": 3, "snapshot": f"{1:032x}"}
     assert recorder.calls[CALL]["result"] == {"a": 1}
@@ -55,7 +56,7 @@ def test_who_does_not_park_does_not_count(connect: Connect, recorder: Any, serve
     begin(client)
     client.ask("call_end", call=CALL, status="done", result=None)
     assert seen == [set()]
-    assert client.ask("checkpoint", name="x", parked=False)["snapshot"]
+    assert client.ask("checkpoint", call="e" * 32, name="x", parked=False)["snapshot"]
 
 
 def test_two_connections_of_one_process_park_as_one(connect: Connect, recorder: Any, server: AgentServer) -> None:
@@ -132,7 +133,7 @@ MALFORMED = {
     "a body where none belongs": b'{"id":1,"op":"messages","body_bytes":1}\nx',
     "a body of a wrong type": b'{"id":1,"op":"message","role":"u","body_bytes":"1"}\n',
     "a body that is negative": b'{"id":1,"op":"message","role":"u","body_bytes":-1}\n',
-    "a body too large": b'{"id":1,"op":"message","role":"u","body_bytes":%d}\n' % (agent_protocol.MESSAGE_LIMIT_BYTES + 1),
+    "a body too large": b'{"id":1,"op":"message","role":"u","body_bytes":%d}\n' % (MESSAGE_LIMIT_BYTES + 1),
     "a result too large": b'{"id":1,"op":"call_end","call":"%s","status":"done","body_bytes":%d}\n' % (CALL.encode(), 65 << 20),
     "a line too long": b'{"id":1,"op":"message","content":"' + b"x" * (1 << 20) + b'"}\n',
     "a line without end": b"x" * ((1 << 20) + (64 << 10)),
@@ -152,7 +153,19 @@ MALFORMED = {
     "an exit code out of range": b'{"id":1,"op":"call_end","call":"%s","status":"done","exit_code":256}\n' % CALL.encode(),
     "a parked that is no boolean": b'{"id":1,"op":"checkpoint","name":"x","parked":1}\n',
     "an offset that is negative": b'{"id":1,"op":"messages","offset":-1}\n',
-    "another version": b'{"id":1,"op":"hello","version":2}\n',
+    "a side effect that is none": b'{"id":1,"op":"call_begin","call":"%s","name":"x","side_effect":"huge"}\n' % CALL.encode(),
+    "a kind that is none": b'{"id":1,"op":"call_begin","call":"%s","name":"x","kind":"question"}\n' % CALL.encode(),
+    "an empty key": b'{"id":1,"op":"call_begin","call":"%s","name":"x","key":""}\n' % CALL.encode(),
+    "a number to approve": b'{"id":1,"op":"call_begin","call":"%s","name":"x","approve":1}\n' % CALL.encode(),
+    "a compensation that is no command": b'{"id":1,"op":"call_begin","call":"%s","name":"x","compensate":{"argv":[1]}}\n' % CALL.encode(),
+    "a task's status that is none": b'{"id":1,"op":"task","name":"x","status":"done"}\n',
+    "dependencies that are a text": b'{"id":1,"op":"task","name":"x","status":"pending","depends":"y"}\n',
+    "an approval without a question": b'{"id":1,"op":"approve","call":"%s"}\n' % CALL.encode(),
+    "a version of a value that is a text": b'{"id":1,"op":"store_get","namespace":"n","key":"k","version":"1"}\n',
+    "a search without a namespace": b'{"id":1,"op":"store_search"}\n',
+    "a fact of no kind": b'{"id":1,"op":"fact","value":1}\n',
+    "a state's key that is a number": b'{"id":1,"op":"state_set","key":1,"value":1}\n',
+    "another version": b'{"id":1,"op":"hello","version":3}\n',
 }
 
 
@@ -217,7 +230,7 @@ def test_connections_are_limited(connect: Connect, server: AgentServer) -> None:
 
 def test_open_calls_are_limited(connect: Connect) -> None:
     client = connect()
-    for number in range(agent_protocol.OPEN_CALL_LIMIT):
+    for number in range(OPEN_CALL_LIMIT):
         assert "error" not in begin(client, f"{number:032x}")
     assert begin(client)["error"]["code"] == "LimitExceeded"
 
@@ -298,7 +311,7 @@ LINES = st.one_of(
     st.binary(max_size=200),
     st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(
         st.text(), inner), max_leaves=20).map(lambda value: json.dumps(value).encode()),
-    st.fixed_dictionaries({"id": st.integers(-1, 1 << 60), "op": st.sampled_from([*agent_protocol._ACTIONS, "x"])}, optional={
+    st.fixed_dictionaries({"id": st.integers(-1, 1 << 60), "op": st.sampled_from([*agent_connection._ACTIONS, "x"])}, optional={
         "version": st.sampled_from([1, 2, "1", True]),
         "call": st.sampled_from([CALL, "f" * 32, 7]),
         "name": st.text(max_size=5) | st.integers(),
@@ -311,10 +324,24 @@ LINES = st.one_of(
         "exit_code": st.none() | st.integers(-1, 300),
         "parked": st.booleans() | st.integers(),
         "offset": st.integers(-1, 5),
+        "kind": st.sampled_from(["tool", "model", "task", "now", "x", 1]),
+        "side_effect": st.sampled_from(["local", "irreversible", "x", None]),
+        "approve": st.booleans() | st.text(max_size=5) | st.integers(),
+        "compensate": st.none() | st.dictionaries(st.sampled_from(["argv", "x"]), st.lists(st.text(max_size=5)) | st.integers()),
+        "key": st.text(max_size=5) | st.integers(),
+        "value": st.none() | st.text(max_size=5) | st.integers(),
+        "depends": st.lists(st.text(max_size=5)) | st.text(max_size=5),
+        "question": st.text(max_size=5),
+        "expires_s": st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3),
+        "namespace": st.text(max_size=5),
+        "where": st.dictionaries(st.text(max_size=3), st.integers()) | st.integers(),
+        "limit": st.integers(-1, 200),
+        "stream": st.sampled_from(["stdout", "x"]),
+        "data_b64": st.sampled_from(["", "eA==", "?", "e"]) | st.integers(),
         "body_bytes": st.integers(-1, 50),
     }).map(lambda value: json.dumps(value).encode()),
 )  # fmt: skip
-HELLO = b'{"id":0,"op":"hello","version":1}'
+HELLO = b'{"id":0,"op":"hello","version":2}'
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

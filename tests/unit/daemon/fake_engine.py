@@ -157,8 +157,10 @@ class FakeEngine(FakeMind):
                 return
 
     def exec(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
-             sink: base.OutputSink) -> base.ExecResult:  # fmt: skip
+             sink: base.OutputSink, expected_head: str | None = None) -> base.ExecResult:  # fmt: skip
         line = self.trajectory(ref)
+        if expected_head is not None and self.snapshot(expected_head).id != line.head:
+            raise Conflict(f"the head is {t.short(line.head)}: go on from there, or `snapshotd fork {expected_head[:12]}`")
         if argv[0] in MIND_WORDS:
             self.mind_word(line, argv)
             argv = ("true", *argv)

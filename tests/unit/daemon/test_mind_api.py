@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
-import threading
 from typing import Any
 
 import pytest
 
 from snapshotd.daemon.models_mind import check_json
-from snapshotd.daemon.turns import Turns
 from snapshotd.daemon.watching import KEPT_MAX, Watchers
-from snapshotd.engine import base
-from snapshotd.errors import Conflict, LimitExceeded, UsageError
+from snapshotd.errors import LimitExceeded, UsageError
 from snapshotd.types import new_id, short
 from tests.unit.daemon.fake_engine import FakeEngine
 from tests.unit.daemon.process import Daemon
@@ -359,44 +355,6 @@ def test_a_command_for_another_head_is_refused_and_the_head_named(shared_daemon:
     assert f"snapshotd fork {short(first)}" in refused["error"]["message"]
     assert ask(shared_daemon, "GET", f"/trajectories/{box}")[1]["head"] == second
     assert execute(shared_daemon, box, "ls", if_head=box)["exit_code"] == 0, "the head, by the trajectory's name"
-
-
-def test_of_many_writers_one_wins_each_step() -> None:
-    """Eight writers, each of which takes a step from the head it saw, until there are 200 or a few more: every step has one winner."""
-    engine, turns = FakeEngine(), Turns()
-    line = engine.create(base.SandboxRequest())[0].id
-    won: list[str] = []
-    lost: list[str] = []
-
-    def write() -> None:
-        while len(won) < 200:
-            head = engine.trajectory(line).head
-            try:
-                with turns.take(engine, line, head):
-                    engine.exec(line, ("ls",), cwd=None, env=(), user=None, sink=lambda stream, data: None)
-                    won.append(head)
-            except Conflict as exc:
-                lost.append(exc.message)
-
-    threads = [threading.Thread(target=write) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
-    assert len(won) == len(set(won)) == len(engine.log(line)) - 1
-    assert [snapshot.parent for snapshot in engine.log(line)[1:]] == won
-    assert all("snapshotd fork" in message for message in lost)
-    assert turns._of == {}, "nothing is kept of those who are done"
-
-
-def test_a_turn_is_given_back_when_the_command_fails() -> None:
-    engine, turns = FakeEngine(), Turns()
-    line = engine.create(base.SandboxRequest())[0]
-    for _ in range(2):
-        with contextlib.suppress(ZeroDivisionError), turns.take(engine, line.id, line.head):
-            raise ZeroDivisionError
-    assert turns._of == {}
 
 
 # -- key-value store -----------------------------------------------------------------------------------------------------------

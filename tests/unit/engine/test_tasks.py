@@ -87,8 +87,18 @@ def test_kept_tasks_take_their_place_or_come_last() -> None:
     assert [(t.name, t.status) for t in tasks.listed(kept)] == [("a", "completed"), ("z", "pending"), ("b", "completed")]
 
 
+def test_what_a_person_changed_is_carried_over() -> None:
+    before = {**declared("a", "b"), "values": {"gone": 1, "same": 1, "other": 1}}
+    after = {**tasks.change(before, "a", "completed", None, None, S2), "values": {"same": 1, "other": 2, "new": None}}
+    now = {**tasks.change(before, "b", "in-progress", None, None, S3), "values": {"gone": 1, "same": 3, "other": 1, "own": 4}}
+    carried = tasks.carry(now, before, after)
+    assert carried["values"] == {"same": 3, "other": 2, "new": None, "own": 4}
+    assert [(t.name, t.status) for t in tasks.listed(carried)] == [("a", "completed"), ("b", "in-progress")]
+    assert tasks.carry({}, {}, {}) == {}
+
+
 def test_bounds_and_words() -> None:
-    state: dict[str, Any] = {"tasks": tasks.keep({}, [])["tasks"]}
+    state: dict[str, Any] = {"tasks": []}
     for number in range(tasks.MAX_TASKS):
         state["tasks"].append({"name": f"t{number}", "status": "pending", "depends": [], "note": None, "began": None, "ended": None})
     with pytest.raises(LimitExceeded, match="1000"):

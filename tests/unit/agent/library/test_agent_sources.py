@@ -9,7 +9,7 @@ import pytest
 
 import snapshotd
 from snapshotd.agent import connection as agent_connection
-from snapshotd.engine import agent_protocol, agent_wire
+from snapshotd.engine import agent_handler, agent_wire
 
 SOURCES = sorted((Path(snapshotd.__file__).parent / "agent").glob("*.py"))
 
@@ -36,6 +36,6 @@ def test_the_library_is_python_3_8_with_the_standard_library_only(source: Path) 
 
 
 def test_both_ends_agree_on_the_protocol() -> None:
-    assert agent_connection.VERSION == agent_protocol.VERSION
+    assert agent_connection.VERSION == agent_handler.VERSION
     assert snapshotd.__version__ == agent_connection.LIBRARY
     assert agent_connection.LINE_LIMIT_BYTES == agent_wire.LINE_LIMIT_BYTES

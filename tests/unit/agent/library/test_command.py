@@ -38,9 +38,16 @@ def shell(library: Path, socket_path: Path, tmp_path: Path) -> Iterator[Shell]:
 
     yield run
     deadline = time.monotonic() + 30
-    while held := [line for line in Path("/proc/net/unix").read_text().splitlines() if "@snapshotd-call-" in line]:
-        assert time.monotonic() < deadline, held
+    while left := [process for process in Path("/proc").glob("[0-9]*") if str(socket_path).encode() in _environment(process)]:
+        assert time.monotonic() < deadline, left
         time.sleep(0.02)
+
+
+def _environment(process: Path) -> bytes:
+    try:
+        return (process / "environ").read_bytes()
+    except OSError:
+        return b""  # it has just ended
 
 
 def test_begin_and_end(daemon: FakeDaemon, server: FakeDaemon, shell: Shell) -> None:

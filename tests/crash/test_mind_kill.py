@@ -1,0 +1,106 @@
+"""A daemon killed while a person decides, or while a call is made up for: nothing is asked, allowed or undone twice."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from snapshotd import failpoints
+from snapshotd.engine.engine import LocalEngine
+from snapshotd.errors import SnapshotdError
+from snapshotd.failpoints import EXIT_CODE
+from snapshotd.types import ApprovalStatus, CallStatus, SideEffect
+from tests import mind_rig
+from tests.mind_rig import Agent
+
+pytestmark = pytest.mark.runc
+CHILD_S = 120
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def first(small_root: Path) -> Iterator[LocalEngine]:
+    with mind_rig.engine(small_root) as opened:
+        yield opened
+
+
+def killed_at(name: str, state_dir: Path, what: str, trajectory: str) -> None:
+    """Do something in an engine of its own process, which dies at a failpoint."""
+    command = [sys.executable, "-m", "tests.crash.test_mind_kill", str(state_dir), what, trajectory]
+    environment = {**os.environ, "SNAPSHOTD_FAILPOINT": name}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=CHILD_S, check=False)
+    assert done.returncode == EXIT_CODE, (done.returncode, done.stderr[-3000:])
+    assert f"failpoint {name} reached" in done.stderr
+
+
+@pytest.mark.parametrize("name", [n for n in failpoints.NAMES if n.startswith("engine.compensate.")])
+def test_a_compensation_that_was_cut_off_does_not_run_again(first: LocalEngine, name: str) -> None:
+    agent = mind_rig.agent(first)
+    start = agent.tool("write", {}, "echo x > x")
+    agent.send("mail", "a")
+    state_dir = first._context.state_dir
+    first.close()
+    killed_at(name, state_dir, "rewind", agent.id)
+    second = mind_rig.reopened(state_dir)
+    try:
+        again = Agent(second, agent.id)
+        assert again.head.call.name == "mail", "nothing was rewound"
+        rewound = second.rewind(agent.id, start.id, compensate=True)
+        assert rewound.call.name == "rewind"
+        second.compensate(agent.id, ())
+        assert [e.compensated for e in second.effects(agent.id)] == [CallStatus.UNKNOWN]
+        assert "compensate" not in [s.call.name for s in second.log(agent.id)]
+        assert again.files() == {"x": "x\n"}
+    finally:
+        second.close()
+
+
+@pytest.mark.parametrize("name", [n for n in failpoints.NAMES if n.startswith("engine.approval.")])
+def test_what_was_asked_or_decided_is_known_afterwards(first: LocalEngine, name: str) -> None:
+    agent = mind_rig.agent(first)
+    agent.tool("write", {}, "echo x > x")
+    state_dir = first._context.state_dir
+    first.close()
+    killed_at(name, state_dir, "approve", agent.id)
+    second = mind_rig.reopened(state_dir)
+    try:
+        again = Agent(second, agent.id)
+        (approval,) = second.approvals()
+        assert approval.status is (ApprovalStatus.APPROVED if name.endswith("decided") else ApprovalStatus.PENDING)
+        assert second.journal(agent.id)[-1].name == "write", "the call has not begun"
+        if approval.status is ApprovalStatus.PENDING:
+            second.approve(approval.id, by="ann")
+        call, _ = again.begin("mail", {"to": "a"}, side_effect=SideEffect.IRREVERSIBLE, approve=True)
+        again.end(call)
+        assert [a.id for a in second.approvals()] == [approval.id]
+    finally:
+        second.close()
+
+
+def _child(state_dir: Path, what: str, trajectory: str) -> None:
+    engine = mind_rig.reopened(state_dir)
+    agent = Agent(engine, trajectory)
+    if what == "rewind":
+        engine.rewind(trajectory, engine.log(trajectory)[1].id, compensate=True)
+        return
+    more = {"side_effect": SideEffect.IRREVERSIBLE, "approve": True}
+    threading.Thread(target=agent.begin, args=("mail", {"to": "a"}), kwargs=more, daemon=True).start()
+    deadline = time.monotonic() + CHILD_S
+    while time.monotonic() < deadline:
+        for approval in engine.approvals(ApprovalStatus.PENDING):
+            try:
+                engine.approve(approval.id, by="ann")
+            except SnapshotdError as exc:
+                sys.exit(exc.message)
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    _child(Path(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -1,0 +1,225 @@
+"""The commands for what waits for a person, the key-value store, and the secrets of a sandbox."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from snapshotd.cli.documents import as_page, in_short
+from snapshotd.types import new_id, short
+from tests.unit.cli.conftest import Cli
+from tests.unit.cli.test_errors_and_options import environment
+from tests.unit.daemon.process import Daemon
+
+# -- approvals -----------------------------------------------------------------------------------------------------------------
+
+
+def asked(cli: Cli, box: str) -> str:
+    cli("exec", box, "--", "ask", "deploy")
+    trajectory = next(item["id"] for item in cli("ls", "--json").json if item["name"] == box)
+    return next(item["id"] for item in cli("approvals", "--json").json if item["trajectory"] == trajectory)
+
+
+def test_approvals_are_listed_and_shown(cli: Cli, box: str) -> None:
+    identity = asked(cli, box)
+    header, *rows = cli("approvals").out.splitlines()
+    assert header.split() == ["APPROVAL", "TRAJECTORY", "TOOL", "SIDE", "EFFECT", "STATUS", "ASKED", "EXPIRES", "BY", "WHAT"]
+    row = next(row for row in rows if row.startswith(short(identity)))
+    assert "deploy  irreversible  pending" in row
+    assert row.endswith("really\\x1b?")
+    assert short(identity) in cli("approvals", "-q").out.split()
+    shown = cli("approval", short(identity)).out
+    for expected in (identity, box, "pending", 'really\\x1b?', '"words": [', "A /workspace/0\\xff.txt", "since the beginning"):
+        assert expected in shown
+    view = cli("approval", "--json", identity).json
+    assert list(view) == ["approval", "trajectory", "files", "more", "since"]
+    assert base64.b64decode(view["files"][0]["path_b64"]) == b"/workspace/0\xff.txt"
+
+
+def test_an_approval_is_given_once(cli: Cli, box: str, tmp_path: Path) -> None:
+    identity = asked(cli, box)
+    (tmp_path / "less.json").write_text('{"words": []}')
+    done = cli("approve", identity[:8], "--reason", "fine\x1b", "--by", "ann", "--arguments", f"{tmp_path}/less.json")
+    assert done.out == f"{short(identity)}  approved by ann at 2023-11-14T22:13:20.123456Z: fine\\x1b\n"
+    assert short(identity) not in cli("approvals", "-q").out.split()
+    assert short(identity) in cli("approvals", "-q", "--all").out.split()
+    assert '"words": []' in cli("approval", identity).out.partition("as approved:")[2]
+    again = cli("deny", identity)
+    assert (again.code, again.out) == (6, "")
+    assert "approved already, by ann" in again.err
+
+
+def test_a_denial_and_who_decides(cli: Cli, box: str) -> None:
+    identity = asked(cli, box)
+    done = cli("deny", identity, "--reason", "too much", "--json").json
+    assert [(item["id"], item["status"], item["reason"]) for item in done] == [(identity, "denied", "too much")]
+    assert done[0]["by"], "the user who runs it"
+    assert cli("approve", "ffffffff").code == 4
+    assert cli("approve").code == 2
+    assert "for one approval" in cli("approve", "abcd", "efab", "--arguments", "-").err
+
+
+def test_a_stale_approval_is_a_conflict(cli: Cli, box: str) -> None:
+    identity = asked(cli, box)
+    cli("exec", box, "--", "ls")
+    refused = cli("approve", identity)
+    assert refused.code == 6
+    assert "stale" in refused.err
+
+
+def test_approvals_are_watched(daemon: Daemon) -> None:
+    client = daemon.client
+    box = client.create(name="box")[0]
+    client.exec("box", ["ask", "first"])
+    argv = [sys.executable, "-m", "snapshotd", "approvals", "--watch"]
+    with subprocess.Popen(argv, env=environment(daemon), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        waiting = client.approvals()[0]
+        first = watching.stdout.readline()
+        assert first == f"{short(waiting.id)}  pending  first  of {short(box.id)}; `snapshotd approval {short(waiting.id)}` shows it\n"
+        client.deny(waiting.id)
+        assert watching.stdout.readline() == f"{short(waiting.id)}  denied  first  of {short(box.id)}\n"
+        client.exec("box", ["ask", "second"])
+        assert "  pending  second  " in watching.stdout.readline()
+        daemon.terminate()
+        assert "waits on" in watching.stderr.read()
+        assert watching.wait(20) == 9
+
+
+def test_an_approval_of_a_run_is_a_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [
+        {"event": "approval", "id": "a" * 32, "tool": "deploy\x1b", "status": "pending"},
+        {"event": "approval", "id": "a" * 32, "tool": "deploy", "status": "approved"},
+        {"event": "finished", "trajectory": "b" * 32, "exit_code": 0, "snapshots": 1},
+    ]
+    monkeypatch.setattr("snapshotd.client.client.Snapshotd.events", lambda *_: iter(events))
+    lines = cli("run", "--", "ls").err.splitlines()
+    assert lines[0].startswith("⏸ deploy\\x1b waits for approval: `snapshotd approval aaaaaaaaaaaa`")
+    assert lines[1] == "⏵ deploy: approval aaaaaaaaaaaa is approved"
+
+
+# -- store ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_store(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = f"team/{new_id()[:8]}"
+    assert cli("store", "put", space, "plan", '{"owner": {"name": "ann"}}', "--if-version", "0").out == "1\n"
+    assert cli("store", "get", space, "plan").out == '{\n  "owner": {\n    "name": "ann"\n  }\n}\n'
+    assert cli("store", "put", space, "plan", "2", "--if-version", "0").code == 6
+    stored = cli("store", "put", space, "plan", "--text", "all\x1b well", "--ttl", "2h", "--json").json
+    assert (stored["version"], stored["value"], stored["expires_at"]) == (2, "all\x1b well", "2023-11-15T00:13:20.123456Z")
+    header, row = cli("store", "ls", space).out.splitlines()
+    assert header.split() == ["NAMESPACE", "KEY", "VERSION", "CREATED", "EXPIRES", "VALUE"]
+    assert row.endswith('"all\\u001b well"')
+    assert cli("store", "get", space, "plan", "--version", "1", "--json").json["value"] == {"owner": {"name": "ann"}}
+    cli("store", "put", space, "other", '{"owner": {"name": "ann"}}')
+    found = cli("store", "ls", "team", "--prefix", "o", "--where", 'owner.name="ann"', "--json").json
+    assert [item["key"] for item in found if item["namespace"] == space] == ["other"]
+    assert cli("store", "ls", space, "--limit", "1", "--after", "other").out.splitlines()[1].split()[1] == "plan"
+    assert cli("store", "ls", space, "--tenant", "else").out.count("\n") == 1
+    assert cli("store", "rm", space, "plan", "--if-version", "1").code == 6
+    assert cli("store", "rm", space, "plan", "--json").json == {"removed": "plan"}
+    assert cli("store", "get", space, "plan").code == 4
+    versions = cli("store", "history", space, "plan").out.splitlines()[1:]
+    assert [line.split()[2] for line in versions] == ["3", "2", "1"]
+    assert versions[0].endswith("deleted")
+
+
+def test_the_store_takes_standard_input(daemon: Daemon) -> None:
+    argv = [sys.executable, "-m", "snapshotd", "store", "put", "notes", "today", "-"]
+    done = subprocess.run(argv, env=environment(daemon), input=b'["x"]', capture_output=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert daemon.client.get_value("notes", "today").value == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["put", "a", "k", "text"], "is not JSON"),
+        (["put", "a", "k", "1", "--ttl", "7"], "such as 12h"),
+        (["put", "/a", "k", "1"], "namespace"),
+        (["ls", "a", "--where", "x"], "FIELD=JSON"),
+        (["ls", "a", "--where", "x=ann"], "is not JSON"),
+        (["ls", "a", "--where", "x=[1]"], "one value"),
+        (["ls", "a", "--limit", "0"], "whole number"),
+    ],
+)
+def test_mistakes_with_the_store(cli: Cli, words: list[str], sentence: str) -> None:
+    done = cli("store", *words)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert sentence in done.err
+
+
+# -- secrets and providers -----------------------------------------------------------------------------------------------------
+
+
+def test_secrets_and_providers_reach_the_sandbox(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "sesame")
+    monkeypatch.setenv("OPENAI_API_KEY", "key one")
+    monkeypatch.setenv("OTHER", "key two")
+    words = ["--secret", "TOKEN", "--secret", "B=x=y", "--provider", "openai", "--provider", "anthropic=http://127.0.0.1:9/a"]
+    made = cli("create", *words, "--provider-key", "anthropic=OTHER").out.strip()
+    status = cli("daemon", "--status", "--json").json
+    assert status["secret_names"][made] == ["TOKEN", "B"]
+    assert status["providers"][made] == [
+        {"kind": "openai", "base_url": "https://api.openai.com/v1", "api_key": "key one"},
+        {"kind": "anthropic", "base_url": "http://127.0.0.1:9/a", "api_key": "key two"},
+    ]
+    monkeypatch.delenv("OPENAI_API_KEY")
+    started = cli("run", "-d", "--provider", "openai", "--secret", "B=1", "--", "ls").out.strip()
+    status = cli("daemon", "--status", "--json").json
+    assert (status["providers"][started][0]["api_key"], status["secret_names"][started]) == (None, ["B"])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--secret", "=sesame"], "no name"),
+        (["--secret", "SURELY_NOT_SET_HERE"], "not set here"),
+        (["--secret", "A=sesame", "--env", "A=1"], "as a variable and as a secret"),
+        (["--provider", "other"], "openai or anthropic"),
+        (["--provider", "=sesame"], "KIND[=URL]"),
+        (["--provider-key", "openai=X"], "--provider openai"),
+        (["--provider", "openai", "--provider-key", "openai=SURELY_NOT_SET_HERE"], "SURELY_NOT_SET_HERE is not set"),
+        (["--provider", "openai", "--provider", "openai=http://h"], "two providers"),
+        (["--provider", "openai=https://ann:sesame@h"], "malformed"),
+    ],
+)
+def test_mistakes_with_secrets_are_told_without_them(cli: Cli, words: list[str], sentence: str) -> None:
+    done = cli("create", *words)
+    assert (done.code, done.out, done.err.count("\n")) == (125, "", 1)
+    assert sentence in done.err
+    assert words[1] == "=sesame" or "sesame" not in done.err
+
+
+# -- small things --------------------------------------------------------------------------------------------------------------
+
+
+def test_values_are_safe_to_show() -> None:
+    assert in_short({"a": "\x1b\u202e☃"}) == '{"a": "\\u001b\\u202e☃"}'
+    assert in_short("x" * 100) == '"' + "x" * 58 + "…"
+    page = as_page({"a": "\x7f\u202e☃\n\U000e0001"})
+    assert page.replace("\n", "").isprintable()
+    assert json.loads(page) == {"a": "\x7f\u202e☃\n\U000e0001"}
+
+
+def test_completion_knows_approvals_and_tasks(daemon: Daemon) -> None:
+    daemon.client.create(name="box")
+    daemon.client.exec("box", ["remember", "tasks", "plan,build"])
+    daemon.client.exec("box", ["ask", "deploy"])
+    identity = daemon.client.approvals()[0].id
+
+    def completed(line: str, number: int) -> str:
+        words = {"_SNAPSHOTD_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(number)}
+        argv = [sys.executable, "-c", "from snapshotd.cli.main import main; main()"]
+        env = {**environment(daemon), **words}
+        return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=60).stdout
+
+    assert short(identity) in completed("snapshotd approve ", 2)
+    assert "build" in completed("snapshotd retry box b", 3)
