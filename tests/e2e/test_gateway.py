@@ -99,9 +99,23 @@ def test_the_key_stays_with_the_daemon(agents: Agents, tmp_path: Path) -> None:
     told = [agents.snap(*words, trajectory).stdout for words in (("show", "--json"), ("log", "--json"), ("journal", "--json"), ("attach",))]
     for text in (seen, *told):
         assert KEY not in text
-    for path in agents.snap.state_dir.rglob("*"):
-        if path.is_file() and path.name != "layers.img" and "layers" not in path.relative_to(agents.snap.state_dir).parts:
-            assert KEY.encode() not in path.read_bytes(), path
+    assert _with_the_key(agents.snap.state_dir) == []
+
+
+def _with_the_key(state_dir: Path) -> list[Path]:
+    """Files in which the key stands in plain; the sandboxes' own files aside. The daemon works in there meanwhile."""
+    found, looked_at = [], 0
+    for base, folders, names in os.walk(state_dir):
+        folders[:] = [name for name in folders if name != "layers"]
+        for path in (Path(base, name) for name in names if name != "layers.img"):
+            try:
+                content = path.read_bytes() if path.is_file() else b""
+            except FileNotFoundError:
+                continue  # a temporary one
+            looked_at += 1
+            found += [path] if KEY.encode() in content else []
+    assert looked_at > 3
+    return found
 
 
 def test_killed_in_a_tool_it_goes_on(agents: Agents, tmp_path: Path) -> None:
