@@ -108,8 +108,10 @@ class ModelCalls:
         calls = [] if reply.failed else list(content.calls)
         details = {"gateway": True, "usage": _usage(reply), "stop_reason": content.stop_reason}
         result = _result(reply, calls)
-        status = CallStatus.FAILED if reply.failed else CallStatus.DONE
+        status = CallStatus.FAILED if reply.failed or turn.failure is not None else CallStatus.DONE
         error = reply.error or content.error or (f"the provider answered {reply.status}" if reply.failed else None)
+        if turn.failure is not None:  # its snapshot is missing, so the agent must not go on from it: it gets the error
+            error = turn.failure.message
         self._recorder.end_model(turn.opened, status, result, error, details)
         if turn.failure is not None:
             raise turn.failure
