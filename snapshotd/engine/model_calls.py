@@ -72,7 +72,6 @@ class ModelCalls:
         """Tool calls that the model has asked for and the agent not answered, by the provider's id."""
         self._turns: dict[int, _Turn] = {}
         self._lock = threading.Lock()
-        self.closing = threading.Event()
 
     def turn(self, request: TurnRequest) -> Recorded | None:
         """See `GatewayHandler.turn`."""
@@ -123,10 +122,6 @@ class ModelCalls:
         for call in calls:
             self._open_tool(call)
 
-    def close(self) -> None:
-        """Nobody waits for an answer any more."""
-        self.closing.set()
-
     # -- tools ---------------------------------------------------------------------------------------------------------------
 
     def _open_tool(self, call: ModelCall) -> None:
@@ -140,7 +135,7 @@ class ModelCalls:
         call_id = CallID(new_id())
         self._gate.admit(
             self._recorder.sandbox, call_id, call.name[:200] or "tool", concealed, SideEffect.LOCAL, asked=False, expires_s=None,
-            step=self._recorder.step, cancelled=self.closing,
+            step=self._recorder.step, cancelled=threading.Event(),  # the gate looks whether the sandbox has ended
         )  # fmt: skip
         opened = self._recorder.begin(Intent(call_id, call.name[:200] or "tool", call.arguments))
         with self._lock:

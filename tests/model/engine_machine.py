@@ -58,7 +58,8 @@ class Machine:
         self.step = 0
         self.past = Past(self)
         self._operations: tuple[tuple[float, Callable[[], None]], ...] = (
-            (40, self.exec), (8, self.fork), (8, self.past.rewind), (4, self.past.undo), (4, self.past.edit), (4, self.tag), (2, self.untag),
+            (40, self.exec), (8, self.fork), (8, self.past.rewind), (4, self.past.undo), (4, self.past.edit), (4, self.tag), (2,
+            self.untag),
             (5, self.stop), (5, self.prune), (5, self.flush), (1.2, self.crash), (3, self.crash_during), (0.8, self.restart),
             (2.5, self.kill_child), (2, self.check), (0.7, self.repair), (3, self.remove), (2, self.create), (2, self.live_process),
             (0.7, self.power_cut), (10, self.restored), (6, self.compared), (3, self.inside), (1.5, self.exported), (2, self.refused),
