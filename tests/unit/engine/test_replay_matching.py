@@ -131,12 +131,3 @@ def test_facts_come_back_where_they_were_recorded() -> None:
 def test_long_values_are_cut_in_messages() -> None:
     assert shown({"a": "x"}) == '{"a": "x"}'
     assert len(shown("x" * 1000, 50)) == 53
-
-
-def test_what_comes_early_can_wait_for_others_where_calls_ran_side_by_side() -> None:
-    replay = Replay([entry("a", 1, 10), entry("b", 2, 5), entry("c", 6, 9)])
-    assert replay.early(EntryKind.TOOL, "c", None)
-    assert not replay.early(EntryKind.TOOL, "d", None), "it is not recorded at all"
-    assert [meet(replay, name) for name in ("b", "c", "a")] == ["b-2", "c-6", "a-1"]
-    one_after_another = Replay([entry("a", 1, 2), entry("b", 3, 4), entry("t", 0, 5, kind=EntryKind.TASK)])
-    assert not one_after_another.early(EntryKind.TOOL, "b", None), "nobody else will come"
