@@ -101,7 +101,7 @@ def name(snap: Snap, tmp_path: Path) -> Iterator[str]:
     """Of a trajectory, and of its namespace in the store, where the program keeps what it has done."""
     name = tmp_path.name.replace("_", "-")
     yield name
-    for one in snap.json("ls"):
+    for one in sorted(snap.json("ls"), key=lambda one: one["forked_from"] is None):  # forks first
         if (one["name"] or "").startswith(name):
             snap("rm", "--force", one["id"])
 
