@@ -87,7 +87,7 @@ class Agent:
             self.end(call, status=DONE if status == "completed" else FAILED, result={"of": name})
 
     def say(self, text: str) -> None:
-        self.calls.message("user", text)
+        self.calls.message("user", text, None)
 
     def files(self) -> dict[str, str]:
         """What /workspace holds."""

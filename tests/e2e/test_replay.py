@@ -15,27 +15,40 @@ from snapshotd.errors import Conflict, Undecided
 from snapshotd.types import short
 from tests.e2e.support import AGENT, Snap
 
-HUNDRED = AGENT + """
-from snapshotd.agent import store
+STARTED = """
+import os, sys, threading
+from snapshotd.agent import tool
+
+first_time = []
+
+@tool
+def started():
+    first_time.append(True)
+
+started()
+"""
+"""What is recorded does not run again: so a program of these tests knows whether it is resumed."""
+HUNDRED = AGENT + STARTED + """
 for number in range(100):
     shell("echo %d >> log" % number)
-if store.get("stop", True, namespace=sys.argv[1]):
+if first_time:
     os._exit(9)
 assert open("log").read().split() == [str(n) for n in range(100)]
 """
-DIVERGENT = AGENT + """
-from snapshotd.agent import store
+DIVERGENT = AGENT + STARTED + """
 shell("echo one > file")
-shell("echo %s >> file" % store.get("word", "two", namespace=sys.argv[1]))
+shell("echo %s >> file" % ("two" if first_time else "other"))
 os._exit(9)
 """
-PARALLEL = """
-import asyncio, os, sys, threading
+PARALLEL = STARTED + """
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from snapshotd.agent import store, tool
+
+all_there = threading.Barrier(4)
 
 @tool
 def thread(number):
+    all_there.wait(60)
     with open("/workspace/threads-%d" % number, "a") as file:
         file.write("once\\n")
     return number
@@ -51,21 +64,20 @@ async def all_of_them():
     return await asyncio.gather(*map(coroutine, range(6)))
 
 with ThreadPoolExecutor(4) as pool:
-    assert list(pool.map(thread, range(8))) == list(range(8))
+    assert list(pool.map(thread, range(4))) == list(range(4))
 assert asyncio.run(all_of_them()) == list(range(6))
-if store.get("stop", True, namespace=sys.argv[1]):
+if first_time:
     os._exit(9)
 """
-CUT_OFF = """
-import os, sys
-from snapshotd.agent import current_call, message, store, task, tool
+CUT_OFF = STARTED + """
+from snapshotd.agent import current_call, message, store, task
 
-STOP = store.get("stop", True, namespace=sys.argv[1])
+STOP = sys.argv[2] if first_time else ""
 
 @tool(side_effect="irreversible")
 def pay(amount):
     store.put("paid-%d" % amount, store.get("paid-%d" % amount, 0, namespace=sys.argv[1]) + 1, namespace=sys.argv[1])
-    if STOP:
+    if STOP == "pay":
         os._exit(9)
     return "paid %d" % amount
 
@@ -73,7 +85,7 @@ def pay(amount):
 def put(what):
     keys = store.get("keys", [], namespace=sys.argv[1])
     store.put("keys", [*keys, current_call().key], namespace=sys.argv[1])
-    if STOP == "at put":
+    if STOP == "put":
         os._exit(9)
     return what
 
@@ -86,18 +98,18 @@ with task("second"):
 
 @pytest.fixture
 def name(snap: Snap, tmp_path: Path) -> Iterator[str]:
-    """Of a trajectory, and of its namespace in the store, by which the test tells the program what to do."""
+    """Of a trajectory, and of its namespace in the store, where the program keeps what it has done."""
     name = tmp_path.name.replace("_", "-")
     yield name
-    for one in snap.json("ls"):
+    for one in sorted(snap.json("ls"), key=lambda one: one["forked_from"] is None):  # forks first
         if (one["name"] or "").startswith(name):
             snap("rm", "--force", one["id"])
 
 
-def _killed(snap: Snap, runtime: str, name: str, program: str, folder: Path) -> None:
+def _killed(snap: Snap, runtime: str, name: str, program: str, folder: Path, *args: str) -> None:
     """The program runs until it ends itself without a word."""
     (folder / "agent.py").write_text(program)
-    snap("run", "--quiet", "--runtime", runtime, "--name", name, folder / "agent.py", name, code=9)
+    snap("run", "--quiet", "--runtime", runtime, "--name", name, folder / "agent.py", name, *args, code=9)
 
 
 def _everything(snap: Snap, name: str) -> tuple[Any, ...]:
@@ -112,8 +124,7 @@ def test_a_hundred_recorded_calls(snap: Snap, runtime: str, name: str, tmp_path:
     before = [one for one in snap.json("journal", name) if one["name"] == "shell"]
     snapshots = [one["id"] for one in snap.json("log", "-n", "1000", name)]
     assert len(before) == 100
-    snap("store", "put", name, "stop", "false")
-    assert "100 calls replayed" in snap("resume", name).stderr
+    assert "101 calls replayed" in snap("resume", name).stderr
     assert [one for one in snap.json("journal", name) if one["name"] == "shell"] == before
     after = snap.json("log", "-n", "1000", name)
     assert [one["id"] for one in after[: len(snapshots)]] == snapshots
@@ -124,7 +135,6 @@ def test_a_program_that_does_something_else_is_told_what_and_where(snap: Snap, r
     _killed(snap, runtime, name, DIVERGENT, tmp_path)
     first = next(one["id"] for one in snap.json("log", name) if one["tool"]["name"] == "shell")
     before = _everything(snap, name)
-    snap("store", "put", name, "word", '"other"')
     refused = snap("resume", name, code=1).stderr
     for part in ('tool shell with {"script": "echo two >> file"}', 'tool shell with {"script": "echo other >> file"}', short(first)):
         assert part in refused
@@ -133,19 +143,15 @@ def test_a_program_that_does_something_else_is_told_what_and_where(snap: Snap, r
     (fork,) = snap.json("fork", "--resume", "--name", f"{name}-fork", before[0])["trajectories"]
     snap("attach", "--quiet", fork, code=9)
     assert snap("cat", f"{fork}:/workspace/file").stdout == "one\nother\n", "a fork goes its own way from there"
-    snap("store", "put", name, "word", '"two"')
-    snap("resume", "--quiet", name, code=9)
-    assert snap("cat", f"{name}:/workspace/file").stdout == "one\ntwo\n"
 
 
 def test_calls_side_by_side_are_met_again(snap: Snap, runtime: str, name: str, tmp_path: Path) -> None:
     _killed(snap, runtime, name, PARALLEL, tmp_path)
     before = [one["id"] for one in snap.json("journal", name)]
-    assert len(before) == 14
-    snap("store", "put", name, "stop", "false")
-    assert "14 calls replayed" in snap("resume", name).stderr
+    assert len(before) == 11
+    assert "11 calls replayed" in snap("resume", name).stderr
     assert [one["id"] for one in snap.json("journal", name)] == before
-    for kind, count in (("threads", 8), ("coroutines", 6)):
+    for kind, count in (("threads", 4), ("coroutines", 6)):
         assert [snap("cat", f"{name}:/workspace/{kind}-{number}").stdout for number in range(count)] == ["once\n"] * count
 
 
@@ -153,7 +159,7 @@ def test_calls_side_by_side_are_met_again(snap: Snap, runtime: str, name: str, t
 def test_an_irreversible_call_that_was_cut_off_is_decided_by_a_person(
     snap: Snap, runtime: str, name: str, tmp_path: Path, decision: str, got: str | None, paid: int
 ) -> None:  # fmt: skip
-    _killed(snap, runtime, name, CUT_OFF, tmp_path)
+    _killed(snap, runtime, name, CUT_OFF, tmp_path, "pay")
     (cut_off,) = [one for one in snap.json("journal", name) if one["name"] == "pay"]
     assert cut_off["status"] is None
     before = _everything(snap, name)
@@ -161,7 +167,6 @@ def test_an_irreversible_call_that_was_cut_off_is_decided_by_a_person(
     for part in (short(cut_off["id"]), 'pay with {"amount": 5}', "--retry", "--skip", "--result"):
         assert part in refused
     assert _everything(snap, name) == before
-    snap("store", "put", name, "stop", "false")
     (tmp_path / "result.json").write_text(json.dumps(got))
     said = {"skip": cut_off["id"], "retry": cut_off["id"][:8], "result": f"{cut_off['id']}={tmp_path / 'result.json'}"}[decision]
     snap("resume", "--quiet", f"--{decision}", said, name)
@@ -172,9 +177,7 @@ def test_an_irreversible_call_that_was_cut_off_is_decided_by_a_person(
 
 
 def test_an_idempotent_call_is_sent_again_under_its_key(snap: Snap, runtime: str, name: str, tmp_path: Path) -> None:
-    snap("store", "put", name, "stop", '"at put"')
-    _killed(snap, runtime, name, CUT_OFF, tmp_path)
-    snap("store", "put", name, "stop", "false")
+    _killed(snap, runtime, name, CUT_OFF, tmp_path, "put")
     snap("resume", "--quiet", name)
     first, second = snap.json("store", "get", name, "keys")["value"]
     assert first == second
@@ -182,7 +185,6 @@ def test_an_idempotent_call_is_sent_again_under_its_key(snap: Snap, runtime: str
 
 def test_of_two_who_resume_one_wins(snap: Snap, runtime: str, name: str, tmp_path: Path) -> None:
     _killed(snap, runtime, name, HUNDRED, tmp_path)
-    snap("store", "put", name, "stop", "false")
     client = Snapshotd(snap.state_dir)
     together = threading.Barrier(2, timeout=60)
     answers: list[str] = []
