@@ -1,6 +1,6 @@
 """`store`: values that outlive runs, shared by all trajectories and the people outside.
 
-A replay asks it again. What steers the program belongs into a tool, whose result is recorded: then a replay neither reads nor writes.
+A replay gets the recorded answers: it sees no newer values, and writes nothing again.
 """
 
 from __future__ import annotations

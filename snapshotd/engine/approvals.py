@@ -253,11 +253,18 @@ class Gate:
                 f"approval {short(approval.id)} of {approval.tool} is stale: the files of {short(approval.trajectory)} have changed since "
                 "it was asked for; the call asks anew (`snapshotd approvals`)"
             )
-        return self._decide(approval, ApprovalStatus.APPROVED, by, reason, arguments)
+        conceal = self._concealer(approval)
+        edited = None if arguments is None else (conceal(arguments[0]),)
+        return self._decide(approval, ApprovalStatus.APPROVED, by, conceal(reason), edited)
 
     def deny(self, ref: str, *, by: str, reason: str | None) -> Approval:
         """See `Engine.deny`."""
-        return self._decide(self._open(ref, by, reason), ApprovalStatus.DENIED, by, reason)
+        approval = self._open(ref, by, reason)
+        return self._decide(approval, ApprovalStatus.DENIED, by, self._concealer(approval)(reason))
+
+    def _concealer(self, approval: Approval) -> Callable[[Any], Any]:
+        """What a person says of an agent's secrets is recorded as what the agent says."""
+        return self._context.secrecy.of(self._context.catalog.get_trajectory(approval.trajectory)).conceal
 
     def _open(self, ref: str, by: str, reason: str | None) -> Approval:
         if not by or not by.isprintable() or max(len(by), len(reason or "")) > MAX_WORDS:

@@ -82,7 +82,7 @@ class AgentCalls:
         if recorder is None:
             return {"key": intent.key or intent.call_id}
         if intent.kind is EntryKind.TASK:
-            recorded = recorder.skipped_task(intent.name) if intent.skippable else None
+            recorded = recorder.skipped_task(recorder.funnel.conceal_text(intent.name)) if intent.skippable else None
         else:
             recorded = recorder.replayed(intent.kind, intent.name, intent.arguments, intent.task)
         if recorded is not None:
@@ -91,7 +91,7 @@ class AgentCalls:
         if intent.kind is EntryKind.TOOL and self._gate is not None:
             verdict = self._gate.admit(
                 sandbox, CallID(intent.call_id), intent.name, recorder.funnel.conceal(intent.arguments), intent.side_effect,
-                asked=intent.approve, expires_s=None, step=recorder.step, cancelled=cancelled,
+                asked=recorder.funnel.conceal(intent.approve), expires_s=None, step=recorder.step, cancelled=cancelled,
             )  # fmt: skip
             if verdict.approval is not None and verdict.approval.edited is not None:
                 answer["arguments"] = recorder.funnel.reveal(verdict.arguments)
@@ -99,7 +99,7 @@ class AgentCalls:
         opened = recorder.begin(intent)
         if recorder.take_live():
             answer["live"] = True
-        return {**answer, "key": opened.entry.key}
+        return {**answer, "key": recorder.funnel.reveal(opened.entry.key)}
 
     def _as_recorded(self, recorded: Recorded) -> Answer:
         assert self.recorder is not None
@@ -207,7 +207,7 @@ class AgentCalls:
         sandbox, recorder = self._bound(), self.recorder
         if recorder is None:
             return {"snapshot": sandbox.head}
-        arguments = {"name": name}
+        arguments = recorder.funnel.conceal({"name": name})
         if within is not None:
             return {"snapshot": recorder.step(marker("checkpoint", arguments)).id}
         recorded = recorder.replayed(EntryKind.CHECKPOINT, "checkpoint", arguments)
@@ -225,21 +225,22 @@ class AgentCalls:
         sandbox, recorder = self._bound(), self.recorder
         if recorder is None or self._gate is None:
             raise Denied("nobody can be asked in a throw-away sandbox; run the agent in a trajectory of its own")
-        arguments = {"question": question, "details": details}
+        arguments = recorder.funnel.conceal({"question": question, "details": details})
         recorded = recorder.replayed(EntryKind.QUESTION, _QUESTION, arguments) if within is None else None
         if recorded is not None:
             return dict(recorded.entry.result)
         began = time.time_ns()
         approval = self._gate.question(
-            sandbox, CallID(call_id), question, details, expires_s=expires_s, step=recorder.step, cancelled=cancelled
+            sandbox, CallID(call_id), arguments["question"], arguments["details"], expires_s=expires_s, step=recorder.step,
+            cancelled=cancelled,
         )  # fmt: skip
         answer: Answer = {"approved": approval.status == "approved", "by": approval.by, "reason": approval.reason}
         if approval.edited is not None:
             answer["answer"] = approval.edited[0]
         if within is not None:
-            return answer
+            return {**recorder.funnel.reveal(answer)}
         recorder.answered(CallID(call_id), _QUESTION, arguments, answer, began_at_ns=began)
-        return {**answer, **({"live": True} if recorder.take_live() else {})}
+        return {**recorder.funnel.reveal(answer), **({"live": True} if recorder.take_live() else {})}
 
     # -- conversation, state, store ------------------------------------------------------------------------------------------
 
@@ -269,11 +270,13 @@ class AgentCalls:
         self._bound()
         if self.recorder is None:
             return {"status": status}
-        return {"status": self.recorder.set_task(name, status, depends, note)["status"]}
+        conceal = self.recorder.funnel.conceal
+        return {"status": self.recorder.set_task(conceal(name), status, tuple(conceal(list(depends))), conceal(note))["status"]}
 
     def tasks(self) -> list[dict[str, Any]]:
         sandbox = self._bound()
-        return list(sandbox.state.get("tasks", ()))
+        found = list(sandbox.state.get("tasks", ()))
+        return found if self.recorder is None else list(self.recorder.funnel.reveal(found))
 
     def store(self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any], within: str | None) -> Answer:
         """What the program itself asks the store is a recorded fact: a replay neither sees newer values nor writes again."""
@@ -289,8 +292,11 @@ class AgentCalls:
         return answer if "body" not in answer else {"body": answer["body"].encode()}
 
     def _stored(self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any]) -> Answer:
+        sandbox = self._bound()
         if self._store is None:
             raise UsageError("the store cannot be reached from a throw-away sandbox; run the agent in a trajectory of its own")
+        shared = self._context.secrecy.shared(sandbox.trajectory)
+        fields = shared.conceal(fields)
         tenant, namespace = "default", fields["namespace"]
         if op == "put":
             put = self._store.put(
@@ -305,12 +311,12 @@ class AgentCalls:
                 found = self._store.get(tenant, namespace, fields["key"], fields["version"])
             except NotFound:
                 return {}
-            return {"value": found.value, "version": found.version}
+            return {"value": shared.reveal(found.value), "version": found.version}
         rows = self._store.search(
             tenant, namespace, prefix=fields["prefix"], where=fields["where"], limit=fields["limit"], after=fields["after"]
         )  # fmt: skip
         listed = [{"key": row.key, "value": row.value, "version": row.version, "namespace": row.namespace} for row in rows]
-        return {"body": json.dumps(listed, ensure_ascii=False).encode()}
+        return {"body": json.dumps(shared.reveal(listed), ensure_ascii=False).encode()}
 
 
 def _json(result: bytes | BodyWriter | None) -> Any:

@@ -142,7 +142,7 @@ class Effects:
 
     def _describe(self, entry: Entry, reveal: Callable[[Any], Any]) -> str:
         """The call as JSON, in the size that a variable can have: without the result, and without the arguments too, if need be."""
-        call = {"id": entry.id, "name": entry.name, "key": entry.key, "status": entry.status, "arguments": reveal(entry.arguments)}
+        call = {"id": entry.id, "name": entry.name, "key": reveal(entry.key), "status": entry.status, "arguments": reveal(entry.arguments)}
         result, known = self.result(entry, MAX_CALL_BYTES)
         whole = json.dumps({**call, "result": reveal(result), "result_omitted": not known})
         for text in (whole, json.dumps({**call, "result": None, "result_omitted": True})):

@@ -168,12 +168,12 @@ class LocalEngine(MindVerbs):
         snapshot = _first_snapshot(stack, marker("start", _start_arguments(request, image)))
         plain, secret = provider_env(request.providers)
         env = self._context.secrecy.environment(snapshot.trajectory, (*request.env, *plain), (*request.secrets, *secret))
-        if agent is not None:
-            agent = replace(agent, argv=tuple(map(self._context.secrecy.plain(snapshot.trajectory).conceal_text, agent.argv)))
         trajectory = Trajectory(
             id=snapshot.trajectory, name=request.name, spec=spec, agent=agent, head=snapshot.id, status=TrajectoryStatus.RUNNING,
             created_at_ns=snapshot.created_at_ns, env=env, began=None if agent is None else snapshot.id,
         )  # fmt: skip
+        if agent is not None:
+            trajectory = replace(trajectory, agent=self._context.secrecy.concealed(trajectory, agent))
         sandbox: Sandbox | None = None
         try:
             sandbox, calls = self._sessions.launch(trajectory, snapshot)

@@ -25,7 +25,8 @@ class Forks:
     """`forget`: takes a trajectory back that was recorded a moment ago."""
 
     def __init__(self, context: Context, sessions: Sessions, forget: Callable[[TrajectoryID], None]) -> None:
-        self._catalog, self._sessions, self._forget = context.catalog, sessions, forget
+        self._catalog, self._secrecy = context.catalog, context.secrecy
+        self._sessions, self._forget = sessions, forget
 
     def fork(self, source: Snapshot, n: int, args: tuple[str, ...] | None, name: str | None, *, resume: bool = False) -> Forked:
         """See `Engine.fork`. `source` is pinned by the caller."""
@@ -81,6 +82,7 @@ class Forks:
         env = dict(owner.env) | {FORK_INDEX: str(index), FORK_COUNT: str(n)}
         return Trajectory(
             id=TrajectoryID(new_id()), name=name if n == 1 or name is None else f"{name}-{index}", spec=owner.spec,
-            agent=owner.agent if args is None else fork_agent(owner, args, index), head=source.id, status=TrajectoryStatus.RUNNING,
+            agent=owner.agent if args is None else self._secrecy.concealed(owner, fork_agent(owner, args, index)),
+            head=source.id, status=TrajectoryStatus.RUNNING,
             created_at_ns=time.time_ns(), forked_from=source.id, experiment=experiment, env=tuple(env.items()),
         )  # fmt: skip

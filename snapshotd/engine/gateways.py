@@ -18,8 +18,9 @@ from snapshotd.engine.secrecy import PROVIDER
 from snapshotd.errors import SandboxFailed
 from snapshotd.gateway.base import Gateway, GatewayHandler, Upstream
 from snapshotd.gateway.base import Provider as Family
+from snapshotd.kernel import network
 from snapshotd.kernel.namespaces import in_network_namespace
-from snapshotd.types import short
+from snapshotd.types import Network, short
 
 PORT = 11411
 """Where the endpoint listens inside: nobody is there before the sandbox's first program."""
@@ -71,6 +72,8 @@ class Gateways:
             listener = in_network_namespace(sandbox.container.pid, _listen)
         except OSError as exc:
             raise SandboxFailed(f"the gateway of {short(sandbox.trajectory.id)} cannot listen in its sandbox: {exc.strerror}") from exc
+        if recorder.replaying and sandbox.trajectory.spec.network is Network.BRIDGE:
+            recorder.before_live = _cut_off(sandbox)
         sandbox.gateway = self._make(listener, ModelCalls(self._context, recorder, self._gate), upstreams)
 
     def _upstreams(self, sandbox: Sandbox) -> dict[str, Upstream]:
@@ -83,6 +86,24 @@ class Gateways:
                 key = env.get(PROVIDER + family.upper() + _KEY)
                 found[family] = Upstream(reveal(url), None if key is None else reveal(key))
         return found
+
+
+def _cut_off(sandbox: Sandbox) -> Callable[[], None]:
+    """Take the sandbox's network away: in a replay its program runs its tools again, and what they did outside is done. Returns what gives
+    it back. SandboxFailed."""
+    name, pid = short(sandbox.trajectory.id), sandbox.container.pid
+    try:
+        uplink = network.take_down(pid)
+    except OSError as exc:
+        raise SandboxFailed(f"the network of {name} cannot be switched off for its replay: {exc.strerror}; resume again") from exc
+
+    def give_back() -> None:
+        try:
+            network.bring_up(pid, uplink)
+        except OSError as exc:
+            raise SandboxFailed(f"the network of {name} cannot be switched on after its replay: {exc.strerror}; resume again") from exc
+
+    return give_back
 
 
 def _listen() -> socket.socket:

@@ -23,8 +23,20 @@ from snapshotd.engine.agent_handler import Intent
 from snapshotd.engine.approvals import Gate
 from snapshotd.engine.context import Context
 from snapshotd.engine.recorder import Open, Recorder
-from snapshotd.errors import SnapshotdError
-from snapshotd.gateway.base import ModelCall, Recorded, ToolResult, TurnReply, TurnRequest
+from snapshotd.errors import SnapshotdError, Unsupported
+from snapshotd.gateway.base import (
+    REPLAY_LIMIT_BYTES,
+    Api,
+    ModelCall,
+    Provider,
+    Recorded,
+    ReplyContent,
+    ToolResult,
+    TurnReply,
+    TurnRequest,
+)
+from snapshotd.gateway.dialect import error_body
+from snapshotd.gateway.recording import read_again
 from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Message, SideEffect, ToolCall, new_id
 
 MAX_DIALOGS = 16
@@ -60,17 +72,20 @@ class ModelCalls:
         """Tool calls that the model has asked for and the agent not answered, by the provider's id."""
         self._turns: dict[int, _Turn] = {}
         self._lock = threading.Lock()
-        self.closing = threading.Event()
 
     def turn(self, request: TurnRequest) -> Recorded | None:
         """See `GatewayHandler.turn`."""
         dialog, known = self._dialog(request)
+        replaying = self._recorder.replaying
         results = [result for result in request.results_since(known) if not self._replayed_result(result)]
         replayed = self._recorder.replayed(EntryKind.MODEL, request.model[:200], _outline(request))
         if replayed is not None:
             return self._again(request, dialog, known, replayed.entry)
-        for message in request.new_messages(known):
-            self._recorder.message(message)
+        if replaying:  # it has just gone live: the tools' results, for one, may be in the conversation already
+            self._recorder.met(request.new_messages(known))
+        else:
+            for message in request.new_messages(known):
+                self._recorder.message(message)
         dialog.digests = list(request.digests)
         opened = self._recorder.begin(Intent(new_id(), request.model[:200], _outline(request), EntryKind.MODEL))
         turn = _Turn(opened, dialog)
@@ -90,13 +105,12 @@ class ModelCalls:
         self._recorder.take(turn.opened.entry.id)
         content = reply.content
         calls = [] if reply.failed else list(content.calls)
-        details = {
-            "gateway": True, "usage": _usage(reply), "stop_reason": content.stop_reason, "digests": [one.hex() for one in content.digests],
-            "messages": len(content.messages),
-        }  # fmt: skip
+        details = {"gateway": True, "usage": _usage(reply), "stop_reason": content.stop_reason}
         result = _result(reply, calls)
-        status = CallStatus.FAILED if reply.failed else CallStatus.DONE
+        status = CallStatus.FAILED if reply.failed or turn.failure is not None else CallStatus.DONE
         error = reply.error or content.error or (f"the provider answered {reply.status}" if reply.failed else None)
+        if turn.failure is not None:  # its snapshot is missing, so the agent must not go on from it: it gets the error
+            error = turn.failure.message
         self._recorder.end_model(turn.opened, status, result, error, details)
         if turn.failure is not None:
             raise turn.failure
@@ -107,10 +121,6 @@ class ModelCalls:
         turn.dialog.digests.extend(content.digests)
         for call in calls:
             self._open_tool(call)
-
-    def close(self) -> None:
-        """Nobody waits for an answer any more."""
-        self.closing.set()
 
     # -- tools ---------------------------------------------------------------------------------------------------------------
 
@@ -125,7 +135,7 @@ class ModelCalls:
         call_id = CallID(new_id())
         self._gate.admit(
             self._recorder.sandbox, call_id, call.name[:200] or "tool", concealed, SideEffect.LOCAL, asked=False, expires_s=None,
-            step=self._recorder.step, cancelled=self.closing,
+            step=self._recorder.step, cancelled=threading.Event(),  # the gate looks whether the sandbox has ended
         )  # fmt: skip
         opened = self._recorder.begin(Intent(call_id, call.name[:200] or "tool", call.arguments))
         with self._lock:
@@ -172,8 +182,10 @@ class ModelCalls:
 
     def _again(self, request: TurnRequest, dialog: _Dialog, known: int, entry: Entry) -> Recorded:
         """A recorded reply, with the tools that it asks for: the agent runs them again, and if nobody saw them end, it is for real."""
-        dialog.digests = [*request.digests, *map(bytes.fromhex, entry.details["digests"])]
-        self._recorder.said(len(request.items) - known + entry.details["messages"])
+        recorded = _recorded(request, entry)
+        content = read_again(request, recorded) if entry.status is CallStatus.DONE else ReplyContent()
+        dialog.digests = [*request.digests, *content.digests]
+        self._recorder.met([*request.new_messages(known), *content.messages])
         live = self._recorder.live_if_exhausted()
         for call in entry.result["calls"]:
             if live:
@@ -181,7 +193,7 @@ class ModelCalls:
             else:
                 with self._lock:
                     self._tools[call["id"]] = self._recorder.unrecorded(call["name"], call["arguments"])
-        return _recorded(entry.result)
+        return recorded
 
     # -- conversations -------------------------------------------------------------------------------------------------------
 
@@ -238,6 +250,18 @@ def _result(reply: TurnReply, calls: list[ModelCall]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _recorded(result: dict[str, Any]) -> Recorded:
-    body = base64.b64decode(result["body_b64"]) if "body_b64" in result else result.get("body", "").encode()
-    return Recorded(result["status"], result["content_type"], body, result["complete"])
+def _recorded(request: TurnRequest, entry: Entry) -> Recorded:
+    """The reply of an entry, to be sent again. Unsupported: it was not kept."""
+    result = entry.result
+    if "body_b64" in result:
+        return Recorded(result["status"], result["content_type"], base64.b64decode(result["body_b64"]), result["complete"])
+    if "body" in result:
+        return Recorded(result["status"], result["content_type"], result["body"].encode(), result["complete"])
+    if entry.status is CallStatus.DONE:
+        raise Unsupported(
+            f"a reply of more than {REPLAY_LIMIT_BYTES} bytes was not kept, so nothing behind it can be replayed; fork a snapshot without "
+            "--resume and start an agent there"
+        )
+    family = Provider.ANTHROPIC if request.api is Api.MESSAGES else Provider.OPENAI
+    error = error_body(family, result["status"], entry.error or "the provider did not answer")  # what the gateway said in its place
+    return Recorded(result["status"], "application/json", json.dumps(error).encode())

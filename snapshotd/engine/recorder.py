@@ -16,7 +16,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +51,8 @@ MAX_PENDING_BYTES = 64 << 20
 _SAID = "said"
 """Detail of an entry: messages that were appended from within it."""
 MAX_STATE_BYTES = 1 << 20
+OTHERS_S = 10.0
+"""How long a replayed call waits for others that ran beside it; from the last that came."""
 _CHANGED_BY_PEOPLE = ("edit", "retry")
 """Markers with a state that no program has made."""
 MAX_FACTS = 100_000
@@ -79,6 +81,8 @@ class Recorder:
         """Everything is recorded through it; what is told to the program is revealed."""
         self._lock = threading.RLock()
         """Of the replay; taken before the sandbox's."""
+        self._replayed = threading.Condition(self._lock)
+        """Told when an entry was met."""
         self._open: dict[str, Open] = {}
         self._facts: list[Any] = []
         self._resumption = resumption
@@ -91,6 +95,8 @@ class Recorder:
         """Model calls that were replayed since then."""
         self._went_live = False
         """The next answer has to say so."""
+        self.before_live: Callable[[], None] = lambda: None
+        """What has to be done when a replay ends."""
         self.diverged: Diverged | None = None
         """Set once a resumed program has done something else; nothing of it is recorded any more."""
 
@@ -105,20 +111,40 @@ class Recorder:
         with self._lock:
             self._check_diverged()
             name, arguments = self.funnel.conceal_text(name), self.funnel.conceal(arguments)
-            kept = self._kept.take(kind, name, arguments, task)
+            kept = self._kept.take(kind, name, arguments, self.funnel.conceal(task))
             if kept is not None:
                 return self._met_kept(kept)
             if self._replay is None:
                 return None
             try:
-                entry = self._replay.match(kind, name, arguments)
+                entry = self._match(kind, name, arguments)
             except Mismatch as mismatch:
                 self._other_than(mismatch.recorded, f"{kind} {name} with {shown(arguments)}")
                 return None
             if entry is None:
-                self._go_live()
+                if self._replay is not None:
+                    self._go_live()
                 return None
             return self._met(entry)
+
+    def _match(self, kind: EntryKind, name: str, arguments: Any) -> Entry | None:
+        """The recorded entry, once the calls have come that ran beside it and ended before it began. Mismatch; Diverged (meanwhile)."""
+        matched, deadline = -1, 0.0
+        while self._replay is not None:
+            try:
+                entry = self._replay.match(kind, name, arguments)
+            except Mismatch:
+                if self._replay.matched != matched:
+                    matched, deadline = self._replay.matched, time.monotonic() + OTHERS_S
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or not self._replay.early(kind, name, arguments):
+                    raise
+                self._replayed.wait(left_s)
+                self._check_diverged()
+            else:
+                self._replayed.notify_all()
+                return entry
+        return None
 
     def skipped_task(self, name: str) -> Recorded | None:
         """The end of a task that has completed, with all that happened in it taken as met; None: it has to be run."""
@@ -185,6 +211,7 @@ class Recorder:
 
     def _live(self) -> None:
         assert self._replay is not None
+        self.before_live()
         with self.sandbox.lock:
             self.sandbox.state_changed = self.sandbox.state != self._catalog.state(self.sandbox.head)
         self._tell({"event": "live", "snapshot": self.sandbox.head, "replayed": self._replay.matched})
@@ -257,17 +284,17 @@ class Recorder:
                 raise LimitExceeded(f"{MAX_OPEN_CALLS} tool calls are open at once; end some before beginning another")
             if intent.call_id in self._open:
                 raise Conflict(f"tool call {intent.call_id[:40]!r} has begun already")
-            facts, self._facts = (*self._facts, *intent.facts), []
+            facts, self._facts = (*self._facts, *conceal(list(intent.facts))), []
         details: dict[str, Any] = {}
         if intent.compensate is not None:
             details["compensate"] = {"argv": conceal(list(intent.compensate))}
         if intent.task is not None:
-            details["task"] = intent.task
+            details["task"] = conceal(intent.task)
         call_id = CallID(intent.call_id)
         entry = Entry(
             id=call_id, kind=intent.kind, name=conceal(intent.name), arguments=conceal(intent.arguments), after=self.sandbox.head,
             began_at_ns=time.time_ns(),
-            side_effect=intent.side_effect, key=self._key(intent, call_id), facts=tuple(conceal(list(facts))), details=details,
+            side_effect=intent.side_effect, key=self._key(intent, call_id), facts=facts, details=details,
         )  # fmt: skip
         if intent.kind is not EntryKind.TASK:  # a task is recorded when it ends: what happens in it has entries of its own
             try:
@@ -284,8 +311,8 @@ class Recorder:
 
     def _key(self, intent: Intent, call_id: CallID) -> str:
         if intent.key is not None:
-            return intent.key
-        if self._resumption is not None and intent.side_effect is SideEffect.IDEMPOTENT:
+            return self.funnel.conceal_text(intent.key)
+        if self._resumption is not None and intent.side_effect is not SideEffect.LOCAL:
             concealed = self.funnel.conceal_text(intent.name), canonical(self.funnel.conceal(intent.arguments))
             cut_off = self._resumption.keys.pop(concealed, None)
             if cut_off is not None:
@@ -376,6 +403,15 @@ class Recorder:
             if self._retelling is not None:
                 self._retelling.skip(count)
 
+    def met(self, messages: Sequence[Message]) -> None:
+        """What a replayed program said or heard, read from the wire: appended where the conversation does not hold it yet, because it was
+        not bound to a snapshot when everything ended, or because the program has just gone live."""
+        with self._lock, self.sandbox.lock:
+            known = 0 if self._retelling is None else max(0, self.sandbox.message_count - self._retelling.position)
+            self.said(len(messages))
+            for message in messages[known:]:
+                self._append(self._concealed(message))
+
     def lost(self, call_ids: Iterable[str]) -> None:
         """Nobody will end these calls: their outcome is unknown, and their files belong to whatever snapshot comes next."""
         with self._lock:
@@ -392,7 +428,7 @@ class Recorder:
                 return known[0]
             if len(self._facts) >= MAX_FACTS:
                 raise LimitExceeded(f"more than {MAX_FACTS} recorded values since the last call; make a call or a checkpoint in between")
-            self._facts.append({"kind": kind, "value": value})
+            self._facts.append({"kind": kind, "value": self.funnel.conceal(value)})
             return value
 
     def recorded_fact(self, kind: str) -> tuple[Any] | None:
@@ -404,11 +440,20 @@ class Recorder:
     def message(self, message: Message, within: str | None = None) -> None:
         """Append to the conversation; in a replay, meet what was appended. `within`: the running call that says it, which a replay does not
         run again: it counts what was said."""
-        message = Message(self.funnel.conceal_text(message.role), self.funnel.conceal(message.content))
+        message = self._concealed(message)
         with self._lock:
             self._check_diverged()
             if self._replay is not None and self._meets(message):
                 return
+        self._append(message)
+        opened = None if within is None else self._open.get(within)
+        if opened is not None:
+            opened.said += 1
+
+    def _concealed(self, message: Message) -> Message:
+        return Message(self.funnel.conceal_text(message.role), self.funnel.conceal(message.content))
+
+    def _append(self, message: Message) -> None:
         sandbox = self.sandbox
         with sandbox.lock:
             size = len(message.role) + len(json.dumps(message.content))
@@ -418,9 +463,6 @@ class Recorder:
                 )
             sandbox.pending_bytes += size
             sandbox.pending.append(message)
-        opened = None if within is None else self._open.get(within)
-        if opened is not None:
-            opened.said += 1
 
     def _meets(self, message: Message) -> bool:
         """Whether this message is the recorded one that comes next. A new one only after everything recorded."""
@@ -458,10 +500,12 @@ class Recorder:
 
     def set_value(self, key: str, value: tuple[Any] | None) -> None:
         """See `AgentHandler.state_set`. LimitExceeded."""
+        concealed = self.funnel.conceal_text(key)
+
         def changed(state: dict[str, Any]) -> dict[str, Any]:
-            values = {name: old for name, old in state.get("values", {}).items() if name != key}
+            values = {name: old for name, old in state.get("values", {}).items() if name != concealed}
             if value is not None:
-                values[key] = self.funnel.conceal(value[0])
+                values[concealed] = self.funnel.conceal(value[0])
             return {**state, "values": values}
 
         self._change_state(changed)

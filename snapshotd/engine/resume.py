@@ -77,23 +77,27 @@ class Resumes:
         open_questions = [entry for entry in cut_off if entry.side_effect is SideEffect.IRREVERSIBLE and entry.id not in decided]
         if open_questions:
             raise Undecided(_question(trajectory, open_questions))
-        keys: dict[tuple[str, str], str] = {}
+        again = self._again(trajectory)
         for entry in cut_off:
             decision = decided.get(entry.id)
             if decision is None or decision.action == "retry":
+                again.append(entry)
                 ended = Ended(entry.id, CallStatus.UNKNOWN, time.time_ns(), error="it was cut off and runs again")
             else:
                 result = decision.result if decision.action == "result" else None
                 ended = Ended(entry.id, CallStatus.DONE, time.time_ns(), result, details={"decided": decision.action})
             self._catalog.end_entry(trajectory.id, ended)
-        for entry in (*cut_off, *self._again(trajectory)):
-            if entry.side_effect is SideEffect.IDEMPOTENT and entry.key is not None:
-                keys[entry.name, canonical(entry.arguments)] = entry.key
-        return keys
+        return {
+            (entry.name, canonical(entry.arguments)): entry.key
+            for entry in again
+            if entry.side_effect is not SideEffect.LOCAL and entry.key is not None
+        }
 
     def _again(self, trajectory: Trajectory) -> list[Entry]:
         """What an earlier resume has settled and not got to."""
-        return [entry for entry in self._catalog.unbound(trajectory.id) if entry.status is CallStatus.UNKNOWN]
+        unbound = self._catalog.unbound(trajectory.id)
+        ended = {entry.key for entry in unbound if entry.status in (CallStatus.DONE, CallStatus.FAILED)}
+        return [entry for entry in unbound if entry.status is CallStatus.UNKNOWN and entry.key not in ended]
 
 
 def _named(ref: str, cut_off: Sequence[Entry], trajectory: Trajectory) -> Entry:

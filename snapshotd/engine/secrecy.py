@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.errors import UsageError
@@ -16,7 +17,7 @@ from snapshotd.repo.base import BlobWriter, Spool
 from snapshotd.secrets.base import MARKER, Vault
 from snapshotd.secrets.configured import MIN_VALUE_BYTES
 from snapshotd.secrets.redactor import Funnel, Redactor
-from snapshotd.types import BlobID, Trajectory, TrajectoryID
+from snapshotd.types import AgentSpec, BlobID, Trajectory, TrajectoryID
 
 PROVIDER = "SNAPSHOTD_PROVIDER_"
 _REMEMBERED = 256
@@ -33,7 +34,8 @@ class Secrecy:
     def __init__(self, vault: Vault, catalog: Catalog) -> None:
         self.vault, self._catalog = vault, catalog
         self._redactor = Redactor(vault)
-        self._funnels: OrderedDict[TrajectoryID, Funnel] = OrderedDict()
+        self._funnels: OrderedDict[tuple[TrajectoryID, TrajectoryID], Funnel] = OrderedDict()
+        """By trajectory and owner."""
         self._lock = threading.Lock()
 
     def environment(self, trajectory: TrajectoryID, env: Env, secrets: Env) -> Env:
@@ -48,26 +50,30 @@ class Secrecy:
 
     def of(self, trajectory: Trajectory) -> Funnel:
         """The funnel of a trajectory."""
+        return self._funnel(trajectory, trajectory.id)
+
+    def _funnel(self, trajectory: Trajectory, owner: TrajectoryID) -> Funnel:
+        """It finds the secrets of `trajectory`, and keeps them for `owner`."""
         with self._lock:
-            funnel = self._funnels.get(trajectory.id)
+            funnel = self._funnels.get((trajectory.id, owner))
             if funnel is None:
                 ancestors = tuple(self._ancestors(trajectory))
                 plain = self._redactor.funnel(trajectory.id, None, ancestors)
                 configured = {f"env-{name}"[:64]: plain.reveal_text(value) for name, value in trajectory.env if MARKER.fullmatch(value)}
-                funnel = self._redactor.funnel(trajectory.id, configured, ancestors)
-                self._funnels[trajectory.id] = funnel
-            self._funnels.move_to_end(trajectory.id)
+                funnel = self._redactor.funnel(owner, configured, ancestors if owner == trajectory.id else ())
+                self._funnels[trajectory.id, owner] = funnel
+            self._funnels.move_to_end((trajectory.id, owner))
             while len(self._funnels) > _REMEMBERED:
                 self._funnels.popitem(last=False)
             return funnel
 
-    def plain(self, trajectory: TrajectoryID) -> Funnel:
-        """A funnel that finds only what looks like a secret."""
-        return self._redactor.funnel(trajectory)
+    def concealed(self, trajectory: Trajectory, agent: AgentSpec) -> AgentSpec:
+        """A program as it is recorded: its arguments may hold what the trajectory's environment does."""
+        return replace(agent, argv=tuple(map(self.of(trajectory).conceal_text, agent.argv)))
 
-    def shared(self) -> Funnel:
-        """The funnel of what belongs to no trajectory."""
-        return self._redactor.funnel(SHARED)
+    def shared(self, trajectory: Trajectory | None = None) -> Funnel:
+        """The funnel of what belongs to no trajectory; what this one puts there is searched for its secrets."""
+        return self._redactor.funnel(SHARED) if trajectory is None else self._funnel(trajectory, SHARED)
 
     def inside(self, trajectory: Trajectory) -> dict[str, str]:
         """What its commands find in their environment."""
@@ -77,7 +83,8 @@ class Secrecy:
     def changed(self, trajectory: TrajectoryID) -> None:
         """Its environment is another one now."""
         with self._lock:
-            self._funnels.pop(trajectory, None)
+            for owner in (trajectory, SHARED):
+                self._funnels.pop((trajectory, owner), None)
 
     def forget(self, trajectory: TrajectoryID) -> None:
         """It is gone."""

@@ -43,8 +43,6 @@ from snapshotd.types import (
 
 _log = logging.getLogger(__name__)
 _ID_MAX = (1 << 31) - 1
-_PATH = f"{DEFAULT_PATH}:{LIBRARY_DIR}/snapshotd/agent/bin"
-"""With `snapshotd-agent`, for programs in other languages."""
 
 
 @dataclass(slots=True)
@@ -193,7 +191,8 @@ class Sessions:
             yield
         finally:
             with sandbox.lock:
-                sandbox.claimed = None
+                if sandbox.claimed == head:  # else somebody without a claim moved the head, and another has claimed that
+                    sandbox.claimed = None
 
     def _exec(
         self, sandbox: Sandbox, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
@@ -232,13 +231,14 @@ class Sessions:
         uid, gid = _user(user)
         image = self._context.image(sandbox.trajectory.spec.image)
         environment = {
-            "PATH": _PATH, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1",
+            "PATH": DEFAULT_PATH, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1",
             "SNAPSHOTD_TRAJECTORY": sandbox.trajectory.id,
             **dict(image.env if image else ()), **self._gateways.environment(sandbox),
             **self._context.secrecy.inside(sandbox.trajectory), **dict(env),
         }  # fmt: skip
         paths = [LIBRARY_DIR, "/opt/agent-packages", *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = ":".join(paths)
+        environment["PATH"] = f"{environment['PATH']}:{LIBRARY_DIR}/snapshotd/agent/bin"  # last: an image's own programs come first
         return ExecSpec(list(argv), cwd, environment, uid, gid)
 
     # -- agents --------------------------------------------------------------------------------------------------------------

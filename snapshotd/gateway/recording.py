@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from snapshotd.gateway import json_body
-from snapshotd.gateway.base import ReplyContent, TurnReply, TurnRequest
+from snapshotd.gateway.base import Recorded, ReplyContent, TurnReply, TurnRequest
 from snapshotd.gateway.dialect import Dialect
 from snapshotd.gateway.sse import EventReader
 
@@ -73,3 +73,11 @@ class Recording:
         if 200 <= self._status < 300:
             return self._dialect.read_reply(value, self._request)
         return ReplyContent(error=self._dialect.read_error(value) or f"HTTP status {self._status}")
+
+
+def read_again(request: TurnRequest, recorded: Recorded) -> ReplyContent:
+    """What a recorded reply to this request says: the same as when it came."""
+    assert isinstance(request.reader, Dialect)
+    reply = Recording(request.reader, request, recorded.status, recorded.content_type, len(recorded.body))
+    reply.take(recorded.body)
+    return reply.reply(None, 0, 0).content

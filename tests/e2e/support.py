@@ -45,7 +45,9 @@ print(json.dumps(walk(sys.argv[1])))
 
 
 class Snap:
-    """The command line with one state directory."""
+    """The command line with one state directory. `timeout_s`: of one command."""
+
+    timeout_s = COMMAND_TIMEOUT_S
 
     def __init__(self, state_dir: Path, env: dict[str, str] | None = None) -> None:
         self.state_dir = state_dir
@@ -56,7 +58,7 @@ class Snap:
         """Run a command; fail unless it exits with `code` (None: any)."""
         result = subprocess.run(
             [sys.executable, "-m", "snapshotd", *map(str, args)], env=self.env, capture_output=True, stdin=subprocess.DEVNULL,
-            timeout=COMMAND_TIMEOUT_S, encoding="utf-8", errors="surrogateescape",
+            timeout=self.timeout_s, encoding="utf-8", errors="surrogateescape",
         )  # fmt: skip
         if code is not None:
             assert result.returncode == code, (args, result.returncode, result.stdout[-3000:], result.stderr[-3000:])

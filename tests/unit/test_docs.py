@@ -47,6 +47,19 @@ def test_relative_links_exist(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
+EXAMPLES = ROOT / "docs" / "examples" / "agents"
+
+
+def test_the_agents_page_quotes_every_example_as_it_is() -> None:
+    page = (ROOT / "docs" / "agents.md").read_text()
+    blocks = FENCED.findall(page)
+    files = sorted(path for path in EXAMPLES.iterdir() if path.is_file())
+    assert len(files) > 10
+    for path in files:
+        assert f"](examples/agents/{path.name})" in page, f"{path.name} is not linked"
+        assert path.read_text() in blocks, f"{path.name} is not quoted as it is"
+
+
 def command_lines(text: str) -> Iterator[str]:
     """Every `snapshotd ...` in code, up to what belongs to the agent or another program."""
     blocks = "\n".join(FENCED.findall(text))

@@ -1,0 +1,206 @@
+"""A model provider in a process of its own, and unmodified agents that ask it through the gateway of their sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.support import Snap, wait_until
+
+PROGRAMS = Path(__file__).parent / "programs"
+KEY = "sk-known-to-the-daemon-alone-0123456789abcdef"
+INSTALL_TIMEOUT_S = 1500
+"""Of a command that may have to install an agent's packages first."""
+WAITS = "trap go=1 USR1; echo x >> waited; until [ $go ]; do sleep 0.05; done"
+"""A command that writes a file and waits for `let_go`."""
+
+
+class Provider:
+    """A provider that follows a script and wants `KEY`, on the loopback of this machine, where no sandbox gets to."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def asked(self) -> list[int | None]:
+        """The step that each turn so far has met, in order."""
+        return [request["step"] for request in self._get("/control/requests") if "step" in request]
+
+    def requests(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._get("/control/requests")
+        return found
+
+    def forget(self) -> None:
+        """Count from here."""
+        with urllib.request.urlopen(f"{self.url}/control/reset", b"", timeout=60) as answer:
+            answer.read()
+
+    def _get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
+            return json.load(answer)
+
+
+@contextlib.contextmanager
+def provider(directory: Path, *steps: dict[str, Any]) -> Iterator[Provider]:
+    """A provider whose model says these steps."""
+    script = directory / "script.json"
+    script.write_text(json.dumps({"api_key": KEY, "steps": steps}))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "snapshotd.testing.provider", "--script", str(script), "--with-stdin"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with process:  # its standard input ends, and so does it
+        assert process.stdout is not None
+        yield Provider(process.stdout.readline().strip())
+    assert process.returncode == 0
+
+
+def bash(command: str, text: str | None = None) -> dict[str, Any]:
+    """A step: the model wants a command to be run."""
+    return {"text": text, "calls": [{"name": "bash", "arguments": {"command": command}}]}
+
+
+class Agents:
+    """Runs agents of one kind of runtime with one set of packages."""
+
+    def __init__(self, snap: Snap, runtime: str, requirements: Path | None = None) -> None:
+        self.snap = Snap(snap.state_dir, {**snap.env, "OPENAI_API_KEY": KEY})
+        self._options = ["--runtime", runtime, *([] if requirements is None else ["--requirements", str(requirements)])]
+        self.snap.timeout_s = INSTALL_TIMEOUT_S
+
+    def run(self, at: Provider, *program: str | Path, kind: str = "openai", code: int | None = 0, more: tuple[str, ...] = ()) -> str:
+        """Run an agent to its end; returns its trajectory."""
+        trajectory = self.start(at, *program, kind=kind, more=more)
+        self.snap("attach", trajectory, code=code)
+        return trajectory
+
+    def start(self, at: Provider, *program: str | Path, kind: str = "openai", more: tuple[str, ...] = ()) -> str:
+        """Start one; returns its trajectory."""
+        options = [*self._options, "--provider", f"{kind}={at.url}", "--provider-key", f"{kind}=OPENAI_API_KEY", *more]
+        return self.snap("run", "--detach", *options, *program).stdout.strip()
+
+    def steps(self, trajectory: str) -> list[dict[str, Any]]:
+        """Its snapshots, oldest first."""
+        found: list[dict[str, Any]] = self.snap.json("log", "--all", trajectory)
+        return found
+
+    def names(self, trajectory: str) -> list[str]:
+        return [step["tool"]["name"] for step in self.steps(trajectory)]
+
+    def files(self, snapshot: str) -> dict[str, str]:
+        """What /workspace holds in a snapshot."""
+        with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+            self.snap("restore", snapshot, "--path", "/workspace", "--to", Path(folder) / "files")
+            return {path.name: path.read_text() for path in (Path(folder) / "files").rglob("*") if path.is_file()}
+
+    def said(self, snapshot: str) -> list[tuple[str, Any]]:
+        """The conversation up to a snapshot."""
+        return [(message["role"], message["content"]) for message in self.snap.json("show", "--conversation", snapshot)]
+
+    def journal(self, trajectory: str) -> list[tuple[str, str | None]]:
+        return [(entry["kind"], entry["status"]) for entry in self.snap.json("journal", trajectory)]
+
+
+def processes(trajectory: str) -> list[int]:
+    """The processes of a sandbox's program and its tools."""
+    wanted, found = f"SNAPSHOTD_TRAJECTORY={trajectory}".encode(), []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if wanted in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                found.append(int(name))
+        except OSError:
+            pass  # it has ended meanwhile
+    return sorted(found)
+
+
+def program_of(trajectory: str) -> int:
+    """The process of its program: that which is nobody's child in the sandbox."""
+    members = processes(trajectory)
+    parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in members}
+    (found,) = [pid for pid in members if parents[pid] not in members]
+    return found
+
+
+def waits(trajectory: str) -> int:
+    """Wait until a tool waits for `let_go`. Returns its process."""
+    wait_until(lambda: len(_waiting(trajectory)) == 1, "a tool waits", 240)
+    return _waiting(trajectory)[0]
+
+
+def let_go(trajectory: str) -> None:
+    """Let the tool go on that waits for it (`WAITS`), as soon as it does."""
+    shell = waits(trajectory)
+    os.kill(shell, signal.SIGUSR1)
+    wait_until(lambda: not alive(shell), "the tool goes on", 240)
+
+
+def _waiting(trajectory: str) -> list[int]:
+    """The shells that run `WAITS` and heed the signal."""
+    found = []
+    for pid in processes(trajectory):
+        try:
+            caught = int(re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())[1], 16)
+            if WAITS in Path(f"/proc/{pid}/cmdline").read_text() and caught >> (signal.SIGUSR1 - 1) & 1:
+                found.append(pid)
+        except OSError:
+            pass  # it has ended meanwhile
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def host_address() -> str:
+    """One of this machine's own addresses that is not loopback. Skips the test where there is none: then there is no outside."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: only asks for the route (TEST-NET-1, RFC 5737)
+        except OSError:
+            pytest.skip("this machine has no network")
+        return str(probe.getsockname()[0])
+
+
+class Outside:
+    """A server that counts its visitors, and greets them."""
+
+    def __init__(self) -> None:
+        self._server = socket.create_server((host_address(), 0))
+        self.address = "{}/{}".format(*self._server.getsockname()[:2])
+        self.visits = 0
+        self._thread = threading.Thread(target=self._serve, name="outside")
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            connection, _ = self._server.accept()
+            with connection:
+                if connection.recv(16) == b"":
+                    return  # nobody but `close` says nothing
+                self.visits += 1
+                connection.sendall(b"welcome\n")
+
+    def __enter__(self) -> Outside:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        socket.create_connection(self._server.getsockname()[:2]).close()
+        self._thread.join()
+        self._server.close()

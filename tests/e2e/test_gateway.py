@@ -1,0 +1,284 @@
+"""Agents that nobody rewrote, captured on the wire to their model: a snapshot for each turn of tool calls, resume and fork by replies that
+are sent again. The provider is a process on the loopback of this machine, with a key that the sandbox never gets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.model_rig import (
+    KEY,
+    PROGRAMS,
+    WAITS,
+    Agents,
+    Outside,
+    Provider,
+    alive,
+    bash,
+    let_go,
+    processes,
+    program_of,
+    provider,
+    waits,
+)
+from tests.e2e.support import Snap, wait_until
+
+PLAIN = PROGRAMS / "plain_agent.py"
+OPENAI = PROGRAMS / "openai_agent.py"
+LOOK, WRITE, COUNT = (
+    bash("echo one > one; date +%s%N > stamp; echo looked", "I look."),
+    bash("cat one; echo two > two; false || exit 3"),
+    bash("echo x >> count; wc -l < count"),
+)  # fmt: skip
+WAIT = bash(f"{WAITS}; wc -l < waited")
+END = {"text": "It is repaired."}
+
+pytestmark = pytest.mark.timeout(900)  # the first test installs the clients
+
+
+@pytest.fixture
+def agents(snap: Snap, runtime: str, tmp_path: Path) -> Agents:
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("openai\nanthropic\n")
+    return Agents(snap, runtime, requirements)
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Iterator[Provider]:
+    with provider(tmp_path, LOOK, WRITE, COUNT, END) as started:
+        yield started
+
+
+def _output(agents: Agents, snapshot: str) -> Any:
+    """What a tool's result was on the wire."""
+    return json.loads(json.loads(agents.snap("show", "--output", "output", snapshot).stdout))
+
+
+def _kill_daemon(snap: Snap) -> None:
+    daemon = snap.daemon_pid()
+    os.kill(daemon, signal.SIGKILL)
+    wait_until(lambda: not alive(daemon), "the daemon died")
+
+
+def test_each_turn_has_a_snapshot(agents: Agents, scripted: Provider) -> None:
+    trajectory = agents.run(scripted, OPENAI, "repair it")
+    steps = agents.steps(trajectory)
+    assert [step["tool"]["name"] for step in steps] == ["start", "bash", "bash", "bash", "exit"]
+    assert [step["tool"]["arguments"] for step in steps[1:4]] == [turn["calls"][0]["arguments"] for turn in (LOOK, WRITE, COUNT)]
+    files = [agents.files(step["id"]) for step in steps]
+    stamp = files[1]["stamp"]
+    assert files[0] == {}
+    assert files[1] == {"one": "one\n", "stamp": stamp}
+    assert files[2] == {"one": "one\n", "stamp": stamp, "two": "two\n"}
+    assert files[3] == files[4] == {"one": "one\n", "stamp": stamp, "two": "two\n", "count": "x\n"}
+    assert [_output(agents, step["id"]) for step in steps[1:4]] == [
+        {"exit_code": 0, "output": "looked\n"}, {"exit_code": 3, "output": "one\n"}, {"exit_code": 0, "output": "1\n"},
+    ]  # fmt: skip
+    said = agents.said(trajectory)
+    assert [role for role, _ in said] == ["system", "user", *["assistant", "tool"] * 3, "assistant"]
+    assert (said[1], said[-1][1]["content"]) == (("user", "repair it"), "It is repaired.")
+    assert [agents.snap.json("show", step["id"])["messages"] for step in steps] == [0, 4, 6, 8, 9]
+    assert agents.said(steps[2]["id"]) == said[:6]
+    assert agents.journal(trajectory) == [("model", "done"), ("tool", "done")] * 3 + [("model", "done")]
+    assert scripted.asked() == [0, 1, 2, 3]
+
+
+def test_the_key_stays_with_the_daemon(agents: Agents, tmp_path: Path) -> None:
+    with provider(tmp_path, bash("env; cat /proc/*/environ; grep -rlaF sk-known-to-the /run /etc /workspace /tmp; true"), END) as at:
+        trajectory = agents.run(at, OPENAI, "show me the key")
+        assert at.requests()[0]["headers"]["authorization"] == f"Bearer {KEY}"
+    (step,) = [step for step in agents.steps(trajectory) if step["tool"]["name"] == "bash"]
+    seen = agents.snap("show", "--output", "output", step["id"]).stdout
+    assert "OPENAI_BASE_URL=http://127.0.0.1:" in seen
+    told = [agents.snap(*words, trajectory).stdout for words in (("show", "--json"), ("log", "--json"), ("journal", "--json"), ("attach",))]
+    for text in (seen, *told):
+        assert KEY not in text
+    for path in agents.snap.state_dir.rglob("*"):
+        if path.is_file() and path.name != "layers.img" and "layers" not in path.relative_to(agents.snap.state_dir).parts:
+            assert KEY.encode() not in path.read_bytes(), path
+
+
+def test_killed_in_a_tool_it_goes_on(agents: Agents, tmp_path: Path) -> None:
+    with provider(tmp_path, LOOK, WRITE, WAIT, COUNT, END) as at:
+        undisturbed = agents.start(at, OPENAI, "repair it")
+        let_go(undisturbed)
+        agents.snap("attach", undisturbed)
+        at.forget()
+
+        trajectory = agents.start(at, OPENAI, "repair it")
+        waits(trajectory)
+        os.kill(program_of(trajectory), signal.SIGKILL)
+        agents.snap("attach", trajectory, code=None)
+        assert at.asked() == [0, 1, 2]
+        recorded = [step["id"] for step in agents.steps(trajectory)]
+        assert agents.names(trajectory) == ["start", "bash", "bash", "exit"]
+        assert agents.files(trajectory)["waited"] == "x\n"
+
+        agents.snap("resume", "--detach", trajectory)
+        let_go(trajectory)
+        agents.snap("attach", trajectory)
+        assert at.asked() == [0, 1, 2, 3, 4], "what was recorded is not asked again"
+    assert [step["id"] for step in agents.steps(trajectory)][:4] == recorded
+    assert agents.names(trajectory) == ["start", "bash", "bash", "exit", "bash", "bash", "exit"]
+    assert agents.said(trajectory) == agents.said(undisturbed)
+    stamps = [agents.files(which).pop("stamp") for which in (recorded[1], trajectory)]
+    assert stamps[0] == stamps[1], "the files are the recorded ones, not those of the tool that ran again"
+    assert {**agents.files(trajectory), "stamp": ""} == {**agents.files(undisturbed), "stamp": ""}
+    assert agents.files(trajectory)["waited"] == "x\n", "the tool that was cut off ran on the files from before it"
+    (waited,) = [step for step in agents.steps(trajectory) if step["tool"]["arguments"] == WAIT["calls"][0]["arguments"]]
+    assert _output(agents, waited["id"]) == {"exit_code": 0, "output": "1\n"}
+
+
+@pytest.mark.runc
+def test_the_daemon_is_killed(own_snap: Snap, tmp_path: Path) -> None:
+    """Also what the model said last, which no snapshot holds yet, is in the conversation afterwards."""
+    agents = Agents(own_snap, "runc")
+    wait = {**WAIT, "text": "I wait."}
+    with provider(tmp_path, wait, COUNT, wait, END) as at:
+        trajectory = agents.start(at, PLAIN, "repair it")
+        waits(trajectory)
+        _kill_daemon(own_snap)
+        agents.snap("resume", "--detach", trajectory)
+        let_go(trajectory)
+        waits(trajectory)  # the last tool
+        _kill_daemon(own_snap)
+        agents.snap("resume", "--detach", trajectory)
+        let_go(trajectory)  # the first one, in the replay
+        let_go(trajectory)
+        agents.snap("attach", trajectory)
+        assert at.asked() == [0, 1, 2, 3]
+    assert agents.names(trajectory) == ["start", "bash", "bash", "bash", "exit"]
+    said = agents.said(trajectory)
+    assert [role for role, _ in said] == ["user", *["assistant", "tool"] * 3, "assistant"]
+    assert [content["content"] for role, content in said if role == "assistant"] == ["I wait.", None, "I wait.", "It is repaired."]
+    assert agents.files(trajectory) == {"waited": "x\nx\n", "count": "x\n"}
+
+
+def test_what_failed_for_good_fails_again(agents: Agents, tmp_path: Path) -> None:
+    """The agent went on with something else after an error: so it does in a fork, without asking anybody."""
+    with provider(tmp_path, {**LOOK, "failures": [{"status": 400, "message": "too long"}]}, COUNT, END) as at:
+        trajectory = agents.run(at, PLAIN, "repair it")
+        assert agents.journal(trajectory)[:3] == [("model", "failed"), ("model", "done"), ("tool", "done")]
+        at.forget()
+        (fork,) = agents.snap.json("fork", "--resume", agents.steps(trajectory)[2]["id"])["trajectories"]
+        agents.snap("attach", fork)
+        assert at.asked() == [2]
+    assert agents.names(fork) == ["exit"]
+    assert agents.files(fork) == agents.files(trajectory)
+
+
+def test_a_fork_goes_on_with_the_recorded_history(agents: Agents, scripted: Provider) -> None:
+    trajectory = agents.run(scripted, OPENAI, "repair it")
+    middle = agents.steps(trajectory)[2]["id"]
+    scripted.forget()
+    (fork,) = agents.snap.json("fork", "--resume", middle)["trajectories"]
+    agents.snap("attach", fork)
+    assert scripted.asked() == [2, 3]
+    assert agents.names(fork) == ["bash", "exit"]
+    assert agents.said(fork) == agents.said(trajectory)
+    assert agents.files(fork) == agents.files(trajectory), "also what a tool writes differently each time"
+
+
+def test_a_fork_that_asks_something_else_is_a_branch(agents: Agents, scripted: Provider) -> None:
+    trajectory = agents.run(scripted, OPENAI, "repair it")
+    middle = agents.steps(trajectory)[2]["id"]
+    scripted.forget()
+    (fork,) = agents.snap.json("fork", "--resume", middle, "--", "repair it better")["trajectories"]
+    agents.snap("attach", fork)
+    assert scripted.asked() == [0, 1, 2, 3]
+    assert agents.names(fork) == ["diverged", "bash", "bash", "bash", "exit"]
+    assert agents.said(fork)[1] == ("user", "repair it better")
+    assert agents.files(fork)["count"] == "x\n"
+    assert agents.files(fork)["stamp"] != agents.files(trajectory)["stamp"]
+
+
+def test_a_provider_in_trouble(agents: Agents, tmp_path: Path) -> None:
+    """The client repeats what failed; everything is recorded, and a fork meets the replies alone."""
+    limited = {"status": 429, "headers": {"retry-after": "0"}}
+    with provider(tmp_path, {**LOOK, "failures": [limited, {"drop": True}]}, WRITE, {**COUNT, "failures": [limited]}, END) as at:
+        trajectory = agents.run(at, OPENAI, "repair it", "--stream")
+        assert at.asked() == [0, 0, 0, 1, 2, 2, 3]
+        model, tool = ("model", "done"), ("tool", "done")
+        failed = ("model", "failed")
+        assert agents.journal(trajectory) == [failed, failed, model, tool, model, tool, failed, model, tool, model]
+        errors = [entry["error"] for entry in agents.snap.json("journal", trajectory) if entry["status"] == "failed"]
+        assert "429" in errors[0] or "scripted" in errors[0]
+        assert all(errors)
+        at.forget()
+        (fork,) = agents.snap.json("fork", "--resume", agents.steps(trajectory)[3]["id"])["trajectories"]
+        agents.snap("attach", fork)
+        assert at.asked() == [3]
+    assert [role for role, _ in agents.said(trajectory)] == ["system", "user", *["assistant", "tool"] * 3, "assistant"]
+    assert agents.said(fork) == agents.said(trajectory)
+    assert agents.files(fork) == agents.files(trajectory)
+
+
+def test_half_a_stream(agents: Agents, tmp_path: Path) -> None:
+    """The client does not repeat what broke in the middle: the agent dies, and a resume asks again."""
+    with provider(tmp_path, LOOK, {**WRITE, "failures": [{"cut_after": 3}]}, END) as at:
+        trajectory = agents.run(at, OPENAI, "repair it", "--stream", code=1)
+        assert agents.journal(trajectory) == [("model", "done"), ("tool", "done"), ("model", "failed")]
+        agents.snap("resume", trajectory)
+        assert at.asked() == [0, 1, 1, 2]
+    assert agents.names(trajectory) == ["start", "bash", "exit", "bash", "exit"]
+    assert [role for role, _ in agents.said(trajectory)] == ["system", "user", *["assistant", "tool"] * 2, "assistant"]
+    assert agents.files(trajectory)["two"] == "two\n"
+
+
+def test_calls_side_by_side(agents: Agents, tmp_path: Path) -> None:
+    both = {"calls": [LOOK["calls"][0], {"name": "bash", "arguments": {"command": "echo two > two"}}]}
+    with provider(tmp_path, both, COUNT, END) as at:
+        trajectory = agents.run(at, OPENAI, "repair it")
+        assert agents.names(trajectory) == ["start", "bash", "bash", "bash", "exit"]
+        at.forget()
+        (fork,) = agents.snap.json("fork", "--resume", agents.steps(trajectory)[2]["id"])["trajectories"]
+        agents.snap("attach", fork)
+        assert at.asked() == [1, 2]
+    assert agents.said(fork) == agents.said(trajectory)
+    assert agents.files(fork) == agents.files(trajectory)
+
+
+def test_anthropic(agents: Agents, scripted: Provider) -> None:
+    trajectory = agents.run(scripted, PROGRAMS / "anthropic_agent.py", "repair it", kind="anthropic")
+    assert agents.names(trajectory) == ["start", "bash", "bash", "bash", "exit"]
+    steps = agents.steps(trajectory)
+    assert [step["tool"]["status"] for step in steps[1:4]] == ["done", "failed", "done"]
+    assert [role for role, _ in agents.said(trajectory)] == ["system", "user", *["assistant", "user"] * 3, "assistant"]
+    scripted.forget()
+    (fork,) = agents.snap.json("fork", "--resume", steps[2]["id"])["trajectories"]
+    agents.snap("attach", fork)
+    assert scripted.asked() == [2, 3]
+    assert agents.said(fork) == agents.said(trajectory)
+    assert agents.files(fork) == agents.files(trajectory)
+
+
+def test_what_happened_outside_does_not_happen_again(agents: Agents, tmp_path: Path) -> None:
+    """With a network: the agent runs its tools again in a replay, but they reach nobody until it is live."""
+    with Outside() as outside:
+        visit = bash(f"(exec 3<>/dev/tcp/{outside.address} && echo hello >&3 && cat <&3) 2>&1 | tail -n 1 | tee -a visits")
+        with provider(tmp_path, visit, visit, COUNT, END) as at:
+            trajectory = agents.run(at, OPENAI, "repair it", more=("--network", "bridge"))
+            assert outside.visits == 2
+            (fork,) = agents.snap.json("fork", "--resume", agents.steps(trajectory)[1]["id"])["trajectories"]
+            agents.snap("attach", fork)
+            assert outside.visits == 3
+    assert agents.names(fork) == ["bash", "bash", "exit"]
+    assert agents.files(fork) == agents.files(trajectory) == {"visits": "welcome\n" * 2, "count": "x\n"}
+
+
+def test_a_tool_that_leaves_a_process(agents: Agents, tmp_path: Path) -> None:
+    """It lives on through a fork's replay, and what it writes then is not recorded as new."""
+    with provider(tmp_path, bash("(while :; do date +%N > ticks; sleep 0.01; done) > /dev/null 2>&1 &"), COUNT, END) as at:
+        trajectory = agents.run(at, OPENAI, "repair it")
+        at.forget()
+        (fork,) = agents.snap.json("fork", "--resume", agents.steps(trajectory)[2]["id"])["trajectories"]
+        agents.snap("attach", fork)
+        assert at.asked() == [2]
+    assert agents.said(fork) == agents.said(trajectory)
+    wait_until(lambda: not processes(fork), "its sandbox has ended")

@@ -1,0 +1,208 @@
+"""A program that is started again meets what is recorded: quickly, side by side, and told exactly where it does something else."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapshotd.client import Snapshotd
+from snapshotd.errors import Conflict, Undecided
+from snapshotd.types import short
+from tests.e2e.support import AGENT, Snap
+
+HUNDRED = AGENT + """
+from snapshotd.agent import store
+for number in range(100):
+    shell("echo %d >> log" % number)
+if store.get("stop", True, namespace=sys.argv[1]):
+    os._exit(9)
+assert open("log").read().split() == [str(n) for n in range(100)]
+"""
+DIVERGENT = AGENT + """
+from snapshotd.agent import store
+shell("echo one > file")
+shell("echo %s >> file" % store.get("word", "two", namespace=sys.argv[1]))
+os._exit(9)
+"""
+PARALLEL = """
+import asyncio, os, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from snapshotd.agent import store, tool
+
+@tool
+def thread(number):
+    with open("/workspace/threads-%d" % number, "a") as file:
+        file.write("once\\n")
+    return number
+
+@tool
+async def coroutine(number):
+    await asyncio.sleep(0.01 * (number % 3))
+    with open("/workspace/coroutines-%d" % number, "a") as file:
+        file.write("once\\n")
+    return number
+
+async def all_of_them():
+    return await asyncio.gather(*map(coroutine, range(6)))
+
+with ThreadPoolExecutor(4) as pool:
+    assert list(pool.map(thread, range(8))) == list(range(8))
+assert asyncio.run(all_of_them()) == list(range(6))
+if store.get("stop", True, namespace=sys.argv[1]):
+    os._exit(9)
+"""
+CUT_OFF = """
+import os, sys
+from snapshotd.agent import current_call, message, store, task, tool
+
+STOP = store.get("stop", True, namespace=sys.argv[1])
+
+@tool(side_effect="irreversible")
+def pay(amount):
+    store.put("paid-%d" % amount, store.get("paid-%d" % amount, 0, namespace=sys.argv[1]) + 1, namespace=sys.argv[1])
+    if STOP:
+        os._exit(9)
+    return "paid %d" % amount
+
+@tool(side_effect="idempotent")
+def put(what):
+    keys = store.get("keys", [], namespace=sys.argv[1])
+    store.put("keys", [*keys, current_call().key], namespace=sys.argv[1])
+    if STOP == "at put":
+        os._exit(9)
+    return what
+
+with task("first"):
+    put("first")
+with task("second"):
+    message("assistant", {"got": pay(5)})
+"""
+
+
+@pytest.fixture
+def name(snap: Snap, tmp_path: Path) -> Iterator[str]:
+    """Of a trajectory, and of its namespace in the store, by which the test tells the program what to do."""
+    name = tmp_path.name.replace("_", "-")
+    yield name
+    for one in snap.json("ls"):
+        if (one["name"] or "").startswith(name):
+            snap("rm", "--force", one["id"])
+
+
+def _killed(snap: Snap, runtime: str, name: str, program: str, folder: Path) -> None:
+    """The program runs until it ends itself without a word."""
+    (folder / "agent.py").write_text(program)
+    snap("run", "--quiet", "--runtime", runtime, "--name", name, folder / "agent.py", name, code=9)
+
+
+def _everything(snap: Snap, name: str) -> tuple[Any, ...]:
+    head = next(one["head"] for one in snap.json("ls") if one["name"] == name)
+    return (
+        head, snap.json("log", name), snap.json("journal", name), snap.json("state", name), snap.json("show", "--conversation", name),
+    )  # fmt: skip
+
+
+def test_a_hundred_recorded_calls(snap: Snap, runtime: str, name: str, tmp_path: Path) -> None:
+    _killed(snap, runtime, name, HUNDRED, tmp_path)
+    before = [one for one in snap.json("journal", name) if one["name"] == "shell"]
+    snapshots = [one["id"] for one in snap.json("log", "-n", "1000", name)]
+    assert len(before) == 100
+    snap("store", "put", name, "stop", "false")
+    assert "100 calls replayed" in snap("resume", name).stderr
+    assert [one for one in snap.json("journal", name) if one["name"] == "shell"] == before
+    after = snap.json("log", "-n", "1000", name)
+    assert [one["id"] for one in after[: len(snapshots)]] == snapshots
+    assert [one["tool"]["name"] for one in after[len(snapshots) :]] == ["exit"], "nothing ran again"
+
+
+def test_a_program_that_does_something_else_is_told_what_and_where(snap: Snap, runtime: str, name: str, tmp_path: Path) -> None:
+    _killed(snap, runtime, name, DIVERGENT, tmp_path)
+    first = next(one["id"] for one in snap.json("log", name) if one["tool"]["name"] == "shell")
+    before = _everything(snap, name)
+    snap("store", "put", name, "word", '"other"')
+    refused = snap("resume", name, code=1).stderr
+    for part in ('tool shell with {"script": "echo two >> file"}', 'tool shell with {"script": "echo other >> file"}', short(first)):
+        assert part in refused
+    assert f"`snapshotd fork --resume {short(first)}`" in refused
+    assert _everything(snap, name) == before, "nothing was changed"
+    (fork,) = snap.json("fork", "--resume", "--name", f"{name}-fork", before[0])["trajectories"]
+    snap("attach", "--quiet", fork, code=9)
+    assert snap("cat", f"{fork}:/workspace/file").stdout == "one\nother\n", "a fork goes its own way from there"
+    snap("store", "put", name, "word", '"two"')
+    snap("resume", "--quiet", name, code=9)
+    assert snap("cat", f"{name}:/workspace/file").stdout == "one\ntwo\n"
+
+
+def test_calls_side_by_side_are_met_again(snap: Snap, runtime: str, name: str, tmp_path: Path) -> None:
+    _killed(snap, runtime, name, PARALLEL, tmp_path)
+    before = [one["id"] for one in snap.json("journal", name)]
+    assert len(before) == 14
+    snap("store", "put", name, "stop", "false")
+    assert "14 calls replayed" in snap("resume", name).stderr
+    assert [one["id"] for one in snap.json("journal", name)] == before
+    for kind, count in (("threads", 8), ("coroutines", 6)):
+        assert [snap("cat", f"{name}:/workspace/{kind}-{number}").stdout for number in range(count)] == ["once\n"] * count
+
+
+@pytest.mark.parametrize(("decision", "got", "paid"), [("skip", None, 1), ("result", "from a person", 1), ("retry", "paid 5", 2)])
+def test_an_irreversible_call_that_was_cut_off_is_decided_by_a_person(
+    snap: Snap, runtime: str, name: str, tmp_path: Path, decision: str, got: str | None, paid: int
+) -> None:  # fmt: skip
+    _killed(snap, runtime, name, CUT_OFF, tmp_path)
+    (cut_off,) = [one for one in snap.json("journal", name) if one["name"] == "pay"]
+    assert cut_off["status"] is None
+    before = _everything(snap, name)
+    refused = snap("resume", name, code=Undecided.exit_code).stderr
+    for part in (short(cut_off["id"]), 'pay with {"amount": 5}', "--retry", "--skip", "--result"):
+        assert part in refused
+    assert _everything(snap, name) == before
+    snap("store", "put", name, "stop", "false")
+    (tmp_path / "result.json").write_text(json.dumps(got))
+    said = {"skip": cut_off["id"], "retry": cut_off["id"][:8], "result": f"{cut_off['id']}={tmp_path / 'result.json'}"}[decision]
+    snap("resume", "--quiet", f"--{decision}", said, name)
+    assert snap.json("show", "--conversation", name)[-1]["content"] == {"got": got}
+    assert snap.json("store", "get", name, "paid-5")["value"] == paid
+    assert len(snap.json("store", "get", name, "keys")["value"]) == 1, "the first task was over"
+    assert [(one["name"], one["status"]) for one in snap.json("tasks", name)] == [("first", "completed"), ("second", "completed")]
+
+
+def test_an_idempotent_call_is_sent_again_under_its_key(snap: Snap, runtime: str, name: str, tmp_path: Path) -> None:
+    snap("store", "put", name, "stop", '"at put"')
+    _killed(snap, runtime, name, CUT_OFF, tmp_path)
+    snap("store", "put", name, "stop", "false")
+    snap("resume", "--quiet", name)
+    first, second = snap.json("store", "get", name, "keys")["value"]
+    assert first == second
+
+
+def test_of_two_who_resume_one_wins(snap: Snap, runtime: str, name: str, tmp_path: Path) -> None:
+    _killed(snap, runtime, name, HUNDRED, tmp_path)
+    snap("store", "put", name, "stop", "false")
+    client = Snapshotd(snap.state_dir)
+    together = threading.Barrier(2, timeout=60)
+    answers: list[str] = []
+
+    def resume() -> None:
+        together.wait()
+        try:
+            answers.append(client.resume(name).id)
+        except Conflict as exc:
+            answers.append(exc.message)
+
+    threads = [threading.Thread(target=resume) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(240)
+    trajectory = client.trajectory(name).id
+    refused = [answer for answer in answers if answer != trajectory]
+    assert len(answers) == 2
+    assert len(refused) == 1
+    assert short(trajectory) in refused[0]
+    snap("attach", "--quiet", name)
+    assert [one["tool"]["name"] for one in snap.json("log", "-n", "1000", name)].count("exit") == 2

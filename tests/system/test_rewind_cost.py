@@ -1,0 +1,68 @@
+"""What a rewind costs does not depend on what changed: it looks at no file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapshotd.engine.engine import LocalEngine
+from tests import mind_rig
+
+pytestmark = pytest.mark.runc
+MANY = 20_000
+ROUNDS = 3
+
+
+@pytest.fixture(scope="module")
+def engine(small_root: Path) -> Iterator[LocalEngine]:
+    with mind_rig.engine(small_root) as opened:
+        yield opened
+
+
+@contextmanager
+def _counted() -> Iterator[list[int]]:
+    """How many functions this thread enters, Python's and C's: whatever looks at files one by one is at least one for each."""
+    count = [0]
+
+    def called(_frame: Any, event: str, _argument: Any) -> None:
+        if event in ("call", "c_call"):
+            count[0] += 1
+
+    sys.setprofile(called)
+    try:
+        yield count
+    finally:
+        sys.setprofile(None)
+
+
+def _costs(engine: LocalEngine, script: str) -> tuple[int, int]:
+    """Of a rewind over what `script` does, and of its undo; the least of a few rounds, since waiting for something is calls, too."""
+    agent = mind_rig.agent(engine)
+    agent.say("before")
+    before = agent.tool("write", {"what": "nothing"})
+    agent.say("after")
+    agent.tool("write", {"what": "all"}, script)
+    seen = agent.sh("ls -A * | wc -l")
+    rewinds, undos = [], []
+    for _ in range(ROUNDS):
+        with _counted() as count:
+            engine.rewind(agent.id, before.id)
+        rewinds.append(count[0])
+        assert (agent.files(), agent.said()) == ({}, ["before"])
+        with _counted() as count:
+            engine.undo(agent.id)
+        undos.append(count[0])
+        assert (agent.sh("ls -A * | wc -l"), agent.said()) == (seen, ["before", "after"])
+    return min(rewinds), min(undos)
+
+
+def test_a_rewind_of_twenty_thousand_files_does_what_that_of_one_does(engine: LocalEngine) -> None:
+    one = _costs(engine, "echo 1 > file")
+    many = _costs(engine, f"mkdir d; cd d; i=0; while [ $i -lt {MANY} ]; do echo $i > $i; i=$((i+1)); done")
+    for few, as_few in zip(one, many, strict=True):
+        assert 0 < as_few < few + MANY // 20, (one, many)
