@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import time
+from itertools import islice
 from pathlib import Path
 
 
@@ -23,13 +24,13 @@ def leftovers(state_dir: Path, *, running: bool) -> list[str]:
     found: list[str] = []
     instance = _instance(state_dir)
     live = _live_containers(instance) if running else set()
-    for hierarchy in Path("/sys/fs/cgroup").glob(f"**/snapshotd-{instance}"):
-        found += [f"cgroup {c}" for c in hierarchy.iterdir() if c.is_dir() and c.name not in live]
+    for hierarchy in _cgroups(f"snapshotd-{instance}"):
+        found += [f"cgroup {c}" for c in _directories(hierarchy) if c.name not in live]
         if not running:
             found.append(f"cgroup {hierarchy}")
     mounts = Path("/proc/self/mountinfo").read_text()
     found += [f"mount {line.split()[4]}" for line in mounts.splitlines() if str(state_dir) in line]
-    attached = [p for p in Path("/sys/block").glob("loop*/loop/backing_file") if str(state_dir) in p.read_text()]
+    attached = [p for p in Path("/sys/block").glob("loop*/loop/backing_file") if str(state_dir) in _text(p)]
     if len(attached) > (1 if running else 0):
         found += [f"loop device {p.parts[3]}" for p in attached]
     containers = Path(f"/run/snapshotd/{instance}/c")
@@ -38,6 +39,24 @@ def leftovers(state_dir: Path, *, running: bool) -> list[str]:
     if not running:
         found += [f"process {line}" for line in _processes(state_dir)]
     return found
+
+
+def _cgroups(name: str) -> list[Path]:
+    """Every cgroup of this name. Others come and go meanwhile, of this daemon and of its neighbours: `Path.glob` would raise."""
+    return [Path(base, name) for base, names, _ in os.walk("/sys/fs/cgroup") if name in names]
+
+
+def _directories(path: Path) -> list[Path]:
+    """Those that lie in a directory; none if it has just gone."""
+    return [path / name for _, names, _ in islice(os.walk(path), 1) for name in names]
+
+
+def _text(path: Path) -> str:
+    """What a file says; nothing if it has just gone."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def _instance(state_dir: Path) -> str:

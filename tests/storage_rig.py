@@ -38,7 +38,10 @@ P = ParamSpec("P")
 Content = dict[str, tuple[int, str]]
 """What is below /workspace: path to (mode, digest of the content; for a symbolic link its target)."""
 
-_STATE_NAMES = {"layers", "layers.img", "repo", "runs", "lock", "reserve", "snapshotd.sock", "daemon.log"}
+_STATE_NAMES = {
+    "layers", "layers.img", "repo", "runs", "lock", "reserve", "snapshotd.sock", "daemon.log",
+    "secrets.key", "secrets.db", "secrets.db-wal", "secrets.db-shm",
+}  # fmt: skip
 _REPO_NAMES = {"key", "blobs", "tmp", "store", "index.db", "index.db-wal", "index.db-shm", "index.db.lock", "index.db.reserve"}
 
 

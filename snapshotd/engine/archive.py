@@ -59,6 +59,7 @@ class Archive:
         self._waiters = 0
         self._rounds = 0
         self._backlog = len(context.catalog.unstored())
+        """How many snapshots are captured and not stored, or were removed since the last batch."""
         self._failures = 0
         self.failure: SnapshotdError | None = None
         """Why the last batch could not be stored; None when it could."""
@@ -72,11 +73,6 @@ class Archive:
             self._due_at = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="archive")
         self._thread.start()
-
-    @property
-    def backlog(self) -> int:
-        """How many snapshots are captured and not stored."""
-        return self._backlog
 
     def kick(self) -> None:
         """A snapshot was captured."""

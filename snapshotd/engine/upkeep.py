@@ -212,7 +212,7 @@ class Upkeep:
         return Usage(
             layer_bytes=context.store.sized_bytes(), layer_budget_bytes=budget,
             repository_bytes=context.repo.stored_bytes(), spool_bytes=_directory_bytes(str(context.state_dir / "repo" / "blobs")),
-            states=tuple(sorted(states.items())), unarchived=self._archive.backlog,
+            states=tuple(sorted(states.items())), unarchived=states[SnapshotState.CAPTURED],
         )  # fmt: skip
 
 

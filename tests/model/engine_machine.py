@@ -58,11 +58,11 @@ class Machine:
         self.step = 0
         self.past = Past(self)
         self._operations: tuple[tuple[float, Callable[[], None]], ...] = (
-            (40, self.exec), (8, self.fork), (8, self.past.rewind), (4, self.past.undo), (4, self.past.edit), (4, self.tag), (2,
-            self.untag),
-            (5, self.stop), (5, self.prune), (5, self.flush), (1.2, self.crash), (3, self.crash_during), (0.8, self.restart),
-            (2.5, self.kill_child), (2, self.check), (0.7, self.repair), (3, self.remove), (2, self.create), (2, self.live_process),
-            (0.7, self.power_cut), (10, self.restored), (6, self.compared), (3, self.inside), (1.5, self.exported), (2, self.refused),
+            (40, self.exec), (8, self.fork), (8, self.past.rewind), (4, self.past.undo), (4, self.past.edit), (4, self.tag),
+            (2, self.untag), (5, self.stop), (5, self.prune), (5, self.flush), (1.2, self.crash), (3, self.crash_during),
+            (0.8, self.restart), (2.5, self.kill_child), (2, self.check), (0.7, self.repair), (3, self.remove), (2, self.create),
+            (2, self.live_process), (0.7, self.power_cut), (10, self.restored), (6, self.compared), (3, self.inside),
+            (1.5, self.exported), (2, self.refused),
         )  # fmt: skip
 
     # -- the walk --------------------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class Machine:
     # -- operations ----------------------------------------------------------------------------------------------------------------
 
     def create(self) -> None:
-        if len(self.world.lines) >= MAX_LINES:
+        if self.is_full():
             return self.exec()
         self.make_room()
         made, info = self.client.create(runtime="runc")
@@ -497,7 +497,7 @@ class Machine:
         line.upper = set()
 
     def _crash_in_fork(self) -> None:
-        if len(self.world.lines) >= MAX_LINES:
+        if self.is_full():
             return self._crash_in_remove()
         source = self.any_readable()
         forked, failure = self.dying(lambda: self.client.fork(source.id, 2), 0.3)
@@ -510,7 +510,7 @@ class Machine:
         return None
 
     def _crash_in_create(self) -> None:
-        if len(self.world.lines) >= MAX_LINES:
+        if self.is_full():
             return self._crash_in_remove()
         _, failure = self.dying(lambda: self.client.create(runtime="runc"), 0.2)
         found = [t for t in self.client.trajectories() if t.id not in self.world.lines]

@@ -117,3 +117,14 @@ def test_a_snapshot_over_a_lazy_layer_can_be_read_before_it_is_stored(snap: Snap
         assert taken is not None
         assert b"".join(client.cat(taken.id, "/workspace/f")) == f"{number}\nmore\n".encode()
         assert [c.path for c in client.diff(taken.id)] == [b"workspace/f"]
+
+
+@pytest.mark.runc
+def test_what_was_removed_does_not_wait_to_be_stored(snap: Snap) -> None:
+    client = Snapshotd(state_dir=snap.state_dir, autostart=False)
+    line = client.create(runtime="runc")[0].id
+    client.exec(line, ["sh", "-c", "echo 1 > /workspace/f"])
+    client.remove(line, force=True)
+    client.flush()
+    usage = client.usage()
+    assert (usage.unarchived, sum(usage.states.values())) == (0, 0), usage
