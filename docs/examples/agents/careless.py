@@ -14,4 +14,4 @@ try:
     draw(os.urandom(8).hex())
     os.kill(os.getpid(), signal.SIGKILL)
 except SnapshotdError as error:
-    print(error)
+    print(type(error).__name__)
