@@ -85,7 +85,7 @@ def layer_for(context: Context, spec: SandboxSpec, requirements: tuple[str, ...]
         environment["PIP_CERT"] = "/run/snapshotd/ca.pem"
     online = SandboxSpec(spec.image, spec.runtime, Network.BRIDGE, spec.limits)
     quoted = " ".join("'" + line.replace("'", "'\\''") + "'" for line in requirements)
-    script = f"python3 -m pip install --no-cache-dir --disable-pip-version-check --no-compile -q --target {PACKAGES_DIR} {quoted}"
+    script = f"python3 -m pip install --no-cache-dir --disable-pip-version-check -q --target {PACKAGES_DIR} {quoted}"
     try:
         layer = install(online, script, environment, bundle)
     except CommandNotFound as exc:

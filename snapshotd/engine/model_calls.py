@@ -72,7 +72,6 @@ class ModelCalls:
         """Tool calls that the model has asked for and the agent not answered, by the provider's id."""
         self._turns: dict[int, _Turn] = {}
         self._lock = threading.Lock()
-        self.closing = threading.Event()
 
     def turn(self, request: TurnRequest) -> Recorded | None:
         """See `GatewayHandler.turn`."""
@@ -108,8 +107,10 @@ class ModelCalls:
         calls = [] if reply.failed else list(content.calls)
         details = {"gateway": True, "usage": _usage(reply), "stop_reason": content.stop_reason}
         result = _result(reply, calls)
-        status = CallStatus.FAILED if reply.failed else CallStatus.DONE
+        status = CallStatus.FAILED if reply.failed or turn.failure is not None else CallStatus.DONE
         error = reply.error or content.error or (f"the provider answered {reply.status}" if reply.failed else None)
+        if turn.failure is not None:  # its snapshot is missing, so the agent must not go on from it: it gets the error
+            error = turn.failure.message
         self._recorder.end_model(turn.opened, status, result, error, details)
         if turn.failure is not None:
             raise turn.failure
@@ -120,10 +121,6 @@ class ModelCalls:
         turn.dialog.digests.extend(content.digests)
         for call in calls:
             self._open_tool(call)
-
-    def close(self) -> None:
-        """Nobody waits for an answer any more."""
-        self.closing.set()
 
     # -- tools ---------------------------------------------------------------------------------------------------------------
 
@@ -138,7 +135,7 @@ class ModelCalls:
         call_id = CallID(new_id())
         self._gate.admit(
             self._recorder.sandbox, call_id, call.name[:200] or "tool", concealed, SideEffect.LOCAL, asked=False, expires_s=None,
-            step=self._recorder.step, cancelled=self.closing,
+            step=self._recorder.step, cancelled=threading.Event(),  # the gate looks whether the sandbox has ended
         )  # fmt: skip
         opened = self._recorder.begin(Intent(call_id, call.name[:200] or "tool", call.arguments))
         with self._lock:

@@ -63,14 +63,15 @@ class Places:
         return sandbox.base == snapshot.id or self._context.catalog.get_snapshot(sandbox.base).stack == snapshot.stack
 
     def _rewrite(self, sandbox: Sandbox, snapshot: Snapshot, reason: str) -> None:
-        """What differs is written over, while the sandbox stands still."""
+        """What differs is written over, while the sandbox stands still: so its live upper can be looked at as if it were sealed."""
         _log.info("the files of %s are rewritten in place because %s", sandbox.trajectory.id, reason)
-        captured = sandbox.capture_copy(reason)
+        store = self._context.store
         with sandbox.frozen():
             root = os.open(f"/proc/{sandbox.container.pid}/root", files.DIR_FLAGS & ~os.O_NOFOLLOW)
             try:
-                with self._context.store.view(captured.stack) as now, open_view(self._context, snapshot) as wanted:
+                with store.view(sandbox.stack.push(sandbox.upper)) as now, open_view(self._context, snapshot) as wanted:
                     shift = sandbox.container.id_map.base if sandbox.container.id_map else 0
-                    apply.apply(root, diff.diff(now, wanted), wanted, shift=shift)
+                    changes = list(diff.diff(now, wanted))  # all of them first: what is written changes the upper
+                    apply.apply(root, changes, wanted, shift=shift)
             finally:
                 os.close(root)

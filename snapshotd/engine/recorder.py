@@ -51,6 +51,8 @@ MAX_PENDING_BYTES = 64 << 20
 _SAID = "said"
 """Detail of an entry: messages that were appended from within it."""
 MAX_STATE_BYTES = 1 << 20
+OTHERS_S = 10.0
+"""How long a replayed call waits for others that ran beside it; from the last that came."""
 _CHANGED_BY_PEOPLE = ("edit", "retry")
 """Markers with a state that no program has made."""
 MAX_FACTS = 100_000
@@ -79,6 +81,8 @@ class Recorder:
         """Everything is recorded through it; what is told to the program is revealed."""
         self._lock = threading.RLock()
         """Of the replay; taken before the sandbox's."""
+        self._replayed = threading.Condition(self._lock)
+        """Told when an entry was met."""
         self._open: dict[str, Open] = {}
         self._facts: list[Any] = []
         self._resumption = resumption
@@ -113,14 +117,34 @@ class Recorder:
             if self._replay is None:
                 return None
             try:
-                entry = self._replay.match(kind, name, arguments)
+                entry = self._match(kind, name, arguments)
             except Mismatch as mismatch:
                 self._other_than(mismatch.recorded, f"{kind} {name} with {shown(arguments)}")
                 return None
             if entry is None:
-                self._go_live()
+                if self._replay is not None:
+                    self._go_live()
                 return None
             return self._met(entry)
+
+    def _match(self, kind: EntryKind, name: str, arguments: Any) -> Entry | None:
+        """The recorded entry, once the calls have come that ran beside it and ended before it began. Mismatch; Diverged (meanwhile)."""
+        matched, deadline = -1, 0.0
+        while self._replay is not None:
+            try:
+                entry = self._replay.match(kind, name, arguments)
+            except Mismatch:
+                if self._replay.matched != matched:
+                    matched, deadline = self._replay.matched, time.monotonic() + OTHERS_S
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or not self._replay.early(kind, name, arguments):
+                    raise
+                self._replayed.wait(left_s)
+                self._check_diverged()
+            else:
+                self._replayed.notify_all()
+                return entry
+        return None
 
     def skipped_task(self, name: str) -> Recorded | None:
         """The end of a task that has completed, with all that happened in it taken as met; None: it has to be run."""

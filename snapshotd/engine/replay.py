@@ -2,7 +2,8 @@
 
 Pure: nothing here reads or writes anything. Entries are matched by kind, name and arguments in the order in which they began. Where calls
 ran side by side the order in which they come again is left open: an entry may be met as long as no other that is still left had ended
-before it began. Cut-off entries (no outcome, or UNKNOWN) are passed over: the program runs those again.
+before it began. Threads that take their work from one queue may come in another order still, because a recorded call takes no time: one
+that is `early` can wait until the others have come. Cut-off entries (no outcome, or UNKNOWN) are passed over: the program runs those again.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Replay:
         self._left = _without_repeated(entry for entry in entries if entry.status in _OUTCOMES and KEPT not in entry.details)
         self._facts = {entry.id: deque(entry.facts) for entry in self._left if entry.facts}
         self.matched = 0
+        self._side_by_side = _overlap(self._left)
 
     @property
     def exhausted(self) -> bool:
@@ -77,6 +79,13 @@ class Replay:
             if entry.kind is kind and entry.name == name and canonical(entry.arguments) == wanted:
                 return self._take(index)
         raise Mismatch(self._left[0])
+
+    def early(self, kind: EntryKind, name: str, arguments: Any) -> bool:
+        """Whether what mismatched is recorded further on, by a program that makes calls side by side."""
+        wanted = canonical(arguments)
+        return self._side_by_side and any(
+            entry.kind is kind and entry.name == name and canonical(entry.arguments) == wanted for entry in self._left
+        )
 
     def skip_task(self, name: str) -> Entry | None:
         """Take the end of a task that begins now, with all that was recorded inside of it; None if it is not recorded that it completed."""
@@ -110,6 +119,18 @@ class Replay:
     def _take(self, index: int) -> Entry:
         self.matched += 1
         return self._left.pop(index)
+
+
+def _overlap(entries: Iterable[Entry]) -> bool:
+    """Whether any call began before another had ended. Tasks and what is in them always do."""
+    ended = 0
+    for entry in entries:
+        if entry.kind is EntryKind.TASK:
+            continue
+        if entry.began_at_ns < ended:
+            return True
+        ended = _ended(entry)
+    return False
 
 
 def _without_repeated(entries: Iterable[Entry]) -> list[Entry]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -75,21 +76,20 @@ def bash(command: str, text: str | None = None) -> dict[str, Any]:
 class Agents:
     """Runs agents of one kind of runtime with one set of packages."""
 
-    def __init__(self, snap: Snap, runtime: str, requirements: Path) -> None:
-        self.snap, self.runtime, self.requirements = Snap(snap.state_dir, {**snap.env, "OPENAI_API_KEY": KEY}), runtime, requirements
+    def __init__(self, snap: Snap, runtime: str, requirements: Path | None = None) -> None:
+        self.snap = Snap(snap.state_dir, {**snap.env, "OPENAI_API_KEY": KEY})
+        self._options = ["--runtime", runtime, *([] if requirements is None else ["--requirements", str(requirements)])]
         self.snap.timeout_s = INSTALL_TIMEOUT_S
 
     def run(self, at: Provider, *program: str | Path, kind: str = "openai", code: int | None = 0, more: tuple[str, ...] = ()) -> str:
         """Run an agent to its end; returns its trajectory."""
-        options = ["--runtime", self.runtime, "--requirements", self.requirements, "--provider", f"{kind}={at.url}"]
-        options += ["--provider-key", f"{kind}=OPENAI_API_KEY", *more]
-        trajectory: str = self.snap("run", "--detach", *options, *program).stdout.strip()
+        trajectory = self.start(at, *program, kind=kind, more=more)
         self.snap("attach", trajectory, code=code)
         return trajectory
 
-    def start(self, at: Provider, *program: str | Path) -> str:
+    def start(self, at: Provider, *program: str | Path, kind: str = "openai", more: tuple[str, ...] = ()) -> str:
         """Start one; returns its trajectory."""
-        options = ["--runtime", self.runtime, "--requirements", self.requirements, "--provider", f"openai={at.url}"]
+        options = [*self._options, "--provider", f"{kind}={at.url}", "--provider-key", f"{kind}=OPENAI_API_KEY", *more]
         return self.snap("run", "--detach", *options, *program).stdout.strip()
 
     def steps(self, trajectory: str) -> list[dict[str, Any]]:
@@ -134,15 +134,38 @@ def program_of(trajectory: str) -> int:
     return found
 
 
-def reached(trajectory: str, path: str) -> None:
-    """Wait until there is a file in the running sandbox."""
-    wait_until(lambda: any(os.path.exists(f"/proc/{pid}/root{path}") for pid in processes(trajectory)), f"{path} is there", 240)
+def waits(trajectory: str) -> int:
+    """Wait until a tool waits for `let_go`. Returns its process."""
+    wait_until(lambda: len(_waiting(trajectory)) == 1, "a tool waits", 240)
+    return _waiting(trajectory)[0]
 
 
 def let_go(trajectory: str) -> None:
-    """Let the tool go on that waits for it (`WAITS`)."""
-    (shell,) = [pid for pid in processes(trajectory) if WAITS in Path(f"/proc/{pid}/cmdline").read_text()]
+    """Let the tool go on that waits for it (`WAITS`), as soon as it does."""
+    shell = waits(trajectory)
     os.kill(shell, signal.SIGUSR1)
+    wait_until(lambda: not alive(shell), "the tool goes on", 240)
+
+
+def _waiting(trajectory: str) -> list[int]:
+    """The shells that run `WAITS` and heed the signal."""
+    found = []
+    for pid in processes(trajectory):
+        try:
+            caught = int(re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())[1], 16)
+            if WAITS in Path(f"/proc/{pid}/cmdline").read_text() and caught >> (signal.SIGUSR1 - 1) & 1:
+                found.append(pid)
+        except OSError:
+            pass  # it has ended meanwhile
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
 
 
 def host_address() -> str:

@@ -48,7 +48,7 @@ def name(own_snap: Snap, tmp_path: Path) -> Iterator[str]:
     (tmp_path / "agent.py").write_text(PROGRAM)
     yield tmp_path.name.replace("_", "-")
     (own_snap.state_dir / FILE_NAME).unlink(missing_ok=True)
-    for one in own_snap.json("ls"):
+    for one in sorted(own_snap.json("ls"), key=lambda one: one["forked_from"] is None):  # forks first
         own_snap("rm", "--force", one["id"])
 
 
@@ -95,7 +95,7 @@ def test_pending_across_a_killed_daemon_then_approved_and_resumed(own_snap: Snap
     snap = own_snap
     assert (asked["tool"], asked["arguments"], asked["question"]) == ("send", {"to": "ann"}, "may I send it?")
     shown = snap.json("approval", asked["id"])
-    assert [one["path"] for one in shown["files"]] == ["workspace/draft"]
+    assert [one["path"] for one in shown["files"]] == ["/workspace/draft"]
     _kill_daemon(snap)
     assert _pending(snap, name) == asked
     assert snap.json("ps") == [], "nobody runs that waits for it"
@@ -128,7 +128,7 @@ def test_refused_when_the_files_have_changed(own_snap: Snap, name: str, asked: d
     snap("resume", "--detach", name)
     again = _pending(snap, name)
     assert again["id"] != asked["id"]
-    assert [one["path"] for one in snap.json("approval", again["id"])["files"]] == ["workspace/draft"]
+    assert [one["path"] for one in snap.json("approval", again["id"])["files"]] == ["/workspace/draft"]
     snap("approve", again["id"])
     snap("attach", "--quiet", name)
     assert _sent(snap, name) == "ann\n"

@@ -12,9 +12,24 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.model_rig import KEY, PROGRAMS, WAITS, Agents, Outside, Provider, bash, let_go, processes, program_of, provider, reached
+from tests.e2e.model_rig import (
+    KEY,
+    PROGRAMS,
+    WAITS,
+    Agents,
+    Outside,
+    Provider,
+    alive,
+    bash,
+    let_go,
+    processes,
+    program_of,
+    provider,
+    waits,
+)
 from tests.e2e.support import Snap, wait_until
 
+PLAIN = PROGRAMS / "plain_agent.py"
 OPENAI = PROGRAMS / "openai_agent.py"
 LOOK, WRITE, COUNT = (
     bash("echo one > one; date +%s%N > stamp; echo looked", "I look."),
@@ -43,6 +58,12 @@ def scripted(tmp_path: Path) -> Iterator[Provider]:
 def _output(agents: Agents, snapshot: str) -> Any:
     """What a tool's result was on the wire."""
     return json.loads(json.loads(agents.snap("show", "--output", "output", snapshot).stdout))
+
+
+def _kill_daemon(snap: Snap) -> None:
+    daemon = snap.daemon_pid()
+    os.kill(daemon, signal.SIGKILL)
+    wait_until(lambda: not alive(daemon), "the daemon died")
 
 
 def test_each_turn_has_a_snapshot(agents: Agents, scripted: Provider) -> None:
@@ -86,13 +107,12 @@ def test_the_key_stays_with_the_daemon(agents: Agents, tmp_path: Path) -> None:
 def test_killed_in_a_tool_it_goes_on(agents: Agents, tmp_path: Path) -> None:
     with provider(tmp_path, LOOK, WRITE, WAIT, COUNT, END) as at:
         undisturbed = agents.start(at, OPENAI, "repair it")
-        reached(undisturbed, "/workspace/waited")
         let_go(undisturbed)
         agents.snap("attach", undisturbed)
         at.forget()
 
         trajectory = agents.start(at, OPENAI, "repair it")
-        reached(trajectory, "/workspace/waited")
+        waits(trajectory)
         os.kill(program_of(trajectory), signal.SIGKILL)
         agents.snap("attach", trajectory, code=None)
         assert at.asked() == [0, 1, 2]
@@ -101,7 +121,6 @@ def test_killed_in_a_tool_it_goes_on(agents: Agents, tmp_path: Path) -> None:
         assert agents.files(trajectory)["waited"] == "x\n"
 
         agents.snap("resume", "--detach", trajectory)
-        reached(trajectory, "/workspace/waited")
         let_go(trajectory)
         agents.snap("attach", trajectory)
         assert at.asked() == [0, 1, 2, 3, 4], "what was recorded is not asked again"
@@ -114,6 +133,44 @@ def test_killed_in_a_tool_it_goes_on(agents: Agents, tmp_path: Path) -> None:
     assert agents.files(trajectory)["waited"] == "x\n", "the tool that was cut off ran on the files from before it"
     (waited,) = [step for step in agents.steps(trajectory) if step["tool"]["arguments"] == WAIT["calls"][0]["arguments"]]
     assert _output(agents, waited["id"]) == {"exit_code": 0, "output": "1\n"}
+
+
+@pytest.mark.runc
+def test_the_daemon_is_killed(own_snap: Snap, tmp_path: Path) -> None:
+    """Also what the model said last, which no snapshot holds yet, is in the conversation afterwards."""
+    agents = Agents(own_snap, "runc")
+    wait = {**WAIT, "text": "I wait."}
+    with provider(tmp_path, wait, COUNT, wait, END) as at:
+        trajectory = agents.start(at, PLAIN, "repair it")
+        waits(trajectory)
+        _kill_daemon(own_snap)
+        agents.snap("resume", "--detach", trajectory)
+        let_go(trajectory)
+        waits(trajectory)  # the last tool
+        _kill_daemon(own_snap)
+        agents.snap("resume", "--detach", trajectory)
+        let_go(trajectory)  # the first one, in the replay
+        let_go(trajectory)
+        agents.snap("attach", trajectory)
+        assert at.asked() == [0, 1, 2, 3]
+    assert agents.names(trajectory) == ["start", "bash", "bash", "bash", "exit"]
+    said = agents.said(trajectory)
+    assert [role for role, _ in said] == ["user", *["assistant", "tool"] * 3, "assistant"]
+    assert [content["content"] for role, content in said if role == "assistant"] == ["I wait.", None, "I wait.", "It is repaired."]
+    assert agents.files(trajectory) == {"waited": "x\nx\n", "count": "x\n"}
+
+
+def test_what_failed_for_good_fails_again(agents: Agents, tmp_path: Path) -> None:
+    """The agent went on with something else after an error: so it does in a fork, without asking anybody."""
+    with provider(tmp_path, {**LOOK, "failures": [{"status": 400, "message": "too long"}]}, COUNT, END) as at:
+        trajectory = agents.run(at, PLAIN, "repair it")
+        assert agents.journal(trajectory)[:3] == [("model", "failed"), ("model", "done"), ("tool", "done")]
+        at.forget()
+        (fork,) = agents.snap.json("fork", "--resume", agents.steps(trajectory)[2]["id"])["trajectories"]
+        agents.snap("attach", fork)
+        assert at.asked() == [2]
+    assert agents.names(fork) == ["exit"]
+    assert agents.files(fork) == agents.files(trajectory)
 
 
 def test_a_fork_goes_on_with_the_recorded_history(agents: Agents, scripted: Provider) -> None:

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from snapshotd.repo.index import Index
 from snapshotd.repo.key import load_key
 from snapshotd.repo.reader import PackReader
 from snapshotd.store.local import LocalStore
@@ -190,26 +192,50 @@ def _shown(snap: Snap, folder: Path) -> Iterator[tuple[str, bytes]]:
         yield f"the bundle of {trajectory}", zlib.decompressobj(47).decompress((folder / trajectory).read_bytes())
 
 
-def _kept(state_dir: Path) -> Iterator[tuple[str, bytes]]:
-    """Every byte of the state directory but the sandboxes' own files, and everything that the packs hold."""
+def _files(state_dir: Path) -> Iterator[Path]:
+    """Of the state directory, but the sandboxes' own."""
     for path in sorted(state_dir.rglob("*")):
         inside = path.relative_to(state_dir).parts[0] in ("layers", "layers.img")
         if not inside and path.is_file() and not path.is_symlink():
-            yield str(path), path.read_bytes()
+            yield path
+
+
+@contextmanager
+def _repository(state_dir: Path) -> Iterator[tuple[PackReader, Index]]:
     repo = state_dir / "repo"
     reader = PackReader(LocalStore(repo / "store"), repo / "index.db", load_key(repo))
     try:
         index = reader.open_index()
         assert index is not None
-        for entry in index.objects():
-            yield f"object {entry.id.hex()}", bytes(reader.plain_at(entry, keep=False))
+        yield reader, index
     finally:
         reader.close()
+
+
+def _known(state_dir: Path) -> set[bytes]:
+    """The objects and the packs that are there before anything is planted: the image's."""
+    with _repository(state_dir) as (_, index):
+        objects = {entry.id for entry in index.objects()}
+    return objects | {bytes(path) for path in (state_dir / "repo" / "store").rglob("*")}
+
+
+def _kept(state_dir: Path, known: set[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Every byte of the state directory's files, and what the packs hold in compressed form."""
+    for path in _files(state_dir):
+        if bytes(path) not in known:
+            yield str(path), path.read_bytes()
+    with _repository(state_dir) as (reader, index):
+        for entry in index.objects():
+            if entry.id not in known:
+                yield f"object {entry.id.hex()}", bytes(reader.plain_at(entry, keep=False))
 
 
 @pytest.mark.timeout(600)
 def test_a_planted_secret_is_nowhere_in_plain(own_snap: Snap, planted: Planted, tmp_path: Path) -> None:
     snap = own_snap
+    plain, _ = snap.create("--runtime", "runc", "--wait", "stored")
+    snap("rm", "--force", plain)
+    known = _known(snap.state_dir)
     program = tmp_path / "agent.py"
     program.write_text(PROGRAM)
     script = {"steps": [{"text": f"the model says {planted.configured}"}], "api_key": planted.provider_key}
@@ -228,7 +254,7 @@ def test_a_planted_secret_is_nowhere_in_plain(own_snap: Snap, planted: Planted, 
         snap("exec", one["id"], "--wait", "stored", "--", "true")
     snap.stop_daemon()
     marked = 0
-    for name, data in _kept(snap.state_dir):
+    for name, data in _kept(snap.state_dir, known):
         assert planted.found_in(data) == [], name
         marked += b"[secret:env-CONFIGURED:" in data
     assert marked > 3, "markers are where the secrets were"

@@ -22,7 +22,22 @@ from snapshotd.client import Policy, Snapshotd
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.errors import Conflict, DaemonUnavailable, DataLoss, InternalError, NotFound, SnapshotdError
 from tests.e2e.support import Snap, wait_until
-from tests.model.engine_oracle import INSIDE, Line, Listing, Script, Taken, Tree, World, changes, host_listing, inside_view, parse_inside
+from tests.model.engine_oracle import (
+    INSIDE,
+    NOTHING,
+    Line,
+    Listing,
+    Mind,
+    Script,
+    Taken,
+    Tree,
+    World,
+    changes,
+    host_listing,
+    inside_view,
+    parse_inside,
+)
+from tests.model.engine_past import Past
 
 BUDGETS = ("0", "0", "20000", "300000", "")
 MAX_LINES, MAX_RUNNING = 9, 4
@@ -41,11 +56,13 @@ class Machine:
         self.history: collections.deque[str] = collections.deque(maxlen=50)
         self.counts: collections.Counter[str] = collections.Counter()
         self.step = 0
+        self.past = Past(self)
         self._operations: tuple[tuple[float, Callable[[], None]], ...] = (
-            (40, self.exec), (8, self.fork), (8, self.rewind), (4, self.tag), (2, self.untag), (5, self.stop), (5, self.prune),
-            (5, self.flush), (1.2, self.crash), (3, self.crash_during), (0.8, self.restart), (2.5, self.kill_child), (2, self.check),
-            (0.7, self.repair), (3, self.remove), (2, self.create), (2, self.live_process), (0.7, self.power_cut), (10, self.restored),
-            (6, self.compared), (3, self.inside), (1.5, self.exported), (2, self.refused),
+            (40, self.exec), (8, self.fork), (8, self.past.rewind), (4, self.past.undo), (4, self.past.edit), (4, self.tag), (2,
+            self.untag),
+            (5, self.stop), (5, self.prune), (5, self.flush), (1.2, self.crash), (3, self.crash_during), (0.8, self.restart),
+            (2.5, self.kill_child), (2, self.check), (0.7, self.repair), (3, self.remove), (2, self.create), (2, self.live_process),
+            (0.7, self.power_cut), (10, self.restored), (6, self.compared), (3, self.inside), (1.5, self.exported), (2, self.refused),
         )  # fmt: skip
 
     # -- the walk --------------------------------------------------------------------------------------------------------------
@@ -57,7 +74,7 @@ class Machine:
             for self.step in range(1, steps + 1):
                 self.rng = random.Random(f"{self.seed}:{self.step}")
                 (_, operation), = self.rng.choices(self._operations, [weight for weight, _ in self._operations])
-                self._note(f"-- {self.step} {operation.__name__}")
+                self.note(f"-- {self.step} {operation.__name__}")
                 self.counts[operation.__name__] += 1
                 began = time.monotonic()
                 operation()
@@ -68,22 +85,24 @@ class Machine:
             exc.add_note(f"seed {self.seed}, step {self.step}; the last steps:\n" + "\n".join(self.history))
             raise
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
         self.history.append(f"{time.strftime('%H:%M:%S')} {text[:1500]}")
 
     def _start_daemon(self) -> None:
         budget = self.rng.choice(BUDGETS)
-        self._note(f"daemon with a layer budget of {budget or 'half the disk'}")
+        self.note(f"daemon with a layer budget of {budget or 'half the disk'}")
         self.snap.env["SNAPSHOTD_LAYER_BUDGET"] = budget
         self.snap("ls")
 
     def _end(self) -> None:
         """Everything is checked once more, then removed: nothing may be left."""
-        self._note("-- end")
+        self.note("-- end")
         self._flush()
         for item in self._readable():
-            self._check_restored(item)
+            self.check_restored(item)
         self._read_states()
+        for item in self.world.snapshots.values():
+            self.past.check_mind(item)
         self._check(read_data=True)
         for tag in [tag for item in self.world.snapshots.values() for tag in item.tags]:
             self.client.untag(tag)
@@ -115,45 +134,54 @@ class Machine:
     def _readable(self) -> list[Taken]:
         return [item for item in self.world.snapshots.values() if item.readable]
 
-    def _any_readable(self) -> Taken:
+    def any_readable(self) -> Taken:
         return self.rng.choice(self._readable())
 
-    def _usable_lines(self) -> list[Line]:
+    def usable_lines(self) -> list[Line]:
         return [line for line in self.world.lines.values() if self.world.snapshots[line.head].readable]
 
-    def _line(self) -> Line:
+    def line(self) -> Line:
         """Any trajectory that can run; at most a few do."""
-        if not self._usable_lines():
+        if not self.usable_lines():
             self.create()
-        line = self.rng.choice(self._usable_lines())
+        line = self.rng.choice(self.usable_lines())
         if not line.running:
-            self._make_room()
+            self.make_room()
         return line
 
-    def _make_room(self) -> None:
+    def make_room(self) -> None:
         running = [line for line in self.world.lines.values() if line.running]
         if len(running) >= MAX_RUNNING:
             self._stop(self.rng.choice(running))
+
+    def is_full(self) -> bool:
+        return len(self.world.lines) >= MAX_LINES
 
     def _forks_of(self, line: Line) -> list[Line]:
         return [other for other in self.world.lines.values() if other.forked_from in line.own]
 
     # -- learning what happened --------------------------------------------------------------------------------------------------
 
-    def _sync(self, line: Line, expected: dict[str, Tree]) -> list[Taken]:
-        """Take the trajectory's new snapshots into the model; `expected` has the tree of each by its tool's name."""
+    def sync(self, line: Line, expected: dict[str, Tree], minds: dict[str, Mind] | None = None) -> list[Taken]:
+        """Take the trajectory's new snapshots into the model; `expected` has the tree of each by its tool's name, `minds` what it
+        remembers, where that is not what the snapshot before it does."""
         found = [info for info in self.client.log(line.id, last=6) if info.id not in self.world.snapshots]
-        taken = [self._take(line, info, expected) for info in found]
+        taken = [self._take(line, info, expected, minds or {}) for info in found]
         assert self.client.trajectory(line.id).head == line.head
         return taken
 
-    def _take(self, line: Line, info: SnapshotInfo, expected: dict[str, Tree]) -> Taken:
+    def _take(self, line: Line, info: SnapshotInfo, expected: dict[str, Tree], minds: dict[str, Mind]) -> Taken:
         head = self.world.snapshots.get(line.head)
         assert info.parent == (head.id if head else None), (info, line)
         if head is not None:
             assert info.seq == head.seq + 1, (info, head)
         tree = line.tree if info.tool.name in ("stop", "checkpoint") else expected[info.tool.name]
-        taken = Taken(info.id, info.parent, line.id, info.seq, tree, info.tool.status == "failed", info.image, info.state)
+        mind = minds.get(info.tool.name, head.mind if head is not None else NOTHING)
+        assert info.messages == len(mind.said), (info, mind)
+        taken = Taken(
+            info.id, info.parent, line.id, info.seq, tree, info.tool.status == "failed", info.image, info.state, mind=mind,
+            call=info.tool.name,
+        )  # fmt: skip
         if info.method == "unchanged" and head is not None and info.tool.name == "exec":
             assert tree.listing() == head.tree.listing(), "unchanged, but it did change"
         self.world.snapshots[taken.id] = taken
@@ -188,13 +216,13 @@ class Machine:
         for item in self._readable():
             item.state = "stored"
 
-    def _patient(self, work: Callable[[], Any]) -> Any:
+    def patient(self, work: Callable[[], Any]) -> Any:
         """Work that a killed child may have cut off once."""
         try:
             return work()
         except InternalError as exc:
             assert "worker process ended" in exc.message, exc
-            self._note(f"again, since {exc.message}")
+            self.note(f"again, since {exc.message}")
             return work()
 
     # -- operations ----------------------------------------------------------------------------------------------------------------
@@ -202,13 +230,13 @@ class Machine:
     def create(self) -> None:
         if len(self.world.lines) >= MAX_LINES:
             return self.exec()
-        self._make_room()
+        self.make_room()
         made, info = self.client.create(runtime="runc")
         line = Line(made.id, info.id, None, Tree())
         line.own.append(info.id)
         self.world.lines[line.id] = line
         self.world.snapshots[info.id] = Taken(info.id, None, line.id, info.seq, Tree(), False, info.image, info.state)
-        self._note(f"created {line.id[:12]}")
+        self.note(f"created {line.id[:12]}")
         return None
 
     def _script(self, line: Line) -> Script:
@@ -217,10 +245,10 @@ class Machine:
         return script
 
     def exec(self) -> None:
-        line = self._line()
+        line = self.line()
         script = self._script(line)
         code = 3 if self.rng.random() < 0.08 else 0
-        self._note(f"in {line.id[:12]}: {script.text!r} exit {code}")
+        self.note(f"in {line.id[:12]}: {script.text!r} exit {code}")
         printed: list[bytes] = []
         text = f"{script.text}\nexit {code}"
         done = self.client.exec(line.id, ["sh", "-c", text], cwd="/workspace", on_output=lambda _, data: printed.append(data))
@@ -229,20 +257,20 @@ class Machine:
         if self.rng.random() < 0.5:
             self._check_cat(self.world.snapshots[line.head])
         if self.rng.random() < 0.15:
-            self._check_restored(self.world.snapshots[line.head])
+            self.check_restored(self.world.snapshots[line.head])
 
     def _executed(self, line: Line, script: Script) -> None:
         line.running, line.upper = True, script.upper
-        assert len(self._sync(line, {"exec": script.tree})) == 1
+        assert len(self.sync(line, {"exec": script.tree})) == 1
 
     def fork(self) -> None:
-        source = self._any_readable()
+        source = self.any_readable()
         count = self.rng.choice((1, 1, 1, 2))
         if len(self.world.lines) + count > MAX_LINES:
             return self.remove()
-        self._make_room()
-        self._note(f"fork {source.id[:12]} x {count}")
-        self._adopt_forks(source, self._patient(lambda: self.client.fork(source.id, count)).trajectories)
+        self.make_room()
+        self.note(f"fork {source.id[:12]} x {count}")
+        self._adopt_forks(source, self.patient(lambda: self.client.fork(source.id, count)).trajectories)
         return None
 
     def _adopt_forks(self, source: Taken, forks: Any) -> None:
@@ -250,35 +278,11 @@ class Machine:
             assert (item.forked_from, item.head) == (source.id, source.id)
             self.world.lines[item.id] = Line(item.id, source.id, source.id, source.tree)
             if self.rng.random() < 0.4:
-                self._check_inside(self.world.lines[item.id])
-
-    def rewind(self) -> None:
-        line = self._line()
-        target = self._target_of(line)
-        self._note(f"rewind {line.id[:12]} to {target.id[:12]}")
-        if line.live_process and line.running:
-            try:
-                self.client.rewind(line.id, target.id)
-            except Conflict:
-                return
-            raise AssertionError("a live process was taken its root from under its feet")
-        self._patient(lambda: self.client.rewind(line.id, target.id))
-        line.running = True
-        taken = self._sync(line, {"rewind": target.tree})
-        assert taken
-        assert taken[-1].tree is target.tree
-        if target.times is not None:
-            taken[-1].times = target.times
-        if self.rng.random() < 0.3:
-            self._check_inside(line)
-
-    def _target_of(self, line: Line) -> Taken:
-        image = self.world.snapshots[line.head].image  # a root cannot be rewound to one of another image
-        return self.rng.choice([item for item in self._readable() if item.image == image])
+                self.check_inside(self.world.lines[item.id])
 
     def tag(self) -> None:
         item, name = self.rng.choice(list(self.world.snapshots.values())), f"t{self.rng.randrange(12)}"
-        self._note(f"tag {item.id[:12]} {name}")
+        self.note(f"tag {item.id[:12]} {name}")
         self.client.tag(item.id, name, move=True)
         for other in self.world.snapshots.values():
             other.tags.discard(name)
@@ -298,28 +302,28 @@ class Machine:
         self._stop(self.rng.choice(list(self.world.lines.values())))
 
     def _stop(self, line: Line) -> None:
-        self._note(f"stop {line.id[:12]}")
+        self.note(f"stop {line.id[:12]}")
         stopped = self.client.stop(line.id)
         assert stopped.status == "stopped"
         self._stopped(line)
 
     def _stopped(self, line: Line) -> None:
-        self._sync(line, {})
+        self.sync(line, {})
         line.running, line.live_process, line.upper, line.loose_base = False, False, set(), False
 
     def live_process(self) -> None:
         """Start, or end, a process that stays: captures copy meanwhile."""
-        line = self._line()
+        line = self.line()
         if line.live_process and line.running:
             script = "kill -9 $(cat /tmp/pid); while [ -e /proc/$(cat /tmp/pid)/exe ] 2>/dev/null; do sleep 0.01; done"
         else:
             script = "setsid sleep 100000 >/dev/null 2>&1 </dev/null & echo $! > /tmp/pid"
-        self._note(f"in {line.id[:12]}: {script}")
+        self.note(f"in {line.id[:12]}: {script}")
         done = self.client.exec(line.id, ["sh", "-c", script], cwd="/workspace")
         line.live_process = not (line.live_process and line.running)
         line.running = True
         assert done.exit_code in (0, 137)
-        self._sync(line, {"exec": line.tree})
+        self.sync(line, {"exec": line.tree})
 
     def flush(self) -> None:
         self._flush()
@@ -340,13 +344,13 @@ class Machine:
         if self.rng.random() < 0.6:
             self._flush()
         dry = self.rng.random() < 0.3
-        self._note(f"prune {policy} dry={dry}")
+        self.note(f"prune {policy} dry={dry}")
         settled = all(item.state != "captured" for item in self.world.snapshots.values())
         if dry:
-            wanted = self._patient(lambda: self.client.prune(policy, grace_s=0, dry_run=True))
+            wanted = self.patient(lambda: self.client.prune(policy, grace_s=0, dry_run=True))
             self._check_pruned({item.snapshot for item in wanted.snapshots}, policy, settled=settled)
             self._read_states()
-        done = self._patient(lambda: self.client.prune(policy, grace_s=0))
+        done = self.patient(lambda: self.client.prune(policy, grace_s=0))
         # One that was cut off has recorded its decisions, and the second finds less to decide: the states tell.
         self._pruned(policy, {item.snapshot for item in done.snapshots}, settled=settled)
 
@@ -375,12 +379,12 @@ class Machine:
         self._check(read_data=self.rng.random() < 0.4)
 
     def _check(self, *, read_data: bool) -> None:
-        report = self._patient(lambda: self.client.check(read_data=read_data))
+        report = self.patient(lambda: self.client.check(read_data=read_data))
         assert not report.damages, report
         assert not report.snapshots, report
 
     def repair(self) -> None:
-        report = self._patient(self.client.repair)
+        report = self.patient(self.client.repair)
         assert (report.actions, report.lost) == ((), ()), report
 
     def remove(self) -> None:
@@ -388,7 +392,7 @@ class Machine:
         if len(self.world.lines) < 3 or not lines:
             return
         line = self.rng.choice(lines)
-        self._note(f"remove {line.id[:12]}")
+        self.note(f"remove {line.id[:12]}")
         try:
             self.client.remove(line.id, force=True)
         except Conflict as exc:
@@ -409,7 +413,7 @@ class Machine:
             return
         item = self.rng.choice(without)
         kind: type[SnapshotdError] = NotFound if item.state == "pruned" else DataLoss
-        self._note(f"{item.state} {item.id[:12]} is refused")
+        self.note(f"{item.state} {item.id[:12]} is refused")
         works: list[Callable[[], object]] = [
             lambda: b"".join(self.client.cat(item.id, "/etc/passwd")), lambda: self.client.fork(item.id),
             lambda: self.client.restore(item.id, self.folder / "refused"), lambda: self.client.exec_snapshot(item.id, ["true"]),
@@ -447,18 +451,18 @@ class Machine:
     def crash_during(self) -> None:
         """The daemon dies somewhere in the middle of something."""
         works = (
-            self._crash_in_exec, self._crash_in_fork, self._crash_in_rewind, self._crash_in_prune, self._crash_in_flush,
-            self._crash_in_remove, self._crash_in_repair, self._crash_in_create,
+            self._crash_in_exec, self._crash_in_fork, self.past.crash_in_rewind, self._crash_in_prune, self._crash_in_flush,
+            self._crash_in_remove, self._crash_in_repair, self._crash_in_create, self.past.crash_in_undo, self.past.crash_in_edit,
         )  # fmt: skip
         work = self.rng.choice(works)
-        self._note(work.__name__)
+        self.note(work.__name__)
         work()
         for line in self.world.lines.values():
-            self._sync(line, {})
+            self.sync(line, {})
         self._read_states()
         self._check(read_data=False)
 
-    def _dying(self, work: Callable[[], object], within_s: float) -> tuple[object, SnapshotdError | None]:
+    def dying(self, work: Callable[[], object], within_s: float) -> tuple[object, SnapshotdError | None]:
         """Do something while the daemon dies. Whether it was done is for the caller to find out."""
         delay = self.rng.random() * within_s
         pid = self._pid()
@@ -484,19 +488,19 @@ class Machine:
         return (result[0] if result else None), failure
 
     def _crash_in_exec(self) -> None:
-        line = self._line()
+        line = self.line()
         script = self._script(line)
-        self._note(f"in {line.id[:12]}: {script.text!r}")
-        _, failure = self._dying(lambda: self.client.exec(line.id, ["sh", "-c", script.text], cwd="/workspace"), 0.12)
-        taken = self._sync(line, {"exec": script.tree})
+        self.note(f"in {line.id[:12]}: {script.text!r}")
+        _, failure = self.dying(lambda: self.client.exec(line.id, ["sh", "-c", script.text], cwd="/workspace"), 0.12)
+        taken = self.sync(line, {"exec": script.tree})
         assert taken or failure, "an answered step is not there"
         line.upper = set()
 
     def _crash_in_fork(self) -> None:
         if len(self.world.lines) >= MAX_LINES:
             return self._crash_in_remove()
-        source = self._any_readable()
-        forked, failure = self._dying(lambda: self.client.fork(source.id, 2), 0.3)
+        source = self.any_readable()
+        forked, failure = self.dying(lambda: self.client.fork(source.id, 2), 0.3)
         found = [t for t in self.client.trajectories() if t.id not in self.world.lines]
         assert len(found) in (0, 2), "all or none"
         assert found or failure is not None, forked
@@ -508,7 +512,7 @@ class Machine:
     def _crash_in_create(self) -> None:
         if len(self.world.lines) >= MAX_LINES:
             return self._crash_in_remove()
-        _, failure = self._dying(lambda: self.client.create(runtime="runc"), 0.2)
+        _, failure = self.dying(lambda: self.client.create(runtime="runc"), 0.2)
         found = [t for t in self.client.trajectories() if t.id not in self.world.lines]
         assert len(found) <= 1
         assert found or failure
@@ -518,29 +522,18 @@ class Machine:
             self.world.snapshots[info.id] = Taken(info.id, None, item.id, info.seq, Tree(), False, info.image, info.state)
         return None
 
-    def _crash_in_rewind(self) -> None:
-        line = self._line()
-        target = self._target_of(line)
-        if line.live_process:
-            return self._crash_in_exec()
-        _, failure = self._dying(lambda: self.client.rewind(line.id, target.id), 0.2)
-        taken = self._sync(line, {"rewind": target.tree})
-        assert taken or failure
-        line.upper = set()
-        return None
-
     def _crash_in_prune(self) -> None:
         policy = self._policy()
-        self._dying(lambda: self.client.prune(policy, grace_s=0), 0.5)
+        self.dying(lambda: self.client.prune(policy, grace_s=0), 0.5)
         self._pruned(policy, None, settled=False)
         if self.rng.random() < 0.5:
             self._check(read_data=True)
 
     def _crash_in_flush(self) -> None:
-        self._dying(self.client.flush, 0.3)
+        self.dying(self.client.flush, 0.3)
 
     def _crash_in_repair(self) -> None:
-        self._dying(self.client.repair, 0.6)
+        self.dying(self.client.repair, 0.6)
         self.repair()
 
     def _crash_in_remove(self) -> None:
@@ -555,7 +548,7 @@ class Machine:
             except Conflict as exc:
                 assert "not stored yet" in exc.message, exc
 
-        self._dying(work, 0.15)
+        self.dying(work, 0.15)
         if line.id not in {t.id for t in self.client.trajectories()}:
             self._forget(line)
 
@@ -563,7 +556,7 @@ class Machine:
         self.snap.stop_daemon()
         self._after_crash()
         for line in self.world.lines.values():
-            self._sync(line, {})
+            self.sync(line, {})
         self._read_states()
 
     def power_cut(self) -> None:
@@ -582,13 +575,13 @@ class Machine:
                 self.world.snapshots[info.id].state = "lost"
         self._read_states()
         if self._readable():
-            self._check_restored(self._any_readable())
+            self.check_restored(self.any_readable())
 
     def kill_child(self) -> None:
         """A child of the daemon dies, now or in the middle of something."""
         role = self.rng.choice(("archive", "archive", "cold", "lazy", "worker"))
         pid = self._pid()
-        self._note(f"kill {role}")
+        self.note(f"kill {role}")
         if role == "lazy":
             return self._kill_lazy(pid)
         work = self.rng.choice((None, self._flush, self.restored, self.check, self.prune, self.fork))
@@ -612,7 +605,7 @@ class Machine:
             except SnapshotdError as exc:
                 assert killed, exc
             else:
-                self._sync(line, {"exec": line.tree})
+                self.sync(line, {"exec": line.tree})
                 assert killed or code == 0, printed
                 if code == 0:
                     _same(parse_inside(printed), inside_view(line.tree.listing()), f"inside {line.id}")
@@ -630,19 +623,20 @@ class Machine:
     def restored(self) -> None:
         if not self._readable():
             return
-        item = self._any_readable()
-        self._note(f"restore {item.id[:12]} ({item.state})")
+        item = self.any_readable()
+        self.note(f"restore {item.id[:12]} ({item.state})")
         self._check_cat(item)
-        self._check_restored(item)
+        self.check_restored(item)
 
-    def _check_restored(self, item: Taken) -> None:
+    def check_restored(self, item: Taken) -> None:
         target = self.folder / "restored"
-        report = self._patient(lambda: self.client.restore(item.id, target, path="/workspace"))
+        report = self.patient(lambda: self.client.restore(item.id, target, path="/workspace"))
         try:
             listing, times = host_listing(target)
         finally:
             shutil.rmtree(target)
         _same(listing, item.tree.listing(), f"restored {item.id} ({item.state})")
+        self.past.check_mind(item)
         assert report.warnings == ()
         if item.times is not None:
             wrong = {path: (times[path], ns) for path, ns in item.times.items() if times[path] != ns}
@@ -652,8 +646,8 @@ class Machine:
     def compared(self) -> None:
         if len(self._readable()) < 2:
             return
-        a, b = self._any_readable(), self._any_readable()
-        self._note(f"diff {a.id[:12]} {b.id[:12]}")
+        a, b = self.any_readable(), self.any_readable()
+        self.note(f"diff {a.id[:12]} {b.id[:12]}")
         said = {(c.change, c.path[10:].decode()) for c in self.client.diff(a.id, b.id) if c.path.startswith(b"workspace/")}
         _same_sets(said, changes(a.tree.listing(), b.tree.listing()))
 
@@ -661,9 +655,9 @@ class Machine:
         """A throw-away fork, looked at from the inside."""
         if not self._readable():
             return
-        item = self._any_readable()
-        self._note(f"look into {item.id[:12]} from the inside")
-        code, printed = self._patient(lambda: self._look(self.client.exec_snapshot, item.id))
+        item = self.any_readable()
+        self.note(f"look into {item.id[:12]} from the inside")
+        code, printed = self.patient(lambda: self._look(self.client.exec_snapshot, item.id))
         assert code == 0, printed
         _same(parse_inside(printed), inside_view(item.tree.listing()), f"inside {item.id}")
 
@@ -676,16 +670,16 @@ class Machine:
         done = execute(ref, ["perl", "-e", INSIDE], cwd="/workspace", env={"LC_ALL": "C"}, on_output=sink)
         return done.exit_code, printed["stdout"] if done.exit_code == 0 else printed["stderr"]
 
-    def _check_inside(self, line: Line) -> None:
+    def check_inside(self, line: Line) -> None:
         code, printed = self._look(self.client.exec, line.id)
         line.running = True
-        self._sync(line, {"exec": line.tree})
+        self.sync(line, {"exec": line.tree})
         assert code == 0, printed
         _same(parse_inside(printed), inside_view(line.tree.listing()), f"inside {line.id}")
 
     def exported(self) -> None:
         """A whole trajectory goes out, is removed, and comes back as it was."""
-        lines = [line for line in self._usable_lines() if line.forked_from is None and not self._forks_of(line)]
+        lines = [line for line in self.usable_lines() if line.forked_from is None and not self._forks_of(line)]
         if not lines:
             return
         line = self.rng.choice(lines)
@@ -693,15 +687,15 @@ class Machine:
             self._stop(line)
         own = [self.world.snapshots[each] for each in line.own]
         bundle = self.folder / "bundle"
-        self._note(f"export and import {line.id[:12]}, {len(own)} snapshots")
-        self._patient(lambda: self.client.export_file(line.head, bundle, whole=True))
+        self.note(f"export and import {line.id[:12]}, {len(own)} snapshots")
+        self.patient(lambda: self.client.export_file(line.head, bundle, whole=True))
         for item in own:
             for tag in item.tags:
                 self.client.untag(tag)
             item.tags.clear()
         self._flush()
         self.client.remove(line.id, force=True)
-        imported = self._patient(lambda: self.client.import_bundle(bundle))
+        imported = self.patient(lambda: self.client.import_bundle(bundle))
         bundle.unlink()
         assert imported.snapshots == len(own)
         (again,) = imported.trajectories
@@ -710,8 +704,9 @@ class Machine:
             item = self.world.snapshots[info.id]
             assert item.readable == (info.state in ("captured", "stored")), (info, item)
             item.state, item.image, item.tags = info.state, info.image, set(info.tags)
+            self.past.check_mind(item)
         self._read_states()
-        self._check_restored(self.rng.choice([item for item in own if item.readable]))
+        self.check_restored(self.rng.choice([item for item in own if item.readable]))
 
 
 def _same(found: dict[str, Any], wanted: dict[str, Any] | Listing, what: str) -> None:

@@ -134,6 +134,38 @@ class Script:
     def text(self) -> str:
         return "\n".join(self.lines)
 
+    def edit(self, count: int) -> dict[str, bytes | None]:
+        """Add up to `count` edits instead, as `Snapshotd.edit` takes them: paths, and their content or None. They come in order."""
+        edits: dict[str, bytes | None] = {}
+        for _ in range(count):
+            try:
+                path, content = self.rng.choice((self._edit_new, self._edit_content, self._edit_away))(edits)
+            except _NotNow:
+                continue
+            edits[path] = content
+        return edits
+
+    def _edit_new(self, edits: dict[str, bytes | None]) -> tuple[str, bytes | None]:
+        path, data = self._unedited(self._fresh(), edits), self._text().encode()
+        self._add(path, Node("f", 0o644, data))
+        return path, data
+
+    def _edit_content(self, edits: dict[str, bytes | None]) -> tuple[str, bytes | None]:
+        path, data = self._unedited(self._pick("f"), edits), self._text().encode()
+        self._change(path, data=data)
+        return path, data
+
+    def _edit_away(self, edits: dict[str, bytes | None]) -> tuple[str, bytes | None]:
+        path = self._unedited(self._pick("d", "f", "l", "p"), edits)
+        for each in [path, *self._below(path)]:
+            del self.tree.names[each]
+        return path, None
+
+    def _unedited(self, path: str, edits: dict[str, bytes | None]) -> str:
+        if path in edits:
+            raise _NotNow
+        return path
+
     # -- choosing --------------------------------------------------------------------------------------------------------------
 
     def _pick(self, *kinds: str) -> str:
@@ -349,9 +381,26 @@ def parse_inside(printed: bytes) -> dict[str, tuple[Any, ...]]:
 # -- snapshots and trajectories ----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Mind:
+    """A conversation, as pairs of role and content, and the values of the state."""
+
+    said: tuple[tuple[str, str], ...] = ()
+    values: tuple[tuple[str, int], ...] = ()
+
+    def edited(self, drop: int, added: tuple[tuple[str, str], ...], values: dict[str, int | None]) -> Mind:
+        """Without the last messages, with others, and with values set or (None) removed."""
+        kept = self.said[: len(self.said) - drop]
+        changed = {**dict(self.values), **values}
+        return Mind((*kept, *added), tuple(sorted((key, value) for key, value in changed.items() if value is not None)))
+
+
+NOTHING = Mind()
+
+
 @dataclass(slots=True)
 class Taken:
-    """A snapshot as it should be. `times`: what a restore showed first; later ones must show the same."""
+    """A snapshot as it should be. `times`: what a restore showed first; later ones must show the same. `call`: the name of its tool."""
 
     id: str
     parent: str | None
@@ -363,6 +412,8 @@ class Taken:
     state: str = "captured"
     tags: set[str] = field(default_factory=set)
     times: dict[str, int] | None = None
+    mind: Mind = NOTHING
+    call: str = ""
 
     @property
     def readable(self) -> bool:
@@ -389,6 +440,16 @@ class Line:
 class World:
     snapshots: dict[str, Taken] = field(default_factory=dict)
     lines: dict[str, Line] = field(default_factory=dict)
+
+    def in_history(self, line: Line, item: Taken) -> bool:
+        """Whether it is the trajectory's own, or lies before where that one, or the one that was forked from, was forked."""
+        own, last = line, item.seq
+        while item.line != own.id:
+            if own.forked_from is None:
+                return False
+            source = self.snapshots[own.forked_from]
+            own, last = self.lines[source.line], source.seq
+        return item.seq <= last
 
     def always_kept(self) -> set[str]:
         """Never pruned, whatever the policy."""
