@@ -17,7 +17,7 @@ import click
 from snapshotd.cli.text import printable, snapshot_line
 from snapshotd.cli.waiting import Wait, settled
 from snapshotd.client.client import Snapshotd
-from snapshotd.errors import DaemonUnavailable, SandboxFailed, SnapshotdError, UsageError
+from snapshotd.errors import BY_CODE, DaemonUnavailable, SandboxFailed, SnapshotdError, UsageError
 from snapshotd.types import short
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -143,9 +143,11 @@ class Replay:
 
 def _show(events: Iterable[dict[str, Any]], trajectory: str, *, as_json: bool, quiet: bool) -> int:
     raw, replay = RawOutput(), Replay()
-    seen = False
+    seen, warning = False, None
     for event in events:
         seen = True
+        if event["event"] == "warning" and "code" in event:
+            warning = event
         if as_json:
             click.echo(json.dumps(event))
             sys.stdout.flush()
@@ -157,7 +159,7 @@ def _show(events: Iterable[dict[str, Any]], trajectory: str, *, as_json: bool, q
                 if line:
                     click.echo(line, err=True)
         if event["event"] == "finished":
-            return _exit_code(event, trajectory)
+            return _exit_code(event, trajectory, warning)
     if not seen:
         raise UsageError(f"no agent ever ran in {short(trajectory)}, so there is nothing to follow; `snapshotd log` shows its snapshots")
     raise DaemonUnavailable(
@@ -190,8 +192,12 @@ def _line(event: dict[str, Any]) -> str | None:
     return None
 
 
-def _exit_code(event: dict[str, Any], trajectory: str) -> int:
+def _exit_code(event: dict[str, Any], trajectory: str, warning: dict[str, Any] | None) -> int:
+    """The agent's. An agent that ended well in a run that did not (it has diverged, and caught the error) is a failure of the run."""
     code = event["exit_code"]
+    if code == 0 and event.get("status") == "interrupted" and warning is not None:
+        kind = BY_CODE.get(warning["code"], SandboxFailed)
+        raise kind(f"the agent of {short(trajectory)} ended with exit code 0, and its run did not: {warning['message']}")
     if code is not None:
         return int(code)
     if event.get("status") in ("finished", "stopped"):

@@ -46,7 +46,7 @@ Event = dict[str, Any]
     started   trajectory, snapshot, runtime, image
     output    stream ("stdout"/"stderr"), data_b64 (raw bytes, base64)
     snapshot  id, seq, tool, status, files (added, changed, deleted, bytes), pause_ms, method
-    warning   message
+    warning   message; `code` (of errors.py) where it ended the run
     replayed  call, tool, snapshot: answered from the journal
     live      snapshot, replayed (how many): a resumed program has reached the end of what is recorded
     approval  id, tool, status: a person is asked, or has decided

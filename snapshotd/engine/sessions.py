@@ -283,7 +283,7 @@ class Sessions:
             status = self._ended(sandbox, outcome, started_at_ns, agent)
         except SnapshotdError as exc:
             if not sandbox.closed:
-                log.append({"event": "warning", "message": exc.message})
+                log.append({"event": "warning", "message": exc.message, "code": exc.code})
         finally:
             self._finish(sandbox, log, exit_code, status)
         _log.info("run of %s ended: %s, exit code %s", trajectory.id, status, exit_code)
