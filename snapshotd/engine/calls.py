@@ -259,7 +259,7 @@ class AgentCalls:
 
     def state(self) -> dict[str, Any]:
         self._bound()
-        return {} if self.recorder is None else self.recorder.values()
+        return {} if self.recorder is None else self.recorder.state.values()
 
     def state_set(self, key: str, value: tuple[Any] | None) -> None:
         self._bound()

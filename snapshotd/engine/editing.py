@@ -15,9 +15,10 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from snapshotd.engine.agent_state import MAX_STATE_BYTES
 from snapshotd.engine.base import EditRequest, FileEdit
 from snapshotd.engine.context import Context
-from snapshotd.engine.recorder import MAX_PENDING_BYTES, MAX_STATE_BYTES
+from snapshotd.engine.recorder import MAX_PENDING_BYTES
 from snapshotd.engine.rewinding import Rewinding
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.sessions import Sessions

@@ -22,6 +22,7 @@ from typing import Any
 
 from snapshotd.engine import tasks
 from snapshotd.engine.agent_handler import Intent
+from snapshotd.engine.agent_state import AgentState
 from snapshotd.engine.context import Context
 from snapshotd.engine.places import Places
 from snapshotd.engine.replay import Kept, Mismatch, Recorded, Replay, Resumption, canonical, shown
@@ -50,7 +51,6 @@ MAX_PENDING_BYTES = 64 << 20
 """Of messages since the last snapshot, as JSON: what the daemon holds in memory for one sandbox."""
 _SAID = "said"
 """Detail of an entry: messages that were appended from within it."""
-MAX_STATE_BYTES = 1 << 20
 _CHANGED_BY_PEOPLE = ("edit", "retry")
 """Markers with a state that no program has made."""
 MAX_FACTS = 100_000
@@ -77,6 +77,7 @@ class Recorder:
         self._catalog = context.catalog
         self.funnel = context.secrecy.of(sandbox.trajectory)
         """Everything is recorded through it; what is told to the program is revealed."""
+        self.state = AgentState(sandbox, self.funnel)
         self._lock = threading.RLock()
         """Of the replay; taken before the sandbox's."""
         self._open: dict[str, Open] = {}
@@ -156,7 +157,7 @@ class Recorder:
         """Of a task that stayed completed when another was retried: its files and values are there already."""
         if entry.kind is EntryKind.TASK and entry.snapshot is not None:
             task = tasks.find(self._catalog.state(entry.snapshot), entry.name)
-            self._change_state(lambda state: tasks.keep(state, [task]))
+            self.state.change(lambda state: tasks.keep(state, [task]))
         self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
         return Recorded(self._revealed(entry), None)
 
@@ -469,42 +470,21 @@ class Recorder:
             found = list(itertools.islice(itertools.chain(recorded, pending), limit))
         return [Message(message.role, self.funnel.reveal(message.content)) for message in found]
 
-    def values(self) -> dict[str, Any]:
-        """The agent's own state."""
-        values: dict[str, Any] = self.funnel.reveal(self.sandbox.state.get("values", {}))
-        return values
-
     def set_value(self, key: str, value: tuple[Any] | None) -> None:
         """See `AgentHandler.state_set`. LimitExceeded."""
-        concealed = self.funnel.conceal_text(key)
-
-        def changed(state: dict[str, Any]) -> dict[str, Any]:
-            values = {name: old for name, old in state.get("values", {}).items() if name != concealed}
-            if value is not None:
-                values[concealed] = self.funnel.conceal(value[0])
-            return {**state, "values": values}
-
-        self._change_state(changed)
+        self._check_diverged()
+        self.state.set_value(key, value)
 
     def set_task(self, name: str, status: str, depends: tuple[str, ...], note: str | None) -> dict[str, Any]:
         """Declare or change a subtask, and return it."""
-        self._change_state(lambda state: tasks.change(state, name, status, depends or None, note, self._at().id))
-        return next(task for task in self.sandbox.state["tasks"] if task["name"] == name)
+        self._check_diverged()
+        return self.state.set_task(name, status, depends, note, self._at().id)
 
     def _at(self) -> Snapshot:
         """Where the program is: at the head, or at what has been replayed."""
         if self._replay is not None and self._reached is not None:
             return self._reached
         return self._catalog.get_snapshot(self.sandbox.head)
-
-    def _change_state(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        self._check_diverged()
-        with self.sandbox.lock:
-            state = change(self.sandbox.state)
-            size = len(json.dumps(state))
-            if size > MAX_STATE_BYTES:
-                raise LimitExceeded(f"the state would have {size} bytes, over the limit of {MAX_STATE_BYTES}; keep large values in files")
-            self.sandbox.state, self.sandbox.state_changed = state, True
 
     def _tell(self, event: dict[str, Any]) -> None:
         log = self._context.events.live(self.sandbox.trajectory.id)
