@@ -128,16 +128,27 @@ def processes(trajectory: str) -> list[int]:
 
 def program_of(trajectory: str) -> int:
     """The process of its program: that which is nobody's child in the sandbox."""
+    parents: dict[int, int] = {}
     members = processes(trajectory)
-    parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in members}
-    (found,) = [pid for pid in members if parents[pid] not in members]
+    for pid in members:
+        try:
+            parents[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            pass  # a child of a tool that has ended meanwhile
+    (found,) = [pid for pid, parent in parents.items() if parent not in members]
     return found
 
 
 def waits(trajectory: str) -> int:
     """Wait until a tool waits for `let_go`. Returns its process."""
-    wait_until(lambda: len(_waiting(trajectory)) == 1, "a tool waits", 240)
-    return _waiting(trajectory)[0]
+    found: list[int] = []
+
+    def one() -> bool:
+        found[:] = _waiting(trajectory)
+        return len(found) == 1  # for a moment there is a second one, which becomes `sleep`
+
+    wait_until(one, "a tool waits", 240)
+    return found[0]
 
 
 def let_go(trajectory: str) -> None:
