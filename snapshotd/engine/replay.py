@@ -1,8 +1,9 @@
 """What a program that was started again from the top meets: the recorded entries of its journal, matched with what it asks for.
 
 Pure: nothing here reads or writes anything. Entries are matched by kind, name and arguments in the order in which they began. Where calls
-ran side by side the order in which they come again is left open: an entry may be met as long as no other that is still left had ended
-before it began. Cut-off entries (no outcome, or UNKNOWN) are passed over: the program runs those again.
+ran side by side the order in which they come again is left open, within each run of calls that overlapped: threads that take their work
+from one queue take it otherwise when a recorded call takes no time. Cut-off entries (no outcome, or UNKNOWN) are passed over: the program
+runs those again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from snapshotd.types import CallStatus, Entry, EntryKind, Snapshot
+from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Snapshot
 
 _OUTCOMES = (CallStatus.DONE, CallStatus.FAILED)
 
@@ -57,6 +58,7 @@ class Replay:
         self._left = _without_repeated(entry for entry in entries if entry.status in _OUTCOMES and KEPT not in entry.details)
         self._facts = {entry.id: deque(entry.facts) for entry in self._left if entry.facts}
         self.matched = 0
+        self._run_of = _runs(self._left)
 
     @property
     def exhausted(self) -> bool:
@@ -100,12 +102,10 @@ class Replay:
         return (facts.popleft().get("value"),)
 
     def _candidates(self) -> Iterable[int]:
-        horizon: int | None = None
         for index, entry in enumerate(self._left):
-            if horizon is not None and entry.began_at_ns > horizon:
+            if self._run_of[entry.id] != self._run_of[self._left[0].id]:
                 return
             yield index
-            horizon = _ended(entry) if horizon is None else min(horizon, _ended(entry))
 
     def _take(self, index: int) -> Entry:
         self.matched += 1
@@ -154,6 +154,19 @@ class Kept:
         if found:
             del self._of[name]
         return found[0] if found else None
+
+
+def _runs(entries: Iterable[Entry]) -> dict[CallID, int]:
+    """Numbers of the runs of calls that overlapped, one after the other. A task counts as its end: what is in it has an order of its own."""
+    runs: dict[CallID, int] = {}
+    number, horizon = 0, None
+    for entry in entries:
+        began = _ended(entry) if entry.kind is EntryKind.TASK else entry.began_at_ns
+        if horizon is not None and began > horizon:
+            number += 1
+        horizon = _ended(entry) if horizon is None else max(horizon, _ended(entry))
+        runs[entry.id] = number
+    return runs
 
 
 def _ended(entry: Entry) -> int:

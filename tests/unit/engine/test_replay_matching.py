@@ -47,18 +47,27 @@ def test_the_order_of_keys_does_not_matter() -> None:
     assert meet(Replay([entry("a", 1, 2, {"x": 1, "y": 2})]), "a", {"y": 2, "x": 1}) == "a-1"
 
 
-def test_side_by_side_in_any_order_but_not_past_what_had_ended_before() -> None:
-    recorded = [entry("a", 1, 10), entry("b", 2, 5), entry("c", 6, 9), entry("d", 11, 12)]
-    replay = Replay(recorded)
-    assert meet(replay, "b") == "b-2"
-    assert meet(replay, "c") == "c-6"
+def test_calls_that_overlapped_come_in_any_order_and_nothing_passes_them() -> None:
+    recorded = [entry("a", 1, 10), entry("b", 2, 5), entry("c", 6, 9), entry("d", 11, 12), entry("e", 13, 14)]
+    for order in (("a", "c", "b"), ("c", "b", "a"), ("b", "a", "c")):
+        replay = Replay(recorded)
+        for done, name in enumerate(order):
+            with pytest.raises(Mismatch) as caught:
+                meet(replay, "d")  # all of them had ended before it began
+            assert caught.value.recorded.name in order[done:]
+            assert meet(replay, name) is not None
+        with pytest.raises(Mismatch):
+            meet(replay, "e")
+        assert [meet(replay, name) for name in ("d", "e")] == ["d-11", "e-13"]
+
+
+def test_calls_within_a_task_keep_their_order() -> None:
+    replay = Replay([entry("one", 2, 3), entry("two", 4, 5), entry("build", 1, 6, kind=EntryKind.TASK)])
     with pytest.raises(Mismatch):
-        meet(replay, "d")  # a had ended before d began
-    assert [meet(replay, name) for name in ("a", "d")] == ["a-1", "d-11"]
-    replay = Replay(recorded)
+        meet(replay, "two")
     with pytest.raises(Mismatch):
-        meet(replay, "c")  # b had ended before c began, and is still to come
-    assert meet(replay, "a") == "a-1"
+        meet(replay, "build", kind=EntryKind.TASK)
+    assert [meet(replay, "one"), meet(replay, "two"), meet(replay, "build", kind=EntryKind.TASK)] == ["one-2", "two-4", "build-1"]
 
 
 def test_equal_calls_side_by_side_are_met_oldest_first() -> None:
