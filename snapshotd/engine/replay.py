@@ -157,7 +157,7 @@ class Kept:
 
 
 def _runs(entries: Iterable[Entry]) -> dict[CallID, int]:
-    """Numbers of the runs of calls that overlapped, one after the other. A task counts as its end: what is in it has an order of its own."""
+    """Numbers of the runs of calls that overlapped, one after the other. A task counts as its end: what is in it has its own order."""
     runs: dict[CallID, int] = {}
     number, horizon = 0, None
     for entry in entries:
