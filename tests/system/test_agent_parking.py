@@ -292,8 +292,8 @@ def test_a_recorded_lock_survives(box: Box) -> None:
 IDLE = {
     "idle pool workers": "pool = ThreadPoolExecutor(4); all = [pool.submit(int) for _ in range(8)]; [f.result() for f in all];"
                          "step(); pool.shutdown()",
-    "the main thread in join": "t = threading.Thread(target=step); t.start(); t.join()",
-    "the main thread in result": "pool = ThreadPoolExecutor(1); pool.submit(step).result(); pool.shutdown()",
+    "the main thread in join": "t = threading.Thread(target=lambda: (waits(), step())); t.start(); t.join()",
+    "the main thread in result": "pool = ThreadPoolExecutor(1); pool.submit(lambda: (waits(), step())).result(); pool.shutdown()",
     "a zombie": "import subprocess; c = subprocess.Popen(['true']); os.waitid(os.P_PID, c.pid, os.WEXITED | os.WNOWAIT); step(); c.wait()",
 }  # fmt: skip
 
@@ -301,12 +301,19 @@ IDLE = {
 @pytest.mark.parametrize("use", IDLE.values(), ids=IDLE)
 def test_idle_threads_and_zombies_do_not_hinder(box: Box, use: str) -> None:
     box.run(f"""
-        import os, threading
+        import os, sys, threading, time
         from concurrent.futures import ThreadPoolExecutor
         from snapshotd.agent import tool
         log = open("log", "w")
         @tool
         def step(): log.write("inside ")
+        def waits():
+            "Return when the main thread has got to where it waits, and had time to fall asleep there."
+            seen = 0
+            while seen < 20:
+                here = sys._current_frames()[threading.main_thread().ident].f_code.co_name
+                seen = seen + 1 if here in ("wait", "join", "_wait_for_tstate_lock") else 0
+                time.sleep(0.005)  # lets it run
         {use}
         log.write("outside")
         log.close()

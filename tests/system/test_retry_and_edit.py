@@ -150,9 +150,9 @@ def edited(agent: Agent, request: EditRequest) -> Agent:
 
 
 def test_nothing_of_the_original_changes(past: Agent) -> None:
-    before = past.files(), past.said(), past.engine.state(past.id), past.engine.journal(past.id), past.head
+    before = past.files(), past.said(), past.engine.state(past.id), past.engine.journal(past.id), past.head.id
     edited(past, EditRequest(files=(FileEdit(b"workspace/file", b"x"),), drop_messages=1, state=(("k", 2),), result=("three",)))
-    assert (past.files(), past.said(), past.engine.state(past.id), past.engine.journal(past.id), past.head) == before
+    assert (past.files(), past.said(), past.engine.state(past.id), past.engine.journal(past.id), past.head.id) == before
 
 
 def test_files(past: Agent) -> None:
