@@ -15,7 +15,7 @@ use IO::Socket::UNIX;
 my $daemon = IO::Socket::UNIX->new("/run/snapshotd/agent.sock") or die;
 my $id = 0;
 sub ask { print $daemon '{"id":', ++$id, ',', @_, "}\n"; $daemon->flush; my $said = <$daemon>; die $said if $said =~ /"error"/; }
-ask('"op":"hello","version":1');
+ask('"op":"hello","version":2');
 for my $n (1 .. shift) {
     my $call = sprintf '%032x', $n + int rand 1 << 40;
     ask(qq("op":"message","role":"user","content":"question $n"));
