@@ -449,7 +449,7 @@ class Recorder:
             self._retelling.meet(message)
             return True
         except OtherWords as other:
-            if other.recorded is None and self._replay.exhausted:
+            if other.recorded is None and self._replay.loose:
                 return False
             actual = f"the {message.role} message {shown(message.content)}"
             if other.recorded is not None:

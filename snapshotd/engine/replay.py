@@ -65,6 +65,11 @@ class Replay:
         return not self._left
 
     @property
+    def loose(self) -> bool:
+        """Whether what is left ended after the last snapshot: what was said in between is in none, and lost."""
+        return all(entry.snapshot is None for entry in self._left)
+
+    @property
     def next(self) -> Entry | None:
         """The recorded entry that comes next."""
         return self._left[0] if self._left else None

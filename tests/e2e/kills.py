@@ -25,6 +25,8 @@ from snapshotd.errors import Undecided
 from tests.e2e.support import Snap, wait_until
 
 CALLS = 30
+ROUNDS = 40
+"""Each is undisturbed with one half's chance: nobody is that unlucky."""
 PROGRAM = """
 import json, os, sys, urllib.request
 from snapshotd.agent import current_call, message, state, tool, uuid
@@ -171,7 +173,7 @@ class Rig:
         name = f"wild-{chance.getrandbits(32):08x}"
         try:
             command = ["run", "--quiet", *self._options(name), self.program, effects.url]
-            while True:
+            for _ in range(ROUNDS):
                 process = self.snap.start(*command)
                 if not kills or chance.random() < 0.5:
                     self._kill_after(chance.uniform(0, 1.1 * took), process, chance.choice(["agent", "sandbox", "daemon"]), kills)
@@ -182,6 +184,8 @@ class Rig:
                 if known[name]["status"] == "finished":
                     break
                 command = ["resume", "--quiet", name, *self.decisions(name, effects)]
+            else:
+                raise AssertionError(f"{name} has not come to its end after {ROUNDS} resumes: killed {kills}")
             found = self.outcome(name, effects)
         finally:
             effects.close()
@@ -191,7 +195,7 @@ class Rig:
     def at_failpoint(self, failpoint: str) -> dict[str, Any]:
         """What a run comes to whose daemon dies at a failpoint, again and again at its next hits."""
         effects = Effects(self.host)
-        name = "armed"
+        name = f"armed-{failpoint}"
         try:
             command: list[Any] = ["run", "--quiet", *self._options(name), self.program, effects.url]
             for hit in (1, 2, 5, 9, None):

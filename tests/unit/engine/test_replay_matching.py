@@ -161,3 +161,13 @@ def test_requests_that_were_repeated_on_the_wire_are_met_once() -> None:
 def test_a_failed_model_call_of_the_library_is_an_outcome() -> None:
     replay = Replay([entry("m", 1, 2, 1, kind=EntryKind.MODEL, status=CallStatus.FAILED)])
     assert meet(replay, "m", 1, EntryKind.MODEL) == "m-1"
+
+
+def test_what_ended_after_the_last_snapshot_is_loose() -> None:
+    replay = Replay([entry("a", 1, 2, snapshot=SnapshotID("s")), entry("b", 3, 4)])
+    assert not replay.loose
+    meet(replay, "a")
+    assert replay.loose
+    meet(replay, "b")
+    assert replay.loose
+    assert replay.exhausted
