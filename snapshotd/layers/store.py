@@ -310,9 +310,9 @@ class LayerStore:
     def remove(self, layer: LayerID) -> None:
         """Delete a layer. Not an error when it is missing. Cost: proportional to its entries."""
         self.unpin([layer])
-        with self._lock:
-            self._unsized(layer)
         files.remove_tree(self._fd, layer)
+        with self._lock:
+            self._unsized(layer)  # now that its size cannot be noted any more
 
     def unpin(self, layers: Iterable[LayerID]) -> None:
         """Let `sweep` take these layers once nothing refers to them."""
