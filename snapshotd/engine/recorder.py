@@ -40,6 +40,7 @@ from snapshotd.types import (
     Message,
     SideEffect,
     Snapshot,
+    SnapshotID,
     ToolCall,
     new_id,
     short,
@@ -107,6 +108,8 @@ class Recorder:
         """The recorded outcome of what begins now (in `task`), with the root switched to it; None: it has to be run. Diverged."""
         with self._lock:
             self._check_diverged()
+            if self._replay is None and self._kept.empty:
+                return None  # every call of a program that is live: nothing to look for
             name, arguments = self.funnel.conceal_text(name), self.funnel.conceal(arguments)
             kept = self._kept.take(kind, name, arguments, self.funnel.conceal(task))
             if kept is not None:
@@ -478,13 +481,13 @@ class Recorder:
     def set_task(self, name: str, status: str, depends: tuple[str, ...], note: str | None) -> dict[str, Any]:
         """Declare or change a subtask, and return it."""
         self._check_diverged()
-        return self.state.set_task(name, status, depends, note, self._at().id)
+        return self.state.set_task(name, status, depends, note, self._at())
 
-    def _at(self) -> Snapshot:
+    def _at(self) -> SnapshotID:
         """Where the program is: at the head, or at what has been replayed."""
         if self._replay is not None and self._reached is not None:
-            return self._reached
-        return self._catalog.get_snapshot(self.sandbox.head)
+            return self._reached.id
+        return self.sandbox.head
 
     def _tell(self, event: dict[str, Any]) -> None:
         log = self._context.events.live(self.sandbox.trajectory.id)

@@ -144,6 +144,11 @@ class Kept:
                 task = entry.name if entry.kind is EntryKind.TASK else entry.details.get("task")
                 self._of.setdefault(str(task), []).append(entry)
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is left to be met."""
+        return not any(self._of.values())
+
     def take(self, kind: EntryKind, name: str, arguments: Any, task: str | None) -> Entry | None:
         """Take what was recorded of a call in this task; of the end of a task: of this name."""
         left = self._of.get(name if kind is EntryKind.TASK else task or "", [])

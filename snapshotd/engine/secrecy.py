@@ -44,7 +44,7 @@ class Secrecy:
             if len(value.encode(errors="surrogatepass")) < MIN_VALUE_BYTES:
                 raise UsageError(f"the secret {name} has less than {MIN_VALUE_BYTES} bytes and would be found everywhere; use --env for it")
         names = {name for name, _ in secrets}
-        funnel = self._redactor.funnel(trajectory, {f"env-{name}"[:64]: value for name, value in secrets})
+        funnel = self._redactor.funnel(trajectory, {_named(name): value for name, value in secrets})
         kept = [(name, value) for name, value in env if name not in names]
         return tuple((name, funnel.conceal_text(value)) for name, value in (*kept, *secrets))
 
@@ -59,7 +59,7 @@ class Secrecy:
             if funnel is None:
                 ancestors = tuple(self._ancestors(trajectory))
                 plain = self._redactor.funnel(trajectory.id, None, ancestors)
-                configured = {f"env-{name}"[:64]: plain.reveal_text(value) for name, value in trajectory.env if MARKER.fullmatch(value)}
+                configured = {_named(name): plain.reveal_text(value) for name, value in trajectory.env if MARKER.fullmatch(value)}
                 funnel = self._redactor.funnel(owner, configured, ancestors if owner == trajectory.id else ())
                 self._funnels[trajectory.id, owner] = funnel
             self._funnels.move_to_end((trajectory.id, owner))
@@ -96,6 +96,11 @@ class Secrecy:
             owner = self._catalog.get_snapshot(trajectory.forked_from).trajectory
             yield owner
             trajectory = self._catalog.get_trajectory(owner)
+
+
+def _named(variable: str) -> str:
+    """The name of the secret that a variable of the environment holds."""
+    return f"env-{variable}"[:64]
 
 
 class ConcealedWriter:
