@@ -119,18 +119,24 @@ class Connection:
         version = request.fields.get("version")
         if version != VERSION or isinstance(version, bool):
             raise Malformed(VersionMismatch(f"The agent does not speak protocol version {VERSION}; use the library the daemon mounts."))
+        calls = request.fields.get("calls") or []
+        if not isinstance(calls, list) or len(calls) > OPEN_CALL_LIMIT:
+            raise Malformed(UsageError(f"The field calls is not a list of at most {OPEN_CALL_LIMIT} ids; correct the request."))
         facts = self._handler.hello(self.pid)
+        if calls:
+            self.open_calls |= self._handler.claim(self.pid, tuple(wire.call_id({"call": call}) for call in calls))
         self._greeted = True
         return {**facts, "version": VERSION, "body_limit_bytes": self._server.body_limit_bytes}
 
     def _call_begin(self, request: Request) -> Answer:
         intent = self._intent(request)
-        if intent.call_id in self.open_calls:
+        again = wire.boolean(request.fields, "again")
+        if intent.call_id in self.open_calls and not again:
             raise Conflict(f"The call {intent.call_id} has begun already; make a new id for each call.")
         if len(self.open_calls) >= OPEN_CALL_LIMIT:
             raise LimitExceeded(f"This process has {OPEN_CALL_LIMIT} calls open; end some before beginning more.")
         with self._parked(request):
-            answer = self._handler.call_begin(self.pid, intent, self._server.closing)
+            answer = self._handler.call_begin(self.pid, intent, self._server.closing, again=again)
         if "replayed" not in answer:
             self.open_calls.add(intent.call_id)
         return answer
@@ -160,7 +166,10 @@ class Connection:
             raise Malformed(UsageError("The field usage is not an object; correct the request or leave it out."))
         parking = self._parked(request)
         if call_id not in self.open_calls:
-            raise NotFound(f"This connection has no open call {call_id}; begin it first and end it once.")
+            ended = self._handler.ended(call_id) if wire.boolean(fields, "again") else None
+            if ended is None:
+                raise NotFound(f"This connection has no open call {call_id}; begin it first and end it once.")
+            return {"snapshot": ended}
         result: bytes | BodyWriter | None = _encode(fields["result"]) if "result" in fields else None
         writer: BodyWriter | None = None
         try:
@@ -186,18 +195,18 @@ class Connection:
             raise Malformed(UsageError("The field data_b64 is not base64; correct the request.")) from None
         if call_id not in self.open_calls:
             raise NotFound(f"This connection has no open call {call_id}; its output belongs to none.")
-        self._handler.output(call_id, "stdout" if stream == "stdout" else "stderr", data)
+        self._handler.output(call_id, "stdout" if stream == "stdout" else "stderr", data, _rid(request))
         return {}
 
     def _fact(self, request: Request) -> Answer:
-        return {"value": self._handler.fact(wire.label(request.fields, "kind", 64), request.fields.get("value"))}
+        return {"value": self._handler.fact(wire.label(request.fields, "kind", 64), request.fields.get("value"), _rid(request))}
 
     def _message(self, request: Request) -> Answer:
         role = wire.label(request.fields, "role", 64)
         content = self._value(request, "content")
         if content is None:
             raise Malformed(UsageError("A message has neither content nor a body; send one of them."))
-        self._handler.message(role, content[0], _within(request))
+        self._handler.message(role, content[0], _within(request), _rid(request))
         return {}
 
     def _messages(self, request: Request) -> Answer:
@@ -238,7 +247,7 @@ class Connection:
         name = wire.label(request.fields, "name", 200)
         call_id = wire.call_id(request.fields)
         with self._parked(request):
-            return self._handler.checkpoint(self.pid, call_id, name, _within(request))
+            return self._handler.checkpoint(self.pid, call_id, name, _within(request), again=wire.boolean(request.fields, "again"))
 
     def _approve(self, request: Request) -> Answer:
         fields = request.fields
@@ -248,11 +257,13 @@ class Connection:
         call_id, question = wire.call_id(fields), wire.label(fields, "question", 1000)
         with self._parked(request):
             return self._handler.approve(
-                self.pid, call_id, question, fields.get("details"), expires, _within(request), self._server.closing
+                self.pid, call_id, question, fields.get("details"), expires, _within(request), self._server.closing,
+                again=wire.boolean(fields, "again"),
             )  # fmt: skip
 
     def _store_get(self, request: Request) -> Answer:
-        return self._handler.store("get", {**_place(request), "version": _version(request.fields, "version")}, _within(request))
+        fields = {**_place(request), "version": _version(request.fields, "version")}
+        return self._handler.store("get", fields, _within(request), _rid(request))
 
     def _store_put(self, request: Request) -> Answer:
         value = self._value(request, "value")
@@ -263,11 +274,11 @@ class Connection:
             raise Malformed(UsageError("The field ttl_s is not a number of seconds; correct the request or leave it out."))
         expected = _version(request.fields, "expected_version")
         fields = {**_place(request), "value": value[0], "ttl_s": ttl, "expected_version": expected}
-        return self._handler.store("put", fields, _within(request))
+        return self._handler.store("put", fields, _within(request), _rid(request))
 
     def _store_delete(self, request: Request) -> Answer:
         fields = {**_place(request), "expected_version": _version(request.fields, "expected_version")}
-        return self._handler.store("delete", fields, _within(request))
+        return self._handler.store("delete", fields, _within(request), _rid(request))
 
     def _store_search(self, request: Request) -> Answer:
         fields = request.fields
@@ -277,12 +288,17 @@ class Connection:
         return self._handler.store("search", {
             "namespace": wire.label(fields, "namespace", 200), "prefix": wire.optional_text(fields, "prefix") or "", "where": where,
             "limit": wire.integer(fields, "limit", 1, 1000, default=100), "after": wire.optional_text(fields, "after") or "",
-        }, _within(request))  # fmt: skip
+        }, _within(request), _rid(request))  # fmt: skip
 
 
 def _within(request: Request) -> str | None:
     """The running call in whose body a request was made: what it does belongs to that call, and is not done again in a replay."""
     return wire.call_id({"call": request.fields["within"]}) if request.fields.get("within") is not None else None
+
+
+def _rid(request: Request) -> str | None:
+    """What the request is called, for the case that it has to be sent again."""
+    return wire.request_name(request.fields)
 
 
 def _place(request: Request) -> dict[str, Any]:

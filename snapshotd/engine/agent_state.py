@@ -53,3 +53,5 @@ class AgentState:
             if size > MAX_STATE_BYTES:
                 raise LimitExceeded(f"the state would have {size} bytes, over the limit of {MAX_STATE_BYTES}; keep large values in files")
             self._sandbox.state, self._sandbox.state_changed = state, True
+            if self._sandbox.live is not None:
+                self._sandbox.live.set_state(self._sandbox.head, state)

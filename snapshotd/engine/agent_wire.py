@@ -24,6 +24,7 @@ PIECE_BYTES = 64 << 10
 STALL_S = 120.0
 """A peer that stops in the middle of a request, or does not read its answer, for this long is cut off. Waiting between requests is free."""
 _CALL_ID = re.compile(r"[0-9a-f]{32}")
+_RID = re.compile(r"[0-9a-f]{16,32}")
 _REQUEST_ID_LIMIT = 1 << 53
 
 
@@ -208,6 +209,14 @@ def call_id(fields: dict[str, Any]) -> str:
     value = fields.get("call")
     if not isinstance(value, str) or not _CALL_ID.fullmatch(value):
         raise Malformed(UsageError("The field call is not an id of 32 hexadecimal characters; make a random one for each call."))
+    return value
+
+
+def request_name(fields: dict[str, Any]) -> str | None:
+    """The field rid, of a request that may be sent again; None where there is none."""
+    value = fields.get("rid")
+    if value is not None and (not isinstance(value, str) or not _RID.fullmatch(value)):
+        raise Malformed(UsageError("The field rid is not 16 to 32 hexadecimal characters; make random ones, or leave it out."))
     return value
 
 

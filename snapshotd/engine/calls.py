@@ -14,7 +14,8 @@ from snapshotd.engine.agent_handler import MESSAGE_LIMIT_BYTES, Answer, BodyWrit
 from snapshotd.engine.approvals import Gate
 from snapshotd.engine.context import Context
 from snapshotd.engine.keyvalue import KeyValueStore
-from snapshotd.engine.recorder import Open, Recorder
+from snapshotd.engine.pending import Open
+from snapshotd.engine.recorder import Recorder
 from snapshotd.engine.replay import Recorded
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.secrecy import ConcealedWriter
@@ -35,6 +36,8 @@ class _Output:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     writers: dict[str, ConcealedWriter] = field(default_factory=dict)
+    last: str | None = None
+    """The request that brought the newest piece."""
 
 
 class _Memory(io.BytesIO):
@@ -54,6 +57,9 @@ class AgentCalls:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self.open = threading.Event()
+        """Nobody is greeted before it is set."""
+        self.open.set()
         self._sandbox: Sandbox | None = None
         self._gate: Gate | None = None
         self._store: KeyValueStore | None = None
@@ -71,16 +77,39 @@ class AgentCalls:
         return self._sandbox
 
     def hello(self, pid: int) -> Answer:
+        self.open.wait()
         sandbox = self._bound()
         replaying = self.recorder is not None and self.recorder.replaying
         return {"trajectory": sandbox.trajectory.id, "snapshot": sandbox.head, "replaying": replaying}
 
+    # -- agents that come back -------------------------------------------------------------------------------------------------
+
+    def claim(self, pid: int, call_ids: tuple[str, ...]) -> set[str]:
+        return set(call_ids) if self.recorder is None else self.recorder.pending.claim(call_ids)
+
+    def ended(self, call_id: str) -> str | None:
+        entry = None if self.recorder is None else self.recorder.known(call_id)
+        if entry is None or entry.status is None:
+            return None
+        return entry.snapshot or self._bound().head
+
+    def restore(self) -> None:
+        """What the calls that are open have printed so far, from the events of the run."""
+        assert self.recorder is not None
+        for event in self._context.events.follow(self._bound().trajectory.id, wait=False):
+            call_id = event.get("call")
+            if event["event"] == "output" and call_id is not None and self.recorder.pending.opened(call_id) is not None:
+                self._write(call_id, event["stream"], base64.b64decode(event["data_b64"]), event.get("rid"))
+
     # -- calls ---------------------------------------------------------------------------------------------------------------
 
-    def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event) -> Answer:
+    def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event, *, again: bool) -> Answer:
         sandbox, recorder = self._bound(), self.recorder
         if recorder is None:
             return {"key": intent.key or intent.call_id}
+        opened = recorder.reopened(intent.call_id) if again else None
+        if opened is not None:
+            return self._begun(recorder, opened, intent)
         if intent.kind is EntryKind.TASK:
             recorded = recorder.skipped_task(recorder.funnel.conceal_text(intent.name)) if intent.skippable else None
         else:
@@ -100,6 +129,12 @@ class AgentCalls:
         if recorder.take_live():
             answer["live"] = True
         return {**answer, "key": recorder.funnel.reveal(opened.entry.key)}
+
+    def _begun(self, recorder: Recorder, opened: Open, intent: Intent) -> Answer:
+        """The answer that did not arrive: the call has begun."""
+        reveal = recorder.funnel.reveal
+        changed = opened.entry.arguments != recorder.funnel.conceal(intent.arguments)
+        return {"key": reveal(opened.entry.key), **({"arguments": reveal(opened.entry.arguments)} if changed else {}), "live": True}
 
     def _as_recorded(self, recorded: Recorded) -> Answer:
         assert self.recorder is not None
@@ -125,7 +160,7 @@ class AgentCalls:
         return b"".join(pieces)
 
     def body_writer(self, call_id: str) -> BodyWriter:
-        opened = None if self.recorder is None else self.recorder.opened(call_id)
+        opened = None if self.recorder is None else self.recorder.pending.opened(call_id)
         if opened is not None and opened.entry.kind is EntryKind.MODEL:
             return _Memory()
         return self._writer()
@@ -137,7 +172,7 @@ class AgentCalls:
         sandbox, recorder = self._bound(), self.recorder
         if recorder is None:
             return sandbox.head
-        opened = recorder.take(call_id)
+        opened = recorder.pending.take(call_id)
         output = self._output.pop(call_id, None)
         try:
             if opened.entry.kind is EntryKind.MODEL:
@@ -180,16 +215,23 @@ class AgentCalls:
         finally:
             writer.discard()
 
-    def output(self, call_id: str, stream: Literal["stdout", "stderr"], data: bytes) -> None:
+    def output(self, call_id: str, stream: Literal["stdout", "stderr"], data: bytes, rid: str | None) -> None:
         sandbox = self._bound()
-        if self.recorder is None or self.recorder.opened(call_id) is None:
+        if self.recorder is None or self.recorder.pending.opened(call_id) is None:
+            return
+        written = self._output.get(call_id)
+        if written is not None and rid is not None and written.last == rid:
             return
         log = self._context.events.live(sandbox.trajectory.id)
         if log is not None:
             shown = b"".join(_pieces(self.recorder.funnel, data))
-            log.append({"event": "output", "stream": stream, "data_b64": base64.b64encode(shown).decode()})
+            log.append({"event": "output", "stream": stream, "data_b64": base64.b64encode(shown).decode(), "call": call_id, "rid": rid})
+        self._write(call_id, stream, data, rid)
+
+    def _write(self, call_id: str, stream: str, data: bytes, rid: str | None) -> None:
         output = self._output.setdefault(call_id, _Output())
         with output.lock:
+            output.last = rid
             if stream not in output.writers:
                 output.writers[stream] = self._writer()
             output.writers[stream].write(data)
@@ -197,34 +239,41 @@ class AgentCalls:
     def lost(self, pid: int, call_ids: tuple[str, ...]) -> None:
         """A connection ended with calls open. Nobody will end them."""
         if self.recorder is not None:
-            self.recorder.lost(call_ids)
+            self.recorder.pending.lost(call_ids)
         for call_id in call_ids:
             output = self._output.pop(call_id, None)
             for writer in output.writers.values() if output is not None else ():
                 writer.discard()
 
-    def checkpoint(self, pid: int, call_id: str, name: str, within: str | None) -> Answer:
+    def checkpoint(self, pid: int, call_id: str, name: str, within: str | None, *, again: bool) -> Answer:
         sandbox, recorder = self._bound(), self.recorder
         if recorder is None:
             return {"snapshot": sandbox.head}
         arguments = recorder.funnel.conceal({"name": name})
+        taken = recorder.taken(call_id) if again else None
+        if taken is not None:
+            return {"snapshot": taken.id, "live": True}
+        call = replace(marker("checkpoint", arguments), id=CallID(call_id))
         if within is not None:
-            return {"snapshot": recorder.step(marker("checkpoint", arguments)).id}
+            return {"snapshot": recorder.step(call).id}
         recorded = recorder.replayed(EntryKind.CHECKPOINT, "checkpoint", arguments)
         if recorded is not None:
             return {"snapshot": recorded.entry.snapshot}
         taken = recorder.complete(
-            EntryKind.CHECKPOINT, "checkpoint", arguments, marker("checkpoint", arguments), began_at_ns=time.time_ns(), details={}
+            EntryKind.CHECKPOINT, "checkpoint", arguments, call, began_at_ns=time.time_ns(), details={}
         )
         return {"snapshot": taken.id, **({"live": True} if recorder.take_live() else {})}
 
     def approve(
         self, pid: int, call_id: str, question: str, details: Any, expires_s: float | None, within: str | None,
-        cancelled: threading.Event,
+        cancelled: threading.Event, *, again: bool,
     ) -> Answer:  # fmt: skip
         sandbox, recorder = self._bound(), self.recorder
         if recorder is None or self._gate is None:
             raise Denied("nobody can be asked in a throw-away sandbox; run the agent in a trajectory of its own")
+        known = recorder.known(call_id) if again else None
+        if known is not None:
+            return {**recorder.funnel.reveal(known.result), "live": True}
         arguments = recorder.funnel.conceal({"question": question, "details": details})
         recorded = recorder.replayed(EntryKind.QUESTION, _QUESTION, arguments) if within is None else None
         if recorded is not None:
@@ -244,14 +293,14 @@ class AgentCalls:
 
     # -- conversation, state, store ------------------------------------------------------------------------------------------
 
-    def fact(self, kind: str, value: Any) -> Any:
+    def fact(self, kind: str, value: Any, rid: str | None) -> Any:
         self._bound()
-        return value if self.recorder is None else self.recorder.fact(kind, value)
+        return value if self.recorder is None else self.recorder.fact(kind, value, rid)
 
-    def message(self, role: str, content: Any, within: str | None) -> None:
+    def message(self, role: str, content: Any, within: str | None, rid: str | None) -> None:
         self._bound()
         if self.recorder is not None:
-            self.recorder.message(Message(role, content), within)
+            self.recorder.message(Message(role, content), within, rid)
 
     def messages(self, offset: int, limit: int) -> list[Message]:
         self._bound()
@@ -278,16 +327,18 @@ class AgentCalls:
         found = list(sandbox.state.get("tasks", ()))
         return found if self.recorder is None else list(self.recorder.funnel.reveal(found))
 
-    def store(self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any], within: str | None) -> Answer:
+    def store(
+        self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any], within: str | None, rid: str | None
+    ) -> Answer:  # fmt: skip
         """What the program itself asks the store is a recorded fact: a replay neither sees newer values nor writes again."""
         self._bound()
         if self.recorder is None or within is not None:
             return self._stored(op, fields)
-        known = self.recorder.recorded_fact(_STORE)
+        known = self.recorder.recorded_fact(_STORE, rid)
         answer = self._stored(op, fields) if known is None else known[0]
         if known is None:
             body = answer.get("body")
-            self.recorder.fact(_STORE, answer if body is None else {"body": body.decode()})
+            self.recorder.fact(_STORE, answer if body is None else {"body": body.decode()}, rid)
             return answer
         return answer if "body" not in answer else {"body": answer["body"].encode()}
 

@@ -18,7 +18,7 @@ from typing import Any
 from snapshotd.engine.agent_state import MAX_STATE_BYTES
 from snapshotd.engine.base import EditRequest, FileEdit
 from snapshotd.engine.context import Context
-from snapshotd.engine.recorder import MAX_PENDING_BYTES
+from snapshotd.engine.pending import MAX_PENDING_BYTES
 from snapshotd.engine.rewinding import Rewinding
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.sessions import Sessions

@@ -87,7 +87,7 @@ class LocalEngine(MindVerbs):
         """`lazy`: the mount that serves layers which are not there yet; None where there is no FUSE. `gateway`: makes a model endpoint."""
         self._context = context
         self._catalog = context.catalog
-        recover.recover(context)
+        survivors = recover.recover(context)
         self._worker = Worker(context.store.root, context.store.kind)
         self._merger = Merger(context.store, self._worker)
         self._cold = Cold(context, self._merger.apply, Child(context.child("cold")), lazy)
@@ -114,6 +114,8 @@ class LocalEngine(MindVerbs):
             if snapshot.files is None:
                 self._background.submit(snapshot)
         self._closed = threading.Event()
+        for survivor in survivors:
+            self._sessions.attach(survivor)
 
     def _store_what_has_no_layers(self) -> None:
         """Before anybody asks for them: snapshots captured on a layer that was still being rebuilt when the daemon died. What lies below

@@ -7,6 +7,7 @@ After `MAX_BYTES` of one run only snapshots, warnings and the end are recorded; 
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from snapshotd.engine.watch import Event, Watch
 from snapshotd.types import TrajectoryID
 
 MAX_BYTES = 256 << 20
+_PIECE_BYTES = 64 << 10
 
 
 class EventLog:
@@ -26,7 +28,7 @@ class EventLog:
         self._path, self._watch = path, watch
         self._file: BinaryIO | None = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by `finish`
         self._changed = threading.Condition()
-        self._bytes = 0
+        self._bytes = _without_half_a_line(path)
         self._full = False
         self.finished = False
 
@@ -68,6 +70,22 @@ class EventLog:
                             continue
                         return
                     self._changed.wait(timeout=1.0)
+
+
+def _without_half_a_line(path: Path) -> int:
+    """Cut off what a daemon that was killed left of its last line. The length of the rest, in bytes."""
+    with open(path, "rb+") as f:
+        end = f.seek(0, os.SEEK_END)
+        while end:
+            begin = max(0, end - _PIECE_BYTES)
+            f.seek(begin)
+            line_end = f.read(end - begin).rfind(b"\n")
+            if line_end >= 0:
+                end = begin + line_end + 1
+                break
+            end = begin
+        f.truncate(end)
+    return end
 
 
 class EventLogs:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from snapshotd.engine.approvals import Gate
 from snapshotd.engine.base import Provider
 from snapshotd.engine.context import Context
+from snapshotd.engine.live import LiveRecord
 from snapshotd.engine.model_calls import ModelCalls
 from snapshotd.engine.recorder import Recorder
 from snapshotd.engine.sandbox import Sandbox
@@ -25,6 +26,8 @@ from snapshotd.types import Network, short
 PORT = 11411
 """Where the endpoint listens inside: nobody is there before the sandbox's first program."""
 _BACKLOG = 64
+_LISTENER = ".gateway"
+"""Behind a container's id: the keeper's name of the socket."""
 _KEY = "_KEY"
 NO_KEY = "kept-by-snapshotd"
 """What agents find in place of a key: their clients want one."""
@@ -63,18 +66,33 @@ class Gateways:
             env |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": NO_KEY}
         return env
 
-    def open(self, sandbox: Sandbox, recorder: Recorder) -> None:
-        """Give a sandbox its gateway, if its trajectory has providers. SandboxFailed."""
+    def open(self, sandbox: Sandbox, recorder: Recorder, record: LiveRecord | None = None) -> None:
+        """Give a sandbox its gateway, if its trajectory has providers. `record`: of an earlier daemon, whose gateway is gone on with.
+        SandboxFailed."""
         upstreams = self._upstreams(sandbox)
         if not upstreams:
             return
+        listener = self._listener(sandbox)
+        if recorder.replaying and sandbox.trajectory.spec.network is Network.BRIDGE:
+            recorder.before_live = _cut_off(sandbox)
+        calls = ModelCalls(self._context, recorder, self._gate)
+        if record is not None:
+            calls.restore(record)
+        sandbox.gateway = self._make(listener, calls, upstreams)
+
+    def _listener(self, sandbox: Sandbox) -> socket.socket:
+        """Where its gateway listens: the socket outlives the daemon, so that clients wait for the next one and are not refused."""
+        key = f"{sandbox.container.id}{_LISTENER}"
+        sandbox.kept.append(key)
+        held = self._context.keeper.held(key)
+        if held is not None:
+            return socket.socket(fileno=held)
         try:
             listener = in_network_namespace(sandbox.container.pid, _listen)
         except OSError as exc:
             raise SandboxFailed(f"the gateway of {short(sandbox.trajectory.id)} cannot listen in its sandbox: {exc.strerror}") from exc
-        if recorder.replaying and sandbox.trajectory.spec.network is Network.BRIDGE:
-            recorder.before_live = _cut_off(sandbox)
-        sandbox.gateway = self._make(listener, ModelCalls(self._context, recorder, self._gate), upstreams)
+        self._context.keeper.hold(key, listener.fileno())
+        return listener
 
     def _upstreams(self, sandbox: Sandbox) -> dict[str, Upstream]:
         env = dict(sandbox.trajectory.env)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapshotd.engine.agent_protocol import AgentServer
+from snapshotd.engine.attach import Survivor
 from snapshotd.engine.calls import AgentCalls
 from snapshotd.engine.context import Context
 from snapshotd.engine.sandbox import Sandbox, enter
@@ -121,7 +122,7 @@ class Launcher:
             directory.chmod(0o755)
         calls = AgentCalls(context)
         admitted: list[str | None] = [None]
-        server = AgentServer(run_dir / "agent.sock", calls, lambda pid: cgroups.path_of(pid) == admitted[0], lost=calls.lost)
+        server = _serve(run_dir, calls, admitted)
         image = context.image(spec.image)
         image_name = (image.name if image else "") or "snapshotd"
         try:
@@ -196,10 +197,35 @@ class Launcher:
             with self._lock:
                 self._refilling.discard(spec)
 
+    def attach(self, survivor: Survivor, head: Snapshot) -> tuple[Sandbox, AgentCalls]:
+        """A sandbox that an earlier daemon launched, with all that lives in it. Its agents are not greeted before `calls.open` is set.
+        OSError, SandboxFailed; then it is as it was."""
+        root = survivor.root
+        calls = AgentCalls(self._context)
+        calls.open.clear()
+        base, fresh = root.base, root.fresh
+        if head.id != root.head:  # there were snapshots since it got this root
+            base, fresh = (head.base or base, head.own_layers - 1) if head.method == "copy" else (head.id, 0)
+        server = _serve(self._context.run_dir / "c" / survivor.container.id, calls, [cgroups.path_of(survivor.container.pid)])
+        sandbox = Sandbox(
+            trajectory=survivor.trajectory, runtime=survivor.runtime, container=survivor.container, target=survivor.target,
+            cgroup=survivor.cgroup, server=server, store=self._context.store, stack=root.stack, upper=root.upper, head=head.id,
+            base=base, seq=head.seq, message_count=head.messages, started_at_ns=survivor.facts["started_at_ns"], merged=self._merged,
+            links=self._links, fresh=fresh, own_layers=[root.upper], agent_running=True, kept=[survivor.container.id],
+        )  # fmt: skip
+        return sandbox, calls
+
     def end(self, sandbox: Sandbox) -> None:
         """Close a sandbox and remove its run directory. Idempotent."""
         sandbox.close()
+        for key in sandbox.kept:
+            self._context.keeper.drop(key)
         self.remove_run_dir(sandbox.container.id)
+
+
+def _serve(run_dir: Path, calls: AgentCalls, admitted: list[str | None]) -> AgentServer:
+    """Listen for the agents of the container whose cgroup is in `admitted`."""
+    return AgentServer(run_dir / "agent.sock", calls, lambda pid: cgroups.path_of(pid) == admitted[0], lost=calls.lost)
 
 
 def alive(sandbox: Sandbox) -> bool:

@@ -16,13 +16,17 @@ import hashlib
 import json
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from snapshotd.engine import live
 from snapshotd.engine.agent_handler import Intent
 from snapshotd.engine.approvals import Gate
 from snapshotd.engine.context import Context
-from snapshotd.engine.recorder import Open, Recorder
+from snapshotd.engine.live import LiveRecord
+from snapshotd.engine.pending import Open
+from snapshotd.engine.recorder import Recorder
 from snapshotd.errors import SnapshotdError, Unsupported
 from snapshotd.gateway.base import REPLAY_LIMIT_BYTES, ModelCall, Recorded, ReplyContent, ToolResult, TurnReply, TurnRequest
 from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Message, SideEffect, ToolCall, new_id
@@ -37,6 +41,7 @@ _OUTLINE_CHARS = 300
 class _Dialog:
     """One conversation as the agent sends it: the digests of its messages, in order."""
 
+    number: int
     digests: list[bytes] = field(default_factory=list)
 
 
@@ -56,8 +61,12 @@ class ModelCalls:
     def __init__(self, context: Context, recorder: Recorder, gate: Gate) -> None:
         self._context, self._recorder, self._gate = context, recorder, gate
         self._dialogs: list[_Dialog] = []
+        self._began = 0
+        """How many there have been."""
         self._tools: dict[str, Open] = {}
         """Tool calls that the model has asked for and the agent not answered, by the provider's id."""
+        self._unclosed: set[str] = set()
+        """Of these, those that an earlier daemon opened: their results may have been sent to it."""
         self._turns: dict[int, _Turn] = {}
         self._lock = threading.Lock()
 
@@ -65,17 +74,18 @@ class ModelCalls:
         """See `GatewayHandler.turn`."""
         dialog, known = self._dialog(request)
         replaying = self._recorder.replaying
-        results = [result for result in request.results_since(known) if not self._replayed_result(result)]
+        results = [result for result in self._results(request, known) if not self._replayed_result(result)]
         replayed = self._recorder.replayed(EntryKind.MODEL, request.model[:200], _outline(request))
         if replayed is not None:
             return self._again(request, dialog, known, replayed.entry)
         if replaying:  # it has just gone live: the tools' results, for one, may be in the conversation already
             self._recorder.met(request.new_messages(known))
         else:
-            for message in request.new_messages(known):
-                self._recorder.message(message)
-        dialog.digests = list(request.digests)
+            for number, message in enumerate(request.new_messages(known)):
+                self._recorder.message(message, rid=f"{dialog.number}:{known}:{number}")
+        self._heard(dialog, known, request.digests[known:])
         opened = self._recorder.begin(Intent(new_id(), request.model[:200], _outline(request), EntryKind.MODEL))
+        self._recorder.wire({"turn": opened.entry.id})
         turn = _Turn(opened, dialog)
         with self._lock:
             self._turns[id(request)] = turn
@@ -90,7 +100,7 @@ class ModelCalls:
             turn = self._turns.pop(id(request))
         if turn.step is not None:
             turn.step.join()
-        self._recorder.take(turn.opened.entry.id)
+        self._recorder.pending.take(turn.opened.entry.id)
         content = reply.content
         calls = [] if reply.failed else list(content.calls)
         details = {"gateway": True, "usage": _usage(reply), "stop_reason": content.stop_reason}
@@ -106,7 +116,7 @@ class ModelCalls:
             return
         for message in content.messages:
             self._recorder.message(message)
-        turn.dialog.digests.extend(content.digests)
+        self._heard(turn.dialog, len(turn.dialog.digests), content.digests)
         for call in calls:
             self._open_tool(call)
 
@@ -118,7 +128,7 @@ class ModelCalls:
             if call.id in self._tools:
                 return
             while len(self._tools) >= MAX_OPEN_TOOLS:
-                self._recorder.lost([self._tools.pop(next(iter(self._tools))).entry.id])
+                self._recorder.pending.lost([self._tools.pop(next(iter(self._tools))).entry.id])
         concealed = self._recorder.funnel.conceal(call.arguments)
         call_id = CallID(new_id())
         self._gate.admit(
@@ -126,8 +136,17 @@ class ModelCalls:
             step=self._recorder.step, cancelled=threading.Event(),  # the gate looks whether the sandbox has ended
         )  # fmt: skip
         opened = self._recorder.begin(Intent(call_id, call.name[:200] or "tool", call.arguments))
+        self._recorder.wire({"tool": call.id, "entry": opened.entry.id})
         with self._lock:
             self._tools[call.id] = opened
+
+    def _results(self, request: TurnRequest, known: int) -> list[ToolResult]:
+        """The tool results that a request brings, and those it brought to an earlier daemon that did not get to them."""
+        with self._lock:
+            missed = [result for result in request.results_since(0) if result.id in self._unclosed] if self._unclosed else []
+            self._unclosed.difference_update(result.id for result in missed)
+        new = {result.id for result in missed}
+        return [*missed, *(result for result in request.results_since(known) if result.id not in new)]
 
     def _close_tools(self, turn: _Turn, results: list[ToolResult]) -> None:
         try:
@@ -141,7 +160,7 @@ class ModelCalls:
             opened = self._tools.pop(result.id, None)
         if opened is None:
             opened = self._recorder.begin(Intent(new_id(), (result.name or "tool")[:200], None))
-        self._recorder.take(opened.entry.id)
+        self._recorder.pending.take(opened.entry.id)
         writer = self._context.spool.writer()
         try:
             writer.write(json.dumps(self._recorder.funnel.conceal(result.content), ensure_ascii=False).encode("utf-8", "replace"))
@@ -172,7 +191,7 @@ class ModelCalls:
         """A recorded reply, with the tools that it asks for: the agent runs them again, and if nobody saw them end, it is for real."""
         recorded = _recorded(entry)
         content = request.reader.read_again(request, recorded) if entry.status is CallStatus.DONE else ReplyContent()
-        dialog.digests = [*request.digests, *content.digests]
+        self._heard(dialog, known, [*request.digests[known:], *content.digests])
         self._recorder.met([*request.new_messages(known), *content.messages])
         live = self._recorder.live_if_exhausted()
         for call in entry.result["calls"]:
@@ -185,13 +204,37 @@ class ModelCalls:
 
     # -- conversations -------------------------------------------------------------------------------------------------------
 
+    def _heard(self, dialog: _Dialog, at: int, digests: Sequence[bytes]) -> None:
+        """A conversation goes on, from message number `at`."""
+        dialog.digests[at:] = digests
+        self._recorder.wire({"dialog": dialog.number, "at": at, "digests": [digest.hex() for digest in digests]})
+
+    def restore(self, record: LiveRecord) -> None:
+        """Go on where the gateway of an earlier daemon was killed. What was being forwarded is asked again by its client."""
+        dialogs: dict[int, _Dialog] = {}
+        for line in live.wire(record.directory):
+            if "dialog" in line:
+                dialog = dialogs.pop(line["dialog"], None) or _Dialog(line["dialog"])
+                dialog.digests[line["at"] :] = map(bytes.fromhex, line["digests"])
+                dialogs[dialog.number] = dialog  # the one used last comes last
+            elif "turn" in line:
+                self._recorder.cut_off(line["turn"])
+            else:
+                opened = self._recorder.pending.opened(line["entry"])
+                if opened is not None:
+                    self._tools[line["tool"]] = opened
+                    self._unclosed.add(line["tool"])
+        self._dialogs = list(dialogs.values())[-MAX_DIALOGS:]
+        self._began = max(dialogs, default=-1) + 1
+
     def _dialog(self, request: TurnRequest) -> tuple[_Dialog, int]:
         """The conversation that a request goes on with, and how many of its messages are known."""
         with self._lock:
             found = max(self._dialogs, key=lambda one: request.matching_prefix(one.digests), default=None)
             known = 0 if found is None else request.matching_prefix(found.digests)
             if found is None or known == 0:
-                found = _Dialog()
+                found = _Dialog(self._began)
+                self._began += 1
                 self._dialogs.append(found)
                 del self._dialogs[:-MAX_DIALOGS]
             else:

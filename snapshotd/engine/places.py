@@ -66,6 +66,7 @@ class Places:
         """What differs is written over, while the sandbox stands still: so its live upper can be looked at as if it were sealed."""
         _log.info("the files of %s are rewritten in place because %s", sandbox.trajectory.id, reason)
         store = self._context.store
+        sandbox.between_states()
         with sandbox.frozen():
             root = os.open(f"/proc/{sandbox.container.pid}/root", files.DIR_FLAGS & ~os.O_NOFOLLOW)
             try:

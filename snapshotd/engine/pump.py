@@ -6,10 +6,10 @@ import os
 import selectors
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
-from snapshotd.engine.base import OutputSink
+from snapshotd.engine.base import OutputSink, Stream
 from snapshotd.errors import SandboxFailed
 from snapshotd.failpoints import hit
 from snapshotd.repo.base import BlobWriter, Spool
@@ -31,8 +31,11 @@ class Outcome:
     stderr: BlobID | None
 
 
-def pump(process: Process, spool: Spool, funnel: Funnel, sink: OutputSink) -> Outcome:
-    """Read both streams until the command has ended, then save them. What is saved and shown has gone through `funnel`.
+def pump(
+    process: Process, spool: Spool, funnel: Funnel, sink: OutputSink, earlier: Iterable[tuple[Stream, bytes]] = ()
+) -> Outcome:  # fmt: skip
+    """Read both streams until the command has ended, then save them. What is saved and shown has gone through `funnel`. `earlier`: what was
+    shown of it before, by another daemon.
 
     Background children that keep a stream open do not hold this up; what they write later is read and dropped, so that they never meet a
     broken pipe.
@@ -54,10 +57,12 @@ def pump(process: Process, spool: Spool, funnel: Funnel, sink: OutputSink) -> Ou
 
     waiter = threading.Thread(target=wait, name="wait-for-command")
     waiter.start()
-    names: dict[int, Literal["stdout", "stderr"]] = {process.stdout_fd: "stdout", process.stderr_fd: "stderr"}
+    names: dict[int, Stream] = {process.stdout_fd: "stdout", process.stderr_fd: "stderr"}
     open_fds = set(names)
     try:
         with spool.writer() as out, spool.writer() as err:
+            for name, data in earlier:
+                (out if name == "stdout" else err).write(data)
             streams = {fd: _Stream(name, writer, funnel, sink) for (fd, name), writer in zip(names.items(), (out, err), strict=True)}
             _read(process, streams, open_fds, done_r)
             for stream in streams.values():
@@ -84,7 +89,7 @@ def pump(process: Process, spool: Spool, funnel: Funnel, sink: OutputSink) -> Ou
 class _Stream:
     """Where one stream of a command goes."""
 
-    def __init__(self, name: Literal["stdout", "stderr"], writer: BlobWriter, funnel: Funnel, sink: OutputSink) -> None:
+    def __init__(self, name: Stream, writer: BlobWriter, funnel: Funnel, sink: OutputSink) -> None:
         self._name, self._writer, self._sink = name, writer, sink
         self._concealer = funnel.concealer(self._pass_on)
 

@@ -12,24 +12,25 @@ recorded is refused (a resume), or goes live right there, as a branch (a fork).
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from snapshotd.engine import tasks
 from snapshotd.engine.agent_handler import Intent
 from snapshotd.engine.agent_state import AgentState
 from snapshotd.engine.context import Context
+from snapshotd.engine.live import LiveRecord
+from snapshotd.engine.pending import Open, Pending
 from snapshotd.engine.places import Places
 from snapshotd.engine.replay import Kept, Mismatch, Recorded, Replay, Resumption, canonical, shown
 from snapshotd.engine.retelling import OtherWords, Retelling
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.step import StepListener, commit_step, marker
-from snapshotd.errors import Conflict, Diverged, LimitExceeded, NotFound, SnapshotdError
+from snapshotd.errors import Diverged, SnapshotdError
 from snapshotd.failpoints import hit
 from snapshotd.types import (
     CallID,
@@ -47,25 +48,12 @@ from snapshotd.types import (
 )  # fmt: skip
 
 _log = logging.getLogger(__name__)
-MAX_OPEN_CALLS = 1024
-MAX_PENDING_BYTES = 64 << 20
-"""Of messages since the last snapshot, as JSON: what the daemon holds in memory for one sandbox."""
 _SAID = "said"
 """Detail of an entry: messages that were appended from within it."""
+_NEWEST = 256
+"""Snapshots among which one is looked for that was just taken."""
 _CHANGED_BY_PEOPLE = ("edit", "retry")
 """Markers with a state that no program has made."""
-MAX_FACTS = 100_000
-"""Recorded values since the last entry."""
-
-
-@dataclass(slots=True)
-class Open:
-    """A call that has begun. `entry` of a task is recorded when it ends."""
-
-    entry: Entry
-    clock_ns: int
-    said: int = 0
-    """Messages that were appended from within it."""
 
 
 class Recorder:
@@ -81,8 +69,7 @@ class Recorder:
         self.state = AgentState(sandbox, self.funnel)
         self._lock = threading.RLock()
         """Of the replay; taken before the sandbox's."""
-        self._open: dict[str, Open] = {}
-        self._facts: list[Any] = []
+        self.pending = Pending(sandbox)
         self._resumption = resumption
         self._replay = None if resumption is None else Replay(resumption.entries)
         self._kept = Kept(() if resumption is None else resumption.entries)
@@ -95,6 +82,8 @@ class Recorder:
         """The next answer has to say so."""
         self.before_live: Callable[[], None] = lambda: None
         """What has to be done when a replay ends."""
+        self.after_live: Callable[[], None] = lambda: None
+        """And what then."""
         self.diverged: Diverged | None = None
         """Set once a resumed program has done something else; nothing of it is recorded any more."""
 
@@ -196,6 +185,7 @@ class Recorder:
             self.sandbox.state_changed = self.sandbox.state != self._catalog.state(self.sandbox.head)
         self._tell({"event": "live", "snapshot": self.sandbox.head, "replayed": self._replay.matched})
         self._replay, self._went_live = None, True
+        self.after_live()
 
     def take_live(self) -> bool:
         """Whether the answer that is being made is the first after a replay."""
@@ -258,13 +248,7 @@ class Recorder:
     def begin(self, intent: Intent) -> Open:
         """Record an intent. Conflict, LimitExceeded, OutOfSpace."""
         conceal = self.funnel.conceal
-        with self._lock:
-            self._check_diverged()
-            if len(self._open) >= MAX_OPEN_CALLS:
-                raise LimitExceeded(f"{MAX_OPEN_CALLS} tool calls are open at once; end some before beginning another")
-            if intent.call_id in self._open:
-                raise Conflict(f"tool call {intent.call_id[:40]!r} has begun already")
-            facts, self._facts = (*self._facts, *conceal(list(intent.facts))), []
+        self._check_diverged()
         details: dict[str, Any] = {}
         if intent.compensate is not None:
             details["compensate"] = {"argv": conceal(list(intent.compensate))}
@@ -273,21 +257,60 @@ class Recorder:
         call_id = CallID(intent.call_id)
         entry = Entry(
             id=call_id, kind=intent.kind, name=conceal(intent.name), arguments=conceal(intent.arguments), after=self.sandbox.head,
-            began_at_ns=time.time_ns(),
-            side_effect=intent.side_effect, key=self._key(intent, call_id), facts=facts, details=details,
+            began_at_ns=time.time_ns(), side_effect=intent.side_effect, key=self._key(intent, call_id),
+            facts=tuple(conceal(list(intent.facts))), details=details,
         )  # fmt: skip
-        if intent.kind is not EntryKind.TASK:  # a task is recorded when it ends: what happens in it has entries of its own
-            try:
-                self._catalog.begin_entry(self.sandbox.trajectory.id, entry, fence=self.sandbox.fence)
-            except BaseException:
-                with self._lock:
-                    self._facts[:0] = facts
-                raise
+        opened = self.pending.begin(entry, self._record)
+        if intent.kind is not EntryKind.TASK:
             hit("engine.journal.begun")
-        opened = Open(entry, time.perf_counter_ns())
-        with self._lock:
-            self._open[intent.call_id] = opened
         return opened
+
+    def _record(self, entry: Entry) -> None:
+        self._catalog.begin_entry(self.sandbox.trajectory.id, entry, fence=self.sandbox.fence)
+
+    def restore(self, record: LiveRecord) -> None:
+        """Go on where an earlier daemon was killed."""
+        unbound = self._catalog.unbound(self.sandbox.trajectory.id)
+        known = {entry.id for entry in unbound}
+        self.pending.restore(record, self.sandbox.head, [entry for entry in unbound if entry.status is None], known.__contains__)
+
+    def wire(self, fields: dict[str, Any]) -> None:
+        """Note for another daemon what the gateway knows."""
+        if self.sandbox.live is not None:
+            self.sandbox.live.wire(fields)
+
+    def cut_off(self, call_id: str) -> None:
+        """A call that was being carried out by a daemon that was killed: whoever wanted it asks again."""
+        if self.pending.opened(call_id) is not None:
+            self.pending.lost([call_id])
+            ended = Ended(CallID(call_id), CallStatus.UNKNOWN, time.time_ns(), error="the daemon was killed meanwhile; it was asked again")
+            self._catalog.end_entry(self.sandbox.trajectory.id, ended, fence=self.sandbox.fence)
+
+    def known(self, call_id: str) -> Entry | None:
+        """The trajectory's entry of this id; None if it has none."""
+        try:
+            trajectory, entry = self._catalog.find_entry(call_id)
+        except SnapshotdError:
+            return None
+        return entry if trajectory == self.sandbox.trajectory.id and entry.id == call_id else None
+
+    def reopened(self, call_id: str) -> Open | None:
+        """A call that has begun and that nobody saw end; its process asks again."""
+        opened = self.pending.opened(call_id)
+        if opened is not None:
+            return opened
+        entry = self.known(call_id)
+        return None if entry is None or entry.status is not None else self.pending.reopen(entry)
+
+    def taken(self, call_id: str) -> Snapshot | None:
+        """The snapshot that a request took which is sent again."""
+        newest = reversed(self._catalog.snapshots(self.sandbox.trajectory.id, _NEWEST))
+        return next((snapshot for snapshot in newest if snapshot.call.id == call_id), None)
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is live, with nothing left of a replay: then another daemon can go on with it."""
+        return self._replay is None and self._kept.empty and self.diverged is None
 
     def _key(self, intent: Intent, call_id: CallID) -> str:
         if intent.key is not None:
@@ -298,17 +321,6 @@ class Recorder:
             if cut_off is not None:
                 return cut_off
         return call_id
-
-    def opened(self, call_id: str) -> Open | None:
-        return self._open.get(call_id)
-
-    def take(self, call_id: str) -> Open:
-        """An open call that ends now. NotFound."""
-        with self._lock:
-            opened = self._open.pop(call_id, None)
-        if opened is None:
-            raise NotFound(f"no open tool call {call_id[:40]!r}: it never began, or it has ended already")
-        return opened
 
     def end_step(self, opened: Open, call: ToolCall) -> Snapshot:
         """The outcome of a tool call, with its snapshot."""
@@ -341,24 +353,19 @@ class Recorder:
     ) -> Snapshot:
         """Something that is recorded when it has ended (a task, a named snapshot), with its snapshot. `call.id` becomes the entry's."""
         self._check_diverged()
-        with self._lock:
-            facts, self._facts = tuple(self._facts), []
         entry = Entry(
             id=call.id, kind=kind, name=name, arguments=arguments, after=self.sandbox.head, began_at_ns=began_at_ns, status=call.status,
-            ended_at_ns=time.time_ns(), error=call.error, facts=facts, details=details,
+            ended_at_ns=time.time_ns(), error=call.error, details=details,
         )  # fmt: skip
-        return commit_step(self._catalog, self.sandbox, call, self._listener, entries=[entry])
+        return self.pending.taking(entry, lambda whole: commit_step(self._catalog, self.sandbox, call, self._listener, entries=[whole]))
 
     def answered(self, call_id: CallID, name: str, arguments: Any, result: Any, *, began_at_ns: int) -> None:
         """A question that was asked and answered."""
-        with self._lock:
-            facts, self._facts = tuple(self._facts), []
         entry = Entry(
             id=call_id, kind=EntryKind.QUESTION, name=name, arguments=self.funnel.conceal(arguments), after=self.sandbox.head,
-            began_at_ns=began_at_ns,
-            status=CallStatus.DONE, ended_at_ns=time.time_ns(), result=self.funnel.conceal(result), facts=facts,
+            began_at_ns=began_at_ns, status=CallStatus.DONE, ended_at_ns=time.time_ns(), result=self.funnel.conceal(result),
         )  # fmt: skip
-        self._catalog.begin_entry(self.sandbox.trajectory.id, entry, fence=self.sandbox.fence)
+        self.pending.taking(entry, self._record)
 
     def step(self, call: ToolCall) -> Snapshot:
         """A snapshot that ends no entry."""
@@ -390,34 +397,24 @@ class Recorder:
             known = 0 if self._retelling is None else max(0, self.sandbox.message_count - self._retelling.position)
             self.said(len(messages))
             for message in messages[known:]:
-                self._append(self._concealed(message))
-
-    def lost(self, call_ids: Iterable[str]) -> None:
-        """Nobody will end these calls: their outcome is unknown, and their files belong to whatever snapshot comes next."""
-        with self._lock:
-            for call_id in call_ids:
-                self._open.pop(call_id, None)
+                self.pending.message(self._concealed(message))
 
     # -- recorded values, conversation, state --------------------------------------------------------------------------------
 
-    def fact(self, kind: str, value: Any) -> Any:
+    def fact(self, kind: str, value: Any, rid: str | None = None) -> Any:
         """See `AgentHandler.fact`."""
-        with self._lock:
-            known = self.recorded_fact(kind)
-            if known is not None:
-                return known[0]
-            if len(self._facts) >= MAX_FACTS:
-                raise LimitExceeded(f"more than {MAX_FACTS} recorded values since the last call; make a call or a checkpoint in between")
-            self._facts.append({"kind": kind, "value": self.funnel.conceal(value)})
-            return value
+        known = self.recorded_fact(kind)
+        if known is not None:
+            return known[0]
+        return self.funnel.reveal(self.pending.fact(kind, self.funnel.conceal(value), rid))
 
-    def recorded_fact(self, kind: str) -> tuple[Any] | None:
-        """A value that is recorded here, as a one-element tuple; None where none is."""
+    def recorded_fact(self, kind: str, rid: str | None = None) -> tuple[Any] | None:
+        """A value that is recorded here, or was for this very request, as a one-element tuple; None where none is."""
         with self._lock:
-            known = None if self._replay is None else self._replay.fact(kind)
+            known = self.pending.answered(rid) if self._replay is None else self._replay.fact(kind)
         return None if known is None else (self.funnel.reveal(known[0]),)
 
-    def message(self, message: Message, within: str | None = None) -> None:
+    def message(self, message: Message, within: str | None = None, rid: str | None = None) -> None:
         """Append to the conversation; in a replay, meet what was appended. `within`: the running call that says it, which a replay does not
         run again: it counts what was said."""
         message = self._concealed(message)
@@ -425,24 +422,10 @@ class Recorder:
             self._check_diverged()
             if self._replay is not None and self._meets(message):
                 return
-        self._append(message)
-        opened = None if within is None else self._open.get(within)
-        if opened is not None:
-            opened.said += 1
+        self.pending.message(message, within, rid)
 
     def _concealed(self, message: Message) -> Message:
         return Message(self.funnel.conceal_text(message.role), self.funnel.conceal(message.content))
-
-    def _append(self, message: Message) -> None:
-        sandbox = self.sandbox
-        with sandbox.lock:
-            size = len(message.role) + len(json.dumps(message.content))
-            if sandbox.pending_bytes + size > MAX_PENDING_BYTES:
-                raise LimitExceeded(
-                    f"the messages since the last snapshot exceed {MAX_PENDING_BYTES} bytes; take one with a tool call or `checkpoint`"
-                )
-            sandbox.pending_bytes += size
-            sandbox.pending.append(message)
 
     def _meets(self, message: Message) -> bool:
         """Whether this message is the recorded one that comes next. A new one only after everything recorded."""

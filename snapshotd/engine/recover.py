@@ -1,7 +1,8 @@
 """What the engine does when it opens a state directory that another daemon left, cleanly or not.
 
-    1 destroy every container of this instance: their steps were tied to the daemon that died
-    2 trajectories that were running are interrupted (their agent) or stopped; their head is their last snapshot
+    1 find the sandboxes whose agents still run and that can be gone on with (attach.py); destroy every other container of this instance:
+      its steps were tied to the daemon that died
+    2 other trajectories that were running are interrupted (their agent) or stopped; their head is their last snapshot
     3 after a power loss, snapshots that were only captured are lost, and said so; and no layer is trusted any more, since nobody synced it:
       what is stored comes back from the repository
     4 remove what no catalog row refers to: layers, outputs in the spool, sockets
@@ -14,8 +15,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections.abc import Collection
 from pathlib import Path
 
+from snapshotd.engine.attach import Survivor, survivors
 from snapshotd.engine.context import Context
 from snapshotd.engine.dependencies import cached_layers, forget_cached_layers
 from snapshotd.errors import SandboxFailed, SnapshotdError
@@ -30,23 +33,32 @@ _FAILED = "layers.failed"
 """A file in the state directory: the layers' own file system failed, so they are not trusted at the next start."""
 
 
-def recover(context: Context) -> None:
-    """See the module's text."""
+def recover(context: Context) -> list[Survivor]:
+    """See the module's text. Returns the sandboxes to go on with."""
+    found = [] if (context.state_dir / _FAILED).exists() else survivors(context)
+    alive = {survivor.container.id for survivor in found}
+    for key in context.keeper.names():
+        if key.partition(".")[0] not in alive:
+            context.keeper.drop(key)
     for runtime in context.runtimes.values():
         if runtime.unavailable() is None:
-            for container in runtime.list():
+            for container in set(runtime.list()) - alive:
                 _log.warning("destroying container %s of an earlier daemon", container)
                 try:
                     runtime.destroy(container)
                 except SandboxFailed as exc:
                     _log.error("it is left for the next start: %s", exc.message)  # one stuck process must not keep all the rest away
-    _clear_run_dir(context)
+    _clear_run_dir(context, alive)
+    running = {survivor.trajectory.id for survivor in found}
     for trajectory in context.catalog.trajectories(TrajectoryStatus.RUNNING):
+        if trajectory.id in running:
+            continue
         unfinished = trajectory.agent is not None and trajectory.exit_code is None
         context.catalog.set_status(trajectory.id, TrajectoryStatus.INTERRUPTED if unfinished else TrajectoryStatus.STOPPED)
     _after_boot(context)
     sweep_spool(context)
     context.store.sweep(lambda: referenced_layers(context))
+    return found
 
 
 def referenced_layers(context: Context) -> set[LayerID]:
@@ -62,12 +74,12 @@ def sweep_spool(context: Context) -> None:
             context.spool.remove(blob)
 
 
-def _clear_run_dir(context: Context) -> None:
+def _clear_run_dir(context: Context, spared: Collection[str]) -> None:
     directory = context.run_dir / "c"
     directory.mkdir(mode=0o711, parents=True, exist_ok=True)
     fd = os.open(directory, files.DIR_FLAGS)
     try:
-        for name in os.listdir(fd):
+        for name in set(os.listdir(fd)).difference(spared):
             files.remove_tree(fd, name)
     finally:
         os.close(fd)

@@ -12,6 +12,7 @@ Everything that changes these three happens under `lock`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snapshotd.engine.agent_protocol import AgentServer
+from snapshotd.engine.live import LiveRecord, Root
 from snapshotd.engine.quiesce import blocker, writable_mappings
 from snapshotd.failpoints import hit
 from snapshotd.gateway.base import Gateway
@@ -86,9 +88,19 @@ class Sandbox:
     """The token of this trajectory's one writer; None: nothing is recorded (a throw-away sandbox)."""
     gateway: Gateway | None = None
     """Its model endpoint, if its trajectory has providers."""
+    live: LiveRecord | None = None
+    """What another daemon would need to go on with it (`outlive`); only of a trajectory with a program."""
+    kept: list[str] = field(default_factory=list)
+    """What the keeper has of it, by name."""
+    residue: Callable[[], dict[str, Any]] = dict
+    """What is pending beyond a snapshot that was just taken (engine/pending.py)."""
     mirror: copying.Mirror | None = None
     own_layers: list[LayerID] = field(default_factory=list)
     agent_running: bool = False
+    _facts: dict[str, Any] | None = None
+    """What `outlive` was given."""
+    _roots: tuple[Root, ...] = ()
+    """What `live` says: the present root last, or the one that it is about to become."""
     closed: bool = False
     """No more steps. Set under `lock`."""
     released: bool = False
@@ -140,7 +152,8 @@ class Sandbox:
             raise
         try:
             self.store.dress(upper, sealed)
-            pivot(self.target, self.store, below, upper, layout, seal=True)
+            announce = functools.partial(self._announce, upper, below)
+            pivot(self.target, self.store, below, upper, layout, seal=True, announce=announce)
         except BaseException:
             self.store.release(below.layers)
             self.store.remove(upper)
@@ -150,12 +163,49 @@ class Sandbox:
         retired = (*self.stack.layers, *self._mirrored())
         self.stack, self.upper, self.mirror = below, upper, None
         self.fresh += 1
+        self._roots = self._roots[-1:]
         return retired
 
     def committed(self, captured: Captured, snapshot: SnapshotID) -> None:
         """The capture became this snapshot. Caller holds `lock`."""
         if captured.method != "copy":  # after a copy the stack is still what it was
             self.base, self.fresh = snapshot, 0
+        if self.live is not None:
+            self.live.bound(self.head, self.residue())
+            if self._facts is not None and not self.live.kept:
+                self._keep(self.live, self._facts)
+
+    # -- beyond the daemon ---------------------------------------------------------------------------------------------------
+
+    def committing(self, snapshot: SnapshotID) -> None:
+        """This snapshot is about to become the head: what it does not bind is noted for it first."""
+        residue = self.residue() if self.live is not None else None
+        if self.live is not None and residue:
+            self.live.note(snapshot, residue)
+
+    def outlive(self, facts: dict[str, Any]) -> None:
+        """From now on the next daemon can go on with this sandbox, if this one dies. `facts`: as `LiveRecord.keep`."""
+        with self.lock:
+            assert self.live is not None
+            self._facts = facts
+            if self.state_changed:
+                self.live.set_state(self.head, self.state)
+            self._keep(self.live, facts)
+
+    def _keep(self, live: LiveRecord, facts: dict[str, Any]) -> None:
+        self._roots = (Root(layout_of(self.target).root_id, self.upper, self.stack, self.base, self.fresh, self.head),)
+        live.keep(facts, self._roots)
+
+    def between_states(self) -> None:
+        """Its files are about to be no snapshot's and nobody's: until the next snapshot nobody could go on with it. Caller holds `lock`."""
+        if self.live is not None:
+            self.live.forget()
+
+    def _announce(self, upper: LayerID, stack: Stack, mount_id: int) -> None:
+        """The root is about to become another one: whoever looks after a crash sees by the mount which of the two it is."""
+        if self.live is not None and self.live.kept and self._facts is not None:
+            self._roots = (*self._roots[:1], Root(mount_id, upper, stack, self.base, self.fresh + 1, self.head))
+            self.live.keep(self._facts, self._roots)
 
     def _relink(self, sealed: LayerID, parent: Stack) -> None:
         """Mend hard links that copy-up tore apart, in the layer that was sealed a moment ago and that nobody has looked into yet."""
@@ -202,6 +252,7 @@ class Sandbox:
     def replace_root(self, stack: Stack, base: SnapshotID) -> None:
         """Throw the live upper away and go on from `stack` (held, taken over), the files of snapshot `base`. Caller holds `lock` and has
         made sure that nothing but init lives."""
+        self.between_states()
         try:
             upper = enter(self.target, self.store, stack)
         except BaseException:
@@ -224,6 +275,8 @@ class Sandbox:
             if self.released:
                 return
             self.released = True
+        if self.live is not None:
+            self.live.remove()
         self.server.close()
         if self.gateway is not None:
             self.gateway.close()

@@ -7,11 +7,13 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from snapshotd.engine.approvals import Gate
+from snapshotd.engine.attach import Survivor, record_of
 from snapshotd.engine.background import Background
 from snapshotd.engine.base import ExecResult, OutputSink, Stream
 from snapshotd.engine.calls import AgentCalls
@@ -92,12 +94,45 @@ class Sessions:
         catalog, trajectory = self._context.catalog, sandbox.trajectory.id
         sandbox.fence = catalog.lease(trajectory)
         sandbox.state = catalog.state(sandbox.head if resumption is None else resumption.began.id)
+        if sandbox.trajectory.agent is not None:
+            sandbox.live = record_of(self._context, sandbox.container.id)
+            sandbox.live.open()
         recorder = Recorder(self._context, sandbox, self._stepped, self._places, resumption)
         calls.bind(sandbox, recorder, self._gate, self._store)
         self._gateways.open(sandbox, recorder)
+        self._register(sandbox, recorder)
+
+    def _register(self, sandbox: Sandbox, recorder: Recorder) -> None:
         with self._lock:
-            self._live[trajectory] = sandbox
-            self._recorders[trajectory] = recorder
+            self._live[sandbox.trajectory.id] = sandbox
+            self._recorders[sandbox.trajectory.id] = recorder
+
+    def attach(self, survivor: Survivor) -> None:
+        """Go on with the sandbox of an earlier daemon: its agent, which may be waiting for an answer, does not notice. OSError,
+        SandboxFailed: its steps cannot be recorded."""
+        catalog, trajectory = self._context.catalog, survivor.trajectory
+        head = catalog.get_snapshot(trajectory.head)
+        sandbox, calls = self._launcher.attach(survivor, head)
+        sandbox.fence = catalog.lease(trajectory.id)
+        sandbox.state = catalog.state(head.id)
+        recorder = Recorder(self._context, sandbox, self._stepped, self._places)
+        recorder.restore(survivor.record)
+        log = self._context.events.begin(trajectory.id)
+        calls.bind(sandbox, recorder, self._gate, self._store)
+        calls.restore()
+        sandbox.live = survivor.record
+        sandbox.live.open()
+        sandbox.outlive(survivor.facts)
+        self._gateways.open(sandbox, recorder, survivor.record)
+        self._register(sandbox, recorder)
+        printed = [
+            (event["stream"], base64.b64decode(event["data_b64"]))
+            for event in log.follow(wait=False)
+            if event["event"] == "output" and "call" not in event
+        ]  # fmt: skip
+        self._follow_in_thread(sandbox, survivor.process, log, survivor.facts["began_at_ns"], printed)
+        calls.open.set()
+        _log.info("going on with the run of %s", trajectory.id)
 
     def discard(self, sandbox: Sandbox) -> None:
         """End a sandbox that was never adopted, or whose trajectory is to be forgotten."""
@@ -210,10 +245,11 @@ class Sessions:
         snapshot = commit_step(self._context.catalog, sandbox, call, self._stepped) if record else None
         return ExecResult(outcome.exit_code, snapshot, call)
 
-    def _start(self, sandbox: Sandbox, spec: ExecSpec) -> Process:
-        """Start a command, never in the middle of a step: between the look at the live processes and the pivot none may come in."""
+    def _start(self, sandbox: Sandbox, spec: ExecSpec, *, keep: str | None = None) -> Process:
+        """Start a command, never in the middle of a step: between the look at the live processes and the pivot none may come in. `keep`: as
+        `Runtime.exec`."""
         with sandbox.lock:
-            return sandbox.runtime.exec(sandbox.container, spec)
+            return sandbox.runtime.exec(sandbox.container, spec, keep=keep)
 
     def _logging(self, sandbox: Sandbox, sink: OutputSink) -> OutputSink:
         def both(stream: Stream, data: bytes) -> None:
@@ -252,7 +288,12 @@ class Sessions:
         trajectory = sandbox.trajectory
         argv = tuple(map(self._context.secrecy.of(trajectory).reveal_text, agent.argv))
         spec = self._exec_spec(sandbox, argv, agent.cwd, agent.env, None)
-        process = self._start(sandbox, spec)
+        began_at_ns = time.time_ns()
+        recorder = self._recorders[trajectory.id]
+        recorder.after_live = lambda: self._outlive(sandbox, recorder, began_at_ns)
+        recorder.after_live()
+        sandbox.kept.append(sandbox.container.id)
+        process = self._start(sandbox, spec, keep=sandbox.container.id)
         sandbox.agent_running = True
         log = self._context.events.begin(trajectory.id, afresh=True)
         image = self._context.image(trajectory.spec.image)
@@ -262,13 +303,24 @@ class Sessions:
         })  # fmt: skip
         if first is not None:
             self._background.submit(first)
-        call = marker("exit", {"argv": list(agent.argv)})
-        thread = threading.Thread(target=self._follow, args=(sandbox, process, log, call.started_at_ns, agent), name="run")
+        self._follow_in_thread(sandbox, process, log, began_at_ns, [])
+
+    def _outlive(self, sandbox: Sandbox, recorder: Recorder, began_at_ns: int) -> None:
+        """Once its program is live, the sandbox is there for the next daemon, too."""
+        if recorder.settled:
+            sandbox.outlive({"trajectory": sandbox.trajectory.id, "started_at_ns": sandbox.started_at_ns, "began_at_ns": began_at_ns})
+
+    def _follow_in_thread(
+        self, sandbox: Sandbox, process: Process, log: EventLog, began_at_ns: int, printed: Sequence[tuple[Stream, bytes]]
+    ) -> None:  # fmt: skip
+        thread = threading.Thread(target=self._follow, args=(sandbox, process, log, began_at_ns, printed), name="run")
         with self._lock:
-            self._runs[trajectory.id] = _Run(thread, process)
+            self._runs[sandbox.trajectory.id] = _Run(thread, process)
         thread.start()
 
-    def _follow(self, sandbox: Sandbox, process: Process, log: EventLog, started_at_ns: int, agent: AgentSpec) -> None:
+    def _follow(
+        self, sandbox: Sandbox, process: Process, log: EventLog, began_at_ns: int, printed: Sequence[tuple[Stream, bytes]]
+    ) -> None:  # fmt: skip
         trajectory = sandbox.trajectory
 
         def sink(stream: Stream, data: bytes) -> None:
@@ -278,9 +330,9 @@ class Sessions:
         status = TrajectoryStatus.INTERRUPTED
         try:
             funnel = self._context.secrecy.of(trajectory)
-            outcome = pump(process, self._context.spool, funnel, self._logging(sandbox, sink))
+            outcome = pump(process, self._context.spool, funnel, self._logging(sandbox, sink), printed)
             exit_code = outcome.exit_code
-            status = self._ended(sandbox, outcome, started_at_ns, agent)
+            status = self._ended(sandbox, outcome, began_at_ns)
         except SnapshotdError as exc:
             if not sandbox.closed:
                 log.append({"event": "warning", "message": exc.message, "code": exc.code})
@@ -288,7 +340,7 @@ class Sessions:
             self._finish(sandbox, log, exit_code, status)
         _log.info("run of %s ended: %s, exit code %s", trajectory.id, status, exit_code)
 
-    def _ended(self, sandbox: Sandbox, outcome: Outcome, started_at_ns: int, agent: AgentSpec) -> TrajectoryStatus:
+    def _ended(self, sandbox: Sandbox, outcome: Outcome, began_at_ns: int) -> TrajectoryStatus:
         """The agent's process is gone: take the exit snapshot, unless somebody stopped the sandbox under it."""
         recorder = self._recorders.get(sandbox.trajectory.id)
         diverged = None if sandbox.closed or recorder is None else recorder.finish()
@@ -298,11 +350,14 @@ class Sessions:
             if sandbox.closed:
                 return TrajectoryStatus.STOPPED
             done = outcome.exit_code == 0
+            agent = sandbox.trajectory.agent
             call = marker(
-                "exit", {"argv": list(agent.argv)}, status=CallStatus.DONE if done else CallStatus.FAILED, exit_code=outcome.exit_code,
-                stdout=outcome.stdout, stderr=outcome.stderr, started_at_ns=started_at_ns,
+                "exit", {"argv": list(agent.argv if agent is not None else ())}, status=CallStatus.DONE if done else CallStatus.FAILED,
+                exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr, started_at_ns=began_at_ns,
             )  # fmt: skip
-            commit_step(self._context.catalog, sandbox, call, self._stepped)
+            last = self._context.catalog.get_snapshot(sandbox.head).call
+            if (last.name, last.started_at_ns) != (call.name, began_at_ns):  # else an earlier daemon died just after this
+                commit_step(self._context.catalog, sandbox, call, self._stepped)
         return TrajectoryStatus.FINISHED if done else TrajectoryStatus.FAILED
 
     def _finish(self, sandbox: Sandbox, log: EventLog, exit_code: int | None, status: TrajectoryStatus) -> None:

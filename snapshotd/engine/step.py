@@ -78,6 +78,7 @@ def commit_step(
             own_layers=captured.own_layers,
             follows=None if follows is None else follows.id,
         )
+        sandbox.committing(snapshot.id)
         catalog.commit_snapshot(
             snapshot, messages, expected_head=sandbox.head, entries=entries, ended=ended, fence=sandbox.fence,
             state=sandbox.state if sandbox.state_changed else None,

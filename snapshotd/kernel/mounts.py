@@ -152,6 +152,12 @@ def _unescape(field: bytes) -> bytes:
     return bytes(out)
 
 
+def mount_id(fd: int) -> int:
+    """The id, as in mountinfo, of the mount that a descriptor is on."""
+    with open(f"/proc/self/fdinfo/{fd}", "rb") as f:
+        return next(int(line.split()[1]) for line in f if line.startswith(b"mnt_id:"))
+
+
 def layout(pid: int) -> Layout:
     """The layout of a process's mount namespace. Raises OSError when the process is gone.
 

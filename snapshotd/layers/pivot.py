@@ -113,21 +113,40 @@ class Target:
         self.mount_ns_fd, self.userns_fd = -1, None
 
 
-def pivot(target: Target, store: LayerStore, stack: Stack, upper: LayerID, layout: mounts.Layout, *, seal: bool) -> None:
+def pivot(
+    target: Target, store: LayerStore, stack: Stack, upper: LayerID, layout: mounts.Layout, *, seal: bool,
+    announce: Callable[[int], None] = lambda _: None,
+) -> None:  # fmt: skip
     """Give the container the root `upper` over `stack`, and hang the mounts of its `layout` into it.
 
     `seal`: the present root is one of ours and must become an immutable layer; raises Busy if it cannot. Without it (the first
-    root of a fresh container, or a rewind that throws the present one away) nothing is sealed.
+    root of a fresh container, or a rewind that throws the present one away) nothing is sealed. `announce` is told the id of the mount that
+    becomes the root, when everything is prepared.
     Raises Busy, SandboxFailed when the container is gone or its root cannot hold the sub-mounts, or OSError (ENOSPC). Then the root is as
     before.
     The caller makes sure that every live process has its working directory and open files outside the root (see engine/quiesce.py).
     """
     with _overlay(target, store, stack, upper) as new_root:
         owner = target.id_map.base if target.id_map else 0
+        announce(mounts.mount_id(new_root))
         namespaces.in_mount_namespace(target.mount_ns_fd, lambda: _switch(new_root, layout.points, owner, seal=seal))
         if target.root_fd >= 0:
             target.retired.append(target.root_fd)
         target.root_fd = os.dup(new_root)
+
+
+def settle(target: Target) -> None:
+    """Undo what a pivot had begun whose process was killed in the middle of it, or finish it. OSError, SandboxFailed."""
+    namespaces.in_mount_namespace(target.mount_ns_fd, _settle)
+
+
+def _settle() -> None:
+    os.chdir("/")
+    while [mount.fs_type for mount in mounts.read_mountinfo("thread-self") if mount.point == b"/proc"][-1:] == ["overlay"]:
+        mounts.detach(b"/proc")  # a root that was prepared there
+    while len([mount for mount in mounts.read_mountinfo("thread-self") if mount.point == b"/"]) > 1:
+        mounts.detach(b".")  # the old root, which lies on top until it is detached
+    mounts.unseal_here()
 
 
 @contextlib.contextmanager

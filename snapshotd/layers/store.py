@@ -314,6 +314,14 @@ class LayerStore:
         with self._lock:
             self._unsized(layer)  # now that its size cannot be noted any more
 
+    def revive(self, upper: LayerID, stack: Stack) -> bool:
+        """Take over a live upper of an earlier daemon, pinned, and the layers below it, held. False when one is not there."""
+        if upper not in self.layers() or not self.hold(stack.layers):
+            return False
+        with self._lock:
+            self._pins.add(upper)
+        return True
+
     def unpin(self, layers: Iterable[LayerID]) -> None:
         """Let `sweep` take these layers once nothing refers to them."""
         with self._lock:
