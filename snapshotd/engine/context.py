@@ -14,7 +14,7 @@ from snapshotd.errors import NotFound, Unsupported, UsageError
 from snapshotd.images.base import Images
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.base import Repository, Spool
-from snapshotd.runtime.base import Runtime
+from snapshotd.runtime.base import Keeper, Runtime
 from snapshotd.types import BlobID, Image, ImageID
 
 
@@ -38,6 +38,7 @@ class Context:
     events: EventLogs
     pins: Pins
     secrecy: Secrecy
+    keeper: Keeper
     child: Callable[[str], list[str]]
     """The command line of a child process of this state directory, by its role (daemon/children.py)."""
 
