@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from snapshotd.runtime.docker import DockerRuntime
+from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.runc import RuncRuntime
 from snapshotd.testing.contracts.runtime import Rig
 from snapshotd.types import IdMap
@@ -30,13 +31,15 @@ def work_directory() -> Iterator[Path]:
 
 def runc(instance: str, directory: Path, tree: Path, id_map: IdMap | None) -> Rig:
     """A rig for the runc driver, whose run directory is `runc` in `directory`."""
-    return Rig(RuncRuntime(instance, directory / "runc", id_map), directory, tree, _init())
+    keeper = KeeperClient(directory / "keeper" / "keeper.sock")
+    return Rig(RuncRuntime(instance, directory / "runc", id_map, keeper=keeper), directory, tree, _init(), keeper=keeper)
 
 
 def docker(instance: str, directory: Path, tree: Path, engine: Engine) -> Rig:
     """A rig for the Docker driver, whose run directory is `docker` in `directory`."""
-    runtime = DockerRuntime(instance, run_dir=directory / "docker")
-    return Rig(runtime, directory, tree, _init(), (engine.data_root, engine.exec_root))
+    keeper = KeeperClient(directory / "keeper" / "keeper.sock")
+    runtime = DockerRuntime(instance, run_dir=directory / "docker", keeper=keeper)
+    return Rig(runtime, directory, tree, _init(), (engine.data_root, engine.exec_root), keeper=keeper)
 
 
 def _init() -> Path:

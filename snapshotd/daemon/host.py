@@ -10,6 +10,7 @@ from snapshotd.errors import NotPermitted, Unsupported
 from snapshotd.kernel import syscalls as sc
 
 _KERNEL_NEEDED = (6, 13)
+_left: int | None = None
 
 
 def check_host() -> None:
@@ -39,6 +40,13 @@ def enter_own_mount_namespace() -> None:
     Everything mounted for sandboxes then vanishes with the daemon, also after kill -9. From the main thread, before others start:
     a thread started earlier would stay behind in the old namespace. Raises OSError.
     """
+    global _left
+    _left = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
     sc.call("unshare", sc.CLONE_NEWNS)
     sc.call("mount", "none", "/", None, sc.MS_REC | sc.MS_SLAVE, None)
+
+
+def host_mounts() -> int | None:
+    """A descriptor of the mount namespace that this process was started in, for what is to outlive it; None while it is still there."""
+    return _left

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +15,7 @@ from socket import socket
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.daemon.children import Places, open_repository
+from snapshotd.daemon.host import host_mounts
 from snapshotd.engine import rebuild, reserve
 from snapshotd.engine.base import Engine
 from snapshotd.engine.context import Context
@@ -35,6 +36,7 @@ from snapshotd.repo.maintenance import PackMaintenance
 from snapshotd.repo.spool import FileSpool
 from snapshotd.runtime.base import Runtime
 from snapshotd.runtime.docker import DockerRuntime
+from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.runc import RuncRuntime
 from snapshotd.secrets.vault import FileVault
 from snapshotd.store.open import open_store
@@ -52,6 +54,7 @@ _STORE_URL, _LOCAL = "store_url", "local"
 """Where packs lie by default: in the state directory itself."""
 _SWITCH_INTERVAL_S = 0.0005
 """How long a busy thread may hold the interpreter against one that answers a tool call; every system call of a pivot gives it up once."""
+_LIBRARY_TEXT = b'"""snapshotd inside a sandbox: only `snapshotd.agent` is here."""\n'
 
 
 def open_engine(state_dir: Path) -> Engine:
@@ -69,9 +72,10 @@ def open_engine(state_dir: Path) -> Engine:
             instance = new_id()[:12]
             catalog.set_meta("instance", instance)
         run_dir = _run_dir(instance)
+        keeper = KeeperClient(run_dir / "keeper" / "keeper.sock", host_mounts())
         runtimes: dict[str, Runtime] = {
-            "runc": RuncRuntime(instance, run_dir / "runc", CONTAINER_IDS),
-            "docker": DockerRuntime(instance, run_dir=run_dir / "docker"),
+            "runc": RuncRuntime(instance, run_dir / "runc", CONTAINER_IDS, keeper=keeper),
+            "docker": DockerRuntime(instance, run_dir=run_dir / "docker", keeper=keeper),
         }
         spool = FileSpool(state_dir / "repo")
         places = Places(state_dir, store.root, store.kind, _store_url(state_dir, catalog))
@@ -79,7 +83,7 @@ def open_engine(state_dir: Path) -> Engine:
             state_dir=state_dir, run_dir=run_dir, share_dir=_share(SHARE_ROOT / instance), instance=instance, catalog=catalog,
             spool=spool, repo=open_repository(places), store=store, images=ImageStore(store.root, catalog), runtimes=runtimes,
             events=EventLogs(state_dir / "runs"), pins=Pins(catalog.get_snapshot), secrecy=Secrecy(FileVault(state_dir), catalog),
-            child=places.command,
+            keeper=keeper, child=places.command,
         )  # fmt: skip
         lazy = LazyMount(places.command("lazy"), run_dir / "lazy") if _has_fuse() else None
         return LocalEngine(context, lazy, _gateways(load_key(places.repo_dir)))
@@ -170,19 +174,39 @@ def _run_dir(instance: str) -> Path:
 
 
 def _share(share: Path) -> Path:
-    """What every sandbox sees at /run/snapshotd/share: the init binary and the in-sandbox library. Made anew at every start."""
-    shutil.rmtree(share, ignore_errors=True)
-    library = share / "lib" / "snapshotd"
-    library.mkdir(parents=True)
-    source = resources.files("snapshotd")
-    (library / "__init__.py").write_text('"""snapshotd inside a sandbox: only `snapshotd.agent` is here."""\n')
-    with resources.as_file(source / "agent") as agent:
-        shutil.copytree(agent, library / "agent", ignore=shutil.ignore_patterns("__pycache__"))
+    """What every sandbox sees at /run/snapshotd/share: the init binary and the in-sandbox library. Brought up to date at every start.
+
+    Sandboxes of an earlier daemon may still be looking at it: directories stay the same ones, and a file that changed is replaced at once.
+    """
     init = next((path for path in CATATONIT if os.path.exists(path)), None)
     if init is None:
         raise Unsupported("no init for sandboxes: catatonit is not installed; run `snapshotd setup` (or apt-get install catatonit)")
-    shutil.copyfile(init, share / "init")
-    (share / "init").chmod(0o755)
-    for path in (share.parent, share, *share.rglob("*")):
-        path.chmod(0o755 if path.is_dir() or path.name in ("init", "snapshotd-agent") else 0o644)
+    wanted = {Path("init"): Path(init).read_bytes(), Path("lib/snapshotd/__init__.py"): _LIBRARY_TEXT}
+    with resources.as_file(resources.files("snapshotd") / "agent") as agent:
+        for path in agent.rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                wanted["lib/snapshotd/agent" / path.relative_to(agent)] = path.read_bytes()
+    directories = {share / parent for name in wanted for parent in name.parents}
+    for directory in sorted({share.parent, *directories}):
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o755)
+    for path in sorted(share.rglob("*"), reverse=True):  # what lies in a directory before the directory
+        if path.is_dir() and path not in directories:
+            path.rmdir()
+        elif not path.is_dir() and path.relative_to(share) not in wanted:
+            path.unlink()
+    for name, content in wanted.items():
+        mode = 0o755 if name.name in ("init", "snapshotd-agent") else 0o644
+        if not _is_file(share / name, content, mode):
+            temporary = share / name.with_name(f"{name.name}.new")
+            temporary.write_bytes(content)
+            temporary.chmod(mode)
+            temporary.rename(share / name)
     return share
+
+
+def _is_file(path: Path, content: bytes, mode: int) -> bool:
+    try:
+        return stat.S_IMODE(path.stat().st_mode) == mode and path.read_bytes() == content
+    except FileNotFoundError:
+        return False

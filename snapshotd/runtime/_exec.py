@@ -1,7 +1,8 @@
 """Commands in a container that runc made, whoever asked it to: this daemon or a Docker engine.
 
 The command gets two pipes of the daemon as its very own standard output and error (`runc exec --detach` keeps descriptors), and becomes
-a child of the daemon, which is a child subreaper; its exit code comes from waitid on a pidfd.
+a child of the daemon, which is a child subreaper; its exit code comes from waitid on a pidfd. A command that is to outlive the daemon
+becomes a child of the keeper in the same way.
 
 Docker containers go this way too, because the engine's own exec cuts a command's output 2 s after the command has ended: a background
 server that a tool call started then dies of SIGPIPE at its next line of log, and what a slow reader has not taken is lost (Docker
@@ -13,14 +14,16 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapshotd.errors import SandboxFailed, SnapshotdError
+from snapshotd.errors import SandboxFailed, SnapshotdError, Unsupported
 from snapshotd.runtime import _oci, failure
 from snapshotd.runtime._checks import check_exec, check_ids
-from snapshotd.runtime._process import CHILDREN, ChildProcess, become_subreaper, run_bounded, wait_for_execve
+from snapshotd.runtime._process import CHILDREN, ChildProcess, Command, become_subreaper, run_bounded
 from snapshotd.runtime.base import Container, ExecSpec, Process
+from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.types import IdMap, short
 
 _START_DEADLINE_S = 60.0
@@ -46,10 +49,14 @@ class RuncContainer:
         return (self.state_dir / self.name / "state.json").exists()
 
 
-def start(container: Container, known_as: RuncContainer, directory: Path, spec: ExecSpec) -> Process:
+def start(
+    container: Container, known_as: RuncContainer, directory: Path, spec: ExecSpec, keeper: KeeperClient | None, keep: str | None
+) -> Process:
     """`Runtime.exec`. `directory` is for short-lived files; it exists and only root can read it."""
     check_exec(spec)
     check_ids(spec, container.id_map)
+    if keep is not None and keeper is None:
+        raise Unsupported("a command cannot outlive the daemon here: the runtime has no keeper")
     become_subreaper()
     stem = f"exec-{secrets.token_hex(8)}"
     request, pid_file, log = (directory / f"{stem}.{kind}" for kind in ("json", "pid", "log"))
@@ -58,14 +65,18 @@ def start(container: Container, known_as: RuncContainer, directory: Path, spec: 
         request.write_text(json.dumps(_oci.process(spec)))
         argv = known_as.command(log, "exec", "--ignore-paused", "--detach", "--process", str(request), "--pid-file", str(pid_file))
         with CHILDREN.starting():
-            code = run_bounded([*argv, known_as.name], timeout_s=_START_DEADLINE_S, stdout=pipes.stdout_w, stderr=pipes.stderr_w)
-            if code == 0:
-                process = ChildProcess(int(pid_file.read_text()), pipes.stdout_r, pipes.stderr_r)
+            if keep is None or keeper is None:
+                code, process = _run([*argv, known_as.name], pid_file, pipes)
+            else:
+                code, process = _run_kept([*argv, known_as.name], pid_file, pipes, keeper, keep)
+            if process is not None:
                 CHILDREN.add(container.id, process)
-        if code != 0:
+        if process is None:
             CHILDREN.sweep()
             raise _refusal(container, known_as, spec, log, code)
-        if not wait_for_execve(process.pid, _START_DEADLINE_S):
+        if not process.executes(_START_DEADLINE_S):
+            if keeper is not None and keep is not None:
+                keeper.drop(keep)
             raise _execve_failure(container, spec, process)
         pipes.hand_over()
     except OSError as exc:
@@ -77,6 +88,27 @@ def start(container: Container, known_as: RuncContainer, directory: Path, spec: 
     return process
 
 
+def _run(argv: Sequence[str], pid_file: Path, pipes: _Pipes) -> tuple[int | None, Command | None]:
+    """Have runc start the command as a child of the daemon: runc's exit code, and the command if that is 0."""
+    code = run_bounded(argv, timeout_s=_START_DEADLINE_S, stdout=pipes.stdout_w, stderr=pipes.stderr_w)
+    return code, ChildProcess(int(pid_file.read_text()), pipes.stdout_r, pipes.stderr_r) if code == 0 else None
+
+
+def _run_kept(
+    argv: Sequence[str], pid_file: Path, pipes: _Pipes, keeper: KeeperClient, key: str
+) -> tuple[int | None, Command | None]:
+    """The same as a child of the keeper."""
+    ends = (pipes.stdout_r, pipes.stdout_w), (pipes.stderr_r, pipes.stderr_w)
+    code = keeper.run(key, argv, pid_file, *ends, _START_DEADLINE_S)
+    if code != 0:
+        return code, None
+    process = keeper.command(key)
+    if process is None:
+        raise SandboxFailed("the keeper was killed while it started a command; try again")
+    pipes.read_from(process.stdout_fd, process.stderr_fd)
+    return code, process
+
+
 def _refusal(container: Container, known_as: RuncContainer, spec: ExecSpec, log: Path, code: int | None) -> SnapshotdError:
     if code is None:
         return SandboxFailed(f"runc could not enter container {short(container.id)} within {_START_DEADLINE_S:.0f} s; stop it")
@@ -86,7 +118,7 @@ def _refusal(container: Container, known_as: RuncContainer, spec: ExecSpec, log:
     return failure.command_failure(reason, spec.argv[0], spec.cwd)
 
 
-def _execve_failure(container: Container, spec: ExecSpec, process: ChildProcess) -> SnapshotdError:
+def _execve_failure(container: Container, spec: ExecSpec, process: Command) -> SnapshotdError:
     """The command's process ended (or hangs) before it became the command; runc's last words are in its standard error."""
     process.kill()
     process.wait(_END_DEADLINE_S)
@@ -110,6 +142,13 @@ class _Pipes:
         owner = user if id_map is None else id_map.base + user
         for fd in (self.stdout_w, self.stderr_w):
             os.fchown(fd, owner, -1)
+
+    def read_from(self, stdout_r: int, stderr_r: int) -> None:
+        """Other descriptors of the read ends in place of the present ones."""
+        for fd in (self.stdout_r, self.stderr_r):
+            os.close(fd)
+        self._open ^= {self.stdout_r, self.stderr_r, stdout_r, stderr_r}
+        self.stdout_r, self.stderr_r = stdout_r, stderr_r
 
     def hand_over(self) -> None:
         """The read ends have a new owner; `close` leaves them alone from now on."""

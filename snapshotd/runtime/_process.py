@@ -13,18 +13,18 @@ import subprocess
 import threading
 import time
 import weakref
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import syscalls as sc
+from snapshotd.runtime._proc import descendants, never_executed, stat_fields
 from snapshotd.runtime.base import Process
 from snapshotd.types import ContainerID
 
 _REAP_DEADLINE_S = 10.0
-_PF_FORKNOEXEC = 0x40
-"""linux/sched.h: forked, but no execve since. Field 9 (`flags`) of /proc/PID/stat, proc_pid_stat(5)."""
 
 Stream = int | IO[bytes]
 
@@ -54,30 +54,14 @@ def run_bounded(
     try:
         if poll_fd(pidfd, timeout_s):
             return child.wait()
-        descendants = _descendants(child.pid)
+        helpers = descendants(child.pid)
         child.kill()
         child.wait()
-        for pid in descendants:
+        for pid in helpers:
             _kill_and_reap(pid)
         return None
     finally:
         os.close(pidfd)
-
-
-def _descendants(pid: int) -> list[int]:
-    """Children, their children and so on, parents first."""
-    found, todo = [], [pid]
-    while todo:
-        parent = todo.pop()
-        try:
-            for task in os.listdir(f"/proc/{parent}/task"):
-                with open(f"/proc/{parent}/task/{task}/children", "rb") as f:
-                    children = [int(word) for word in f.read().split()]
-                found += children
-                todo += children
-        except OSError:
-            continue  # it has ended meanwhile: its children are known already or not its any more
-    return found
 
 
 def _kill_and_reap(pid: int) -> None:
@@ -98,20 +82,19 @@ def _kill_and_reap(pid: int) -> None:
 def wait_for_execve(pid: int, timeout_s: float) -> bool:
     """Wait until a process that a runtime made runs its program. False when it ended without, or `timeout_s` passed.
 
-    runc reports success before the last step: a failing execve(2) looks like a command that ended with code 1. The kernel's mark
-    PF_FORKNOEXEC tells them apart and, unlike names, cannot be set by the program. No event exists for it; it takes well under 1 ms.
+    runc reports success before the last step: a failing execve(2) looks like a command that ended with code 1, but for the kernel's mark.
+    No event exists for it; it takes well under 1 ms.
     """
     deadline = time.monotonic() + timeout_s
     delay = 0.0001
     while True:
         try:
-            with open(f"/proc/{pid}/stat", "rb") as f:
-                state, *fields = f.read().rpartition(b")")[2].split()  # fields[5] is `flags`
+            fields = stat_fields(pid)
         except (FileNotFoundError, ProcessLookupError):
             return True  # ended and reaped by somebody else: whatever it did, nothing more can be learnt here
-        if not int(fields[5]) & _PF_FORKNOEXEC:
+        if not never_executed(fields):
             return True
-        if state in (b"Z", b"X") or time.monotonic() > deadline:
+        if fields[0] in (b"Z", b"X") or time.monotonic() > deadline:
             return False
         time.sleep(delay)
         delay = min(delay * 2, 0.01)
@@ -130,7 +113,20 @@ def reap(pidfd: int, timeout_s: float) -> int | None:
     return info.si_status if info.si_code == os.CLD_EXITED else 128 + info.si_status
 
 
-class ChildProcess(Process):
+class Command(Process):
+    """A command that runc started, whoever is its parent."""
+
+    @property
+    @abstractmethod
+    def reaped(self) -> bool:
+        """Whether nothing is left to wait for."""
+
+    @abstractmethod
+    def executes(self, timeout_s: float) -> bool:
+        """Wait until it runs its program. False when it ended without, or `timeout_s` passed."""
+
+
+class ChildProcess(Command):
     """A process that is, or is about to become, a child of the daemon."""
 
     def __init__(self, pid: int, stdout_fd: int, stderr_fd: int) -> None:
@@ -158,8 +154,10 @@ class ChildProcess(Process):
 
     @property
     def reaped(self) -> bool:
-        """Whether nothing is left to wait for."""
         return self._exit_code is not None or self._lost
+
+    def executes(self, timeout_s: float) -> bool:
+        return wait_for_execve(self.pid, timeout_s)
 
     def kill(self) -> None:
         try:
@@ -177,11 +175,11 @@ class Children:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._of: dict[ContainerID, list[ChildProcess]] = {}
+        self._of: dict[ContainerID, list[Command]] = {}
         self._starting: set[object] = set()
         self._suspects: dict[tuple[int, bytes], frozenset[object]] = {}
 
-    def add(self, container_id: ContainerID, process: ChildProcess) -> None:
+    def add(self, container_id: ContainerID, process: Command) -> None:
         """Remember a command; forget those that have ended."""
         with self._lock:
             known = self._of.setdefault(container_id, [])
@@ -240,7 +238,7 @@ def _runc_zombies() -> Iterator[tuple[int, int, bytes]]:
             except OSError:
                 continue  # reaped meanwhile
             fields, name = tail.split(), head.partition(b"(")[2]
-            if fields[0] == b"Z" and int(fields[6]) & _PF_FORKNOEXEC and name.startswith(b"runc:["):
+            if fields[0] == b"Z" and never_executed(fields) and name.startswith(b"runc:["):
                 yield pid, 1 if name.startswith(b"runc:[1:") else 2, fields[19]
 
 
@@ -251,7 +249,7 @@ def _reap_zombie(pid: int) -> None:
         pass  # somebody was faster
 
 
-def _ended(process: ChildProcess) -> bool:
+def _ended(process: Command) -> bool:
     try:
         return process.reaped or process.wait(0) is not None
     except SandboxFailed:

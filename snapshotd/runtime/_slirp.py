@@ -15,6 +15,7 @@ from pathlib import Path
 
 from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.runtime import failure
+from snapshotd.runtime._proc import start_time
 from snapshotd.runtime._process import poll_fd, reap
 
 NAMESERVER = "10.0.2.3"
@@ -50,7 +51,7 @@ def start(directory: Path, pid: int, *, user_namespace: bool) -> None:
             child = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(ready_w,), cwd="/", start_new_session=True
             )
-        (directory / "slirp.pid").write_text(f"{child.pid} {_start_time(child.pid)}")
+        (directory / "slirp.pid").write_text(f"{child.pid} {start_time(child.pid)}")
     finally:
         os.close(ready_w)
     try:
@@ -77,7 +78,7 @@ def stop(directory: Path, pid: int | None) -> None:
     except ProcessLookupError:
         return
     try:
-        if _start_time(found[0]) == found[1]:  # else the number was given to another process
+        if start_time(found[0]) == found[1]:  # else the number was given to another process
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             reap(pidfd, _END_DEADLINE_S)
     except ProcessLookupError:
@@ -88,8 +89,8 @@ def stop(directory: Path, pid: int | None) -> None:
 
 def _recorded(directory: Path) -> tuple[int, int] | None:
     try:
-        pid, start_time = (directory / "slirp.pid").read_text().split()
-        return int(pid), int(start_time)
+        pid, started = (directory / "slirp.pid").read_text().split()
+        return int(pid), int(started)
     except (FileNotFoundError, ValueError):
         return None  # the daemon died in the moment between start and record
 
@@ -99,15 +100,7 @@ def _by_command_line(pid: int | None) -> tuple[int, int] | None:
     for name in os.listdir("/proc") if pid is not None else ():
         try:
             if name.isdigit() and argument in Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0"):
-                return int(name), _start_time(int(name))
+                return int(name), start_time(int(name))
         except OSError:
             continue  # it has ended meanwhile
     return None
-
-
-def _start_time(pid: int) -> int:
-    """When a process was started, in ticks since boot; 0 when it is gone. With its number it names one process for good."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
-    except (FileNotFoundError, ProcessLookupError):
-        return 0

@@ -106,6 +106,40 @@ class Process(ABC):
         """SIGKILL to the command. Not an error when it has ended."""
 
 
+class Keeper(ABC):
+    """What outlives a daemon: commands started with `Runtime.exec(..., keep=key)`, their pipes, and descriptors, each under its own key.
+
+    A key is 1 to 128 characters. Nothing runs before the first thing is kept; as long as a daemon is connected or something is held, it
+    goes on, and the next daemon finds it all. `SandboxFailed` when the keeper cannot be started or was killed meanwhile; looking for
+    what is not there is no error. Thread-safe.
+    """
+
+    @abstractmethod
+    def process(self, key: str) -> Process | None:
+        """A kept command, with duplicates of the read ends of its pipes for the caller to close. Its end can be waited for until its key
+        is dropped, whoever started it. None when there is none."""
+
+    @abstractmethod
+    def hold(self, key: str, fd: int) -> None:
+        """Hold a duplicate of a descriptor, in place of what was held under the key."""
+
+    @abstractmethod
+    def held(self, key: str) -> int | None:
+        """A duplicate of the descriptor held under a key, close-on-exec, for the caller to close. None when there is none."""
+
+    @abstractmethod
+    def keys(self) -> set[str]:
+        """Everything that is held, commands that have ended included."""
+
+    @abstractmethod
+    def drop(self, key: str) -> None:
+        """Close what is held under a key. Ends no command; a process already in hand can be waited for and killed as before."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """This daemon needs it no more. Returns when the keeper has ended, or at once if it holds something."""
+
+
 class Runtime(ABC):
     """One driver. See the module's text for the contract that all methods share."""
 
@@ -124,11 +158,21 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    def exec(self, container: Container, spec: ExecSpec) -> Process:
+    def exec(self, container: Container, spec: ExecSpec, *, keep: str | None = None) -> Process:
         """Start a command in the container's present root and return as soon as it runs.
+
+        With `keep`, the driver's keeper is its parent: under that key the command and its pipes outlive this daemon, until the key is
+        dropped (also after `destroy`). Unsupported when the driver has no keeper; SandboxFailed when a command runs under that key.
 
         Raises CommandNotFound (no such program or working directory), CommandNotRunnable (found, but not executable)
         or SandboxFailed (container gone). In each case nothing was started.
+        """
+
+    @abstractmethod
+    def attach(self, container_id: ContainerID) -> Container | None:
+        """A container that an earlier daemon made, if its init still runs; None otherwise, and then `destroy` is what is left to do.
+
+        From now on it is as any other. Commands of the earlier daemon run on; those it kept are the keeper's to give.
         """
 
     @abstractmethod

@@ -30,20 +30,21 @@ import requests.exceptions
 
 from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.runtime import _exec, failure
+from snapshotd.runtime._attach import attached, id_map_of
 from snapshotd.runtime._checks import check_share_dir
 from snapshotd.runtime._exec import RuncContainer
 from snapshotd.runtime._oci import INIT_ARGV, STUB_DIRS
 from snapshotd.runtime._process import wait_for_execve
 from snapshotd.runtime._teardown import end_all, remove_files
 from snapshotd.runtime.base import CAPABILITIES, RUN_DIR, SHARE_DIR, Container, ContainerSpec, ExecSpec, Process, Runtime
-from snapshotd.types import ContainerID, IdMap, short
+from snapshotd.runtime.keeper import KeeperClient
+from snapshotd.types import ContainerID, short
 
 _STUB_TAG = "snapshotd/stub:1"
 """The number changes with the content of the stub image."""
 _INSTANCE_LABEL, _CONTAINER_LABEL = "snapshotd.instance", "snapshotd.container"
 _OLDEST_API = (1, 41)
 """Docker 20.10."""
-_WHOLE_ID_RANGE = 2**32 - 1
 _START_DEADLINE_S = 60.0
 _REMOVE_DEADLINE_S = 30.0
 _POOL_SIZE = 64
@@ -60,11 +61,15 @@ class DockerRuntime(Runtime):
 
     name = "docker"
 
-    def __init__(self, instance: str, client: ClientFactory = _from_env, run_dir: Path | None = None) -> None:
-        """Nothing is connected or made before the first use. `client` makes the SDK's client; `run_dir` is for short-lived files."""
+    def __init__(
+        self, instance: str, client: ClientFactory = _from_env, run_dir: Path | None = None, keeper: KeeperClient | None = None
+    ) -> None:
+        """Nothing is connected or made before the first use. `client` makes the SDK's client; `run_dir` is for short-lived files; `keeper`
+        is the parent of commands that are to outlive the daemon."""
         self._instance = instance
         self._run_dir = run_dir or Path("/run/snapshotd-docker") / instance
         self._make_client = client
+        self._keeper = keeper
         self._client: docker.DockerClient | None = None
         self._lock = threading.Lock()
         self._image_lock = threading.Lock()
@@ -105,8 +110,24 @@ class DockerRuntime(Runtime):
             self.destroy(spec.id)
             raise
 
-    def exec(self, container: Container, spec: ExecSpec) -> Process:
-        return _exec.start(container, self._runc_container(container.id), self._run_dir / container.id, spec)
+    def exec(self, container: Container, spec: ExecSpec, *, keep: str | None = None) -> Process:
+        known_as = self._runc_container(container.id)
+        return _exec.start(container, known_as, self._run_dir / container.id, spec, self._keeper, keep)
+
+    def attach(self, container_id: ContainerID) -> Container | None:
+        for record in self._find(container_id):
+            docker_id = record["Id"]
+            try:
+                with _engine(f"container {short(container_id)} could not be looked up"):
+                    pid = int(self._api().inspect_container(docker_id)["State"]["Pid"])
+            except _Gone:
+                continue
+            found = attached(container_id, pid, lambda path, docker_id=docker_id: docker_id in path)  # type: ignore[misc]
+            if found is not None:
+                os.close(found[1])
+                self._learn(container_id, docker_id, pid)
+                return found[0]
+        return None
 
     def destroy(self, container_id: ContainerID) -> None:
         for record in self._find(container_id):
@@ -198,7 +219,7 @@ class DockerRuntime(Runtime):
         if not os.path.exists(f"/proc/{pid}"):
             raise SandboxFailed(f"process {pid} of container {short(spec.id)} is not here: the engine runs on another machine")
         self._learn(spec.id, docker_id, pid)
-        return Container(spec.id, pid, _id_map(pid))
+        return Container(spec.id, pid, id_map_of(pid))
 
     def _image(self, name: str) -> str:
         """A tag of the stub image that says `name`, made where missing."""
@@ -291,22 +312,6 @@ def _stub_tar() -> bytes:
             entry.type, entry.mode = tarfile.DIRTYPE, 0o755
             archive.addfile(entry)
     return buffer.getvalue()
-
-
-def _environment(spec: ExecSpec) -> dict[str, str | None]:
-    """The environment and nothing else: the engine adds PATH and HOSTNAME of its own, unless they are named without a value."""
-    return {"PATH": None, "HOSTNAME": None, **spec.env}
-
-
-def _id_map(pid: int) -> IdMap | None:
-    """The container's id map; None when it has no user namespace of its own."""
-    lines = Path(f"/proc/{pid}/uid_map").read_text().split()
-    inside, outside, count = (int(word) for word in lines[:3])
-    if (inside, outside) == (0, 0) and count == _WHOLE_ID_RANGE:
-        return None
-    if inside != 0 or len(lines) != 3:
-        raise SandboxFailed("the Docker engine maps user ids in several pieces; snapshotd needs one contiguous range")
-    return IdMap(outside, count)
 
 
 def _end_init(container_id: ContainerID, docker_id: str, pid: int) -> None:

@@ -3,7 +3,7 @@
 Files in the driver's run directory (all of it may be deleted when nothing runs):
     root/               the stub root that every container starts on, read-only
     state/<id>/         runc's own state
-    bundles/<id>/       config.json, process id and log of one container; short-lived files of each command
+    bundles/<id>/       config.json, the init's process id and log of one container; short-lived files of each command
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from pathlib import Path
 
 from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.runtime import _cgroups, _exec, _oci, _slirp, failure
+from snapshotd.runtime._attach import attached
 from snapshotd.runtime._checks import check_share_dir
 from snapshotd.runtime._exec import RuncContainer
 from snapshotd.runtime._process import CHILDREN, become_subreaper, poll_fd, reap, run_bounded, wait_for_execve
 from snapshotd.runtime._teardown import end_all, remove_files
 from snapshotd.runtime.base import Container, ContainerSpec, ExecSpec, Process, Runtime
+from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.types import ContainerID, IdMap, Network, short
 
 _START_DEADLINE_S = 60.0
@@ -38,11 +40,14 @@ class RuncRuntime(Runtime):
 
     name = "runc"
 
-    def __init__(self, instance: str, run_dir: Path, id_map: IdMap | None, runc: str = "runc") -> None:
-        """Nothing is touched before the first container."""
+    def __init__(
+        self, instance: str, run_dir: Path, id_map: IdMap | None, runc: str = "runc", keeper: KeeperClient | None = None
+    ) -> None:
+        """Nothing is touched before the first container. `keeper`: the parent of commands that are to outlive the daemon."""
         self._run_dir = run_dir
         self._id_map = id_map
         self._runc = runc
+        self._keeper = keeper
         self._cgroup = f"/snapshotd-{instance}"
         self._lock = threading.Lock()
         self._creating = 0
@@ -85,8 +90,22 @@ class RuncRuntime(Runtime):
                 raise SandboxFailed(f"container {short(spec.id)} could not be started: {exc}") from exc
             raise
 
-    def exec(self, container: Container, spec: ExecSpec) -> Process:
-        return _exec.start(container, self._known_as(container.id), self._bundle(container.id), spec)
+    def exec(self, container: Container, spec: ExecSpec, *, keep: str | None = None) -> Process:
+        return _exec.start(container, self._known_as(container.id), self._bundle(container.id), spec, self._keeper, keep)
+
+    def attach(self, container_id: ContainerID) -> Container | None:
+        pid, path = _init_pid(self._bundle(container_id)), self._container_cgroup(container_id)
+        if pid is None or not self._known_as(container_id).known:
+            return None
+        found = attached(container_id, pid, lambda each: each == path)
+        if found is None:
+            return None
+        container, pidfd = found
+        with self._lock:
+            known = self._init_fds.setdefault(container_id, pidfd)
+        if known != pidfd:
+            os.close(pidfd)  # made by this daemon, or attached before
+        return container
 
     def destroy(self, container_id: ContainerID) -> None:
         with self._destroying[hash(container_id) % len(self._destroying)]:

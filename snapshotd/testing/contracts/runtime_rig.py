@@ -14,7 +14,7 @@ from pathlib import Path
 from snapshotd.errors import SnapshotdError
 from snapshotd.kernel import files, mounts, namespaces
 from snapshotd.kernel import syscalls as sc
-from snapshotd.runtime.base import DEFAULT_PATH, Container, ContainerSpec, ExecSpec, Process, Runtime
+from snapshotd.runtime.base import DEFAULT_PATH, Container, ContainerSpec, ExecSpec, Keeper, Process, Runtime
 from snapshotd.types import ContainerID, Limits, Network, new_id
 
 DEADLINE_S = 30.0
@@ -34,8 +34,12 @@ class Rig:
     """Containers of one driver. `work` is an empty directory that everybody may search; `tree` a root file system with `sh`, the usual
     small tools and perl; `init` the static init program; `places` are directories of the runtime below which mounts are its own."""
 
-    def __init__(self, runtime: Runtime, work: Path, tree: Path, init: Path, places: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, runtime: Runtime, work: Path, tree: Path, init: Path, places: Sequence[Path] = (), *, keeper: Keeper
+    ) -> None:
+        """`keeper` is the driver's."""
         self.runtime = runtime
+        self.keeper = keeper
         self.places = tuple(os.fsencode(place) + b"/" for place in (work, *places))
         self.work = work
         self.tree = tree
@@ -73,10 +77,10 @@ class Rig:
             (layer / part).chmod(0o755)
         give_root(container, self.tree, layer)
 
-    def start(self, container: Container, *argv: str, **options: object) -> Process:
+    def start(self, container: Container, *argv: str, keep: str | None = None, **options: object) -> Process:
         """`exec` with root's PATH, in / unless told otherwise."""
         given = {"cwd": "/", "env": {"PATH": DEFAULT_PATH, "HOME": "/root"}, **options}
-        return self.runtime.exec(container, ExecSpec(argv, **given))  # type: ignore[arg-type]
+        return self.runtime.exec(container, ExecSpec(argv, **given), keep=keep)  # type: ignore[arg-type]
 
     def run(self, container: Container, *argv: str, **options: object) -> Output:
         """Run a command to its end, both streams read to theirs."""
