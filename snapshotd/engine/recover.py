@@ -37,7 +37,7 @@ def recover(context: Context) -> list[Survivor]:
     """See the module's text. Returns the sandboxes to go on with."""
     found = [] if (context.state_dir / _FAILED).exists() else survivors(context)
     alive = {survivor.container.id for survivor in found}
-    for key in context.keeper.names():
+    for key in sorted(context.keeper.keys()):
         if key.partition(".")[0] not in alive:
             context.keeper.drop(key)
     for runtime in context.runtimes.values():
