@@ -23,9 +23,10 @@ Outside a sandbox the same program runs unchanged: nothing is recorded, and one 
 Files, from the surface down: tools.py (`tool`), models.py (`model`), subtasks.py (`task`, `tasks`), conversation.py (`message`,
 `messages`, `checkpoint`), states.py (`state`), facts.py (`now`, ...), approvals.py (`approve`), keyvalue.py (`store`); calls.py (one call,
 its intent and outcome), spec.py (what is known about a tool before it is called), replay.py (records as outcomes); session.py (this
-process's connection), parking.py (open files and working directory while the root is switched), connection.py (bytes on the socket),
-values.py (Python values to JSON), terminal.py (approvals outside of a sandbox). compensate.py runs what undoes a call. command.py and
-holder.py are `snapshotd-agent`, the same for programs in other languages. The protocol is in docs/agent-protocol.md.
+process's requests), parking.py (open files and working directory while the root is switched), link.py (connections that outlive a
+daemon), connection.py (bytes on the socket), values.py (Python values to JSON), terminal.py (approvals outside of a sandbox). compensate.py
+runs what undoes a call. command.py and holder.py are `snapshotd-agent`, the same for programs in other languages. The protocol is in
+docs/agent-protocol.md.
 """
 
 from snapshotd.agent.approvals import Approval, approve

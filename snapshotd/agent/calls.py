@@ -15,7 +15,8 @@ from contextvars import ContextVar
 from typing import Any, Dict, Iterator, Optional, Tuple, Union
 
 from snapshotd.agent import terminal
-from snapshotd.agent.connection import INLINE_LIMIT_BYTES, Connection, Denied, SnapshotdError
+from snapshotd.agent.connection import INLINE_LIMIT_BYTES, Denied, SnapshotdError
+from snapshotd.agent.link import Link
 from snapshotd.agent.replay import Replayed
 from snapshotd.agent.session import Waiting, session
 from snapshotd.agent.spec import Spec
@@ -55,7 +56,7 @@ class Call:
         self.usage: Dict[str, Any] = {}
         """What the program says that a model call used; `reported`: what the model's reply says."""
         self.reported: Dict[str, Any] = {}
-        self.connection: Optional[Connection] = None
+        self.connection: Optional[Link] = None
         """The one it has to be ended on, if that is not the session's own."""
 
     def begun(self, answer: Dict[str, Any], sent: Dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""One connection to the daemon: requests out, answers in. The table of messages is in docs/agent-protocol.md.
+"""One connected socket to the daemon: requests out, answers in. The table of messages is in docs/agent-protocol.md.
 
-Not thread-safe: session.py holds its lock around every request.
+Not thread-safe: session.py holds its lock around every request. link.py makes another when one is lost.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any, Dict, Optional, Tuple
 
 from snapshotd.agent.values import encode
 
+SOCKET_VARIABLE = "SNAPSHOTD_AGENT_SOCKET"
+DEFAULT_SOCKET = "/run/snapshotd/agent.sock"
 VERSION = 2
 """Of the protocol."""
 LIBRARY = "0.1.0"
@@ -77,7 +79,7 @@ class Connection:
             self._socket.detach()
 
     def request(self, op: str, fields: Dict[str, Any], body: Optional[bytes] = None) -> Dict[str, Any]:
-        """Send one request and return its answer. Raises SnapshotdError (refused) or OSError (connection lost)."""
+        """Send one request and return its answer. Raises SnapshotdError (refused; Unavailable for nonsense) or OSError (lost)."""
         self.send(op, fields, body)
         return self.answer()
 
@@ -101,9 +103,13 @@ class Connection:
 
     def answer(self) -> Dict[str, Any]:
         """The second half of `request`: wait for the answer. A body comes as the JSON value it holds, under "body"."""
-        answer = json.loads(self._line().decode("utf-8"))
-        if "body_bytes" in answer:
-            answer["body"] = json.loads(self._exactly(answer["body_bytes"]).decode("utf-8"))
+        line = self._line()
+        try:
+            answer = json.loads(line.decode("utf-8"))
+            if "body_bytes" in answer:
+                answer["body"] = json.loads(self._exactly(answer["body_bytes"]).decode("utf-8"))
+        except ValueError as exc:
+            raise self._nonsense("not JSON: {}".format(exc)) from exc
         error = answer.get("error")
         if error is not None:
             if answer.get("id") is None:
@@ -112,8 +118,13 @@ class Connection:
                 raise Denied(error["message"])
             raise SnapshotdError(error["message"], error["code"])
         if answer.get("id") != self._last_id:
-            raise ConnectionError("answer {} to request {}".format(answer.get("id"), self._last_id))
+            raise self._nonsense("an answer to {} instead of {}".format(answer.get("id"), self._last_id))
         return answer  # type: ignore[no-any-return]
+
+    def _nonsense(self, what: str) -> SnapshotdUnavailable:
+        self.close()  # nobody knows what would come next
+        return SnapshotdUnavailable("The snapshotd daemon answered what nobody understands ({}), so it is not known what was recorded; "
+                                    "look at `snapshotd log` on the host and start the agent again.".format(what))
 
     def _line(self) -> bytes:
         start = 0
@@ -138,6 +149,11 @@ class Connection:
         if not data:
             raise ConnectionResetError("closed by the daemon")
         self._buffer += data
+
+
+def socket_path() -> str:
+    """Where the daemon listens: `SNAPSHOTD_AGENT_SOCKET`, or the place it has in every sandbox."""
+    return os.environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET
 
 
 def _identity(fd: int) -> Tuple[int, int]:

@@ -2,7 +2,7 @@
 
 A call is ended on the connection that began it, so somebody has to keep that open: a small process in the background, the holder, to which
 `end` and `output` speak over an abstract unix socket named after the call. It needs nothing of the root: its working directory is /, it has
-no files open, and an abstract socket is no file. It ends with its call, or when the daemon closes the connection.
+no files open, and an abstract socket is no file. It ends with its call, or when the daemon is gone and does not come back.
 
 A holder is one more live process, so while a call is held no other process can be parked, and snapshots take the slower way.
 
@@ -21,7 +21,8 @@ import struct
 from typing import Any, Dict, List, Optional, Tuple
 
 from snapshotd.agent.calls import put
-from snapshotd.agent.connection import Connection, Denied, SnapshotdError, SnapshotdUnavailable
+from snapshotd.agent.connection import Denied, SnapshotdError, SnapshotdUnavailable
+from snapshotd.agent.link import Link
 from snapshotd.agent.session import session
 from snapshotd.agent.values import encode
 
@@ -100,7 +101,7 @@ def _hold(fields: Dict[str, Any], body: Optional[bytes], writing: int) -> None:
         _serve(listener, fields["call"], connection)
 
 
-def _begun(fields: Dict[str, Any], body: Optional[bytes]) -> Tuple[Dict[str, Any], Optional[Connection]]:
+def _begun(fields: Dict[str, Any], body: Optional[bytes]) -> Tuple[Dict[str, Any], Optional[Link]]:
     """What the daemon said, and the connection of its own that the call has then."""
     try:
         if fields.get("approve"):
@@ -128,19 +129,22 @@ def _let_go(kept: List[int]) -> None:
     os.close(null)
 
 
-def _serve(listener: socket.socket, call: str, connection: Optional[Connection]) -> None:
-    with selectors.DefaultSelector() as selector:
-        selector.register(listener, selectors.EVENT_READ)
-        daemon = selector.register(connection.fileno() if connection is not None else session.fileno(), selectors.EVENT_READ)
-        while True:
+def _serve(listener: socket.socket, call: str, connection: Optional[Link]) -> None:
+    while session.fileno(connection) >= 0:
+        with selectors.DefaultSelector() as selector:  # anew each time: a request may have changed the daemon's descriptor
+            selector.register(listener, selectors.EVENT_READ)
+            daemon = selector.register(session.fileno(connection), selectors.EVENT_READ)
             ready = [key for key, _ in selector.select()]
-            if daemon in ready:
-                return  # between requests the daemon says nothing: it has closed the connection
-            if _answer(listener, call, connection):
+        if daemon in ready:  # between requests the daemon says nothing: it has gone
+            try:
+                session.reconnect(connection)
+            except SnapshotdError:
                 return
+        elif _answer(listener, call, connection):
+            return
 
 
-def _answer(listener: socket.socket, call: str, connection: Optional[Connection]) -> bool:
+def _answer(listener: socket.socket, call: str, connection: Optional[Link]) -> bool:
     """Serve one request. True when the call has ended."""
     client, _ = listener.accept()
     with client:

@@ -11,7 +11,7 @@ import sys
 from typing import Any, Dict, List, Optional
 
 from snapshotd.agent.calls import put
-from snapshotd.agent.connection import Connection
+from snapshotd.agent.link import Link
 from snapshotd.agent.replay import Replayed
 from snapshotd.agent.session import session, warn
 from snapshotd.agent.values import clean, encode, plain
@@ -33,7 +33,7 @@ def run(fields: Dict[str, Any], command: List[str], arguments: Any) -> int:
     they fit; where there are none, the command itself is what is recorded and what the approver may change."""
     sent = {"command": [clean(part) for part in command]} if arguments is None else arguments
     body = put(fields, "arguments", sent)
-    connection: Optional[Connection] = None
+    connection: Optional[Link] = None
     if fields.get("approve"):
         waiting = session.wait("call_begin", fields, body)
         answer, connection = waiting.answer(), waiting.connection
@@ -52,7 +52,7 @@ def run(fields: Dict[str, Any], command: List[str], arguments: Any) -> int:
         return _run(fields["call"], command, environment, connection, signals)
 
 
-def _run(call: str, command: List[str], environment: Dict[str, str], connection: Optional[Connection], signals: "_Signals") -> int:
+def _run(call: str, command: List[str], environment: Dict[str, str], connection: Optional[Link], signals: "_Signals") -> int:
     end: Dict[str, Any] = {"call": call}
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
@@ -125,7 +125,7 @@ class _Signals:
 class _Streams:
     """A running command's two outputs."""
 
-    def __init__(self, call: str, connection: Optional[Connection]) -> None:
+    def __init__(self, call: str, connection: Optional[Link]) -> None:
         self._call = call
         self._connection = connection
         self._kept: Dict[str, List[bytes]] = {"stdout": [], "stderr": []}

@@ -5,6 +5,9 @@ All requests of a process go through one lock: while one thread is parked, every
 lock, which parking.py recognises. A request that waits for a person (`wait`) keeps the lock only if the process could be parked, when
 nothing else of it runs anyway; otherwise it waits on a connection of its own, and other threads go on. What only the daemon's policy gates
 waits like any other request: other threads run on until they want something recorded. A forked child starts over with its own connection.
+
+A daemon that goes away during a request is waited for (link.py), parked if the process was, with the lock held if it was: whoever wants
+something recorded waits, and the rest of the program goes on.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from snapshotd.agent import parking
-from snapshotd.agent.connection import LIBRARY, VERSION, Connection, SnapshotdError, SnapshotdUnavailable
+from snapshotd.agent.connection import SnapshotdError, socket_path
+from snapshotd.agent.link import Link, Steps, begin, finish
 
-SOCKET_VARIABLE = "SNAPSHOTD_AGENT_SOCKET"
-DEFAULT_SOCKET = "/run/snapshotd/agent.sock"
-
+_DONE_ONCE = ("message", "fact", "output", "store_put", "store_delete")
+"""Requests that would do something else when they are done twice and have no call id to be known by: they get one of their own, `rid`."""
 _DEFERRED = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGCHLD,
              signal.SIGUSR1, signal.SIGUSR2]
 """Signals that wait until a request is answered: a Python handler must not run while open files are out of place, and a
@@ -45,11 +48,13 @@ class Session:
         self._lock = threading.RLock()
         """Re-entrant, so that a finaliser which runs in the middle of a request is refused (`_busy`) and does not wait for itself."""
         self._busy = False
-        self._connection: Optional[Connection] = None
-        self._own: Set[Connection] = set()
+        self._link = Link(self)
+        self._own: Set[Link] = set()
         """Connections of requests that wait for a person, and of the calls they began."""
         self.was_inside = False
-        """Whether the daemon has greeted this process."""
+        """Whether a daemon has greeted this process, or the one that it is a fork of."""
+        self.patient = False
+        """Whether a daemon that is away is waited for: since one has greeted this process, until waiting was in vain."""
         self._outside = False
 
     def inside(self) -> bool:
@@ -72,54 +77,63 @@ class Session:
         self.was_inside, self._outside = False, True
 
     def request(self, op: str, fields: Dict[str, Any], body: Optional[bytes] = None, *, park: bool = False, replayed: bool = False,
-                connection: Optional[Connection] = None) -> Dict[str, Any]:
+                connection: Optional[Link] = None) -> Dict[str, Any]:
         """One request and its answer. With `park` the process is parked from before it is sent until it is answered, with `replayed` during
-        a replay only. `connection`: the one to use, where it matters which (of `wait`).
+        a replay only. `connection`: the one to use, where it matters which (of `wait`). A daemon that goes away meanwhile is waited for.
 
         Raises SnapshotdError (the daemon refused) or SnapshotdUnavailable.
         """
         with self._exclusively(op), _signals_deferred():
-            return self._exchange(op, fields, body, park, replayed, connection)
+            link = self._link if connection is None else connection
+            if op in _DONE_ONCE:
+                fields = dict(fields, rid=os.urandom(16).hex())
+            finish(link.connecting())  # before parking: only the daemon knows whether this is a replay
+            if park or (replayed and self.replaying):
+                with _parked() as (_, note):
+                    return self._heard(finish(link.requesting(op, dict(note, **fields), body)))
+            return self._heard(finish(link.requesting(op, fields, body)))
 
     def wait(self, op: str, fields: Dict[str, Any], body: Optional[bytes] = None) -> "Waiting":
         """Send a request that a person has to answer. The process is parked if it can be, and then answered when this returns;
         else `Waiting.answer` waits for it, without the lock. Raises as `request`."""
         with self._exclusively(op):
             with _signals_deferred():
-                with _unavailable(op, self._drop):
-                    shared = self._connected()
+                finish(self._link.connecting())
                 with _parked() as (place, note):
                     if place is not None or self.replaying:
-                        with _unavailable(op, self._drop):
-                            return Waiting(self, op, None, self._heard(shared.request(op, dict(note, **fields), body)))
-            own = self._opened()
+                        return Waiting(self, None, None, self._heard(finish(self._link.requesting(op, dict(note, **fields), body))))
+            own = Link(self)
             self._own.add(own)
+            steps = own.requesting(op, dict(note, **fields), body)
             try:
-                with _unavailable(op, lambda: self.release(own)):
-                    own.send(op, dict(note, **fields), body)
-            except SnapshotdError:
+                begin(steps)
+            except BaseException:
                 self.release(own)
                 raise
-            return Waiting(self, op, own, None)
+            return Waiting(self, own, steps, None)
 
-    def fileno(self) -> int:
-        """The descriptor of the session's own connection, which a request has opened."""
-        return -1 if self._connection is None else self._connection.fileno()
+    def fileno(self, connection: Optional[Link] = None) -> int:
+        """The descriptor of a connection, or of the session's own, which a request has opened; -1 when it is closed."""
+        return (self._link if connection is None else connection).fileno()
 
-    def release(self, connection: Optional[Connection]) -> None:
+    def reconnect(self, connection: Optional[Link] = None) -> None:
+        """That connection, or the session's own, was found closed between requests: connect again. Raises as `request`."""
+        with self._exclusively("hello"), _signals_deferred():
+            link = self._link if connection is None else connection
+            link.disconnect()
+            finish(link.connecting())
+
+    def release(self, connection: Optional[Link]) -> None:
         """Close a connection that `wait` opened. None and closed ones are fine."""
         if connection is not None:
             self._own.discard(connection)
-            connection.close()
+            connection.disconnect()
 
-    def _exchange(self, op: str, fields: Dict[str, Any], body: Optional[bytes], park: bool, replayed: bool,
-                  connection: Optional[Connection]) -> Dict[str, Any]:
-        with _unavailable(op, self._drop if connection is None else lambda: self.release(connection)):
-            used = self._connected() if connection is None else connection
-            if park or (replayed and self.replaying):
-                with _parked() as (_, note):
-                    return self._heard(used.request(op, dict(note, **fields), body))
-            return self._heard(used.request(op, fields, body))
+    def greeted(self, answer: Dict[str, Any]) -> None:
+        """A daemon has answered `hello`, on any connection of this process."""
+        self.body_limit_bytes = int(answer.get("body_limit_bytes", self.body_limit_bytes))
+        self.replaying = bool(answer.get("replaying", self.replaying))
+        self.was_inside = self.patient = True
 
     def _heard(self, answer: Dict[str, Any]) -> Dict[str, Any]:
         if answer.get("live"):
@@ -143,41 +157,13 @@ class Session:
             finally:
                 self._busy = False
 
-    def _connected(self) -> Connection:
-        if self._connection is not None and not self._connection.alive():
-            self._drop()
-        if self._connection is None:
-            self._connection = self._opened()
-        return self._connection
-
-    def _opened(self) -> Connection:
-        path = socket_path()
-        try:
-            connection = Connection(path)
-        except OSError as exc:
-            raise SnapshotdUnavailable("The snapshotd daemon cannot be reached at {} ({}); check on the host that it runs.".format(
-                path, exc.strerror or exc)) from exc
-        try:
-            with _unavailable("hello", connection.close):
-                answer = connection.request("hello", {"version": VERSION, "pid": os.getpid(), "library": LIBRARY})
-        except BaseException:
-            connection.close()
-            raise
-        self.body_limit_bytes = int(answer.get("body_limit_bytes", self.body_limit_bytes))
-        self.replaying = bool(answer.get("replaying"))
-        self.was_inside = True
-        return connection
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
     def after_fork(self) -> None:
-        """In the child: the parent's connections are the parent's, and its lock may be held by a thread that does not exist here."""
+        """In the child: the parent's connections and calls are the parent's, and its lock may be held by a thread that does not exist
+        here."""
         self._lock = threading.RLock()
         self._busy = False
-        self._drop()
+        self._link.disconnect()
+        self._link = Link(self)
         for connection in list(self._own):
             self.release(connection)
 
@@ -186,40 +172,54 @@ class Waiting:
     """A request that a person answers. `connection` is the one that belongs to it alone, if it has one: a call that it began has to be
     ended there; whoever holds this releases it in the end."""
 
-    def __init__(self, owner: Session, op: str, connection: Optional[Connection], answer: Optional[Dict[str, Any]]) -> None:
+    def __init__(self, owner: Session, connection: Optional[Link], steps: Optional[Steps], answer: Optional[Dict[str, Any]]) -> None:
         self.connection = connection
         self._owner = owner
-        self._op = op
+        self._steps = steps
         self._answer = answer
 
     def answer(self) -> Dict[str, Any]:
         """Wait for the answer. Raises as `Session.request`; then, and when it is interrupted, the connection is closed."""
         if self._answer is None:
-            assert self.connection is not None
+            assert self._steps is not None
             try:
-                with _unavailable(self._op, lambda: None):
-                    self._answer = self._owner._heard(self.connection.answer())
+                self._answer = self._owner._heard(finish(self._steps))
             except BaseException:
                 self._owner.release(self.connection)
                 raise
         return self._answer
 
     async def answered(self) -> Dict[str, Any]:
-        """`answer` for a coroutine: other tasks of an asyncio event loop run meanwhile. Under other loops they wait."""
+        """`answer` for a coroutine: other tasks of an asyncio event loop run meanwhile, also while a daemon is waited for. Under other
+        loops they wait."""
         loop = _running_loop()
-        if self._answer is None and loop is not None:
-            assert self.connection is not None
-            readable = loop.create_future()
-            fd = self.connection.fileno()
-            loop.add_reader(fd, lambda: readable.done() or readable.set_result(None))
-            try:
-                await readable
-            except BaseException:
-                loop.remove_reader(fd)
-                self._owner.release(self.connection)
-                raise
-            loop.remove_reader(fd)
-        return self.answer()
+        if self._answer is not None or loop is None:
+            return self.answer()
+        assert self._steps is not None
+        assert self.connection is not None
+        try:
+            pause_s: Optional[float] = None  # the request has been sent
+            while True:
+                if pause_s is None:
+                    await _readable(loop, self.connection.fileno())
+                else:
+                    await sys.modules["asyncio"].sleep(pause_s)
+                pause_s = next(self._steps)
+        except StopIteration as end:
+            self._answer = self._owner._heard(end.value)
+            return self._answer
+        except BaseException:
+            self._owner.release(self.connection)
+            raise
+
+
+async def _readable(loop: Any, fd: int) -> None:
+    readable = loop.create_future()
+    loop.add_reader(fd, lambda: readable.done() or readable.set_result(None))
+    try:
+        await readable
+    finally:
+        loop.remove_reader(fd)
 
 
 def _running_loop() -> Any:
@@ -228,22 +228,6 @@ def _running_loop() -> Any:
         return None if asyncio is None else asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-@contextmanager
-def _unavailable(op: str, drop: Callable[[], None]) -> Iterator[None]:
-    """Turn a lost connection into SnapshotdUnavailable. After anything but the daemon's own refusal half a request may be on the wire."""
-    try:
-        yield
-    except SnapshotdError:
-        raise
-    except BaseException as exc:
-        drop()
-        if isinstance(exc, (OSError, ValueError)):
-            raise SnapshotdUnavailable(
-                "The snapshotd daemon went away during {} ({}), so it is not known whether that was recorded; "
-                "look at `snapshotd log` on the host and start the agent again.".format(op, exc)) from exc
-        raise
 
 
 @contextmanager
@@ -285,11 +269,6 @@ def _signals_deferred() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def socket_path() -> str:
-    """Where the daemon listens: `SNAPSHOTD_AGENT_SOCKET`, or the place it has in every sandbox."""
-    return os.environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET
 
 
 def _library_belongs_to(path: str) -> bool:

@@ -457,7 +457,7 @@ def test_the_daemon_goes_away_in_the_middle(server: FakeDaemon, recorder: Any, r
                 print(error)
             else:
                 raise SystemExit("nothing was raised")
-    """)
+    """, SNAPSHOTD_RECONNECT_S="0")
     first, second, third = done.stdout.splitlines()
     assert first.startswith("The snapshotd daemon went away during call_end (")
     assert second.startswith("The snapshotd daemon cannot be reached at ")

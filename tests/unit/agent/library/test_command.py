@@ -169,7 +169,7 @@ def test_run_passes_signals_on_and_does_not_wait_for_what_stays_behind(daemon: F
 
 
 def test_a_holder_ends_with_the_daemon(server: FakeDaemon, shell: Shell, socket_path: Path) -> None:
-    call = shell("snapshotd-agent begin work").stdout.strip()
+    call = shell("snapshotd-agent begin work", SNAPSHOTD_RECONNECT_S="0").stdout.strip()
     assert f"@snapshotd-call-{call}" in Path("/proc/net/unix").read_text()
     server.close()
     socket_path.touch()  # where a daemon was: this is a sandbox
