@@ -100,16 +100,24 @@ def follow(
 
     With `wait`, its `finished` comes when that has happened, and has `state`.
     """
-    events = client.events(trajectory) if wait is None else _waiting(client, trajectory, wait)
+    replay = Replay()
+    events = client.events(trajectory, on_lost=None if quiet else lambda: _tell_lost(replay))
+    if wait is not None:
+        events = _waiting(events, client, trajectory, wait)
     if not stop_on_interrupt:
-        return _show(events, trajectory, as_json=as_json, quiet=quiet)
+        return _show(events, trajectory, replay, as_json=as_json, quiet=quiet)
     with Interruption(client, trajectory) as interruption:
-        code = _show(events, trajectory, as_json=as_json, quiet=quiet)
+        code = _show(events, trajectory, replay, as_json=as_json, quiet=quiet)
     return code if interruption.signal is None else 128 + interruption.signal
 
 
-def _waiting(client: Snapshotd, trajectory: str, wait: Wait) -> Iterator[dict[str, Any]]:
-    for event in client.events(trajectory):
+def _tell_lost(replay: Replay) -> None:
+    replay.clear()
+    note("the daemon went away; following its successor")
+
+
+def _waiting(events: Iterator[dict[str, Any]], client: Snapshotd, trajectory: str, wait: Wait) -> Iterator[dict[str, Any]]:
+    for event in events:
         yield {**event, "state": settled(client, trajectory, wait)} if event["event"] == "finished" else event
 
 
@@ -141,8 +149,8 @@ class Replay:
             self._shown = False
 
 
-def _show(events: Iterable[dict[str, Any]], trajectory: str, *, as_json: bool, quiet: bool) -> int:
-    raw, replay = RawOutput(), Replay()
+def _show(events: Iterable[dict[str, Any]], trajectory: str, replay: Replay, *, as_json: bool, quiet: bool) -> int:
+    raw = RawOutput()
     seen, warning = False, None
     for event in events:
         seen = True

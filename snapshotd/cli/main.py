@@ -60,7 +60,7 @@ COMMANDS: dict[str, str] = {
     "repair": "Rebuild what is damaged in the repository from what is not.",
     "doctor": "Say what this machine lacks, and the fix for each.",
     "setup": "Install what is missing, where that is possible.",
-    "daemon": "Be the daemon, ask after it, or stop it.",
+    "daemon": "Be the daemon, ask after it, stop it, or put another in its place.",
     "version": "Print the versions of client and daemon.",
     "completion": "Print the completion script for a shell.",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import select
@@ -9,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,11 +22,14 @@ from snapshotd.errors import Conflict, DaemonUnavailable
 
 START_TIMEOUT_S = 60.0
 """Recovery after a crash looks at every sandbox that was running; an empty state directory takes about half a second."""
+_POLL_S = 0.02
+"""Nothing tells us when a socket begins to listen, or a lock is free within a time."""
 
 
 def start_daemon(state_dir: Path, socket_path: Path, timeout_s: float = START_TIMEOUT_S) -> None:
     """Start a daemon and return when it answers, or when another one that was just starting does.
 
+    Of many who ask for it at once (all who followed a run at a daemon that died), one starts it and the others wait.
     DaemonUnavailable when not root or when it takes longer than `timeout_s`; else the very error that the daemon died of.
     """
     if os.geteuid() != 0:
@@ -31,16 +37,36 @@ def start_daemon(state_dir: Path, socket_path: Path, timeout_s: float = START_TI
             f"no daemon answers on {socket_path}, and only root can start one; run the command with sudo, or start the service"
         )
     deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            _spawn_and_wait(state_dir, socket_path, deadline)
-            return
-        except Conflict:
-            # Somebody else holds the state directory: a daemon that another command has just started, or one that is just ending.
-            if _answers_or_ends(state_dir, socket_path, deadline):
+    with _one_at_a_time(state_dir, deadline):
+        while not _answers(socket_path):
+            try:
+                _spawn_and_wait(state_dir, socket_path, deadline)
                 return
-            if time.monotonic() > deadline:
-                raise
+            except Conflict:
+                # Somebody else holds the state directory: a daemon that is just ending, or one that was not started by a command.
+                if _answers_or_ends(state_dir, socket_path, deadline):
+                    return
+                if time.monotonic() > deadline:
+                    raise
+
+
+@contextlib.contextmanager
+def _one_at_a_time(state_dir: Path, deadline: float) -> Iterator[None]:
+    """Whoever may start a daemon holds a lock on the directory itself: it ends with its process and leaves nothing behind."""
+    make_state_dir(state_dir)
+    fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise _too_slow("another command has been starting the daemon", state_dir) from None
+            time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _spawn_and_wait(state_dir: Path, socket_path: Path, deadline: float) -> None:
@@ -55,10 +81,7 @@ def _spawn_and_wait(state_dir: Path, socket_path: Path, deadline: float) -> None
         if ready_w >= 0:
             os.close(ready_w)
     if line is None:
-        raise DaemonUnavailable(
-            f"the daemon (pid {process.pid}) has been starting for more than {START_TIMEOUT_S:.0f} s; {log_path_of(state_dir)} says what "
-            f"it does, run the command again when it is ready"
-        )
+        raise _too_slow(f"the daemon (pid {process.pid}) has been starting", state_dir)
     try:
         news = json.loads(line)
     except ValueError:
@@ -70,6 +93,12 @@ def _spawn_and_wait(state_dir: Path, socket_path: Path, deadline: float) -> None
         raise error_of(news)
     code = process.wait()
     raise DaemonUnavailable(f"the daemon died while starting (exit code {code}); {log_path_of(state_dir)} says why")
+
+
+def _too_slow(what: str, state_dir: Path) -> DaemonUnavailable:
+    return DaemonUnavailable(
+        f"{what} for more than {START_TIMEOUT_S:.0f} s; {log_path_of(state_dir)} says what it does, run the command again when it is ready"
+    )
 
 
 def daemon_argv(state_dir: Path, socket_path: Path, ready_fd: int) -> list[str]:
@@ -94,7 +123,6 @@ def _spawn(state_dir: Path, socket_path: Path, ready_fd: int) -> subprocess.Pope
 
 def _open_log(state_dir: Path) -> BinaryIO:
     """What Python prints before the daemon's own log is set up, or when it crashes, goes into the same file."""
-    make_state_dir(state_dir)
     fd = os.open(log_path_of(state_dir), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     return os.fdopen(fd, "ab")
 
@@ -115,12 +143,17 @@ def _read_line(fd: int, deadline: float) -> bytes | None:
 
 def _answers_or_ends(state_dir: Path, socket_path: Path, deadline: float) -> bool:
     """Wait for the daemon that holds the state directory. True when it answers; False when it has ended, or at the deadline."""
-    while True:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            try:
-                probe.connect(str(socket_path))
-                return True
-            except OSError:
-                if lock_holder(state_dir) is None or time.monotonic() > deadline:
-                    return False
-        time.sleep(0.02)  # nothing tells us when a socket begins to listen
+    while not _answers(socket_path):
+        if lock_holder(state_dir) is None or time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _answers(socket_path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(socket_path))
+        except OSError:
+            return False
+    return True

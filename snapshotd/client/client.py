@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from snapshotd.client.approvals import Approvals
+from snapshotd.client.following import Following, reconnect_s
 from snapshotd.client.mind import Mind
 from snapshotd.client.results import (
     ChangeInfo,
@@ -104,10 +105,21 @@ class Snapshotd(Mind, Approvals, Values):
             self.flush(started.id)
         return started
 
-    def events(self, ref: str, *, follow: bool = True) -> Iterator[dict[str, Any]]:
-        """The events of a run from its beginning; with `follow`, until `finished`."""
+    def events(self, ref: str, *, follow: bool = True, on_lost: Callable[[], object] | None = None) -> Iterator[dict[str, Any]]:
+        """The events of a run from its beginning; with `follow`, until `finished`.
+
+        Who follows outlives the daemon: when it goes away, `on_lost` is called, and the next daemon (the first request starts it, where a
+        daemon may be started) goes on behind the last event. DaemonUnavailable when for SNAPSHOTD_RECONNECT_S seconds (600 if not set; with
+        0 at once) no daemon could be followed, or the error that keeps one from starting; Conflict when another run of the trajectory has
+        begun in the meantime. An agent that did not outlive its daemon has a `finished` whose status is `interrupted`.
+        """
         path = f"/trajectories/{ref_segment(ref, 'trajectory')}/events"
-        return self._transport.lines("GET", path, query={"follow": "true" if follow else "false"})
+        if not follow:
+            return self._transport.lines("GET", path, query={"follow": "false"})
+        return Following(
+            lambda: self._transport.raw_lines("GET", path, query={"follow": "true"}), lambda: self.trajectory(ref).status == "running",
+            what=ref, patience_s=reconnect_s(), on_lost=on_lost,
+        ).events()  # fmt: skip
 
     def exec(
         self, ref: str, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None, user: str | None = None,

@@ -254,7 +254,8 @@ class Sandbox:
         self._client.resume(self.id, retry=retry, skip=skip, results=results)
 
     def events(self, *, follow: bool = True) -> Iterator[dict[str, Any]]:
-        """The events of the agent's run from its beginning; with `follow`, until `finished`."""
+        """The events of the agent's run from its beginning; with `follow`, until `finished`, beyond the end of the daemon. As
+        `Snapshotd.events`."""
         return self._client.events(self.id, follow=follow)
 
     def retry(self, task: str, *, compensate: bool = True, resume: bool = True, wait: Wait = "captured") -> Snapshot:

@@ -42,8 +42,8 @@ _LOST = (
 )
 
 
-class _Lost(DaemonUnavailable):
-    """The connection ended before the answer did."""
+class DaemonAway(DaemonUnavailable):
+    """Nobody answered, or the connection ended before the answer did. A successor may be there soon."""
 
     @property
     def code(self) -> str:
@@ -87,6 +87,10 @@ class Transport:
         """
         return _events(self._answer(method, path, body, query))
 
+    def raw_lines(self, method: str, path: str, *, query: dict[str, str | None] | None = None) -> Iterator[bytes]:
+        """The same without a look into the lines; `event_of` is what one says."""
+        return _lines(self._answer(method, path, None, query))
+
     def pieces(self, method: str, path: str, *, query: dict[str, str | None] | None = None) -> Iterator[bytes]:
         """One request whose answer is raw bytes, in pieces."""
         return _pieces(self._answer(method, path, None, query))
@@ -127,7 +131,7 @@ class Transport:
             # Nothing was asked to change: a daemon that was dying when it took the connection took the request with it. Ask its successor.
             try:
                 return self._exchange(method, target, None, headers)
-            except _Lost:
+            except DaemonAway:
                 continue
         return self._exchange(method, target, data, headers)
 
@@ -166,7 +170,7 @@ class Transport:
             return NotPermitted(
                 f"user {os.geteuid()} may not use the daemon's socket {self.socket_path}, which serves root only; run the command with sudo"
             )
-        return DaemonUnavailable(
+        return DaemonAway(
             f"no daemon answers on {self.socket_path} ({exc.strerror}); start it with `sudo snapshotd daemon`, or name the right place "
             f"with --state-dir or --socket"
         )
@@ -267,7 +271,7 @@ def _exactly(answer: http.client.HTTPResponse, count: int) -> bytes:
     with _lost_means_unavailable():
         data = answer.read(count) if count else b""
     if len(data) < count:
-        raise DaemonUnavailable(_LOST)
+        raise DaemonAway(_LOST)
     return data
 
 
@@ -282,18 +286,27 @@ def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    for line in _lines(answer):
+        yield event_of(line)
+
+
+def _lines(answer: http.client.HTTPResponse) -> Iterator[bytes]:
     rest = b""
     for data in _pieces(answer):
         *whole, rest = (rest + data).split(b"\n")
         if len(rest) > _LINE_MAX_BYTES:
             raise InternalError(f"the daemon sent a line of more than {_LINE_MAX_BYTES >> 20} MiB, which is no part of its API")
-        for line in whole:
-            event: dict[str, Any] = json.loads(line)
-            if event.get("event") == "error":
-                raise error_of(event)
-            yield event
+        yield from whole
     if rest:
-        raise DaemonUnavailable(_LOST)
+        raise DaemonAway(_LOST)
+
+
+def event_of(line: bytes) -> dict[str, Any]:
+    """What a line of an answer says. An `error` event is raised as the error it carries."""
+    event: dict[str, Any] = json.loads(line)
+    if event.get("event") == "error":
+        raise error_of(event)
+    return event
 
 
 class _lost_means_unavailable:  # noqa: N801 - reads as what it does in a `with`
@@ -302,7 +315,7 @@ class _lost_means_unavailable:  # noqa: N801 - reads as what it does in a `with`
 
     def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         if isinstance(exc, http.client.HTTPException | ConnectionError):
-            raise _Lost(_LOST) from exc
+            raise DaemonAway(_LOST) from exc
 
 
 def _check_version(answer: http.client.HTTPResponse) -> None:

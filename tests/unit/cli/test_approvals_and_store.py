@@ -98,7 +98,7 @@ def test_an_approval_of_a_run_is_a_line(cli: Cli, monkeypatch: pytest.MonkeyPatc
         {"event": "approval", "id": "a" * 32, "tool": "deploy", "status": "approved"},
         {"event": "finished", "trajectory": "b" * 32, "exit_code": 0, "snapshots": 1},
     ]
-    monkeypatch.setattr("snapshotd.client.client.Snapshotd.events", lambda *_: iter(events))
+    monkeypatch.setattr("snapshotd.client.client.Snapshotd.events", lambda *_, **__: iter(events))
     lines = cli("run", "--", "ls").err.splitlines()
     assert lines[0].startswith("⏸ deploy\\x1b waits for approval: `snapshotd approval aaaaaaaaaaaa`")
     assert lines[1] == "⏵ deploy: approval aaaaaaaaaaaa is approved"

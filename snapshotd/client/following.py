@@ -1,0 +1,127 @@
+"""Following a run beyond the end of the daemon that it was followed at.
+
+The events of a run are an append-only file in the state directory, which every daemon serves from its beginning. So a follower whose
+connection ends too early asks again, passes over what it has seen, and goes on behind it. That these really are the events it has seen,
+and not those of another run of the same trajectory, a digest tells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from snapshotd.client.transport import DaemonAway, event_of
+from snapshotd.errors import Conflict, UsageError
+
+RECONNECT_VARIABLE = "SNAPSHOTD_RECONNECT_S"
+RECONNECT_S = 600.0
+"""How long to go on without getting anywhere, unless told otherwise."""
+_PAUSE_MIN_S, _PAUSE_MAX_S = 0.02, 0.5
+_HELD_S = 10.0
+"""A connection that held for so long has got somewhere, even if the agent said nothing: its daemon did not die of our request."""
+
+
+def reconnect_s() -> float:
+    """What SNAPSHOTD_RECONNECT_S says. UsageError when it makes no sense."""
+    text = os.environ.get(RECONNECT_VARIABLE, "")
+    try:
+        seconds = float(text) if text else RECONNECT_S
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise UsageError(f"{RECONNECT_VARIABLE} is {text!r}, which is no number of seconds; set it to 0 or more, or not at all")
+    return seconds
+
+
+class Following:
+    """One follower of one run."""
+
+    def __init__(
+        self, ask: Callable[[], Iterator[bytes]], runs: Callable[[], bool], *, what: str, patience_s: float,
+        on_lost: Callable[[], object] | None,
+    ) -> None:  # fmt: skip
+        """`ask` requests all events as lines and `runs` says whether the trajectory still does; both raise DaemonAway for a daemon that is
+        not there, and whatever else they raise ends the following. `what` names the run in errors."""
+        self._ask, self._runs, self._what, self._on_lost = ask, runs, what, on_lost
+        self._patience_s = patience_s
+        self._count = 0
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._held_since: float | None = None
+        self._lost_at: float | None = None
+        self._pause_s = 0.0
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """All of them until `finished`, or until there are no more although the trajectory does not run. The request is sent at once."""
+        return self._events(self._lines())
+
+    def _events(self, lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+        while True:
+            try:
+                for line in self._unseen(lines):
+                    event = event_of(line)
+                    yield event
+                    if event["event"] == "finished":
+                        return
+                if not self._count or not self._runs():
+                    return
+                lost = DaemonAway(f"the daemon ended the events of {self._what}, which still runs; `snapshotd attach` follows it again")
+            except DaemonAway as exc:
+                lost = exc
+            lines = self._again(lost)
+
+    def _lines(self) -> Iterator[bytes]:
+        self._held_since = None
+        lines = self._ask()
+        self._held_since = time.monotonic()
+        return lines
+
+    def _unseen(self, lines: Iterator[bytes]) -> Iterator[bytes]:
+        """Those behind the ones that were seen before. Conflict when these begin otherwise."""
+        again = hashlib.blake2b(digest_size=16)
+        known = self._count
+        passed = 0
+        for line in lines:
+            if passed < known:
+                passed += 1
+                again.update(line + b"\n")
+                if passed == known:
+                    self._require(again.digest() == self._digest.digest())
+                continue
+            self._digest.update(line + b"\n")
+            self._count += 1
+            self._lost_at = None
+            yield line
+        self._require(passed == known)
+
+    def _require(self, same: bool) -> None:
+        if not same:
+            raise Conflict(
+                f"another run of {self._what} has begun since its daemon went away, so the end of this one is not known; `snapshotd log` "
+                f"lists its snapshots, `snapshotd attach` follows the new one"
+            )
+
+    def _again(self, lost: DaemonAway) -> Iterator[bytes]:
+        """The lines of the next daemon. Raises `lost`, or what kept us from a daemon since then, when that takes too long."""
+        while True:
+            self._wait(lost)
+            try:
+                return self._lines()
+            except DaemonAway as exc:
+                lost = exc
+
+    def _wait(self, lost: DaemonAway) -> None:
+        """Before the next request: at once after getting somewhere, then with growing pauses (nothing tells when a socket is there)."""
+        now = time.monotonic()
+        held = self._held_since is not None and now - self._held_since > _HELD_S
+        if self._lost_at is None or held:
+            self._lost_at, self._pause_s = now, 0.0
+            if self._patience_s and self._on_lost is not None:
+                self._on_lost()
+        if now - self._lost_at >= self._patience_s:
+            raise lost
+        time.sleep(self._pause_s)
+        self._pause_s = min(max(2 * self._pause_s, _PAUSE_MIN_S), _PAUSE_MAX_S)
