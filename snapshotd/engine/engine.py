@@ -462,6 +462,7 @@ class LocalEngine(MindVerbs):
         self._archive.close()
         self._cold.close()
         self._worker.close()
+        self._context.keeper.close()
         recover.mark_clean(self._context)
         self._context.secrecy.vault.close()
         self._context.spool.close()

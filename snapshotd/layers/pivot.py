@@ -137,16 +137,19 @@ def pivot(
 
 def settle(target: Target) -> None:
     """Undo what a pivot had begun whose process was killed in the middle of it, or finish it. OSError, SandboxFailed."""
-    namespaces.in_mount_namespace(target.mount_ns_fd, _settle)
+    found = mounts.read_mountinfo(target.pid)
+    prepared = sum(mount.point == b"/proc" and mount.fs_type == "overlay" for mount in found)
+    retired = sum(mount.point == b"/" for mount in found) - 1
 
+    def undo() -> None:
+        os.chdir("/")
+        for _ in range(prepared):
+            mounts.detach(b"/proc")  # a root that had not become one: it lies on top
+        for _ in range(retired):
+            mounts.detach(b".")  # the root before this one, which lies on top until it is detached
+        mounts.unseal_here()
 
-def _settle() -> None:
-    os.chdir("/")
-    while [mount.fs_type for mount in mounts.read_mountinfo("thread-self") if mount.point == b"/proc"][-1:] == ["overlay"]:
-        mounts.detach(b"/proc")  # a root that was prepared there
-    while len([mount for mount in mounts.read_mountinfo("thread-self") if mount.point == b"/"]) > 1:
-        mounts.detach(b".")  # the old root, which lies on top until it is detached
-    mounts.unseal_here()
+    namespaces.in_mount_namespace(target.mount_ns_fd, undo)
 
 
 @contextlib.contextmanager
