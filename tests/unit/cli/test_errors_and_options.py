@@ -200,7 +200,8 @@ def test_ctrl_c_leaves_a_command_running(daemon: Daemon, short_dir: Path) -> Non
     eventually(lambda: len(daemon.client.log("box")) == 2)
 
 
-def test_daemon_killed_in_the_middle_of_a_run(daemon: Daemon, tmp_path: Path) -> None:
+def test_daemon_killed_in_the_middle_of_a_run(daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SNAPSHOTD_RECONNECT_S", "0")
     agent = tmp_path / "forever.py"
     agent.write_text("working\n")
     with start(daemon, "run", str(agent)) as running:

@@ -1,0 +1,116 @@
+"""The daemon is replaced, or dies, while people use it: commands go on at the next one, and a followed run says how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.support import Snap, wait_until
+from tests.leftovers import nothing_left
+
+pytestmark = pytest.mark.runc
+
+NOTE = "snapshotd: the daemon went away; following its successor"
+AGENT = "print('up', flush=True)\nopen('/workspace/started', 'w').close()\nimport time\ntime.sleep(1000)\n"
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Path:
+    program = tmp_path / "agent.py"
+    program.write_text(AGENT)
+    return program
+
+
+@pytest.fixture
+def stopped(own_snap: Snap) -> Iterator[Snap]:
+    """No daemon runs at first, and nothing is left at the end."""
+    own_snap.stop_daemon()
+    yield own_snap
+    nothing_left(own_snap.state_dir, running=True)
+    own_snap.stop_daemon()
+    nothing_left(own_snap.state_dir, running=False)
+
+
+def _killed(snap: Snap) -> int:
+    """Kill the daemon; its process id."""
+    pid = snap.daemon_pid()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}") or "State:\tZ" in Path(f"/proc/{pid}/status").read_text(), "the daemon died")
+    return pid
+
+
+def _follow(snap: Snap, *words: str | Path) -> subprocess.Popen[str]:
+    """Start a command that follows a run, and wait until it shows what the agent said."""
+    running = snap.start(*words)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "up\n", running.communicate(timeout=60)
+    return running
+
+
+def _ended(running: subprocess.Popen[str]) -> list[str]:
+    """What a follower said whose run was interrupted, after its output."""
+    out, errors = running.communicate(timeout=120)
+    assert running.returncode == 125, errors
+    assert out == "", "the output is not shown twice"
+    assert "Traceback" not in errors
+    return errors.splitlines()
+
+
+def test_restart_without_agents(stopped: Snap) -> None:
+    snap = stopped
+    first = snap.json("daemon", "--restart")
+    assert first["stopped"] is None
+    assert first["started"] == snap.daemon_pid()
+    trajectory, start = snap.create("--runtime", "runc")
+    done = snap.sh(trajectory, "echo kept > kept")["snapshot"]
+    second = snap.json("daemon", "--restart")
+    assert second["stopped"] == first["started"]
+    assert second["started"] == snap.daemon_pid() != first["started"]
+    assert [one["id"] for one in snap.json("log", trajectory)] == [start, done]
+    assert snap.sh(trajectory, "cat kept")["stdout"] == "kept\n"
+    told = snap("daemon", "--restart").stderr
+    assert told == f"snapshotd: daemon {snap.daemon_pid()} ready on {snap.state_dir}/snapshotd.sock in place of {second['started']}\n"
+    snap("rm", "--force", trajectory)
+
+
+def test_a_command_is_cut_off(stopped: Snap) -> None:
+    """Only followers ask again: nobody knows what a command has done."""
+    snap = stopped
+    trajectory, first = snap.create("--runtime", "runc")
+    running = _follow(snap, "exec", trajectory, "--", "sh", "-c", "echo up; sleep 1000")
+    snap("daemon", "--restart")
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 125
+    assert "the daemon went away" in errors
+    assert "Traceback" not in errors
+    assert [one["id"] for one in snap.json("log", trajectory)] == [first]
+    snap("rm", "--force", trajectory)
+
+
+@pytest.mark.parametrize("how", ["killed", "restarted"])
+def test_a_followed_run_whose_daemon_goes_away(stopped: Snap, agent: Path, how: str) -> None:
+    """Everybody who follows it hears how it ended, from a daemon that one of them has started."""
+    snap, name = stopped, f"followed-{how}"
+    ran = _follow(snap, "run", "--runtime", "runc", "--name", name, agent)
+    attached = _follow(snap, "attach", name)
+    quiet = _follow(snap, "attach", "--quiet", name)
+    before = _killed(snap) if how == "killed" else snap.json("daemon", "--restart")["stopped"]
+    for running in (ran, attached):
+        *_, note, ended, last = _ended(running)
+        assert note == NOTE
+        assert ended.startswith("■ interrupted, 1 snapshots")
+        assert "went away before its agent ended (interrupted)" in last
+        assert "snapshotd resume" in last
+    (last,) = _ended(quiet)
+    assert "(interrupted)" in last
+    assert snap.daemon_pid() != before
+    assert [one["status"] for one in snap.json("ls") if one["name"] == name] == ["interrupted"]
+    resumed = _follow(snap, "resume", name)
+    _killed(snap)
+    assert NOTE in _ended(resumed)
+    snap("rm", "--force", name)

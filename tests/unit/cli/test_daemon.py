@@ -1,0 +1,115 @@
+"""`snapshotd daemon --restart`, with real processes over the fake engine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from snapshotd.cli.main import main
+from snapshotd.client import autostart
+from snapshotd.client.client import Snapshotd
+from snapshotd.daemon.lock import lock_holder
+from snapshotd.daemon.wire import lock_path_of
+from tests.unit.cli.conftest import Cli, Ran
+from tests.unit.daemon.process import FAKE_DAEMON, start
+
+
+@pytest.fixture
+def state_dir(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where commands start daemons over the fake engine, as root would real ones; without one at first."""
+
+    def argv(state_dir: Path, socket_path: Path, ready_fd: int) -> list[str]:
+        return [sys.executable, str(FAKE_DAEMON), str(state_dir), str(socket_path), str(ready_fd)]
+
+    monkeypatch.setattr(autostart, "daemon_argv", argv)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    found = short_dir / "state"
+    monkeypatch.setenv("SNAPSHOTD_STATE_DIR", str(found))
+    yield found
+    pid = lock_holder(found) if found.exists() else None
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+        while lock_holder(found) is not None:
+            os.sched_yield()
+
+
+@pytest.fixture
+def restart(capfd: pytest.CaptureFixture[str]) -> Cli:
+    def run(*args: str) -> Ran:
+        capfd.readouterr()
+        code = main(["daemon", "--restart", *args])
+        said = capfd.readouterr()
+        return Ran(code, said.out, said.err)
+
+    return run
+
+
+def test_another_takes_the_place_of_the_running_one(state_dir: Path, restart: Cli) -> None:
+    old = start(state_dir, state_dir / "snapshotd.sock")
+    try:
+        Snapshotd(state_dir).create(name="box")
+        done = restart("--json")
+        assert done.code == 0, done.err
+        assert old.process.wait(20) == -signal.SIGKILL
+        pid = lock_holder(state_dir)
+        assert done.json == {"stopped": old.process.pid, "started": pid}
+        assert Snapshotd(state_dir, autostart=False).trajectories() == [], "it is another: this engine keeps nothing"
+    finally:
+        old.close()
+    again = restart()
+    assert (again.code, again.out) == (0, "")
+    assert again.err == f"snapshotd: daemon {lock_holder(state_dir)} ready on {state_dir}/snapshotd.sock in place of {pid}\n"
+
+
+def test_one_is_started_where_none_runs(state_dir: Path, restart: Cli) -> None:
+    done = restart()
+    assert (done.code, done.out) == (0, "")
+    assert done.err == f"snapshotd: daemon {lock_holder(state_dir)} ready on {state_dir}/snapshotd.sock\n"
+    assert restart("--json").json["stopped"] is not None
+
+
+def test_what_keeps_the_new_one_from_starting(state_dir: Path, restart: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert restart().code == 0
+    monkeypatch.setenv("FAKE_FAILURE", "no init for sandboxes: catatonit is not installed; run `snapshotd setup`")
+    done = restart()
+    assert done.code == 7
+    assert done.err == "snapshotd: no init for sandboxes: catatonit is not installed; run `snapshotd setup`\n"
+    assert lock_holder(state_dir) is None
+
+
+def test_only_root_starts_one(state_dir: Path, restart: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    done = restart()
+    assert done.code == 9
+    assert "only root" in done.err
+
+
+@pytest.mark.parametrize("how", ["--restart", "--stop"])
+def test_a_process_that_only_has_the_daemons_number_is_let_alone(state_dir: Path, how: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """The lock lies in a folder that a container shares, and the number in it is one of the container's."""
+    state_dir.mkdir(mode=0o700)
+    with subprocess.Popen(["sleep", "1000"]) as other, lock_path_of(state_dir).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock.write(f"{other.pid}\n")
+            lock.flush()
+            assert main(["daemon", how]) == 9
+            assert f"process {other.pid} here is another" in capfd.readouterr().err
+            assert other.poll() is None
+        finally:
+            other.kill()
+
+
+@pytest.mark.parametrize("other", ["--stop", "--status", "--rebuild-catalog"])
+def test_it_goes_with_no_other_verb(state_dir: Path, restart: Cli, other: str) -> None:
+    done = restart(other)
+    assert done.code == 2
+    assert "exclude each other" in done.err
+    assert not state_dir.exists()
