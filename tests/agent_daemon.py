@@ -35,8 +35,13 @@ class Entry:
     """Entries made inside of this one's body are not asked for again when it is skipped."""
 
 
+class Killed(Exception):  # noqa: N818 - what happened to the daemon
+    """Nobody is there any more to answer this."""
+
+
 class FakeDaemon:
-    """`refuse[op]` makes a request fail, `at_end(pid)` runs inside call_end, `gated` names the calls that a person has to approve.
+    """`refuse[op]` makes a request fail, `at_end(pid)` runs inside call_end, `gated` names the calls that a person has to approve,
+    `deaths[op]` says where in a request the daemon is killed and started again.
 
     `resumed` gives a daemon that answers from this one's journal.
     """
@@ -62,6 +67,13 @@ class FakeDaemon:
         self.at_end: Callable[[int], None] = lambda pid: None
         self.at_replayed: Callable[[], None] = lambda: None
         """Where the daemon switches the root to that of the recorded snapshot."""
+        self.deaths: dict[str, str] = {}
+        """By request, for the next of that kind: `arriving` (its line is there, its body not), `before` it is done, `after` that,
+        `answering` (half of the answer is on the wire)."""
+        self.at_death: Callable[[int], None] = lambda pid: None
+        """Runs while the daemon is away, with the process whose request it was."""
+        self.answers: dict[tuple[str, str], dict[str, Any]] = {}
+        """What was answered, by kind and id of the request."""
         self.pids: list[int] = []
         self.lost: list[str] = []
         self.body_limit_bytes = 64 << 20
@@ -72,6 +84,7 @@ class FakeDaemon:
         self._snapshots = 0
         self._threads: list[threading.Thread] = []
         self._sockets: set[socket.socket] = set()
+        self._killed: set[socket.socket] = set()
         self._listener: socket.socket | None = None
         self._path: Path | None = None
 
@@ -115,20 +128,33 @@ class FakeDaemon:
     @contextmanager
     def serving(self, path: Path) -> Iterator[FakeDaemon]:
         self._path = path
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)  # the path may be longer than an address
-        self._listener.bind(f"/proc/self/fd/{folder}/{path.name}")
-        os.close(folder)
-        self._listener.listen(64)
-        acceptor = threading.Thread(target=self._accept, args=(self._listener,), daemon=True)
-        acceptor.start()
+        self._listen(path)
         try:
             yield self
         finally:
             self.close()
-            acceptor.join(20)
             for thread in self._threads:
                 thread.join(20)
+
+    def _listen(self, path: Path) -> None:
+        listener = self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)  # the path may be longer than an address
+        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
+        os.close(folder)
+        listener.listen(64)
+        acceptor = threading.Thread(target=self._accept, args=(listener,), daemon=True)
+        with self.lock:
+            self._threads.append(acceptor)
+        acceptor.start()
+
+    def die(self, pid: int = 0) -> None:
+        """Be killed, with everything that was not written down, and started again."""
+        assert self._path is not None
+        with self.lock:
+            self._killed |= self._sockets
+        self.close()
+        self.at_death(pid)
+        self._listen(self._path)
 
     def close(self) -> None:
         """End every connection, as a daemon that is killed. Idempotent."""
@@ -145,7 +171,8 @@ class FakeDaemon:
                 except OSError:
                     pass
             for question in self.waiting:
-                question["decision"] = {"approved": False, "reason": "closed"}
+                question["decision"] = None
+            self.waiting.clear()
             self.changed.notify_all()
 
     def _accept(self, listener: socket.socket) -> None:
@@ -168,7 +195,8 @@ class FakeDaemon:
     def forget(self, connected: socket.socket, lost: set[str]) -> None:
         with self.lock:
             self._sockets.discard(connected)
-            self.lost.extend(sorted(lost))
+            if connected not in self._killed:  # else the daemon has gone, not the agent
+                self.lost.extend(sorted(lost))
 
     def snapshot(self) -> str:
         with self.lock:

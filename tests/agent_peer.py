@@ -8,10 +8,11 @@ import json
 import re
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from snapshotd.errors import Conflict, Denied, Diverged, InternalError, NotFound, SnapshotdError, VersionMismatch
-from tests.agent_daemon import DECISION_S, Entry, FakeDaemon
+from tests.agent_daemon import DECISION_S, Entry, FakeDaemon, Killed
 
 LINE_LIMIT_BYTES = 1 << 20
 BODY_LIMIT_BYTES = 8 << 20
@@ -19,7 +20,9 @@ INLINE_BYTES = 32 << 10
 NODE_LIMIT = 200_000
 PAGE = 16
 BODIES = {"call_begin", "call_end", "message", "state_set", "store_put"}
+DONE_ONCE = {"message", "fact", "output", "store_put", "store_delete"}
 PARKABLE = {"call_begin", "call_end", "checkpoint", "approve"}
+Action = Callable[[dict[str, Any], "bytes | None"], dict[str, Any]]
 TASK_STATUSES = {"pending", "in-progress", "completed", "failed", "skipped"}
 
 
@@ -44,21 +47,26 @@ class Peer:
                 self._answer(line)
         except Malformed as exc:
             self._send({"id": None, "error": {"code": "UsageError", "message": str(exc)}})
-        except (OSError, ValueError):
-            pass  # the peer is gone
+        except (OSError, ValueError, Killed):
+            pass  # the peer is gone, or we are
         finally:
             self.daemon.forget(self.socket, set(self.open))
             self.file.close()
             self.socket.close()
 
-    def _send(self, answer: dict[str, Any]) -> None:
+    def _send(self, answer: dict[str, Any], part: float = 1) -> None:
         body = answer.pop("body", None)
         if body is not None:
             answer["body_bytes"] = len(body)
+        data = json.dumps(answer).encode() + b"\n" + (body or b"")
         try:
-            self.socket.sendall(json.dumps(answer).encode() + b"\n" + (body or b""))
+            self.socket.sendall(data[: int(len(data) * part)])
         except OSError:
             pass
+
+    def _die(self) -> None:
+        self.daemon.die(self.pid)
+        raise Killed
 
     def _answer(self, line: bytes) -> None:
         if len(line) > LINE_LIMIT_BYTES or not line.endswith(b"\n"):
@@ -71,6 +79,11 @@ class Peer:
             raise Malformed(f"there is no request {op}")
         if not self.greeted and op != "hello":
             raise Malformed("hello first")
+        with self.daemon.lock:
+            self.daemon.requests.append(request)
+            death = self.daemon.deaths.pop(op, None)
+        if death == "arriving":
+            self._die()
         body = None
         if "body_bytes" in request:
             limit = self.daemon.body_limit_bytes if op == "call_end" else BODY_LIMIT_BYTES
@@ -87,19 +100,46 @@ class Peer:
             _is(request, "parked", bool, optional=True)
             if request.get("parked") is False:
                 _text(request, "unparked_because", 200)
-        with self.daemon.lock:
-            self.daemon.requests.append(request)
+        if death == "before":
+            self._die()
+        answer = {"id": request["id"], **self._answered(action, request, body)}
+        if death == "answering":
+            self._send(answer, 0.5)
+        if death is not None:
+            self._die()
+        self._send(answer)
+
+    def _answered(self, action: Action, request: dict[str, Any], body: bytes | None) -> dict[str, Any]:
         try:
-            if op in self.daemon.refuse:
-                raise self.daemon.refuse[op]
-            answer = action(request, body)
+            if request["op"] in self.daemon.refuse:
+                raise self.daemon.refuse[request["op"]]
+            return self._once(action, request, body)
         except SnapshotdError as exc:
-            answer = {"error": {"code": exc.code, "message": exc.message}}
-        except Malformed:
+            return {"error": {"code": exc.code, "message": exc.message}}
+        except (Malformed, Killed):
             raise
         except Exception as exc:  # noqa: BLE001 - the top of a request
-            answer = {"error": {"code": InternalError.__name__, "message": f"a defect: {exc!r}"}}
-        self._send({"id": request["id"], **answer})
+            return {"error": {"code": InternalError.__name__, "message": f"a defect: {exc!r}"}}
+
+    def _once(self, action: Action, request: dict[str, Any], body: bytes | None) -> dict[str, Any]:
+        """Do it, or say again what was answered when it was done."""
+        op = request["op"]
+        if op in DONE_ONCE and not re.fullmatch(r"[0-9a-f]{16,32}", str(request.get("rid"))):
+            raise Malformed("rid")
+        known = (op, request.get("rid") or request.get("call") or "")
+        with self.daemon.lock:
+            answer = self.daemon.answers.get(known)
+            if request.get("again") and answer is not None:
+                if op == "call_begin":
+                    self._take_over([known[1]])
+                return dict(answer)
+            if op in DONE_ONCE and answer is not None:
+                raise Malformed("this rid had another request")
+        answer = action(request, body)
+        if known[1]:
+            with self.daemon.lock:
+                self.daemon.answers[known] = dict(answer)
+        return answer
 
     def op_hello(self, request: dict[str, Any], body: bytes | None) -> dict[str, Any]:
         if request.get("version") != 2:
@@ -107,8 +147,15 @@ class Peer:
         self.greeted = True
         with self.daemon.lock:
             self.daemon.pids.append(self.pid)
+            if request.get("again"):
+                self._take_over(request["calls"])
+                return {"version": 2, "trajectory": "t" * 32, "snapshot": "0" * 32, "body_limit_bytes": self.daemon.body_limit_bytes}
             return {"version": 2, "trajectory": "t" * 32, "snapshot": "0" * 32, "body_limit_bytes": self.daemon.body_limit_bytes,
                     "replaying": self.daemon.replaying}
+
+    def _take_over(self, calls: list[str]) -> None:
+        """Calls that have begun on a connection that was lost are this one's now, if they have not ended."""
+        self.open.update((entry.id, entry) for entry in self.daemon.journal if entry.id in calls and entry.status is None)
 
     # -- calls --
 
@@ -168,7 +215,9 @@ class Peer:
         with self.daemon.lock:
             self.daemon.waiting.append(question)
             assert self.daemon.changed.wait_for(lambda: "decision" in question, DECISION_S), "nobody decided"
-        decision: dict[str, Any] = question["decision"]
+        decision: dict[str, Any] | None = question["decision"]
+        if decision is None:
+            raise Killed
         return decision
 
     def op_call_end(self, request: dict[str, Any], body: bytes | None) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def leftovers(state_dir: Path, *, running: bool) -> list[str]:
     if containers.exists():
         found += [f"run directory {c}" for c in containers.iterdir() if c.name not in live]
     if not running:
-        found += [f"process {line}" for line in _processes(state_dir)]
+        found += [f"process {line}" for line in _processes(str(state_dir), f"/run/snapshotd/{instance}/")]
     return found
 
 
@@ -79,7 +79,8 @@ def _live_containers(instance: str) -> set[str]:
     return live
 
 
-def _processes(state_dir: Path) -> list[str]:
+def _processes(*places: str) -> list[str]:
+    """Those whose command line names one of the places: the daemon and its children, and the keeper, which knows only its run directory."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
@@ -87,6 +88,6 @@ def _processes(state_dir: Path) -> list[str]:
                 command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except OSError:
                 continue
-            if str(state_dir) in command and "pytest" not in command:
+            if any(place in command for place in places) and "pytest" not in command:
                 found.append(f"{entry} {command}")
     return found

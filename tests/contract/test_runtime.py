@@ -30,6 +30,9 @@ def rig(request: pytest.FixtureRequest, small_root: Path) -> Iterator[Rig]:
         else:
             rig = rigs.runc(instance, directory, small_root, rigs.ID_MAP if request.param == "runc-userns" else None)
         yield rig
+        assert rig.keeper.keys() == set()
+        rig.keeper.close()
+        assert not (directory / "keeper/keeper.sock").exists()
         _assert_clean(rig, instance, directory)
 
 

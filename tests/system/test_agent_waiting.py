@@ -88,3 +88,21 @@ def test_the_root_changes_at_every_replayed_call(box: Box, daemon: FakeDaemon) -
         box.run(program)
     assert again.old_journal == []
     assert parked([*again.sent("approve"), *again.sent("call_begin")]) == [True] * 4
+
+
+@pytest.mark.parametrize("death", ["arriving", "after"])
+def test_the_root_may_change_while_no_daemon_is_there(box: Box, daemon: FakeDaemon, death: str) -> None:  # noqa: F811 - the fixture
+    """A process that was parked stays so until a daemon answers: nothing of the old root is in use while it looks for one."""
+    requests = ("approve", "call_begin", "call_end")
+    daemon.deaths = dict.fromkeys(requests, death)
+    daemon.at_death = lambda pid: pivoted(box)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(box.run, PROGRAM)
+        for approved in (True, True, False):
+            daemon.decide(daemon.question(), approved)
+        running.result(60)
+    assert daemon.deaths == {}
+    for op in requests:
+        first, second = daemon.sent(op)[:2]
+        assert (first["parked"], first.get("again"), second["parked"], second["again"]) == (True, None, True, True)
+    assert len(daemon.pids) == 4  # on one connection after the other

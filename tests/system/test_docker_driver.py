@@ -28,6 +28,7 @@ def rig(small_root: Path, docker_daemon: Engine) -> Iterator[Rig]:
         rig = rigs.docker(f"test-{new_id()[:8]}", directory, small_root, docker_daemon)
         yield rig
         assert rig.runtime.list() == []
+        rig.keeper.close()
 
 
 def _docker(*arguments: str) -> str:

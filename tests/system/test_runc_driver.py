@@ -29,6 +29,7 @@ def rig(small_root: Path) -> Iterator[Rig]:
         rig = rigs.runc(f"test-{new_id()[:8]}", directory, small_root, rigs.ID_MAP)
         yield rig
         assert rig.runtime.list() == []
+        rig.keeper.close()
 
 
 def _again(rig: Rig) -> RuncRuntime:

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from snapshotd.testing.contracts import runtime_commands, runtime_isolation, runtime_lifecycle
+from snapshotd.testing.contracts import runtime_commands, runtime_isolation, runtime_kept, runtime_lifecycle
 from snapshotd.testing.contracts.runtime_rig import Rig, eventually
 
 __all__ = ["CHECKS", "Rig", "eventually"]
 
-CHECKS: tuple[Callable[[Rig], None], ...] = (*runtime_isolation.CHECKS, *runtime_commands.CHECKS, *runtime_lifecycle.CHECKS)
+CHECKS: tuple[Callable[[Rig], None], ...] = (
+    *runtime_isolation.CHECKS,
+    *runtime_commands.CHECKS,
+    *runtime_kept.CHECKS,
+    *runtime_lifecycle.CHECKS,
+)

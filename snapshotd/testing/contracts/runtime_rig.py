@@ -7,7 +7,7 @@ import os
 import selectors
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,10 +77,13 @@ class Rig:
             (layer / part).chmod(0o755)
         give_root(container, self.tree, layer)
 
-    def start(self, container: Container, *argv: str, keep: str | None = None, **options: object) -> Process:
+    def start(self, container: Container, *argv: str, **options: object) -> Process:
         """`exec` with root's PATH, in / unless told otherwise."""
-        given = {"cwd": "/", "env": {"PATH": DEFAULT_PATH, "HOME": "/root"}, **options}
-        return self.runtime.exec(container, ExecSpec(argv, **given), keep=keep)  # type: ignore[arg-type]
+        return self.runtime.exec(container, _exec_spec(argv, options))
+
+    def start_kept(self, container: Container, key: str, *argv: str, **options: object) -> Process:
+        """The same as a kept command."""
+        return self.runtime.exec(container, _exec_spec(argv, options), keep=key)
 
     def run(self, container: Container, *argv: str, **options: object) -> Output:
         """Run a command to its end, both streams read to theirs."""
@@ -97,6 +100,11 @@ class Rig:
         output = self.run(container, "sh", "-c", script, **options)
         assert output.code == 0, output
         return output.stdout.decode()
+
+
+def _exec_spec(argv: Sequence[str], options: Mapping[str, object]) -> ExecSpec:
+    given = {"cwd": "/", "env": {"PATH": DEFAULT_PATH, "HOME": "/root"}, **options}
+    return ExecSpec(argv, **given)  # type: ignore[arg-type]
 
 
 def give_root(container: Container, tree: Path, layer: Path) -> None:
