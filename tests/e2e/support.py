@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -96,6 +98,22 @@ class Snap:
     def daemon_pid(self) -> int:
         return int(self.json("daemon", "--status")["pid"])
 
+    def kill_daemon(self) -> None:
+        """kill -9. Agents that run go on at the next daemon."""
+        self._kill([self.daemon_pid()])
+
+    def crash(self) -> None:
+        """Everything that runs dies, as with the machine, before the daemon can see that anything does."""
+        sandboxes, daemon = [one["pid"] for one in self.json("ps")], self.daemon_pid()
+        os.kill(daemon, signal.SIGSTOP)
+        self._kill([*sandboxes, daemon])
+
+    def _kill(self, pids: list[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(alive, pids)), "they died")
+
     def stop_daemon(self) -> None:
         self("daemon", "--stop", code=None)
 
@@ -105,6 +123,14 @@ def host_manifest(root: Path) -> dict[str, Any]:
     result = subprocess.run([sys.executable, "-c", MANIFEST, str(root)], capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(result.stdout)
     return found
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has reaped yet does not."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import http.server
 import json
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -77,12 +76,6 @@ def _pending(snap: Snap, name: str, besides: str = "") -> dict[str, Any]:
     return one
 
 
-def _kill_daemon(snap: Snap) -> None:
-    pid = snap.daemon_pid()
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not os.path.exists(f"/proc/{pid}") or "State:\tZ" in Path(f"/proc/{pid}/status").read_text(), "the daemon died")
-
-
 def _said(snap: Snap, name: str) -> list[str]:
     return [one["content"] for one in snap.json("show", "--conversation", name)]
 
@@ -96,12 +89,12 @@ def test_pending_across_a_killed_daemon_then_approved_and_resumed(own_snap: Snap
     assert (asked["tool"], asked["arguments"], asked["question"]) == ("send", {"to": "ann"}, "may I send it?")
     shown = snap.json("approval", asked["id"])
     assert [one["path"] for one in shown["files"]] == ["/workspace/draft"]
-    _kill_daemon(snap)
+    snap.crash()
     assert _pending(snap, name) == asked
     assert snap.json("ps") == [], "nobody runs that waits for it"
     (decided,) = snap.json("approve", "--by", "ann", "--reason", "fine", asked["id"])
     assert (decided["status"], decided["by"], decided["reason"]) == ("approved", "ann", "fine")
-    _kill_daemon(snap)
+    snap.crash()
     snap("resume", "--quiet", name)
     assert _sent(snap, name) == "ann\n"
     assert _said(snap, name) == ["I send it now", "sent to ann"]
@@ -119,7 +112,7 @@ def test_approved_while_the_agent_waits(own_snap: Snap, name: str, asked: dict[s
 
 def test_refused_when_the_files_have_changed(own_snap: Snap, name: str, asked: dict[str, Any]) -> None:
     snap = own_snap
-    _kill_daemon(snap)
+    snap.crash()
     snap.sh(name, "echo another draft > draft")
     refused = snap("approve", asked["id"], code=6).stderr
     assert "stale" in refused
@@ -136,7 +129,7 @@ def test_refused_when_the_files_have_changed(own_snap: Snap, name: str, asked: d
 
 def test_an_approval_does_not_hold_for_files_that_changed_after_it(own_snap: Snap, name: str, asked: dict[str, Any]) -> None:
     snap = own_snap
-    _kill_daemon(snap)
+    snap.crash()
     snap("approve", asked["id"])
     snap.sh(name, "echo another draft > draft")
     snap("resume", "--detach", name)
@@ -149,7 +142,7 @@ def test_an_approval_does_not_hold_for_files_that_changed_after_it(own_snap: Sna
 
 def test_an_approval_does_not_hold_for_other_arguments(own_snap: Snap, name: str, asked: dict[str, Any]) -> None:
     snap = own_snap
-    _kill_daemon(snap)
+    snap.crash()
     snap("approve", asked["id"])
     snap("store", "put", name, "to", '"bob"')
     snap("resume", "--detach", name)
@@ -174,7 +167,7 @@ def test_other_arguments_are_put_in_by_the_approver(own_snap: Snap, name: str, a
 
 def test_a_fork_asks_for_itself(own_snap: Snap, name: str, asked: dict[str, Any]) -> None:
     snap = own_snap
-    _kill_daemon(snap)
+    snap.crash()
     snap("approve", asked["id"])
     (fork,) = snap.json("fork", "--resume", "--name", f"{name}-fork", asked["snapshot"])["trajectories"]
     again = _pending(snap, f"{name}-fork")

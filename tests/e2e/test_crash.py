@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
 from snapshotd import failpoints
-from tests.e2e.support import Snap, wait_until
+from tests.e2e.support import Snap
 from tests.leftovers import nothing_left
-
-
-def _kill(snap: Snap) -> None:
-    pid = snap.daemon_pid()
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not os.path.exists(f"/proc/{pid}") or "State:\tZ" in Path(f"/proc/{pid}/status").read_text(), "the daemon died")
 
 
 def test_killed_between_any_two_calls(own_snap: Snap, runtime: str) -> None:
@@ -25,28 +17,28 @@ def test_killed_between_any_two_calls(own_snap: Snap, runtime: str) -> None:
     snapshots = [first]
     for number in range(4):
         snapshots.append(snap.sh(trajectory, f"echo {number} >> log; seq {number} > s{number}")["snapshot"])
-        _kill(snap)
+        snap.kill_daemon()
         assert [s["id"] for s in snap.json("log", trajectory)] == snapshots
         for index, snapshot in enumerate(snapshots[1:]):
             assert snap("cat", f"{snapshot}:/workspace/log").stdout == "".join(f"{n}\n" for n in range(index + 1))
         assert snap.json("ps") == [], "the sandboxes ended with their daemon"
         nothing_left(snap.state_dir, running=True)
     (fork,) = snap.json("fork", snapshots[2])["trajectories"]
-    _kill(snap)
+    snap.kill_daemon()
     assert snap.sh(fork, "cat log")["stdout"] == "0\n1\n"
     assert snap.sh(trajectory, "cat log")["stdout"] == "0\n1\n2\n3\n"
     snap.stop_daemon()
     nothing_left(snap.state_dir, running=False)
 
 
-def test_killed_while_an_agent_runs(own_snap: Snap, runtime: str, tmp_path: Path) -> None:
+def test_everything_is_killed_while_an_agent_runs(own_snap: Snap, runtime: str, tmp_path: Path) -> None:
     agent = tmp_path / "agent.py"
     agent.write_text("import time\nopen('started', 'w').close()\nprint('up', flush=True)\ntime.sleep(1000)\n")
     name = f"victim-{runtime}"
     running = own_snap.start("run", "--runtime", runtime, "--name", name, agent)
     assert running.stdout is not None
     assert running.stdout.readline() == "up\n"
-    _kill(own_snap)
+    own_snap.crash()
     _, errors = running.communicate(timeout=60)
     assert running.returncode != 0
     assert "snapshotd" in errors

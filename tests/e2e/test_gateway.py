@@ -19,7 +19,6 @@ from tests.e2e.model_rig import (
     Agents,
     Outside,
     Provider,
-    alive,
     bash,
     let_go,
     processes,
@@ -58,12 +57,6 @@ def scripted(tmp_path: Path) -> Iterator[Provider]:
 def _output(agents: Agents, snapshot: str) -> Any:
     """What a tool's result was on the wire."""
     return json.loads(json.loads(agents.snap("show", "--output", "output", snapshot).stdout))
-
-
-def _kill_daemon(snap: Snap) -> None:
-    daemon = snap.daemon_pid()
-    os.kill(daemon, signal.SIGKILL)
-    wait_until(lambda: not alive(daemon), "the daemon died")
 
 
 def test_each_turn_has_a_snapshot(agents: Agents, scripted: Provider) -> None:
@@ -157,11 +150,11 @@ def test_the_daemon_is_killed(own_snap: Snap, tmp_path: Path) -> None:
     with provider(tmp_path, wait, COUNT, wait, END) as at:
         trajectory = agents.start(at, PLAIN, "repair it")
         waits(trajectory)
-        _kill_daemon(own_snap)
+        own_snap.crash()
         agents.snap("resume", "--detach", trajectory)
         let_go(trajectory)
         waits(trajectory)  # the last tool
-        _kill_daemon(own_snap)
+        own_snap.crash()
         agents.snap("resume", "--detach", trajectory)
         let_go(trajectory)  # the first one, in the replay
         let_go(trajectory)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-import signal
 import subprocess
 import zlib
 from collections.abc import Iterator
@@ -114,7 +113,7 @@ def planted() -> Planted:
 
 
 def _run(snap: Snap, planted: Planted, provider: ScriptedProvider, program: Path) -> str:
-    """The program is started, killed with its daemon while it asks something, and resumed to its end."""
+    """The program is started, killed with everything else while it asks something, and resumed to its end."""
     command = [
         "run", "--runtime", "runc", "--name", "slips", "--secret", "CONFIGURED", "--env", "SHAPED", "--env", f"HALF={planted.half}",
         "--provider", f"openai={provider.url}/v1", "--provider-key", "openai=UPSTREAM", program, planted.configured, planted.shaped,
@@ -124,7 +123,7 @@ def _run(snap: Snap, planted: Planted, provider: ScriptedProvider, program: Path
     })  # fmt: skip
     running = told.start(*command)
     shown = [_decide(snap, "slips", running, planted)]
-    _kill_daemon(snap)
+    snap.crash()
     shown += running.communicate(timeout=240)
     running = snap.start("resume", "slips")
     shown.append(_decide(snap, "slips", running, planted))
@@ -145,12 +144,6 @@ def _decide(snap: Snap, name: str, running: subprocess.Popen[str], planted: Plan
     looked = snap("approval", asked["id"]).stdout
     decided = snap("approve", asked["id"], "--by", "ann", "--reason", f"it is {planted.configured}").stdout
     return json.dumps(asked) + looked + decided
-
-
-def _kill_daemon(snap: Snap) -> None:
-    pid = snap.daemon_pid()
-    subprocess.run(["kill", f"-{signal.SIGKILL}", str(pid)], check=True)
-    wait_until(lambda: not Path(f"/proc/{pid}/stat").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text(), "the daemon died")
 
 
 def _slips_of_a_person(snap: Snap, planted: Planted) -> str:

@@ -71,7 +71,15 @@ class Recorder:
         self.pids.append(pid)
         return {"trajectory": "t" * 32, "snapshot": "0" * 32, "replaying": False}
 
-    def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event) -> dict[str, Any]:
+    def claim(self, pid: int, call_ids: tuple[str, ...]) -> set[str]:
+        with self.lock:
+            return {call_id for call_id in call_ids if "status" not in self.calls.get(call_id, {"status": None})}
+
+    def ended(self, call_id: str) -> str | None:
+        with self.lock:
+            return "e" * 32 if "status" in self.calls.get(call_id, {}) else None
+
+    def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event, *, again: bool) -> dict[str, Any]:
         self._check("call_begin")
         with self.lock:
             if intent.call_id in self.calls:
@@ -98,7 +106,7 @@ class Recorder:
             self.events.append(("end", call["name"], str(outcome.status)))
         return self._snapshot()
 
-    def message(self, role: str, content: Any, within: str | None) -> None:
+    def message(self, role: str, content: Any, within: str | None, rid: str | None) -> None:
         self._check("message")
         with self.lock:
             self.conversation.append(Message(role, content))
@@ -106,15 +114,15 @@ class Recorder:
     def messages(self, offset: int, limit: int) -> list[Message]:
         return self.conversation[offset : offset + limit]
 
-    def checkpoint(self, pid: int, call_id: str, name: str, within: str | None) -> dict[str, Any]:
+    def checkpoint(self, pid: int, call_id: str, name: str, within: str | None, *, again: bool) -> dict[str, Any]:
         self._check("checkpoint")
         self.events.append(("checkpoint", name))
         return {"snapshot": self._snapshot()}
 
-    def output(self, call_id: str, stream: str, data: bytes) -> None:
+    def output(self, call_id: str, stream: str, data: bytes, rid: str | None) -> None:
         self.events.append(("output", stream, data))
 
-    def fact(self, kind: str, value: Any) -> Any:
+    def fact(self, kind: str, value: Any, rid: str | None) -> Any:
         return value
 
     def state(self) -> dict[str, Any]:
@@ -133,10 +141,10 @@ class Recorder:
         return self.subtasks
 
     def approve(self, pid: int, call_id: str, question: str, details: Any, expires_s: float | None, within: str | None,
-                cancelled: threading.Event) -> dict[str, Any]:
+                cancelled: threading.Event, *, again: bool) -> dict[str, Any]:
         return {"approved": details == "yes"}
 
-    def store(self, op: str, fields: dict[str, Any], within: str | None) -> dict[str, Any]:
+    def store(self, op: str, fields: dict[str, Any], within: str | None, rid: str | None) -> dict[str, Any]:
         self.events.append(("store", op, fields))
         return {"body": b"[]"} if op == "search" else {"version": 1}
 
