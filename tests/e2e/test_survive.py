@@ -54,7 +54,7 @@ print("all done", flush=True)
 
 
 @pytest.fixture
-def snap(own_snap: Snap) -> Iterator[Snap]:
+def lone(own_snap: Snap) -> Iterator[Snap]:
     yield own_snap
     for one in sorted(own_snap.json("ls"), key=lambda one: one["forked_from"] is None):
         own_snap("rm", "--force", one["id"])
@@ -117,7 +117,8 @@ def _ended(running: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_killed_again_and_again(snap: Snap, runtime: str, program: Path) -> None:
+def test_killed_again_and_again(lone: Snap, runtime: str, program: Path) -> None:
+    snap = lone
     chance = random.Random(f"{runtime}-1")
     running = snap.start("run", "--runtime", runtime, "--name", "tough", program)
     wait_until(lambda: bool(snap.json("ps")), "it runs")
@@ -138,7 +139,8 @@ def test_killed_again_and_again(snap: Snap, runtime: str, program: Path) -> None
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("hit", [1, 7])
 @pytest.mark.parametrize("failpoint", [name for name in failpoints.NAMES if name.startswith(("engine.step.", "engine.journal."))])
-def test_killed_at_a_failpoint(snap: Snap, runc_ready: None, program: Path, failpoint: str, hit: int) -> None:
+def test_killed_at_a_failpoint(lone: Snap, runc_ready: None, program: Path, failpoint: str, hit: int) -> None:
+    snap = lone
     snap.stop_daemon()
     hit = 1 if failpoint == "engine.step.outputs_saved" else hit  # passed once: by the end of the program
     armed = Snap(snap.state_dir, {**snap.env, "SNAPSHOTD_FAILPOINT": f"{failpoint}:{hit}"})
