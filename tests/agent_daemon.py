@@ -85,6 +85,7 @@ class FakeDaemon:
         self._threads: list[threading.Thread] = []
         self._sockets: set[socket.socket] = set()
         self._killed: set[socket.socket] = set()
+        self._one_death = threading.Lock()
         self._listener: socket.socket | None = None
         self._path: Path | None = None
 
@@ -137,7 +138,7 @@ class FakeDaemon:
                 thread.join(20)
 
     def _listen(self, path: Path) -> None:
-        listener = self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)  # the path may be longer than an address
         listener.bind(f"/proc/self/fd/{folder}/{path.name}")
         os.close(folder)
@@ -145,16 +146,18 @@ class FakeDaemon:
         acceptor = threading.Thread(target=self._accept, args=(listener,), daemon=True)
         with self.lock:
             self._threads.append(acceptor)
+        self._listener = listener
         acceptor.start()
 
     def die(self, pid: int = 0) -> None:
         """Be killed, with everything that was not written down, and started again."""
         assert self._path is not None
-        with self.lock:
-            self._killed |= self._sockets
-        self.close()
-        self.at_death(pid)
-        self._listen(self._path)
+        with self._one_death:
+            with self.lock:
+                self._killed |= self._sockets
+            self.close()
+            self.at_death(pid)
+            self._listen(self._path)
 
     def close(self) -> None:
         """End every connection, as a daemon that is killed. Idempotent."""

@@ -20,7 +20,7 @@ INLINE_BYTES = 32 << 10
 NODE_LIMIT = 200_000
 PAGE = 16
 BODIES = {"call_begin", "call_end", "message", "state_set", "store_put"}
-DONE_ONCE = {"message", "fact", "output", "store_put", "store_delete"}
+NAMED = {"message", "fact", "output", "store_get", "store_put", "store_delete", "store_search"}
 PARKABLE = {"call_begin", "call_end", "checkpoint", "approve"}
 Action = Callable[[dict[str, Any], "bytes | None"], dict[str, Any]]
 TASK_STATUSES = {"pending", "in-progress", "completed", "failed", "skipped"}
@@ -124,7 +124,7 @@ class Peer:
     def _once(self, action: Action, request: dict[str, Any], body: bytes | None) -> dict[str, Any]:
         """Do it, or say again what was answered when it was done."""
         op = request["op"]
-        if op in DONE_ONCE and not re.fullmatch(r"[0-9a-f]{16,32}", str(request.get("rid"))):
+        if op in NAMED and not re.fullmatch(r"[0-9a-f]{16,32}", str(request.get("rid"))):
             raise Malformed("rid")
         known = (op, request.get("rid") or request.get("call") or "")
         with self.daemon.lock:
@@ -133,7 +133,7 @@ class Peer:
                 if op == "call_begin":
                     self._take_over([known[1]])
                 return dict(answer)
-            if op in DONE_ONCE and answer is not None:
+            if op in NAMED and answer is not None:
                 raise Malformed("this rid had another request")
         answer = action(request, body)
         if known[1]:

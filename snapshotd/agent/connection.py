@@ -36,7 +36,7 @@ class SnapshotdError(RuntimeError):
 
 
 class SnapshotdUnavailable(SnapshotdError):  # noqa: N818 - the name users catch; reads as what happened
-    """The daemon cannot be reached, or went away during a request. What that request recorded is not known."""
+    """The daemon cannot be reached, or went away during a request and did not come back. What that request recorded is not known."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "DaemonUnavailable")

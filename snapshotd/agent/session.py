@@ -24,8 +24,10 @@ from snapshotd.agent import parking
 from snapshotd.agent.connection import SnapshotdError, socket_path
 from snapshotd.agent.link import Link, Steps, begin, finish
 
-_DONE_ONCE = ("message", "fact", "output", "store_put", "store_delete")
-"""Requests that would do something else when they are done twice and have no call id to be known by: they get one of their own, `rid`."""
+_NAMED = ("message", "fact", "output", "store_get", "store_put", "store_delete", "store_search")
+"""Requests that do or record something each time, and have no call id of their own to be known by when they are sent again: these get a
+`rid`. (What the store answered is recorded.)"""
+
 _DEFERRED = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGCHLD,
              signal.SIGUSR1, signal.SIGUSR2]
 """Signals that wait until a request is answered: a Python handler must not run while open files are out of place, and a
@@ -85,7 +87,7 @@ class Session:
         """
         with self._exclusively(op), _signals_deferred():
             link = self._link if connection is None else connection
-            if op in _DONE_ONCE:
+            if op in _NAMED:
                 fields = dict(fields, rid=os.urandom(16).hex())
             finish(link.connecting())  # before parking: only the daemon knows whether this is a replay
             if park or (replayed and self.replaying):

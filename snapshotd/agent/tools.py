@@ -40,9 +40,9 @@ def tool(function: Optional[F] = None, *, name: Optional[str] = None, side_effec
     `key`: an idempotency key of the program's own: a text that is formatted with the call's arguments, as `"order-{number}"`, or a function
     of them.
 
-    The wrapped function raises SnapshotdUnavailable when the daemon goes away, and SnapshotdError when it refuses (disk full, a program
-    that does something else than what is recorded); before the function ran if the intent could not be recorded, and instead of its result
-    if the outcome could not.
+    The wrapped function raises SnapshotdUnavailable when the daemon goes away and does not come back, and SnapshotdError when it refuses
+    (disk full, a program that does something else than what is recorded); before the function ran if the intent could not be recorded, and
+    instead of its result if the outcome could not.
     """
     options: Dict[str, Any] = {"side_effect": side_effect, "approve": approve, "compensate": compensate, "key": key}
     if function is None:

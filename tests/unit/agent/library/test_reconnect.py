@@ -347,7 +347,11 @@ def test_a_forked_child_waits_too_and_takes_no_calls(daemon: FakeDaemon, server:
 
 
 def test_a_child_that_is_forked_while_the_daemon_is_away(daemon: FakeDaemon, server: FakeDaemon, run_agent: Run, tmp_path: Path) -> None:
-    daemon.at_death = lambda pid: poll((tmp_path / "forked").exists) and time.sleep(0.1)
+    def at_death(pid: int) -> None:
+        poll((tmp_path / "forked").exists)
+        time.sleep(0.1)  # long enough for some attempts that find nobody
+
+    daemon.at_death = at_death
     running = meanwhile(lambda: run_agent("""
         import os, time
         from snapshotd.agent import message
