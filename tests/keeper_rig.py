@@ -15,8 +15,21 @@ from snapshotd.runtime import keeper_main
 from snapshotd.runtime.keeper import KeeperClient
 
 DEADLINE_S = 60.0
-_HELPER = """( sh -c "$1" & echo $! > "$2" ); eval "$3" """
-"""The subshell ends at once: from then on the command has lost its parent."""
+_HELPER = """
+import os, sys
+script, pid_file, then = sys.argv[1:]
+middle = os.fork()
+if middle == 0:
+    pid = os.fork()
+    if pid == 0:
+        os.execlp("sh", "sh", "-c", script)
+    with open(pid_file, "w") as f:
+        f.write(str(pid))
+    os._exit(0)
+os.waitpid(middle, 0)
+os.execlp("sh", "sh", "-c", then, "sh", pid_file)
+"""
+"""The command loses its parent at once. Not a shell's work: that may reap a background command which ends quickly."""
 _DAEMON = """
 import os, pathlib, signal, socket, sys
 from snapshotd.errors import SandboxFailed
@@ -59,10 +72,10 @@ def pipes() -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def run(keeper: KeeperClient, key: str, script: str, *, then: str = "exit 0", timeout_s: float = DEADLINE_S) -> int | None:
-    """Have a helper leave `script` (sh) behind under `key` and do `then` (sh; `$2` is the file with the process id). Its exit code."""
+    """Have a helper leave `script` (sh) behind under `key` and do `then` (sh; `$1` is the file with the process id). Its exit code."""
     pid_file = keeper._path.parent.parent / f"pid-{key}"
     with pipes() as (stdout, stderr):
-        argv = ["sh", "-c", _HELPER, "sh", script, str(pid_file), then]
+        argv = [sys.executable, "-I", "-S", "-c", _HELPER, script, str(pid_file), then]
         return keeper.run(key, argv, pid_file, stdout, stderr, timeout_s)
 
 

@@ -37,7 +37,7 @@ def keeper(place: Path) -> Iterator[KeeperClient]:
     """A daemon's; what it still holds is dropped at the end."""
     client = KeeperClient(place)
     yield client
-    for key in client.keys():
+    for key in sorted(client.keys()):
         client.drop(key)
     client.close()
 
@@ -94,7 +94,7 @@ def test_ends_by_signals(keeper: KeeperClient) -> None:
 
 def test_a_command_that_ends_before_its_helper(keeper: KeeperClient) -> None:
     """The keeper has reaped it when it learns whose command it was."""
-    assert run(keeper, "early", "echo said; exit 9", then="while kill -0 $(cat $2) 2> /dev/null; do sleep 0.01; done") == 0
+    assert run(keeper, "early", "echo said; exit 9", then="while kill -0 $(cat $1) 2> /dev/null; do sleep 0.01; done") == 0
     process = keeper.process("early")
     assert process is not None
     assert process.wait() == 9
@@ -107,9 +107,9 @@ def test_helpers_that_fail(keeper: KeeperClient) -> None:
     assert run(keeper, "key", "exit 0", then="exit 5") == 5
     assert run(keeper, "key", "exit 0", then="kill -9 $$") == 137
     with pytest.raises(SandboxFailed, match="not a child"):
-        run(keeper, "key", "exit 0", then="echo 1 > $2")
+        run(keeper, "key", "exit 0", then="echo 1 > $1")
     with pytest.raises(SandboxFailed, match="cannot be kept"):
-        run(keeper, "key", "exit 0", then="echo nonsense > $2")
+        run(keeper, "key", "exit 0", then="echo nonsense > $1")
     with pipes() as (stdout, stderr), pytest.raises(SandboxFailed, match="No such file"):
         keeper.run("key", ["/no/such/program"], Path("/no/such/file"), stdout, stderr, DEADLINE_S)
     assert keeper.keys() == set()
@@ -202,8 +202,8 @@ def test_it_has_only_what_it_was_given(keeper: KeeperClient, place: Path) -> Non
     keeper.drop("key")
     before = len(os.listdir(f"/proc/{pid}/fd"))
     for number in range(20):
-        run(keeper, f"key-{number % 3}", "exit 0", then=f"exit {number % 2}")
-    for key in keeper.keys():
+        run(keeper, f"key-{number}", "exit 0", then=f"exit {number % 2}")
+    for key in sorted(keeper.keys()):
         keeper.drop(key)
     eventually(lambda: len(os.listdir(f"/proc/{pid}/fd")) == before, "descriptors stay open")
 
