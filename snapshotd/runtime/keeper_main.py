@@ -191,7 +191,7 @@ class KeeperProcess:
             return
         try:
             answer = self._answer(client, data, fds)
-        except (ValueError, KeyError, TypeError, OSError) as exc:
+        except (ValueError, KeyError, TypeError, RecursionError, OSError) as exc:
             answer = {"error": f"the keeper refused: {exc}"}, []
         finally:
             _close(fds)  # those that nobody has taken
