@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from snapshotd.client import following
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.following import RECONNECT_VARIABLE, Following
 from snapshotd.client.transport import Transport
@@ -127,6 +128,15 @@ def test_it_gives_up_without_a_busy_loop(server: EventsServer, client: Snapshotd
     assert raised.value.code == "DaemonUnavailable"
     assert lost == ["lost"]
     assert 2 <= server.asked <= 7
+
+
+def test_a_connection_that_held_has_got_somewhere(server: EventsServer, client: Snapshotd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that says nothing for hours may see many daemons. Here every connection has held for long enough."""
+    monkeypatch.setattr(following, "_HELD_S", -1.0)
+    server.answers = [Answer(2) for _ in range(8)]
+    lost: list[str] = []
+    assert list(client.events("box", on_lost=lambda: lost.append("lost"))) == EVENTS
+    assert len(lost) == 8
 
 
 def test_zero_seconds_means_at_once(server: EventsServer, client: Snapshotd, monkeypatch: pytest.MonkeyPatch) -> None:

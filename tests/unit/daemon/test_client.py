@@ -227,8 +227,16 @@ def test_the_first_request_starts_a_daemon(startable: Path) -> None:
     assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
 
 
-def test_many_first_requests_start_one_daemon(startable: Path) -> None:
+def test_many_first_requests_start_one_daemon(startable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pids: list[int] = []
+    spawned: list[Path] = []
+    argv = autostart.daemon_argv
+
+    def counted(state_dir: Path, socket_path: Path, ready_fd: int) -> list[str]:
+        spawned.append(state_dir)
+        return argv(state_dir, socket_path, ready_fd)
+
+    monkeypatch.setattr(autostart, "daemon_argv", counted)
     failures: list[Exception] = []
 
     def ask() -> None:
@@ -245,6 +253,7 @@ def test_many_first_requests_start_one_daemon(startable: Path) -> None:
     assert not failures
     assert len(pids) == 4
     assert set(pids) == {lock_holder(startable)}
+    assert spawned == [startable], "the others waited for the first"
 
 
 def test_what_the_daemon_died_of_is_what_the_user_reads(startable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +280,7 @@ def test_a_daemon_that_is_just_ending_is_waited_for(startable: Path) -> None:
 def test_a_conflict_without_anybody_answering_is_told(startable: Path, daemon: Daemon) -> None:
     """The lock is held, but its holder listens elsewhere."""
     with pytest.raises(Conflict, match=f"pid {daemon.process.pid}"):
-        autostart.start_daemon(daemon.state_dir, startable.parent / "elsewhere.sock", timeout_s=2)
+        autostart.start_daemon(daemon.state_dir, startable.parent / "elsewhere.sock", timeout_s=5)
 
 
 def test_who_is_not_root_cannot_start_one(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
