@@ -332,15 +332,19 @@ class AgentCalls:
     ) -> Answer:  # fmt: skip
         """What the program itself asks the store is a recorded fact: a replay neither sees newer values nor writes again."""
         self._bound()
-        if self.recorder is None or within is not None:
+        if self.recorder is None:
             return self._stored(op, fields)
-        known = self.recorder.recorded_fact(_STORE, rid)
-        answer = self._stored(op, fields) if known is None else known[0]
-        if known is None:
-            body = answer.get("body")
-            self.recorder.fact(_STORE, answer if body is None else {"body": body.decode()}, rid)
-            return answer
-        return answer if "body" not in answer else {"body": answer["body"].encode()}
+        pending, own = self.recorder.pending, within is None
+        known = self.recorder.recorded_fact(_STORE, rid) if own else pending.answered(rid)
+        if known is not None:
+            return known[0] if "body" not in known[0] else {"body": known[0]["body"].encode()}
+        answer = self._stored(op, fields)
+        kept = {"body": answer["body"].decode()} if "body" in answer else answer
+        if own:
+            self.recorder.fact(_STORE, kept, rid)
+        elif op in ("put", "delete"):
+            pending.answer(rid, kept)
+        return answer
 
     def _stored(self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any]) -> Answer:
         sandbox = self._bound()
