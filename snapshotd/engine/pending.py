@@ -136,7 +136,7 @@ class Pending:
     def answered(self, rid: str | None) -> tuple[Any] | None:
         """What a request was answered, or had recorded, as a one-element tuple, where it comes again; None for a new one."""
         with self._sandbox.lock:
-            if rid in self._answers:
+            if rid is not None and rid in self._answers:
                 return (self._answers[rid],)
             return next(((fact.value,) for fact in self._facts if rid is not None and fact.rid == rid), None)
 
