@@ -41,6 +41,18 @@ class Survivor:
     record: LiveRecord
     facts: dict[str, Any]
 
+    def give_up(self, context: Context) -> None:
+        """Nobody goes on with it. SandboxFailed."""
+        _log.warning("the run of %s is interrupted: its sandbox cannot be gone on with", self.trajectory.id)
+        self.record.remove()
+        self.runtime.destroy(self.container.id)
+        self.target.close()
+        _close(self.process)
+        context.keeper.drop(self.container.id)
+        context.store.release(self.root.stack.layers)
+        context.store.remove(self.root.upper)
+        context.catalog.set_status(self.trajectory.id, TrajectoryStatus.INTERRUPTED)
+
 
 def record_of(context: Context, container: ContainerID) -> LiveRecord:
     """Where the live record of a container is, or would be."""
@@ -100,9 +112,11 @@ def _settled(
         root = next((root for root in roots if root.mount_id == present), None)
         if root is None:
             raise ValueError("it has another root than was noted")
+        if root.lazy:
+            raise ValueError("its files were still being fetched")
         _end_cut_off_commands(cgroup, {container.pid, process.pid})
         if not context.store.revive(root.upper, root.stack):
-            raise ValueError("its files were still being fetched")
+            raise ValueError("a layer of its root is missing")
     except BaseException:
         target.close()
         raise

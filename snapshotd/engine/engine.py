@@ -114,8 +114,7 @@ class LocalEngine(MindVerbs):
             if snapshot.files is None:
                 self._background.submit(snapshot)
         self._closed = threading.Event()
-        for survivor in survivors:
-            self._sessions.attach(survivor)
+        self._sessions.go_on(survivors)
 
     def _store_what_has_no_layers(self) -> None:
         """Before anybody asks for them: snapshots captured on a layer that was still being rebuilt when the daemon died. What lies below

@@ -79,6 +79,7 @@ class Launcher:
         stack = self._take(snapshot)
         try:
             prepared = self.take(trajectory.spec)
+            lazy = self._context.store.any_lazy(stack)
             try:
                 upper = enter(prepared.target, self._context.store, stack)
             except BaseException:
@@ -92,7 +93,7 @@ class Launcher:
             trajectory=trajectory, runtime=prepared.runtime, container=prepared.container, target=prepared.target,
             cgroup=prepared.cgroup, server=prepared.server, store=self._context.store, stack=stack, upper=upper, head=head.id,
             base=snapshot.id, seq=head.seq, message_count=head.messages, started_at_ns=time.time_ns(), merged=self._merged,
-            links=self._links,
+            links=self._links, lazy=lazy,
         )  # fmt: skip
         return sandbox, prepared.calls
 

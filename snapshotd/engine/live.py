@@ -42,6 +42,8 @@ class Root:
     base: SnapshotID
     fresh: int
     head: SnapshotID
+    lazy: bool
+    """Some of its files come through FUSE, from a child of the daemon: it does not outlive it."""
 
 
 class LiveRecord:
@@ -158,7 +160,7 @@ def read(directory: Path) -> tuple[dict[str, Any], list[Root]] | None:
     roots = [
         Root(
             one["mount_id"], LayerID(one["upper"]), Stack(ImageID(one["stack"]["image"]), tuple(map(LayerID, one["stack"]["layers"]))),
-            SnapshotID(one["base"]), one["fresh"], SnapshotID(one["head"]),
+            SnapshotID(one["base"]), one["fresh"], SnapshotID(one["head"]), one["lazy"],
         )
         for one in facts.pop("roots")
     ]  # fmt: skip

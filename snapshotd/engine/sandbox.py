@@ -74,6 +74,8 @@ class Sandbox:
     links: Callable[[Stack], Iterable[Group]]
     """The hard link groups that are known of a stack (engine/linkgroups.py)."""
     fresh: int = 0
+    lazy: bool = False
+    """Its root has a layer that was not there yet when it was made."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     pending_bytes: int = 0
     pending: list[Message] = field(default_factory=list)
@@ -152,7 +154,8 @@ class Sandbox:
             raise
         try:
             self.store.dress(upper, sealed)
-            announce = functools.partial(self._announce, upper, below)
+            lazy = self.store.any_lazy(below)
+            announce = functools.partial(self._announce, upper, below, lazy)
             pivot(self.target, self.store, below, upper, layout, seal=True, announce=announce)
         except BaseException:
             self.store.release(below.layers)
@@ -163,6 +166,7 @@ class Sandbox:
         retired = (*self.stack.layers, *self._mirrored())
         self.stack, self.upper, self.mirror = below, upper, None
         self.fresh += 1
+        self.lazy = lazy
         self._roots = self._roots[-1:]
         return retired
 
@@ -193,7 +197,7 @@ class Sandbox:
             self._keep(self.live, facts)
 
     def _keep(self, live: LiveRecord, facts: dict[str, Any]) -> None:
-        self._roots = (Root(layout_of(self.target).root_id, self.upper, self.stack, self.base, self.fresh, self.head),)
+        self._roots = (Root(layout_of(self.target).root_id, self.upper, self.stack, self.base, self.fresh, self.head, self.lazy),)
         live.keep(facts, self._roots)
 
     def between_states(self) -> None:
@@ -201,10 +205,10 @@ class Sandbox:
         if self.live is not None:
             self.live.forget()
 
-    def _announce(self, upper: LayerID, stack: Stack, mount_id: int) -> None:
+    def _announce(self, upper: LayerID, stack: Stack, lazy: bool, mount_id: int) -> None:
         """The root is about to become another one: whoever looks after a crash sees by the mount which of the two it is."""
         if self.live is not None and self.live.kept and self._facts is not None:
-            self._roots = (*self._roots[:1], Root(mount_id, upper, stack, self.base, self.fresh + 1, self.head))
+            self._roots = (*self._roots[:1], Root(mount_id, upper, stack, self.base, self.fresh + 1, self.head, lazy))
             self.live.keep(self._facts, self._roots)
 
     def _relink(self, sealed: LayerID, parent: Stack) -> None:
@@ -253,6 +257,7 @@ class Sandbox:
         """Throw the live upper away and go on from `stack` (held, taken over), the files of snapshot `base`. Caller holds `lock` and has
         made sure that nothing but init lives."""
         self.between_states()
+        lazy = self.store.any_lazy(stack)
         try:
             upper = enter(self.target, self.store, stack)
         except BaseException:
@@ -260,7 +265,7 @@ class Sandbox:
             raise
         old, retired = self.upper, (*self.stack.layers, *self._mirrored())
         self.upper, self.stack, self.mirror = upper, stack, None
-        self.base, self.fresh = base, 0
+        self.base, self.fresh, self.lazy = base, 0, lazy
         self.target.bury()
         self.store.release(retired)
         self.store.remove(old)

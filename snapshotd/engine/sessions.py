@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -107,30 +107,38 @@ class Sessions:
             self._live[sandbox.trajectory.id] = sandbox
             self._recorders[sandbox.trajectory.id] = recorder
 
-    def attach(self, survivor: Survivor) -> None:
-        """Go on with the sandbox of an earlier daemon: its agent, which may be waiting for an answer, does not notice. OSError,
-        SandboxFailed: its steps cannot be recorded."""
+    def go_on(self, survivors: Iterable[Survivor]) -> None:
+        """Go on with the sandboxes of an earlier daemon: their agents, which may be waiting for an answer, do not notice."""
+        for survivor in survivors:
+            try:
+                self._attach(survivor)
+            except (SnapshotdError, OSError):
+                _log.warning("the run of %s cannot be gone on with", survivor.trajectory.id, exc_info=True)
+                survivor.give_up(self._context)
+
+    def _attach(self, survivor: Survivor) -> None:
         catalog, trajectory = self._context.catalog, survivor.trajectory
         head = catalog.get_snapshot(trajectory.head)
         sandbox, calls = self._launcher.attach(survivor, head)
-        sandbox.fence = catalog.lease(trajectory.id)
-        sandbox.state = catalog.state(head.id)
-        recorder = Recorder(self._context, sandbox, self._stepped, self._places)
-        recorder.restore(survivor.record)
-        log = self._context.events.begin(trajectory.id)
-        calls.bind(sandbox, recorder, self._gate, self._store)
-        calls.restore()
-        sandbox.live = survivor.record
-        sandbox.live.open()
-        sandbox.outlive(survivor.facts)
-        self._gateways.open(sandbox, recorder, survivor.record)
+        try:
+            sandbox.fence = catalog.lease(trajectory.id)
+            sandbox.state = catalog.state(head.id)
+            recorder = Recorder(self._context, sandbox, self._stepped, self._places)
+            recorder.restore(survivor.record)
+            log = self._context.events.begin(trajectory.id)
+            calls.bind(sandbox, recorder, self._gate, self._store)
+            calls.restore()
+            sandbox.live = survivor.record
+            sandbox.live.open()
+            sandbox.outlive(survivor.facts)
+            self._gateways.open(sandbox, recorder, survivor.record)
+        except BaseException:
+            sandbox.closed = True
+            calls.open.set()
+            sandbox.server.close()
+            raise
         self._register(sandbox, recorder)
-        printed = [
-            (event["stream"], base64.b64decode(event["data_b64"]))
-            for event in log.follow(wait=False)
-            if event["event"] == "output" and "call" not in event
-        ]  # fmt: skip
-        self._follow_in_thread(sandbox, survivor.process, log, survivor.facts["began_at_ns"], printed)
+        self._follow_in_thread(sandbox, survivor.process, log, survivor.facts["began_at_ns"], _printed(log))
         calls.open.set()
         _log.info("going on with the run of %s", trajectory.id)
 
@@ -311,7 +319,7 @@ class Sessions:
             sandbox.outlive({"trajectory": sandbox.trajectory.id, "started_at_ns": sandbox.started_at_ns, "began_at_ns": began_at_ns})
 
     def _follow_in_thread(
-        self, sandbox: Sandbox, process: Process, log: EventLog, began_at_ns: int, printed: Sequence[tuple[Stream, bytes]]
+        self, sandbox: Sandbox, process: Process, log: EventLog, began_at_ns: int, printed: Iterable[tuple[Stream, bytes]]
     ) -> None:  # fmt: skip
         thread = threading.Thread(target=self._follow, args=(sandbox, process, log, began_at_ns, printed), name="run")
         with self._lock:
@@ -319,7 +327,7 @@ class Sessions:
         thread.start()
 
     def _follow(
-        self, sandbox: Sandbox, process: Process, log: EventLog, began_at_ns: int, printed: Sequence[tuple[Stream, bytes]]
+        self, sandbox: Sandbox, process: Process, log: EventLog, began_at_ns: int, printed: Iterable[tuple[Stream, bytes]]
     ) -> None:  # fmt: skip
         trajectory = sandbox.trajectory
 
@@ -388,6 +396,13 @@ class Sessions:
             except (SnapshotdError, OSError) as exc:
                 _log.error("what %s changed since its head is lost: %s", sandbox.trajectory.id, exc)
                 self._launcher.end(sandbox)
+
+
+def _printed(log: EventLog) -> Iterator[tuple[Stream, bytes]]:
+    """What a run's program has printed so far, as far as it was followed."""
+    for event in log.follow(wait=False):
+        if event["event"] == "output" and "call" not in event:
+            yield event["stream"], base64.b64decode(event["data_b64"])
 
 
 def _user(user: str | None) -> tuple[int, int]:

@@ -253,6 +253,10 @@ class LayerStore:
         """How to open a layer that is still lazy; None for any other."""
         return self._lazy.get(layer)
 
+    def any_lazy(self, stack: Stack) -> bool:
+        """Whether a layer of a stack is still lazy."""
+        return any(layer in self._lazy for layer in stack.layers)
+
     def publish(self, made: LayerID, layer: LayerID) -> None:
         """Give the finished layer `made` the id `layer`, which is lazy no more."""
         with self._lock:
