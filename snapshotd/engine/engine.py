@@ -110,11 +110,11 @@ class LocalEngine(MindVerbs):
         )  # fmt: skip
         self._browse = Browse(context)
         self._store_what_has_no_layers()
+        self._sessions.go_on(survivors)
         for snapshot in self._catalog.all_snapshots():
             if snapshot.files is None:
                 self._background.submit(snapshot)
         self._closed = threading.Event()
-        self._sessions.go_on(survivors)
 
     def _store_what_has_no_layers(self) -> None:
         """Before anybody asks for them: snapshots captured on a layer that was still being rebuilt when the daemon died. What lies below
