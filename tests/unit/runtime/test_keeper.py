@@ -298,7 +298,7 @@ def test_its_end_and_a_new_beginning_at_the_same_time(place: Path) -> None:
     """Daemons that come and go as fast as they can, so that connections meet every moment of the end of a keeper."""
 
     def one(number: int) -> None:
-        for _ in range(12):
+        for _ in range(5):
             client = KeeperClient(place)
             client.hold(f"key-{number}", 0)
             held = client.held(f"key-{number}")
