@@ -233,9 +233,10 @@ class KeeperClient(base.Keeper):
 
 
 def _hung_up(connection: socket.socket) -> bool:
-    """Whether the other side has closed."""
+    """Whether the other side has closed. The connection does not block any more."""
+    connection.setblocking(False)
     try:
-        return connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK) == b""
+        return connection.recv(1) == b""
     except BlockingIOError:
         return False
     except OSError:
