@@ -16,12 +16,13 @@ from snapshotd.runtime.keeper import KeeperClient
 
 DEADLINE_S = 60.0
 _HELPER = """
-import os, sys
+import os, signal, sys
 script, pid_file, then = sys.argv[1:]
 middle = os.fork()
 if middle == 0:
     pid = os.fork()
     if pid == 0:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.execlp("sh", "sh", "-c", script)
     with open(pid_file, "w") as f:
         f.write(str(pid))

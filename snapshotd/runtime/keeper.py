@@ -29,7 +29,6 @@ from snapshotd.runtime.base import Process
 _ANSWER_DEADLINE_S = 30.0
 _END_DEADLINE_S = 10.0
 _BACKLOG = 1024
-_DESCRIPTORS_MAX = 3
 
 Answer = tuple[dict[str, Any], list[int]]
 
@@ -126,9 +125,7 @@ class KeeperClient(base.Keeper):
             connection.settimeout(timeout_s)
             try:
                 socket.send_fds(connection, [json.dumps(request).encode()], fds)
-                data, received, _, _ = socket.recv_fds(
-                    connection, keeper_main.MESSAGE_MAX_BYTES, _DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
-                )
+                data, received = keeper_main.receive(connection)
             except TimeoutError as exc:
                 raise SandboxFailed(f"the keeper at {self._path} does not answer; is it stopped, or the machine overloaded?") from exc
             except ConnectionError:
@@ -236,9 +233,10 @@ class KeeperClient(base.Keeper):
 
 
 def _hung_up(connection: socket.socket) -> bool:
-    """Whether the other side has closed."""
+    """Whether the other side has closed. The connection does not block any more."""
+    connection.setblocking(False)
     try:
-        return connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK) == b""
+        return connection.recv(1) == b""
     except BlockingIOError:
         return False
     except OSError:

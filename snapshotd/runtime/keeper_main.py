@@ -17,6 +17,7 @@ a connection that came in time is always served.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import fcntl
 import json
@@ -43,6 +44,7 @@ _KEYS_MAX = 4096
 _CONNECTIONS_MAX = 512
 """More wait to be accepted."""
 _DESCRIPTORS_MAX = 4
+"""In one packet."""
 _ENDED_MAX = 1000
 
 Answer = tuple[dict[str, Any], list[int]]
@@ -83,6 +85,16 @@ class _Run:
         self.killed = False
 
 
+def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """One packet and the descriptors beside it, close-on-exec (socket.recv_fds of Python 3.11 takes flags and ignores them)."""
+    fds = array.array("i")
+    data, beside, _, _ = connection.recvmsg(MESSAGE_MAX_BYTES, socket.CMSG_LEN(_DESCRIPTORS_MAX * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in beside:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    return data, fds.tolist()
+
+
 class KeeperProcess:
     """See the module's text."""
 
@@ -114,6 +126,8 @@ class KeeperProcess:
                 key.data()
             self._reap()
             self._kill_late()
+            if not self._idle():
+                self._stay()
 
     # -- life ----------------------------------------------------------------------------------------------------------------
 
@@ -132,14 +146,18 @@ class KeeperProcess:
         self._accept()
         if self._clients:
             fcntl.flock(self._directory_fd, fcntl.LOCK_UN)
-            if self._parting is not None:
-                self._parting.close()
-                self._parting = None
+            self._stay()
             return False
         with contextlib.suppress(FileNotFoundError):  # the whole directory may have been removed
             if os.stat(self._name, dir_fd=self._directory_fd).st_ino == self._inode:
                 os.unlink(self._name, dir_fd=self._directory_fd)
         return True  # the lock ends with the process
+
+    def _stay(self) -> None:
+        """Somebody came when another had said bye."""
+        if self._parting is not None:
+            self._parting.close()
+            self._parting = None
 
     def _until_deadline(self) -> float | None:
         deadlines = [run.deadline for run in self._runs.values() if not run.killed]
@@ -181,7 +199,7 @@ class KeeperProcess:
             return  # forgotten since the selector saw it
         fds: list[int] = []
         try:
-            data, fds, _, _ = socket.recv_fds(client, MESSAGE_MAX_BYTES, _DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC)
+            data, fds = receive(client)
         except BlockingIOError:
             return
         except OSError:

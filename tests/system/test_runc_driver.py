@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -13,12 +14,15 @@ import pytest
 
 from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.runtime import _exec
-from snapshotd.runtime.base import ContainerSpec
+from snapshotd.runtime.base import DEFAULT_PATH, Container, ContainerSpec, ExecSpec
+from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.runc import RuncRuntime
 from snapshotd.testing.contracts.runtime import Rig, eventually
+from snapshotd.testing.contracts.runtime_rig import read_all
 from snapshotd.types import ContainerID, Network, new_id
 from tests import rigs
 from tests.capabilities import require
+from tests.keeper_rig import keepers, killed_daemon
 
 pytestmark = pytest.mark.runc
 
@@ -114,6 +118,72 @@ def test_a_restarted_daemon_finds_and_removes_everything(rig: Rig, recorded: boo
     os.close(process.stderr_fd)
 
 
+_DAEMON = """
+    from snapshotd.runtime.runc import RuncRuntime
+    from snapshotd.testing.contracts.runtime_rig import Rig
+    from snapshotd.types import Network
+    from tests import rigs
+    work, tree, instance, init = (pathlib.Path(word) for word in {words!r})
+    runtime = RuncRuntime(str(instance), work / "runc", rigs.ID_MAP, keeper=keeper)
+    rig = Rig(runtime, work, tree, init, keeper=keeper)
+    container = rig.runtime.create(rig.spec(network=Network.BRIDGE))
+    rig.give_root(container)
+    rig.start(container, "sleep", "1000")
+    rig.start_kept(container, "agent", "sh", "-c", "echo before; while ! test -e /go; do sleep 0.02; done; echo after; exit 7")
+    print(container.id, container.pid)
+"""
+
+
+def test_a_container_and_its_command_outlive_a_daemon_that_is_killed(small_root: Path) -> None:
+    """The next one attaches the container, has the command's whole output and its exit code, runs more, and removes everything."""
+    require("slirp4netns")
+    init = shutil.which("catatonit")
+    assert init is not None
+    with rigs.work_directory() as work:
+        instance = f"test-{new_id()[:8]}"
+        socket_path = work / "keeper" / "keeper.sock"
+        (line,) = killed_daemon(socket_path, _DAEMON.format(words=[str(work), str(small_root), instance, init]))
+        container_id, pid = ContainerID(line.split()[0]), int(line.split()[1])
+        keeper = KeeperClient(socket_path)
+        runtime = RuncRuntime(instance, work / "runc", rigs.ID_MAP, keeper=keeper)
+        assert runtime.list() == [container_id]
+        container = runtime.attach(container_id)
+        assert container == Container(container_id, pid, rigs.ID_MAP)
+        process = keeper.process("agent")
+        assert process is not None
+        assert process.wait(0) is None
+        touch = runtime.exec(container, ExecSpec(["touch", "/go"], cwd="/", env={"PATH": DEFAULT_PATH}))
+        assert touch.wait(30) == 0
+        assert process.wait(30) == 7
+        keeper.drop("agent")
+        assert read_all([process.stdout_fd, process.stderr_fd]) == [b"before\nafter\n", b""]
+        for fd in (process.stdout_fd, process.stderr_fd, touch.stdout_fd, touch.stderr_fd):
+            os.close(fd)
+        runtime.destroy(container_id)
+        assert runtime.list() == []
+        assert runtime.attach(container_id) is None
+        keeper.close()
+        assert keepers(socket_path) == []
+
+
+def test_another_process_with_the_inits_number_is_not_attached(rig: Rig) -> None:
+    """Neither one of the host nor one of the same container: its numbers may have been given away since."""
+    with rig.container() as container, rig.container() as other:
+        process = rig.start(container, "sleep", "1000")
+        record = rig.work / "runc/bundles" / container.id / "init.pid"
+        again = _again(rig)
+        for pid in (os.getpid(), 1, process.pid, other.pid, 2**22 + 1, 0, -1):
+            record.write_text(str(pid))
+            assert again.attach(container.id) is None, pid
+        record.write_text("")
+        assert again.attach(container.id) is None
+        record.write_text(str(container.pid))
+        assert again.attach(container.id) == container
+        process.kill()
+        os.close(process.stdout_fd)
+        os.close(process.stderr_fd)
+
+
 def _is_our_zombie(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
     return "State:\tZ" in status and f"PPid:\t{os.getpid()}" in status
@@ -149,6 +219,11 @@ def test_an_id_that_exists_is_refused_and_left_alone(rig: Rig) -> None:
         with pytest.raises(SandboxFailed, match="exists already"):
             rig.runtime.create(spec)
         assert rig.shell(container, "echo alive") == "alive\n"
+
+
+def test_without_a_keeper_nothing_is_kept(rig: Rig) -> None:
+    with rig.container() as container, pytest.raises(Unsupported, match="no keeper"):
+        _again(rig).exec(container, ExecSpec(["true"], cwd="/"), keep="key")
 
 
 def test_missing_programs_are_named(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -298,7 +298,7 @@ def test_its_end_and_a_new_beginning_at_the_same_time(place: Path) -> None:
     """Daemons that come and go as fast as they can, so that connections meet every moment of the end of a keeper."""
 
     def one(number: int) -> None:
-        for _ in range(12):
+        for _ in range(5):
             client = KeeperClient(place)
             client.hold(f"key-{number}", 0)
             held = client.held(f"key-{number}")
@@ -332,13 +332,14 @@ def test_a_keeper_that_is_killed(place: Path, adopts: bool) -> None:
     lines = killed_daemon(place, f"""
         from snapshotd.runtime._process import become_subreaper
         {"become_subreaper()" if adopts else ""}
-        keeper_rig.run(keeper, "key", "read x < {place.parent}/fifo; exit 8", then="mkfifo {place.parent}/fifo")
+        os.mkfifo("{place.parent.parent}/fifo")
+        keeper_rig.run(keeper, "key", "read x < {place.parent.parent}/fifo; exit 8")
         process = keeper.process("key")
         (pid,) = keeper_rig.keepers(path)
         os.kill(pid, signal.SIGKILL)
         keeper_rig.eventually(lambda: not keeper_rig.keepers(path), "the keeper lives")
         print(keeper.keys(), keeper.process("key"), keeper.held("key"), os.path.exists("/proc/%d" % pid))
-        open("{place.parent}/fifo", "w").close()
+        open("{place.parent.parent}/fifo", "w").close()
         try:
             print(process.wait(keeper_rig.DEADLINE_S))
         except SandboxFailed as exc:

@@ -1,0 +1,80 @@
+"""What sandboxes see read-only, at the start of another daemon: they may still be looking at it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from snapshotd.daemon import wiring
+from snapshotd.errors import Unsupported
+
+
+@pytest.fixture
+def init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What stands for the init program."""
+    program = tmp_path / "catatonit"
+    program.write_bytes(b"one")
+    monkeypatch.setattr(wiring, "CATATONIT", ("/no/such/catatonit", str(program)))
+    return program
+
+
+def _inodes(share: Path) -> dict[Path, int]:
+    return {path.relative_to(share): path.stat().st_ino for path in (share, *share.rglob("*"))}
+
+
+def test_it_is_left_alone_when_it_is_right(tmp_path: Path, init: Path) -> None:
+    share = tmp_path / "shares" / "instance"
+    assert wiring._share(share) == share
+    before = _inodes(share)
+    times = {name: (share / name).stat().st_mtime_ns for name in before}
+    assert {Path("init"), Path("lib/snapshotd/__init__.py"), Path("lib/snapshotd/agent/__init__.py")} < before.keys()
+    assert not [name for name in before if "__pycache__" in name.parts]
+    wiring._share(share)
+    assert _inodes(share) == before
+    assert {name: (share / name).stat().st_mtime_ns for name in before} == times
+
+
+def test_what_changed_is_replaced_and_directories_stay(tmp_path: Path, init: Path) -> None:
+    """Whoever has the old file open goes on with it; a directory that is looked at shows the new one."""
+    share = wiring._share(tmp_path / "share")
+    before = _inodes(share)
+    agent = share / "lib/snapshotd/agent"
+    right = (agent / "__init__.py").read_bytes()
+    (agent / "__init__.py").write_bytes(b"an older library")
+    (agent / "__init__.py").chmod(0o600)
+    (agent / "old.py").write_bytes(b"")
+    (agent / "gone/deeper").mkdir(parents=True)
+    (agent / "gone/deeper/file").touch()
+    init.write_bytes(b"two")
+    library = os.open(agent, os.O_RDONLY | os.O_DIRECTORY)
+    with open(share / "init", "rb") as old:
+        wiring._share(share)
+        assert old.read() == b"one"
+    assert (share / "init").read_bytes() == b"two"
+    assert sorted(os.listdir(library)) == sorted(os.listdir(agent))
+    os.close(library)
+    assert (agent / "__init__.py").read_bytes() == right
+    after = _inodes(share)
+    assert {name for name in after.keys() | before.keys() if after.get(name) != before.get(name)} <= {
+        Path("init"), Path("lib/snapshotd/agent/__init__.py"),
+    }  # fmt: skip
+
+
+def test_everybody_may_read_it(tmp_path: Path, init: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        share = wiring._share(tmp_path / "shares" / "instance")
+    finally:
+        os.umask(before)
+    for path in (share.parent, share, *share.rglob("*")):
+        program = path.is_dir() or path.name in ("init", "snapshotd-agent")
+        assert stat.S_IMODE(path.stat().st_mode) == (0o755 if program else 0o644), path
+
+
+def test_a_missing_init_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wiring, "CATATONIT", ("/no/such/catatonit",))
+    with pytest.raises(Unsupported, match="catatonit is not installed"):
+        wiring._share(tmp_path / "share")
