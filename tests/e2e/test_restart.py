@@ -1,22 +1,27 @@
-"""The daemon is replaced, or dies, while people use it: commands go on at the next one, and a followed run says how it ended."""
+"""The daemon is replaced, or dies, while people use it: commands and followers go on at the next one."""
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.support import Snap, wait_until
+from snapshotd.errors import Conflict
+from tests.e2e.support import Snap
 from tests.leftovers import nothing_left
 
 pytestmark = pytest.mark.runc
 
 NOTE = "snapshotd: the daemon went away; following its successor"
-AGENT = "print('up', flush=True)\nopen('/workspace/started', 'w').close()\nimport time\ntime.sleep(1000)\n"
+AGENT = """
+import os, time
+print("up", flush=True)
+while not os.path.exists("/workspace/go"):
+    time.sleep(0.05)
+print("went on", flush=True)
+"""
 
 
 @pytest.fixture
@@ -34,14 +39,6 @@ def stopped(own_snap: Snap) -> Iterator[Snap]:
     nothing_left(own_snap.state_dir, running=True)
     own_snap.stop_daemon()
     nothing_left(own_snap.state_dir, running=False)
-
-
-def _killed(snap: Snap) -> int:
-    """Kill the daemon; its process id."""
-    pid = snap.daemon_pid()
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not os.path.exists(f"/proc/{pid}") or "State:\tZ" in Path(f"/proc/{pid}/status").read_text(), "the daemon died")
-    return pid
 
 
 def _follow(snap: Snap, *words: str | Path) -> subprocess.Popen[str]:
@@ -94,23 +91,42 @@ def test_a_command_is_cut_off(stopped: Snap) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "restarted"])
 def test_a_followed_run_whose_daemon_goes_away(stopped: Snap, agent: Path, how: str) -> None:
-    """Everybody who follows it hears how it ended, from a daemon that one of them has started."""
+    """Everybody who follows it goes on with it, at a daemon that one of them has started."""
     snap, name = stopped, f"followed-{how}"
     ran = _follow(snap, "run", "--runtime", "runc", "--name", name, agent)
     attached = _follow(snap, "attach", name)
     quiet = _follow(snap, "attach", "--quiet", name)
-    before = _killed(snap) if how == "killed" else snap.json("daemon", "--restart")["stopped"]
-    for running in (ran, attached):
-        *_, note, ended, last = _ended(running)
-        assert note == NOTE
-        assert ended.startswith("■ interrupted, 1 snapshots")
-        assert "went away before its agent ended (interrupted)" in last
-        assert "snapshotd resume" in last
+    before = snap.daemon_pid()
+    if how == "killed":
+        snap.kill_daemon()
+    else:
+        assert snap.json("daemon", "--restart")["stopped"] == before
+    assert "is running" in snap("resume", name, code=Conflict.exit_code).stderr
+    snap("exec", name, "--", "touch", "/workspace/go")
+    for running in (ran, attached, quiet):
+        out, errors = running.communicate(timeout=120)
+        assert running.returncode == 0, errors
+        assert out == "went on\n", "the output before is not shown twice"
+        assert (NOTE in errors) == (running is not quiet)
+    assert snap.daemon_pid() != before
+    assert [one["status"] for one in snap.json("ls") if one["name"] == name] == ["finished"]
+    snap("rm", "--force", name)
+
+
+def test_a_followed_run_whose_sandbox_is_lost_with_its_daemon(stopped: Snap, agent: Path) -> None:
+    """Everybody who follows it hears how it ended."""
+    snap, name = stopped, "lost"
+    ran = _follow(snap, "run", "--runtime", "runc", "--name", name, agent)
+    quiet = _follow(snap, "attach", "--quiet", name)
+    snap.crash()
+    *_, ended, last = _ended(ran)
+    assert ended.startswith("■ interrupted, 1 snapshots")
+    assert "went away before its agent ended (interrupted)" in last
+    assert "snapshotd resume" in last
     (last,) = _ended(quiet)
     assert "(interrupted)" in last
-    assert snap.daemon_pid() != before
     assert [one["status"] for one in snap.json("ls") if one["name"] == name] == ["interrupted"]
     resumed = _follow(snap, "resume", name)
-    _killed(snap)
+    snap.crash()
     assert NOTE in _ended(resumed)
     snap("rm", "--force", name)
