@@ -167,7 +167,8 @@ class Rig:
         return found, took
 
     def disturbed(self, chance: random.Random, took: float) -> tuple[dict[str, Any], list[str]]:
-        """What a run comes to in which agent, sandbox or daemon are killed at random times, also while they resume; and what was killed."""
+        """What a run comes to in which agent, sandbox, daemon or all of them are killed at random times, also while they resume; and what
+        was killed. After the daemon alone, the run goes on by itself."""
         effects = Effects(self.host)
         kills: list[str] = []
         name = f"wild-{chance.getrandbits(32):08x}"
@@ -176,7 +177,7 @@ class Rig:
             for _ in range(ROUNDS):
                 process = self.snap.start(*command)
                 if not kills or chance.random() < 0.5:
-                    self._kill_after(chance.uniform(0, 1.1 * took), process, chance.choice(["agent", "sandbox", "daemon"]), kills)
+                    self._kill_after(chance.uniform(0, 1.1 * took), process, chance.choice(["agent", "sandbox", "daemon", "machine"]), kills)
                 process.communicate(timeout=240)
                 known = {one["name"]: one for one in self.snap.json("ls")}
                 if name not in known:
@@ -193,15 +194,18 @@ class Rig:
         return found, kills
 
     def at_failpoint(self, failpoint: str) -> dict[str, Any]:
-        """What a run comes to whose daemon dies at a failpoint, again and again at its next hits."""
+        """What a run comes to whose daemon dies at a failpoint, and its sandbox with it, again and again at its next hits."""
         effects = Effects(self.host)
         name = f"armed-{failpoint}"
         try:
             command: list[Any] = ["run", "--quiet", *self._options(name), self.program, effects.url]
             for hit in (1, 2, 5, 9, None):
                 self.snap.stop_daemon()
-                env = self.snap.env if hit is None else {**self.snap.env, "SNAPSHOTD_FAILPOINT": f"{failpoint}:{hit}"}
+                env = {**self.snap.env, "SNAPSHOTD_RECONNECT_S": "0"}
+                if hit is not None:
+                    env["SNAPSHOTD_FAILPOINT"] = f"{failpoint}:{hit}"
                 Snap(self.snap.state_dir, env)(*command, code=None)
+                self.snap.forget_sandboxes()
                 self.snap.stop_daemon()
                 known = {one["name"]: one for one in self.snap.json("ls")}
                 if name not in known:
@@ -263,6 +267,10 @@ class Rig:
             return  # it has ended by itself
         except subprocess.TimeoutExpired:
             pass
+        if victim == "machine":
+            self.snap.crash()
+            kills.append(victim)
+            return
         pids = {"agent": self._agents, "sandbox": self._sandboxes, "daemon": self._daemons}[victim]()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -107,6 +109,12 @@ class Snap:
         sandboxes, daemon = [one["pid"] for one in self.json("ps")], self.daemon_pid()
         os.kill(daemon, signal.SIGSTOP)
         self._kill([*sandboxes, daemon])
+
+    def forget_sandboxes(self) -> None:
+        """The next daemon goes on with none of those that a dead one left, as if the machine had been down."""
+        with contextlib.closing(sqlite3.connect(f"file:{self.state_dir}/catalog.db?mode=ro", uri=True)) as db:
+            (instance,) = db.execute("select value from meta where key = 'instance'").fetchone()
+        shutil.rmtree(f"/run/snapshotd/{instance}/live", ignore_errors=True)
 
     def _kill(self, pids: list[int]) -> None:
         for pid in pids:
