@@ -25,6 +25,7 @@ from snapshotd.errors import Undecided
 from tests.e2e.support import Snap, wait_until
 
 CALLS = 30
+VICTIMS = ("agent", "sandbox", "daemon", "machine")
 ROUNDS = 40
 """Each is undisturbed with one half's chance: nobody is that unlucky."""
 PROGRAM = """
@@ -177,7 +178,7 @@ class Rig:
             for _ in range(ROUNDS):
                 process = self.snap.start(*command)
                 if not kills or chance.random() < 0.5:
-                    self._kill_after(chance.uniform(0, 1.1 * took), process, chance.choice(["agent", "sandbox", "daemon", "machine"]), kills)
+                    self._kill_after(chance.uniform(0, 1.1 * took), process, chance.choice(VICTIMS), kills)
                 process.communicate(timeout=240)
                 known = {one["name"]: one for one in self.snap.json("ls")}
                 if name not in known:
