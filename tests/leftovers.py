@@ -22,7 +22,7 @@ def leftovers(state_dir: Path, *, running: bool) -> list[str]:
     """Everything of this state directory's instance that belongs to no live sandbox. With `running`, a daemon may serve it (and have its
     layer image mounted); without, nothing at all may be left."""
     found: list[str] = []
-    instance = _instance(state_dir)
+    instance = instance_of(state_dir)
     live = _live_containers(instance) if running else set()
     for hierarchy in _cgroups(f"snapshotd-{instance}"):
         found += [f"cgroup {c}" for c in _directories(hierarchy) if c.name not in live]
@@ -59,7 +59,8 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _instance(state_dir: Path) -> str:
+def instance_of(state_dir: Path) -> str:
+    """The name of a state directory's instance."""
     with sqlite3.connect(f"file:{state_dir}/catalog.db?mode=ro", uri=True) as db:
         (name,) = db.execute("select value from meta where key = 'instance'").fetchone()
     db.close()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshotd.errors import Undecided
-from tests.e2e.support import Snap, wait_until
+from tests.e2e.support import Snap, alive, processes_with, wait_until
 
 CALLS = 30
 VICTIMS = ("agent", "sandbox", "daemon", "machine")
@@ -279,34 +279,18 @@ class Rig:
         if pids:
             kills.append(victim)
         if victim == "daemon":
-            wait_until(lambda: not any(map(_lives, pids)), "the daemon died")
+            wait_until(lambda: not any(map(alive, pids)), "the daemon died")
 
     def _daemons(self) -> list[int]:
-        return [pid for pid, line in _processes() if "snapshotd.daemon" in line and str(self.snap.state_dir) in line]
+        return [pid for pid, line in processes_with("") if "snapshotd.daemon" in line and str(self.snap.state_dir) in line]
 
     def _sandboxes(self) -> list[int]:
         return [one["pid"] for one in self.snap.json("ps")]
 
     def _agents(self) -> list[int]:
-        return [pid for pid, line in _processes() if line.startswith("python3 /agent/agent.py ") and self.host in line]
+        return [pid for pid, line in processes_with("") if line.startswith("python3 /agent/agent.py ") and self.host in line]
 
 
 def _without_name(content: Any) -> Any:
     """A uuid is another one in every run (and the same one throughout a run, which `name` being one key here tells)."""
     return {key: value for key, value in content.items() if key != "name"} if isinstance(content, dict) else content
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
-
-
-def _processes() -> list[tuple[int, str]]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                found.append((int(entry.name), (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")))
-    return found

@@ -43,6 +43,11 @@ class Provider:
         found: list[dict[str, Any]] = self._get("/control/requests")
         return found
 
+    def release(self, gate: str) -> None:
+        """Let the replies come that are held."""
+        with urllib.request.urlopen(f"{self.url}/control/release/{gate}", b"", timeout=60) as answer:
+            answer.read()
+
     def forget(self) -> None:
         """Count from here."""
         with urllib.request.urlopen(f"{self.url}/control/reset", b"", timeout=60) as answer:

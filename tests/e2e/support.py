@@ -7,13 +7,14 @@ import json
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.leftovers import instance_of
 
 COMMAND_TIMEOUT_S = 240
 
@@ -112,9 +113,7 @@ class Snap:
 
     def forget_sandboxes(self) -> None:
         """The next daemon goes on with none of those that a dead one left, as if the machine had been down."""
-        with contextlib.closing(sqlite3.connect(f"file:{self.state_dir}/catalog.db?mode=ro", uri=True)) as db:
-            (instance,) = db.execute("select value from meta where key = 'instance'").fetchone()
-        shutil.rmtree(f"/run/snapshotd/{instance}/live", ignore_errors=True)
+        shutil.rmtree(f"/run/snapshotd/{instance_of(self.state_dir)}/live", ignore_errors=True)
 
     def _kill(self, pids: list[int]) -> None:
         for pid in pids:
@@ -139,6 +138,18 @@ def alive(pid: int) -> bool:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def processes_with(text: str) -> list[tuple[int, str]]:
+    """Every process of this machine whose command line has this in it, with that."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if text in line:
+                    found.append((int(entry.name), line))
+    return found
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +13,9 @@ from typing import Any
 import pytest
 
 from snapshotd import failpoints
-from tests.e2e.support import Snap, wait_until
-from tests.leftovers import nothing_left
+from tests.e2e.model_rig import WAITS, Agents, bash, let_go, provider, waits
+from tests.e2e.support import Snap, processes_with, wait_until
+from tests.leftovers import instance_of, nothing_left
 
 STEPS = 12
 PROGRAM = """
@@ -153,3 +156,133 @@ def test_killed_at_a_failpoint(lone: Snap, runc_ready: None, program: Path, fail
     _ended(running)
     assert snap.daemon_pid() != first, "it died"
     assert _found(snap, "armed") == _expected()
+
+
+GATEWAY_AGENT = """
+import http.client, json, os, subprocess, sys, time
+
+def ask(messages):
+    while True:  # as any client of a provider does
+        connection = http.client.HTTPConnection(os.environ["OPENAI_BASE_URL"].split("/")[2])
+        try:
+            connection.request("POST", "/v1/chat/completions", json.dumps({"model": "gpt-5", "messages": messages}))
+            answer = connection.getresponse()
+            body = json.loads(answer.read())
+        except (OSError, http.client.HTTPException):
+            print("asks again", flush=True)
+            continue
+        assert answer.status == 200, body
+        return body["choices"][0]["message"]
+
+messages = [{"role": "user", "content": "repair it"}]
+while True:
+    message = ask(messages)
+    messages.append(message)
+    for call in message.get("tool_calls") or ():
+        command = json.loads(call["function"]["arguments"])["command"]
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout})
+    if not message.get("tool_calls"):
+        print(message["content"], flush=True)
+        break
+"""
+
+
+@pytest.mark.runc
+@pytest.mark.timeout(600)
+def test_behind_the_gateway(lone: Snap, runc_ready: None, tmp_path: Path) -> None:
+    """Killed while a tool runs, and while the model thinks: then its client asks again, and is heard by the next daemon."""
+    program = tmp_path / "agent.py"
+    program.write_text(GATEWAY_AGENT)
+    agents = Agents(lone, "runc")
+    wait, count = bash(f"{WAITS}; wc -l < waited", "I wait."), bash("echo x >> count; wc -l < count")
+    with provider(tmp_path, wait, {**count, "hold": "thinks"}, wait, {"text": "It is repaired."}) as at:
+        trajectory = agents.start(at, program)
+        waits(trajectory)
+        lone.kill_daemon()
+        lone("ls")
+        let_go(trajectory)
+        wait_until(lambda: at.asked() == [0, 1], "the model thinks")
+        lone.kill_daemon()
+        lone("ls")
+        wait_until(lambda: at.asked() == [0, 1, 1], "it is asked again")
+        at.release("thinks")
+        waits(trajectory)
+        lone.kill_daemon()
+        lone("ls")
+        let_go(trajectory)
+        agents.snap("attach", trajectory)
+        assert at.asked() == [0, 1, 1, 2, 3]
+    assert agents.names(trajectory) == ["start", "bash", "bash", "bash", "exit"]
+    said = agents.said(trajectory)
+    assert [role for role, _ in said] == ["user", *["assistant", "tool"] * 3, "assistant"]
+    assert [content["content"] for role, content in said if role == "assistant"] == ["I wait.", None, "I wait.", "It is repaired."]
+    journal = [entry for entry in agents.journal(trajectory) if entry[1] != "unknown"]
+    assert journal == [("model", "done"), ("tool", "done")] * 3 + [("model", "done")]
+    assert agents.files(trajectory) == {"waited": "x\nx\n", "count": "x\n"}
+    assert lone("show", "--output", "stdout", trajectory).stdout == "asks again\nIt is repaired.\n"
+
+
+PATIENT = """
+import os, sys
+from snapshotd.agent import approve, tool
+
+@tool(approve="may I?")
+def send():
+    return os.getpid()
+
+print(send() == os.getpid(), flush=True)
+print(bool(approve("and now?")), flush=True)
+"""
+
+
+@pytest.mark.timeout(600)
+def test_while_it_waits_for_a_person(lone: Snap, runtime: str, tmp_path: Path) -> None:
+    program = tmp_path / "agent.py"
+    program.write_text(PATIENT)
+    running = lone.start("run", "--runtime", runtime, "--name", "patient", program)
+    asked: list[str] = []
+    for _ in range(2):
+        wait_until(lambda: any(one["id"] not in asked for one in lone.json("approvals")), "it asks", 120)
+        (waiting,) = lone.json("approvals")
+        lone.kill_daemon()
+        assert lone.json("approvals") == [waiting], "it still waits, for the same person"
+        lone("approve", waiting["id"])
+        asked.append(waiting["id"])
+    out, errors = running.communicate(timeout=240)
+    assert (running.returncode, out) == (0, "True\nTrue\n"), errors
+    assert len(lone.json("approvals", "--all")) == 2
+
+
+@pytest.mark.runc
+def test_what_ends_with_the_daemon(lone: Snap, runc_ready: None, tmp_path: Path) -> None:
+    """A command that a client runs is cut off; a sandbox without a program ends; so does one whose keeper is killed, too."""
+    program = tmp_path / "agent.py"
+    program.write_text("print('up', flush=True)\nimport time\ntime.sleep(1000)\n")
+    running = lone.start("run", "--runtime", "runc", "--name", "sleeper", program)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "up\n"
+    bare, _ = lone.create("--runtime", "runc")
+    command = lone.start("exec", "sleeper", "--", "sh", "-c", "(sleep 998 &) ; echo runs; exec sleep 999")
+    assert command.stdout is not None
+    assert command.stdout.readline() == "runs\n"
+    lone.kill_daemon()
+    command.communicate(timeout=60)
+    (sandbox,) = lone.json("ps")
+    assert sandbox["trajectory"]["name"] == "sleeper"
+    wait_until(lambda: not _sleeps(sandbox["pid"], "999"), "what the client ran has ended")
+    assert _sleeps(sandbox["pid"], "998"), "what it had left in the background goes on"
+    assert [one["status"] for one in lone.json("ls") if one["id"] == bare] == ["stopped"]
+    (keeper,) = [pid for pid, line in processes_with("keeper_main.py") if f"/{instance_of(lone.state_dir)}/" in line]
+    os.kill(lone.daemon_pid(), signal.SIGSTOP)
+    os.kill(keeper, signal.SIGKILL)
+    lone.kill_daemon()
+    assert [one["status"] for one in lone.json("ls") if one["name"] == "sleeper"] == ["interrupted"]
+    running.communicate(timeout=120)
+    assert running.returncode == 125
+
+
+def _sleeps(init: int, seconds: str) -> bool:
+    """Whether a process of the sandbox sleeps for so long."""
+    group = Path(f"/proc/{init}/cgroup").read_text()
+    return any(line == f"sleep {seconds} " and Path(f"/proc/{pid}/cgroup").read_text() == group for pid, line in processes_with("sleep"))
