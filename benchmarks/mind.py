@@ -15,10 +15,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from snapshotd.client import Snapshotd
 
-ROUNDS = 9
+ROUNDS = 60
+MANY = 20_000
+SCRIPTS = {"one": "echo 1 > file", "many": f"mkdir d; cd d; for i in $(seq {MANY}); do echo $i > $i; done"}
 CALLS = 100
 PROGRAM = f"""
 import os, time
@@ -38,20 +41,58 @@ if first_time:
 """
 
 
-def rewinds(client: Snapshotd, script: str) -> tuple[float, float]:
-    """Medians, in milliseconds, of a rewind over what `script` does and of its undo."""
-    trajectory, first = client.create(runtime="runc")
-    client.exec(trajectory.id, ["sh", "-c", script])
-    taken: dict[str, list[float]] = {"rewind": [], "undo": []}
-    for _ in range(ROUNDS):
-        began = time.perf_counter()
-        client.rewind(trajectory.id, first.id)
-        between = time.perf_counter()
-        client.undo(trajectory.id)
-        taken["rewind"].append((between - began) * 1e3)
-        taken["undo"].append((time.perf_counter() - between) * 1e3)
-    client.remove(trajectory.id, force=True)
-    return statistics.median(taken["rewind"]), statistics.median(taken["undo"])
+class Cost(NamedTuple):
+    """In milliseconds: what the caller waits, and what the daemon works (all threads, kernel too), which other load hardly touches."""
+
+    waited: float
+    worked: float
+
+
+def rewinds(client: Snapshotd) -> dict[tuple[str, str], list[Cost]]:
+    """Of each verb over each of `SCRIPTS`, in turns, so that what else the machine does meets all alike.
+
+    Each begins when nothing is left to do in the background: counting what changed takes as long as much did, and goes on after the verb
+    has returned, so it would be measured as a part of the next one.
+    """
+    begun = {what: client.create(runtime="runc") for what in SCRIPTS}
+    for what, (trajectory, _) in begun.items():
+        client.exec(trajectory.id, ["sh", "-c", SCRIPTS[what]])
+        _rest(client, trajectory.id)
+    costs: dict[tuple[str, str], list[Cost]] = {(verb, what): [] for verb in ("rewind", "undo") for what in SCRIPTS}
+    clock = _cpu_clock(client)
+    for number in range(ROUNDS):
+        for what in sorted(SCRIPTS, reverse=bool(number % 2)):
+            trajectory, first = begun[what]
+            for verb in ("rewind", "undo"):
+                before = time.perf_counter(), time.clock_gettime(clock)
+                if verb == "rewind":
+                    client.rewind(trajectory.id, first.id)
+                else:
+                    client.undo(trajectory.id)
+                after = time.perf_counter(), time.clock_gettime(clock)
+                costs[verb, what].append(Cost(*((b - a) * 1e3 for a, b in zip(before, after, strict=True))))
+                _rest(client, trajectory.id)
+    for trajectory, _ in begun.values():
+        client.remove(trajectory.id, force=True)
+    return costs
+
+
+def _rest(client: Snapshotd, trajectory: str) -> None:
+    client.flush(trajectory)
+    time.sleep(0.1)  # what that has evicted from the processor's caches meets the next verb, whichever it is
+
+
+def _cpu_clock(client: Snapshotd) -> int:
+    """The clock of all that the daemon has worked (clock_gettime(2): the complement of the process id, and 2 for the scheduler's)."""
+    pid = int((client.state_dir / "lock").read_text())
+    return ~pid << 3 | 2
+
+
+def _compare(costs: dict[tuple[str, str], list[Cost]]) -> None:
+    for verb in ("rewind", "undo"):
+        for index, of in enumerate(Cost._fields):
+            one, many = (statistics.median(cost[index] for cost in costs[verb, what]) for what in ("one", "many"))
+            print(f"{verb}, {of}: one file {one:.2f} ms, {MANY:,} files {many:.2f} ms, ratio {many / one:.2f}; medians of {ROUNDS}")
 
 
 def replay(client: Snapshotd, folder: Path) -> tuple[float, float]:
@@ -72,10 +113,7 @@ def _output(client: Snapshotd, trajectory: str) -> str:
 
 
 def measure(client: Snapshotd, folder: Path) -> None:
-    one, undo_one = rewinds(client, "echo 1 > file")
-    many, undo_many = rewinds(client, "mkdir d; cd d; for i in $(seq 20000); do echo $i > $i; done")
-    print(f"rewind: one file {one:.1f} ms, 20,000 files {many:.1f} ms, ratio {many / one:.2f}")
-    print(f"undo: one file {undo_one:.1f} ms, 20,000 files {undo_many:.1f} ms, ratio {undo_many / undo_one:.2f}")
+    _compare(rewinds(client))
     ran, met = replay(client, folder)
     print(f"{CALLS} calls: {ran:.2f} s when they run, {met:.2f} s when they are met again")
 

@@ -156,7 +156,7 @@ class Editing:
                 _write_file(root, item)
 
         if edits:
-            self._rewinding.replace_files(sandbox, source, lambda stack: amend(self._context.store, stack, write))
+            self._rewinding.replace_files(sandbox, source, lambda stack: amend(self._context.store, stack, write))()
 
 
 def _check_file(item: FileEdit) -> None:

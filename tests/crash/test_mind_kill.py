@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -9,12 +10,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from snapshotd import failpoints
 from snapshotd.engine.engine import LocalEngine
-from snapshotd.errors import SnapshotdError
+from snapshotd.errors import Conflict, SnapshotdError
 from snapshotd.failpoints import EXIT_CODE
 from snapshotd.types import ApprovalStatus, CallStatus, SideEffect
 from tests import mind_rig
@@ -84,6 +86,11 @@ def test_what_was_asked_or_decided_is_known_afterwards(first: LocalEngine, name:
         second.close()
 
 
+def _ask(agent: Agent, gone: threading.Event, **more: Any) -> None:
+    with contextlib.suppress(Conflict):
+        agent.begin("mail", {"to": "a"}, cancelled=gone, **more)
+
+
 def _child(state_dir: Path, what: str, trajectory: str) -> None:
     engine = mind_rig.reopened(state_dir)
     agent = Agent(engine, trajectory)
@@ -91,11 +98,15 @@ def _child(state_dir: Path, what: str, trajectory: str) -> None:
         engine.rewind(trajectory, engine.log(trajectory)[1].id, compensate=True)
         return
     more = {"side_effect": SideEffect.IRREVERSIBLE, "approve": True}
-    threading.Thread(target=agent.begin, args=("mail", {"to": "a"}), kwargs=more, daemon=True).start()
+    gone = threading.Event()
+    asking = threading.Thread(target=_ask, args=(agent, gone), kwargs=more, daemon=True)
+    asking.start()
     deadline = time.monotonic() + CHILD_S
     while time.monotonic() < deadline:
         pending = engine.approvals(ApprovalStatus.PENDING) if what == "approve" else ()  # else it dies before anybody can decide
         for approval in pending:
+            gone.set()
+            asking.join(CHILD_S)  # who asked does not see the decision before this process dies of it
             try:
                 engine.approve(approval.id, by="ann")
             except SnapshotdError as exc:
