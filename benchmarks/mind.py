@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from snapshotd.client import Snapshotd
+from snapshotd.client import Provider, Snapshotd
+from snapshotd.testing.provider import ScriptedProvider
 
 ROUNDS = 60
 MANY = 20_000
@@ -46,6 +47,36 @@ class Cost(NamedTuple):
 
     waited: float
     worked: float
+
+
+UNMODIFIED = """
+import http.client, json, os, time, urllib.parse
+url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+http = http.client.HTTPConnection(url.hostname, url.port)
+waited = 0.0
+def ask(body):
+    global waited
+    began = time.perf_counter()
+    http.request("POST", url.path + "/chat/completions", body, {"content-type": "application/json"})
+    answer = http.getresponse().read()
+    waited += time.perf_counter() - began
+    return answer
+said = [{"role": "system", "content": "You count."}, {"role": "user", "content": "Count."}]
+began = time.perf_counter()
+while True:
+    body = json.dumps({"model": "scripted", "messages": said, "tools": []})
+    message = json.loads(ask(body.encode()))["choices"][0]["message"]
+    said.append(message)
+    if not message.get("tool_calls"):
+        break
+    for call in message["tool_calls"]:
+        with open("/workspace/log", "a") as log:
+            log.write(call["function"]["arguments"] + chr(10))
+        said.append({"role": "tool", "tool_call_id": call["id"], "content": "written"})
+print(time.perf_counter() - began, waited, flush=True)
+os._exit(9)
+"""
+"""An agent that knows nothing of snapshotd; one connection, and its tool is its own code."""
 
 
 def rewinds(client: Snapshotd) -> dict[tuple[str, str], list[Cost]]:
@@ -107,27 +138,50 @@ def replay(client: Snapshotd, folder: Path) -> tuple[float, float]:
     return ran, met
 
 
+def replay_turns(client: Snapshotd, folder: Path) -> tuple[list[float], list[float]]:
+    """For an agent behind the gateway: seconds of its turns, and what of that it waited for the gateway; live, and met again."""
+    program = folder / "unmodified.py"
+    program.write_text(UNMODIFIED)
+    script = [{"calls": [{"name": "write", "arguments": {"number": number}}]} for number in range(CALLS)]
+    with ScriptedProvider([*script, {"text": "That was all."}]) as provider:
+        trajectory = client.run(agent=program, runtime="runc", providers=[Provider("openai", provider.url, "key-of-the-script")])
+        live = _output(client, trajectory.id)
+        asked = len(provider.requests)
+        client.resume(trajectory.id)
+        met = _output(client, trajectory.id)
+        if len(provider.requests) != asked:
+            raise SystemExit("the provider was asked again in the replay")
+    client.remove(trajectory.id, force=True)
+    return [float(word) for word in live.split()], [float(word) for word in met.split()]
+
+
 def _output(client: Snapshotd, trajectory: str) -> str:
     events = [event for event in client.events(trajectory) if event["event"] == "output"]
     return b"".join(base64.b64decode(event["data_b64"]) for event in events).decode().splitlines()[-1]
 
 
-def measure(client: Snapshotd, folder: Path) -> None:
-    _compare(rewinds(client))
-    ran, met = replay(client, folder)
-    print(f"{CALLS} calls: {ran:.2f} s when they run, {met:.2f} s when they are met again")
+def measure(client: Snapshotd, folder: Path, only: str | None) -> None:
+    if only in (None, "rewind"):
+        _compare(rewinds(client))
+    if only in (None, "calls"):
+        ran, met = replay(client, folder)
+        print(f"{CALLS} calls: {ran:.2f} s when they run, {met:.2f} s when they are met again")
+    if only in (None, "turns"):
+        for what, (took, waited) in zip(("live", "met again"), replay_turns(client, folder), strict=True):
+            print(f"{CALLS} turns behind the gateway, {what}: {took:.2f} s, of which the agent waited {waited:.2f} s for answers")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--state-dir", type=Path, help="of a daemon that has the image `default`")
+    parser.add_argument("--only", choices=("rewind", "calls", "turns"))
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="snapshotd-bench-"))
     client = Snapshotd(state_dir=options.state_dir or folder / "state")
     try:
         if options.state_dir is None:
             client.build_image("default", progress=lambda line: print(line, file=sys.stderr))
-        measure(client, folder)
+        measure(client, folder, options.only)
     finally:
         if options.state_dir is None:
             subprocess.run([sys.executable, "-m", "snapshotd", "--state-dir", str(folder / "state"), "daemon", "--stop"], check=False)
