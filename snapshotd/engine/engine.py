@@ -252,9 +252,9 @@ class LocalEngine(MindVerbs):
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
             return self._forks.fork(source, n, args, name, resume=resume)
 
-    def _fork_once(self, source: Snapshot, name: str | None) -> Trajectory:
+    def _fork_once(self, source: Snapshot, name: str | None, announce: Callable[[TrajectoryID], None]) -> Trajectory:
         _check_name(name)
-        return self._forks.fork(source, 1, None, name).trajectories[0]
+        return self._forks.fork(source, 1, None, name, announce=announce).trajectories[0]
 
     def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:
         return self._resumes.resume(self._catalog.resolve_trajectory(ref), decisions)
