@@ -15,10 +15,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
-from snapshotd.client import Snapshotd
+from snapshotd.client import Provider, Snapshotd
+from snapshotd.testing.provider import ScriptedProvider
 
-ROUNDS = 9
+ROUNDS = 60
+MANY = 20_000
+SCRIPTS = {"one": "echo 1 > file", "many": f"mkdir d; cd d; for i in $(seq {MANY}); do echo $i > $i; done"}
 CALLS = 100
 PROGRAM = f"""
 import os, time
@@ -38,20 +42,88 @@ if first_time:
 """
 
 
-def rewinds(client: Snapshotd, script: str) -> tuple[float, float]:
-    """Medians, in milliseconds, of a rewind over what `script` does and of its undo."""
-    trajectory, first = client.create(runtime="runc")
-    client.exec(trajectory.id, ["sh", "-c", script])
-    taken: dict[str, list[float]] = {"rewind": [], "undo": []}
-    for _ in range(ROUNDS):
-        began = time.perf_counter()
-        client.rewind(trajectory.id, first.id)
-        between = time.perf_counter()
-        client.undo(trajectory.id)
-        taken["rewind"].append((between - began) * 1e3)
-        taken["undo"].append((time.perf_counter() - between) * 1e3)
-    client.remove(trajectory.id, force=True)
-    return statistics.median(taken["rewind"]), statistics.median(taken["undo"])
+class Cost(NamedTuple):
+    """In milliseconds: what the caller waits, and what the daemon works (all threads, kernel too), which other load hardly touches."""
+
+    waited: float
+    worked: float
+
+
+UNMODIFIED = """
+import http.client, json, os, time, urllib.parse
+url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+http = http.client.HTTPConnection(url.hostname, url.port)
+waited = 0.0
+def ask(body):
+    global waited
+    began = time.perf_counter()
+    http.request("POST", url.path + "/chat/completions", body, {"content-type": "application/json"})
+    answer = http.getresponse().read()
+    waited += time.perf_counter() - began
+    return answer
+said = [{"role": "system", "content": "You count."}, {"role": "user", "content": "Count."}]
+began = time.perf_counter()
+while True:
+    body = json.dumps({"model": "scripted", "messages": said, "tools": []})
+    message = json.loads(ask(body.encode()))["choices"][0]["message"]
+    said.append(message)
+    if not message.get("tool_calls"):
+        break
+    for call in message["tool_calls"]:
+        with open("/workspace/log", "a") as log:
+            log.write(call["function"]["arguments"] + chr(10))
+        said.append({"role": "tool", "tool_call_id": call["id"], "content": "written"})
+print(time.perf_counter() - began, waited, flush=True)
+os._exit(9)
+"""
+"""An agent that knows nothing of snapshotd; one connection, and its tool is its own code."""
+
+
+def rewinds(client: Snapshotd) -> dict[tuple[str, str], list[Cost]]:
+    """Of each verb over each of `SCRIPTS`, in turns, so that what else the machine does meets all alike.
+
+    Each begins when nothing is left to do in the background: counting what changed takes as long as much did, and goes on after the verb
+    has returned, so it would be measured as a part of the next one.
+    """
+    begun = {what: client.create(runtime="runc") for what in SCRIPTS}
+    for what, (trajectory, _) in begun.items():
+        client.exec(trajectory.id, ["sh", "-c", SCRIPTS[what]])
+        _rest(client, trajectory.id)
+    costs: dict[tuple[str, str], list[Cost]] = {(verb, what): [] for verb in ("rewind", "undo") for what in SCRIPTS}
+    clock = _cpu_clock(client)
+    for number in range(ROUNDS):
+        for what in sorted(SCRIPTS, reverse=bool(number % 2)):
+            trajectory, first = begun[what]
+            for verb in ("rewind", "undo"):
+                before = time.perf_counter(), time.clock_gettime(clock)
+                if verb == "rewind":
+                    client.rewind(trajectory.id, first.id)
+                else:
+                    client.undo(trajectory.id)
+                after = time.perf_counter(), time.clock_gettime(clock)
+                costs[verb, what].append(Cost(*((b - a) * 1e3 for a, b in zip(before, after, strict=True))))
+                _rest(client, trajectory.id)
+    for trajectory, _ in begun.values():
+        client.remove(trajectory.id, force=True)
+    return costs
+
+
+def _rest(client: Snapshotd, trajectory: str) -> None:
+    client.flush(trajectory)
+    time.sleep(0.1)  # what that has evicted from the processor's caches meets the next verb, whichever it is
+
+
+def _cpu_clock(client: Snapshotd) -> int:
+    """The clock of all that the daemon has worked (clock_gettime(2): the complement of the process id, and 2 for the scheduler's)."""
+    pid = int((client.state_dir / "lock").read_text())
+    return ~pid << 3 | 2
+
+
+def _compare(costs: dict[tuple[str, str], list[Cost]]) -> None:
+    for verb in ("rewind", "undo"):
+        for index, of in enumerate(Cost._fields):
+            one, many = (statistics.median(cost[index] for cost in costs[verb, what]) for what in ("one", "many"))
+            print(f"{verb}, {of}: one file {one:.2f} ms, {MANY:,} files {many:.2f} ms, ratio {many / one:.2f}; medians of {ROUNDS}")
 
 
 def replay(client: Snapshotd, folder: Path) -> tuple[float, float]:
@@ -66,30 +138,50 @@ def replay(client: Snapshotd, folder: Path) -> tuple[float, float]:
     return ran, met
 
 
+def replay_turns(client: Snapshotd, folder: Path) -> tuple[list[float], list[float]]:
+    """For an agent behind the gateway: seconds of its turns, and what of that it waited for the gateway; live, and met again."""
+    program = folder / "unmodified.py"
+    program.write_text(UNMODIFIED)
+    script = [{"calls": [{"name": "write", "arguments": {"number": number}}]} for number in range(CALLS)]
+    with ScriptedProvider([*script, {"text": "That was all."}]) as provider:
+        trajectory = client.run(agent=program, runtime="runc", providers=[Provider("openai", provider.url, "key-of-the-script")])
+        live = _output(client, trajectory.id)
+        asked = len(provider.requests)
+        client.resume(trajectory.id)
+        met = _output(client, trajectory.id)
+        if len(provider.requests) != asked:
+            raise SystemExit("the provider was asked again in the replay")
+    client.remove(trajectory.id, force=True)
+    return [float(word) for word in live.split()], [float(word) for word in met.split()]
+
+
 def _output(client: Snapshotd, trajectory: str) -> str:
     events = [event for event in client.events(trajectory) if event["event"] == "output"]
     return b"".join(base64.b64decode(event["data_b64"]) for event in events).decode().splitlines()[-1]
 
 
-def measure(client: Snapshotd, folder: Path) -> None:
-    one, undo_one = rewinds(client, "echo 1 > file")
-    many, undo_many = rewinds(client, "mkdir d; cd d; for i in $(seq 20000); do echo $i > $i; done")
-    print(f"rewind: one file {one:.1f} ms, 20,000 files {many:.1f} ms, ratio {many / one:.2f}")
-    print(f"undo: one file {undo_one:.1f} ms, 20,000 files {undo_many:.1f} ms, ratio {undo_many / undo_one:.2f}")
-    ran, met = replay(client, folder)
-    print(f"{CALLS} calls: {ran:.2f} s when they run, {met:.2f} s when they are met again")
+def measure(client: Snapshotd, folder: Path, only: str | None) -> None:
+    if only in (None, "rewind"):
+        _compare(rewinds(client))
+    if only in (None, "calls"):
+        ran, met = replay(client, folder)
+        print(f"{CALLS} calls: {ran:.2f} s when they run, {met:.2f} s when they are met again")
+    if only in (None, "turns"):
+        for what, (took, waited) in zip(("live", "met again"), replay_turns(client, folder), strict=True):
+            print(f"{CALLS} turns behind the gateway, {what}: {took:.2f} s, of which the agent waited {waited:.2f} s for answers")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--state-dir", type=Path, help="of a daemon that has the image `default`")
+    parser.add_argument("--only", choices=("rewind", "calls", "turns"))
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="snapshotd-bench-"))
     client = Snapshotd(state_dir=options.state_dir or folder / "state")
     try:
         if options.state_dir is None:
             client.build_image("default", progress=lambda line: print(line, file=sys.stderr))
-        measure(client, folder)
+        measure(client, folder, options.only)
     finally:
         if options.state_dir is None:
             subprocess.run([sys.executable, "-m", "snapshotd", "--state-dir", str(folder / "state"), "daemon", "--stop"], check=False)

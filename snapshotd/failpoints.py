@@ -23,6 +23,7 @@ NAMES: tuple[str, ...] = (
     "engine.start.container_created",
     "engine.start.pivoted",
     "engine.fork.recorded",
+    "engine.edit.forked",
     "engine.remove.recorded",
     "engine.archive.tree",
     "engine.archive.record",

@@ -32,6 +32,9 @@ SHORT_ID_CHARS = 12
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """What a name or tag may be. Nothing that could be a path, an option or a control sequence."""
 
+DEFAULT_TENANT = "default"
+"""Whose values the key-value store means when nobody says."""
+
 
 def new_id() -> str:
     """128 random bits as 32 hexadecimal characters."""

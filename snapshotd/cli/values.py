@@ -15,7 +15,7 @@ from snapshotd.cli.command import connect
 from snapshotd.client.results import Provider
 from snapshotd.daemon.wire import FORK_MAX, PROVIDER_URLS
 from snapshotd.errors import SnapshotdError
-from snapshotd.types import NAME_PATTERN, short
+from snapshotd.types import DEFAULT_TENANT, NAME_PATTERN, short
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MEMORY = re.compile(r"(\d+)([bkmgt]?)(?:i?b)?", re.IGNORECASE)
@@ -211,6 +211,8 @@ def sandbox_options(function: F) -> F:
                      help="Record the model requests of an unmodified agent: openai or anthropic, at its own address or URL."),
         click.option("--provider-key", "provider_keys", metavar="KIND=VARIABLE", type=Pair("KIND=VARIABLE"), multiple=True,
                      help="Where the provider's key is here; else in OPENAI_API_KEY or ANTHROPIC_API_KEY. It never enters the sandbox."),
+        click.option("--tenant", metavar="T", type=Name(), default=DEFAULT_TENANT, show_default=True,
+                     help="Whose values of the store its agents reach, and those of its forks."),
         click.option("--network", type=click.Choice(["none", "bridge"]), default="none", show_default=True,
                      help="What the sandbox can reach; --network alone means bridge."),
         click.option("--memory", type=Memory(), metavar="SIZE", help="Most memory, swap included: 512m, 2g.  [default: 2g]"),

@@ -37,6 +37,7 @@ from snapshotd.client.values import Values
 from snapshotd.client.verbs import Wait, absolute, b64, check_wait, local_path, ref_segment
 from snapshotd.daemon.wire import DEFAULT_STATE_DIR, FORK_MAX, PRUNE_GRACE_S, SOCKET_VARIABLE, STATE_DIR_VARIABLE, check_ref, socket_path_of
 from snapshotd.errors import DaemonUnavailable, UsageError
+from snapshotd.types import DEFAULT_TENANT
 
 OutputSink = Callable[[Literal["stdout", "stderr"], bytes], object]
 Progress = Callable[[str], object]
@@ -391,15 +392,16 @@ class Snapshotd(Mind, Approvals, Values):
 def sandbox_fields(
     *, image: str = "default", runtime: str = "auto", workspace: str | Path | None = None, env: Mapping[str, str] | None = None,
     network: str = "none", memory: int | None = None, cpus: float | None = None, pids: int | None = None, name: str | None = None,
-    secrets: Mapping[str, str] | None = None, providers: Sequence[Provider] = (),
+    secrets: Mapping[str, str] | None = None, providers: Sequence[Provider] = (), tenant: str = DEFAULT_TENANT,
 ) -> dict[str, Any]:  # fmt: skip
     """What a new sandbox is made of, as the API takes it. `memory` in bytes; None means the daemon's default. `secrets` are environment
-    whose values are recorded nowhere in plain; `providers` are what the recording gateway forwards model requests to."""
+    whose values are recorded nowhere in plain; `providers` are what the recording gateway forwards model requests to; `tenant` is
+    whose values of the key-value store its agents reach."""
     limits = {"memory_bytes": memory, "cpus": cpus, "pids": pids}
     return {
         "image": image, "runtime": runtime, "workspace": absolute(workspace), "env": dict(env or {}), "network": network, "name": name,
         "secrets": dict(secrets or {}), "providers": [dataclasses.asdict(item) for item in providers],
-        "limits": {key: value for key, value in limits.items() if value is not None},
+        "tenant": tenant, "limits": {key: value for key, value in limits.items() if value is not None},
     }  # fmt: skip
 
 

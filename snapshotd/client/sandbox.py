@@ -25,6 +25,7 @@ from snapshotd.client.results import (
 from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
 from snapshotd.client.verbs import Wait
 from snapshotd.errors import NotFound, SnapshotdError, UsageError
+from snapshotd.types import DEFAULT_TENANT
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,15 +182,16 @@ class Sandbox:
         cls, *, image: str = "default", workspace: str | Path | None = None, name: str | None = None,
         env: Mapping[str, str] | None = None, network: str = "none", memory: int | None = None, cpus: float | None = None,
         pids: int | None = None, runtime: str = "auto", secrets: Mapping[str, str] | None = None, providers: Sequence[Provider] = (),
-        wait: Wait = "captured", client: Snapshotd | None = None,
+        tenant: str = DEFAULT_TENANT, wait: Wait = "captured", client: Snapshotd | None = None,
     ) -> Sandbox:  # fmt: skip
         """Start a sandbox. `workspace` is copied to /workspace, `memory` is in bytes, `network` is none or bridge, `secrets` are
-        environment that is recorded nowhere in plain, `providers` are for the recording gateway. With `wait="stored"`, here and in the
+        environment that is recorded nowhere in plain, `providers` are for the recording gateway, `tenant` is whose values of the store
+        its agents reach. With `wait="stored"`, here and in the
         methods that make a snapshot, they return when it survives power loss."""
         client = client or Snapshotd()
         info, _ = client.create(
             image=image, workspace=workspace, name=name, env=env, network=network, memory=memory, cpus=cpus, pids=pids, runtime=runtime,
-            secrets=secrets, providers=providers, wait=wait,
+            secrets=secrets, providers=providers, tenant=tenant, wait=wait,
         )  # fmt: skip
         return cls(client, info)
 

@@ -304,6 +304,7 @@ class SandboxFields(Request):
     providers: list[ProviderFields] = Field(
         default_factory=list, max_length=8, description="Model providers that the recording gateway forwards to; none: no gateway."
     )
+    tenant: str = Field(t.DEFAULT_TENANT, max_length=64, description="Whose values of the store its agents, and those of its forks, reach.")
 
     def sandbox(self) -> SandboxRequest:
         """UsageError names what is malformed."""
@@ -319,7 +320,7 @@ class SandboxFields(Request):
         return SandboxRequest(
             image=self.image, runtime=self.runtime, workspace=absolute(self.workspace, "workspace"), env=environment(self.env),
             network=self.network, name=self.name, secrets=secrets, providers=tuple(item.provider() for item in self.providers),
-            limits=t.Limits(memory_bytes=self.limits.memory_bytes, cpus=self.limits.cpus, pids=self.limits.pids),
+            tenant=self.tenant, limits=t.Limits(memory_bytes=self.limits.memory_bytes, cpus=self.limits.cpus, pids=self.limits.pids),
         )  # fmt: skip
 
 

@@ -12,9 +12,9 @@ from pydantic import Field
 from snapshotd import types as t
 from snapshotd.daemon.models import Answer, Message, Request, Trajectory, change_json, environment, iso_time
 from snapshotd.daemon.routes import sandbox_path
-from snapshotd.daemon.wire import DEFAULT_TENANT
 from snapshotd.engine import base
 from snapshotd.errors import LimitExceeded, UsageError
+from snapshotd.types import DEFAULT_TENANT
 
 Json = dict[str, Any]
 _DEPTH_MAX = 64

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 
 from snapshotd.daemon import models_mind as mind
 from snapshotd.daemon.routes import ServiceDep
-from snapshotd.daemon.wire import DEFAULT_TENANT
+from snapshotd.types import DEFAULT_TENANT
 
 router = APIRouter(prefix="/store", tags=["store"])
 Namespace = Annotated[str, Query(max_length=8192, description="Parts separated by slashes: `team/project`.")]

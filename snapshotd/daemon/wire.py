@@ -35,8 +35,6 @@ LOG_MAX = 1 << 31
 
 PROVIDER_URLS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com"}
 """Model providers that a sandbox can be given, and where their own APIs are."""
-DEFAULT_TENANT = "default"
-"""Whose values the key-value store means when nobody says."""
 PREVIEW_FILES = 1000
 """How many changed files a preview or an approval lists unless told otherwise."""
 LIST_MAX = 1_000_000

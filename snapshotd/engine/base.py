@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from snapshotd.layers.base import Change, RestoreReport
 from snapshotd.types import (
+    DEFAULT_TENANT,
     Approval,
     ApprovalStatus,
     CallStatus,
@@ -81,6 +82,8 @@ class SandboxRequest:
     """Environment like `env`, whose values are recorded nowhere in plain."""
     providers: tuple[Provider, ...] = ()
     """Model providers that the recording gateway forwards to; none: no gateway."""
+    tenant: str = DEFAULT_TENANT
+    """Whose values of the key-value store its agents reach, and those of its forks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -352,7 +352,7 @@ class AgentCalls:
             raise UsageError("the store cannot be reached from a throw-away sandbox; run the agent in a trajectory of its own")
         shared = self._context.secrecy.shared(sandbox.trajectory)
         fields = shared.conceal(fields)
-        tenant, namespace = "default", fields["namespace"]
+        tenant, namespace = self._context.secrecy.tenant(sandbox.trajectory), fields["namespace"]
         if op == "put":
             put = self._store.put(
                 tenant, namespace, fields["key"], fields["value"], ttl_s=fields["ttl_s"], expected_version=fields["expected_version"]

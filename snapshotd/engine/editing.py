@@ -18,12 +18,14 @@ from typing import Any
 from snapshotd.engine.agent_state import MAX_STATE_BYTES
 from snapshotd.engine.base import EditRequest, FileEdit
 from snapshotd.engine.context import Context
+from snapshotd.engine.half_made import HalfMade
 from snapshotd.engine.pending import MAX_PENDING_BYTES
 from snapshotd.engine.rewinding import Rewinding
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.sessions import Sessions
 from snapshotd.engine.step import StepListener, commit_step, marker
 from snapshotd.errors import LimitExceeded, NotFound, UsageError
+from snapshotd.failpoints import hit
 from snapshotd.kernel import files
 from snapshotd.layers.amend import amend
 from snapshotd.types import (
@@ -40,11 +42,12 @@ from snapshotd.types import (
 
 MAX_MODE = 0o7777
 
-Fork = Callable[[Snapshot, str | None], Trajectory]
+Fork = Callable[[Snapshot, str | None, Callable[[TrajectoryID], None]], Trajectory]
 
 
 class Editing:
-    """See the module's text. Thread-safe. `fork`: a running fork of a snapshot, of this name; `forget`: takes it back."""
+    """See the module's text. Thread-safe. `fork`: a running fork of a snapshot, of this name, announced before it is recorded;
+    `forget`: takes it back."""
 
     def __init__(
         self, context: Context, sessions: Sessions, rewinding: Rewinding, fork: Fork, forget: Callable[[TrajectoryID], None],
@@ -52,6 +55,7 @@ class Editing:
     ) -> None:  # fmt: skip
         self._context, self._catalog, self._sessions, self._rewinding = context, context.catalog, sessions, rewinding
         self._fork, self._forget, self._listener = fork, forget, listener
+        self._half_made = HalfMade(context.catalog)
 
     def edit(self, source: Snapshot, request: EditRequest, name: str | None) -> Trajectory:
         """See `Engine.edit`, without the resumption. `source` is pinned. Nothing is left when it raises."""
@@ -62,7 +66,17 @@ class Editing:
         follows = self._catalog.get_snapshot(source.continues) if entries is not None and source.continues is not None else source
         kept, added = self._messages(source, follows, request, funnel.conceal)
         state = self._state(source, request, funnel.conceal)
-        trajectory = self._fork(source, name)
+        with self._half_made.making() as announce:
+            trajectory = self._fork(source, name, announce)
+            hit("engine.edit.forked")
+            self._change(trajectory, source, request, added, state, follows=follows, kept=kept, entries=entries)
+        return self._catalog.get_trajectory(trajectory.id)
+
+    def _change(
+        self, trajectory: Trajectory, source: Snapshot, request: EditRequest, added: list[Message], state: dict[str, Any], *,
+        follows: Snapshot, kept: int, entries: list[Entry] | None,
+    ) -> None:  # fmt: skip
+        """Make the fork what is wanted, in one step; or take it back."""
         try:
             sandbox = self._sessions.find(trajectory.id)
             assert sandbox is not None
@@ -83,7 +97,6 @@ class Editing:
             self._sessions.stop(trajectory, keep=False)
             self._forget(trajectory.id)
             raise
-        return self._catalog.get_trajectory(trajectory.id)
 
     # -- mind ------------------------------------------------------------------------------------------------------------------
 
@@ -156,7 +169,7 @@ class Editing:
                 _write_file(root, item)
 
         if edits:
-            self._rewinding.replace_files(sandbox, source, lambda stack: amend(self._context.store, stack, write))
+            self._rewinding.replace_files(sandbox, source, lambda stack: amend(self._context.store, stack, write))()
 
 
 def _check_file(item: FileEdit) -> None:

@@ -41,7 +41,7 @@ from snapshotd.engine.cold import Cold, LazyLayers
 from snapshotd.engine.context import Context
 from snapshotd.engine.forks import Forks
 from snapshotd.engine.gateways import GatewayMaker, Gateways, provider_env
-from snapshotd.engine.keyvalue import KeyValueStore
+from snapshotd.engine.keyvalue import KeyValueStore, tenant_env
 from snapshotd.engine.launch import Launcher
 from snapshotd.engine.linkgroups import LinkGroups
 from snapshotd.engine.merging import Merger
@@ -168,7 +168,8 @@ class LocalEngine(MindVerbs):
             stack = stack.push(layer)
         snapshot = _first_snapshot(stack, marker("start", _start_arguments(request, image)))
         plain, secret = provider_env(request.providers)
-        env = self._context.secrecy.environment(snapshot.trajectory, (*request.env, *plain), (*request.secrets, *secret))
+        open_env = (*request.env, *plain, *tenant_env(request.tenant))
+        env = self._context.secrecy.environment(snapshot.trajectory, open_env, (*request.secrets, *secret))
         trajectory = Trajectory(
             id=snapshot.trajectory, name=request.name, spec=spec, agent=agent, head=snapshot.id, status=TrajectoryStatus.RUNNING,
             created_at_ns=snapshot.created_at_ns, env=env, began=None if agent is None else snapshot.id,
@@ -252,9 +253,9 @@ class LocalEngine(MindVerbs):
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
             return self._forks.fork(source, n, args, name, resume=resume)
 
-    def _fork_once(self, source: Snapshot, name: str | None) -> Trajectory:
+    def _fork_once(self, source: Snapshot, name: str | None, announce: Callable[[TrajectoryID], None]) -> Trajectory:
         _check_name(name)
-        return self._forks.fork(source, 1, None, name).trajectories[0]
+        return self._forks.fork(source, 1, None, name, announce=announce).trajectories[0]
 
     def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:
         return self._resumes.resume(self._catalog.resolve_trajectory(ref), decisions)

@@ -28,8 +28,11 @@ class Forks:
         self._catalog, self._secrecy = context.catalog, context.secrecy
         self._sessions, self._forget = sessions, forget
 
-    def fork(self, source: Snapshot, n: int, args: tuple[str, ...] | None, name: str | None, *, resume: bool = False) -> Forked:
-        """See `Engine.fork`. `source` is pinned by the caller."""
+    def fork(
+        self, source: Snapshot, n: int, args: tuple[str, ...] | None, name: str | None, *, resume: bool = False,
+        announce: Callable[[TrajectoryID], None] = lambda _: None,
+    ) -> Forked:  # fmt: skip
+        """See `Engine.fork`. `source` is pinned by the caller. `announce` is told of each before it is recorded."""
         owner = self._catalog.get_trajectory(source.trajectory)
         resumption = self.resumption(owner, source) if resume else None
         experiment = ExperimentID(new_id())
@@ -48,6 +51,8 @@ class Forks:
             for failure in failures:
                 if failure is not None:
                     raise failure
+            for fork in forks:
+                announce(fork.id)
             self._catalog.add_trajectories([(fork, None) for fork in forks])
             hit("engine.fork.recorded")
         except BaseException:

@@ -28,6 +28,7 @@ from snapshotd.engine.base import Imported, ProgressSink
 from snapshotd.engine.bundle import BundleReader, LayerStream
 from snapshotd.engine.context import Context
 from snapshotd.engine.import_checks import checked_agent, checked_env, checked_text, decoded
+from snapshotd.engine.secrecy import TENANT
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, OutOfSpace, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.layers.ingest import TarLimits, ingest_tar
@@ -351,7 +352,8 @@ class _Importer:
             names.add(own)
             spec = replace(self._policy, image=self._image)
             began = made.began if made.began in self._before else None
-            trajectories.append(replace(made, name=own, spec=spec, head=heads[made.id], began=began))
+            env = tuple((key, value) for key, value in made.env if key != TENANT)  # whose values it reaches here is not for a bundle to say
+            trajectories.append(replace(made, name=own, spec=spec, env=env, head=heads[made.id], began=began))
         catalog.restore_rows([], trajectories, self._rows())
         self._committed = True
         return tuple(trajectories)

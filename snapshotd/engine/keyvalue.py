@@ -10,8 +10,9 @@ import time
 from typing import Any
 
 from snapshotd.catalog.base import Catalog
+from snapshotd.engine.secrecy import TENANT
 from snapshotd.errors import LimitExceeded, SnapshotdError, UsageError
-from snapshotd.types import NAME_PATTERN, StoredValue
+from snapshotd.types import DEFAULT_TENANT, NAME_PATTERN, StoredValue
 
 MAX_KEY_CHARS = 200
 MAX_NAMESPACE_PARTS = 8
@@ -101,10 +102,20 @@ class KeyValueStore:
                 return
 
 
-def _check(tenant: str, namespace: str, key: str | None = None) -> None:
-    """UsageError naming what is malformed."""
+def tenant_env(tenant: str) -> tuple[tuple[str, str], ...]:
+    """A tenant as a trajectory's environment records it. UsageError: malformed."""
+    _check_tenant(tenant)
+    return () if tenant == DEFAULT_TENANT else ((TENANT, tenant),)
+
+
+def _check_tenant(tenant: str) -> None:
     if not NAME_PATTERN.fullmatch(tenant):
         raise UsageError(f"tenant {tenant[:80]!r} is malformed: use 1 to 64 letters, digits, '.', '_' or '-', a letter or digit first")
+
+
+def _check(tenant: str, namespace: str, key: str | None = None) -> None:
+    """UsageError naming what is malformed."""
+    _check_tenant(tenant)
     parts = namespace.split("/")
     if len(parts) > MAX_NAMESPACE_PARTS or not all(_is_word(part) for part in parts):
         raise UsageError(

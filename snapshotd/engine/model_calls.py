@@ -75,7 +75,8 @@ class ModelCalls:
         dialog, known = self._dialog(request)
         replaying = self._recorder.replaying
         results = [result for result in self._results(request, known) if not self._replayed_result(result)]
-        replayed = self._recorder.replayed(EntryKind.MODEL, request.model[:200], _outline(request))
+        outline = _outline(request)
+        replayed = self._recorder.replayed(EntryKind.MODEL, request.model[:200], outline)
         if replayed is not None:
             return self._again(request, dialog, known, replayed.entry)
         if replaying:  # it has just gone live: the tools' results, for one, may be in the conversation already
@@ -84,7 +85,7 @@ class ModelCalls:
             for number, message in enumerate(request.new_messages(known)):
                 self._recorder.message(message, rid=f"{dialog.number}:{known}:{number}")
         self._heard(dialog, known, request.digests[known:])
-        opened = self._recorder.begin(Intent(new_id(), request.model[:200], _outline(request), EntryKind.MODEL))
+        opened = self._recorder.begin(Intent(new_id(), request.model[:200], outline, EntryKind.MODEL))
         self._recorder.wire({"turn": opened.entry.id})
         turn = _Turn(opened, dialog)
         with self._lock:
@@ -249,7 +250,7 @@ def _outline(request: TurnRequest) -> dict[str, Any]:
     fixed = hashlib.sha256()
     for number, (item, digest) in enumerate(zip(request.items, request.digests, strict=True)):
         fixed.update(digest if number < first or request.reader.from_model(item) else b"answer")
-    opening = request.new_messages(max(0, first - 1))[:1]
+    opening = request.new_messages(max(0, first - 1), limit=1)
     return {
         "api": str(request.api), "stream": request.stream, "messages": len(request.items), "digest": fixed.hexdigest(),
         "prompt": _shown(opening[0]) if opening else None,

@@ -53,7 +53,7 @@ class Places:
                 return
             reason = sandbox.blocker()
             if reason is None:
-                sandbox.replace_root(self._take(snapshot), snapshot.id)
+                sandbox.replace_root(self._take(snapshot), snapshot.id)()
             else:
                 self._rewrite(sandbox, snapshot, reason)
 

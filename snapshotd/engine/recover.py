@@ -5,7 +5,8 @@
     2 other trajectories that were running are interrupted (their agent) or stopped; their head is their last snapshot
     3 after a power loss, snapshots that were only captured are lost, and said so; and no layer is trusted any more, since nobody synced it:
       what is stored comes back from the repository
-    4 remove what no catalog row refers to: layers, outputs in the spool, sockets
+    4 trajectories that it had not completed go (half_made.py)
+    5 remove what no catalog row refers to: layers, outputs in the spool, sockets
 
 Nothing here needs a clean shutdown and everything may be interrupted and run again.
 """
@@ -18,6 +19,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+from snapshotd.engine import half_made
 from snapshotd.engine.attach import Survivor, survivors
 from snapshotd.engine.context import Context
 from snapshotd.engine.dependencies import cached_layers, forget_cached_layers
@@ -56,9 +58,19 @@ def recover(context: Context) -> list[Survivor]:
         unfinished = trajectory.agent is not None and trajectory.exit_code is None
         context.catalog.set_status(trajectory.id, TrajectoryStatus.INTERRUPTED if unfinished else TrajectoryStatus.STOPPED)
     _after_boot(context)
+    _remove_half_made(context)
     sweep_spool(context)
     context.store.sweep(lambda: referenced_layers(context))
     return found
+
+
+def _remove_half_made(context: Context) -> None:
+    for trajectory in half_made.left_behind(context.catalog):
+        _log.warning("trajectory %s is removed: the daemon died before it was complete", trajectory.id)
+        context.catalog.remove_trajectory(trajectory.id)
+        context.events.remove(trajectory.id)
+        context.secrecy.forget(trajectory.id)
+    half_made.forget_list(context.catalog)
 
 
 def referenced_layers(context: Context) -> set[LayerID]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -131,24 +132,30 @@ class Rewinding:
         Caller holds the lock and has seen to it that nothing lives. On an error everything is as before.
         """
         head, old_state = sandbox.head, sandbox.state
-        if files is not None:
-            self.replace_files(sandbox, files, change)
+        cleanup = None if files is None else self.replace_files(sandbox, files, change)
         if state is not None:
             sandbox.state, sandbox.state_changed = state, True
         try:
-            return commit_step(self._catalog, sandbox, call, self._listener, follows=follows, entries=entries)
+            return commit_step(self._catalog, sandbox, call, self._after(cleanup), follows=follows, entries=entries)
         except BaseException:
             sandbox.state, sandbox.state_changed = old_state, False
-            if files is not None:
-                self.replace_files(sandbox, self._catalog.get_snapshot(head))
+            if cleanup is not None:
+                cleanup()
+                self.replace_files(sandbox, self._catalog.get_snapshot(head))()
             raise
 
-    def replace_files(self, sandbox: Sandbox, files: Snapshot, change: LayerMaker | None = None) -> None:
-        """Give a sandbox the files of a snapshot, instead of what it has. `change`: makes one more layer over them. As `switch`."""
+    def _after(self, cleanup: Callable[[], None] | None) -> StepListener:
+        """The listener, which lets go of the old root too: in the background, because that takes as long as much was touched there."""
+        if cleanup is None:
+            return self._listener
+        return lambda snapshot, captured: self._listener(snapshot, replace(captured, cleanup=_both(captured.cleanup, cleanup)))
+
+    def replace_files(self, sandbox: Sandbox, files: Snapshot, change: LayerMaker | None = None) -> Callable[[], None]:
+        """Give a sandbox the files of a snapshot, instead of what it has. `change`: makes one more layer over them. As `switch`;
+        returns what remains to be done, as `Sandbox.replace_root`."""
         stack = self._cold.take(files)
         if change is None:
-            sandbox.replace_root(stack, files.id)
-            return
+            return sandbox.replace_root(stack, files.id)
         try:
             layer = change(stack)
         except BaseException:
@@ -156,8 +163,9 @@ class Rewinding:
             raise
         self._context.store.hold([layer])
         sandbox.own_layers.append(layer)
-        sandbox.replace_root(stack.push(layer), files.id)
+        cleanup = sandbox.replace_root(stack.push(layer), files.id)
         sandbox.fresh = 1
+        return cleanup
 
     def check_files(self, trajectory: Trajectory, to: Snapshot) -> None:
         """Whether a snapshot's files can be put into a trajectory's sandbox. DataLoss, Conflict."""
@@ -244,6 +252,17 @@ class Rewinding:
     def _kept(self, snapshot: Snapshot, kept: int) -> int:
         """Of the messages that a snapshot has, those it took over."""
         return min(kept, snapshot.messages - len(self._catalog.own_messages(snapshot.id))) if snapshot.follows is not None else kept
+
+
+def _both(first: Callable[[], None] | None, second: Callable[[], None]) -> Callable[[], None]:
+    if first is None:
+        return second
+
+    def both() -> None:
+        first()
+        second()
+
+    return both
 
 
 def _blocker(sandbox: Sandbox) -> str | None:

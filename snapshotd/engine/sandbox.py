@@ -253,9 +253,10 @@ class Sandbox:
         finally:
             self.cgroup.thaw()
 
-    def replace_root(self, stack: Stack, base: SnapshotID) -> None:
+    def replace_root(self, stack: Stack, base: SnapshotID) -> Callable[[], None]:
         """Throw the live upper away and go on from `stack` (held, taken over), the files of snapshot `base`. Caller holds `lock` and has
-        made sure that nothing but init lives."""
+        made sure that nothing but init lives. Returns what remains to be done, once and from any thread: letting go of the old root,
+        which takes as long as much was touched there."""
         self.between_states()
         lazy = self.store.any_lazy(stack)
         try:
@@ -266,9 +267,12 @@ class Sandbox:
         old, retired = self.upper, (*self.stack.layers, *self._mirrored())
         self.upper, self.stack, self.mirror = upper, stack, None
         self.base, self.fresh, self.lazy = base, 0, lazy
-        self.target.bury()
-        self.store.release(retired)
-        self.store.remove(old)
+
+        def cleanup() -> None:
+            self._bury(retired)
+            self.store.remove(old)
+
+        return cleanup
 
     def close(self) -> None:
         """End the container and let go of its layers. Idempotent. What the live upper held beyond the head is gone.

@@ -1,7 +1,8 @@
 """Secrets of trajectories: what is recorded holds markers, what runs sees the originals (docs/secrets.md).
 
 A trajectory's environment is recorded with markers in place of its secrets and of what looks like one. From it come the values that
-everything recorded for the trajectory is searched for. Names that begin with `PROVIDER` are for the gateway and never enter a sandbox.
+everything recorded for the trajectory is searched for. Names that begin with `PROVIDER` are for the gateway and `TENANT` is for the store:
+they never enter a sandbox.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from snapshotd.repo.base import BlobWriter, Spool
 from snapshotd.secrets.base import MARKER, Vault
 from snapshotd.secrets.configured import MIN_VALUE_BYTES
 from snapshotd.secrets.redactor import Funnel, Redactor
-from snapshotd.types import AgentSpec, BlobID, Trajectory, TrajectoryID
+from snapshotd.types import DEFAULT_TENANT, AgentSpec, BlobID, Trajectory, TrajectoryID
 
 PROVIDER = "SNAPSHOTD_PROVIDER_"
+TENANT = "SNAPSHOTD_TENANT"
+"""Whose values of the key-value store a trajectory's agents reach, where that is not the default: part of the recorded environment, so that
+resumptions and forks have it too."""
 _REMEMBERED = 256
 """Funnels; making one costs a millisecond."""
 SHARED = TrajectoryID("0" * 32)
@@ -77,8 +81,14 @@ class Secrecy:
 
     def inside(self, trajectory: Trajectory) -> dict[str, str]:
         """What its commands find in their environment."""
-        funnel = self.of(trajectory)
-        return {name: funnel.reveal_text(value) for name, value in trajectory.env if not name.startswith(PROVIDER)}
+        funnel, env = self.of(trajectory), dict(trajectory.env)
+        names = (name for name, _ in trajectory.env if name != TENANT and not name.startswith(PROVIDER))
+        return {name: funnel.reveal_text(env[name]) for name in names}
+
+    def tenant(self, trajectory: Trajectory) -> str:
+        """Whose values of the key-value store its agents reach."""
+        recorded = dict(trajectory.env).get(TENANT)
+        return DEFAULT_TENANT if recorded is None else self.of(trajectory).reveal_text(recorded)
 
     def changed(self, trajectory: TrajectoryID) -> None:
         """Its environment is another one now."""

@@ -197,9 +197,10 @@ class TurnRequest:
                 return number
         return min(len(self.items), len(known))
 
-    def new_messages(self, prefix_count: int = 0) -> list[Message]:
-        """The messages from number `prefix_count` on, in catalog form. Costs nothing for those before."""
-        return [self.reader.message(item) for item in self.items[prefix_count:]]
+    def new_messages(self, prefix_count: int = 0, limit: int | None = None) -> list[Message]:
+        """The messages from number `prefix_count` on, at most `limit`, in catalog form. Costs nothing for the others."""
+        end = None if limit is None else prefix_count + limit
+        return [self.reader.message(item) for item in self.items[prefix_count:end]]
 
     def results_since(self, prefix_count: int) -> list[ToolResult]:
         """The tool results that messages from number `prefix_count` on carry."""

@@ -101,7 +101,10 @@ class Exchange:
             return
         headers = [(name.encode(), value.encode()) for name, value in (("content-type", recorded.content_type), *recorded.headers)]
         streamed = recorded.content_type.startswith("text/event-stream")
-        self._peer.start(recorded.status, headers, len(recorded.body) if recorded.complete and not streamed else None)
+        if recorded.complete and not streamed:
+            self._peer.whole(recorded.status, headers, recorded.body)
+            return
+        self._peer.start(recorded.status, headers, None)
         self._peer.send(recorded.body)
         if not recorded.complete:
             raise Gone

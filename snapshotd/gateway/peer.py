@@ -128,9 +128,12 @@ class Peer:
         """Send a complete answer of JSON."""
         body = json.dumps(value).encode()
         extra = [(name.encode(), text.encode()) for name, text in headers]
-        self.start(status, [(b"content-type", b"application/json"), *extra], len(body))
-        self.send(body)
-        self.end()
+        self.whole(status, [(b"content-type", b"application/json"), *extra], body)
+
+    def whole(self, status: int, headers: Sequence[Header], body: bytes) -> None:
+        """Send a complete answer, at once: its reader is woken only once."""
+        framing = (b"content-length", str(len(body)).encode())
+        self._send(h11.Response(status_code=status, headers=[*headers, framing]), h11.Data(data=body), h11.EndOfMessage())
 
     @property
     def answering(self) -> bool:
@@ -204,11 +207,11 @@ class Peer:
             raise Gone from exc
         self._http.receive_data(data)
 
-    def _send(self, event: h11.Event) -> None:
-        data = self._http.send(event)
+    def _send(self, *events: h11.Event) -> None:
+        data = b"".join(self._http.send(event) or b"" for event in events)
         try:
             self._socket.settimeout(STALL_S)
-            self._socket.sendall(data or b"")
+            self._socket.sendall(data)
         except OSError as exc:
             raise Gone from exc
 

@@ -79,9 +79,10 @@ class Target:
         return self.lowers[key]
 
     def bury(self) -> None:
-        """Let go of former roots. After the container goes on; from any thread."""
-        while self.retired:
-            os.close(self.retired.popleft())
+        """Let go of former roots. After the container goes on; from any thread, and from several."""
+        with contextlib.suppress(IndexError):
+            while True:
+                os.close(self.retired.popleft())
 
     def trim(self) -> None:
         """Close what was used longest ago, beyond `MAX_CACHED_LOWERS`."""

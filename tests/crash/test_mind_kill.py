@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -9,12 +10,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from snapshotd import failpoints
+from snapshotd.engine.base import EditRequest, FileEdit
 from snapshotd.engine.engine import LocalEngine
-from snapshotd.errors import SnapshotdError
+from snapshotd.errors import Conflict, SnapshotdError
 from snapshotd.failpoints import EXIT_CODE
 from snapshotd.types import ApprovalStatus, CallStatus, SideEffect
 from tests import mind_rig
@@ -23,6 +26,7 @@ from tests.mind_rig import Agent
 pytestmark = pytest.mark.runc
 CHILD_S = 120
 ROOT = Path(__file__).parents[2]
+_EDIT = EditRequest(files=(FileEdit(b"workspace/y", b"y"),))
 
 
 @pytest.fixture
@@ -84,18 +88,53 @@ def test_what_was_asked_or_decided_is_known_afterwards(first: LocalEngine, name:
         second.close()
 
 
+@pytest.mark.parametrize("name", ["engine.fork.recorded", "engine.edit.forked", "engine.step.committed"])
+def test_an_edit_is_whole_or_not_there(first: LocalEngine, name: str) -> None:
+    agent = mind_rig.agent(first)
+    agent.tool("write", {}, "echo x > x")
+    state_dir = first._context.state_dir
+    first.close()
+    killed_at(name, state_dir, "edit", agent.id)
+    second = mind_rig.reopened(state_dir)
+    try:
+        made = [trajectory for trajectory in second.trajectories() if trajectory.name == "edited"]
+        if name == "engine.step.committed":
+            assert [second.log(one.id)[-1].call.name for one in made] == ["edit"]
+        else:
+            assert made == []
+            second.edit(second.trajectory(agent.id).head, _EDIT, name="edited")
+        edited = Agent(second, second.trajectory("edited").id)
+        assert edited.files() == {"x": "x\n", "y": "y"}
+        assert Agent(second, agent.id).files() == {"x": "x\n"}
+        assert second._catalog.get_meta("half_made") == "[]"
+    finally:
+        second.close()
+
+
+def _ask(agent: Agent, gone: threading.Event, **more: Any) -> None:
+    with contextlib.suppress(Conflict):
+        agent.begin("mail", {"to": "a"}, cancelled=gone, **more)
+
+
 def _child(state_dir: Path, what: str, trajectory: str) -> None:
     engine = mind_rig.reopened(state_dir)
     agent = Agent(engine, trajectory)
     if what == "rewind":
         engine.rewind(trajectory, engine.log(trajectory)[1].id, compensate=True)
         return
+    if what == "edit":
+        engine.edit(engine.trajectory(trajectory).head, _EDIT, name="edited")
+        return
     more = {"side_effect": SideEffect.IRREVERSIBLE, "approve": True}
-    threading.Thread(target=agent.begin, args=("mail", {"to": "a"}), kwargs=more, daemon=True).start()
+    gone = threading.Event()
+    asking = threading.Thread(target=_ask, args=(agent, gone), kwargs=more, daemon=True)
+    asking.start()
     deadline = time.monotonic() + CHILD_S
     while time.monotonic() < deadline:
         pending = engine.approvals(ApprovalStatus.PENDING) if what == "approve" else ()  # else it dies before anybody can decide
         for approval in pending:
+            gone.set()
+            asking.join(CHILD_S)  # who asked does not see the decision before this process dies of it
             try:
                 engine.approve(approval.id, by="ann")
             except SnapshotdError as exc:

@@ -283,7 +283,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "engine.import.committed": Import,
 }
 """Every failpoint of storing, and what reaches it."""
-ELSEWHERE = ("engine.journal.", "engine.resume.", "engine.approval.", "engine.compensate.")
+ELSEWHERE = ("engine.journal.", "engine.resume.", "engine.approval.", "engine.compensate.", "engine.edit.")
 """Those of the agent's mind: tests/e2e/test_kills.py, tests/crash/test_mind_kill.py."""
 
 

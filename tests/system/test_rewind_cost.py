@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from snapshotd.engine.engine import LocalEngine
+from snapshotd.layers.pivot import Target
 from tests import mind_rig
 
 pytestmark = pytest.mark.runc
@@ -66,3 +68,25 @@ def test_a_rewind_of_twenty_thousand_files_does_what_that_of_one_does(engine: Lo
     many = _costs(engine, f"mkdir d; cd d; i=0; while [ $i -lt {MANY} ]; do echo $i > $i; i=$((i+1)); done")
     for few, as_few in zip(one, many, strict=True):
         assert 0 < as_few < few + MANY // 20, (one, many)
+
+
+def test_a_rewind_does_not_wait_until_the_old_root_is_gone(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Letting go of a root evicts whatever was touched there."""
+    let_go: list[int] = []
+    bury = Target.bury
+
+    def seen(target: Target) -> None:
+        let_go.extend([threading.get_ident()] * len(target.retired))
+        bury(target)
+
+    agent = mind_rig.agent(engine)
+    before = agent.head
+    agent.sh("echo 1 > uncaptured")  # so that the rewind takes a snapshot first: two roots are left
+    monkeypatch.setattr(Target, "bury", seen)
+    engine.rewind(agent.id, before.id)
+    engine.undo(agent.id)
+    assert agent.files() == {"uncaptured": "1\n"}
+    engine.flush()
+    assert len(let_go) == 3
+    assert threading.get_ident() not in let_go
+    assert not agent.sandbox.target.retired

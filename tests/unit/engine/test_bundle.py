@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from snapshotd.engine import bundle, imports
 from snapshotd.engine.bundle import StoredSource, export_bundle, line_of
 from snapshotd.engine.imports import BundleLimits
+from snapshotd.engine.secrecy import TENANT
 from snapshotd.errors import Conflict, DataLoss, LimitExceeded, NotFound, SnapshotdError, UsageError, VersionMismatch
 from snapshotd.types import Snapshot, SnapshotState, TrajectoryStatus
 from tests.unit.engine import bundles
@@ -205,6 +206,15 @@ def test_the_importer_decides_runtime_network_and_limits(worlds: tuple[World, Wo
     original = here.catalog.get_trajectory(trajectory.id)
     assert original.spec.limits != POLICY.limits
     assert (trajectory.agent, trajectory.env) == (original.agent, original.env)
+
+
+def test_a_bundle_does_not_say_whose_values_its_agents_reach(worlds: tuple[World, World], line: list[Snapshot]) -> None:
+    here, there = worlds
+    data = here.export(line)
+    for number in range(len(line)):
+        data = _edited(members(data), number, _set("trajectory", env=[["A", "b"], [TENANT, "acme"]]))
+    (trajectory,) = there.take(data).trajectories
+    assert trajectory.env == (("A", "b"),)
 
 
 def test_what_is_here_stays(worlds: tuple[World, World], line: list[Snapshot]) -> None:

@@ -1,0 +1,66 @@
+"""Agents reach the values of their own tenant, and of no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapshotd.engine.base import EditRequest, SandboxRequest
+from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.secrecy import TENANT
+from snapshotd.errors import NotFound, UsageError
+from snapshotd.types import DEFAULT_TENANT
+from tests import mind_rig
+from tests.mind_rig import Agent
+
+pytestmark = pytest.mark.runc
+
+
+@pytest.fixture(scope="module")
+def engine(small_root: Path) -> Iterator[LocalEngine]:
+    with mind_rig.engine(small_root) as opened:
+        yield opened
+
+
+def _begun(engine: LocalEngine, tenant: str) -> Agent:
+    return Agent(engine, engine.create(SandboxRequest(runtime="runc", tenant=tenant))[0].id)
+
+
+def _put(agent: Agent, value: Any) -> None:
+    agent.calls.store("put", {"namespace": "n", "key": "k", "value": value, "ttl_s": None, "expected_version": None}, None)
+
+
+def _get(agent: Agent) -> Any:
+    return agent.calls.store("get", {"namespace": "n", "key": "k", "version": None}, None).get("value")
+
+
+def test_agents_reach_the_values_of_their_tenant_alone(engine: LocalEngine) -> None:
+    acme, other, nobody = _begun(engine, "acme"), _begun(engine, "other"), _begun(engine, DEFAULT_TENANT)
+    _put(acme, "of acme")
+    assert [_get(agent) for agent in (acme, other, nobody)] == ["of acme", None, None]
+    _put(nobody, "of all")
+    assert [_get(agent) for agent in (acme, other, nobody)] == ["of acme", None, "of all"]
+    assert engine.get_value("acme", "n", "k").value == "of acme"
+    assert engine.get_value(DEFAULT_TENANT, "n", "k").value == "of all"
+    with pytest.raises(NotFound):
+        engine.get_value("other", "n", "k")
+
+
+def test_forks_and_edits_stay_with_the_tenant(engine: LocalEngine) -> None:
+    agent = _begun(engine, "firm")
+    head = agent.tool("write", {}, "echo 1 > one")
+    _put(agent, 1)
+    (forked,) = engine.fork(head.id, 1, args=None, name=None).trajectories
+    edited = engine.edit(head.id, EditRequest(env=(("OTHER", "x"),)))
+    assert [_get(Agent(engine, made.id)) for made in (forked, edited)] == [1, 1]
+    assert TENANT not in agent.sh("env")
+
+
+def test_a_tenant_is_a_name(engine: LocalEngine) -> None:
+    for wrong in ("", "a/b", "-x", "x" * 65):
+        with pytest.raises(UsageError, match="tenant"):
+            engine.create(replace(SandboxRequest(runtime="runc"), tenant=wrong))
