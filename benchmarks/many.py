@@ -21,6 +21,7 @@ Memory is the proportional and the resident size of the daemon and of each of it
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -32,7 +33,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from snapshotd.client import Snapshotd
 
@@ -80,16 +80,19 @@ def verbs(client: Snapshotd, trajectory: str, first: str) -> dict[str, float]:
     newest = client.log(trajectory, last=NEIGHBOURS + 2)[:-1]  # the very last is the command's own, which changed nothing
     last, count = newest[-1], client.log(trajectory, last=1)[0].seq + 1
     path = next(c.path for c in client.diff(newest[-2].id, last.id) if c.path.startswith(b"workspace/d") and c.path.count(b"/") == 2)
-    pairs = list(zip(newest, newest[1:], strict=False))
-    neighbours = [median_ms(lambda a=a, b=b: list(client.diff(a.id, b.id)), 3) for a, b in pairs]  # type: ignore[misc]
+    neighbours = [_diff(client, a.id, b.id, 3) for a, b in itertools.pairwise(newest)]
     whole = median_ms(lambda: client.log(trajectory), 5)
     return {
         "log 50": median_ms(lambda: client.log(trajectory, last=50)), "log all": whole, "log all, us each": whole * 1e3 / count,
         "show new": median_ms(lambda: client.snapshot(last.id)), "show old": median_ms(lambda: client.snapshot(first)),
         "diff neighbours": statistics.median(neighbours), "slowest of them": max(neighbours),
-        "diff ends": median_ms(lambda: list(client.diff(first, last.id))), "cat": median_ms(lambda: list(client.cat(last.id, path))),
+        "diff ends": _diff(client, first, last.id, ROUNDS), "cat": median_ms(lambda: list(client.cat(last.id, path))),
         **forks(client, last.id, path), "fork old": forks(client, first, b"etc/passwd")["fork, command"],
     }  # fmt: skip
+
+
+def _diff(client: Snapshotd, a: str, b: str, rounds: int) -> float:
+    return median_ms(lambda: list(client.diff(a, b)), rounds)
 
 
 def forks(client: Snapshotd, snapshot: str, path: bytes) -> dict[str, float]:
@@ -159,8 +162,7 @@ def table(report: dict[int, dict[str, float]]) -> str:
     """The report as Markdown."""
     names = list(dict.fromkeys(name for row in report.values() for name in row))
     lines = ["| snapshots | " + " | ".join(f"{count:,}" for count in report) + " |", "|---|" + "---|" * len(report)]
-    for name in names:
-        lines.append(f"| {name} | " + " | ".join(f"{row[name]:.1f}" if name in row else "" for row in report.values()) + " |")
+    lines.extend(f"| {name} | " + " | ".join(f"{row[name]:.1f}" if name in row else "" for row in report.values()) + " |" for name in names)
     return "\n".join(lines)
 
 
