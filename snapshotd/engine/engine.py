@@ -281,13 +281,13 @@ class LocalEngine(MindVerbs):
                 )
 
     def _forget(self, trajectory: TrajectoryID) -> None:
-        snapshots = self._catalog.count_snapshots(trajectory)
+        layers = any(snapshot.own_layers for snapshot in self._catalog.snapshots(trajectory))
         self._catalog.remove_trajectory(trajectory)
         hit("engine.remove.recorded")
         retention.set_policy(self._catalog, trajectory, None)
         self._context.events.remove(trajectory)
         self._context.secrecy.forget(trajectory)
-        if snapshots:  # a fork that took no step has no layers; a sweep looks at those of everybody
+        if layers:  # not of a fork that changed nothing: a sweep looks at the layers of everybody
             self._sweep()
 
     def _sweep(self) -> None:
