@@ -23,7 +23,8 @@ worker that has fallen behind would never catch up. The kernel takes 500."""
 
 
 MAX_MERGED = 1024
-"""How many merged runs are remembered, the most recently used; a live sandbox uses some twenty. What is forgotten would be merged again."""
+"""How many merged runs are remembered, the most recently used: far more than one stack of `MAX_DEPTH` and more has, else merging one would
+never end. What is forgotten would be merged again."""
 
 
 class Merger:
