@@ -5,6 +5,7 @@ Cost: every lookup and `commit_snapshot` is O(log n) in the size of the catalog;
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -54,6 +55,9 @@ from snapshotd.types import (
     TreeID,
     short,
 )
+
+_AFTER_ALL = (1 << 63) - 1
+"""More than any `seq`."""
 
 
 class SqliteCatalog(Catalog):
@@ -184,12 +188,21 @@ class SqliteCatalog(Catalog):
         return rows.SnapshotDecoder()(row)
 
     def snapshots(self, trajectory_id: TrajectoryID, last: int | None = None) -> list[Snapshot]:
-        limit = -1 if last is None else max(last, 0)
-        with self._db.lock:
-            number = trajectory_number(self._db, trajectory_id)
-            found = self._db.read(rows.SNAPSHOT_SELECT + "WHERE s.trajectory = ? ORDER BY s.seq DESC LIMIT ?", (number, limit))
+        number = trajectory_number(self._db, trajectory_id)
         decode = rows.SnapshotDecoder()
-        return [decode(row) for row in reversed(found)]
+        found: list[Snapshot] = []
+        wanted, before = (sys.maxsize if last is None else last), _AFTER_ALL
+        while len(found) < wanted:  # in pages: a step must not wait until ten thousand are read
+            page = self._db.read_page(
+                rows.SNAPSHOT_SELECT + "WHERE s.trajectory = ? AND s.seq < ? ORDER BY s.seq DESC", (number, before),
+                rows=min(wanted - len(found), PAGE_ROWS), size=PAGE_CHARS,
+            )  # fmt: skip
+            if not page:
+                break
+            found.extend(map(decode, page))
+            before = found[-1].seq
+        found.reverse()
+        return found
 
     def count_snapshots(self, trajectory_id: TrajectoryID) -> int:
         with self._db.lock:

@@ -79,10 +79,10 @@ def remove(ref: Ref, service: ServiceDep, force: Annotated[bool, Query()] = Fals
     service.engine.remove(ref, force=force)
 
 
-@router.get("/trajectories/{ref}/log", tags=["trajectories"])
-def log(ref: Ref, service: ServiceDep, last: Annotated[int | None, Query(ge=1, le=LOG_MAX)] = None) -> list[models.Snapshot]:
+@router.get("/trajectories/{ref}/log", response_model=list[models.Snapshot], tags=["trajectories"])
+def log(ref: Ref, service: ServiceDep, last: Annotated[int | None, Query(ge=1, le=LOG_MAX)] = None) -> Response:
     """Its snapshots, oldest first; with `last`, only so many of the newest."""
-    return [models.Snapshot.of(item) for item in service.engine.log(ref, last)]
+    return streams.listed(models.Snapshot.of(item) for item in service.engine.log(ref, last))
 
 
 @router.post("/trajectories/{ref}/stop", tags=["runs"])

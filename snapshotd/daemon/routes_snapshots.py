@@ -19,10 +19,10 @@ _WORKSPACE = base64.urlsafe_b64encode(b"workspace").decode()
 _BYTES_DOC = {200: {"content": {streams.BYTES: {}}, "description": "Raw bytes."}}
 
 
-@router.get("/snapshots")
-def all_snapshots(service: ServiceDep) -> list[models.Snapshot]:
+@router.get("/snapshots", response_model=list[models.Snapshot])
+def all_snapshots(service: ServiceDep) -> Response:
     """Every snapshot of every trajectory."""
-    return [models.Snapshot.of(item) for item in service.engine.all_snapshots()]
+    return streams.listed(models.Snapshot.of(item) for item in service.engine.all_snapshots())
 
 
 @router.get("/snapshots/{ref}")

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -181,6 +182,11 @@ async def frames(limit: StreamLimit, produce: Callable[[Emit, Write], None]) -> 
     if failure is not None:
         return _error_response(failure)
     return StreamingResponse(_with_error_event(channel, _frame), media_type=FRAMES)
+
+
+def listed(items: Iterable[BaseModel]) -> Response:
+    """Answer with a JSON list that may be long: item by item, since all of them at once as values of Python take five times the text."""
+    return Response(b"[" + b",".join([item.model_dump_json().encode() for item in items]) + b"]", media_type="application/json")
 
 
 async def octets(limit: StreamLimit, produce: Callable[[], Iterable[bytes]]) -> Response:

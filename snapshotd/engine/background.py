@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from snapshotd.engine.archive import Archive
 from snapshotd.engine.context import Context
 from snapshotd.engine.linkgroups import LinkGroups
+from snapshotd.engine.look import shared_stacks
 from snapshotd.engine.merging import Merger
 from snapshotd.engine.sandbox import Captured
 from snapshotd.engine.worker import Worker
@@ -90,18 +91,18 @@ class Background:
     def _count(self, snapshot: Snapshot) -> FileChanges | None:
         """None where the layers are not there (a cold sandbox's), or too much waits: the archive counts in the trees then."""
         store = self._context.store
-        before = Stack(snapshot.stack.image)
+        before, after = Stack(snapshot.stack.image), snapshot.stack
         if snapshot.parent is not None:
-            before = self._context.catalog.get_snapshot(snapshot.parent).stack
-        if before == snapshot.stack:
+            before, after = shared_stacks(self._context.catalog.get_snapshot(snapshot.parent), snapshot)
+        if before == after:
             return FileChanges()
         if self._queue.qsize() > MAX_COUNTED_BEHIND:
             return None
-        layers = {*before.layers, *snapshot.stack.layers}
+        layers = {*before.layers, *after.layers}
         if any(store.lazy(layer) for layer in layers) or not store.hold(layers):
             return None
         try:
-            return self._worker.count(before, snapshot.stack)
+            return self._worker.count(before, after)
         finally:
             store.release(layers)
 

@@ -276,20 +276,21 @@ class LocalEngine(MindVerbs):
         reserve.adjust(self._context.state_dir)
 
     def _check_no_forks(self, trajectory: Trajectory) -> None:
-        own = {s.id for s in self._catalog.snapshots(trajectory.id)}
         for other in self._catalog.trajectories():
-            if other.forked_from in own:
+            if other.forked_from is not None and self._catalog.get_snapshot(other.forked_from).trajectory == trajectory.id:
                 raise Conflict(
                     f"trajectory {short(trajectory.id)} cannot be removed: {short(other.id)} was forked from it; remove that one first"
                 )
 
     def _forget(self, trajectory: TrajectoryID) -> None:
+        layers = any(snapshot.own_layers for snapshot in self._catalog.snapshots(trajectory))
         self._catalog.remove_trajectory(trajectory)
         hit("engine.remove.recorded")
         retention.set_policy(self._catalog, trajectory, None)
         self._context.events.remove(trajectory)
         self._context.secrecy.forget(trajectory)
-        self._sweep()
+        if layers:  # not of a fork that changed nothing: a sweep looks at the layers of everybody
+            self._sweep()
 
     def _sweep(self) -> None:
         self._merger.forget(self._context.store.sweep(lambda: recover.referenced_layers(self._context)))

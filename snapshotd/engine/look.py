@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from snapshotd.engine.cold import gone
@@ -21,15 +22,24 @@ _PIECE_BYTES = 1 << 20
 
 def open_view(context: Context, snapshot: Snapshot) -> View:
     """A snapshot's tree: its layers while they are there, else from the repository. Raises what tells why it has none (`cold.gone`)."""
+    return _in_layers(context, snapshot, snapshot.stack) or _stored(context, snapshot)
+
+
+def _in_layers(context: Context, snapshot: Snapshot, stack: Stack) -> View | None:
+    """The snapshot through `stack`; None where a layer is not there, and the repository has to do. DataLoss: it is lost."""
     if snapshot.state is SnapshotState.LOST:
         raise gone(snapshot)
     # A lazy layer is read through the mount that our own child serves; the repository is the shorter way, as soon as it has the snapshot.
-    lazy = any(context.store.lazy(layer) for layer in snapshot.stack.layers)
+    lazy = any(context.store.lazy(layer) for layer in stack.layers)
     if snapshot.state is SnapshotState.CAPTURED or (snapshot.state is SnapshotState.STORED and not lazy):
         try:
-            return context.store.view(snapshot.stack)
+            return context.store.view(stack)
         except NotFound:
             pass  # evicted
+    return None
+
+
+def _stored(context: Context, snapshot: Snapshot) -> View:
     snapshot, unpin = context.pins.pin(snapshot.id)
     try:
         if snapshot.tree is None:
@@ -44,19 +54,52 @@ def pair(context: Context, a: str, b: str | None) -> tuple[View, View]:
     """The two trees to compare: `a` and `b`, or the parent of `a` and `a`. The caller closes both."""
     first = context.catalog.resolve_snapshot(a)
     if b is not None:
-        second = context.catalog.resolve_snapshot(b)
-        before = open_view(context, first)
-    else:
-        second = first
-        if first.parent is None:
-            before = context.store.view(Stack(first.stack.image))
-        else:
-            before = open_view(context, context.catalog.get_snapshot(first.parent))
+        return open_pair(context, first, context.catalog.resolve_snapshot(b))
+    if first.parent is not None:
+        return open_pair(context, context.catalog.get_snapshot(first.parent), first)
+    before = context.store.view(Stack(first.stack.image))
     try:
-        return before, open_view(context, second)
+        return before, open_view(context, first)
     except BaseException:
         before.close()
         raise
+
+
+def open_pair(context: Context, first: Snapshot, second: Snapshot) -> tuple[View, View]:
+    """The trees of two snapshots, in a form in which much of what they share shows without being read: both in layers, or else both from
+    the repository. The caller closes both. Errors as `open_view`."""
+    for stacks in dict.fromkeys((shared_stacks(first, second), (first.stack, second.stack))):
+        with ExitStack() as opened:
+            views = []
+            for snapshot, stack in zip((first, second), stacks, strict=True):
+                view = _in_layers(context, snapshot, stack)
+                if view is None:
+                    break
+                views.append(opened.enter_context(view))
+            else:
+                opened.pop_all()
+                return views[0], views[1]
+    open_one = _stored if first.tree is not None and second.tree is not None else open_view
+    before = open_one(context, first)
+    try:
+        return before, open_one(context, second)
+    except BaseException:
+        before.close()
+        raise
+
+
+def shared_stacks(first: Snapshot, second: Snapshot) -> tuple[Stack, Stack]:
+    """Stacks of two snapshots that share all they can: if one was made from the other, it is its own layers on those of the other, whatever
+    of them has been merged in between. So the difference of neighbours costs what a step changed, not what was merged."""
+    if second.base == first.id:
+        return first.stack, _above(second, first)
+    if first.base == second.id:
+        return _above(first, second), second.stack
+    return first.stack, second.stack
+
+
+def _above(snapshot: Snapshot, base: Snapshot) -> Stack:
+    return Stack(base.stack.image, (*snapshot.stack.layers[: snapshot.own_layers], *base.stack.layers))
 
 
 def changes(context: Context, a: str, b: str | None) -> Iterator[Change]:

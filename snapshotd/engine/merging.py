@@ -7,6 +7,7 @@ about FAN_IN * log(N) layers and each file is linked log(N) times. Old snapshots
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 
 from snapshotd.engine.worker import Worker
 from snapshotd.errors import SnapshotdError
@@ -21,6 +22,11 @@ MAX_DEPTH = 64
 worker that has fallen behind would never catch up. The kernel takes 500."""
 
 
+MAX_MERGED = 1024
+"""How many merged runs are remembered, the most recently used: far more than one stack of `MAX_DEPTH` and more has, else merging one would
+never end. What is forgotten would be merged again."""
+
+
 class Merger:
     """Remembers which runs have a merged form. Thread-safe. After a restart it starts from nothing, which costs time, not truth."""
 
@@ -28,7 +34,7 @@ class Merger:
         self._store, self._worker = store, worker
         self._lock = threading.Lock()
         self._working = threading.Lock()
-        self._merged: dict[tuple[LayerID, ...], LayerID] = {}
+        self._merged: OrderedDict[tuple[LayerID, ...], LayerID] = OrderedDict()
         self._level: dict[LayerID, int] = {}
 
     def apply(self, stack: Stack) -> Stack:
@@ -47,6 +53,7 @@ class Merger:
                 for start in range(len(layers) - FAN_IN + 1):
                     run = layers[start : start + FAN_IN]
                     if run in self._merged:
+                        self._merged.move_to_end(run)
                         layers = (*layers[:start], self._merged[run], *layers[start + FAN_IN :])
                         changed = True
                         break
@@ -76,6 +83,8 @@ class Merger:
         with self._lock:
             self._merged[run] = target
             self._level[target] = self._level.get(run[0], 0) + 1
+            while len(self._merged) > MAX_MERGED:
+                self._drop(next(iter(self._merged)))
         return True
 
     def _plan(self, layers: tuple[LayerID, ...]) -> tuple[LayerID, ...] | None:
@@ -98,6 +107,10 @@ class Merger:
         lost = set(gone)
         with self._lock:
             for run in [run for run, target in self._merged.items() if target in lost or lost.intersection(run)]:
-                target = self._merged.pop(run)
-                self._level.pop(target, None)
-                self._store.unpin([target])
+                self._drop(run)
+
+    def _drop(self, run: tuple[LayerID, ...]) -> None:
+        """Caller holds the lock."""
+        target = self._merged.pop(run)
+        self._level.pop(target, None)
+        self._store.unpin([target])

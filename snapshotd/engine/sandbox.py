@@ -172,6 +172,9 @@ class Sandbox:
 
     def committed(self, captured: Captured, snapshot: SnapshotID) -> None:
         """The capture became this snapshot. Caller holds `lock`."""
+        sealed = captured.stack.layers[: captured.own_layers]
+        self.store.unpin(sealed)  # the catalog refers to them now
+        self.own_layers = [layer for layer in self.own_layers if layer not in sealed]
         if captured.method != "copy":  # after a copy the stack is still what it was
             self.base, self.fresh = snapshot, 0
         if self.live is not None:

@@ -1,13 +1,14 @@
 """Compare two views: which paths were added, changed or deleted.
 
-Subtrees that the same layers back are skipped without being read, so the cost follows what changed, not the size of the trees.
+Subtrees that the same layers or objects back are skipped without being read, and of a directory that two stacks share in part only what
+their own layers hold is looked at; so the cost follows what changed, not the size of the trees or their directories.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from snapshotd.layers.base import Change, ChangeKind, Child, Entry
@@ -109,9 +110,9 @@ def _enter(view: View, directory: Directory | None, child: Child | None) -> Dire
 
 
 def _pairs(a: View, b: View, dir_a: Directory | None, dir_b: Directory | None, prefix: bytes) -> Iterator[_Pair]:
-    """The names of two directories side by side, sorted."""
-    left = a.children(dir_a) if dir_a is not None else ()
-    right = b.children(dir_b) if dir_b is not None else ()
+    """The names of two directories side by side, sorted; without those that are known to be the same."""
+    names = a.unlike(dir_a, b, dir_b) if dir_a is not None and dir_b is not None else None
+    left, right = _children(a, dir_a, names), _children(b, dir_b, names)
     i = j = 0
     while i < len(left) or j < len(right):
         if j == len(right) or (i < len(left) and left[i].name < right[j].name):
@@ -123,6 +124,12 @@ def _pairs(a: View, b: View, dir_a: Directory | None, dir_b: Directory | None, p
         else:
             yield _Pair(join(prefix, left[i].name), left[i], right[j])
             i, j = i + 1, j + 1
+
+
+def _children(view: View, directory: Directory | None, names: Collection[bytes] | None) -> tuple[Child, ...]:
+    if directory is None:
+        return ()
+    return view.children(directory) if names is None else view.some(directory, names)
 
 
 def _compare(a: View, b: View, pair: _Pair) -> Change | None:
@@ -153,6 +160,9 @@ def _same_rest(a: View, b: View, left: Child, right: Child) -> bool:
         return a.readlink_of(left) == b.readlink_of(right)
     if left.entry.kind is not Kind.FILE:
         return True
+    content = a.content_of(left)
+    if content is not None and (other := b.content_of(right)) is not None:
+        return content == other
     fd_a = a.open_child(left)
     try:
         fd_b = b.open_child(right)

@@ -20,7 +20,7 @@ import errno
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from snapshotd.kernel.files import DIR_FLAGS, SHADOWS, open_dir
@@ -30,6 +30,7 @@ from snapshotd.types import Kind
 MAX_OPEN_DIRS = 128
 """Directory descriptors one tree holds at a time, besides its layers' roots. Two views and a target stay far below 1024."""
 _KEPT_ON_THE_WAY = 4
+_FEW_NAMES = 8
 OPAQUE = "trusted.overlay.opaque"
 REDIRECT = "trusted.overlay.redirect"
 WHITEOUT = "trusted.overlay.whiteout"
@@ -219,17 +220,23 @@ class Lookup:
                 return Child(name, Entry.of(st), source)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(name))
 
-    def scan(self, directory: Directory) -> tuple[list[Child], list[bytes]]:
-        """All entries, sorted by the bytes of their names, and the names that whiteouts hide."""
+    def scan(self, directory: Directory, only: Collection[bytes] | None = None) -> tuple[list[Child], list[bytes]]:
+        """All entries, or those with one of the names `only`, sorted by the bytes of their names; and the names that whiteouts hide."""
         found: dict[bytes, Child] = {}
         hidden: set[bytes] = set()
         for source in directory.sources:
+            if only is not None and len(found) + len(hidden) == len(only):
+                break
             fd = self.handles.fd(source)
-            for text in os.listdir(fd):
-                name = os.fsencode(text)
+            for name in _present(fd, only):
                 if name in found or name in hidden:
                     continue
-                st = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                try:
+                    st = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                except FileNotFoundError:
+                    if only is None:
+                        raise
+                    continue
                 if is_whiteout(fd, name, st):
                     hidden.add(name)
                 else:
@@ -280,6 +287,14 @@ class Lookup:
         if node.layer != self._lowest:
             _read_marks(fd, search, at)
         return node
+
+
+def _present(fd: int, only: Collection[bytes] | None) -> Iterable[bytes]:
+    """The names in a directory that count, and perhaps a few that are not there: asking for few is cheaper than listing many."""
+    if only is not None and len(only) <= _FEW_NAMES:
+        return only
+    listed = map(os.fsencode, os.listdir(fd))
+    return listed if only is None else [name for name in listed if name in only]
 
 
 def _read_marks(fd: int, search: _Search, at: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from snapshotd.errors import DataLoss
 from snapshotd.kernel.files import copy_data, fd_path
@@ -63,6 +63,27 @@ class StackView(View):
     def identity(self, directory: Directory) -> tuple[object, ...]:
         """The layers below the topmost source belong to it: a redirect deeper down may lead there."""
         return tuple(node.inode for node in directory.sources), self._stacks[directory.sources[0].layer]
+
+    def unlike(self, directory: Directory, other: View, others: Directory) -> Collection[bytes] | None:
+        """What the two have below their own layers they have in common, redirects included; so only names that the layers above it hold,
+        as entries or as whiteouts, can differ. Cost: a listing of each of those."""
+        if not isinstance(other, StackView):
+            return None
+        shared = 0
+        for mine, its in zip(reversed(directory.sources), reversed(others.sources), strict=False):
+            if mine.inode != its.inode or self._stacks[mine.layer] != other._stacks[its.layer]:
+                break
+            shared += 1
+        if not shared:
+            return None
+        names: set[bytes] = set()
+        for lookup, sources in ((self._lookup, directory.sources), (other._lookup, others.sources)):
+            for source in sources[:-shared]:
+                names.update(map(os.fsencode, os.listdir(lookup.handles.fd(source))))
+        return names
+
+    def some(self, directory: Directory, names: Collection[bytes]) -> tuple[Child, ...]:
+        return tuple(self._lookup.scan(directory, names)[0])
 
     def open_child(self, child: Child) -> int:
         if child.entry.kind is Kind.DIRECTORY:

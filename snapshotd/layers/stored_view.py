@@ -106,6 +106,10 @@ class StoredView(View):
     def identity(self, directory: StoredDirectory) -> tuple[object, ...]:
         return "tree", directory.tree
 
+    def content_of(self, child: Child) -> object | None:
+        entry: TreeEntry = child.source[1]
+        return entry.content if entry.kind is Kind.FILE and entry.extents is None else None  # zeros may be data or a hole
+
     def open_child(self, child: Child) -> int:
         self._check_regular(child)
         extents = self._extents(child)[0]

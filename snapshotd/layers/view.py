@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -125,6 +125,19 @@ class View(ABC):
     def identity(self, directory: Directory) -> tuple[object, ...]:
         """Equal for two directories (of any two views) whose whole trees are equal, because the same layers or objects back them.
         Different identities say nothing."""
+
+    def unlike(self, directory: Directory, other: View, others: Directory) -> Collection[bytes] | None:
+        """The only names by which a directory and one of another view, with everything below them, can differ; None where that is not
+        known without listing both."""
+        return None
+
+    def some(self, directory: Directory, names: Collection[bytes]) -> tuple[Child, ...]:
+        """Those of the directory's `children` that have one of the names."""
+        return tuple([child for child in self.children(directory) if child.name in names])
+
+    def content_of(self, child: Child) -> object | None:
+        """Equal for two regular files (of views of one repository) if and only if their bytes are; None: not known without reading them."""
+        return None
 
     @abstractmethod
     def open_child(self, child: Child) -> int:

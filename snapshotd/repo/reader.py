@@ -25,8 +25,10 @@ from snapshotd.types import BlobID, RecordID, TreeID
 
 _log = logging.getLogger(__name__)
 
-CACHE_BYTES = 64 << 20
-"""Plain chunks, lists, trees and records kept in memory by default; as many again for decoded trees and lists."""
+CACHE_BYTES = 32 << 20
+"""Plain chunks, lists, trees and records kept in memory by default; as many again for decoded trees, and half as many for decoded lists."""
+_VALUE_BYTES = 250
+"""What a value in a cache takes besides its own bytes (measured with tracemalloc): ten thousand small ones add up."""
 MAX_DEPTH = 250
 """A longer chain of deltas in an index is damage. The writer makes far shorter ones."""
 _LOOK_EVERY_S = 0.05
@@ -59,6 +61,7 @@ class Cache(Generic[T]):
 
     def put(self, key: bytes, value: T, size_bytes: int) -> None:
         """What is larger than a quarter of the cache is not kept."""
+        size_bytes += _VALUE_BYTES
         if size_bytes > self._limit // 4:
             return
         with self._lock:
@@ -98,7 +101,7 @@ class PackReader(Repository):
         self._index_lock = threading.Lock()
         self._closed = False
         self._plain_cache: Cache[bytes] = Cache(cache_bytes)
-        self._tree_cache: Cache[Tree] = Cache(cache_bytes // 2)
+        self._tree_cache: Cache[Tree] = Cache(cache_bytes)
         self._list_cache: Cache[_Layout] = Cache(cache_bytes // 2)
         try:
             self.open_index()
