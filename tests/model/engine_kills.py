@@ -34,7 +34,7 @@ _STEP = ("engine.step.", "engine.start.", "engine.cold.", "layers.capture.")
 
 
 class Kills:
-    """See the module's text. `reached` counts the failpoints at which a process died."""
+    """See the module's text."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine, self._client, self._world = machine, machine.client, machine.world
@@ -48,7 +48,6 @@ class Kills:
         )  # fmt: skip
         self._armed = False
         self._log_seen = 0
-        self.reached: list[str] = []
 
     # -- starting and ending -----------------------------------------------------------------------------------------------------
 
@@ -146,7 +145,7 @@ class Kills:
             self._die_in(work)
         finally:
             self._armed = False
-        self._read_reached()
+        self.read_log()
 
     def _die_in(self, work: Callable[[], None]) -> None:
         self._machine.note(work.__name__)
@@ -156,14 +155,16 @@ class Kills:
         self._machine.read_states()
         self._machine.verify(read_data=False)
 
-    def _read_reached(self) -> None:
-        """From the daemon's log: who died where."""
+    def read_log(self) -> None:
+        """Count what only the daemon's log tells: who died at which failpoint, and that layers were evicted."""
         with (self._machine.snap.state_dir / "daemon.log").open(errors="replace") as log:
             log.seek(self._log_seen)
             for line in log:
                 if line.startswith("failpoint "):
                     self._machine.note(line.rstrip())
-                    self.reached.append(line.split()[1])
+                    self._machine.counts[line.split()[1]] += 1
+                elif '"evicted layers of' in line:
+                    self._machine.counts["evictions"] += 1
             self._log_seen = log.tell()
 
     def dying(self, work: Callable[[], object], within_s: float) -> tuple[object, SnapshotdError | None]:

@@ -73,11 +73,10 @@ class Machine:
             raise
 
     def _report(self) -> None:
-        """What was done so far, for whoever reads a long walk's output (`pytest -rA`, or `-s` while it runs)."""
-        ways = ", ".join(f"{name} {count}" for name, count in self.counts.most_common())
-        died = ", ".join(f"{name} {count}" for name, count in collections.Counter(self.kills.reached).most_common())
-        text = f"seed {self.seed}, {self.step} steps on {self.runtime}: {ways}; died at failpoints: {died or 'none'}"
-        print(text, flush=True)  # noqa: T201 - see above
+        """What was done so far, and the failpoints that were reached, for whoever reads a long walk's output (`pytest -s` or `-rA`)."""
+        self.kills.read_log()
+        counts = ", ".join(f"{name} {count}" for name, count in self.counts.most_common())
+        print(f"seed {self.seed}, {self.step} steps on {self.runtime}: {counts}", flush=True)  # noqa: T201 - see above
 
     def note(self, text: str) -> None:
         self.history.append(f"{time.strftime('%H:%M:%S')} {text[:1500]}")
