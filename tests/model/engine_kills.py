@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from snapshotd.client.autostart import start_daemon
+from snapshotd.client.verbs import Wait
 from snapshotd.daemon.lock import lock_holder
 from snapshotd.errors import Conflict, DaemonUnavailable, InternalError, SnapshotdError
 from snapshotd.failpoints import NAMES
@@ -30,7 +31,7 @@ BUDGETS = ("0", "0", "20000", "300000", "")
 FAILPOINT_S = 10.0
 """Work that has not ended by then is killed in its middle instead."""
 _STORING = ("engine.archive.", "repo.pack.", "repo.index.", "layers.evict.")
-_STEP = ("engine.step.", "engine.start.", "engine.cold.", "layers.capture.")
+_STEP = ("engine.step.", "engine.start.", "engine.cold.")
 
 
 class Kills:
@@ -39,12 +40,15 @@ class Kills:
     def __init__(self, machine: Machine) -> None:
         self._machine, self._client, self._world = machine, machine.client, machine.world
         past = machine.past
-        self._works: tuple[tuple[Callable[[], None], tuple[str, ...]], ...] = (
-            (self._crash_in_exec, (*_STEP, *_STORING, "layers.merge.")), (self._crash_in_fork, ("engine.fork.", *_STEP)),
-            (past.crash_in_rewind, _STEP), (past.crash_in_undo, _STEP), (past.crash_in_edit, ("engine.fork.", *_STEP)),
-            (self._crash_in_prune, ("engine.prune.", "repo.gc.", "repo.index.", "layers.evict.")), (self._crash_in_flush, _STORING),
-            (self.crash_in_remove, ("engine.remove.", *_STORING)), (self._crash_in_repair, ("repo.repair.",)),
-            (self._crash_in_create, ("engine.start.", "engine.step.")),
+        self._works: tuple[Callable[[], None], ...] = (
+            self._crash_in_exec, self._crash_in_fork, past.crash_in_rewind, self._crash_in_prune, self._crash_in_flush,
+            self.crash_in_remove, self._crash_in_repair, self._crash_in_create, past.crash_in_undo, past.crash_in_edit,
+        )  # fmt: skip
+        self._aimed: tuple[tuple[Callable[[], None], tuple[str, ...]], ...] = (
+            (self._crash_in_exec, _STEP), (self._crash_in_exec, _STORING), (self._crash_in_fork, ("engine.fork.",)),
+            (past.crash_in_rewind, _STEP), (past.crash_in_undo, _STEP), (past.crash_in_edit, ("engine.fork.", "engine.step.")),
+            (self._crash_in_prune, ("engine.prune.", "repo.gc.", "layers.evict.")), (self.crash_in_remove, ("engine.remove.",)),
+            (self._crash_in_create, ("engine.start.",)),
         )  # fmt: skip
         self._armed = False
         self._log_seen = 0
@@ -123,19 +127,18 @@ class Kills:
 
     def crash_during(self) -> None:
         """The daemon dies somewhere in the middle of something."""
-        work, _ = self._machine.rng.choice(self._works)
-        self._die_in(work)
+        self._die_in(self._machine.rng.choice(self._works))
 
     def crash_at(self) -> None:
         """The daemon, or its child, dies at a failpoint: while it starts, or in the middle of something."""
         if not self._machine.usable_lines():
             return
-        work, prefixes = self._machine.rng.choice(self._works)
+        work, prefixes = self._machine.rng.choice(self._aimed)
         name = self._machine.rng.choice([name for name in NAMES if name.startswith(prefixes)])
         self._kill(self.pid())
         self._all_stopped()
         try:
-            self.start(f"{name}:{self._machine.rng.choice((1, 1, 1, 2, 3))}")
+            self.start(f"{name}:{self._machine.rng.choice((1, 1, 1, 1, 2))}")
         except DaemonUnavailable as exc:
             assert "exit code 99" in exc.message, exc
             work = self._after_crash
@@ -195,7 +198,7 @@ class Kills:
         m = self._machine
         line = m.line()
         script = m.script(line)
-        wait = m.rng.choice(("captured", "stored"))
+        wait: Wait = "stored" if self._armed else m.rng.choice(("captured", "stored"))
         m.note(f"in {line.id[:12]}, wait until {wait}: {script.text!r}")
         _, failure = self.dying(lambda: self._client.exec(line.id, ["sh", "-c", script.text], cwd="/workspace", wait=wait), 0.12)
         taken = m.sync(line, {"exec": script.tree})

@@ -44,9 +44,9 @@ class Machine:
         self.kills = kills = Kills(self)
         self._operations: tuple[tuple[float, Callable[[], None]], ...] = (
             (40, self.exec), (8, self.fork), (8, self.past.rewind), (4, self.past.undo), (4, self.past.edit), (4, self.tag),
-            (2, self.untag), (5, self.stop), (5, self.prune), (5, self.flush), (1.2, kills.crash), (2.5, kills.crash_during),
-            (2, kills.crash_at), (0.8, kills.restart), (2.5, kills.kill_child), (2, self.check), (0.7, self.repair), (3, self.remove),
-            (2, self.create), (2, self.live_process), (0.7, kills.power_cut), (10, self.looks.restored), (6, self.looks.compared),
+            (2, self.untag), (5, self.stop), (5, self.prune), (5, self.flush), (1.5, kills.crash), (2.5, kills.crash_during),
+            (3, kills.crash_at), (1, kills.restart), (2.5, kills.kill_child), (2, self.check), (0.7, self.repair), (3, self.remove),
+            (2, self.create), (2, self.live_process), (1, kills.power_cut), (10, self.looks.restored), (6, self.looks.compared),
             (3, self.looks.inside), (1.5, self.exported), (2, self.looks.refused),
         )  # fmt: skip
 
