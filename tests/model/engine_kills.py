@@ -1,11 +1,9 @@
-"""The walk's kills: the daemon at random moments and at failpoints, its children, its FUSE process, the power; and each start after.
-
-A daemon is started as a client starts it, from bytecode that is compiled once for a walk: compiling was half of the walk's time.
-"""
+"""The walk's kills: the daemon at random moments and at failpoints, its children, its FUSE process, the power; and each start after."""
 # ruff: noqa: PT017 - errors are expected or not depending on what was killed
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -23,11 +21,15 @@ from snapshotd.errors import Conflict, DaemonUnavailable, InternalError, Snapsho
 from snapshotd.failpoints import NAMES
 from tests.model.engine_looks import same
 from tests.model.engine_oracle import Line, Taken, Tree, inside_view, parse_inside
+from tests.model.engine_starter import Starter
 
 if TYPE_CHECKING:
     from tests.model.engine_machine import Machine
 
 BUDGETS = ("0", "0", "20000", "300000", "")
+AS_A_CLIENT = 0.1
+"""How many of the daemons are started as a client does it, which takes several times as long."""
+START_S = 60.0
 FAILPOINT_S = 10.0
 """Work that has not ended by then is killed in its middle instead."""
 _STORING = ("engine.archive.", "repo.pack.", "repo.index.", "layers.evict.")
@@ -50,18 +52,28 @@ class Kills:
             (self._crash_in_prune, ("engine.prune.", "repo.gc.", "layers.evict.")), (self.crash_in_remove, ("engine.remove.",)),
             (self._crash_in_create, ("engine.start.",)),
         )  # fmt: skip
+        self._starter = Starter(machine.snap.state_dir, self._client.socket_path, machine.snap.env)
         self._armed = False
         self._log_seen = 0
 
     # -- starting and ending -----------------------------------------------------------------------------------------------------
 
-    def start(self, failpoint: str = "") -> None:
-        """Start a daemon; with `failpoint` it may die of that while it starts, which is DaemonUnavailable."""
-        budget = self._machine.rng.choice(BUDGETS)
-        self._machine.note(f"daemon with a layer budget of {budget or 'half the disk'} {failpoint}")
-        env = {**self._machine.snap.env, "SNAPSHOTD_LAYER_BUDGET": budget, "SNAPSHOTD_FAILPOINT": failpoint}
-        with mock.patch.dict(os.environ, env, clear=True):
-            start_daemon(self._machine.snap.state_dir, self._client.socket_path)
+    def start(self, failpoint: str = "") -> bool:
+        """Start a daemon. Whether it is ready; with `failpoint` it may have died of that."""
+        m = self._machine
+        env = {"SNAPSHOTD_LAYER_BUDGET": m.rng.choice(BUDGETS), "SNAPSHOTD_FAILPOINT": failpoint}
+        m.note(f"daemon with {env}")
+        if failpoint or m.rng.random() >= AS_A_CLIENT:
+            ready = self._starter.start(START_S, **env)
+            assert ready or failpoint, "the daemon died while starting; its log says why"
+            return ready
+        with mock.patch.dict(os.environ, {**m.snap.env, **env}, clear=True):
+            start_daemon(m.snap.state_dir, self._client.socket_path)
+        return True
+
+    def close(self) -> None:
+        """Nothing is started any more; a daemon that runs goes on."""
+        self._starter.close()
 
     def pid(self) -> int:
         return self._client.version().pid
@@ -78,7 +90,8 @@ class Kills:
 
     def _has_ended(self, pid: int) -> None:
         _poll(lambda: _ended(pid), "the daemon ended")
-        os.waitpid(pid, 0)
+        with contextlib.suppress(ChildProcessError):  # the starter's
+            os.waitpid(pid, 0)
 
     def _after_crash(self) -> None:
         self.start()
@@ -137,13 +150,9 @@ class Kills:
         name = self._machine.rng.choice([name for name in NAMES if name.startswith(prefixes)])
         self._kill(self.pid())
         self._all_stopped()
-        try:
-            self.start(f"{name}:{self._machine.rng.choice((1, 1, 1, 1, 2))}")
-        except DaemonUnavailable as exc:
-            assert "exit code 99" in exc.message, exc
+        self._armed = self.start(f"{name}:{self._machine.rng.choice((1, 1, 1, 1, 2))}")
+        if not self._armed:
             work = self._after_crash
-        else:
-            self._armed = True
         try:
             self._die_in(work)
         finally:

@@ -71,6 +71,8 @@ class Machine:
         except BaseException as exc:
             exc.add_note(f"seed {self.seed}, step {self.step}; the last steps:\n" + "\n".join(self.history))
             raise
+        finally:
+            self.kills.close()
 
     def _report(self) -> None:
         """What was done so far, and the failpoints that were reached, for whoever reads a long walk's output (`pytest -s` or `-rA`)."""
