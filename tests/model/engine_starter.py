@@ -22,6 +22,8 @@ class Starter:
 
     def __init__(self, state_dir: Path, socket_path: Path, env: dict[str, str]) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (self._ours, theirs):
+            end.settimeout(None)  # a test's default timeout would make both ends nonblocking, in the other process, too
         self._log = state_dir / "daemon.log"
         argv = [sys.executable, "-P", __file__, str(theirs.fileno()), str(socket_path)]
         self._process = subprocess.Popen(argv, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, cwd="/")
