@@ -69,7 +69,10 @@ class Machine:
                     self._report()
             self._end()
         except BaseException as exc:
-            exc.add_note(f"seed {self.seed}, step {self.step}; the last steps:\n" + "\n".join(self.history))
+            log = (self.snap.state_dir / "daemon.log").read_text(errors="replace").splitlines()
+            what = [f"seed {self.seed}, step {self.step}; the daemon's last words:", *log[-30:], "the last steps:", *self.history]
+            exc.add_note("\n".join(what))
+            self.snap("ls", code=None)  # a walk may fail while no daemon runs: the next one takes away what the last one left
             raise
         finally:
             self.kills.close()
