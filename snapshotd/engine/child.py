@@ -132,16 +132,17 @@ def serve(handler: Serve) -> None:
     source: IO[bytes] = sys.stdin.buffer
 
     def answer(value: dict[str, Any]) -> None:
-        sys.stdout.buffer.write(json.dumps(value).encode() + b"\n")
-        sys.stdout.buffer.flush()
+        try:
+            sys.stdout.buffer.write(json.dumps(value).encode() + b"\n")
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            os._exit(0)  # the daemon is gone, and with it whoever wanted the answer
 
     for line in source:
         try:
             answer(handler(json.loads(line), lambda text: answer({"progress": text})))
         except SnapshotdError as exc:
             answer({"error": {"code": exc.code, "message": exc.message}})
-        except BrokenPipeError:
-            return  # the daemon is gone, and with it whoever wanted the answer
         except OSError as exc:
             code = OutOfSpace.__name__ if exc.errno in _NO_ROOM else InternalError.__name__
             answer({"error": {"code": code, "message": f"the worker process cannot go on: {exc}"}})

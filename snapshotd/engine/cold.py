@@ -54,25 +54,40 @@ class _Rebuilt:
 
 
 class Cold:
-    """Gives any readable snapshot a stack that can be mounted now. Thread-safe."""
+    """Gives any readable snapshot a stack that can be mounted now. Thread-safe. `store_all`: return when everything captured is stored."""
 
-    def __init__(self, context: Context, merged: Callable[[Stack], Stack], rebuilder: Child, lazy: LazyLayers | None) -> None:
-        self._context, self._merged, self._rebuilder, self._lazy = context, merged, rebuilder, lazy
+    def __init__(
+        self, context: Context, merged: Callable[[Stack], Stack], rebuilder: Child, lazy: LazyLayers | None, store_all: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._context, self._merged, self._rebuilder, self._lazy, self._store_all = context, merged, rebuilder, lazy, store_all
         self._lock = threading.Lock()
         self._rebuilt: dict[tuple[ImageID, TreeID], _Rebuilt] = {}
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
 
     def take(self, snapshot: Snapshot) -> Stack:
-        """A stack with the snapshot's files, all of it there and held; the caller releases its layers. DataLoss, OutOfSpace."""
+        """A stack with the snapshot's files, all of it there and held; the caller releases its layers. DataLoss, OutOfSpace, and why a
+        snapshot that is captured on a layer that was never written cannot be stored."""
         store = self._context.store
         if snapshot.state is not SnapshotState.PRUNED:
             for stack in (self._merged(snapshot.stack), snapshot.stack):
                 if store.hold(stack.layers):
                     return stack
         if snapshot.tree is None:
+            snapshot = self._stored(snapshot)
+        if snapshot.tree is None:
             raise gone(snapshot)
         return self._cold(snapshot, snapshot.tree)
+
+    def _stored(self, snapshot: Snapshot) -> Snapshot:
+        """A snapshot as it is now. It may have been stored, and its layers evicted, since the caller read it. Or it was captured on a layer
+        that was still being written when the daemon died, and storing it is what gives it files (see `_store_what_has_no_layers`)."""
+        catalog = self._context.catalog
+        now = catalog.get_snapshot(snapshot.id)
+        if now.state is SnapshotState.CAPTURED:
+            self._store_all()
+            now = catalog.get_snapshot(snapshot.id)
+        return now
 
     def prepare(self) -> None:
         """Some snapshots are cold now: have the mount ready, so that the first of them starts as quickly as the next."""
@@ -199,4 +214,7 @@ def gone(snapshot: Snapshot) -> SnapshotdError:
             f"snapshot {short(snapshot.id)} was lost when the machine went down before it was stored, or is damaged; "
             f"`snapshotd log {short(snapshot.trajectory)}` shows the last good one before it"
         )
-    return DataLoss(f"a layer of snapshot {short(snapshot.id)} is missing, and it was not stored yet; restore the state from a backup")
+    return DataLoss(
+        f"a layer of snapshot {short(snapshot.id)} is missing, and it is not stored yet; repeat the command when the daemon has stored it, "
+        f"or else restore the state from a backup"
+    )

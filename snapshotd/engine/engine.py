@@ -90,7 +90,7 @@ class LocalEngine(MindVerbs):
         survivors = recover.recover(context)
         self._worker = Worker(context.store.root, context.store.kind)
         self._merger = Merger(context.store, self._worker)
-        self._cold = Cold(context, self._merger.apply, Child(context.child("cold")), lazy)
+        self._cold = Cold(context, self._merger.apply, Child(context.child("cold")), lazy, lambda: self._archive.wait())
         links = LinkGroups(self._worker)
         self._launcher = Launcher(context, self._cold.take, self._merger.apply, links.of)
         archiver = Archiver(context.child("archive"))

@@ -63,7 +63,7 @@ class Past:
             return self.crash_in_edit()
         m.note(f"rewind {line.id[:12]} to {target.id[:12]}: {mode}")
         tree, mind = self._after(line, target, mode)
-        _, failure = m.dying(lambda: self._client.rewind(line.id, target.id, mode=mode), 0.2)
+        _, failure = m.kills.dying(lambda: self._client.rewind(line.id, target.id, mode=mode), 0.2)
         assert m.sync(line, {"rewind": tree}, {"rewind": mind}) or failure
         line.upper = set()
         return None
@@ -92,7 +92,7 @@ class Past:
             taken[-1].times = files_of.times
         self.check_mind(taken[-1])
         if m.rng.random() < 0.3:
-            m.check_inside(line)
+            m.looks.check_inside(line)
 
     def _check_preview(self, line: Line, target: Taken, mode: Mode) -> None:
         shown = self._machine.patient(lambda: self._client.preview_rewind(line.id, target.id, mode=mode))
@@ -150,7 +150,7 @@ class Past:
         if line.live_process or before is None or not before.readable:
             return self.crash_in_rewind()
         m.note(f"undo in {line.id[:12]}")
-        _, failure = m.dying(lambda: self._client.undo(line.id), 0.2)
+        _, failure = m.kills.dying(lambda: self._client.undo(line.id), 0.2)
         assert m.sync(line, {"undo": before.tree}, {"undo": before.mind}) or failure
         line.upper = set()
         return None
@@ -175,21 +175,21 @@ class Past:
         line = self._adopt(source, change, made)
         self.check_mind(self._world.snapshots[line.head])
         if m.rng.random() < 0.4:
-            m.check_inside(line)
+            m.looks.check_inside(line)
         if m.rng.random() < 0.3:
-            m.check_restored(self._world.snapshots[line.own[0]])
+            m.looks.check_restored(self._world.snapshots[line.own[0]])
         return None
 
     def crash_in_edit(self) -> None:
         """The trajectory is there as it was forked, or as it was edited, or not."""
         m = self._machine
         if m.is_full():
-            return m.remove()
+            return m.kills.crash_in_remove()
         m.make_room()
         source = m.any_readable()
         change = Change(m, source)
         m.note(f"edit {source.id[:12]}: {change.kwargs}")
-        made, failure = m.dying(lambda: self._client.edit(source.id, **change.kwargs), 0.3)
+        made, failure = m.kills.dying(lambda: self._client.edit(source.id, **change.kwargs), 0.3)
         found = [t for t in self._client.trajectories() if t.id not in self._world.lines]
         assert len(found) <= 1
         assert found or failure is not None, made

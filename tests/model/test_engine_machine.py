@@ -1,6 +1,7 @@
 """Random walks of the whole engine (real runc sandboxes, real kernel, kills) against an oracle; see engine_machine.py.
 
-SNAPSHOTD_MACHINE_STEPS and SNAPSHOTD_MACHINE_SEEDS (comma-separated) ask for longer walks, or for one seed again.
+SNAPSHOTD_MACHINE_STEPS and SNAPSHOTD_MACHINE_SEEDS (comma-separated) ask for longer walks, or for one seed again, and
+SNAPSHOTD_MACHINE_RUNTIME for docker; `pytest -s` shows every 250 steps what was done.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.model.engine_machine import SLOW_S, Machine
 
 STEPS = int(os.environ.get("SNAPSHOTD_MACHINE_STEPS", "100"))
 SEEDS = tuple(int(seed) for seed in os.environ.get("SNAPSHOTD_MACHINE_SEEDS", "1,2,3").split(","))
+RUNTIME = os.environ.get("SNAPSHOTD_MACHINE_RUNTIME", "runc")
 
 
 @pytest.fixture
@@ -44,7 +46,8 @@ def no_hangs() -> Iterator[None]:
 @pytest.fixture
 def snap(small_root: Path, folder: Path, no_hangs: None) -> Iterator[Snap]:
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 0)  # what a killed daemon leaves is adopted by the first process, as on a real machine
-    snap = Snap(folder / "state", {"SNAPSHOTD_LAYER_BUDGET": "0"})
+    snap = Snap(folder / "state", {"SNAPSHOTD_LAYER_BUDGET": "0", "PYTHONPYCACHEPREFIX": str(folder / "bytecode")})
+    snap.env.pop("PYTHONDONTWRITEBYTECODE", None)  # a walk starts its daemon hundreds of times
     try:
         snap("image", "import", small_root, "--name", "default")
         yield snap
@@ -53,12 +56,19 @@ def snap(small_root: Path, folder: Path, no_hangs: None) -> Iterator[Snap]:
     nothing_left(snap.state_dir, running=False)
 
 
+@pytest.fixture
+def runtime(request: pytest.FixtureRequest, snap: Snap) -> str:
+    if RUNTIME == "docker":
+        snap.env["DOCKER_HOST"] = request.getfixturevalue("docker_engine")
+    return RUNTIME
+
+
 @pytest.mark.runc
 @pytest.mark.timeout(120 + STEPS * 3)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_differs_from_the_oracle(seed: int, snap: Snap, folder: Path) -> None:
+def test_nothing_differs_from_the_oracle(seed: int, snap: Snap, folder: Path, runtime: str) -> None:
     snap.stop_daemon()
-    Machine(snap, seed, folder).run(STEPS)
+    Machine(snap, seed, folder, runtime).run(STEPS)
 
 
 @pytest.mark.runc

@@ -1,0 +1,64 @@
+"""Starting from snapshots whose layers are gone, or go just now, with the real kernel and runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from snapshotd.engine import evict
+from snapshotd.engine.engine import LocalEngine
+from snapshotd.types import Snapshot, SnapshotState
+from tests import mind_rig
+from tests.e2e.support import wait_until
+from tests.mind_rig import Agent
+
+pytestmark = pytest.mark.runc
+
+
+@pytest.fixture
+def engine(small_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:
+    monkeypatch.setattr(evict, "BUDGET", "0")
+    with mind_rig.engine(small_root) as opened:
+        yield opened
+
+
+def make_cold(agent: Agent) -> None:
+    agent.engine.stop(agent.id)
+    agent.engine.flush()
+    agent.engine._evict()
+
+
+def take_all(engine: LocalEngine, snapshot: Snapshot) -> None:
+    """Its files can be mounted."""
+    stack = engine._cold.take(snapshot)
+    engine._context.store.release(stack.layers)
+
+
+def test_a_snapshot_that_was_stored_and_evicted_since_it_was_read(engine: LocalEngine) -> None:
+    agent = mind_rig.agent(engine)
+    with engine._archive.paused():
+        read = agent.tool("write", {}, "echo one > file")
+    make_cold(agent)
+    assert read.state is SnapshotState.CAPTURED
+    assert not engine._cold.is_hot(read)
+    take_all(engine, read)
+
+
+def test_a_snapshot_on_a_layer_that_was_never_written_is_stored_first(engine: LocalEngine) -> None:
+    """As after a crash: what it was captured on is in the repository alone."""
+    agent, store = mind_rig.agent(engine), engine._context.store
+    agent.tool("write", {}, "echo one > file")
+    make_cold(agent)
+    with engine._archive.paused():
+        on_cold = agent.tool("write", {}, "echo two > other")
+        agent.engine.stop(agent.id)
+        below = on_cold.stack.layers[-1]
+        wait_until(lambda: not store.lazy(below), "the layer is written")
+        store.remove(below)
+        read = engine.snapshot(on_cold.id)
+        assert read.state is SnapshotState.CAPTURED
+        assert not engine._cold.is_hot(read)
+    take_all(engine, read)
+    assert agent.files() == {"file": "one\n", "other": "two\n"}
