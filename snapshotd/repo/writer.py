@@ -1,9 +1,9 @@
 """Writing a repository of packs: queue, encode in threads, collect into packs, put, index.
 
     save_*    hash, queue                                          (the caller's thread)
-    batch     4 MiB of objects: drop what exists, find bases       (the caller's thread, one index query per 256 objects)
+    batch     8 MiB of objects: drop what exists, find bases       (the caller's thread, one index query per 256 objects)
     encode    delta or zstd, checksum                              (two threads; in place when little is queued)
-    pack      16 MiB of frames in the order they were saved        (the caller's thread), checksum and put into the store (one thread)
+    pack      16 MiB of frames in the order they were saved        (the caller's thread), checksum and put into the store (two threads)
     index     one transaction, when the packs are durable          (`flush`, and every some ten thousand objects)
 
 Order on disk: an object's chunks, lists and base lie in the same pack before it, or in an earlier one; a pack's objects are indexed only
@@ -42,10 +42,10 @@ from snapshotd.store.base import Store
 from snapshotd.types import BlobID, RecordID, TreeID
 
 PACK_BYTES = 16 << 20
-_BATCH_BYTES, _BATCH_OBJECTS = 4 << 20, 2048
-_TASK_BYTES = 2 << 20
-_MAX_TASKS = 8
-_MAX_PUTS = 2
+_BATCH_BYTES, _BATCH_OBJECTS = 8 << 20, 2048
+_TASK_BYTES = 4 << 20
+_MAX_TASKS = 4
+_MAX_PUTS, _PUTTERS = 3, 2
 _COMMIT_OBJECTS = 50_000
 _INLINE_BYTES = 128 << 10
 _CHECK_ALL_BYTES = 8 << 20
@@ -349,7 +349,7 @@ class PackRepository(PackReader, RepositoryWriter):
             self._put_done(row, building.entries)
             return
         if self._putter is None:
-            self._putter = ThreadPoolExecutor(1, "repo-put")
+            self._putter = ThreadPoolExecutor(_PUTTERS, "repo-put")
         self._puts.append((self._putter.submit(self._put, building), row, building.entries))
         self._await_puts(_MAX_PUTS)
         if sum(len(entries) for _, entries in self._stored) >= _COMMIT_OBJECTS:
