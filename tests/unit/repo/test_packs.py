@@ -315,8 +315,10 @@ def test_damage_is_named_and_spares_the_rest(tmp_path_factory: pytest.TempPathFa
         except DataLoss as exc:
             found.append(exc.message)
     assert all(key.rpartition("/")[2] in message for message in found)
-    # One place hits one frame, or two where they meet; four versions lie above the first, and one large content above its chunks.
-    assert how in ("cut", "drop") or len(found) <= 6
+    # Four versions lie above the first, and one large content above its chunks; small frames may lie side by side in what is hit.
+    end = at + (1 if how == "flip" else amount)
+    hit = sum(one.offset < end and at < one.offset + one.stored for one in pack.frames(good) if isinstance(one, Frame))
+    assert how in ("cut", "drop") or len(found) <= hit + 5
     reader.close()
 
 
