@@ -15,6 +15,7 @@ from pathlib import Path
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine import archiver, child, cold_worker
+from snapshotd.kernel import memory
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.base import Repository
 from snapshotd.repo.key import load_key
@@ -49,6 +50,7 @@ def open_repository(places: Places) -> Repository:
 
 
 def _archive(places: Places, _: list[str]) -> None:
+    memory.keep_freed()
     maintenance = PackMaintenance(open_store(places.store_url), places.repo_dir / "index.db", load_key(places.repo_dir))
     store = LayerStore(places.layers_root, places.layers_kind)
     child.serve(archiver.Service(maintenance, store, FileSpool(places.repo_dir, owner=False)))

@@ -308,6 +308,12 @@ class _Archiver:
         data_bytes = size if extents is None else sum(length for _, length in extents)
         if data_bytes == 0:
             return None
+        if extents is None and size <= _SMALL_FILE_BYTES:
+            data = os.pread(fd, size, 0)
+            if len(data) == size:  # nearly always; else the reader says what is wrong
+                if self._progress is not None:
+                    self._progress(size)
+                return self._writer.save_bytes(data, previous, name)
         reader = DataReader(fd, name, ((0, size),) if extents is None else extents, self._progress)
         if data_bytes <= _SMALL_FILE_BYTES:
             return self._writer.save_bytes(reader.read_all(), previous, name)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import groupby
 from typing import NamedTuple
 
 from snapshotd.errors import InternalError
 from snapshotd.repo import compress, pack
 from snapshotd.repo.base import ObjectKind
+from snapshotd.repo.pack import Part
 
 MAX_CHAIN = 50
 """Deltas in a row at most (git's default as well)."""
@@ -20,6 +23,8 @@ _FRAME_BYTES = 12
 _TRIAL_LEVEL = 6
 _LARGE_DELTA_BYTES = 600
 """Longer deltas are tried at the best level: one in ten, and nearly all that it saves (400 commits: 2 % of the packs, 1 ms each)."""
+BULK_LEVEL = 3
+"""Up to this level there is too much to do for looking at every object by itself."""
 MAX_SIMILAR_DEPTH = 4
 """Deltas against similar files in a row; the versions of a path come on top of that."""
 
@@ -45,7 +50,7 @@ class Encoded(NamedTuple):
     id: bytes
     plain: int
     base: bytes | None
-    parts: list[bytes]
+    parts: list[Part]
     stored: int
 
 
@@ -74,25 +79,41 @@ def best_base(data: bytes, chain: list[bytes], level: int) -> int:
     return best
 
 
-def encode(job: Job) -> Encoded:
-    """The frame of an object. InternalError when what was compressed does not come back."""
-    payload, base_id, base = _smallest(job)
-    if payload is None:
-        payload, zstd = job.data, False
-    else:
-        zstd = True
+def _frame(job: Job, payload: memoryview | None, base_id: bytes | None, base: bytes | None) -> Encoded:
+    """InternalError when what was compressed does not come back."""
+    short: memoryview | None = None
+    if payload is not None:
         if job.check and compress.decompress(payload, len(job.data), base) != job.data:
             what = f"{job.kind.name.lower()} {job.id.hex()}"
             raise InternalError(f"the {what} did not survive its compression: check the memory of this machine")
-    short = compress.one_block(payload) if zstd else None
-    parts = pack.encode_frame(job.kind, job.id, len(job.data), short or payload, zstd, base_id, short is not None)
+        short = compress.one_block(payload)
+    stored = short or payload or job.data
+    parts = pack.encode_frame(job.kind, job.id, len(job.data), stored, payload is not None, base_id, short is not None)
     return Encoded(job.kind, job.id, len(job.data), base_id, parts, sum(map(len, parts)))
 
 
-def _smallest(job: Job) -> tuple[bytes | None, bytes | None, bytes | None]:
+def encode_all(jobs: Iterable[Job]) -> list[Encoded]:
+    """The frames of objects, in their order. Those of a large step that are no deltas are compressed at once."""
+    done: list[Encoded] = []
+    for bulk, group in groupby(jobs, _in_bulk):
+        some = list(group)
+        if bulk:
+            payloads = compress.compress_many([job.data for job in some], some[0].level)
+            done += [_frame(job, _worth(job.data, payload), None, None) for job, payload in zip(some, payloads, strict=True)]
+        else:
+            done += [_frame(job, *_smallest(job)) for job in some]
+    return done
+
+
+def _in_bulk(job: Job) -> int:
+    """The level, if it is that of all objects that are to be compressed with this one; else 0."""
+    return job.level if job.level <= BULK_LEVEL and job.base is None and not job.similar and job.data else 0
+
+
+def _smallest(job: Job) -> tuple[memoryview | None, bytes | None, bytes | None]:
     """(payload, id and bytes of what it is a delta against). No payload: nothing is smaller than the bytes themselves."""
     data, base_id, base = job.data, job.base_id, job.base
-    delta: bytes | None = None
+    delta: memoryview | None = None
     if base is not None:
         delta = compress.compress_delta(data, base, job.level)
         if len(delta) > _LARGE_DELTA_BYTES and job.level >= compress.HIGH_LEVEL:
@@ -107,5 +128,9 @@ def _smallest(job: Job) -> tuple[bytes | None, bytes | None, bytes | None]:
         delta = compress.compress_delta(data, base, level)
     if delta is not None and (len(delta) + pack.BASE_BYTES) * 20 < min(len(plain), len(data)) * 19:
         return delta, base_id, base
-    # Less than 3 % is not worth the time that every reading would take.
-    return (plain if len(plain) * 100 < len(data) * 97 else None), None, None
+    return _worth(data, plain), None, None
+
+
+def _worth(data: bytes, payload: memoryview) -> memoryview | None:
+    """Less than 3 % is not worth the time that every reading would take."""
+    return payload if len(payload) * 100 < len(data) * 97 else None

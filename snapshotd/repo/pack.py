@@ -49,6 +49,8 @@ _END = struct.Struct("<BI")
 END_BYTES = _END.size + 8
 PACK_ID_BYTES = 16
 ID_BYTES = 32
+Part = bytes | memoryview
+"""Bytes on their way into a pack."""
 BASE_BYTES = 4
 STORED_ID_BYTES: dict[ObjectKind, int] = {ObjectKind.CHUNK: 0, ObjectKind.LIST: 32, ObjectKind.TREE: 0, ObjectKind.RECORD: 8}
 """How much of an object's id is in its frame."""
@@ -125,6 +127,8 @@ def encode_end(frames: int, checksum: xxhash.xxh3_64) -> bytes:
 
 
 def encode_varint(value: int) -> bytes:
+    if value <= 0x7F:
+        return bytes((value,))
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -151,8 +155,8 @@ def decode_varint(data: bytes | memoryview, at: int, limit: int) -> tuple[int, i
 
 
 def encode_frame(
-    kind: ObjectKind, object_id: bytes, plain: int, payload: bytes, zstd: bool, base: bytes | None = None, one_block: bool = False
-) -> list[bytes]:
+    kind: ObjectKind, object_id: bytes, plain: int, payload: Part, zstd: bool, base: bytes | None = None, one_block: bool = False
+) -> list[Part]:
     """A frame as its parts: header, payload, checksum. `base` is the whole id of the object that it is a delta against; `one_block`: how
     `compress.pack_blocks` made the payload."""
     first = kind | (_DELTA if base is not None else 0) | (_ZSTD if zstd else 0) | (_ONE_BLOCK if one_block else 0)

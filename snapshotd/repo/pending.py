@@ -52,25 +52,27 @@ class Building:
     def __init__(self) -> None:
         self.id = pack.new_pack_id()
         head = pack.encode_head(self.id)
-        self.parts: list[bytes] = [head]
+        self.parts: list[pack.Part] = [head]
         self.bytes = len(head)
-        self.checksum = xxhash.xxh3_64(head)
         self.entries: list[Entry] = []
 
     def add(self, frame: Encoded, depth: int) -> Entry:
         entry = Entry(frame.id, frame.kind, self.id, self.bytes, frame.stored, frame.plain, frame.base, depth)
-        for part in frame.parts:
-            self.checksum.update(part)
         self.parts += frame.parts
         self.bytes += frame.stored
         self.entries.append(entry)
         return entry
 
-    def finish(self) -> PackRow:
-        end = pack.encode_end(len(self.entries), self.checksum)
-        self.parts.append(end)
-        self.bytes += len(end)
-        return PackRow(self.id, self.bytes, len(self.entries))
+    def row(self) -> PackRow:
+        """What the index says of the finished pack."""
+        return PackRow(self.id, self.bytes + pack.END_BYTES, len(self.entries))
+
+    def finish(self) -> list[pack.Part]:
+        """All parts of the pack, whose end and checksum are made here. In any thread, when nothing is added any more."""
+        checksum = xxhash.xxh3_64()
+        for part in self.parts:
+            checksum.update(part)
+        return [*self.parts, pack.encode_end(len(self.entries), checksum)]
 
 
 class Guide:

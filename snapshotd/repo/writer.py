@@ -1,9 +1,9 @@
 """Writing a repository of packs: queue, encode in threads, collect into packs, put, index.
 
     save_*    hash, queue                                          (the caller's thread)
-    batch     4 MiB of objects: drop what exists, find bases       (the caller's thread, one index query per 256 objects)
+    batch     8 MiB of objects: drop what exists, find bases       (the caller's thread, one index query per 256 objects)
     encode    delta or zstd, checksum                              (two threads; in place when little is queued)
-    pack      16 MiB of frames in the order they were saved        (the caller's thread), put into the store (one thread)
+    pack      16 MiB of frames in the order they were saved        (the caller's thread), checksum and put into the store (two threads)
     index     one transaction, when the packs are durable          (`flush`, and every some ten thousand objects)
 
 Order on disk: an object's chunks, lists and base lie in the same pack before it, or in an earlier one; a pack's objects are indexed only
@@ -42,14 +42,12 @@ from snapshotd.store.base import Store
 from snapshotd.types import BlobID, RecordID, TreeID
 
 PACK_BYTES = 16 << 20
-_BATCH_BYTES, _BATCH_OBJECTS = 4 << 20, 2048
-_TASK_BYTES = 1 << 20
-_MAX_TASKS = 16
-_MAX_PUTS = 2
+_BATCH_BYTES, _BATCH_OBJECTS = 8 << 20, 2048
+_TASK_BYTES = 4 << 20
+_MAX_TASKS = 4
+_MAX_PUTS, _PUTTERS = 3, 2
 _COMMIT_OBJECTS = 50_000
 _INLINE_BYTES = 128 << 10
-_MAX_BULK_LEVEL = 3
-"""At a higher level new files are compared with others."""
 _CHECK_ALL_BYTES = 8 << 20
 _CHECK_EVERY = 8
 
@@ -75,7 +73,7 @@ class PackRepository(PackReader, RepositoryWriter):
         self._step = Step()
         self._pending: dict[bytes, Queued] = {}
         self._fresh: dict[bytes, Entry] = {}
-        self._frames: dict[bytes, list[bytes]] = {}
+        self._frames: dict[bytes, list[pack.Part]] = {}
         self._reset()
 
     def _reset(self) -> None:
@@ -162,7 +160,6 @@ class PackRepository(PackReader, RepositoryWriter):
             self._dispatch()
             self._collect(0)
             self._finish_pack()
-            self._await_puts(0)
             self._commit()
         self._step = Step()
 
@@ -248,7 +245,7 @@ class PackRepository(PackReader, RepositoryWriter):
                     task, size = [], 0
                 self._collect(0)
                 queued.base = self._fresh.get(queued.base.id) or self._writable.find(queued.base.id)
-            if queued.sort is not None and queued.base is None and queued.level > _MAX_BULK_LEVEL:
+            if queued.sort is not None and queued.base is None and queued.level > encode.BULK_LEVEL:
                 self._plan_similar(queued, queued.sort)
             self._queued_bytes += len(queued.data)
             task.append(queued)
@@ -298,12 +295,12 @@ class PackRepository(PackReader, RepositoryWriter):
 
     def _encode(self, task: list[Queued], check: bool) -> list[Encoded]:
         """In any thread."""
-        done = []
-        for queued in task:
-            base_id, base = self._base_of(queued, queued.level)
-            similar = tuple((one.id, one.data) for one in queued.similar)
-            done.append(encode.encode(Job(queued.kind, queued.id, queued.data, base_id, base, queued.level, check, similar)))
-        return done
+        return encode.encode_all(self._job(queued, check) for queued in task)
+
+    def _job(self, queued: Queued, check: bool) -> Job:
+        base_id, base = self._base_of(queued, queued.level)
+        similar = tuple((one.id, one.data) for one in queued.similar)
+        return Job(queued.kind, queued.id, queued.data, base_id, base, queued.level, check, similar)
 
     def _base_of(self, queued: Queued, level: int) -> tuple[bytes | None, bytes | None]:
         """(id, plain bytes) of what the object is to be a delta against."""
@@ -346,20 +343,22 @@ class PackRepository(PackReader, RepositoryWriter):
         building, self._building = self._building, None
         if building is None:
             return
-        row = building.finish()
+        row = building.row()
         if not self._puts and building.bytes <= _INLINE_BYTES:
             self._put(building)
             self._put_done(row, building.entries)
             return
         if self._putter is None:
-            self._putter = ThreadPoolExecutor(1, "repo-put")
+            self._putter = ThreadPoolExecutor(_PUTTERS, "repo-put")
         self._puts.append((self._putter.submit(self._put, building), row, building.entries))
         self._await_puts(_MAX_PUTS)
+        if sum(len(entries) for _, entries in self._stored) >= _COMMIT_OBJECTS:
+            self._commit()
 
     def _put(self, building: Building) -> None:
         """In any thread."""
         failpoints.hit("repo.pack.written")
-        self.store.put(pack.pack_key(building.id), building.parts)
+        self.store.put(pack.pack_key(building.id), building.finish())
         failpoints.hit("repo.pack.stored")
 
     def _await_puts(self, leave: int) -> None:
@@ -368,8 +367,6 @@ class PackRepository(PackReader, RepositoryWriter):
             future.result()
             self._puts.popleft()
             self._put_done(row, entries)
-        if sum(len(entries) for _, entries in self._stored) >= _COMMIT_OBJECTS:
-            self._commit()
 
     def _put_done(self, row: PackRow, entries: list[Entry]) -> None:
         self._stored.append((row, entries))
@@ -377,13 +374,15 @@ class PackRepository(PackReader, RepositoryWriter):
             self._frames.pop(entry.id, None)
 
     def _commit(self) -> None:
-        """Index what is durable in packs."""
-        stored, self._stored = self._stored, []
-        if stored:
+        """Index what lies in packs, all of which are durable when that becomes so; the last ones get there meanwhile."""
+        stored: list[tuple[PackRow, list[Entry]]] = []
+        if self._stored or self._puts:
             with self._writable.transaction():
-                for row, entries in stored:
-                    self._writable.add_pack(row)
-                    self._writable.add_objects(entries)
+                self._add_to_index(0)
+                added = len(self._stored)
+                self._await_puts(0)
+                self._add_to_index(added)
+                stored, self._stored = self._stored, []  # from here on the index may know them, so nobody may take them back
             failpoints.hit("repo.index.committed")
         for _, entries in stored:
             for entry in entries:
@@ -393,6 +392,11 @@ class PackRepository(PackReader, RepositoryWriter):
         self._seen_bytes = 0
         if not self._fresh and not self._pending:
             self._queued_bytes = 0
+
+    def _add_to_index(self, first: int) -> None:
+        for row, entries in self._stored[first:]:
+            self._writable.add_pack(row)
+            self._writable.add_objects(entries)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

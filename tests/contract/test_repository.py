@@ -59,10 +59,14 @@ class Failing(MemoryStore):
     """Fails when told to."""
 
     error: BaseException | None = None
+    full_after: int | None = None
+    """How many puts it has room for."""
     puts = 0
 
     def put(self, key: str, parts: object) -> None:
         self.puts += 1
+        if self.full_after is not None and self.puts > self.full_after:
+            raise OutOfSpace("full")
         if self.error is not None:
             raise self.error
         super().put(key, parts)  # type: ignore[arg-type]
@@ -180,6 +184,24 @@ def test_a_full_disk_loses_only_what_was_not_flushed(packs: PackRepository, stor
     packs.flush()
     assert load(packs, kept) == b"kept"
     assert load(packs, again) == b"again"
+
+
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_when_a_pack_does_not_fit_none_of_its_flush_stays(packs: PackRepository, store: Failing, tmp_path: Path, room: int) -> None:
+    """Packs are put side by side, and those that are durable go into the index's transaction while the last are on their way."""
+    store.full_after = room
+    with pytest.raises(OutOfSpace, match="full"):
+        save_much(packs, 40 << 20)
+    assert store.puts > room
+    assert list(store.keys()) == []
+    reader = PackReader(store, tmp_path / "index", KEY)
+    assert reader.stored_bytes() == 0
+    reader.close()
+    store.full_after = None
+    content = save_much(packs, 40 << 20)
+    packs.flush()
+    assert packs.size_bytes(content) == 256 << 10
+    assert store.puts > 3
 
 
 @pytest.mark.parametrize("size", [10, 40 << 20])
