@@ -201,12 +201,12 @@ def test_it_has_only_what_it_was_given(keeper: KeeperClient, place: Path) -> Non
         process.kill()
         assert process.wait(DEADLINE_S) == 137
     keeper.drop("key")
-    before = len(os.listdir(f"/proc/{pid}/fd"))
+    before = len(os.listdir(f"/proc/{pid}/fd"))  # one more if it has not seen yet that the last question's connection is closed
     for number in range(20):
         run(keeper, f"key-{number}", "exit 0", then=f"exit {number % 2}")
     for key in sorted(keeper.keys()):
         keeper.drop(key)
-    eventually(lambda: len(os.listdir(f"/proc/{pid}/fd")) == before, "descriptors stay open")
+    eventually(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before, "descriptors stay open")
 
 
 def test_more_keys_than_fit_into_an_answer(keeper: KeeperClient) -> None:
