@@ -154,10 +154,11 @@ class KeeperProcess:
         return True  # the lock ends with the process
 
     def _stay(self) -> None:
-        """Somebody came when another had said bye."""
+        """Somebody came when another had said bye: that one is told so."""
         if self._parting is not None:
-            self._parting.close()
-            self._parting = None
+            parting, self._parting = self._parting, None
+            self._adopt(parting)
+            self._send(parting, ({}, []))
 
     def _until_deadline(self) -> float | None:
         deadlines = [run.deadline for run in self._runs.values() if not run.killed]
@@ -179,6 +180,9 @@ class KeeperProcess:
         except OSError:
             return  # nobody waits any more
         client.setblocking(False)
+        self._adopt(client)
+
+    def _adopt(self, client: socket.socket) -> None:
         self._clients.add(client)
         self._selector.register(client, selectors.EVENT_READ, lambda: self._receive(client))
         self._listen()

@@ -76,6 +76,7 @@ def test_a_restarted_daemon_finds_and_removes_everything(rig: Rig) -> None:
         again.log(container, b"unknown container: nothing is written\n")
         process = again.exec(container, ExecSpec(["echo", "ok"], cwd="/", env={"PATH": DEFAULT_PATH}))
         assert os.read(process.stdout_fd, 10) == b"ok\n"
+        assert DockerRuntime(old._instance, run_dir=rig.work / "docker").attach(container.id) == container
         assert process.wait(10) == 0
         os.close(process.stdout_fd)
         os.close(process.stderr_fd)
