@@ -357,7 +357,8 @@ class Approvals(ABC):
 
 
 class Compensations(ABC):
-    """Which irreversible calls were compensated. At most one each. Goes with its trajectory."""
+    """Which irreversible calls were compensated. At most one each. Goes with its trajectory; that of an
+    ancestor's call stays with the call, and belongs to the ancestor from then on."""
 
     @abstractmethod
     def begin(self, compensation: Compensation) -> None:

@@ -20,6 +20,14 @@ _USERS = (
 """What keeps a trajectory, and who does. Rows of its own do not count."""
 
 
+_INHERITED_COMPENSATIONS = """
+UPDATE compensations SET trajectory = (SELECT l.trajectory FROM entries e JOIN lines l ON l.pk = e.line WHERE e.id = compensations.entry)
+WHERE trajectory = ?1
+AND EXISTS (SELECT 1 FROM entries e JOIN lines l ON l.pk = e.line WHERE e.id = compensations.entry AND l.trajectory <> ?1)
+"""
+"""What a fork has made up for stays with the call, which is an ancestor's: it must not be made up for again."""
+
+
 def remove_trajectory(db: Database, trajectory_id: TrajectoryID) -> None:
     """See `Catalog.remove_trajectory`."""
     row = db.read_one("SELECT pk FROM trajectories WHERE id = ?", (trajectory_id,))
@@ -38,6 +46,7 @@ def remove_trajectory(db: Database, trajectory_id: TrajectoryID) -> None:
         for column in ("stack", "agent_state")
     )
     db.write("DELETE FROM tags WHERE snapshot IN (SELECT pk FROM snapshots WHERE trajectory = ?)", own)
+    db.write(_INHERITED_COMPENSATIONS, own)
     for table in ("messages", "entries"):
         db.write(f"DELETE FROM {table} WHERE line IN (SELECT pk FROM lines WHERE trajectory = ?)", own)
     for table in ("approvals", "compensations"):

@@ -21,6 +21,7 @@ from typing import Any
 from snapshotd.engine import look
 from snapshotd.engine.context import Context
 from snapshotd.engine.policy import FILE_NAME, PolicyFile
+from snapshotd.engine.replay import DENIED
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.step import marker
 from snapshotd.engine.webhook import Webhooks
@@ -31,6 +32,7 @@ from snapshotd.types import (
     ApprovalID,
     ApprovalStatus,
     CallID,
+    CallStatus,
     SideEffect,
     Snapshot,
     SnapshotID,
@@ -162,11 +164,16 @@ class Gate:
         return None
 
     def _is_here(self, snapshot: SnapshotID, head: SnapshotID) -> bool:
-        """Whether nothing happened after a snapshot but that others asked, or that the program was resumed."""
+        """Whether nothing happened after a snapshot but that others asked, were denied, or that the program was resumed."""
         at = self._context.catalog.get_snapshot(head)
-        while at.id != snapshot and at.call.name in _NOTHING and at.parent is not None:
+        while at.id != snapshot and (at.call.name in _NOTHING or self._was_denied(at)) and at.parent is not None:
             at = self._context.catalog.get_snapshot(at.parent)
         return at.id == snapshot
+
+    def _was_denied(self, at: Snapshot) -> bool:
+        if at.call.status is not CallStatus.FAILED:
+            return False
+        return any(entry.id == at.call.id and DENIED in entry.details for entry in self._context.catalog.own_entries(at.id))
 
     def _spent(self, approval: Approval, call: CallID) -> bool:
         """Whether an approval lets nothing run any more."""

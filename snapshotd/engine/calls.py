@@ -16,7 +16,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.keyvalue import KeyValueStore
 from snapshotd.engine.pending import Open
 from snapshotd.engine.recorder import Recorder
-from snapshotd.engine.replay import Recorded
+from snapshotd.engine.replay import DENIED, Recorded
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.secrecy import ConcealedWriter
 from snapshotd.engine.step import marker
@@ -115,13 +115,19 @@ class AgentCalls:
         else:
             recorded = recorder.replayed(intent.kind, intent.name, intent.arguments, intent.task)
         if recorded is not None:
+            if DENIED in recorded.entry.details:
+                raise Denied(recorded.entry.error or f"{intent.name} was not let run")
             return self._as_recorded(recorded)
         answer: Answer = {}
         if intent.kind is EntryKind.TOOL and self._gate is not None:
-            verdict = self._gate.admit(
-                sandbox, CallID(intent.call_id), intent.name, recorder.funnel.conceal(intent.arguments), intent.side_effect,
-                asked=recorder.funnel.conceal(intent.approve), expires_s=None, step=recorder.step, cancelled=cancelled,
-            )  # fmt: skip
+            try:
+                verdict = self._gate.admit(
+                    sandbox, CallID(intent.call_id), intent.name, recorder.funnel.conceal(intent.arguments), intent.side_effect,
+                    asked=recorder.funnel.conceal(intent.approve), expires_s=None, step=recorder.step, cancelled=cancelled,
+                )  # fmt: skip
+            except Denied as denied:
+                recorder.refused(intent, denied.message)
+                raise
             if verdict.approval is not None and verdict.approval.edited is not None:
                 answer["arguments"] = recorder.funnel.reveal(verdict.arguments)
                 intent = replace(intent, arguments=answer["arguments"])

@@ -17,7 +17,7 @@ from typing import Any
 from snapshotd.engine.approvals import Gate
 from snapshotd.engine.base import Effect
 from snapshotd.engine.context import Context
-from snapshotd.engine.replay import KEPT
+from snapshotd.engine.replay import DENIED, KEPT
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.sessions import Sessions
 from snapshotd.engine.step import StepListener, commit_step
@@ -192,7 +192,7 @@ def _origin(entry: Entry) -> CallID:
 
 def _happened(entry: Entry) -> bool:
     """Or may have: nobody knows of one that was cut off, until a person says that it was to be passed over."""
-    return entry.kind is EntryKind.TOOL and entry.details.get("decided") != "skip"
+    return entry.kind is EntryKind.TOOL and entry.details.get("decided") != "skip" and DENIED not in entry.details
 
 
 def _named(ref: str, effects: Sequence[Effect], trajectory: Trajectory) -> Effect:

@@ -27,9 +27,9 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.live import LiveRecord
 from snapshotd.engine.pending import Open
 from snapshotd.engine.recorder import Recorder
-from snapshotd.errors import SnapshotdError, Unsupported
+from snapshotd.errors import Denied, SnapshotdError, Unsupported
 from snapshotd.gateway.base import REPLAY_LIMIT_BYTES, ModelCall, Recorded, ReplyContent, ToolResult, TurnReply, TurnRequest
-from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Message, SideEffect, ToolCall, new_id
+from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Message, ToolCall, new_id
 
 MAX_DIALOGS = 16
 """Conversations of one sandbox that are told apart (an agent may have sub-agents); the one used longest ago is forgotten."""
@@ -130,13 +130,17 @@ class ModelCalls:
                 return
             while len(self._tools) >= MAX_OPEN_TOOLS:
                 self._recorder.pending.lost([self._tools.pop(next(iter(self._tools))).entry.id])
-        concealed = self._recorder.funnel.conceal(call.arguments)
-        call_id = CallID(new_id())
-        self._gate.admit(
-            self._recorder.sandbox, call_id, call.name[:200] or "tool", concealed, SideEffect.LOCAL, asked=False, expires_s=None,
-            step=self._recorder.step, cancelled=threading.Event(),  # the gate looks whether the sandbox has ended
-        )  # fmt: skip
-        opened = self._recorder.begin(Intent(call_id, call.name[:200] or "tool", call.arguments))
+        intent = Intent(new_id(), call.name[:200] or "tool", call.arguments)
+        try:
+            self._gate.admit(
+                self._recorder.sandbox, CallID(intent.call_id), intent.name, self._recorder.funnel.conceal(call.arguments),
+                intent.side_effect, asked=False, expires_s=None, step=self._recorder.step,
+                cancelled=threading.Event(),  # the gate looks whether the sandbox has ended
+            )  # fmt: skip
+        except Denied as denied:
+            self._recorder.refused(intent, denied.message, {"gateway": True})
+            raise
+        opened = self._recorder.begin(intent)
         self._recorder.wire({"tool": call.id, "entry": opened.entry.id})
         with self._lock:
             self._tools[call.id] = opened

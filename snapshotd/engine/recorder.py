@@ -26,7 +26,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.live import LiveRecord
 from snapshotd.engine.pending import Open, Pending
 from snapshotd.engine.places import Places
-from snapshotd.engine.replay import Kept, Mismatch, Recorded, Replay, Resumption, canonical, shown
+from snapshotd.engine.replay import DENIED, Kept, Mismatch, Recorded, Replay, Resumption, canonical, shown
 from snapshotd.engine.retelling import OtherWords, Retelling
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.step import StepListener, commit_step, marker
@@ -349,15 +349,33 @@ class Recorder:
         hit("engine.journal.ended")
 
     def complete(
-        self, kind: EntryKind, name: str, arguments: Any, call: ToolCall, *, began_at_ns: int, details: dict[str, Any]
-    ) -> Snapshot:
+        self, kind: EntryKind, name: str, arguments: Any, call: ToolCall, *, began_at_ns: int, details: dict[str, Any],
+        side_effect: SideEffect = SideEffect.LOCAL,
+    ) -> Snapshot:  # fmt: skip
         """Something that is recorded when it has ended (a task, a named snapshot), with its snapshot. `call.id` becomes the entry's."""
         self._check_diverged()
         entry = Entry(
             id=call.id, kind=kind, name=name, arguments=arguments, after=self.sandbox.head, began_at_ns=began_at_ns, status=call.status,
-            ended_at_ns=time.time_ns(), error=call.error, details=details,
+            ended_at_ns=time.time_ns(), side_effect=side_effect, error=call.error, details=details,
         )  # fmt: skip
         return self.pending.taking(entry, lambda whole: commit_step(self._catalog, self.sandbox, call, self._listener, entries=[whole]))
+
+    def refused(self, intent: Intent, why: str, details: dict[str, Any] | None = None) -> None:
+        """A call that was not let run: it has failed, with the reason. Repeated under its id, it is recorded once. Not an error where it
+        cannot be recorded: it does not run all the same."""
+        conceal, now = self.funnel.conceal, time.time_ns()
+        task = {} if intent.task is None else {"task": conceal(intent.task)}
+        arguments = conceal(intent.arguments)
+        call = ToolCall(CallID(intent.call_id), conceal(intent.name), arguments, CallStatus.FAILED, now, 0, error=conceal(why))
+        if self.known(call.id) is not None:
+            return
+        try:
+            self.complete(
+                EntryKind.TOOL, call.name, arguments, call, began_at_ns=now, details={DENIED: True, **task, **(details or {})},
+                side_effect=intent.side_effect,
+            )  # fmt: skip
+        except SnapshotdError as exc:
+            _log.error("a denied call of %s is not recorded: %s", self.sandbox.trajectory.id, exc.message)
 
     def answered(self, call_id: CallID, name: str, arguments: Any, result: Any, *, began_at_ns: int) -> None:
         """A question that was asked and answered."""

@@ -19,6 +19,8 @@ from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Snapshot
 _OUTCOMES = (CallStatus.DONE, CallStatus.FAILED)
 
 
+DENIED = "denied"
+"""Detail of an entry of a call that was not let run: it is refused again where a program meets it again."""
 KEPT = "kept"
 """Detail of an entry of a task that stayed completed when another was retried: the id under which it was recorded first."""
 
@@ -55,7 +57,7 @@ class Replay:
     """Not thread-safe: the recorder holds its lock."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        self._left = _without_repeated(entry for entry in entries if entry.status in _OUTCOMES and KEPT not in entry.details)
+        self._left = _without_repeated(entry for entry in entries if entry.status in _OUTCOMES and not _passed_over(entry))
         self._facts = {entry.id: deque(entry.facts) for entry in self._left if entry.facts}
         self.matched = 0
         self._run_of = _runs(self._left)
@@ -115,6 +117,11 @@ class Replay:
     def _take(self, index: int) -> Entry:
         self.matched += 1
         return self._left.pop(index)
+
+
+def _passed_over(entry: Entry) -> bool:
+    """Met by other means, or by none: what was denied behind the gateway, the agent has never heard of."""
+    return KEPT in entry.details or (DENIED in entry.details and "gateway" in entry.details)
 
 
 def _without_repeated(entries: Iterable[Entry]) -> list[Entry]:

@@ -243,3 +243,46 @@ def test_a_webhook_and_a_watcher_are_told(own_snap: Snap, runc_ready: None, name
     bodies = [json.loads(body) for _, body in got]
     assert [one["status"] for one in bodies] == ["pending", "pending", "approved"]
     assert {(one["id"], one["tool"], one["trajectory"]) for one in bodies} == {(asked["id"], "send", asked["trajectory"])}
+
+
+REFUSED = """
+import os
+from snapshotd.agent import Denied, message, tool
+
+ran = []
+
+@tool
+def shell(command):
+    ran.append(command)
+    with open("/workspace/log", "a") as log:
+        log.write(command + "\\n")
+
+for command in ("look", "rm it", "look again"):
+    try:
+        shell(command)
+    except Denied as denied:
+        message("assistant", str(denied))
+if ran:
+    os._exit(9)
+"""
+
+
+def test_what_the_policy_denies_is_in_the_journal_and_denied_again_in_a_replay(
+    own_snap: Snap, runtime: str, name: str, tmp_path: Path
+) -> None:
+    snap, policy = own_snap, own_snap.state_dir / FILE_NAME
+    (tmp_path / "refused.py").write_text(REFUSED)
+    policy.write_text('[[rule]]\ntool = "shell"\narguments = { command = "^rm" }\naction = "deny"\nreason = "nothing is removed here"\n')
+    snap("run", "--quiet", "--runtime", runtime, "--name", name, tmp_path / "refused.py", code=9)
+    said = ["the policy does not let shell run with these arguments: nothing is removed here"]
+    journal = snap.json("journal", name)
+    assert [(one["name"], one["arguments"], one["status"], one["error"]) for one in journal] == [
+        ("shell", {"command": "look"}, "done", None), ("shell", {"command": "rm it"}, "failed", said[0]),
+        ("shell", {"command": "look again"}, "done", None),
+    ]  # fmt: skip
+    assert [one["tool"]["name"] for one in snap.json("log", name)][1:4] == ["shell"] * 3
+    policy.unlink()  # it would be let run now, but it was not
+    snap("resume", "--quiet", name)
+    assert _said(snap, name) == said
+    assert snap("cat", f"{name}:/workspace/log").stdout == "look\nlook again\n"
+    assert snap.json("journal", name) == journal

@@ -15,7 +15,7 @@ from snapshotd.engine.engine import LocalEngine
 from snapshotd.errors import Conflict, Denied, UsageError
 from snapshotd.types import Approval, ApprovalStatus, SideEffect
 from tests import mind_rig
-from tests.mind_rig import Agent
+from tests.mind_rig import DONE, FAILED, Agent
 
 pytestmark = pytest.mark.runc
 PENDING = ApprovalStatus.PENDING
@@ -91,7 +91,10 @@ def test_an_approved_call_runs_and_shows_what_it_was_asked_with(agent: Agent, po
     agent.engine.deny(second.id, by="bob", reason="enough")
     with pytest.raises(Denied, match="bob did not let mail run: enough"):
         begun.result(WAIT_S)
-    assert [e.name for e in agent.engine.journal(agent.id)] == ["write", "mail", "write"]
+    journal = agent.engine.journal(agent.id)
+    assert [(e.name, e.status) for e in journal] == [("write", DONE), ("mail", DONE), ("write", DONE), ("mail", FAILED)]
+    assert (journal[-1].error, journal[-1].side_effect) == ("bob did not let mail run: enough", SideEffect.IRREVERSIBLE)
+    assert agent.engine.effects(agent.id) == []
 
 
 def test_other_arguments_can_be_put_in(agent: Agent, pool: ThreadPoolExecutor) -> None:
@@ -195,6 +198,10 @@ action = "approve"
 """)
     with pytest.raises(Denied, match="nothing is removed here"):
         agent.begin("shell", {"command": "rm -r /"})
+    denied = agent.head.call
+    assert (denied.name, denied.arguments, denied.status) == ("shell", {"command": "rm -r /"}, FAILED)
+    assert denied.error == "the policy does not let shell run with these arguments: nothing is removed here"
+    assert [entry.id for entry in agent.engine.journal(agent.id)] == [denied.id]
     agent.tool("shell", {"command": "ls"}, side_effect=SideEffect.IRREVERSIBLE)
     agent.tool("mail", {})
     begun = pool.submit(agent.begin, "mail", {}, side_effect=SideEffect.IRREVERSIBLE)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from snapshotd.catalog.base import Catalog
 from snapshotd.errors import Ambiguous, Conflict, InternalError, NotFound, UsageError
 from snapshotd.testing.contracts.refusal import refuses
-from snapshotd.testing.records import committed, fork, make_approval, started
+from snapshotd.testing.records import committed, fork, make_approval, make_entry, started
 from snapshotd.types import ApprovalID, ApprovalStatus, CallID, CallStatus, Compensation, SnapshotID, TrajectoryID, new_id
 
 
@@ -104,13 +104,18 @@ def they_go_with_their_trajectory(catalog: Catalog) -> None:
     call = CallID(new_id())
     asked = make_approval(second, trajectory=child.id)
     catalog.approvals.add(asked)
-    catalog.compensations.begin(Compensation(call, child.id, None, 5))
+    inherited = make_entry(first)
+    catalog.begin_entry(trajectory.id, inherited)
+    for made_up_for in (call, inherited.id):
+        catalog.compensations.begin(Compensation(made_up_for, child.id, None, 5))
     kept = make_approval(second)
     catalog.approvals.add(kept)
     catalog.remove_trajectory(child.id)
     assert catalog.approvals.list() == [kept]
     assert catalog.compensations.get(call) is None
+    assert catalog.compensations.get(inherited.id) == Compensation(inherited.id, trajectory.id, None, 5)
     catalog.remove_trajectory(trajectory.id)
+    assert catalog.compensations.get(inherited.id) is None
     assert catalog.approvals.list() == []
 
 
