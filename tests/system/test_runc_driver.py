@@ -128,7 +128,6 @@ _DAEMON = """
     rig = Rig(runtime, work, tree, init, keeper=keeper)
     container = rig.runtime.create(rig.spec(network=Network.BRIDGE))
     rig.give_root(container)
-    rig.start(container, "sleep", "1000")
     rig.start_kept(container, "agent", "sh", "-c", "echo before; while ! test -e /go; do sleep 0.02; done; echo after; exit 7")
     print(container.id, container.pid)
 """
