@@ -142,15 +142,15 @@ def settle(target: Target) -> None:
     prepared = sum(mount.point == b"/proc" and mount.fs_type == "overlay" for mount in found)
     retired = sum(mount.point == b"/" for mount in found) - 1
 
-    def undo() -> None:
+    def uncover() -> None:
         os.chdir("/")
         for _ in range(prepared):
             mounts.detach(b"/proc")  # a root that had not become one: it lies on top
         for _ in range(retired):
             mounts.detach(b".")  # the root before this one, which lies on top until it is detached
-        mounts.unseal_here()
 
-    namespaces.in_mount_namespace(target.mount_ns_fd, undo)
+    namespaces.in_mount_namespace(target.mount_ns_fd, uncover)
+    namespaces.in_mount_namespace(target.mount_ns_fd, mounts.unseal_here)  # whose "/" is what is left
 
 
 @contextlib.contextmanager

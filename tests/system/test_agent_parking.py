@@ -120,7 +120,7 @@ class Box:
     def hello(self, pid: int) -> dict[str, Any]:
         return {"trajectory": "t", "snapshot": "s", "replaying": False}
 
-    def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event) -> dict[str, Any]:
+    def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event, *, again: bool) -> dict[str, Any]:
         return {"key": intent.call_id}
 
     def body_writer(self, call_id: str) -> BodyWriter:
@@ -130,11 +130,11 @@ class Box:
         self.snapshot(pid)
         return "s"
 
-    def checkpoint(self, pid: int, call_id: str, name: str, within: str | None) -> dict[str, Any]:
+    def checkpoint(self, pid: int, call_id: str, name: str, within: str | None, *, again: bool) -> dict[str, Any]:
         self.snapshot(pid)
         return {"snapshot": "s"}
 
-    def message(self, role: str, content: Any, within: str | None) -> None:
+    def message(self, role: str, content: Any, within: str | None, rid: str | None) -> None:
         pass
 
     def messages(self, offset: int, limit: int) -> list[Message]:
