@@ -17,7 +17,7 @@ from snapshotd.types import short
 from tests.e2e.support import Snap
 
 pytestmark = pytest.mark.runc
-STEPS = int(os.environ.get("SNAPSHOTD_CONTENTION_STEPS", "100"))
+STEPS = int(os.environ.get("SNAPSHOTD_CONTENTION_STEPS", "1000"))
 PROCESS_STEPS = max(10, STEPS // 10)
 WAIT_S = 120.0
 WRITER = """
@@ -91,7 +91,7 @@ def test_two_processes_take_turns_without_losing_a_step(snap: Snap) -> None:
     ]  # fmt: skip
     said = [writer.communicate(timeout=500) for writer in writers]
     assert [writer.returncode for writer in writers] == [0, 0], said
-    log = snap.json("log", trajectory)
+    log = snap.json("log", "--all", trajectory)
     assert [one["seq"] for one in log] == list(range(PROCESS_STEPS + 1))
     assert [one["parent"] for one in log[1:]] == [one["id"] for one in log[:-1]]
     lines = snap("cat", f"{log[-1]['id']}:/workspace/log").stdout.split()
