@@ -115,6 +115,20 @@ def test_a_cold_fork_whose_fuse_process_is_killed_while_it_is_read(engine: Local
     assert [_read(engine, first, number) for number in range(6)] == [_content(number) for number in range(6)]
 
 
+def test_what_came_back_and_went_again_is_forgotten(engine: LocalEngine, cold: Snapshot) -> None:
+    pid = _lazy_pid(engine)
+    for _ in range(2):
+        fork = _fork(engine, cold)
+        assert _read(engine, fork, 3) == _content(3)
+        wait_until(lambda: all(item.done.is_set() for item in engine._cold._rebuilt.values()), "the layer is written")
+        engine.remove(fork, force=True)
+        wait_until(lambda: engine._evict() == 0 and engine._context.store.sized_bytes() == 0, "the layer is evicted again")
+    with engine._cold._lock:
+        engine._cold._forget_evicted()
+    assert not engine._cold._rebuilt
+    assert _lazy_pid(engine) == pid, "the process goes on"
+
+
 def _waits_for_fuse(engine: LocalEngine, trajectory: str) -> bool:
     for pid in engine._sessions.running(engine.trajectory(trajectory)).cgroup.processes():
         try:
