@@ -39,6 +39,9 @@ class LazyLayers(Protocol):
         """O_PATH descriptor of the layer that makes `tree` of `below`, its ids shifted up by `shift`. Starts the mount if need be. OSError,
         Unsupported."""
 
+    def drop_layer(self, tree: TreeID, below: TreeID, shift: int) -> None:
+        """Nobody stands on it any more: what it takes in memory may go."""
+
     def close(self) -> None: ...
 
 
@@ -49,6 +52,8 @@ class _Rebuilt:
     layer: LayerID
     served: bool = False
     """Whether it can be used before it is written."""
+    shifts: set[int] = field(default_factory=set)
+    """How it was opened while it was served."""
     done: threading.Event = field(default_factory=threading.Event)
     failure: SnapshotdError | None = None
 
@@ -151,10 +156,12 @@ class Cold:
     def _begin(self, image: ImageID, tree: TreeID, below: TreeID) -> _Rebuilt:
         """Announce the layer, held once, and start writing it."""
         store, lazy = self._context.store, self._lazy
+        self._forget_evicted()
         rebuilt = _Rebuilt(LayerID(new_id()))
         if lazy is not None:
             try:
                 os.close(lazy.open_layer(tree, below, 0))
+                rebuilt.shifts.add(0)
             except Unsupported as exc:
                 self._give_up_lazy(exc)
                 lazy = None
@@ -162,7 +169,7 @@ class Cold:
                 _log.warning("tree %s is not served while its files are written: %s", tree, exc)
                 lazy = None
         rebuilt.served = lazy is not None
-        store.expect(rebuilt.layer, lambda shift: self._open(tree, below, shift))
+        store.expect(rebuilt.layer, lambda shift: self._open(rebuilt, tree, below, shift))
         store.hold([rebuilt.layer])
         self._rebuilt[image, tree] = rebuilt
         thread = threading.Thread(target=self._write, args=(rebuilt, tree, below), name="rebuild-layer")
@@ -171,9 +178,21 @@ class Cold:
         thread.start()
         return rebuilt
 
-    def _open(self, tree: TreeID, below: TreeID, shift: int) -> int:
+    def _forget_evicted(self) -> None:
+        """What came back and went again: nobody stands on it, in either form. Caller holds the lock."""
+        for (image_id, tree), rebuilt in list(self._rebuilt.items()):
+            if not rebuilt.done.is_set() or rebuilt.failure is not None or (self._context.store.root / rebuilt.layer).exists():
+                continue
+            del self._rebuilt[image_id, tree]
+            image = self._context.image(image_id)
+            if self._lazy is not None and image is not None and image.tree is not None:
+                for shift in rebuilt.shifts:
+                    self._lazy.drop_layer(tree, image.tree, shift)
+
+    def _open(self, rebuilt: _Rebuilt, tree: TreeID, below: TreeID, shift: int) -> int:
         if self._lazy is None:
             raise FileNotFoundError(f"the layer of tree {tree} is not written yet")
+        rebuilt.shifts.add(shift)
         return self._lazy.open_layer(tree, below, shift)
 
     def _write(self, rebuilt: _Rebuilt, tree: TreeID, below: TreeID) -> None:

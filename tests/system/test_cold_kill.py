@@ -1,0 +1,173 @@
+"""The processes that bring cold snapshots back are killed in the middle: whoever waits gets the right bytes or an error, soon, and the next
+who asks gets the files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from snapshotd.engine import evict
+from snapshotd.engine.engine import LocalEngine
+from snapshotd.errors import InternalError
+from snapshotd.types import Snapshot
+from tests import mind_rig
+from tests.capabilities import require
+from tests.storage_rig import wait_until
+
+pytestmark = pytest.mark.runc
+SOON_S = 5.0
+FILES, FILE_BYTES = 24, 1 << 20
+
+
+@pytest.fixture
+def engine(small_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:
+    """One that keeps no layer it need not keep."""
+    require("root", "fuse")
+    monkeypatch.setattr(evict, "BUDGET", "0")
+    with mind_rig.engine(small_root) as opened:
+        yield opened
+
+
+@pytest.fixture
+def cold(engine: LocalEngine) -> Snapshot:
+    """A stored snapshot with `FILES` files of a megabyte, whose layers are gone."""
+    agent = mind_rig.agent(engine)
+    call, _ = agent.begin("fill", {})
+    data = Path(f"/proc/{agent.sandbox.container.pid}/root/workspace/data")
+    data.mkdir()
+    for number in range(FILES):
+        (data / str(number)).write_bytes(_content(number))
+    snapshot = agent.end(call)
+    engine.flush()
+    engine.stop(agent.id)
+    wait_until(lambda: engine._evict() == 0 and not engine._cold.is_hot(snapshot), "its layers are evicted")
+    return snapshot
+
+
+def _content(number: int) -> bytes:
+    """Does not compress, and differs from file to file."""
+    return hashlib.shake_128(b"%d" % number).digest(FILE_BYTES)
+
+
+def _read(engine: LocalEngine, trajectory: str, number: int) -> bytes | None:
+    """A file of a sandbox; None when its program says that it cannot be read."""
+    said: list[bytes] = []
+    sandbox = engine._sessions.running(engine.trajectory(trajectory))
+    result = engine._sessions.exec(
+        sandbox, ("cat", f"data/{number}"), cwd="/workspace", env=(), user=None, record=False,
+        sink=lambda stream, data: said.append(data) if stream == "stdout" else None,
+    )  # fmt: skip
+    return b"".join(said) if result.exit_code == 0 else None
+
+
+def _fork(engine: LocalEngine, snapshot: Snapshot) -> str:
+    return engine.fork(snapshot.id, 1, args=None, name=None).trajectories[0].id
+
+
+def _lazy_pid(engine: LocalEngine) -> int:
+    lazy = engine._cold._lazy
+    assert lazy is not None
+    lazy.start()
+    pid: int | None = lazy.pid  # type: ignore[attr-defined]
+    assert pid is not None
+    return pid
+
+
+def _in_thread(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_a_cold_fork_whose_fuse_process_is_killed_while_it_is_read(engine: LocalEngine, cold: Snapshot) -> None:
+    lazy = _lazy_pid(engine)
+    first = _fork(engine, cold)
+    rebuilder = engine._cold._rebuilder
+    wait_until(lambda: rebuilder.pid is not None, "the layer is being written")
+    assert rebuilder.pid is not None
+    os.kill(rebuilder.pid, signal.SIGSTOP)  # so that the layer is certainly not there
+    try:
+        assert _read(engine, first, 0) == _content(0)
+        os.kill(lazy, signal.SIGSTOP)  # so that the reader is certainly in the middle
+        seen: list[bytes | None] = []
+        reader = _in_thread(lambda: seen.append(_read(engine, first, 1)))
+        wait_until(lambda: _waits_for_fuse(engine, first), "the reader waits for the process")
+        os.kill(lazy, signal.SIGKILL)
+        reader.join(SOON_S)
+        assert seen in ([None], [_content(1)]), "an error or the file, and at once"
+        for number in range(2, 6):
+            began = time.monotonic()
+            assert _read(engine, first, number) in (None, _content(number))
+            assert time.monotonic() - began < SOON_S
+        second = _fork(engine, cold)  # which starts the process again
+        assert _read(engine, second, 1) == _content(1)
+    finally:
+        os.kill(rebuilder.pid, signal.SIGCONT)
+    wait_until(lambda: all(item.done.is_set() for item in engine._cold._rebuilt.values()), "the layer is written")
+    engine.rewind(first, cold.id, mode="files")
+    assert [_read(engine, first, number) for number in range(6)] == [_content(number) for number in range(6)]
+
+
+def test_what_came_back_and_went_again_is_forgotten(engine: LocalEngine, cold: Snapshot) -> None:
+    pid = _lazy_pid(engine)
+    for _ in range(2):
+        fork = _fork(engine, cold)
+        assert _read(engine, fork, 3) == _content(3)
+        wait_until(lambda: all(item.done.is_set() for item in engine._cold._rebuilt.values()), "the layer is written")
+        engine.remove(fork, force=True)
+        wait_until(lambda: engine._evict() == 0 and engine._context.store.sized_bytes() == 0, "the layer is evicted again")
+    with engine._cold._lock:
+        engine._cold._forget_evicted()
+    assert not engine._cold._rebuilt
+    assert _lazy_pid(engine) == pid, "the process goes on"
+
+
+def _waits_for_fuse(engine: LocalEngine, trajectory: str) -> bool:
+    for pid in engine._sessions.running(engine.trajectory(trajectory)).cgroup.processes():
+        try:
+            if any(word in Path(f"/proc/{pid}/wchan").read_text() for word in ("fuse", "request_wait")):
+                return True
+        except OSError:
+            continue  # it has ended meanwhile
+    return False
+
+
+def test_a_restore_during_which_the_fuse_process_is_killed(engine: LocalEngine, cold: Snapshot, tmp_path: Path) -> None:
+    lazy = _lazy_pid(engine)
+    fork = _fork(engine, cold)
+    restored = _in_thread(lambda: engine.restore(cold.id, tmp_path / "to", path=b"/workspace"))
+    wait_until(lambda: bool(list(tmp_path.rglob("data/*"))), "the restore is in the middle")
+    os.kill(lazy, signal.SIGKILL)
+    restored.join()
+    assert {path.name: path.read_bytes() for path in (tmp_path / "to/data").iterdir()} == {str(n): _content(n) for n in range(FILES)}
+    engine.remove(fork, force=True)
+
+
+def test_a_restore_whose_own_process_is_killed(engine: LocalEngine, cold: Snapshot, tmp_path: Path) -> None:
+    failures: list[InternalError] = []
+
+    def restore() -> None:
+        try:
+            engine.restore(cold.id, tmp_path / "to", path=b"/workspace")
+        except InternalError as exc:
+            failures.append(exc)
+
+    rebuilder = engine._cold._rebuilder
+    restored = _in_thread(restore)
+    wait_until(lambda: bool(list(tmp_path.rglob("data/*"))), "the restore is in the middle")
+    assert rebuilder.pid is not None
+    os.kill(rebuilder.pid, signal.SIGKILL)
+    restored.join(SOON_S)
+    assert not restored.is_alive()
+    assert failures or (tmp_path / "to").exists(), "killed in the middle, or just finished"
+    if failures:
+        assert not list(tmp_path.iterdir()), "nothing half is left"
+        restore()
+    assert {path.name: path.read_bytes() for path in (tmp_path / "to/data").iterdir()} == {str(n): _content(n) for n in range(FILES)}
