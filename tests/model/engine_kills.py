@@ -53,6 +53,8 @@ class Kills:
             (self._crash_in_create, ("engine.start.",)),
         )  # fmt: skip
         self._starter = Starter(machine.snap.state_dir, self._client.socket_path, machine.snap.env)
+        self.left_rubbish = False
+        """Somebody was killed, maybe between a pack and its entry in the index, and nothing was repaired since."""
         self._armed = False
         self._log_seen = 0
 
@@ -80,6 +82,7 @@ class Kills:
 
     def _kill(self, pid: int | None) -> None:
         """None: it died at a failpoint, and so will its children."""
+        self.left_rubbish = True
         if pid is None:
             return
         children = [child for child in _children(pid) if b"snapshotd" in _command(child)]  # containers go when the next one starts
@@ -279,6 +282,7 @@ class Kills:
         """A child of the daemon dies, now or in the middle of something."""
         m = self._machine
         role = m.rng.choice(("archive", "archive", "cold", "lazy", "worker"))
+        self.left_rubbish = True
         pid = self.pid()
         m.note(f"kill {role}")
         if role == "lazy":
