@@ -253,12 +253,13 @@ def make_step(folder: Path, files: int, size: int) -> None:
 def step(work: Path) -> dict[str, Any]:
     """Each tool stores the same directory into a fresh repository, five times in turns; the best counts.
 
-    The others are commands, ours works in a process that runs already: `nothing_s` is what they take to store an empty directory into the
-    same repository, `times_without_start` the ratio of the rates when that is taken off.
+    The others are commands, ours works in a process that runs already: `nothing_s` is what they take to store a directory of one short file
+    into the same repository, `times_without_start` the ratio of the rates when that is taken off.
     """
-    folder, empty = work / "step", work / "empty"
-    folder.mkdir()
-    empty.mkdir()
+    folder, empty, single = work / "step", work / "empty", work / "single"
+    for one in (folder, empty, single):
+        one.mkdir()
+    (single / "file").write_text("one\n")
     make_step(folder, 5000, 300 * MIB)
     run("sync")
     size = tree_bytes(folder)
@@ -280,7 +281,7 @@ def step(work: Path) -> dict[str, Any]:
             else:
                 seen[name].append(timed(lambda command=others[name]: command(folder)))
                 sizes[name] = tree_bytes(place / name)
-                nothing[name].append(timed(lambda command=others[name]: command(empty)))
+                nothing[name].append(timed(lambda command=others[name]: command(single)))
         shutil.rmtree(place)
     best, start = {name: min(values) for name, values in seen.items()}, {name: min(values) for name, values in nothing.items()}
     return {

@@ -35,11 +35,13 @@ BULK_LEVEL = 1
 _FAST_LEVEL = -1
 """Without entropy coding of literals: a third faster than level 1, and a tenth larger for programs and texts, but not for what is noise
 with repetitions in it."""
-_FAST_FROM, _FAST_PERCENT = 8, 2
+_FAST_FROM, _FAST_PERCENT = 8, 1
 """Of how many objects one is compressed at both levels, and how much larger the fast one may be to be used for all of them."""
 _NEW_BYTES = 128 << 10
 """What is new in a small step, and not longer, is worth the best level (2 ms): 4 % smaller than at level 9."""
 _MAX_KEPT_LEVEL, _MAX_KEPT_BITS = 3, 20
+_CLASS_BITS = (14, 17, 18, 20)
+"""Up to which sizes zstd has other parameters for the same level. What is larger than a chunk (1 MiB) is compressed alone."""
 
 
 class _Own(threading.local):
@@ -73,14 +75,24 @@ def compress(data: bytes, level: int) -> memoryview:
 
 def compress_many(datas: Sequence[bytes], level: int) -> list[memoryview]:
     """Payloads of objects that are not empty, of one level or, where a sample says that it costs no space, of a faster one. Releases the
-    interpreter's lock once, not once for each: the threads that read and those that compress pass it to each other less often."""
-    bits = max(map(len, datas)).bit_length()
+    interpreter's lock once for all of a size class: the threads that read and those that compress pass it to each other less often."""
+    payloads: dict[int, memoryview] = {}
+    places = sorted(range(len(datas)), key=lambda place: len(datas[place]))
+    for bits in _CLASS_BITS:
+        some = [place for place in places[len(payloads) :] if len(datas[place]) <= 1 << bits]
+        if some:
+            payloads |= zip(some, _compress_class([datas[place] for place in some], level, bits), strict=True)
+    payloads |= {place: compress(datas[place], level) for place in places[len(payloads) :]}
+    return [payloads[place] for place in range(len(datas))]
+
+
+def _compress_class(datas: Sequence[bytes], level: int, bits: int) -> list[memoryview]:
+    """Payloads of objects of up to 2**bits bytes."""
     if level == BULK_LEVEL and len(datas) >= _FAST_FROM:
         sample = datas[len(datas) // 2]
         usual, fast = (len(_compressor(one, bits).compress(sample)) for one in (BULK_LEVEL, _FAST_LEVEL))
         level = _FAST_LEVEL if fast * 100 <= usual * (100 + _FAST_PERCENT) else level
-    compressor = _compressor(level, bits)
-    frames = compressor.multi_compress_to_buffer(list(datas))
+    frames = _compressor(level, bits).multi_compress_to_buffer([*datas])
     return [_strip(memoryview(frames[place]), len(data)) for place, data in enumerate(datas)]  # type: ignore[arg-type]  # see decode_many
 
 

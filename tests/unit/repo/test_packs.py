@@ -109,7 +109,7 @@ def test_payloads_come_back(data: bytes, base: bytes, level: int) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.one_of(st.binary(min_size=1, max_size=400), st.integers(1, 1 << 20).map(bytes)), min_size=1, max_size=20), st.data())
+@given(st.lists(st.one_of(st.binary(min_size=1, max_size=400), st.integers(1, 3 << 20).map(bytes)), min_size=1, max_size=20), st.data())
 def test_many_payloads_come_back(datas: list[bytes], data: st.DataObject) -> None:
     payloads = compress.compress_many(datas, data.draw(st.sampled_from([-1, 1, 3])))
     assert [compress.decompress(payload, len(plain)) for payload, plain in zip(payloads, datas, strict=True)] == datas
