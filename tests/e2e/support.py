@@ -105,11 +105,11 @@ class Snap:
         """kill -9. Agents that run go on at the next daemon."""
         self._kill([self.daemon_pid()])
 
-    def crash(self) -> None:
-        """Everything that runs dies, as with the machine, before the daemon can see that anything does."""
-        sandboxes, daemon = [one["pid"] for one in self.json("ps")], self.daemon_pid()
+    def crash(self, *pids: int) -> None:
+        """These processes die, or every sandbox, as with the machine, and the daemon before it can see that anything does."""
+        doomed, daemon = pids or [one["pid"] for one in self.json("ps")], self.daemon_pid()
         os.kill(daemon, signal.SIGSTOP)
-        self._kill([*sandboxes, daemon])
+        self._kill([*doomed, daemon])
 
     def forget_sandboxes(self) -> None:
         """The next daemon goes on with none of those that a dead one left, as if the machine had been down."""

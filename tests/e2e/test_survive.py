@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -274,9 +272,7 @@ def test_what_ends_with_the_daemon(lone: Snap, runc_ready: None, tmp_path: Path)
     assert _sleeps(sandbox["pid"], "998"), "what it had left in the background goes on"
     assert [one["status"] for one in lone.json("ls") if one["id"] == bare] == ["stopped"]
     (keeper,) = [pid for pid, line in processes_with("keeper_main.py") if f"/{instance_of(lone.state_dir)}/" in line]
-    os.kill(lone.daemon_pid(), signal.SIGSTOP)
-    os.kill(keeper, signal.SIGKILL)
-    lone.kill_daemon()
+    lone.crash(keeper)
     assert [one["status"] for one in lone.json("ls") if one["name"] == "sleeper"] == ["interrupted"]
     running.communicate(timeout=120)
     assert running.returncode == 125
