@@ -58,6 +58,7 @@ class Snap:
         self.state_dir = state_dir
         self.env = {**os.environ, "SNAPSHOTD_STATE_DIR": str(state_dir), **(env or {})}
         self.env.pop("SNAPSHOTD_SOCKET", None)
+        self.env.pop("PYTHONDONTWRITEBYTECODE", None)  # half of a command's time would be compiling
 
     def __call__(self, *args: str | Path, code: int | None = 0) -> subprocess.CompletedProcess[str]:
         """Run a command; fail unless it exits with `code` (None: any)."""
