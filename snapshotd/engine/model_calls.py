@@ -67,6 +67,8 @@ class ModelCalls:
         """Tool calls that the model has asked for and the agent not answered, by the provider's id."""
         self._unclosed: set[str] = set()
         """Of these, those that an earlier daemon opened: their results may have been sent to it."""
+        self._resumed: set[int] = set()
+        """Conversations of an earlier daemon with which nobody has gone on yet."""
         self._turns: dict[int, _Turn] = {}
         self._lock = threading.Lock()
 
@@ -79,6 +81,10 @@ class ModelCalls:
         replayed = self._recorder.replayed(EntryKind.MODEL, request.model[:200], outline)
         if replayed is not None:
             return self._again(request, dialog, known, replayed.entry)
+        if dialog.number in self._resumed:
+            unheard = self._unheard(request, dialog, known, outline)
+            if unheard is not None:
+                return unheard
         if replaying:  # it has just gone live: the tools' results, for one, may be in the conversation already
             self._recorder.met(request.new_messages(known))
         else:
@@ -86,7 +92,7 @@ class ModelCalls:
                 self._recorder.message(message, rid=f"{dialog.number}:{known}:{number}")
         self._heard(dialog, known, request.digests[known:])
         opened = self._recorder.begin(Intent(new_id(), request.model[:200], outline, EntryKind.MODEL))
-        self._recorder.wire({"turn": opened.entry.id})
+        self._note({"turn": opened.entry.id})
         turn = _Turn(opened, dialog)
         with self._lock:
             self._turns[id(request)] = turn
@@ -115,9 +121,7 @@ class ModelCalls:
             raise turn.failure
         if reply.failed:
             return
-        for message in content.messages:
-            self._recorder.message(message)
-        self._heard(turn.dialog, len(turn.dialog.digests), content.digests)
+        self._said(turn.dialog, content)
         for call in calls:
             self._open_tool(call)
 
@@ -141,7 +145,7 @@ class ModelCalls:
             self._recorder.refused(intent, denied.message, {"gateway": True})
             raise
         opened = self._recorder.begin(intent)
-        self._recorder.wire({"tool": call.id, "entry": opened.entry.id})
+        self._note({"tool": call.id, "entry": opened.entry.id})
         with self._lock:
             self._tools[call.id] = opened
 
@@ -209,10 +213,36 @@ class ModelCalls:
 
     # -- conversations -------------------------------------------------------------------------------------------------------
 
+    def _said(self, dialog: _Dialog, content: ReplyContent) -> None:
+        """The model's words join the conversation."""
+        at = len(dialog.digests)
+        for number, message in enumerate(content.messages):
+            self._recorder.message(message, rid=f"{dialog.number}:{at}:{number}")
+        self._heard(dialog, at, content.digests)
+
+    def _unheard(self, request: TurnRequest, dialog: _Dialog, known: int, outline: dict[str, Any]) -> Recorded | None:
+        """A reply that is recorded and that the agent has not got, because the daemon was killed meanwhile, so that it asks the same again.
+        What else had to be done with it is done now, as far as it was not."""
+        self._resumed.discard(dialog.number)
+        entry = self._recorder.reply(request.model[:200], outline) if known == len(request.digests) else None
+        if entry is None:
+            return None
+        recorded = _recorded(entry)
+        if len(dialog.digests) == known:
+            self._said(dialog, request.reader.read_again(request, recorded))
+        for call in entry.result["calls"]:
+            self._open_tool(ModelCall(call["id"], call["name"], call["arguments"]))
+        return recorded
+
     def _heard(self, dialog: _Dialog, at: int, digests: Sequence[bytes]) -> None:
         """A conversation goes on, from message number `at`."""
         dialog.digests[at:] = digests
-        self._recorder.wire({"dialog": dialog.number, "at": at, "digests": [digest.hex() for digest in digests]})
+        self._note({"dialog": dialog.number, "at": at, "digests": [digest.hex() for digest in digests]})
+
+    def _note(self, fields: dict[str, Any]) -> None:
+        """Something that the gateway of another daemon has to know."""
+        if self._recorder.sandbox.live is not None:
+            self._recorder.sandbox.live.wire(fields)
 
     def restore(self, record: LiveRecord) -> None:
         """Go on where the gateway of an earlier daemon was killed. What was being forwarded is asked again by its client."""
@@ -230,6 +260,7 @@ class ModelCalls:
                     self._tools[line["tool"]] = opened
                     self._unclosed.add(line["tool"])
         self._dialogs = list(dialogs.values())[-MAX_DIALOGS:]
+        self._resumed = set(dialogs)
         self._began = max(dialogs, default=-1) + 1
 
     def _dialog(self, request: TurnRequest) -> tuple[_Dialog, int]:

@@ -274,11 +274,6 @@ class Recorder:
         known = {entry.id for entry in unbound}
         self.pending.restore(record, self.sandbox.head, [entry for entry in unbound if entry.status is None], known.__contains__)
 
-    def wire(self, fields: dict[str, Any]) -> None:
-        """Note for another daemon what the gateway knows."""
-        if self.sandbox.live is not None:
-            self.sandbox.live.wire(fields)
-
     def cut_off(self, call_id: str) -> None:
         """A call that was being carried out by a daemon that was killed: whoever wanted it asks again."""
         if self.pending.opened(call_id) is not None:
@@ -293,6 +288,14 @@ class Recorder:
         except SnapshotdError:
             return None
         return entry if trajectory == self.sandbox.trajectory.id and entry.id == call_id else None
+
+    def reply(self, name: str, arguments: Any) -> Entry | None:
+        """The newest reply to such a model call that no snapshot binds yet; None if there is none."""
+        asked = (EntryKind.MODEL, self.funnel.conceal_text(name), self.funnel.conceal(arguments), CallStatus.DONE)
+        for entry in reversed(self._catalog.unbound(self.sandbox.trajectory.id)):
+            if (entry.kind, entry.name, entry.arguments, entry.status) == asked:
+                return self._revealed(entry)
+        return None
 
     def reopened(self, call_id: str) -> Open | None:
         """A call that has begun and that nobody saw end; its process asks again."""

@@ -221,6 +221,28 @@ def test_behind_the_gateway(lone: Snap, runc_ready: None, tmp_path: Path) -> Non
     assert lone("show", "--output", "stdout", trajectory).stdout == "asks again\nIt is repaired.\n"
 
 
+@pytest.mark.runc
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("hit", [1, 2])
+def test_a_reply_that_did_not_arrive(lone: Snap, runc_ready: None, tmp_path: Path, hit: int) -> None:
+    """The daemon dies when it has recorded a reply and the agent has not got it: the provider is not asked again."""
+    program = tmp_path / "agent.py"
+    program.write_text(GATEWAY_AGENT)
+    lone.stop_daemon()
+    armed = Snap(lone.state_dir, {**lone.env, "SNAPSHOTD_FAILPOINT": f"engine.journal.ended:{hit}"})
+    armed("daemon", "--restart")
+    agents = Agents(lone, "runc")
+    count = bash("echo x >> count; wc -l < count", "I count.")
+    with provider(tmp_path, count, count, {"text": "It is repaired."}) as at:
+        trajectory = agents.start(at, program)
+        agents.snap("attach", trajectory)
+        assert at.asked() == [0, 1, 2]
+    assert agents.names(trajectory) == ["start", "bash", "bash", "exit"]
+    assert [role for role, _ in agents.said(trajectory)] == ["user", *["assistant", "tool"] * 2, "assistant"]
+    assert agents.journal(trajectory) == [("model", "done"), ("tool", "done")] * 2 + [("model", "done")]
+    assert agents.files(trajectory) == {"count": "x\nx\n"}
+
+
 PATIENT = """
 import os, sys
 from snapshotd.agent import approve, tool
