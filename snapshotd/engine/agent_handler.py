@@ -80,7 +80,7 @@ class AgentHandler(Protocol):
     def ended(self, call_id: str) -> str | None:
         """What `call_end` answered, or would have: for a process that sends it again. None: it has not ended."""
 
-    def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event, *, again: bool) -> Answer:
+    def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event, *, again: bool = False) -> Answer:
         """Something is about to run: record the intent. May wait for a person. With `replayed` in the answer the call has ended already.
         `again`, here and below: nobody knows whether the first such request was heard."""
 
@@ -90,14 +90,14 @@ class AgentHandler(Protocol):
     def call_end(self, pid: int, call_id: str, outcome: Outcome) -> str:
         """A call that this connection began is over: take the snapshot (unless it was a model call) and return the head's id."""
 
-    def output(self, call_id: str, stream: Literal["stdout", "stderr"], data: bytes, rid: str | None) -> None:
+    def output(self, call_id: str, stream: Literal["stdout", "stderr"], data: bytes, rid: str | None = None) -> None:
         """What a call that this connection began has printed so far. `rid`, here and below: the request's own name, the same when it is
         sent again."""
 
-    def fact(self, kind: str, value: Any, rid: str | None) -> Any:
+    def fact(self, kind: str, value: Any, rid: str | None = None) -> Any:
         """The recorded value, or `value`, which is recorded from now on."""
 
-    def message(self, role: str, content: Any, within: str | None, rid: str | None) -> None:
+    def message(self, role: str, content: Any, within: str | None, rid: str | None = None) -> None:
         """Append to the conversation."""
 
     def messages(self, offset: int, limit: int) -> list[Message]:
@@ -115,16 +115,16 @@ class AgentHandler(Protocol):
     def tasks(self) -> list[dict[str, Any]]:
         """All subtasks."""
 
-    def checkpoint(self, pid: int, call_id: str, name: str, within: str | None, *, again: bool) -> Answer:
+    def checkpoint(self, pid: int, call_id: str, name: str, within: str | None, *, again: bool = False) -> Answer:
         """Take a snapshot without a call: `snapshot` is its id."""
 
     def approve(
         self, pid: int, call_id: str, question: str, details: Any, expires_s: float | None, within: str | None,
-        cancelled: threading.Event, *, again: bool,
+        cancelled: threading.Event, *, again: bool = False,
     ) -> Answer:  # fmt: skip
         """Ask a person and wait: `approved`, `by`, `reason`, `answer`."""
 
     def store(
-        self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any], within: str | None, rid: str | None
+        self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any], within: str | None, rid: str | None = None
     ) -> Answer:  # fmt: skip
         """The key-value store; `fields` are those of the request, checked, `value` among them where there is one."""

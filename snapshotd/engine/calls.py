@@ -103,7 +103,7 @@ class AgentCalls:
 
     # -- calls ---------------------------------------------------------------------------------------------------------------
 
-    def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event, *, again: bool) -> Answer:
+    def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event, *, again: bool = False) -> Answer:
         sandbox, recorder = self._bound(), self.recorder
         if recorder is None:
             return {"key": intent.key or intent.call_id}
@@ -221,7 +221,7 @@ class AgentCalls:
         finally:
             writer.discard()
 
-    def output(self, call_id: str, stream: Literal["stdout", "stderr"], data: bytes, rid: str | None) -> None:
+    def output(self, call_id: str, stream: Literal["stdout", "stderr"], data: bytes, rid: str | None = None) -> None:
         sandbox = self._bound()
         if self.recorder is None or self.recorder.pending.opened(call_id) is None:
             return
@@ -234,7 +234,7 @@ class AgentCalls:
             log.append({"event": "output", "stream": stream, "data_b64": base64.b64encode(shown).decode(), "call": call_id, "rid": rid})
         self._write(call_id, stream, data, rid)
 
-    def _write(self, call_id: str, stream: str, data: bytes, rid: str | None) -> None:
+    def _write(self, call_id: str, stream: str, data: bytes, rid: str | None = None) -> None:
         output = self._output.setdefault(call_id, _Output())
         with output.lock:
             output.last = rid
@@ -251,7 +251,7 @@ class AgentCalls:
             for writer in output.writers.values() if output is not None else ():
                 writer.discard()
 
-    def checkpoint(self, pid: int, call_id: str, name: str, within: str | None, *, again: bool) -> Answer:
+    def checkpoint(self, pid: int, call_id: str, name: str, within: str | None, *, again: bool = False) -> Answer:
         sandbox, recorder = self._bound(), self.recorder
         if recorder is None:
             return {"snapshot": sandbox.head}
@@ -272,7 +272,7 @@ class AgentCalls:
 
     def approve(
         self, pid: int, call_id: str, question: str, details: Any, expires_s: float | None, within: str | None,
-        cancelled: threading.Event, *, again: bool,
+        cancelled: threading.Event, *, again: bool = False,
     ) -> Answer:  # fmt: skip
         sandbox, recorder = self._bound(), self.recorder
         if recorder is None or self._gate is None:
@@ -299,11 +299,11 @@ class AgentCalls:
 
     # -- conversation, state, store ------------------------------------------------------------------------------------------
 
-    def fact(self, kind: str, value: Any, rid: str | None) -> Any:
+    def fact(self, kind: str, value: Any, rid: str | None = None) -> Any:
         self._bound()
         return value if self.recorder is None else self.recorder.fact(kind, value, rid)
 
-    def message(self, role: str, content: Any, within: str | None, rid: str | None) -> None:
+    def message(self, role: str, content: Any, within: str | None, rid: str | None = None) -> None:
         self._bound()
         if self.recorder is not None:
             self.recorder.message(Message(role, content), within, rid)
@@ -334,7 +334,7 @@ class AgentCalls:
         return found if self.recorder is None else list(self.recorder.funnel.reveal(found))
 
     def store(
-        self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any], within: str | None, rid: str | None
+        self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any], within: str | None, rid: str | None = None
     ) -> Answer:  # fmt: skip
         """What the program itself asks the store is a recorded fact: a replay neither sees newer values nor writes again."""
         self._bound()
