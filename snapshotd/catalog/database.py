@@ -42,13 +42,12 @@ _CHECKPOINT_PAGES = 1000
 """`flush` copies the write-ahead log (WAL) into the database from this many 4 KiB pages on (SQLite's own default)."""
 _CHECKPOINT_LIMIT_PAGES = 8000
 """A commit does it itself from here on, so that the WAL stays bounded (32 MiB) even if nobody flushes."""
-_PRAGMAS = f"""
+_PRAGMAS = """
 PRAGMA foreign_keys = ON;
 PRAGMA mmap_size = 0;          -- a file error must be an error code, never SIGBUS
 PRAGMA trusted_schema = OFF;
 PRAGMA cell_size_check = ON;   -- find damaged pages when they are read
 PRAGMA synchronous = NORMAL;   -- no fsync in a commit; see flush
-PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS};
 """
 
 _REMEDY = "restore it from a backup, or make it again from the repository with `snapshotd daemon --rebuild-catalog`"
@@ -228,6 +227,7 @@ def _check_sqlite() -> None:
 
 def _connect(name: str, flags: int) -> apsw.Connection:
     conn = apsw.Connection(name, flags=flags)
+    conn.set_busy_timeout(_BUSY_TIMEOUT_MS)  # before the first statement, which may meet a process that recovers the WAL
     conn.execute(_PRAGMAS).fetchall()
     return conn
 

@@ -40,7 +40,8 @@ CREATE TABLE objects (
 ) WITHOUT ROWID;
 CREATE TABLE records (number INTEGER PRIMARY KEY AUTOINCREMENT, id BLOB NOT NULL UNIQUE);
 """
-_PRAGMAS = "PRAGMA synchronous = FULL; PRAGMA busy_timeout = 10000; PRAGMA trusted_schema = OFF; PRAGMA cache_size = -16384;"
+_PRAGMAS = "PRAGMA synchronous = FULL; PRAGMA trusted_schema = OFF; PRAGMA cache_size = -16384;"
+_BUSY_TIMEOUT_MS = 10_000
 _COLUMNS = "o.id, o.kind, p.id, o.offset, o.stored, o.plain, o.base, o.depth"
 _FROM = "FROM objects o JOIN packs p ON p.number = o.pack"
 _MANY = 256
@@ -83,6 +84,7 @@ class Index:
         try:
             with self._translated():
                 self._conn = apsw.Connection(str(path), flags=flags)
+                self._conn.set_busy_timeout(_BUSY_TIMEOUT_MS)  # before the first statement, which may meet a process that recovers the WAL
                 self._conn.execute(_PRAGMAS).fetchall()
                 self._check_version()
         except BaseException:

@@ -55,9 +55,10 @@ _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE secrets (trajectory TEXT NOT NULL, marker TEXT NOT NULL, sealed BLOB NOT NULL, PRIMARY KEY (trajectory, marker)) WITHOUT ROWID;
 """
+_BUSY_TIMEOUT_MS = 5000
 _PRAGMAS = (
     "PRAGMA mmap_size = 0; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON; "
-    "PRAGMA synchronous = NORMAL; PRAGMA busy_timeout = 5000;"
+    "PRAGMA synchronous = NORMAL;"
 )
 _SEALED_VERSION = b"\1"
 _NONCE_BYTES = 12
@@ -97,6 +98,7 @@ class FileVault(Vault):
             raise DataLoss(f"the vault {self._path} is empty, so the originals of recorded secrets are gone: {_REMEDY}")
         self._path.chmod(0o600)
         self._conn = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READWRITE)
+        self._conn.set_busy_timeout(_BUSY_TIMEOUT_MS)
         self._conn.execute(_PRAGMAS).fetchall()
         found, version = (self._rows(f"PRAGMA {pragma}")[0][0] for pragma in ("application_id", "user_version"))
         if found != _APPLICATION_ID:

@@ -256,7 +256,7 @@ def test_a_damaged_record_is_named(tmp_path: Path, damage: str) -> None:
 
 
 def test_another_writer_is_waited_for_and_then_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "_PRAGMAS", database._PRAGMAS.replace("5000", "10"))
+    monkeypatch.setattr(database, "_BUSY_TIMEOUT_MS", 10)
     path = tmp_path / "catalog.db"
     catalog = SqliteCatalog(path)
     other = apsw.Connection(str(path))
