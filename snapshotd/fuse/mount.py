@@ -155,6 +155,9 @@ def serve(
         raise
     try:
         _say("mounted")
+    except BrokenPipeError:
+        mounted.detach()
+        return  # whoever wanted it has gone
     except OSError:
         mounted.detach()
         raise

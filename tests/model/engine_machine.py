@@ -116,7 +116,7 @@ class Machine:
         """No defect is in the daemon's log, nor in what its children wrote there, but that they died with the other end of their pipe."""
         for number, line in enumerate(lines):
             if line.startswith("Traceback"):
-                last = next((text for text in lines[number + 1 :] if not text.startswith(" ")), "")
+                last = next((text for text in lines[number + 1 :] if not text.startswith((" ", "{"))), "")  # the daemon's own come between
                 assert last.startswith("BrokenPipeError"), lines[number : number + 60]
             elif "Traceback" in line:
                 assert "the worker process ended while" in line, line[:3000]
