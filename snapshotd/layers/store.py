@@ -230,15 +230,10 @@ class LayerStore:
         with self._lock:
             if self._held[layer] > 0 or layer in self._lazy:
                 return False
-            try:
-                os.rename(layer, _TRASH + layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
-            except FileNotFoundError:
+            if not self._taken(layer):
                 return False
-            self._pins.discard(layer)
-            self._unsized(layer)
         hit("layers.evict.renamed")
-        with self._trash:
-            files.remove_tree(self._fd, _TRASH + layer)
+        self._empty_trash(layer)
         return True
 
     # -- layers that are not there yet ---------------------------------------------------------------------------------------------
@@ -312,11 +307,26 @@ class LayerStore:
         files.remove_tree(self._fd, f"{layer}/work")
 
     def remove(self, layer: LayerID) -> None:
-        """Delete a layer. Not an error when it is missing. Cost: proportional to its entries."""
-        self.unpin([layer])
-        files.remove_tree(self._fd, layer)
+        """Delete a layer. Not an error when it is missing, or somebody else deletes it just now. Cost: proportional to its entries."""
         with self._lock:
-            self._unsized(layer)  # now that its size cannot be noted any more
+            self._pins.discard(layer)
+            if not self._taken(layer):
+                return
+        self._empty_trash(layer)
+
+    def _taken(self, layer: LayerID) -> bool:
+        """Take a layer away from everybody else, so that one deletes it. False when it is not there. Caller holds the lock."""
+        try:
+            os.rename(layer, _TRASH + layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        except FileNotFoundError:
+            return False
+        self._pins.discard(layer)
+        self._unsized(layer)
+        return True
+
+    def _empty_trash(self, layer: LayerID) -> None:
+        with self._trash:
+            files.remove_tree(self._fd, _TRASH + layer)
 
     def revive(self, upper: LayerID, stack: Stack) -> bool:
         """Take over a live upper of an earlier daemon, pinned, and the layers below it, held. False when one is not there."""
