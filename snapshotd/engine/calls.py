@@ -234,7 +234,7 @@ class AgentCalls:
             log.append({"event": "output", "stream": stream, "data_b64": base64.b64encode(shown).decode(), "call": call_id, "rid": rid})
         self._write(call_id, stream, data, rid)
 
-    def _write(self, call_id: str, stream: str, data: bytes, rid: str | None = None) -> None:
+    def _write(self, call_id: str, stream: str, data: bytes, rid: str | None) -> None:
         output = self._output.setdefault(call_id, _Output())
         with output.lock:
             output.last = rid

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.support import Snap, wait_until
+from tests.e2e.support import Snap, alive, wait_until
 
 PROGRAMS = Path(__file__).parent / "programs"
 KEY = "sk-known-to-the-daemon-alone-0123456789abcdef"
@@ -174,14 +174,6 @@ def _waiting(trajectory: str) -> list[int]:
         except OSError:
             pass  # it has ended meanwhile
     return found
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs."""
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 def host_address() -> str:

@@ -153,12 +153,12 @@ def processes_with(text: str) -> list[tuple[int, str]]:
     return found
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    """Poll until `condition` holds; fail after `seconds`."""
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60, pause_s: float = 0.05) -> None:
+    """Poll until `condition` holds, every `pause_s`; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.05)
+        time.sleep(pause_s)
 
 
 AGENT = """

@@ -19,6 +19,7 @@ from snapshotd.client.verbs import Wait
 from snapshotd.daemon.lock import lock_holder
 from snapshotd.errors import Conflict, DaemonUnavailable, InternalError, SnapshotdError
 from snapshotd.failpoints import NAMES
+from tests.e2e.support import wait_until
 from tests.model.engine_looks import same
 from tests.model.engine_oracle import Line, Taken, Tree, inside_view, parse_inside
 from tests.model.engine_starter import Starter
@@ -356,9 +357,6 @@ def _kill_children(pid: int, role: str) -> bool:
     return killed
 
 
-def _poll(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+def _poll(condition: Callable[[], bool], what: str) -> None:
     """As `wait_until`, but finely: this is waited for thousands of times."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.003)
+    wait_until(condition, what, pause_s=0.003)

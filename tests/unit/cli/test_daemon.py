@@ -6,30 +6,23 @@ import fcntl
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from snapshotd.cli.main import main
-from snapshotd.client import autostart
 from snapshotd.client.client import Snapshotd
 from snapshotd.daemon.lock import lock_holder
 from snapshotd.daemon.wire import lock_path_of
 from tests.unit.cli.conftest import Cli, Ran
-from tests.unit.daemon.process import FAKE_DAEMON, start
+from tests.unit.daemon.process import start, start_fakes
 
 
 @pytest.fixture
 def state_dir(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where commands start daemons over the fake engine, as root would real ones; without one at first."""
-
-    def argv(state_dir: Path, socket_path: Path, ready_fd: int) -> list[str]:
-        return [sys.executable, str(FAKE_DAEMON), str(state_dir), str(socket_path), str(ready_fd)]
-
-    monkeypatch.setattr(autostart, "daemon_argv", argv)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    start_fakes(monkeypatch)
     found = short_dir / "state"
     monkeypatch.setenv("SNAPSHOTD_STATE_DIR", str(found))
     yield found

@@ -9,9 +9,22 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+from snapshotd.client import autostart
 from snapshotd.client.client import Snapshotd
 
 FAKE_DAEMON = Path(__file__).with_name("fake_daemon.py")
+
+
+def start_fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on commands start daemons over the fake engine, as root would real ones."""
+
+    def argv(state_dir: Path, socket_path: Path, ready_fd: int) -> list[str]:
+        return [sys.executable, str(FAKE_DAEMON), str(state_dir), str(socket_path), str(ready_fd)]
+
+    monkeypatch.setattr(autostart, "daemon_argv", argv)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
 
 
 @dataclass

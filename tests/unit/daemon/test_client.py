@@ -28,7 +28,7 @@ from snapshotd.errors import (
     VersionMismatch,
 )
 from snapshotd.types import new_id
-from tests.unit.daemon.process import FAKE_DAEMON, Daemon
+from tests.unit.daemon.process import Daemon, start_fakes
 
 
 @pytest.fixture
@@ -203,12 +203,7 @@ except SnapshotdError as e:
 @pytest.fixture
 def startable(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A state directory where the client starts fake daemons, as it would as root."""
-
-    def argv(state_dir: Path, socket_path: Path, ready_fd: int) -> list[str]:
-        return [sys.executable, str(FAKE_DAEMON), str(state_dir), str(socket_path), str(ready_fd)]
-
-    monkeypatch.setattr(autostart, "daemon_argv", argv)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    start_fakes(monkeypatch)
     state_dir = short_dir / "state"
     yield state_dir
     pid = lock_holder(state_dir) if state_dir.exists() else None
