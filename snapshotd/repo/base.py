@@ -314,8 +314,9 @@ class Spool(ABC):
 
     @abstractmethod
     def load_blob(self, blob_id: BlobID) -> Iterator[bytes]:
-        """The blob's plain bytes in pieces of at most 1 MiB. Every byte is checked: DataLoss is raised at the latest when the end is
-        reached, and always before wrong data would pass as complete."""
+        """The blob's plain bytes in pieces of at most 1 MiB. NotFound comes at the call; a blob that is removed afterwards is still read
+        whole. Every byte is checked: DataLoss is raised at the latest when the end is reached, and always before wrong data would pass as
+        complete."""
 
     @abstractmethod
     def size_bytes(self, blob_id: BlobID) -> int:

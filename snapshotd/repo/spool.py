@@ -86,15 +86,18 @@ class FileSpool(Spool):
         return _Writer(self)
 
     def load_blob(self, blob_id: BlobID) -> Iterator[bytes]:
-        os.close(self._open_blob(blob_id))  # NotFound comes at the call; an iterator that nobody starts holds no descriptor
-        return self._pieces(blob_id)
+        pieces = self._pieces(blob_id)
+        next(pieces)  # opens the file: the archive may remove it at any time
+        return pieces
 
     def _pieces(self, blob_id: BlobID) -> Iterator[bytes]:
-        """Yields with one piece of delay, so that the last one is out only when everything was found right."""
+        """The first one is empty and means that the file is open. The others come with one piece of delay, so that the last one is out only
+        when everything was found right."""
         where = self._where(blob_id)
         plain, held = blake3.blake3(key=self._key), b""
         fd = self._open_blob(blob_id)
         try:
+            yield b""
             with blob_format.readable(where):
                 for piece in blob_format.unpack(fd, blob_format.read_header(fd, where)):
                     plain.update(piece)

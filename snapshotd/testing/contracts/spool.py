@@ -93,10 +93,11 @@ def removed_blobs_are_gone_and_can_come_back(repository: Spool) -> None:
 def a_reader_keeps_what_it_has_begun(repository: Spool) -> None:
     data = random.Random(3).randbytes(5 * PIECE_BYTES)
     blob_id = repository.save_blob(data)
-    reader = repository.load_blob(blob_id)
-    begin = next(reader)
+    begun, asked = repository.load_blob(blob_id), repository.load_blob(blob_id)
+    begin = next(begun)
     repository.remove(blob_id)
-    assert begin + b"".join(reader) == data
+    assert begin + b"".join(begun) == data
+    assert b"".join(asked) == data
 
 
 def flushing_is_repeatable(repository: Spool) -> None:
