@@ -4,7 +4,7 @@ A daemon that is killed or replaced leaves the sandbox running. A link notices t
 the next daemon is there, tells it which calls it has begun and not ended, and sends the request that was not answered again: under the same
 ids, marked `again`, so that the daemon does it once. The program notices nothing but the time that it takes.
 
-That is for processes that a daemon has greeted: there was one, so there will be. Others hear at once that there is none.
+That is for processes in a sandbox, or that a daemon has greeted: there was one, so there will be. Others hear at once that there is none.
 
 Requests are generators, `Steps`, since some of them are waited for in an event loop: `finish` runs one where waiting may block.
 """

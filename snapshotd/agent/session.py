@@ -55,8 +55,8 @@ class Session:
         """Connections of requests that wait for a person, and of the calls they began."""
         self.was_inside = False
         """Whether a daemon has greeted this process, or the one that it is a fork of."""
-        self.patient = False
-        """Whether a daemon that is away is waited for: since one has greeted this process, until waiting was in vain."""
+        self.patient = _library_belongs_to(socket_path())
+        """Whether a daemon that is away is waited for: in a sandbox, or since one has greeted this process; until waiting was in vain."""
         self._outside = False
 
     def inside(self) -> bool:

@@ -140,6 +140,30 @@ def test_killed_again_and_again(lone: Snap, runtime: str, program: Path) -> None
     assert _found(snap, "tough") == _expected()
 
 
+COMMANDS = """
+import subprocess
+for number in range(40):
+    print(number, flush=True)
+    subprocess.run(["snapshotd-agent", "message", "user", str(number)], check=True)
+"""
+
+
+@pytest.mark.runc
+def test_commands_that_start_while_no_daemon_is_there(lone: Snap, runc_ready: None, tmp_path: Path) -> None:
+    """Each is a process of its own, which no daemon has greeted yet."""
+    program = tmp_path / "agent.py"
+    program.write_text(COMMANDS)
+    running = lone.start("run", "--runtime", "runc", "--name", "commands", program)
+    assert running.stdout is not None
+    for number in range(40):
+        assert running.stdout.readline() == f"{number}\n"
+        if number % 10 == 5:
+            lone.kill_daemon()
+    _, errors = running.communicate(timeout=240)
+    assert running.returncode == 0, errors
+    assert [one["content"] for one in lone.json("show", "--conversation", "commands")] == [str(number) for number in range(40)]
+
+
 @pytest.mark.runc
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("hit", [1, 7])

@@ -395,7 +395,7 @@ def test_a_sandbox_whose_daemon_is_away_is_not_outside(library: Path, run_agent:
             work()
         except SnapshotdUnavailable as error:
             print(error)
-    """, SNAPSHOTD_AGENT_SOCKET=str(library / "agent.sock"))
+    """, SNAPSHOTD_AGENT_SOCKET=str(library / "agent.sock"), SNAPSHOTD_RECONNECT_S="0.1")
     assert done.stdout.startswith("The snapshotd daemon cannot be reached at ")
     assert "ran" not in done.stdout
 

@@ -209,6 +209,7 @@ def test_outside_of_a_sandbox(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_a_sandbox_whose_daemon_is_away(shell: Shell, library: Path) -> None:
-    done = shell("snapshotd-agent begin work", check=False, SNAPSHOTD_AGENT_SOCKET=str(library / "agent.sock"))
+    done = shell("snapshotd-agent begin work", check=False, SNAPSHOTD_AGENT_SOCKET=str(library / "agent.sock"), SNAPSHOTD_RECONNECT_S="0.1")
     assert done.returncode == 69
     assert "cannot be reached" in done.stderr
+    assert " for 0.1 s " in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import textwrap
@@ -214,6 +215,26 @@ def test_a_request_that_kills_every_daemon_is_given_up(daemon: FakeDaemon, serve
     # at once, then after 20, 40, 80, 160 and the 200 ms that are left
     assert len(sent) <= 7
     assert daemon.conversation == []
+
+
+@pytest.mark.parametrize("sandbox", [True, False])
+def test_a_program_that_starts_while_the_daemon_is_away(
+    sandbox: bool, daemon: FakeDaemon, server: FakeDaemon, library: Path, socket_path: Path, run_agent: Run
+) -> None:
+    """In a sandbox, where the library lies beside the socket, it waits; elsewhere it hears at once that there is none."""
+    where = shutil.copytree(library, socket_path.parent / "share") if sandbox else library
+    daemon.deaths = {"hello": "before"}
+    done = run_agent("""
+        from snapshotd.agent import SnapshotdUnavailable, message
+        try: message("user", 1)
+        except SnapshotdUnavailable as error: print(error)
+    """, PYTHONPATH=str(where))
+    if sandbox:
+        assert done.stdout == ""
+        assert [entry["content"] for entry in daemon.conversation] == [1]
+    else:
+        assert done.stdout.startswith("The snapshotd daemon cannot be reached at ")
+        assert daemon.conversation == []
 
 
 @pytest.mark.parametrize("given", ["0", "0.0"])
@@ -440,7 +461,8 @@ def test_the_command(daemon: FakeDaemon, server: FakeDaemon, shell: Shell) -> No
     assert [streams["stdout"] for streams in daemon.outputs.values()] == [b"said\n"]
 
 
-def test_a_process_that_was_never_greeted_does_not_wait(library: Path, run_agent: Run) -> None:
+def test_a_process_outside_that_was_never_greeted_does_not_wait(tmp_path: Path, run_agent: Run) -> None:
+    (tmp_path / "left.sock").touch()
     done = run_agent("""
         import time
         from snapshotd.agent import SnapshotdUnavailable, message
@@ -449,7 +471,7 @@ def test_a_process_that_was_never_greeted_does_not_wait(library: Path, run_agent
         for _ in range(2):
             try: message("user", 1)
             except SnapshotdUnavailable as error: print(error)
-    """, SNAPSHOTD_AGENT_SOCKET=str(library / "agent.sock"))
+    """, SNAPSHOTD_AGENT_SOCKET=str(tmp_path / "left.sock"))
     assert [line.startswith("The snapshotd daemon cannot be reached at ") for line in done.stdout.splitlines()] == [True, True]
 
 
