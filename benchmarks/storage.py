@@ -1,10 +1,10 @@
 """What storing and restoring costs, side by side with git, restic and borg. As root, on an idle machine:
 
-    python benchmarks/storage.py [--only history,big,step,packages,restore] [--git DIR] [--commits 400] [--json FILE] [--dir DIR]
+    python benchmarks/storage.py [--only history,big,step,packages,restore] [--git DIR] [--commits N] [--tree DIR] [--json FILE] [--dir DIR]
 
     history   the trees of consecutive commits of a project (--git: any git repository, its first parents), stored one by one
     big       a 2 GiB file, then 4 KiB of it changed
-    step      5,000 files, 300 MiB, half of it compressible: the rate of storing
+    step      5,000 files, 300 MiB, half of it compressible: the rate of storing (--tree: any directory in their place, as of `pip install`)
     packages  50 snapshots of a root whose packages come and go: what the second to fiftieth add
     restore   50,000 files, 2 GiB: back into a directory
 
@@ -250,7 +250,7 @@ def make_step(folder: Path, files: int, size: int) -> None:
         fill(target, rng.randrange(size // files // 2, size // files * 3 // 2), rng)
 
 
-def step(work: Path) -> dict[str, Any]:
+def step(work: Path, tree: Path | None) -> dict[str, Any]:
     """Each tool stores the same directory into a fresh repository, five times in turns; the best counts.
 
     The others are commands, ours works in a process that runs already: `nothing_s` is what they take to store a directory of one short file
@@ -260,9 +260,12 @@ def step(work: Path) -> dict[str, Any]:
     for one in (folder, empty, single):
         one.mkdir()
     (single / "file").write_text("one\n")
-    make_step(folder, 5000, 300 * MIB)
+    if tree is None:
+        make_step(folder, 5000, 300 * MIB)
+    else:
+        run("cp", "-a", "--reflink=never", f"{tree}/.", folder)
     run("sync")
-    size = tree_bytes(folder)
+    size, files = tree_bytes(folder), sum(len(names) for _, _, names in os.walk(folder))
     seen: dict[str, list[float]] = {"ours": [], "restic": [], "borg": []}
     nothing: dict[str, list[float]] = {"restic": [], "borg": []}
     sizes: dict[str, int] = {}
@@ -285,7 +288,8 @@ def step(work: Path) -> dict[str, Any]:
         shutil.rmtree(place)
     best, start = {name: min(values) for name, values in seen.items()}, {name: min(values) for name, values in nothing.items()}
     return {
-        "plain_bytes": size, "load": os.getloadavg()[0], "MB_per_s": {name: size / 1e6 / value for name, value in best.items()},
+        "plain_bytes": size, "files": files, "load": os.getloadavg()[0],
+        "MB_per_s": {name: size / 1e6 / value for name, value in best.items()},
         "bytes": sizes, "nothing_s": start, "times": {name: best[name] / best["ours"] for name in start},
         "times_without_start": {name: (best[name] - start[name]) / best["ours"] for name in start},
         "times_median": {name: statistics.median(seen[name]) / statistics.median(seen["ours"]) for name in start},
@@ -375,6 +379,7 @@ def main() -> None:
     parser.add_argument("--only", default="history,big,step,packages,restore")
     parser.add_argument("--git", type=Path, help="a git repository; without one `history` is left out")
     parser.add_argument("--commits", type=int, default=400)
+    parser.add_argument("--tree", type=Path, help="what `step` stores")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--dir", type=Path, help="where to work; default: a temporary directory")
     options = parser.parse_args()
@@ -388,7 +393,8 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory(dir=options.dir, prefix="snapshotd-bench-") as directory:
             work = Path(directory)
-            results[name] = history(work, options.git, options.commits) if name == "history" else globals()[name](work)
+            more = {"history": (options.git, options.commits), "step": (options.tree,)}.get(name, ())
+            results[name] = globals()[name](work, *more)
         print(name, json.dumps(results[name], indent=2), flush=True)
     if options.json:
         options.json.write_text(json.dumps(results, indent=2))
