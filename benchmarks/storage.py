@@ -29,6 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from snapshotd.daemon.children import Places
 from snapshotd.kernel import memory
 from snapshotd.layers import archive
 from snapshotd.layers.materialise import materialise
@@ -62,10 +63,12 @@ class Ours:
     """A repository as the archive worker has it."""
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir()
-        self.directory = directory
-        self.key = load_key(directory)
-        self.writer = PackRepository(LocalStore(directory / "store"), directory / "index.db", self.key)
+        places = Places(directory, directory, "", f"file://{directory / 'repo' / 'store'}")
+        self.directory = places.repo_dir
+        self.directory.mkdir(parents=True)
+        self.key = load_key(self.directory)
+        store = LocalStore(self.directory / "store")
+        self.writer = PackRepository(store, self.directory / "index.db", self.key, packer_command=places.command("pack"))
 
     def store(self, folder: Path, parent: TreeID | None, *, marks: bool = True) -> TreeID:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,6 +1,7 @@
 """The composition root of the daemon's child processes, each started with its role and the places it needs (see `command`).
 
     archive   owns the repository for writing (engine/archiver.py)
+    pack      makes packs of a large step's files for it (repo/packer.py)
     cold      writes files back from it (engine/cold_worker.py)
     lazy      serves layers that are not written yet, through FUSE (fuse/)
     browse    shows snapshots as folders, through FUSE
@@ -17,7 +18,7 @@ from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine import archiver, child, cold_worker
 from snapshotd.kernel import memory
 from snapshotd.layers.store import LayerStore
-from snapshotd.repo.base import Repository
+from snapshotd.repo import packer
 from snapshotd.repo.key import load_key
 from snapshotd.repo.maintenance import PackMaintenance
 from snapshotd.repo.reader import PackReader
@@ -44,16 +45,21 @@ class Places:
         return [sys.executable, "-m", "snapshotd.daemon.children", role, *map(str, asdict(self).values())]
 
 
-def open_repository(places: Places) -> Repository:
+def open_repository(places: Places) -> PackReader:
     """The repository for reading."""
     return PackReader(open_store(places.store_url), places.repo_dir / "index.db", load_key(places.repo_dir))
 
 
 def _archive(places: Places, _: list[str]) -> None:
     memory.keep_freed()
-    maintenance = PackMaintenance(open_store(places.store_url), places.repo_dir / "index.db", load_key(places.repo_dir))
+    index, key = places.repo_dir / "index.db", load_key(places.repo_dir)
+    maintenance = PackMaintenance(open_store(places.store_url), index, key, places.command("pack"))
     store = LayerStore(places.layers_root, places.layers_kind)
     child.serve(archiver.Service(maintenance, store, FileSpool(places.repo_dir, owner=False)))
+
+
+def _pack(places: Places, _: list[str]) -> None:
+    packer.serve(open_repository(places))
 
 
 def _cold(places: Places, _: list[str]) -> None:
@@ -73,7 +79,9 @@ def _browse(places: Places, arguments: list[str]) -> None:
     serve_browse(open_repository(places), SqliteCatalog(places.state_dir / "catalog.db"), Path(mount_point), int(namespace_pid))
 
 
-_ROLES: dict[str, Callable[[Places, list[str]], None]] = {"archive": _archive, "cold": _cold, "lazy": _lazy, "browse": _browse}
+_ROLES: dict[str, Callable[[Places, list[str]], None]] = {
+    "archive": _archive, "pack": _pack, "cold": _cold, "lazy": _lazy, "browse": _browse
+}  # fmt: skip
 
 
 def main(arguments: list[str]) -> None:

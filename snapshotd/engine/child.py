@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from snapshotd.errors import BY_CODE, InternalError, OutOfSpace, SnapshotdError
+from snapshotd.kernel import processes
 
 _log = logging.getLogger(__name__)
 Progress = Callable[[str], None]
@@ -67,13 +68,14 @@ class Child:
         return process.pid if process is not None and process.poll() is None else None
 
     def prioritise(self, nice: int) -> None:
-        """Give the process another priority (0: as the daemon), all its threads. Not an error when it is not running."""
-        pid = self.pid
-        try:
-            for task in os.listdir(f"/proc/{pid}/task") if pid is not None else ():
-                os.setpriority(os.PRIO_PROCESS, int(task), nice)
-        except (FileNotFoundError, ProcessLookupError):
-            return  # it ends, or one of its threads has
+        """Give the process another priority (0: as the daemon), with all its threads and children. Not an error when it is not running."""
+        own = self.pid
+        for pid in () if own is None else (own, *processes.descendants(own)):
+            try:
+                for task in os.listdir(f"/proc/{pid}/task"):
+                    os.setpriority(os.PRIO_PROCESS, int(task), nice)
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it ends, or one of its threads has
 
     def close(self) -> None:
         """End the process, whatever it does: its work is made so that it can be cut off anywhere. Idempotent."""

@@ -19,8 +19,9 @@ import errno
 import os
 import stat
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from snapshotd.errors import LimitExceeded
@@ -29,17 +30,24 @@ from snapshotd.layers.archive_links import Group, find_groups, open_checked, sta
 from snapshotd.layers.archive_xattrs import MOST_BYTES, MOST_BYTES_PER_DIRECTORY, Xattrs, list_xattrs, read_xattrs
 from snapshotd.layers.base import Entry
 from snapshotd.layers.lookup import OPAQUE, REDIRECT, WHITEOUT, Handles, Node, entry_path, get_xattr
-from snapshotd.repo.base import RepositoryWriter, Tree, TreeEntry
+from snapshotd.repo.base import PlainFile, RepositoryWriter, Tree, TreeEntry
 from snapshotd.types import BlobID, Kind, TreeID
 
 _SMALL_FILE_BYTES = 1 << 20
 _MOST_ZERO_BYTES = 64 << 30
 """Zeros of holes that one layer may have stored as data (see `archive_data.MOST_EXTENTS`). Without a bound, some megabytes of data spread
 over an 8 EiB file are years of reading."""
+_MOST_UNFINISHED = 16
+"""Directories, with all their entries in memory."""
+_MOST_FILES = 1024
+"""That are offered to other processes at once."""
 _MOST_WARNINGS = 100
 _MOST_WARNED_PATH_BYTES = 1000
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _name_of = attrgetter("name")
+
+Files = list[tuple[bytes, os.stat_result]]
+"""Names in a directory, as they were listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +129,20 @@ class _Directory:
     """Whether `previous` shows through."""
     result: dict[bytes, TreeEntry]
     xattr_bytes_left: int
+    above: _Directory | None
     pending: list[tuple[bytes, tuple[int, int]]] | None = None
     """Sub-directories of the layer still to be done, last first: name and inode."""
+    saving: list[tuple[Files, Callable[[], list[BlobID | None]]]] = field(default_factory=list)
+    """Files that other processes save, and what gives their contents' ids."""
+
+    def path(self) -> list[bytes]:
+        """The names that lead here from the root."""
+        names = []
+        at = self
+        while at.above is not None:
+            names.append(at.name)
+            at = at.above
+        return names[::-1]
 
 
 class _Archiver:
@@ -146,6 +166,8 @@ class _Archiver:
         self._zeros_left = _MOST_ZERO_BYTES
         self._groups: dict[int, Group] | None = None
         self._stack: list[_Directory] = []
+        self._unfinished: deque[_Directory] = deque()
+        """What is wholly looked at, each after all that is in it; the first waits for its files."""
         self._handles = Handles()
         try:
             self._root = self._handles.add_root(layer_fd)
@@ -166,11 +188,13 @@ class _Archiver:
                 fd = open_checked(self._handles.fd(directory.node), name, inode)
                 self._begin(name, self._handles.adopt(directory.node, name, fd), directory)
                 continue
-            tree = self._finish(directory)
-            self._stack.pop()
-            if not self._stack:
-                return tree
-            self._stack[-1].result[directory.name] = TreeEntry(directory.name, Kind.DIRECTORY, 0, 0, 0, 0, tree=tree)
+            self._unfinished.append(self._stack.pop())
+            while self._unfinished and (not self._stack or not self._unfinished[0].saving or len(self._unfinished) > _MOST_UNFINISHED):
+                done = self._unfinished.popleft()
+                tree = self._finish(done)
+                if done.above is None:
+                    return tree
+                done.above.result[done.name] = TreeEntry(done.name, Kind.DIRECTORY, 0, 0, 0, 0, tree=tree)
 
     # -- directories -----------------------------------------------------------------------------------------------------------
 
@@ -183,10 +207,10 @@ class _Archiver:
         known = {} if previous is None else {entry.name: entry for entry in self._writer.load_tree(previous).entries}
         own = TreeEntry(b"", Kind.DIRECTORY, stat.S_IMODE(st.st_mode), st.st_uid, st.st_gid, st.st_mtime_ns)
         result = dict(known) if merged else {}
-        directory = _Directory(name, node, own, previous, known, merged, result, MOST_BYTES_PER_DIRECTORY)
+        directory = _Directory(name, node, own, previous, known, merged, result, MOST_BYTES_PER_DIRECTORY, parent)
         self._stack.append(directory)
         self.bytes += st.st_blocks * 512
-        xattrs = self._xattrs(fd, xattr_names, b"")
+        xattrs = self._xattrs(directory, fd, xattr_names, b"")
         if xattrs:
             directory.own = replace(own, xattrs=xattrs)
         self._scan(fd, directory)
@@ -227,22 +251,55 @@ class _Archiver:
 
     def _scan(self, fd: int, directory: _Directory) -> None:
         """`fd` stays valid: nothing here asks for another directory's descriptor."""
-        result, known, device, pending = directory.result, directory.known, self._device, []
+        known, device, pending = directory.known, self._device, []
+        files: Files = []
         for name in sorted(map(os.fsencode, os.listdir(fd))):
             st = stat_within(fd, name, device)
             self.entries += 1
             if stat.S_ISDIR(st.st_mode):
                 pending.append((name, (st.st_dev, st.st_ino)))
-                continue
-            entry = self._entry(fd, name, st, known.get(name))
-            if entry is None:
-                result.pop(name, None)
+            elif stat.S_ISREG(st.st_mode) and st.st_size and st.st_nlink == 1 and name not in known:
+                files.append((name, st))
+                if len(files) >= _MOST_FILES:
+                    self._save_files(directory, fd, files)
+                    files = []
             else:
-                result[name] = entry
+                self._put(directory, fd, name, st)
+        self._save_files(directory, fd, files)
         pending.reverse()
         directory.pending = pending
 
+    def _save_files(self, directory: _Directory, fd: int, files: Files) -> None:
+        """Files that are new here, have one name, and are not empty."""
+        saved = self._writer.save_files(fd, [PlainFile(name, self._device, st.st_ino, st.st_size) for name, st in files])
+        if saved is not None:
+            directory.saving.append((files, saved))
+            return
+        for name, st in files:
+            self._put(directory, fd, name, st)
+
+    def _put(self, directory: _Directory, fd: int, name: bytes, st: os.stat_result) -> None:
+        """Note one entry, or that a whiteout takes it away."""
+        entry = self._entry(directory, fd, name, st)
+        if entry is None:
+            directory.result.pop(name, None)
+        else:
+            directory.result[name] = entry
+
+    def _put_saved(self, directory: _Directory, files: Files, contents: list[BlobID | None]) -> None:
+        """Note the files that other processes have saved, and save those that they have not."""
+        for (name, st), content in zip(files, contents, strict=True):
+            if content is None:
+                self._put(directory, self._handles.fd(directory.node), name, st)
+                continue
+            directory.result[name] = _file_entry(name, st, content)
+            self.bytes += st.st_blocks * 512
+            if self._progress is not None:
+                self._progress(st.st_size)
+
     def _finish(self, directory: _Directory) -> TreeID:
+        for files, saved in directory.saving:
+            self._put_saved(directory, files, saved())
         entries = tuple(sorted(directory.result.values(), key=_name_of))
         tree = self._writer.save_tree(Tree(directory.own, entries), directory.previous)
         if self._progress is not None:
@@ -251,7 +308,7 @@ class _Archiver:
 
     # -- entries ---------------------------------------------------------------------------------------------------------------
 
-    def _entry(self, fd: int, name: bytes, st: os.stat_result, before: TreeEntry | None) -> TreeEntry | None:
+    def _entry(self, directory: _Directory, fd: int, name: bytes, st: os.stat_result) -> TreeEntry | None:
         """The entry of anything but a directory; None for a whiteout."""
         if self._marks and stat.S_ISCHR(st.st_mode) and st.st_rdev == 0:
             return None
@@ -259,11 +316,11 @@ class _Archiver:
         if group is not None and group.entry is not None:
             return replace(group.entry, name=name)
         if stat.S_ISREG(st.st_mode):
-            entry = self._file(fd, name, st, before)
+            entry = self._file(directory, fd, name, st)
             if entry is None:
                 return None
         else:
-            entry = self._special(fd, name, st)
+            entry = self._special(directory, fd, name, st)
         self.bytes += st.st_blocks * 512
         if group is not None:
             entry = group.entry = replace(entry, link=group.link, nlink=group.names)
@@ -274,15 +331,15 @@ class _Archiver:
             self._groups = find_groups(self._handles.fd(self._root), self._salt)
         return self._groups.get(st.st_ino)
 
-    def _special(self, fd: int, name: bytes, st: os.stat_result) -> TreeEntry:
+    def _special(self, directory: _Directory, fd: int, name: bytes, st: os.stat_result) -> TreeEntry:
         seen = Entry.of(st)
         path = entry_path(fd, name)
-        xattrs = self._xattrs(path, list_xattrs(path), name)
+        xattrs = self._xattrs(directory, path, list_xattrs(path), name)
         target = os.readlink(name, dir_fd=fd) if seen.kind is Kind.SYMLINK else b""
         rdev = st.st_rdev if seen.kind in (Kind.CHAR_DEVICE, Kind.BLOCK_DEVICE) else 0
         return TreeEntry(name, seen.kind, seen.mode, st.st_uid, st.st_gid, st.st_mtime_ns, target=target, rdev=rdev, xattrs=xattrs)
 
-    def _file(self, dir_fd: int, name: bytes, st: os.stat_result, before: TreeEntry | None) -> TreeEntry | None:
+    def _file(self, directory: _Directory, dir_fd: int, name: bytes, st: os.stat_result) -> TreeEntry | None:
         fd = os.open(name, _FILE_FLAGS, dir_fd=dir_fd)
         try:
             now = os.fstat(fd)
@@ -292,17 +349,16 @@ class _Archiver:
             xattr_names = list_xattrs(fd)
             if size == 0 and self._marks and xattr_names != [] and get_xattr(fd, WHITEOUT) is not None:
                 return None
-            xattrs = self._xattrs(fd, xattr_names, name) if xattr_names != [] else ()
+            xattrs = self._xattrs(directory, fd, xattr_names, name) if xattr_names != [] else ()
             extents, zeros = find_extents(fd, size)
             if zeros:
                 self._spend_zeros(zeros, name)
+            before = directory.known.get(name)
             previous = before.content if before is not None and before.kind is Kind.FILE else None
             content = self._save(fd, name, size, extents, previous)
         finally:
             os.close(fd)
-        return TreeEntry(
-            name, Kind.FILE, stat.S_IMODE(st.st_mode), st.st_uid, st.st_gid, st.st_mtime_ns, size, content, extents, xattrs=xattrs
-        )
+        return _file_entry(name, st, content, extents, xattrs)
 
     def _save(self, fd: int, name: bytes, size: int, extents: Extents | None, previous: BlobID | None) -> BlobID | None:
         data_bytes = size if extents is None else sum(length for _, length in extents)
@@ -329,20 +385,22 @@ class _Archiver:
 
     # -- attributes ------------------------------------------------------------------------------------------------------------
 
-    def _xattrs(self, target: int | bytes, names: list[str] | None, name: bytes) -> Xattrs:
-        """The attributes of an entry of the directory on top of the stack (b"": of that directory itself)."""
+    def _xattrs(self, directory: _Directory, target: int | bytes, names: list[str] | None, name: bytes) -> Xattrs:
+        """The attributes of an entry of the directory (b"": of that directory itself)."""
         if names == []:
             return ()
-        directory = self._stack[-1]
         xattrs, size, problems = read_xattrs(target, names, min(MOST_BYTES, directory.xattr_bytes_left))
         directory.xattr_bytes_left -= size
         for problem in problems:
-            self._warn(name, problem)
+            self.warnings.add(problem, [*directory.path(), name] if name else directory.path())
         return xattrs
 
-    def _warn(self, name: bytes, what: str) -> None:
-        parts = [directory.name for directory in self._stack[1:]]
-        self.warnings.add(what, [*parts, name] if name else parts)
+
+def _file_entry(
+    name: bytes, st: os.stat_result, content: BlobID | None, extents: Extents | None = None, xattrs: Xattrs = ()
+) -> TreeEntry:  # fmt: skip
+    mode = stat.S_IMODE(st.st_mode)
+    return TreeEntry(name, Kind.FILE, mode, st.st_uid, st.st_gid, st.st_mtime_ns, st.st_size, content, extents, xattrs=xattrs)
 
 
 def _subtree(entry: TreeEntry | None) -> TreeID | None:

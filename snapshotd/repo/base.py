@@ -28,7 +28,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from snapshotd.types import BlobID, Kind, RecordID, TreeID
 
@@ -141,6 +141,15 @@ class Repository(ABC):
         ones come from memory (bounded). Cost: the chunks touched, each with at most the bounded chain of deltas."""
 
 
+class PlainFile(NamedTuple):
+    """A regular file as it was listed, which is nothing but its content: no hole in it, no attributes."""
+
+    name: bytes
+    device: int
+    inode: int
+    size: int
+
+
 class RepositoryWriter(Repository):
     """Reading and writing. What was saved can be read at once by this object, by others after `flush`.
 
@@ -158,6 +167,16 @@ class RepositoryWriter(Repository):
     @abstractmethod
     def save_content(self, read: Reader, previous: BlobID | None = None) -> BlobID:
         """Save a content from a reader, in constant memory. What `read` raises passes through; nothing is kept then."""
+
+    def save_files(self, dir_fd: int, files: Sequence[PlainFile]) -> Callable[[], list[BlobID | None]] | None:
+        """Begin to save the contents of new files in a directory, in other processes. None: there are no such processes, or they are not
+        worth it for so little. `dir_fd` is not needed any more on return.
+
+        What is returned waits, and gives their ids in order: None for each that is not what `PlainFile` says (any more), which the caller
+        has to save by itself. Unlike others these contents can be read after `flush` only. InternalError, besides what others raise: such a
+        process was killed; nothing since the last flush is saved, do it again.
+        """
+        return None
 
     @abstractmethod
     def save_tree(self, tree: Tree, previous: TreeID | None = None) -> TreeID:

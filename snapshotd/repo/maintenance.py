@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from snapshotd.errors import DataLoss, OutOfSpace
@@ -15,7 +15,9 @@ from snapshotd.store.base import Store
 class PackMaintenance(Maintenance):
     """Owns the repository's writer. Not thread-safe."""
 
-    def __init__(self, store: Store, index_path: Path, key: bytes) -> None:
+    def __init__(self, store: Store, index_path: Path, key: bytes, packer_command: Sequence[str] | None = None) -> None:
+        """`packer_command`: see `PackRepository`."""
+        self._packer_command = packer_command
         self._store, self._index_path, self._key = store, index_path, key
         self._writer: PackRepository | None = None
 
@@ -23,13 +25,16 @@ class PackMaintenance(Maintenance):
         """Opened if it is not. On a full disk the reserve is given up for it."""
         if self._writer is None:
             try:
-                self._writer = PackRepository(self._store, self._index_path, self._key)
+                self._writer = self._open()
             except OutOfSpace:
                 if not reserve.give_up(self._index_path):
                     raise
-                self._writer = PackRepository(self._store, self._index_path, self._key)
+                self._writer = self._open()
             reserve.make(self._index_path)
         return self._writer
+
+    def _open(self) -> PackRepository:
+        return PackRepository(self._store, self._index_path, self._key, packer_command=self._packer_command)
 
     def collect(self, roots: Roots, *, grace_s: float, now: float, dry_run: bool, progress: Callable[[str], object]) -> Reclaimed:
         writer = self.writer()

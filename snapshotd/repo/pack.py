@@ -62,6 +62,8 @@ _FIRST_BYTES = re.compile(b"[" + b"".join(re.escape(bytes((kind | flags,))) for 
 _SEARCH_FACTOR = 64
 """How many times its length may be hashed to find frames in a damaged pack."""
 PREFIX = "packs/"
+PACK_BYTES = 16 << 20
+"""A pack that has reached this length is complete."""
 _KEY = re.compile(r"packs/([0-9a-f]{2})/(\1[0-9a-f]{30})")
 
 MAX_PLAIN_BYTES: dict[ObjectKind, int] = {

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import xxhash
 
+from snapshotd import failpoints
 from snapshotd.errors import Conflict
 from snapshotd.repo import pack
 from snapshotd.repo.base import ObjectKind
 from snapshotd.repo.encode import Encoded
 from snapshotd.repo.index import Entry, PackRow
 from snapshotd.repo.similar import Similar
+from snapshotd.store.base import Store
 
 
 class Step:
@@ -73,6 +75,13 @@ class Building:
         for part in self.parts:
             checksum.update(part)
         return [*self.parts, pack.encode_end(len(self.entries), checksum)]
+
+
+def put_pack(store: Store, building: Building) -> None:
+    """Make a pack durable. In any thread."""
+    failpoints.hit("repo.pack.written")
+    store.put(pack.pack_key(building.id), building.finish())
+    failpoints.hit("repo.pack.stored")
 
 
 class Guide:

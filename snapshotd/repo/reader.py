@@ -224,6 +224,23 @@ class PackReader(Repository):
         """The parts of a content that is kept as a list, or of an inner list. NotFound, DataLoss."""
         return self._layout(raw).chunks
 
+    def parts_of(self, raw: bytes | None) -> list[tuple[bytes, int]]:
+        """The chunks of a content with their lengths, as a hint: [] if there is none. Long ones (over 64 lists) only as far as that."""
+        entry = self.find(raw) if raw is not None else None
+        if entry is None or raw is None:
+            return []
+        if entry.kind == ObjectKind.CHUNK:
+            return [(raw, entry.plain)]
+        if entry.kind != ObjectKind.LIST:
+            return []
+        try:
+            level = [self.chunk_list(raw)]
+            while level and level[0].level:
+                level = [self.chunk_list(part) for one in level[:64] for part, _ in one.parts]
+        except (DataLoss, NotFound):
+            return []  # only a hint
+        return [part for one in level for part in one.parts]
+
     def find(self, raw: bytes) -> Entry | None:
         """Where an object is; None if there is none."""
         index = self.open_index()

@@ -4,6 +4,7 @@
     batch     8 MiB of objects: drop what exists, find bases       (the caller's thread, one index query per 256 objects)
     encode    delta or zstd, checksum                              (two threads; in place when little is queued)
     pack      16 MiB of frames in the order they were saved        (the caller's thread), checksum and put into the store (two threads)
+    files     of a large step: up to here in processes of their own (packers.py)
     index     one transaction, when the packs are durable          (`flush`, and every some ten thousand objects)
 
 Order on disk: an object's chunks, lists and base lie in the same pack before it, or in an earlier one; a pack's objects are indexed only
@@ -11,8 +12,8 @@ when it and all earlier ones are durable. So whatever prefix of this survives a 
 
 Failure. Whatever fails while packs are put or indexed drops everything since the last commit: queue, frames, and the packs put since, as
 far as they can be deleted (what remains is rubbish for the garbage collection). The call raises; ids handed out since the last flush
-name nothing, and `saved` does not count them: the caller does its job again. After OutOfSpace the writer goes on; after anything else
-it refuses.
+name nothing, and `saved` does not count them: the caller does its job again. After OutOfSpace, and when a process that helps was killed,
+the writer goes on; after anything else it refuses.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ import errno
 import io
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 from snapshotd import failpoints
 from snapshotd.errors import DataLoss, InternalError, LimitExceeded, NotFound, OutOfSpace, SnapshotdError
-from snapshotd.repo import chunks, compress, encode, pack
-from snapshotd.repo.base import ObjectKind, Reader, RepositoryWriter, Saved, Tree
+from snapshotd.repo import chunks, compress, encode, pack, packers
+from snapshotd.repo.base import ObjectKind, PlainFile, Reader, RepositoryWriter, Saved, Tree
 from snapshotd.repo.encode import Encoded, Job
 from snapshotd.repo.ids import raw_id
 from snapshotd.repo.index import Entry, Index, PackRow, open_index
-from snapshotd.repo.pending import Building, Guide, Queued, Step, lock
+from snapshotd.repo.pending import Building, Guide, Queued, Step, lock, put_pack
 from snapshotd.repo.reader import CACHE_BYTES, PackReader
 from snapshotd.repo.record import encode_record
 from snapshotd.repo.similar import Recent, Similar, sort_of
@@ -41,7 +42,6 @@ from snapshotd.repo.tree import MAX_ENTRIES, encode_tree
 from snapshotd.store.base import Store
 from snapshotd.types import BlobID, RecordID, TreeID
 
-PACK_BYTES = 16 << 20
 _BATCH_BYTES, _BATCH_OBJECTS = 8 << 20, 2048
 _TASK_BYTES = 4 << 20
 _MAX_TASKS = 4
@@ -50,14 +50,21 @@ _COMMIT_OBJECTS = 50_000
 _INLINE_BYTES = 128 << 10
 _CHECK_ALL_BYTES = 8 << 20
 _CHECK_EVERY = 8
+_FILES_BYTES = 1 << 20
+"""Of one directory, to be worth the way to other processes."""
 
 
 class PackRepository(PackReader, RepositoryWriter):
     """The repository for reading and writing. One per repository: a second one is refused with Conflict (lock file beside the index)."""
 
-    def __init__(self, store: Store, index_path: Path, key: bytes, cache_bytes: int = CACHE_BYTES, threads: int = 2) -> None:
-        """The store is not closed by `close`. DataLoss when the index is missing although there are packs; VersionMismatch."""
+    def __init__(
+        self, store: Store, index_path: Path, key: bytes, cache_bytes: int = CACHE_BYTES, threads: int = 2,
+        packer_command: Sequence[str] | None = None,
+    ) -> None:  # fmt: skip
+        """The store is not closed by `close`. `packer_command`: starts a process that helps with large steps (packer.py).
+        DataLoss when the index is missing although there are packs; VersionMismatch."""
         self._lock_fd = lock(index_path)
+        self._packers = None if packer_command is None else packers.Packers(packer_command, self._packed)
         self._pool: ThreadPoolExecutor | None = None
         self._putter: ThreadPoolExecutor | None = None
         try:
@@ -74,6 +81,8 @@ class PackRepository(PackReader, RepositoryWriter):
         self._pending: dict[bytes, Queued] = {}
         self._fresh: dict[bytes, Entry] = {}
         self._frames: dict[bytes, list[pack.Part]] = {}
+        self._elsewhere: dict[bytes, list[Entry]] = {}
+        """By pack: objects in those that other processes make, up to when they are durable."""
         self._reset()
 
     def _reset(self) -> None:
@@ -81,6 +90,7 @@ class PackRepository(PackReader, RepositoryWriter):
         self._pending.clear()
         self._fresh.clear()
         self._frames.clear()
+        self._elsewhere.clear()
         self._recent.clear()
         self._step = Step()
         self._batch: list[Queued] = []
@@ -104,6 +114,8 @@ class PackRepository(PackReader, RepositoryWriter):
         for pool in (self._pool, self._putter):
             if pool is not None:
                 pool.shutdown(wait=True, cancel_futures=True)
+        if self._packers is not None:
+            self._packers.close()
         self._reset()
         super().close()
         os.close(self._lock_fd)
@@ -123,7 +135,7 @@ class PackRepository(PackReader, RepositoryWriter):
             return self.save_bytes(begin, previous)
         hasher = self.identity.content_hasher()
         earlier = _hint(previous)
-        guide = Guide(self._parts_of(earlier))
+        guide = Guide(self.parts_of(earlier))
         parts: list[tuple[bytes, int]] = []
         for chunk in chunks.cut(begin, read):
             hasher.update(chunk)
@@ -136,6 +148,32 @@ class PackRepository(PackReader, RepositoryWriter):
             if self.find(content) is None:
                 self._save_list(content, parts, earlier)
         return BlobID(content.hex())
+
+    def save_files(self, dir_fd: int, files: Sequence[PlainFile]) -> Callable[[], list[BlobID | None]] | None:
+        size = sum(file.size for file in files)
+        if self._packers is None or size < _FILES_BYTES or compress.level_for(self._step.bytes) != compress.BULK_LEVEL:
+            return None
+        with self._writing():
+            answers = self._packers.save(dir_fd, files)
+        self._step.bytes += size
+        self._seen_bytes += size
+        return lambda: self._saved_files(answers)
+
+    def _saved_files(self, answers: Callable[[], list[packers.Saved]]) -> list[BlobID | None]:
+        with self._writing():
+            saved = answers()
+            for content, parts in filter(None, saved):
+                if parts is not None and self.find(content) is None:
+                    self._save_list(content, parts, None)
+        return [BlobID(one[0].hex()) if one is not None else None for one in saved]
+
+    def _packed(self, entries: list[Entry], rows: list[PackRow]) -> None:
+        """What other processes have saved, and which of their packs have become durable."""
+        for entry in entries:
+            if entry.id not in self._pending and entry.id not in self._fresh:  # else it stays there for the garbage collection
+                self._fresh[entry.id] = entry
+                self._elsewhere.setdefault(entry.pack, []).append(entry)
+        self._stored += [(row, self._elsewhere.pop(row.id, [])) for row in rows]
 
     def save_tree(self, tree: Tree, previous: TreeID | None = None) -> TreeID:
         if len(tree.entries) > MAX_ENTRIES:
@@ -157,6 +195,8 @@ class PackRepository(PackReader, RepositoryWriter):
 
     def flush(self) -> None:
         with self._writing():
+            if self._packers is not None:
+                self._packers.begin_flush()
             self._dispatch()
             self._collect(0)
             self._finish_pack()
@@ -336,7 +376,7 @@ class PackRepository(PackReader, RepositoryWriter):
             self._frames[frame.id] = frame.parts
             self._fresh[frame.id] = self._building.add(frame, depth)
             del self._pending[frame.id]
-            if self._building.bytes >= PACK_BYTES:
+            if self._building.bytes >= pack.PACK_BYTES:
                 self._finish_pack()
 
     def _finish_pack(self) -> None:
@@ -345,21 +385,15 @@ class PackRepository(PackReader, RepositoryWriter):
             return
         row = building.row()
         if not self._puts and building.bytes <= _INLINE_BYTES:
-            self._put(building)
+            put_pack(self.store, building)
             self._put_done(row, building.entries)
             return
         if self._putter is None:
             self._putter = ThreadPoolExecutor(_PUTTERS, "repo-put")
-        self._puts.append((self._putter.submit(self._put, building), row, building.entries))
+        self._puts.append((self._putter.submit(put_pack, self.store, building), row, building.entries))
         self._await_puts(_MAX_PUTS)
         if sum(len(entries) for _, entries in self._stored) >= _COMMIT_OBJECTS:
             self._commit()
-
-    def _put(self, building: Building) -> None:
-        """In any thread."""
-        failpoints.hit("repo.pack.written")
-        self.store.put(pack.pack_key(building.id), building.finish())
-        failpoints.hit("repo.pack.stored")
 
     def _await_puts(self, leave: int) -> None:
         while len(self._puts) > leave or (self._puts and self._puts[0][0].done()):
@@ -376,6 +410,8 @@ class PackRepository(PackReader, RepositoryWriter):
     def _commit(self) -> None:
         """Index what lies in packs, all of which are durable when that becomes so; the last ones get there meanwhile."""
         stored: list[tuple[PackRow, list[Entry]]] = []
+        if self._packers is not None:
+            self._packers.flush()
         if self._stored or self._puts:
             with self._writable.transaction():
                 self._add_to_index(0)
@@ -411,6 +447,9 @@ class PackRepository(PackReader, RepositoryWriter):
         except OutOfSpace:
             self._drop()
             raise
+        except packers.Lost as exc:
+            self._drop()
+            raise InternalError("a process that made packs was killed, and what it had not made durable is lost: try again") from exc
         except LimitExceeded:
             raise  # nothing was queued
         except BaseException as exc:
@@ -422,6 +461,8 @@ class PackRepository(PackReader, RepositoryWriter):
         """Give up everything since the last commit, and take back the packs."""
         for task in self._tasks:
             task.cancel()
+        if self._packers is not None:
+            self._packers.drop()
         rows = [row for row, _ in self._stored]
         for future, row, _ in self._puts:
             if not future.cancel():
@@ -433,23 +474,6 @@ class PackRepository(PackReader, RepositoryWriter):
                 self.store.delete(pack.pack_key(row.id))
         except (OSError, SnapshotdError):
             return  # what failed first is what is raised; this is rubbish that nothing refers to: the garbage collection takes it
-
-    def _parts_of(self, raw: bytes | None) -> list[tuple[bytes, int]]:
-        """The chunks of an earlier version, [] if there is none. Long ones (over 64 lists) only as far as that."""
-        entry = self.find(raw) if raw is not None else None
-        if entry is None or raw is None:
-            return []
-        if entry.kind == ObjectKind.CHUNK:
-            return [(raw, entry.plain)]
-        if entry.kind != ObjectKind.LIST:
-            return []
-        try:
-            level = [self.chunk_list(raw)]
-            while level and level[0].level:
-                level = [self.chunk_list(part) for one in level[:64] for part, _ in one.parts]
-        except (DataLoss, NotFound):
-            return []  # only a hint
-        return [part for one in level for part in one.parts]
 
     def _save_list(self, content: bytes, parts: list[tuple[bytes, int]], previous: bytes | None) -> None:
         level = 0

@@ -20,7 +20,7 @@ from typing import IO
 
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import syscalls as sc
-from snapshotd.runtime._proc import descendants, never_executed, stat_fields
+from snapshotd.kernel.processes import descendants, never_executed, stat_fields
 from snapshotd.runtime.base import Process
 from snapshotd.types import ContainerID
 

@@ -14,8 +14,8 @@ import subprocess
 from pathlib import Path
 
 from snapshotd.errors import SandboxFailed, Unsupported
+from snapshotd.kernel.processes import start_time
 from snapshotd.runtime import failure
-from snapshotd.runtime._proc import start_time
 from snapshotd.runtime._process import poll_fd, reap
 
 NAMESERVER = "10.0.2.3"

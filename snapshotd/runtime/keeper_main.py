@@ -34,7 +34,7 @@ if __name__ == "__main__":  # -I and -S leave nothing but the standard library t
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
 
 from snapshotd.kernel import syscalls as sc
-from snapshotd.runtime._proc import descendants, never_executed, stat_fields
+from snapshotd.kernel.processes import descendants, never_executed, stat_fields
 
 MESSAGE_MAX_BYTES = 1 << 16
 KEY_MAX_CHARS = 128

@@ -1,0 +1,202 @@
+"""The writer's side of the processes that make packs of plain files (packer.py).
+
+They start when there is much to do, and end when there has been nothing to do for a while. One that is killed costs what it has not made
+durable, if anything: then the writer's caller hears of it and does its job again.
+
+Which process gets a file depends on its name, so copies of a package meet in one of them and are stored once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from snapshotd.errors import BY_CODE, InternalError
+from snapshotd.repo.base import ObjectKind, PlainFile
+from snapshotd.repo.index import Entry, PackRow
+from snapshotd.repo.packer import BATCH_BYTES, FILE_MAX_BYTES, FILES_MAX, MESSAGE_MAX_BYTES
+
+_MOST_PROCESSES = 4
+_MOST_BATCHES = 4
+"""On their way to one process at a time."""
+
+Saved = tuple[bytes, list[tuple[bytes, int]] | None] | None
+"""A content's id, and of a large one its chunks with their lengths; None: the file was no plain one."""
+Told = Callable[[list[Entry], list[PackRow]], object]
+
+
+class Lost(Exception):  # noqa: N818
+    """A process was killed, and with it what it had saved since the last flush."""
+
+
+class Packers:
+    """As many processes as there are processors (at most four). Not thread-safe. After an error `drop` is due."""
+
+    def __init__(self, argv: Sequence[str], told: Told) -> None:
+        """`told`: hears of chunks that are in packs to come, and of packs that have become durable, in the middle of any method."""
+        self._argv = list(argv)
+        self._told = told
+        self._peers: list[_Peer | None] = [None] * min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+
+    def save(self, dir_fd: int, files: Sequence[PlainFile]) -> Callable[[], list[Saved]]:
+        """Begin to save files of a directory. What is returned waits, and gives an answer for each, in their order. Lost, and the errors of
+        a process (OutOfSpace, InternalError)."""
+        batches: list[_Batch] = []
+        open_batches: dict[int, _Batch] = {}
+        for place, file in enumerate(files):
+            if file.size > FILE_MAX_BYTES:
+                continue
+            number = zlib.crc32(file.name) % len(self._peers)
+            batch = open_batches.get(number)
+            if batch is None or len(batch.places) >= FILES_MAX or batch.bytes + file.size > BATCH_BYTES:
+                batch = open_batches[number] = _Batch(number)
+                batches.append(batch)
+            batch.places.append(place)
+            batch.bytes += file.size
+        for batch in batches:
+            self._send(batch, dir_fd, [files[place] for place in batch.places])
+        return lambda: self._answers(batches, len(files))
+
+    def begin_flush(self) -> None:
+        """Have everything made durable, without waiting."""
+        for peer in self._peers:
+            if peer is not None and peer.holds and not peer.flushing:
+                while peer.batches:
+                    self._receive(peer)
+                peer.flushing = True
+                peer.send({"flush": True})
+
+    def flush(self) -> None:
+        """Return when everything is durable, and `told`. Raises as `save`."""
+        self.begin_flush()
+        for peer in self._peers:
+            while peer is not None and peer.flushing:
+                self._receive(peer)
+
+    def drop(self) -> None:
+        """Give up what is not durable. The next files go to fresh processes."""
+        for number, peer in enumerate(self._peers):
+            if peer is not None:
+                peer.kill()
+                self._peers[number] = None
+
+    close = drop
+
+    def _send(self, batch: _Batch, dir_fd: int, files: Sequence[PlainFile]) -> None:
+        peer = self._peers[batch.number]
+        if peer is None:
+            peer = self._peers[batch.number] = _Peer(batch.number, self._argv)
+        while len(peer.batches) >= _MOST_BATCHES:
+            self._receive(peer)
+        if peer.ended:  # it had nothing to do, or was killed
+            self._send(batch, dir_fd, files)
+            return
+        peer.batches.append(batch)
+        peer.send({"device": files[0].device, "files": [[file.name.hex(), file.inode, file.size] for file in files]}, dir_fd)
+
+    def _answers(self, batches: list[_Batch], count: int) -> list[Saved]:
+        answers: list[Saved] = [None] * count
+        for batch in batches:
+            while not batch.done:
+                peer = self._peers[batch.number]
+                if peer is None or batch not in peer.batches:
+                    raise InternalError("files were given up, and are waited for all the same")
+                self._receive(peer)
+            for place, answer in zip(batch.places, batch.answers, strict=True):
+                answers[place] = answer
+        return answers
+
+    def _receive(self, peer: _Peer) -> None:
+        """One answer, or the end of the process."""
+        answer = peer.receive()
+        if answer is None:
+            self._lost(peer)
+            return
+        if "error" in answer:
+            raise BY_CODE.get(answer["error"]["code"], InternalError)(answer["error"]["message"])
+        if peer.flushing and not peer.batches:
+            peer.flushing = peer.holds = False
+        else:
+            batch = peer.batches.popleft()
+            batch.answers, batch.done = [_saved(file) for file in answer["files"]], True
+            peer.holds |= bool(answer["objects"])
+        self._told(
+            [
+                Entry(bytes.fromhex(raw), ObjectKind.CHUNK, bytes.fromhex(pack), offset, stored, plain, None, 0)
+                for raw, pack, offset, stored, plain in answer.get("objects", ())
+            ],
+            [PackRow(bytes.fromhex(pack), size, objects) for pack, size, objects in answer["packs"]],
+        )
+
+    def _lost(self, peer: _Peer) -> None:
+        """Its files are left to the writer, unless it has taken some that are not durable."""
+        peer.kill()
+        self._peers[peer.number] = None
+        if peer.holds:
+            raise Lost
+        for batch in peer.batches:
+            batch.answers, batch.done = [None] * len(batch.places), True
+
+
+@dataclass(eq=False, slots=True)
+class _Batch:
+    """Files of one directory for one process. `answers` when `done`."""
+
+    number: int
+    places: list[int] = field(default_factory=list)
+    bytes: int = 0
+    answers: list[Saved] = field(default_factory=list)
+    done: bool = False
+
+
+def _saved(file: list[Any] | None) -> Saved:
+    if file is None:
+        return None
+    content, parts = file
+    return bytes.fromhex(content), None if parts is None else [(bytes.fromhex(part), length) for part, length in parts]
+
+
+class _Peer:
+    """One process."""
+
+    def __init__(self, number: int, argv: Sequence[str]) -> None:
+        self.number = number
+        self.batches: deque[_Batch] = deque()
+        """Those that it has not answered."""
+        self.holds = False
+        """It has saved what is not durable."""
+        self.flushing = False
+        self.ended = False
+        self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            self._process = subprocess.Popen(argv, stdin=its.fileno(), stdout=subprocess.DEVNULL)
+
+    def send(self, request: dict[str, Any], fd: int | None = None) -> None:
+        """Never waits for the process: what is on its way fits into the socket."""
+        try:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [] if fd is None else [fd])
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has ended; whoever waits for the answer hears it
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next answer; None when the process has ended."""
+        try:
+            data = self._socket.recv(MESSAGE_MAX_BYTES)
+        except ConnectionResetError:
+            data = b""
+        answer: dict[str, Any] | None = json.loads(data) if data else None
+        return answer
+
+    def kill(self) -> None:
+        """Idempotent."""
+        self.ended = True
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
