@@ -67,9 +67,9 @@ class Packers:
     def begin_flush(self) -> None:
         """Have everything made durable, without waiting."""
         for peer in self._peers:
+            while peer is not None and peer.batches:  # whose archive was given up
+                self._receive(peer)
             if peer is not None and peer.holds and not peer.flushing:
-                while peer.batches:
-                    self._receive(peer)
                 peer.flushing = True
                 peer.send({"flush": True})
 
@@ -141,7 +141,8 @@ class Packers:
         self._peers[peer.number] = None
         if peer.holds:
             raise Lost
-        for batch in peer.batches:
+        while peer.batches:
+            batch = peer.batches.popleft()
             batch.answers, batch.done = [None] * len(batch.places), True
 
 

@@ -151,7 +151,7 @@ class PackRepository(PackReader, RepositoryWriter):
 
     def save_files(self, dir_fd: int, files: Sequence[PlainFile]) -> Callable[[], list[BlobID | None]] | None:
         size = sum(file.size for file in files)
-        if self._packers is None or size < _FILES_BYTES or compress.level_for(self._step.bytes) != compress.BULK_LEVEL:
+        if self._packers is None or size < _FILES_BYTES or compress.level_for(self._step.bytes + size) != compress.BULK_LEVEL:
             return None
         with self._writing():
             answers = self._packers.save(dir_fd, files)

@@ -16,7 +16,7 @@ import pytest
 
 from snapshotd import failpoints
 from snapshotd.errors import InternalError, SnapshotdError
-from snapshotd.kernel import syscalls
+from snapshotd.kernel import processes, syscalls
 from tests.leftovers import nothing_left
 from tests.storage_rig import Daemon, Line, World, clean, wait_until
 
@@ -413,6 +413,33 @@ def test_its_children_are_killed_in_a_burst(daemon: Daemon, world: World) -> Non
         _settle(world)
         clean(daemon)
         _shrink(world)
+
+
+def test_those_that_help_the_archive_are_killed(daemon: Daemon, world: World) -> None:
+    """While a large step is stored: the archive says so, and does it again."""
+    _restart(daemon, world, **NO_LAYERS)
+    with daemon.explained():
+        line = world.create()
+        for _ in range(2):
+            world.many(line)
+            wait_until(lambda: _helpers(daemon) != [], "somebody helps")
+            for pid in _helpers(daemon):
+                os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not _fails(world), "all is stored in the end")
+        _settle(world)
+        clean(daemon)
+        _shrink(world)
+
+
+def _helpers(daemon: Daemon) -> list[int]:
+    """The processes that make packs for the archive."""
+    found = []
+    for archive in daemon.children("archive"):
+        for pid in processes.descendants(archive):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if b"\0pack\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+    return found
 
 
 def _kill_children(daemon: Daemon, rng: random.Random, done: threading.Event, kills: list[str]) -> None:

@@ -67,6 +67,13 @@ class Rig:
             assert done.snapshot is not None
             self.world.expected[done.snapshot.id] = {}
 
+    def grow_much(self) -> None:
+        """One of 400 files with 40 MB, for which the archive has processes that help it."""
+        script = "rm -f /root/*; for n in $(seq 400); do head -c 100000 /dev/urandom > /root/random$n; done"
+        done = self.client.exec(self.big.id, ["sh", "-c", script])
+        assert done.snapshot is not None
+        self.world.expected[done.snapshot.id] = {}
+
     def end(self) -> None:
         self.daemon.end()
 
@@ -201,6 +208,26 @@ def test_prune_frees_space_on_a_full_disk(kind: str, small_root: Path) -> None:
                         assert disk.free_bytes() > 10_000_000
                         rig.world.fill(rig.line)
                     rig.whole()
+                rig.daemon.stop()
+        finally:
+            rig.end()
+        nothing_left(rig.daemon.state_dir, running=False)
+
+
+@pytest.mark.parametrize("kind", ["xfs"])
+@in_own_mount_namespace
+def test_filled_while_several_processes_store_a_large_step(kind: str, small_root: Path) -> None:
+    """Its layer of 40 MB fits, its packs of 40 MB do not."""
+    require("xfs")
+    with loop_disk(kind, DISK_BYTES) as disk:
+        rig = Rig(disk, small_root)
+        try:
+            with rig.daemon.explained():
+                with filled(disk, 55 << 20):
+                    rig.grow_much()
+                    assert _fails(rig.client.flush)
+                    rig.alive()
+                rig.whole()
                 rig.daemon.stop()
         finally:
             rig.end()

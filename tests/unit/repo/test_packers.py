@@ -1,0 +1,332 @@
+"""Processes that make packs of plain files beside the writer: real ones, also killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from snapshotd.daemon.children import Places
+from snapshotd.errors import InternalError
+from snapshotd.kernel import processes
+from snapshotd.layers import archive
+from snapshotd.repo import packer, writer
+from snapshotd.repo.base import PlainFile, Roots, Tree, TreeEntry
+from snapshotd.repo.key import load_key
+from snapshotd.repo.maintenance import PackMaintenance
+from snapshotd.repo.reader import PackReader
+from snapshotd.repo.writer import PackRepository
+from snapshotd.store.local import LocalStore
+from snapshotd.types import BlobID, Kind
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+class Rig:
+    """A repository whose writer has help, in the middle of a large step; and a folder of files."""
+
+    def __init__(self, directory: Path) -> None:
+        self.places = Places(directory, directory, "", f"file://{directory}/repo/store")
+        self.places.repo_dir.mkdir(parents=True)
+        self.folder = directory / "files"
+        self.folder.mkdir()
+        self._rng = random.Random(1)
+        self.store = LocalStore(self.places.repo_dir / "store")
+        self.writer = self.open(self.places.command("pack"))
+        self.large_step()
+
+    def open(self, packer_command: list[str] | None) -> PackRepository:
+        return PackRepository(self.store, self.places.repo_dir / "index.db", load_key(self.places.repo_dir), packer_command=packer_command)
+
+    def large_step(self) -> None:
+        """Help is there for what comes behind the first 8 MiB."""
+        for _ in range(9 * MIB // (250 * KIB) + 1):
+            self.writer.save_bytes(self._rng.randbytes(250 * KIB))
+
+    def make(self, name: bytes, size: int) -> bytes:
+        data = self._rng.randbytes(size // 2)
+        data += b"all the same " * (size // 13 + 1)
+        (self.folder / os.fsdecode(name)).write_bytes(data[:size])
+        return data[:size]
+
+    def some(self, count: int = 60) -> dict[bytes, bytes]:
+        """New files of 40 KiB and their contents."""
+        names = [b"%d" % self._rng.randrange(1 << 60) for _ in range(count)]
+        return {name: self.make(name, 40 * KIB) for name in names}
+
+    def listed(self, *names: bytes) -> list[PlainFile]:
+        files = []
+        for name in names:
+            st = os.lstat(self.folder / os.fsdecode(name))
+            files.append(PlainFile(name, st.st_dev, st.st_ino, st.st_size))
+        return files
+
+    def begin(self, files: list[PlainFile]) -> Callable[[], list[BlobID | None]]:
+        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            answer = self.writer.save_files(fd, files)
+        finally:
+            os.close(fd)
+        assert answer is not None, "it is worth it"
+        return answer
+
+    def save(self, files: list[PlainFile]) -> list[BlobID | None]:
+        return self.begin(files)()
+
+    def ids(self, contents: dict[bytes, bytes]) -> list[BlobID]:
+        return [BlobID(self.writer.identity.content(data).hex()) for data in contents.values()]
+
+    def holds(self, *contents: bytes) -> None:
+        """A reader of its own finds them, and nothing is wrong with the repository."""
+        reader = PackReader(self.store, self.places.repo_dir / "index.db", load_key(self.places.repo_dir))
+        for data in contents:
+            assert b"".join(reader.load(BlobID(reader.identity.content(data).hex()))) == data
+        reader.close()
+
+    def healthy(self) -> None:
+        """Closes the writer."""
+        self.writer.close()
+        maintenance = PackMaintenance(self.store, self.places.repo_dir / "index.db", load_key(self.places.repo_dir))
+        checked = maintenance.check(Roots({}, {}, {}), read_data=True, progress=lambda _: None)
+        assert checked.faults == ()
+        assert maintenance.repair(lambda _: None).actions == ()
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})  # two of them, wherever this runs
+    rig = Rig(tmp_path / "state")
+    yield rig
+    rig.writer.close()
+    assert helpers() == []
+
+
+def helpers() -> list[int]:
+    """The processes that run now."""
+    found = []
+    for pid in processes.descendants(os.getpid()):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"pack" in words:
+            found.append(pid)
+    return found
+
+
+def kill_helpers() -> None:
+    for pid in helpers():
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_contents_of_any_size_come_back(rig: Rig) -> None:
+    sizes = (1, 100, 4096, 256 * KIB, 256 * KIB + 1, 3 * MIB, packer.FILE_MAX_BYTES)
+    names = (b"a", b"\xff\xfe", b"new\nline", b"n" * 255, b"-rf", b"\xc3\xa9", b"large")
+    contents = {name: rig.make(name, size) for name, size in zip(names, sizes, strict=True)} | rig.some(200)
+    too_long = {b"too long": rig.make(b"too long", packer.FILE_MAX_BYTES + 1)}
+    answers = rig.save(rig.listed(*contents, *too_long))
+    assert answers == [*rig.ids(contents), None]
+    assert len(helpers()) == 2
+    rig.writer.flush()
+    rig.holds(*contents.values())
+    rig.healthy()
+
+
+def test_what_is_no_plain_file_is_left_to_the_writer(rig: Rig) -> None:
+    contents = rig.some()
+    plain = next(iter(contents))
+    for name in (b"attributed", b"holes", b"replaced", b"longer", b"gone"):
+        rig.make(name, 40 * KIB)
+    os.setxattr(rig.folder / "attributed", "user.x", b"1")
+    with open(rig.folder / "holes", "r+b") as file:
+        file.truncate(MIB)
+    (rig.folder / "link").symlink_to(os.fsdecode(plain))
+    (rig.folder / "folder").mkdir()
+    os.mkfifo(rig.folder / "fifo")
+    odd = rig.listed(b"attributed", b"holes", b"replaced", b"longer", b"gone", b"link", b"folder", b"fifo")
+    (rig.folder / "new").write_bytes(bytes(40 * KIB))
+    (rig.folder / "new").rename(rig.folder / "replaced")
+    with open(rig.folder / "longer", "ab") as file:
+        file.write(b"more")
+    (rig.folder / "gone").unlink()
+    assert rig.save([*odd, *rig.listed(*contents)]) == [*[None] * len(odd), *rig.ids(contents)]
+    rig.writer.flush()
+    rig.healthy()
+
+
+def test_what_is_there_is_not_stored_again(rig: Rig) -> None:
+    contents = rig.some()
+    rig.save(rig.listed(*contents))
+    rig.writer.flush()
+    before = rig.writer.saved.packed_bytes
+    rig.large_step()
+    assert rig.save(rig.listed(*contents)) == rig.ids(contents)
+    rig.writer.flush()
+    assert rig.writer.saved.packed_bytes - before < 11 * MIB, "the beginning of the large step, and nothing else"
+    rig.healthy()
+
+
+def test_one_content_from_several_sides_at_once(rig: Rig) -> None:
+    """Queued by the writer, and under many names, so that each process gets it: it is stored more than once and found once."""
+    contents = rig.some(100)
+    same = b"twice" * 8 * KIB
+    rig.writer.save_bytes(same)
+    copies = {b"copy %d" % number: same for number in range(20)}
+    for name, data in copies.items():
+        (rig.folder / os.fsdecode(name)).write_bytes(data)
+    waiting = rig.begin(rig.listed(*contents, *copies))
+    for data in contents.values():
+        rig.writer.save_bytes(data)
+    assert waiting() == rig.ids(contents | copies)
+    rig.writer.flush()
+    rig.holds(same, *contents.values())
+    rig.healthy()
+
+
+def test_little_is_not_worth_it(rig: Rig) -> None:
+    rig.make(b"one", 40 * KIB)
+    fd = os.open(rig.folder, os.O_RDONLY | os.O_DIRECTORY)
+    assert rig.writer.save_files(fd, rig.listed(b"one")) is None
+    many = rig.listed(*rig.some())
+    rig.writer.flush()
+    assert rig.writer.save_files(fd, many) is None, "the step is small up to now"
+    rig.writer.close()
+    rig.writer = rig.open(None)
+    rig.large_step()
+    assert rig.writer.save_files(fd, many) is None, "nobody helps"
+    os.close(fd)
+    assert helpers() == []
+
+
+def test_processes_that_end_with_nothing_in_their_hands_are_no_loss(rig: Rig) -> None:
+    first = rig.some()
+    rig.save(rig.listed(*first))
+    rig.writer.flush()
+    kill_helpers()
+    rig.large_step()
+    second = rig.some(200)
+    answers = rig.save(rig.listed(*second))
+    assert len(answers) == 200
+    assert all(answer in (None, right) for answer, right in zip(answers, rig.ids(second), strict=True))
+    rig.writer.flush()
+    third = rig.some()
+    rig.large_step()
+    assert rig.save(rig.listed(*third)) == rig.ids(third), "there are others now"
+    rig.writer.flush()
+    rig.holds(*first.values(), *third.values())
+    rig.healthy()
+
+
+@pytest.mark.parametrize("at", ["flush", "files"])
+def test_a_killed_process_that_held_something_is_told_and_the_job_can_be_done_again(rig: Rig, at: str) -> None:
+    contents = rig.some()
+    rig.save(rig.listed(*contents))
+    kill_helpers()
+    more = rig.listed(*rig.some(200))
+    with pytest.raises(InternalError, match="try again"):
+        rig.save(more) if at == "files" else rig.writer.flush()
+    rig.large_step()
+    assert rig.save(rig.listed(*contents)) == rig.ids(contents)
+    rig.writer.flush()
+    rig.holds(*contents.values())
+    rig.healthy()
+
+
+def test_a_disk_that_fails_in_one_of_them_ends_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file of theirs may have more than some bytes: EFBIG, which is no full disk."""
+    command = Places.command
+    monkeypatch.setattr(Places, "command", lambda self, role: ["prlimit", "--fsize=100000", *command(self, role)])
+    rig = Rig(tmp_path / "state")
+    contents = rig.some()
+    rig.save(rig.listed(*contents))
+    for _ in range(2):
+        with pytest.raises((InternalError, OSError)):
+            rig.writer.flush()
+    rig.writer.close()
+    rig.writer = rig.open(None)
+    rig.large_step()
+    rig.writer.flush()
+    assert not any(rig.writer.contains(one) for one in rig.ids(contents))
+    rig.healthy()
+
+
+def test_one_that_nobody_asks_ends_unless_it_holds_something(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packer, "_IDLE_S", 0.01)
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    one = packer.Packer(PackReader(rig.store, rig.places.repo_dir / "index.db", load_key(rig.places.repo_dir)))
+    serving = threading.Thread(target=packer._serve, args=(its, one))
+    with ours, its:
+        fd = os.open(rig.folder, os.O_RDONLY | os.O_DIRECTORY)
+        (file,) = rig.listed(next(iter(rig.some(1))))
+        request = b'{"device": %d, "files": [["%s", %d, %d]]}' % (file.device, file.name.hex().encode(), file.inode, file.size)
+        socket.send_fds(ours, [request], [fd])
+        os.close(fd)
+        serving.start()
+        assert b'"objects"' in ours.recv(packer.MESSAGE_MAX_BYTES)
+        serving.join(0.2)
+        assert serving.is_alive(), "what it holds would be lost"
+        ours.send(b'{"flush": true}')
+        assert b'"packs"' in ours.recv(packer.MESSAGE_MAX_BYTES)
+        serving.join(30)
+        assert not serving.is_alive()
+
+
+def test_a_tree_is_the_same_with_and_without_help(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "_MOST_FILES", 7)
+    monkeypatch.setattr(archive, "_MOST_UNFINISHED", 3)
+    monkeypatch.setattr(writer, "_FILES_BYTES", 1)
+    rng = random.Random(5)
+    layer = tmp_path / "layer"
+    for number in range(120):
+        place = layer / f"d{number % 12}" / f"e{number % 5}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"f{number}").write_bytes(rng.randbytes(rng.randrange(0, 300 * KIB)))
+        os.utime(place / f"f{number}", ns=(0, rng.randrange(1 << 60)))
+        (place / f"f{number}").chmod(rng.randrange(0o1000))
+    os.setxattr(layer / "d0/e0/f0", "user.x", b"1")
+    os.link(layer / "d1/e1/f1", layer / "d2/e2/linked")
+    (layer / "d3/link").symlink_to("e3")
+    fd = os.open(layer, os.O_RDONLY | os.O_DIRECTORY)
+    read: list[int] = []
+    helped = archive.apply(rig.writer, fd, None, salt=b"s", progress=read.append)
+    rig.writer.flush()
+    assert len(helpers()) == 2
+    assert sum(read) == sum(path.stat().st_size for path in layer.rglob("*") if path.is_file()) - (layer / "d1/e1/f1").stat().st_size
+    rig.holds(*[path.read_bytes() for path in layer.rglob("*") if path.is_file() and path.stat().st_size])
+    alone = PackRepository(LocalStore(tmp_path / "alone"), tmp_path / "alone.db", load_key(rig.places.repo_dir))
+    assert archive.apply(alone, fd, None, salt=b"s") == helped
+    alone.close()
+    os.close(fd)
+    rig.healthy()
+
+
+def test_an_archive_that_is_given_up_half_way_leaves_a_writer_that_works(rig: Rig) -> None:
+    """Files were given to others, and nobody waits for them."""
+    contents = rig.some(300)
+    rig.begin(rig.listed(*contents))
+    tree = rig.writer.save_tree(Tree(TreeEntry(b"", Kind.DIRECTORY, 0o755, 0, 0, 0), ()))
+    rig.writer.flush()
+    rig.holds(*contents.values())
+    assert rig.writer.load_tree(tree).entries == ()
+    rig.healthy()
+
+
+def test_given_up_and_killed(rig: Rig) -> None:
+    """Nobody waits for the files, and whoever had them is gone: there is nothing to flush."""
+    rig.begin(rig.listed(*rig.some(300)))
+    for pid in helpers():
+        os.kill(pid, signal.SIGSTOP)
+    kill_helpers()
+    rig.writer.flush()
+    assert helpers() == []
+    rig.healthy()
+
+
+def test_the_processes_end_with_the_writer(rig: Rig) -> None:
+    rig.save(rig.listed(*rig.some()))
+    assert len(helpers()) == 2
+    rig.writer.close()
+    assert helpers() == []
