@@ -254,16 +254,17 @@ def make_step(folder: Path, files: int, size: int) -> None:
 
 
 def step(work: Path, tree: Path | None) -> dict[str, Any]:
-    """Each tool stores the same directory into a fresh repository, five times in turns; the best counts.
+    """Each tool stores the same directory into a fresh repository, five times in turns, each time with nothing left to write of whoever was
+    before it; the best counts.
 
-    The others are commands, ours works in processes that run already, as those of a daemon do (20 MB of other files were stored first, not
-    counted): `nothing_s` is what they take to store a directory of one short file
-    into the same repository, `times_without_start` the ratio of the rates when that is taken off.
+    The others are commands, ours works in processes that run already (other files were stored until they did, which does not count):
+    `nothing_s` is what they take to store a directory of one short file into the same repository, `times_without_start` the ratio of the
+    rates when that is taken off.
     """
     folder, empty, single, before = work / "step", work / "empty", work / "single", work / "before"
     for one in (folder, empty, single, before):
         one.mkdir()
-    make_step(before, 300, 20 * MIB)
+    make_step(before, 1500, 100 * MIB)
     (single / "file").write_text("one\n")
     if tree is None:
         make_step(folder, 5000, 300 * MIB)
@@ -286,9 +287,11 @@ def step(work: Path, tree: Path | None) -> dict[str, Any]:
                 base = ours.store(empty, None, marks=False)
                 ours.writer.flush()
                 less = ours.packs_bytes()
+                run("sync")
                 seen["ours"].append(timed(lambda ours=ours, base=base: (ours.store(folder, base), ours.writer.flush())))
                 sizes["ours"] = ours.bytes() - less
             else:
+                run("sync")
                 seen[name].append(timed(lambda command=others[name]: command(folder)))
                 sizes[name] = tree_bytes(place / name)
                 nothing[name].append(timed(lambda command=others[name]: command(single)))

@@ -169,8 +169,8 @@ class RepositoryWriter(Repository):
         """Save a content from a reader, in constant memory. What `read` raises passes through; nothing is kept then."""
 
     def save_files(self, dir_fd: int, files: Sequence[PlainFile]) -> Callable[[], list[BlobID | None]] | None:
-        """Begin to save the contents of new files in a directory, in other processes. None: there are no such processes, or they are not
-        worth it for so little. `dir_fd` is not needed any more on return.
+        """Begin to save the contents of new files in a directory, in other processes. None: there are no such processes (yet), or they are
+        not worth it for so little. `dir_fd` is not needed any more on return.
 
         What is returned waits, and gives their ids in order: None for each that is not what `PlainFile` says (any more), which the caller
         has to save by itself. Unlike others these contents can be read after `flush` only. InternalError, besides what others raise: such a

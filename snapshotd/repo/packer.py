@@ -3,7 +3,7 @@
 Python lets one thread of a process run at a time, and storing many files of some ten KiB is as much Python as it is hashing and
 compressing.
 
-Requests and answers are JSON objects, one a packet, answered in order:
+Requests and answers are JSON objects, one a packet, answered in order. Before the first request it says {"ready": true}.
 
     {"device", "files": [[name in hexadecimal, inode, size], ...]} and a directory's descriptor
         "files": for each [content id, null], [content id, [[chunk id, length], ...]] or null: the writer has to look itself
@@ -158,7 +158,9 @@ def serve(reader: PackReader) -> None:
     memory.keep_freed()
     gc.set_threshold(100_000)  # next to nothing that is made here refers to itself
     with socket.socket(fileno=os.dup(0)) as writer:
-        _serve(writer, Packer(reader))
+        packer = Packer(reader)
+        writer.send(b'{"ready": true}')
+        _serve(writer, packer)
 
 
 def _serve(writer: socket.socket, packer: Packer) -> None:

@@ -9,12 +9,14 @@ Which process gets a file depends on its name, so copies of a package meet in on
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import subprocess
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +25,7 @@ from snapshotd.repo.base import ObjectKind, PlainFile
 from snapshotd.repo.index import Entry, PackRow
 from snapshotd.repo.packer import BATCH_BYTES, FILE_MAX_BYTES, FILES_MAX, MESSAGE_MAX_BYTES
 
+_log = logging.getLogger(__name__)
 _MOST_PROCESSES = 4
 _MOST_BATCHES = 4
 """On their way to one process at a time."""
@@ -43,11 +46,33 @@ class Packers:
         """`told`: hears of chunks that are in packs to come, and of packs that have become durable, in the middle of any method."""
         self._argv = list(argv)
         self._told = told
+        self._useless = False
+        """They cannot be started, or end at once."""
         self._peers: list[_Peer | None] = [None] * min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
 
+    def ready(self) -> bool:
+        """Whether all of them can be asked. Those that do not run are started, without waiting: meanwhile the writer does the work."""
+        if self._useless:
+            return False
+        for number, peer in enumerate(self._peers):
+            if peer is not None and not peer.holds and peer.has_ended():
+                self._useless = not peer.is_ready()
+                peer.kill()
+                peer = self._peers[number] = None
+            if peer is None and not self._useless:
+                self._start(number)
+        return not self._useless and all([peer is not None and peer.is_ready() for peer in self._peers])
+
+    def _start(self, number: int) -> None:
+        try:
+            self._peers[number] = _Peer(number, self._argv)
+        except OSError as exc:
+            _log.warning("a large step is stored by one process, because others cannot be started: %s", exc)
+            self._useless = True
+
     def save(self, dir_fd: int, files: Sequence[PlainFile]) -> Callable[[], list[Saved]]:
-        """Begin to save files of a directory. What is returned waits, and gives an answer for each, in their order. Lost, and the errors of
-        a process (OutOfSpace, InternalError)."""
+        """Begin to save files of a directory, when all are `ready`. What is returned waits, and gives an answer for each, in their order.
+        Lost, and the errors of a process (OutOfSpace, InternalError)."""
         batches: list[_Batch] = []
         open_batches: dict[int, _Batch] = {}
         for place, file in enumerate(files):
@@ -91,12 +116,11 @@ class Packers:
 
     def _send(self, batch: _Batch, dir_fd: int, files: Sequence[PlainFile]) -> None:
         peer = self._peers[batch.number]
-        if peer is None:
-            peer = self._peers[batch.number] = _Peer(batch.number, self._argv)
-        while len(peer.batches) >= _MOST_BATCHES:
+        while peer is not None and len(peer.batches) >= _MOST_BATCHES:
             self._receive(peer)
-        if peer.ended:  # it had nothing to do, or was killed
-            self._send(batch, dir_fd, files)
+            peer = self._peers[batch.number]
+        if peer is None:  # it was killed just now
+            batch.answers, batch.done = [None] * len(batch.places), True
             return
         peer.batches.append(batch)
         peer.send({"device": files[0].device, "files": [[file.name.hex(), file.inode, file.size] for file in files]}, dir_fd)
@@ -174,10 +198,24 @@ class _Peer:
         self.holds = False
         """It has saved what is not durable."""
         self.flushing = False
-        self.ended = False
+        self._ready = False
         self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
-            self._process = subprocess.Popen(argv, stdin=its.fileno(), stdout=subprocess.DEVNULL)
+            try:
+                self._process = subprocess.Popen(argv, stdin=its.fileno(), stdout=subprocess.DEVNULL)
+            except OSError:
+                self._socket.close()
+                raise
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def is_ready(self) -> bool:
+        """Whether it has begun to serve, which it says."""
+        if not self._ready:
+            with suppress(BlockingIOError, ConnectionResetError):
+                self._ready = self._socket.recv(MESSAGE_MAX_BYTES, socket.MSG_DONTWAIT) != b""
+        return self._ready
 
     def send(self, request: dict[str, Any], fd: int | None = None) -> None:
         """Never waits for the process: what is on its way fits into the socket."""
@@ -197,7 +235,6 @@ class _Peer:
 
     def kill(self) -> None:
         """Idempotent."""
-        self.ended = True
         self._socket.close()
         self._process.kill()
         self._process.wait()

@@ -153,6 +153,8 @@ class PackRepository(PackReader, RepositoryWriter):
         size = sum(file.size for file in files)
         if self._packers is None or size < _FILES_BYTES or compress.level_for(self._step.bytes + size) != compress.BULK_LEVEL:
             return None
+        if not self._packers.ready():
+            return None
         with self._writing():
             answers = self._packers.save(dir_fd, files)
         self._step.bytes += size

@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,13 +69,26 @@ class Rig:
         return files
 
     def begin(self, files: list[PlainFile]) -> Callable[[], list[BlobID | None]]:
+        """Waits until there is help."""
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
+            wait_until(self.ready)
             answer = self.writer.save_files(fd, files)
         finally:
             os.close(fd)
         assert answer is not None, "it is worth it"
         return answer
+
+    def ready(self) -> bool:
+        assert self.writer._packers is not None
+        return self.writer._packers.ready()
+
+    def begin_stopped(self, files: list[PlainFile]) -> Callable[[], list[BlobID | None]]:
+        """They have been asked, and have not begun. For no more files than are on the way to them at a time."""
+        wait_until(self.ready)
+        for pid in helpers():
+            os.kill(pid, signal.SIGSTOP)
+        return self.begin(files)
 
     def save(self, files: list[PlainFile]) -> list[BlobID | None]:
         return self.begin(files)()
@@ -96,6 +110,13 @@ class Rig:
         checked = maintenance.check(Roots({}, {}, {}), read_data=True, progress=lambda _: None)
         assert checked.faults == ()
         assert maintenance.repair(lambda _: None).actions == ()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 @pytest.fixture
@@ -205,12 +226,11 @@ def test_processes_that_end_with_nothing_in_their_hands_are_no_loss(rig: Rig) ->
     first = rig.some()
     rig.save(rig.listed(*first))
     rig.writer.flush()
-    kill_helpers()
     rig.large_step()
     second = rig.some(200)
-    answers = rig.save(rig.listed(*second))
-    assert len(answers) == 200
-    assert all(answer in (None, right) for answer, right in zip(answers, rig.ids(second), strict=True))
+    waiting = rig.begin_stopped(rig.listed(*second))
+    kill_helpers()
+    assert waiting() == [None] * 200
     rig.writer.flush()
     third = rig.some()
     rig.large_step()
@@ -291,6 +311,7 @@ def test_a_tree_is_the_same_with_and_without_help(rig: Rig, tmp_path: Path, monk
     (layer / "d3/link").symlink_to("e3")
     fd = os.open(layer, os.O_RDONLY | os.O_DIRECTORY)
     read: list[int] = []
+    wait_until(rig.ready)
     helped = archive.apply(rig.writer, fd, None, salt=b"s", progress=read.append)
     rig.writer.flush()
     assert len(helpers()) == 2
@@ -316,12 +337,37 @@ def test_an_archive_that_is_given_up_half_way_leaves_a_writer_that_works(rig: Ri
 
 def test_given_up_and_killed(rig: Rig) -> None:
     """Nobody waits for the files, and whoever had them is gone: there is nothing to flush."""
-    rig.begin(rig.listed(*rig.some(300)))
-    for pid in helpers():
-        os.kill(pid, signal.SIGSTOP)
+    rig.begin_stopped(rig.listed(*rig.some(300)))
     kill_helpers()
     rig.writer.flush()
     assert helpers() == []
+    rig.healthy()
+
+
+def test_while_they_start_the_writer_does_the_work(rig: Rig) -> None:
+    contents = rig.some()
+    fd = os.open(rig.folder, os.O_RDONLY | os.O_DIRECTORY)
+    assert rig.writer.save_files(fd, rig.listed(*contents)) is None, "they start now"
+    wait_until(lambda: len(helpers()) == 2)
+    os.close(fd)
+    assert rig.save(rig.listed(*contents)) == rig.ids(contents)
+    rig.writer.flush()
+    rig.healthy()
+
+
+@pytest.mark.parametrize("command", [["/no/such/command"], ["false"]])
+def test_without_processes_that_start_it_goes_on_alone(rig: Rig, command: list[str]) -> None:
+    rig.writer.close()
+    rig.writer = rig.open(command)
+    rig.large_step()
+    many = rig.listed(*rig.some())
+    fd = os.open(rig.folder, os.O_RDONLY | os.O_DIRECTORY)
+    packers = rig.writer._packers
+    assert packers is not None
+    wait_until(lambda: rig.writer.save_files(fd, many) is None and packers._useless)
+    assert rig.writer.save_files(fd, many) is None
+    os.close(fd)
+    rig.writer.flush()
     rig.healthy()
 
 
