@@ -254,8 +254,7 @@ def make_step(folder: Path, files: int, size: int) -> None:
 
 
 def step(work: Path, tree: Path | None) -> dict[str, Any]:
-    """Each tool stores the same directory into a fresh repository, five times in turns, each time with nothing left to write of whoever was
-    before it; the best counts.
+    """Each tool stores the same directory into a fresh repository, five times in turns; the best counts.
 
     The others are commands, ours works in processes that run already (other files were stored until they did, which does not count):
     `nothing_s` is what they take to store a directory of one short file into the same repository, `times_without_start` the ratio of the
@@ -287,11 +286,11 @@ def step(work: Path, tree: Path | None) -> dict[str, Any]:
                 base = ours.store(empty, None, marks=False)
                 ours.writer.flush()
                 less = ours.packs_bytes()
-                run("sync")
+                _at_rest(folder)
                 seen["ours"].append(timed(lambda ours=ours, base=base: (ours.store(folder, base), ours.writer.flush())))
                 sizes["ours"] = ours.bytes() - less
             else:
-                run("sync")
+                _at_rest(folder)
                 seen[name].append(timed(lambda command=others[name]: command(folder)))
                 sizes[name] = tree_bytes(place / name)
                 nothing[name].append(timed(lambda command=others[name]: command(single)))
@@ -304,6 +303,16 @@ def step(work: Path, tree: Path | None) -> dict[str, Any]:
         "times_without_start": {name: (best[name] - start[name]) / best["ours"] for name in start},
         "times_median": {name: statistics.median(seen[name]) / statistics.median(seen["ours"]) for name in start},
     }  # fmt: skip
+
+
+def _at_rest(folder: Path) -> None:
+    """Nothing is left to be written of whoever was before, and the files are in memory, as those of a step are (borg drops them)."""
+    run("sync")
+    for base, _, names in os.walk(folder):
+        for name in names:
+            path = Path(base, name)
+            if not path.is_symlink():
+                path.read_bytes()
 
 
 def packages(work: Path) -> dict[str, Any]:

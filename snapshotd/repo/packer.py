@@ -47,7 +47,9 @@ FILE_MAX_BYTES = 16 << 20
 """Its chunks have to fit into a message."""
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _MAX_PUTS = 2
-_CHECK_EVERY = 8
+_PACK_BYTES = PACK_BYTES // 2
+"""The last one is all that a flush has to wait for."""
+_CHECK_EVERY = 16
 """One batch of so many is decompressed again before it counts."""
 _IDLE_S = 10.0
 
@@ -113,7 +115,7 @@ class Packer:
             entry = self._building.add(frame, 0)
             self._fresh.add(frame.id)
             placed.append([entry.id.hex(), entry.pack.hex(), entry.offset, entry.stored, entry.plain])
-            if self._building.bytes >= PACK_BYTES:
+            if self._building.bytes >= _PACK_BYTES:
                 self._finish_pack()
         return placed
 

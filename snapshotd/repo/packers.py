@@ -50,6 +50,10 @@ class Packers:
         """They cannot be started, or end at once."""
         self._peers: list[_Peer | None] = [None] * min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
 
+    def running(self) -> bool:
+        """Whether they were started, and have not ended for want of work."""
+        return all([peer is not None and not peer.has_ended() for peer in self._peers])
+
     def ready(self) -> bool:
         """Whether all of them can be asked. Those that do not run are started, without waiting: meanwhile the writer does the work."""
         if self._useless:

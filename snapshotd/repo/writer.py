@@ -52,6 +52,8 @@ _CHECK_ALL_BYTES = 8 << 20
 _CHECK_EVERY = 8
 _FILES_BYTES = 1 << 20
 """Of one directory, to be worth the way to other processes."""
+_MUCH_BYTES = 4 << 20
+"""From here on a step is for processes that run already; they are started for what is worth no more than the lowest level."""
 
 
 class PackRepository(PackReader, RepositoryWriter):
@@ -151,9 +153,10 @@ class PackRepository(PackReader, RepositoryWriter):
 
     def save_files(self, dir_fd: int, files: Sequence[PlainFile]) -> Callable[[], list[BlobID | None]] | None:
         size = sum(file.size for file in files)
-        if self._packers is None or size < _FILES_BYTES or compress.level_for(self._step.bytes + size) != compress.BULK_LEVEL:
+        if self._packers is None or size < _FILES_BYTES:
             return None
-        if not self._packers.ready():
+        much = _MUCH_BYTES if self._packers.running() else compress.LEVELS[-1][0]
+        if self._step.bytes + size <= much or not self._packers.ready():
             return None
         with self._writing():
             answers = self._packers.save(dir_fd, files)
@@ -198,7 +201,7 @@ class PackRepository(PackReader, RepositoryWriter):
     def flush(self) -> None:
         with self._writing():
             if self._packers is not None:
-                self._packers.begin_flush()
+                self._packers.begin_flush()  # they write while this process does
             self._dispatch()
             self._collect(0)
             self._finish_pack()
@@ -413,11 +416,13 @@ class PackRepository(PackReader, RepositoryWriter):
         """Index what lies in packs, all of which are durable when that becomes so; the last ones get there meanwhile."""
         stored: list[tuple[PackRow, list[Entry]]] = []
         if self._packers is not None:
-            self._packers.flush()
-        if self._stored or self._puts:
+            self._packers.begin_flush()
+        if self._stored or self._puts or self._elsewhere:
             with self._writable.transaction():
                 self._add_to_index(0)
                 added = len(self._stored)
+                if self._packers is not None:
+                    self._packers.flush()
                 self._await_puts(0)
                 self._add_to_index(added)
                 stored, self._stored = self._stored, []  # from here on the index may know them, so nobody may take them back
