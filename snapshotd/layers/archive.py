@@ -37,7 +37,7 @@ _SMALL_FILE_BYTES = 1 << 20
 _MOST_ZERO_BYTES = 64 << 30
 """Zeros of holes that one layer may have stored as data (see `archive_data.MOST_EXTENTS`). Without a bound, some megabytes of data spread
 over an 8 EiB file are years of reading."""
-_MOST_UNFINISHED = 16
+_MOST_UNFINISHED = 32
 """Directories, with all their entries in memory."""
 _MOST_FILES = 1024
 """That are offered to other processes at once."""

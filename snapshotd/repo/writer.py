@@ -50,7 +50,7 @@ _COMMIT_OBJECTS = 50_000
 _INLINE_BYTES = 128 << 10
 _CHECK_ALL_BYTES = 8 << 20
 _CHECK_EVERY = 8
-_FILES_BYTES = 1 << 20
+_FILES_BYTES = 256 << 10
 """Of one directory, to be worth the way to other processes."""
 _MUCH_BYTES = 4 << 20
 """From here on a step is for processes that run already; they are started for what is worth no more than the lowest level."""
