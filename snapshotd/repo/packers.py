@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 _MOST_PROCESSES = 4
 _MOST_BATCHES = 4
 """On their way to one process at a time."""
+_MOST_FAILED = 6
 
 Saved = tuple[bytes, list[tuple[bytes, int]] | None] | None
 """A content's id, and of a large one its chunks with their lengths; None: the file was no plain one."""
@@ -46,8 +47,8 @@ class Packers:
         """`told`: hears of chunks that are in packs to come, and of packs that have become durable, in the middle of any method."""
         self._argv = list(argv)
         self._told = told
-        self._useless = False
-        """They cannot be started, or end at once."""
+        self._failed = 0
+        """How often one was started in vain, since all were ready."""
         self._peers: list[_Peer | None] = [None] * min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
 
     def running(self) -> bool:
@@ -55,24 +56,26 @@ class Packers:
         return all([peer is not None and not peer.has_ended() for peer in self._peers])
 
     def ready(self) -> bool:
-        """Whether all of them can be asked. Those that do not run are started, without waiting: meanwhile the writer does the work."""
-        if self._useless:
-            return False
+        """Whether all of them can be asked. Those that do not run are started, without waiting: meanwhile the writer does the work. When
+        that was in vain some times, they are not started any more."""
         for number, peer in enumerate(self._peers):
             if peer is not None and not peer.holds and peer.has_ended():
-                self._useless = not peer.is_ready()
+                self._failed += not peer.is_ready()
                 peer.kill()
                 peer = self._peers[number] = None
-            if peer is None and not self._useless:
+            if peer is None and self._failed < _MOST_FAILED:
                 self._start(number)
-        return not self._useless and all([peer is not None and peer.is_ready() for peer in self._peers])
+        if not all([peer is not None and peer.is_ready() for peer in self._peers]):
+            return False
+        self._failed = 0
+        return True
 
     def _start(self, number: int) -> None:
         try:
             self._peers[number] = _Peer(number, self._argv)
         except OSError as exc:
-            _log.warning("a large step is stored by one process, because others cannot be started: %s", exc)
-            self._useless = True
+            self._failed += 1
+            _log.warning("a process that helps with large steps cannot be started: %s", exc)
 
     def save(self, dir_fd: int, files: Sequence[PlainFile]) -> Callable[[], list[Saved]]:
         """Begin to save files of a directory, when all are `ready`. What is returned waits, and gives an answer for each, in their order.

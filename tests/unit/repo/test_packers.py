@@ -17,7 +17,7 @@ from snapshotd.daemon.children import Places
 from snapshotd.errors import InternalError
 from snapshotd.kernel import processes
 from snapshotd.layers import archive
-from snapshotd.repo import packer, writer
+from snapshotd.repo import packer, packers, writer
 from snapshotd.repo.base import PlainFile, Roots, Tree, TreeEntry
 from snapshotd.repo.key import load_key
 from snapshotd.repo.maintenance import PackMaintenance
@@ -356,17 +356,37 @@ def test_while_they_start_the_writer_does_the_work(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("command", [["/no/such/command"], ["false"]])
-def test_without_processes_that_start_it_goes_on_alone(rig: Rig, command: list[str]) -> None:
+def test_without_processes_that_start_it_goes_on_alone(rig: Rig, command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     rig.writer.close()
     rig.writer = rig.open(command)
     rig.large_step()
     many = rig.listed(*rig.some())
     fd = os.open(rig.folder, os.O_RDONLY | os.O_DIRECTORY)
-    packers = rig.writer._packers
-    assert packers is not None
-    wait_until(lambda: rig.writer.save_files(fd, many) is None and packers._useless)
-    assert rig.writer.save_files(fd, many) is None
+    started: list[int] = []
+    start = packers._Peer.__init__
+
+    def counted(self: packers._Peer, number: int, argv: list[str]) -> None:
+        started.append(number)
+        start(self, number, argv)
+
+    monkeypatch.setattr(packers._Peer, "__init__", counted)
+    wait_until(lambda: rig.writer.save_files(fd, many) is None and len(started) >= packers._MOST_FAILED)
+    for _ in range(20):
+        assert rig.writer.save_files(fd, many) is None
+    assert len(started) <= packers._MOST_FAILED + 1
     os.close(fd)
+    rig.writer.flush()
+    rig.healthy()
+
+
+def test_one_that_is_killed_while_it_starts_is_started_again(rig: Rig) -> None:
+    contents = rig.some()
+    fd = os.open(rig.folder, os.O_RDONLY | os.O_DIRECTORY)
+    assert rig.writer.save_files(fd, rig.listed(*contents)) is None
+    os.close(fd)
+    for pid in processes.descendants(os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+    assert rig.save(rig.listed(*contents)) == rig.ids(contents)
     rig.writer.flush()
     rig.healthy()
 
