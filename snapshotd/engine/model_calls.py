@@ -17,7 +17,7 @@ import json
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from snapshotd.engine import live
@@ -27,6 +27,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.live import LiveRecord
 from snapshotd.engine.pending import Open
 from snapshotd.engine.recorder import Recorder
+from snapshotd.engine.replay import OF_MODEL, REPLY_DENIED
 from snapshotd.errors import Denied, SnapshotdError, Unsupported
 from snapshotd.gateway.base import REPLAY_LIMIT_BYTES, ModelCall, Recorded, ReplyContent, ToolResult, TurnReply, TurnRequest
 from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Message, ToolCall, new_id
@@ -123,11 +124,11 @@ class ModelCalls:
             return
         self._said(turn.dialog, content)
         for call in calls:
-            self._open_tool(call)
+            self._open_tool(call, turn.opened.entry)
 
     # -- tools ---------------------------------------------------------------------------------------------------------------
 
-    def _open_tool(self, call: ModelCall) -> None:
+    def _open_tool(self, call: ModelCall, model: Entry) -> None:
         """The model asks for a tool, and the agent has not heard of it yet: the moment to ask a person. Denied."""
         with self._lock:
             if call.id in self._tools:
@@ -142,7 +143,7 @@ class ModelCalls:
                 cancelled=threading.Event(),  # the gate looks whether the sandbox has ended
             )  # fmt: skip
         except Denied as denied:
-            self._recorder.refused(intent, denied.message, {"gateway": True})
+            self._recorder.refused(intent, denied.message, {"gateway": True, OF_MODEL: model.id})
             raise
         opened = self._recorder.begin(intent)
         self._note({"tool": call.id, "entry": opened.entry.id})
@@ -202,10 +203,12 @@ class ModelCalls:
         content = request.reader.read_again(request, recorded) if entry.status is CallStatus.DONE else ReplyContent()
         self._heard(dialog, known, [*request.digests[known:], *content.digests])
         self._recorder.met([*request.new_messages(known), *content.messages])
+        if REPLY_DENIED in entry.details:
+            return replace(recorded, status=Denied.http_status, error=entry.details[REPLY_DENIED])
         live = self._recorder.live_if_exhausted()
         for call in entry.result["calls"]:
             if live:
-                self._open_tool(ModelCall(call["id"], call["name"], call["arguments"]))
+                self._open_tool(ModelCall(call["id"], call["name"], call["arguments"]), entry)
             else:
                 with self._lock:
                     self._tools[call["id"]] = self._recorder.unrecorded(call["name"], call["arguments"])
@@ -231,7 +234,7 @@ class ModelCalls:
         if len(dialog.digests) == known:
             self._said(dialog, request.reader.read_again(request, recorded))
         for call in entry.result["calls"]:
-            self._open_tool(ModelCall(call["id"], call["name"], call["arguments"]))
+            self._open_tool(ModelCall(call["id"], call["name"], call["arguments"]), entry)
         return recorded
 
     def _heard(self, dialog: _Dialog, at: int, digests: Sequence[bytes]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Snapshot
@@ -21,6 +21,10 @@ _OUTCOMES = (CallStatus.DONE, CallStatus.FAILED)
 
 DENIED = "denied"
 """Detail of an entry of a call that was not let run: it is refused again where a program meets it again."""
+OF_MODEL = "model"
+"""Detail of a denied call behind the gateway: the model's entry whose reply asked for it, and did not reach the agent."""
+REPLY_DENIED = "reply_denied"
+"""Detail of such a model's entry while it is replayed: why the agent did not get the reply. It is not recorded."""
 KEPT = "kept"
 """Detail of an entry of a task that stayed completed when another was retried: the id under which it was recorded first."""
 
@@ -57,7 +61,8 @@ class Replay:
     """Not thread-safe: the recorder holds its lock."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        self._left = _without_repeated(entry for entry in entries if entry.status in _OUTCOMES and not _passed_over(entry))
+        left = (entry for entry in _with_denials(list(entries)) if entry.status in _OUTCOMES and not _passed_over(entry))
+        self._left = _without_repeated(left)
         self._facts = {entry.id: deque(entry.facts) for entry in self._left if entry.facts}
         self.matched = 0
         self._run_of = _runs(self._left)
@@ -117,6 +122,14 @@ class Replay:
     def _take(self, index: int) -> Entry:
         self.matched += 1
         return self._left.pop(index)
+
+
+def _with_denials(entries: list[Entry]) -> Iterable[Entry]:
+    """The entries, those of models with what was denied of their replies."""
+    why = {entry.details[OF_MODEL]: entry.error for entry in entries if DENIED in entry.details and OF_MODEL in entry.details}
+    for entry in entries:
+        denied = entry.id in why
+        yield replace(entry, details={**entry.details, REPLY_DENIED: why[entry.id]}) if denied else entry
 
 
 def _passed_over(entry: Entry) -> bool:

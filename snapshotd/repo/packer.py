@@ -28,7 +28,8 @@ import socket
 import stat
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
 
 from snapshotd.errors import InternalError, OutOfSpace, SnapshotdError
 from snapshotd.kernel import memory
@@ -159,7 +160,7 @@ def serve(reader: PackReader) -> None:
     """Be such a process: answer what comes from standard input until nobody asks."""
     memory.keep_freed()
     gc.set_threshold(100_000)  # next to nothing that is made here refers to itself
-    with socket.socket(fileno=os.dup(0)) as writer:
+    with socket.socket(fileno=os.dup(0)) as writer, suppress(ConnectionError):  # the writer was killed
         packer = Packer(reader)
         writer.send(b'{"ready": true}')
         _serve(writer, packer)
@@ -172,7 +173,7 @@ def _serve(writer: socket.socket, packer: Packer) -> None:
             return
         try:
             request = json.loads(data)
-            writer.send(json.dumps(packer.flush() if "flush" in request else packer.files(fds[0], request)).encode())
+            answer = packer.flush() if "flush" in request else packer.files(fds[0], request)
         except OutOfSpace as exc:
             _fail(writer, exc)
         except (SnapshotdError, OSError) as exc:
@@ -180,9 +181,10 @@ def _serve(writer: socket.socket, packer: Packer) -> None:
         finally:
             for fd in fds:
                 os.close(fd)
+        writer.send(json.dumps(answer).encode())
 
 
-def _fail(writer: socket.socket, error: SnapshotdError) -> None:
+def _fail(writer: socket.socket, error: SnapshotdError) -> NoReturn:
     try:
         writer.send(json.dumps({"error": {"code": error.code, "message": error.message}}).encode())
     except OSError:

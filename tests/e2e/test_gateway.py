@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from snapshotd.engine.policy import FILE_NAME
 from tests.e2e.model_rig import (
     KEY,
     PROGRAMS,
@@ -180,6 +181,50 @@ def test_what_failed_for_good_fails_again(agents: Agents, tmp_path: Path) -> Non
         assert at.asked() == [2]
     assert agents.names(fork) == ["exit"]
     assert agents.files(fork) == agents.files(trajectory)
+
+
+REFUSED = """
+import http.client, json, os, subprocess
+messages = [{"role": "user", "content": "tidy up"}]
+while True:
+    connection = http.client.HTTPConnection(os.environ["OPENAI_BASE_URL"].split("/")[2])
+    connection.request("POST", "/v1/chat/completions", json.dumps({"model": "gpt-5", "messages": messages}))
+    answer = connection.getresponse()
+    body = json.loads(answer.read())
+    if answer.status != 200:
+        messages += [{"role": "assistant", "content": "Refused: %d" % answer.status}, {"role": "user", "content": "go on without"}]
+        continue
+    message = body["choices"][0]["message"]
+    messages.append(message)
+    for call in message.get("tool_calls") or ():
+        done = subprocess.run(["bash", "-c", json.loads(call["function"]["arguments"])["command"]], capture_output=True, text=True)
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout})
+    if not message.get("tool_calls"):
+        break
+"""
+
+
+def test_what_the_policy_denied_is_denied_again_in_a_replay(own_snap: Snap, runc_ready: None, tmp_path: Path) -> None:
+    """The agent did not get the reply that asked for it, so a replay must not send it: the tool is the agent's own."""
+    program = tmp_path / "agent.py"
+    program.write_text(REFUSED)
+    policy = own_snap.state_dir / FILE_NAME
+    policy.write_text('[[rule]]\ntool = "bash"\narguments = { command = "^rm" }\naction = "deny"\nreason = "nothing is removed here"\n')
+    agents = Agents(own_snap, "runc")
+    with provider(tmp_path, bash("echo kept > kept"), bash("rm kept"), END) as at:
+        trajectory = agents.run(at, program)
+        assert at.asked() == [0, 1, 2]
+        assert agents.names(trajectory) == ["start", "bash", "bash", "exit"]
+        assert agents.files(trajectory) == {"kept": "kept\n"}
+        said = agents.said(trajectory)
+        policy.unlink()  # it would be let run now, but it was not
+        for step in (2, 3):
+            at.forget()
+            (fork,) = agents.snap.json("fork", "--resume", agents.steps(trajectory)[step]["id"])["trajectories"]
+            agents.snap("attach", fork)
+            assert at.asked() in ([2], [])
+            assert agents.files(fork) == {"kept": "kept\n"}
+            assert agents.said(fork) == said
 
 
 def test_a_fork_goes_on_with_the_recorded_history(agents: Agents, scripted: Provider) -> None:

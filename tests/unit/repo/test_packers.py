@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -292,6 +294,21 @@ def test_one_that_nobody_asks_ends_unless_it_holds_something(rig: Rig, monkeypat
         assert b'"packs"' in ours.recv(packer.MESSAGE_MAX_BYTES)
         serving.join(30)
         assert not serving.is_alive()
+
+
+def test_one_whose_writer_is_killed_ends_without_a_word(rig: Rig) -> None:
+    """Also in the middle of a request: what it says is not read any more."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its, subprocess.Popen(rig.places.command("pack"), stdin=its.fileno(), stderr=subprocess.PIPE) as process:
+        its.close()
+        assert ours.recv(packer.MESSAGE_MAX_BYTES) == b'{"ready": true}'
+        ours.send(b'{"flush": true}')
+        assert select.select([ours], [], [], 60)[0], "it has answered"
+        ours.send(b'{"flush": true}')
+        ours.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 0
 
 
 def test_a_tree_is_the_same_with_and_without_help(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
