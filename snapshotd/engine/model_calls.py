@@ -90,7 +90,7 @@ class ModelCalls:
             self._recorder.met(request.new_messages(known))
         else:
             for number, message in enumerate(request.new_messages(known)):
-                self._recorder.message(message, rid=f"{dialog.number}:{known}:{number}")
+                self._recorder.message(message, rid=_rid(dialog, known, number, message))
         self._heard(dialog, known, request.digests[known:])
         opened = self._recorder.begin(Intent(new_id(), request.model[:200], outline, EntryKind.MODEL))
         self._note({"turn": opened.entry.id})
@@ -220,7 +220,7 @@ class ModelCalls:
         """The model's words join the conversation."""
         at = len(dialog.digests)
         for number, message in enumerate(content.messages):
-            self._recorder.message(message, rid=f"{dialog.number}:{at}:{number}")
+            self._recorder.message(message, rid=_rid(dialog, at, number, message))
         self._heard(dialog, at, content.digests)
 
     def _unheard(self, request: TurnRequest, dialog: _Dialog, known: int, outline: dict[str, Any]) -> Recorded | None:
@@ -280,6 +280,12 @@ class ModelCalls:
                 self._dialogs.remove(found)
                 self._dialogs.append(found)
         return found, known
+
+
+def _rid(dialog: _Dialog, at: int, number: int, message: Message) -> str:
+    """What a message is known by if it comes again: its place, and what it says, since an agent may take back the last ones."""
+    text = json.dumps([message.role, message.content], sort_keys=True)
+    return f"{dialog.number}:{at}:{number}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _outline(request: TurnRequest) -> dict[str, Any]:

@@ -168,7 +168,8 @@ def check_dead_container(rig: Rig) -> None:
 
 
 def check_failed_create_leaves_nothing(rig: Rig) -> None:
-    before = _host_mounts(rig), rig.runtime.list(), sorted(os.listdir("/proc/self/fd"))
+    before = _host_mounts(rig), rig.runtime.list()
+    descriptors: list[int] = []
     broken = rig.work / "broken-share"
     (broken / "lib").mkdir(parents=True)
     for content, mode in ((b"", 0o755), (b"not a program", 0o755), (b"\x7fELF", 0o755), (b"", 0o644)):
@@ -177,9 +178,10 @@ def check_failed_create_leaves_nothing(rig: Rig) -> None:
         spec = rig.spec()
         spec = ContainerSpec(spec.id, spec.run_dir, broken, spec.limits, spec.network)
         expect(SandboxFailed, lambda spec=spec: rig.runtime.create(spec), (content, mode))  # type: ignore[misc]
-        after = _host_mounts(rig), rig.runtime.list(), sorted(os.listdir("/proc/self/fd"))
-        assert after == before
+        assert (_host_mounts(rig), rig.runtime.list()) == before
+        descriptors.append(len(os.listdir("/proc/self/fd")))
         assert [p for p in os.listdir("/proc") if p.isdigit() and spec.id.encode() in _command_line(p)] == []
+    assert descriptors[-1] <= descriptors[0] + 1, descriptors  # a connection to an engine may come and go, and one for each is more
     shutil.rmtree(broken)
 
 
