@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import select
@@ -134,9 +135,9 @@ def helpers() -> list[int]:
     """The processes that run now."""
     found = []
     for pid in processes.descendants(os.getpid()):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"pack" in words:
-            found.append(pid)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # others of this process's children come and go
+            if b"\0pack\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
     return found
 
 
@@ -401,8 +402,8 @@ def test_one_that_is_killed_while_it_starts_is_started_again(rig: Rig) -> None:
     fd = os.open(rig.folder, os.O_RDONLY | os.O_DIRECTORY)
     assert rig.writer.save_files(fd, rig.listed(*contents)) is None
     os.close(fd)
-    for pid in processes.descendants(os.getpid()):
-        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: len(helpers()) == 2)
+    kill_helpers()
     assert rig.save(rig.listed(*contents)) == rig.ids(contents)
     rig.writer.flush()
     rig.healthy()
