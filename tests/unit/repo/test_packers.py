@@ -132,11 +132,12 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
 
 def helpers() -> list[int]:
-    """The processes that run now."""
+    """Those of this process's writer that run now; a daemon that other tests left running may have some, too."""
     found = []
     for pid in processes.descendants(os.getpid()):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # others of this process's children come and go
-            if b"\0pack\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            own = int(processes.stat_fields(pid)[1]) == os.getpid()
+            if own and b"\0pack\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
 
