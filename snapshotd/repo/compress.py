@@ -28,7 +28,7 @@ _MAX_WINDOW_BYTES = 256 << 20
 _MAX_BLOCK_BYTES = 128 << 10
 _MIN_WINDOW_LOG, _MAX_WINDOW_LOG = 10, 27
 _MAX_TABLE_LOG, _MIN_DELTA_LEVEL, _MAX_SEARCH_LEVEL = 20, 6, 12
-HIGH_LEVEL, BEST_LEVEL = 9, 19
+HIGH_LEVEL, BEST_LEVEL = 9, 16
 LEVELS = ((2 << 20, HIGH_LEVEL), (8 << 20, 3))
 """(plain bytes of a step, level up to there). An installed package is not worth more than 1."""
 BULK_LEVEL = 1
@@ -38,7 +38,8 @@ with repetitions in it."""
 _FAST_FROM, _FAST_PERCENT = 8, 1
 """Of how many objects one is compressed at both levels, and how much larger the fast one may be to be used for all of them."""
 _NEW_BYTES = 128 << 10
-"""What is new in a small step, and not longer, is worth the best level (2 ms): 4 % smaller than at level 9."""
+"""What is new in a small step, and not longer, is worth the best level (2 ms): 2 % smaller than at level 9. Level 19 saves another 0.1 % in
+half as much time again."""
 _MAX_KEPT_LEVEL, _MAX_KEPT_BITS = 3, 20
 _CLASS_BITS = (14, 17, 18, 20)
 """Up to which sizes zstd has other parameters for the same level. What is larger than a chunk (1 MiB) is compressed alone."""

@@ -22,7 +22,7 @@ _MAX_BASE_RATIO = 8
 _FRAME_BYTES = 12
 _TRIAL_LEVEL = 6
 _LARGE_DELTA_BYTES = 600
-"""Longer deltas are tried at the best level: one in ten, and nearly all that it saves (400 commits: 2 % of the packs, 1 ms each)."""
+"""Longer deltas are tried at the best level: one in ten, and nearly all that it saves (400 commits: 2 % of the packs)."""
 BULK_LEVEL = 3
 """Up to this level there is too much to do for looking at every object by itself."""
 MAX_SIMILAR_DEPTH = 4
