@@ -17,7 +17,7 @@ from typing import Protocol
 
 from snapshotd.engine.child import Child
 from snapshotd.engine.context import Context
-from snapshotd.errors import DataLoss, InternalError, NotFound, SnapshotdError, Unsupported
+from snapshotd.errors import DataLoss, InternalError, NotFound, SandboxFailed, SnapshotdError, Unsupported
 from snapshotd.failpoints import hit
 from snapshotd.layers.base import RestoreReport
 from snapshotd.types import ImageID, LayerID, Snapshot, SnapshotState, Stack, TreeID, new_id, short
@@ -33,11 +33,12 @@ class LazyLayers(Protocol):
     """The FUSE mount that serves layers that are not there yet (fuse/lazy.py)."""
 
     def start(self) -> None:
-        """Mount, unless it is mounted: then the first `open_layer` need not wait for it. Unsupported."""
+        """Mount, unless it is mounted: then the first `open_layer` need not wait for it. Unsupported: it never will. InternalError: the
+        process was killed."""
 
     def open_layer(self, tree: TreeID, below: TreeID, shift: int) -> int:
-        """O_PATH descriptor of the layer that makes `tree` of `below`, its ids shifted up by `shift`. Starts the mount if need be. OSError,
-        Unsupported."""
+        """O_PATH descriptor of the layer that makes `tree` of `below`, its ids shifted up by `shift`. Starts the mount if need be, with its errors.
+        OSError, SandboxFailed."""
 
     def drop_layer(self, tree: TreeID, below: TreeID, shift: int) -> None:
         """Nobody stands on it any more: what it takes in memory may go."""
@@ -99,10 +100,12 @@ class Cold:
         if self._lazy is not None:
             try:
                 self._lazy.start()
-            except SnapshotdError as exc:
+            except Unsupported as exc:
                 self._give_up_lazy(exc)
+            except SnapshotdError as exc:
+                _log.warning("cold snapshots are not served yet: %s", exc.message)
 
-    def _give_up_lazy(self, why: SnapshotdError) -> None:
+    def _give_up_lazy(self, why: Unsupported) -> None:
         _log.warning("cold snapshots start only when their files are written: %s", why.message)
         self._lazy = None
 
@@ -146,7 +149,7 @@ class Cold:
             rebuilt = self._rebuilt.get((image.id, tree))
             if rebuilt is None or rebuilt.failure is not None or not self._context.store.hold([rebuilt.layer]):
                 rebuilt = self._begin(image.id, tree, image.tree)
-        if not rebuilt.served:
+        if not rebuilt.served or self._lazy is None:
             rebuilt.done.wait()
             if rebuilt.failure is not None:
                 self._context.store.release([rebuilt.layer])
@@ -190,10 +193,17 @@ class Cold:
                     self._lazy.drop_layer(tree, image.tree, shift)
 
     def _open(self, rebuilt: _Rebuilt, tree: TreeID, below: TreeID, shift: int) -> int:
-        if self._lazy is None:
-            raise FileNotFoundError(f"the layer of tree {tree} is not written yet")
-        rebuilt.shifts.add(shift)
-        return self._lazy.open_layer(tree, below, shift)
+        """The layer as it is served. Where nothing is served any more, when it is written. SnapshotdError, OSError."""
+        lazy = self._lazy
+        if lazy is not None:
+            rebuilt.shifts.add(shift)
+            return lazy.open_layer(tree, below, shift)
+        rebuilt.done.wait()
+        if rebuilt.failure is not None:
+            raise rebuilt.failure
+        if shift:
+            raise SandboxFailed("the snapshot's files have just been written, and were to be read through FUSE; repeat the command")
+        return self._context.store.open_upper(rebuilt.layer)
 
     def _write(self, rebuilt: _Rebuilt, tree: TreeID, below: TreeID) -> None:
         store = self._context.store

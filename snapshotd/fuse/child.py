@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from snapshotd.errors import BY_CODE, Unsupported
+from snapshotd.errors import BY_CODE, InternalError, Unsupported
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Child:
 
     def __init__(self, command: Sequence[str]) -> None:
         """Start it and wait until it has mounted. Raises what it could not do, by its type (UsageError: no such directory); Unsupported
-        when it ends, or says nothing within `START_DEADLINE_S`."""
+        when it ends, or says nothing within `START_DEADLINE_S`; InternalError when it is killed."""
         self._closing = threading.Lock()
         self._killed = False
         try:
@@ -75,6 +75,14 @@ class Child:
                 self._process.wait()
             self._process.stdout.close()
 
+    def _killed_by(self) -> int | None:
+        """The signal that ended it; None if it ended in another way, or not yet."""
+        try:
+            code = self._process.wait(END_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            return None
+        return -code if code < 0 else None
+
     def _wait_until_mounted(self) -> None:
         assert self._process.stdout is not None
         fd, deadline, said = self._process.stdout.fileno(), time.monotonic() + START_DEADLINE_S, b""
@@ -84,6 +92,8 @@ class Child:
             ready = waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)
             piece = os.read(fd, _MAX_SAID_BYTES) if ready else b""
             if not piece or len(said) > _MAX_SAID_BYTES:
+                if ready and (number := self._killed_by()) is not None:
+                    raise InternalError(f"a mount could not be made: the process that was to serve it was killed (signal {number}); try again")
                 why = "the process that was to serve it ended" if ready else f"nothing happened for {START_DEADLINE_S:.0f} s"
                 raise Unsupported(f"a mount could not be made: {why}; the log says why, and `snapshotd doctor` what is missing")
             said += piece

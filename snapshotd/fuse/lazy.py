@@ -37,7 +37,7 @@ class LazyMount:
 
     def start(self) -> None:
         """Mount, unless it is mounted and alive. What a dead process left is detached first. Takes about 0.5 s: a Python starts.
-        Unsupported where FUSE does not work."""
+        Unsupported where FUSE does not work; InternalError when the process is killed meanwhile."""
         self._started()
 
     def alive(self) -> bool:

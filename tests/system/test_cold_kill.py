@@ -3,6 +3,7 @@ who asks gets the files."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -86,14 +87,29 @@ def _in_thread(work: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_a_cold_fork_whose_fuse_process_is_killed_while_it_is_read(engine: LocalEngine, cold: Snapshot) -> None:
-    lazy = _lazy_pid(engine)
-    first = _fork(engine, cold)
+@contextlib.contextmanager
+def _held_back(engine: LocalEngine) -> Iterator[None]:
+    """The layer that is being written does not become complete in the block, and is there after it."""
     rebuilder = engine._cold._rebuilder
     wait_until(lambda: rebuilder.pid is not None, "the layer is being written")
     assert rebuilder.pid is not None
-    os.kill(rebuilder.pid, signal.SIGSTOP)  # so that the layer is certainly not there
+    os.kill(rebuilder.pid, signal.SIGSTOP)
     try:
+        yield
+    finally:
+        os.kill(rebuilder.pid, signal.SIGCONT)
+    wait_until(lambda: all(item.done.is_set() for item in engine._cold._rebuilt.values()), "the layer is written")
+
+
+def _kill_lazy(engine: LocalEngine) -> None:
+    os.kill(_lazy_pid(engine), signal.SIGKILL)
+    wait_until(lambda: not engine._cold._lazy.alive(), "it is dead")  # type: ignore[union-attr]
+
+
+def test_a_cold_fork_whose_fuse_process_is_killed_while_it_is_read(engine: LocalEngine, cold: Snapshot) -> None:
+    lazy = _lazy_pid(engine)
+    first = _fork(engine, cold)
+    with _held_back(engine):
         assert _read(engine, first, 0) == _content(0)
         os.kill(lazy, signal.SIGSTOP)  # so that the reader is certainly in the middle
         seen: list[bytes | None] = []
@@ -108,11 +124,40 @@ def test_a_cold_fork_whose_fuse_process_is_killed_while_it_is_read(engine: Local
             assert time.monotonic() - began < SOON_S
         second = _fork(engine, cold)  # which starts the process again
         assert _read(engine, second, 1) == _content(1)
-    finally:
-        os.kill(rebuilder.pid, signal.SIGCONT)
-    wait_until(lambda: all(item.done.is_set() for item in engine._cold._rebuilt.values()), "the layer is written")
     engine.rewind(first, cold.id, mode="files")
     assert [_read(engine, first, number) for number in range(6)] == [_content(number) for number in range(6)]
+
+
+def test_a_fuse_process_that_is_killed_while_it_starts_is_started_again(
+    engine: LocalEngine, cold: Snapshot, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _fork(engine, cold)
+    with _held_back(engine):
+        _kill_lazy(engine)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._cold._lazy, "_command", ["sh", "-c", "kill -9 $$"])
+            engine._cold.prepare()
+        assert "was killed (signal 9)" in caplog.text
+        assert _read(engine, _fork(engine, cold), 1) == _content(1)
+
+
+def test_where_fuse_fails_for_good_a_start_waits_for_the_layer_that_was_served(
+    engine: LocalEngine, cold: Snapshot, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _fork(engine, cold)
+    seen: list[bytes | None] = []
+    with _held_back(engine):
+        _kill_lazy(engine)
+        monkeypatch.setattr(engine._cold._lazy, "_command", ["false"])
+        engine._cold.prepare()
+        assert "start only when their files are written" in caplog.text
+        (rebuilt,) = engine._cold._rebuilt.values()
+        waits = threading.Event()
+        monkeypatch.setattr(rebuilt.done, "wait", lambda: (waits.set(), threading.Event.wait(rebuilt.done)))
+        starting = _in_thread(lambda: seen.append(_read(engine, _fork(engine, cold), 1)))
+        assert waits.wait(60)
+    starting.join(10 * SOON_S)
+    assert seen == [_content(1)]
 
 
 def test_what_came_back_and_went_again_is_forgotten(engine: LocalEngine, cold: Snapshot) -> None:
