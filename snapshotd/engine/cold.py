@@ -37,8 +37,8 @@ class LazyLayers(Protocol):
         process was killed."""
 
     def open_layer(self, tree: TreeID, below: TreeID, shift: int) -> int:
-        """O_PATH descriptor of the layer that makes `tree` of `below`, its ids shifted up by `shift`. Starts the mount if need be, with its errors.
-        OSError, SandboxFailed."""
+        """O_PATH descriptor of the layer that makes `tree` of `below`, its ids shifted up by `shift`. Starts the mount if need be, with the
+        errors of `start`. OSError, SandboxFailed."""
 
     def drop_layer(self, tree: TreeID, below: TreeID, shift: int) -> None:
         """Nobody stands on it any more: what it takes in memory may go."""

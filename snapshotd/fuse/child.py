@@ -93,7 +93,7 @@ class Child:
             piece = os.read(fd, _MAX_SAID_BYTES) if ready else b""
             if not piece or len(said) > _MAX_SAID_BYTES:
                 if ready and (number := self._killed_by()) is not None:
-                    raise InternalError(f"a mount could not be made: the process that was to serve it was killed (signal {number}); try again")
+                    raise InternalError(f"a mount could not be made: signal {number} killed the process that was to serve it; try again")
                 why = "the process that was to serve it ended" if ready else f"nothing happened for {START_DEADLINE_S:.0f} s"
                 raise Unsupported(f"a mount could not be made: {why}; the log says why, and `snapshotd doctor` what is missing")
             said += piece

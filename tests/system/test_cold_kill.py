@@ -137,7 +137,7 @@ def test_a_fuse_process_that_is_killed_while_it_starts_is_started_again(
         with monkeypatch.context() as patch:
             patch.setattr(engine._cold._lazy, "_command", ["sh", "-c", "kill -9 $$"])
             engine._cold.prepare()
-        assert "was killed (signal 9)" in caplog.text
+        assert "signal 9 killed the process" in caplog.text
         assert _read(engine, _fork(engine, cold), 1) == _content(1)
 
 
