@@ -20,6 +20,7 @@ NAMES: tuple[str, ...] = (
     "engine.journal.begun",
     "engine.journal.ended",
     "engine.resume.settled",
+    "engine.values.changed",
     "engine.start.container_created",
     "engine.start.pivoted",
     "engine.fork.recorded",

@@ -379,16 +379,20 @@ class KeyValues(ABC):
     @abstractmethod
     def put(
         self, tenant: str, namespace: str, key: str, value: Any, *, now_ns: int, expires_at_ns: int | None = None,
-        expected_version: int | None = None,
+        expected_version: int | None = None, request: str | None = None,
     ) -> StoredValue:  # fmt: skip
-        """A new version. `expected_version` 0: the key must not exist; else the version it must have. Conflict (naming the version)."""
+        """A new version. `expected_version` 0: the key must not exist; else the version it must have. Conflict (naming the version).
+        `request`, here and below: what the caller calls this change, to ask for it again when it does not know whether it was made. One
+        that was made is not made again, and is answered as before."""
 
     @abstractmethod
     def get(self, tenant: str, namespace: str, key: str, *, now_ns: int, version: int | None = None) -> StoredValue:
         """NotFound."""
 
     @abstractmethod
-    def delete(self, tenant: str, namespace: str, key: str, *, now_ns: int, expected_version: int | None = None) -> None:
+    def delete(
+        self, tenant: str, namespace: str, key: str, *, now_ns: int, expected_version: int | None = None, request: str | None = None
+    ) -> None:  # fmt: skip
         """Recorded as a version. NotFound, Conflict."""
 
     @abstractmethod

@@ -266,6 +266,11 @@ CREATE TABLE key_versions (
 CREATE INDEX key_versions_by_expiry ON key_versions (expires_at_ns) WHERE expires_at_ns IS NOT NULL;
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3)
+_V4 = """
+ALTER TABLE key_versions ADD COLUMN request TEXT;       -- what its maker calls the change; NULL: nothing
+CREATE UNIQUE INDEX key_versions_by_request ON key_versions (key, request) WHERE request IS NOT NULL;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4)
 VERSION = len(MIGRATIONS)
 """The version this program writes, and the newest it reads."""

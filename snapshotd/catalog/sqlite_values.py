@@ -38,13 +38,16 @@ class SqliteValues(KeyValues):
 
     def put(
         self, tenant: str, namespace: str, key: str, value: Any, *, now_ns: int, expires_at_ns: int | None = None,
-        expected_version: int | None = None,
+        expected_version: int | None = None, request: str | None = None,
     ) -> StoredValue:  # fmt: skip
         text = rows.encode_json(value)
         with self._db.transaction():
             number, latest = self._key(tenant, namespace, key)
+            made = self._made(number, request)
+            if made is not None:
+                return made
             self._expect(key, expected_version, 0 if self._live(number, latest, now_ns) is None else latest)
-            return self._add(number, latest, text, now_ns, expires_at_ns)
+            return self._add(number, latest, text, now_ns, expires_at_ns, request)
 
     def get(self, tenant: str, namespace: str, key: str, *, now_ns: int, version: int | None = None) -> StoredValue:
         with self._db.lock:
@@ -54,13 +57,17 @@ class SqliteValues(KeyValues):
             raise _no(namespace, key, version)
         return found
 
-    def delete(self, tenant: str, namespace: str, key: str, *, now_ns: int, expected_version: int | None = None) -> None:
+    def delete(
+        self, tenant: str, namespace: str, key: str, *, now_ns: int, expected_version: int | None = None, request: str | None = None
+    ) -> None:  # fmt: skip
         with self._db.transaction():
             number, latest = self._key(tenant, namespace, key)
+            if self._made(number, request) is not None:
+                return
             if self._live(number, latest, now_ns) is None:
                 raise _no(namespace, key, None)
             self._expect(key, expected_version, latest)
-            self._add(number, latest, None, now_ns, None)
+            self._add(number, latest, None, now_ns, None, request)
 
     def search(
         self, tenant: str, namespace: str, *, now_ns: int, prefix: str = "", where: Mapping[str, Any] | None = None, limit: int = 100,
@@ -112,11 +119,18 @@ class SqliteValues(KeyValues):
             has = f"has version {version}" if version else "does not exist"
             raise Conflict(f"key {_shown(key)} cannot be changed because it {has} and not version {expected}: read it again first")
 
-    def _add(self, number: int, latest: int, text: str | None, now_ns: int, expires_at_ns: int | None) -> StoredValue:
+    def _made(self, number: int, request: str | None) -> StoredValue | None:
+        """The change that was made under this name."""
+        row = self._db.read_one(_SELECT + "WHERE k.pk = ? AND v.request = ?", (number, request))  # nothing equals NULL
+        return None if row is None else _decode(row)
+
+    def _add(
+        self, number: int, latest: int, text: str | None, now_ns: int, expires_at_ns: int | None, request: str | None
+    ) -> StoredValue:  # fmt: skip
         self._db.write("UPDATE keys SET version = ? WHERE pk = ?", (latest + 1, number))
         self._db.write(
-            "INSERT INTO key_versions (key, version, created_at_ns, expires_at_ns, value) VALUES (?,?,?,?,?)",
-            (number, latest + 1, now_ns, expires_at_ns, text),
+            "INSERT INTO key_versions (key, version, created_at_ns, expires_at_ns, value, request) VALUES (?,?,?,?,?,?)",
+            (number, latest + 1, now_ns, expires_at_ns, text, request),
         )
         row = self._db.read_one(_SELECT + "WHERE k.pk = ? AND v.version = ?", (number, latest + 1))
         assert row is not None

@@ -336,23 +336,19 @@ class AgentCalls:
     def store(
         self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any], within: str | None, rid: str | None = None
     ) -> Answer:  # fmt: skip
-        """What the program itself asks the store is a recorded fact: a replay neither sees newer values nor writes again."""
+        """What the program itself asks the store is a recorded fact: a replay neither sees newer values nor writes again. What a call asks
+        is not: it is answered as a whole."""
         self._bound()
-        if self.recorder is None:
-            return self._stored(op, fields)
-        pending, own = self.recorder.pending, within is None
-        known = self.recorder.recorded_fact(_STORE, rid) if own else pending.answered(rid)
+        if self.recorder is None or within is not None:
+            return self._stored(op, fields, rid)
+        known = self.recorder.recorded_fact(_STORE, rid)
         if known is not None:
             return known[0] if "body" not in known[0] else {"body": known[0]["body"].encode()}
-        answer = self._stored(op, fields)
-        kept = {"body": answer["body"].decode()} if "body" in answer else answer
-        if own:
-            self.recorder.fact(_STORE, kept, rid)
-        elif op in ("put", "delete"):
-            pending.answer(rid, kept)
+        answer = self._stored(op, fields, rid)
+        self.recorder.fact(_STORE, {"body": answer["body"].decode()} if "body" in answer else answer, rid)
         return answer
 
-    def _stored(self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any]) -> Answer:
+    def _stored(self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any], rid: str | None) -> Answer:
         sandbox = self._bound()
         if self._store is None:
             raise UsageError("the store cannot be reached from a throw-away sandbox; run the agent in a trajectory of its own")
@@ -361,11 +357,12 @@ class AgentCalls:
         tenant, namespace = self._context.secrecy.tenant(sandbox.trajectory), fields["namespace"]
         if op == "put":
             put = self._store.put(
-                tenant, namespace, fields["key"], fields["value"], ttl_s=fields["ttl_s"], expected_version=fields["expected_version"]
+                tenant, namespace, fields["key"], fields["value"], ttl_s=fields["ttl_s"], expected_version=fields["expected_version"],
+                request=rid,
             )  # fmt: skip
             return {"version": put.version}
         if op == "delete":
-            self._store.delete(tenant, namespace, fields["key"], expected_version=fields["expected_version"])
+            self._store.delete(tenant, namespace, fields["key"], expected_version=fields["expected_version"], request=rid)
             return {}
         if op == "get":
             try:

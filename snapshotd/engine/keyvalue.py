@@ -12,6 +12,7 @@ from typing import Any
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.secrecy import TENANT
 from snapshotd.errors import LimitExceeded, SnapshotdError, UsageError
+from snapshotd.failpoints import hit
 from snapshotd.types import DEFAULT_TENANT, NAME_PATTERN, StoredValue
 
 MAX_KEY_CHARS = 200
@@ -35,9 +36,10 @@ class KeyValueStore:
         self._thread: threading.Thread | None = None
 
     def put(
-        self, tenant: str, namespace: str, key: str, value: Any, *, ttl_s: float | None = None, expected_version: int | None = None
-    ) -> StoredValue:
-        """See `Engine.put_value`."""
+        self, tenant: str, namespace: str, key: str, value: Any, *, ttl_s: float | None = None, expected_version: int | None = None,
+        request: str | None = None,
+    ) -> StoredValue:  # fmt: skip
+        """See `Engine.put_value`; `request` as in `catalog.base.KeyValues`."""
         _check(tenant, namespace, key)
         size = len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
         if size > MAX_VALUE_BYTES:
@@ -46,17 +48,24 @@ class KeyValueStore:
             raise UsageError(f"{key!r} cannot be kept for {ttl_s} s; give more than 0 and at most {MAX_TTL_S:.0f}")
         now = time.time_ns()
         expires = None if ttl_s is None else now + int(ttl_s * _NS)
-        return self._values.put(tenant, namespace, key, value, now_ns=now, expires_at_ns=expires, expected_version=expected_version)
+        stored = self._values.put(
+            tenant, namespace, key, value, now_ns=now, expires_at_ns=expires, expected_version=expected_version, request=request
+        )
+        hit("engine.values.changed")
+        return stored
 
     def get(self, tenant: str, namespace: str, key: str, version: int | None = None) -> StoredValue:
         """NotFound."""
         _check(tenant, namespace, key)
         return self._values.get(tenant, namespace, key, now_ns=time.time_ns(), version=version)
 
-    def delete(self, tenant: str, namespace: str, key: str, *, expected_version: int | None = None) -> None:
+    def delete(
+        self, tenant: str, namespace: str, key: str, *, expected_version: int | None = None, request: str | None = None
+    ) -> None:  # fmt: skip
         """NotFound, Conflict."""
         _check(tenant, namespace, key)
-        self._values.delete(tenant, namespace, key, now_ns=time.time_ns(), expected_version=expected_version)
+        self._values.delete(tenant, namespace, key, now_ns=time.time_ns(), expected_version=expected_version, request=request)
+        hit("engine.values.changed")
 
     def search(
         self, tenant: str, namespace: str, *, prefix: str = "", where: dict[str, Any] | None = None, limit: int = 100, after: str = ""

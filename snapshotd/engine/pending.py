@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
@@ -54,7 +54,6 @@ class Pending:
         self._open: dict[str, Open] = {}
         self._facts: list[_Fact] = []
         self._requests: deque[str] = deque(maxlen=_REMEMBERED)
-        self._answers: OrderedDict[str, Any] = OrderedDict()
         self.unclaimed: set[str] = set()
         """Open calls that an earlier daemon heard of, and whose process has not come back yet."""
         sandbox.residue = self._residue
@@ -134,23 +133,9 @@ class Pending:
         return value
 
     def answered(self, rid: str | None) -> tuple[Any] | None:
-        """What a request was answered, or had recorded, as a one-element tuple, where it comes again; None for a new one."""
+        """What a request had recorded, as a one-element tuple, where it comes again; None for a new one."""
         with self._sandbox.lock:
-            if rid is not None and rid in self._answers:
-                return (self._answers[rid],)
             return next(((fact.value,) for fact in self._facts if rid is not None and fact.rid == rid), None)
-
-    def answer(self, rid: str | None, answer: Any) -> None:
-        """Remember the answer to a request that leaves nothing in the journal."""
-        if rid is not None:
-            with self._sandbox.lock:
-                self._note({"answered": rid, "answer": answer})
-                self._remember(rid, answer)
-
-    def _remember(self, rid: str, answer: Any) -> None:
-        self._answers[rid] = answer
-        while len(self._answers) > _REMEMBERED:
-            self._answers.popitem(last=False)
 
     def reopen(self, entry: Entry) -> Open:
         """Go on with a call that is open in the catalog alone."""
@@ -216,7 +201,7 @@ class Pending:
         elif "fact" in line:
             self._facts.append(_Fact(**line["fact"]))
         elif "answered" in line:
-            self._remember(line["answered"], line["answer"])
+            pass  # of the store; once it was not the catalog that knew
         elif "begun" in line:
             if "task" in line:
                 self._reopen(_as_task(line["begun"], line["task"]), 0)

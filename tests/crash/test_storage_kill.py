@@ -283,8 +283,8 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "engine.import.committed": Import,
 }
 """Every failpoint of storing, and what reaches it."""
-ELSEWHERE = ("engine.journal.", "engine.resume.", "engine.approval.", "engine.compensate.", "engine.edit.")
-"""Those of the agent's mind: tests/e2e/test_kills.py, tests/crash/test_mind_kill.py."""
+ELSEWHERE = ("engine.journal.", "engine.resume.", "engine.approval.", "engine.compensate.", "engine.edit.", "engine.values.")
+"""Those of the agent's mind: tests/e2e/test_kills.py, tests/e2e/test_survive.py, tests/crash/test_mind_kill.py."""
 
 
 def test_every_failpoint_has_a_scenario() -> None:

@@ -47,7 +47,7 @@ for number in range(%STEPS%):
         message("assistant", said["text"] == ("%d of %s" % (number, name)).upper())
     if number % 4 == 3:
         checkpoint("at %d" % number)
-        state["stored"] = store.put("survived", number, namespace=name)
+        state["stored"] = store.put("survived", number, namespace=name, expected_version=number // 4)
 assert uuid() != name
 message("assistant", [one["status"] for one in tasks()])
 print("all done", flush=True)
@@ -114,6 +114,10 @@ def _expected() -> dict[str, Any]:
     }
 
 
+WALKED = ("engine.step.", "engine.journal.", "engine.values.")
+"""Failpoints that a running program passes."""
+
+
 def _ended(running: subprocess.Popen[str]) -> None:
     """The follower was there to the end, and has shown everything once."""
     out, errors = running.communicate(timeout=240)
@@ -167,11 +171,11 @@ def test_commands_that_start_while_no_daemon_is_there(lone: Snap, runc_ready: No
 @pytest.mark.runc
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("hit", [1, 7])
-@pytest.mark.parametrize("failpoint", [name for name in failpoints.NAMES if name.startswith(("engine.step.", "engine.journal."))])
+@pytest.mark.parametrize("failpoint", [name for name in failpoints.NAMES if name.startswith(WALKED)])
 def test_killed_at_a_failpoint(lone: Snap, runc_ready: None, program: Path, failpoint: str, hit: int) -> None:
     snap = lone
     snap.stop_daemon()
-    hit = 1 if failpoint == "engine.step.outputs_saved" else hit  # passed once: by the end of the program
+    hit = min(hit, {"engine.step.outputs_saved": 1, "engine.values.changed": STEPS // 4}.get(failpoint, hit))  # passed so many times
     armed = Snap(snap.state_dir, {**snap.env, "SNAPSHOTD_FAILPOINT": f"{failpoint}:{hit}"})
     first = armed.json("daemon", "--restart")["started"]
     running = snap.start("run", "--runtime", "runc", "--name", "armed", program)

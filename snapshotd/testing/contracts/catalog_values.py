@@ -65,6 +65,21 @@ def a_version_can_be_expected(catalog: Catalog) -> None:
     assert catalog.values.get("t", "n", "k", now_ns=1).version == 4
 
 
+def a_change_that_is_asked_for_again_is_not_made_again(catalog: Catalog) -> None:
+    first = put(catalog, "k", 1, request="a", expected_version=0)
+    assert put(catalog, "k", 1, request="a", expected_version=0, now_ns=5) == first, "no conflict with itself"
+    put(catalog, "k", 2, request="b")
+    assert put(catalog, "k", 1, request="a", expected_version=0) == first, "as it was answered then"
+    assert get(catalog, "k") == 2
+    assert put(catalog, "other", 1, request="a").version == 1, "another key's"
+    for _ in range(2):
+        catalog.values.delete("t", "n", "k", now_ns=9, expected_version=2, request="c")
+    refuses(NotFound, lambda: catalog.values.delete("t", "n", "k", now_ns=9, request="d"))
+    assert [one.version for one in catalog.values.history("t", "n", "k")] == [3, 2, 1]
+    for number in (4, 5):
+        assert put(catalog, "k", 3).version == number, "one without a name is always another"
+
+
 def a_deletion_is_a_version(catalog: Catalog) -> None:
     put(catalog, "k", 1)
     catalog.values.delete("t", "n", "k", now_ns=9)
@@ -220,6 +235,7 @@ def one_writer_wins_each_version(catalog: Catalog) -> None:
 CHECKS: tuple[Callable[[Catalog], None], ...] = (
     values_have_versions,
     a_version_can_be_expected,
+    a_change_that_is_asked_for_again_is_not_made_again,
     a_deletion_is_a_version,
     what_has_expired_is_not_there,
     a_sweep_removes_the_expired_and_the_old,

@@ -224,5 +224,6 @@ def test_limits(record: LiveRecord, monkeypatch: pytest.MonkeyPatch) -> None:
         pending.message(Message("user", "a text of more than ten bytes"))
     monkeypatch.setattr("snapshotd.engine.live.MAX_PENDING_BYTES", 10)
     record.keep({}, [_root(1)])
-    pending.answer("5" * 16, {"version": 1})
+    monkeypatch.setattr("snapshotd.engine.pending.MAX_FACTS", 2)
+    pending.fact("now", 2, None)
     assert not record.kept, "more than is kept for another daemon"
