@@ -134,9 +134,10 @@ def host_manifest(root: Path) -> dict[str, Any]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that nobody has reaped yet does not."""
+    """Whether a process runs. One that nobody has reaped yet does not, if all its threads have ended: sockets take connections until then."""
     try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        left = ") Z " not in Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        return left or os.listdir(f"/proc/{pid}/task") != [str(pid)]
     except (FileNotFoundError, ProcessLookupError):
         return False
 

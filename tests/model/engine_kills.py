@@ -319,8 +319,10 @@ class Kills:
 
 
 def _ended(pid: int) -> bool:
+    """Whether all its threads have: while one is left, its sockets still take connections."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        return state == "Z" and os.listdir(f"/proc/{pid}/task") == [str(pid)]
     except (FileNotFoundError, ProcessLookupError):
         return True
 
