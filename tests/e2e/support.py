@@ -134,7 +134,8 @@ def host_manifest(root: Path) -> dict[str, Any]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs. One that nobody has reaped yet does not, if all its threads have ended: sockets take connections until then."""
+    """Whether a process runs. One that nobody has reaped yet does not, if all its threads have ended: until then its
+    sockets take connections."""
     try:
         left = ") Z " not in Path(f"/proc/{pid}/stat").read_text(errors="replace")
         return left or os.listdir(f"/proc/{pid}/task") != [str(pid)]
