@@ -96,8 +96,12 @@ def test_a_migrated_catalog_goes_on(catalog: SqliteCatalog, version: int) -> Non
     for line in catalog.trajectories():
         head = catalog.get_snapshot(line.head)
         entry = make_entry(head, id=SnapshotID("e" + line.id[1:]))
+        before = catalog.unbound(line.id)
+        assert version > 2 or before == []
         catalog.begin_entry(line.id, entry, fence=catalog.lease(line.id))
-        assert replace(catalog.unbound(line.id)[-1], number=entry.number) == entry
+        *others, began = catalog.unbound(line.id)
+        assert others == before
+        assert began == (entry if version < 3 else replace(entry, number=began.number))
         new = committed(catalog, head, "after the migration", trajectory=line.id)
         assert catalog.get_snapshot(new.id) == new
         assert new.base == head.id
@@ -116,6 +120,7 @@ def test_a_migrated_catalog_goes_on(catalog: SqliteCatalog, version: int) -> Non
             catalog.remove_trajectory(trajectory.id)
     assert [line.id for line in catalog.trajectories()] == list(dict.fromkeys(one.trajectory for one in catalog.all_snapshots()))
     assert len(catalog.trajectories()) == {1: 0, 2: 0, 3: 3}[version]
+    assert version > 2 or list(catalog.all_snapshots()) == []
 
 
 def test_a_migrated_catalog_looks_like_a_new_one(catalog: SqliteCatalog, path: Path, tmp_path: Path) -> None:
