@@ -19,7 +19,7 @@ from snapshotd.client.verbs import Wait
 from snapshotd.daemon.lock import lock_holder
 from snapshotd.errors import Conflict, DaemonUnavailable, InternalError, SnapshotdError
 from snapshotd.failpoints import NAMES
-from tests.e2e.support import wait_until
+from tests.e2e.support import alive, wait_until
 from tests.model.engine_looks import same
 from tests.model.engine_oracle import Line, Taken, Tree, inside_view, parse_inside
 from tests.model.engine_starter import Starter
@@ -87,13 +87,13 @@ class Kills:
         if pid is None:
             return
         children = [child for child in _children(pid) if b"snapshotd" in _command(child)]  # containers go when the next one starts
-        if not _ended(pid):
+        if alive(pid):
             os.kill(pid, signal.SIGKILL)
         self._has_ended(pid)
-        _poll(lambda: all(map(_ended, children)), "its children died with it")
+        _poll(lambda: not any(map(alive, children)), "its children died with it")
 
     def _has_ended(self, pid: int) -> None:
-        _poll(lambda: _ended(pid), "the daemon ended")
+        _poll(lambda: not alive(pid), "the daemon ended")
         with contextlib.suppress(ChildProcessError):  # the starter's
             os.waitpid(pid, 0)
 
@@ -318,15 +318,6 @@ class Kills:
             m.stop_line(line)
 
 
-def _ended(pid: int) -> bool:
-    """Whether all its threads have: while one is left, its sockets still take connections."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        return state == "Z" and os.listdir(f"/proc/{pid}/task") == [str(pid)]
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
 _CHILD_WORDS = {"worker": b"snapshotd.engine.worker", "archive": b"archive", "cold": b"cold", "lazy": b"lazy"}
 
 
@@ -335,7 +326,7 @@ def _children(pid: int) -> list[int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                if int(Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()[1]) == pid and not _ended(int(name)):
+                if int(Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()[1]) == pid and alive(int(name)):
                     found.append(int(name))
             except (FileNotFoundError, ProcessLookupError):
                 continue
