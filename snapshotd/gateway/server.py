@@ -74,9 +74,17 @@ class GatewayServer(Gateway):
         with self._lock:
             first = not self._closing.is_set()
             self._closing.set()
-        if not first:
+        if first:
+            self._cut()
+            self._join()
+            self._hang_ups.close()
+            self._closed.set()
+        else:
             self._closed.wait(2 * _CLOSE_S)
-            return
+            self._join()  # one of them may be the thread that closed it
+
+    def _cut(self) -> None:
+        """Accept no more and interrupt every connection."""
         try:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept() with EINVAL
         except OSError:
@@ -86,12 +94,13 @@ class GatewayServer(Gateway):
         with self._lock:
             for connection in self._connections:
                 connection.interrupt()
+
+    def _join(self) -> None:
+        """Wait for the connections' threads, but not for the calling one."""
         deadline = time.monotonic() + _CLOSE_S
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
-        self._hang_ups.close()
-        self._closed.set()
 
     def _accept(self) -> None:
         while not self._closing.is_set():

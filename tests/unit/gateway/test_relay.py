@@ -431,6 +431,7 @@ def test_a_handler_may_close_the_gateway() -> None:
     with served(SAYS) as (server, provider, memory):
         def close(request: TurnRequest) -> None:
             server.close()
+            threading.Event().wait(0.2)  # who closes it a second time waits for this thread
 
         memory.on_turn = close
         with pytest.raises((OSError, http.client.HTTPException)):
