@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -431,9 +432,9 @@ def test_a_handler_may_close_the_gateway() -> None:
     with served(SAYS) as (server, provider, memory):
         def close(request: TurnRequest) -> None:
             server.close()
-            threading.Event().wait(0.2)  # who closes it a second time waits for this thread
 
         memory.on_turn = close
+        memory.on_reply = lambda reply: time.sleep(0.2)  # who closes it a second time waits for this thread
         with pytest.raises((OSError, http.client.HTTPException)):
             ask(server.port, CHAT, BODIES[CHAT])
         assert provider.requests == []
