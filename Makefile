@@ -37,8 +37,9 @@ help:
 demo: $(STAMPS)/packages-demo $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" docs/examples/demo.sh
 
+# Half of a test of the whole product is waiting. A file is not divided: its tests may share a daemon.
 test: $(STAMPS)/packages-develop $(INSTALLED) lint
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: $(INSTALLED) lint
 	$(BIN)/pytest tests/unit $(PYTEST_ARGS)

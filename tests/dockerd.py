@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -63,10 +64,10 @@ def engine() -> Iterator[Engine]:
     try:
         with _bridge() as bridge:
             found = Engine(f"unix://{directory}/docker.sock", directory / "data", directory / "exec", private=True)
-            process = _start(found, directory, bridge)
+            os.environ["DOCKER_HOST"] = found.host
+            with _one_at_a_time():
+                process = _start(found, directory, bridge)
             try:
-                os.environ["DOCKER_HOST"] = found.host
-                _wait_until_ready(process, directory)
                 yield found
             finally:
                 _stop(process)
@@ -110,14 +111,29 @@ def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=30)
 
 
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Two engines that set up their firewall rules at the same moment make each other fail."""
+    with open("/run/lock/snapshotd-test-dockerd", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _start(found: Engine, directory: Path, bridge: str) -> subprocess.Popen[bytes]:
+    """Returns when it answers at DOCKER_HOST."""
     argv = [
         "dockerd", "--host", found.host, "--data-root", str(found.data_root), "--exec-root", str(found.exec_root),
         "--pidfile", str(directory / "pid"), "--storage-driver", "overlay2", "--bridge", bridge, "--ip6tables=false",
         "--add-runtime", f"{TRIMMED_RUNTIME}={Path(__file__).with_name('trimmed_runc.py')}",
     ]  # fmt: skip
     with open(directory / "log", "wb") as log:
-        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    try:
+        _wait_until_ready(process, directory)
+    except BaseException:
+        _stop(process)
+        raise
+    return process
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], directory: Path) -> None:
