@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from snapshotd.kernel import syscalls
 from tests import dockerd, root_tree
 from tests.capabilities import require
 
 
 def pytest_configure() -> None:
-    """A suite started in the background of a shell inherits an ignored SIGINT, and so would every command that a test interrupts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A suite started in the background of a shell inherits this, and so would every command that a test interrupts.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "PYTEST_XDIST_WORKER" in os.environ and os.geteuid() == 0:
+        # What one process mounts would be held by every daemon that another one starts.
+        with suppress(PermissionError):  # who may not do this may not mount anything either
+            syscalls.call("unshare", syscalls.CLONE_NEWNS)
+            syscalls.call("mount", "none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE, None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

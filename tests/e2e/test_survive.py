@@ -39,7 +39,7 @@ name = uuid()
 for number in range(%STEPS%):
     with task("task %d" % number):
         began = now()
-        print("step", number, flush=True)
+        sys.stdout.write("step %d\\n" % number)  # one write: pieces of a line may come apart where another stream is shown too
         done = work(number)
         message("assistant", {"number": number, "done": done, "later": now() >= began})
         state["last"] = number
@@ -50,7 +50,7 @@ for number in range(%STEPS%):
         state["stored"] = store.put("survived", number, namespace=name, expected_version=number // 4)
 assert uuid() != name
 message("assistant", [one["status"] for one in tasks()])
-print("all done", flush=True)
+sys.stdout.write("all done\\n")
 """.replace("%STEPS%", str(STEPS))
 
 
