@@ -119,8 +119,8 @@ class Sandbox:
                 retired = self._pivot_on(layout)
                 pause = time.perf_counter_ns() - start
                 return Captured(self.stack, "pivot", None, pause, self.base, self.fresh, lambda: self._bury(retired))
-            except Busy:
-                reason = "a file is open for writing"
+            except Busy as busy:
+                reason = str(busy)
         return self.capture_copy(reason)
 
     def blocker(self, layout: Layout | None = None) -> str | None:

@@ -132,10 +132,11 @@ class MountPoint:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What hangs in a process's root: the id of the mount at "/", and the points of the mounts directly in it, in mount order."""
+    """What hangs in a process's root: the id of the mount at "/", and (point, id) of the mounts directly in it, in mount order. Of several
+    on one point the id is that of the topmost."""
 
     root_id: int
-    points: tuple[bytes, ...]
+    points: tuple[tuple[bytes, int], ...]
 
 
 def _unescape(field: bytes) -> bytes:
@@ -154,8 +155,9 @@ def _unescape(field: bytes) -> bytes:
 
 def mount_id(fd: int) -> int:
     """The id, as in mountinfo, of the mount that a descriptor is on."""
-    with open(f"/proc/self/fdinfo/{fd}", "rb") as f:
-        return next(int(line.split()[1]) for line in f if line.startswith(b"mnt_id:"))
+    answer = sc.Statx()
+    sc.call("statx", fd, b"", sc.AT_EMPTY_PATH, sc.STATX_MNT_ID, ctypes.byref(answer))
+    return int(answer.mnt_id)
 
 
 def layout(pid: int) -> Layout:
@@ -164,9 +166,10 @@ def layout(pid: int) -> Layout:
     On the path of every step: reads only the first five fields of each line (proc_pid_mountinfo(5)).
     """
     with open(f"/proc/{pid}/mountinfo", "rb") as f:
-        lines = [line.split(b" ", 5) for line in f.read().splitlines()]
+        lines = [line.split(b" ", 5) for line in f.read().split(b"\n")[:-1]]  # a name may hold any other line break, unescaped
+    top = {line[4]: int(line[0]) for line in lines}
     root = next((line[0] for line in reversed(lines) if line[4] == b"/"), b"-1")  # of several, the last lies on top
-    return Layout(int(root), tuple(_unescape(line[4]) for line in lines if line[1] == root and line[4] != b"/"))
+    return Layout(int(root), tuple((_unescape(line[4]), top[line[4]]) for line in lines if line[1] == root and line[4] != b"/"))
 
 
 def read_mountinfo(pid: int | str = "self") -> list[MountPoint]:

@@ -18,9 +18,13 @@ _COMMON = {
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "openat2": 437, "mount_setattr": 442,
 }  # fmt: skip
 _BY_MACHINE = {
-    "x86_64": {"pivot_root": 155, "setns": 308, "umount2": 166, "renameat2": 316, "syncfs": 306, "unshare": 272, "mount": 165},
-    "aarch64": {"pivot_root": 41, "setns": 268, "umount2": 39, "renameat2": 276, "syncfs": 267, "unshare": 97, "mount": 40},
-}
+    "x86_64": {
+        "pivot_root": 155, "setns": 308, "umount2": 166, "renameat2": 316, "syncfs": 306, "unshare": 272, "mount": 165, "statx": 332,
+    },
+    "aarch64": {
+        "pivot_root": 41, "setns": 268, "umount2": 39, "renameat2": 276, "syncfs": 267, "unshare": 97, "mount": 40, "statx": 291,
+    },
+}  # fmt: skip
 NUMBERS: dict[str, int] = {**_COMMON, **_BY_MACHINE.get(platform.machine(), {})}
 
 AT_FDCWD = -100
@@ -42,6 +46,7 @@ MOVE_MOUNT_T_EMPTY_PATH = 0x40
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOATIME, MOUNT_ATTR_IDMAP = 1, 4, 0x10, 0x00100000
 RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 1, 2, 4, 8, 16
 RENAME_NOREPLACE = 1
+STATX_MNT_ID = 0x1000
 
 
 class MountAttr(ctypes.Structure):
@@ -50,6 +55,12 @@ class MountAttr(ctypes.Structure):
 
 class OpenHow(ctypes.Structure):
     _fields_ = [(n, ctypes.c_uint64) for n in ("flags", "mode", "resolve")]
+
+
+class Statx(ctypes.Structure):
+    """Of the answer only where the mount's id is (include/uapi/linux/stat.h)."""
+
+    _fields_ = [("mask", ctypes.c_uint32), ("before", ctypes.c_ubyte * 140), ("mnt_id", ctypes.c_uint64), ("after", ctypes.c_ubyte * 104)]
 
 
 def _convert(arg: object) -> Any:

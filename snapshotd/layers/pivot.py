@@ -32,13 +32,16 @@ from snapshotd.types import IdMap, LayerID, Stack
 
 CONVENIENCES = (b"/etc/resolv.conf", b"/etc/hosts", b"/etc/hostname")
 """Files that a runtime mounts for comfort; an image that has something else in their place goes without them."""
+_MOVED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENAMETOOLONG)
+"""What is found in the place of a mount whose directory was renamed."""
 MAX_CACHED_LOWERS = 64
 MAX_SUBMOUNTS = 256
 """A container's own mounts are about thirty; docker adds a few per volume."""
 
 
 class Busy(Exception):  # noqa: N818 - an answer, not a defect
-    """A file is open for writing through the root, so it cannot be sealed. Nothing has changed; take the copy path."""
+    """Why the root cannot be sealed: a file is open for writing through it, or a mount in it was moved. Nothing has changed; take the copy
+    path."""
 
 
 @dataclass(slots=True)
@@ -191,20 +194,42 @@ def layout_of(target: Target) -> mounts.Layout:
     return found
 
 
-def _switch(new_root: int, points: tuple[bytes, ...], owner: int, *, seal: bool) -> None:
+def _clones(points: tuple[tuple[bytes, int], ...], opened: ExitStack) -> list[tuple[bytes, int]]:
+    """The sub-mounts, each as a tree of its own. FileNotFoundError when one is no longer what lies on its point: a clone of a directory of
+    the root would be a mount of it that sealing does not reach, and through which the sandbox could change a snapshot afterwards."""
+    trees = []
+    root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    opened.callback(os.close, root)
+    for point, mount_id in points:
+        spot = files.open_beneath(root, point.lstrip(b"/"), os.O_PATH | os.O_NOFOLLOW)
+        try:
+            if mounts.mount_id(spot) != mount_id:
+                raise FileNotFoundError(errno.ENOENT, "the mount is no longer there", point)
+            trees.append((point, mounts.clone(spot, recursive=True)))
+        finally:
+            os.close(spot)
+        opened.callback(os.close, trees[-1][1])
+    return trees
+
+
+def _switch(new_root: int, points: tuple[tuple[bytes, int], ...], owner: int, *, seal: bool) -> None:
     """Steps 2 to 5, in a thread inside the container's mount namespace."""
     with ExitStack() as opened:
         os.chdir("/")
-        trees = []
-        for point in points:
-            trees.append((point, mounts.clone(sc.AT_FDCWD, point, recursive=True)))
-            opened.callback(os.close, trees[-1][1])
+        try:
+            trees = _clones(points, opened)
+        except OSError as exc:
+            if exc.errno not in _MOVED:
+                raise
+            if seal:
+                raise Busy("a mount in the root was moved") from exc
+            raise SandboxFailed(f"a mount of the sandbox was moved while it was to get another root ({exc}); try again") from exc
         if seal:
             try:
                 mounts.seal_here()
             except OSError as exc:
                 if exc.errno == errno.EBUSY:
-                    raise Busy from exc
+                    raise Busy("a file is open for writing") from exc
                 raise
         attached = False
         try:

@@ -88,11 +88,14 @@ class Box:
         is_parked = self.server.parked_pids() == {pid}
         self.parked.append(is_parked)
         if is_parked:
-            self._stack = self._stack.push(self._upper)
-            self._upper = self._layer()
-            pivot(self._target, self._store, self._stack, self._upper, layout_of(self._target), seal=True)
-            self.pivots += 1
+            self.snapshot_now()
         self.before_answer()
+
+    def snapshot_now(self) -> None:
+        self._stack = self._stack.push(self._upper)
+        self._upper = self._layer()
+        pivot(self._target, self._store, self._stack, self._upper, layout_of(self._target), seal=True)
+        self.pivots += 1
 
     def inside(self, action: Callable[[], None]) -> None:
         namespaces.in_mount_namespace(self._target.mount_ns_fd, action)
