@@ -99,7 +99,9 @@ class AgentCalls:
         for event in self._context.events.follow(self._bound().trajectory.id, wait=False):
             call_id = event.get("call")
             if event["event"] == "output" and call_id is not None and self.recorder.pending.opened(call_id) is not None:
-                self._write(call_id, event["stream"], base64.b64decode(event["data_b64"]), event.get("rid"))
+                output = self._output.setdefault(call_id, _Output())
+                output.last = event.get("rid")
+                self._stream(call_id, output, event["stream"]).restore(base64.b64decode(event["data_b64"]))
 
     # -- calls ---------------------------------------------------------------------------------------------------------------
 
@@ -222,25 +224,31 @@ class AgentCalls:
             writer.discard()
 
     def output(self, call_id: str, stream: Literal["stdout", "stderr"], data: bytes, rid: str | None = None) -> None:
-        sandbox = self._bound()
+        self._bound()
         if self.recorder is None or self.recorder.pending.opened(call_id) is None:
             return
         written = self._output.get(call_id)
         if written is not None and rid is not None and written.last == rid:
             return
-        log = self._context.events.live(sandbox.trajectory.id)
-        if log is not None:
-            shown = b"".join(_pieces(self.recorder.funnel, data))
-            log.append({"event": "output", "stream": stream, "data_b64": base64.b64encode(shown).decode(), "call": call_id, "rid": rid})
-        self._write(call_id, stream, data, rid)
-
-    def _write(self, call_id: str, stream: str, data: bytes, rid: str | None) -> None:
         output = self._output.setdefault(call_id, _Output())
         with output.lock:
             output.last = rid
-            if stream not in output.writers:
-                output.writers[stream] = self._writer()
-            output.writers[stream].write(data)
+            self._stream(call_id, output, stream).write(data)
+
+    def _stream(self, call_id: str, output: _Output, stream: Literal["stdout", "stderr"]) -> ConcealedWriter:
+        """Where one stream of a call goes. One concealer for all of its pieces: a secret may begin in one and end in another. What it holds
+        back when the daemon is killed is not shown and not kept."""
+        trajectory = self._bound().trajectory
+
+        def shown(data: bytes) -> None:
+            log = self._context.events.live(trajectory.id)
+            if log is not None:
+                encoded = base64.b64encode(data).decode()
+                log.append({"event": "output", "stream": stream, "data_b64": encoded, "call": call_id, "rid": output.last})
+
+        if stream not in output.writers:
+            output.writers[stream] = ConcealedWriter(self._context.spool, self._context.secrecy.of(trajectory), shown)
+        return output.writers[stream]
 
     def lost(self, pid: int, call_ids: tuple[str, ...]) -> None:
         """A connection ended with calls open. Nobody will end them."""
@@ -386,15 +394,6 @@ def _json(result: bytes | BodyWriter | None) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as exc:
         raise UsageError(f"the reply of a model call is not JSON ({exc}); send its JSON text") from exc
-
-
-def _pieces(funnel: Funnel, data: bytes) -> list[bytes]:
-    """What a piece of output shows of itself to those who follow: on its own, so that nobody waits for the next."""
-    pieces: list[bytes] = []
-    concealer = funnel.concealer(pieces.append)
-    concealer.write(data)
-    concealer.finish()
-    return pieces
 
 
 def _usage(outcome: Outcome) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from snapshotd.catalog.base import Catalog
@@ -114,11 +114,20 @@ def _named(variable: str) -> str:
 
 
 class ConcealedWriter:
-    """Writes into the spool what is free of secrets."""
+    """Writes into the spool what is free of secrets. `shown` is given the same, piece by piece."""
 
-    def __init__(self, spool: Spool, funnel: Funnel) -> None:
+    def __init__(self, spool: Spool, funnel: Funnel, shown: Callable[[bytes], None] = lambda data: None) -> None:
         self._writer: BlobWriter = spool.writer()
-        self._concealer = funnel.concealer(self._writer.write)
+        self._shown = shown
+        self._concealer = funnel.concealer(self._pass_on)
+
+    def restore(self, data: bytes) -> None:
+        """What was shown before, by an earlier daemon."""
+        self._writer.write(data)
+
+    def _pass_on(self, data: bytes) -> None:
+        self._writer.write(data)
+        self._shown(data)
 
     def write(self, data: bytes) -> None:
         self._concealer.write(data)

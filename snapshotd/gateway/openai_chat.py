@@ -141,7 +141,7 @@ class _ChatStream(StreamReader):
         if event.data.strip() == b"[DONE]":
             self.settled = self.finished = True
             return
-        if "error" in value:
+        if value.get("error"):  # some providers send `"error": null` along with every chunk
             self._top["error"] = value["error"]
             self.finished = True
         self._top.update({name: value[name] for name in ("id", "model", "usage") if value.get(name) is not None})
@@ -149,8 +149,8 @@ class _ChatStream(StreamReader):
             number = index(choice.get("index")) or 0
             if len(self._choices) < PART_LIMIT:
                 self._choices.setdefault(number, _Joined()).add(mapping(choice.get("delta")), _WHOLE)
-            if isinstance(choice.get("finish_reason"), str):
-                self._stops[number] = choice["finish_reason"]
+            if isinstance(reason := choice.get("finish_reason"), str) and reason:  # "" until there is one, with some
+                self._stops[number] = reason
         self.settled = self.settled or len(self._stops) >= self._expected
 
     def reply(self) -> dict[str, Any]:

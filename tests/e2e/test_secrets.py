@@ -36,6 +36,8 @@ def say(text):
     print("printed", text, flush=True)
     print("complained", text, file=sys.stderr, flush=True)
     emit("emitted " + text)
+    for start in range(0, len(text), 7):
+        emit(text[start:start + 7])
     return {"text": text, text: [text]}
 
 @tool

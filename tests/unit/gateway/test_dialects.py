@@ -82,6 +82,31 @@ def test_a_stream_says_what_the_plain_reply_says(dialect: Dialect, reply: Reply,
             json.dumps([m.content for m in streamed.messages])
 
 
+CHUNK: dict[str, Any] = {"id": "c", "object": "chat.completion.chunk", "model": "m"}
+
+
+def _chat_stream(ordinary: dict[str, Any], unfinished: Any) -> list[bytes]:
+    """Three words, as providers send them that have something in every chunk which others have in the last one only."""
+    chunks = [
+        {**CHUNK, **ordinary, "choices": [{"index": 0, "delta": {"role": "assistant", "content": word}, "finish_reason": unfinished}]}
+        for word in ("one ", "two ", "three")
+    ]
+    chunks.append({**CHUNK, **ordinary, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    return [*(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks), b"data: [DONE]\n\n"]
+
+
+@pytest.mark.parametrize("ordinary", [{}, {"error": None}, {"error": {}}, {"error": ""}], ids=repr)
+@pytest.mark.parametrize("unfinished", [None, ""], ids=repr)
+def test_a_stream_is_whole_when_it_ends_and_not_before(ordinary: dict[str, Any], unfinished: Any) -> None:
+    events = _chat_stream(ordinary, unfinished)
+    for sent in range(1, len(events) + 1):
+        content, complete = read_stream(CHAT, b"".join(events[:sent]), [])
+        assert complete == (sent > 3)
+        (message,) = content.messages
+        assert message.content == "".join(("one ", "two ", "three")[:sent])
+        assert content.error is None
+
+
 @pytest.mark.parametrize("dialect", DIALECTS, ids=NAMES)
 @few
 @given(value=json_values, events=st.lists(st.tuples(event_names, json_values), max_size=5))
