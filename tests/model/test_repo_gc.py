@@ -303,6 +303,35 @@ def test_packs_of_a_crash_are_removed(tmp_path: Path) -> None:
     opened.close()
 
 
+def test_what_an_archive_that_failed_left_unflushed_is_given_up(tmp_path: Path) -> None:
+    """Its packs are no longer there for a later flush to index, nor are the objects that its deltas are made against."""
+    opened = Opened(tmp_path / "repo")
+    rng = random.Random(3)
+    old = rng.randbytes(100_000)
+    base = opened.repo.save_bytes(old)
+    opened.repo.flush()
+    data = [rng.randbytes(250_000) for _ in range(150)] + [old + b"and more"]
+
+    def archive() -> list[BlobID]:
+        return [opened.repo.save_bytes(one, base) for one in data]
+
+    archive()  # cut off here, by an error of the layer that it reads
+    put = {row.id for _, row, _ in opened.repo._puts} | {row.id for row, _ in opened.repo._stored}
+    assert put
+    assert collect(opened, {}, dry_run=True).packs_removed > 0
+    assert opened.repo.contains(base)
+    collect(opened, {}, later_s=3600)
+    opened.repo.flush()
+    assert not any(opened.repo.contains(one) for one in (base, *(BlobID(opened.repo.identity.content(one).hex()) for one in data)))
+    ids = archive()  # done again
+    opened.repo.flush()
+    opened.close()
+    reader = open_reader(tmp_path / "repo")
+    assert [b"".join(reader.load(one)) for one in ids] == data
+    reader.close()
+    reader.store.close()
+
+
 def test_it_works_on_a_full_disk(tmp_path: Path) -> None:
     """Nothing can be put: what is wholly dead goes, the rest is for the next time."""
     store = FaultyStore(LocalStore(tmp_path / "repo" / "store"))
