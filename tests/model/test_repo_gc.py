@@ -19,10 +19,13 @@ from snapshotd import failpoints
 from snapshotd.errors import DataLoss, NotFound, OutOfSpace
 from snapshotd.repo import pack
 from snapshotd.repo.base import ObjectKind, Reclaimed, Roots
+from snapshotd.repo.maintenance import PackMaintenance
+from snapshotd.repo.reader import PackReader
 from snapshotd.store.local import LocalStore
+from snapshotd.store.memory import MemoryStore
 from snapshotd.testing.faulty_store import Fault, FaultyStore, Script
 from snapshotd.types import BlobID
-from tests.model.repo_world import Author, Opened, Saved, is_as_saved, load, open_reader, roots_of, save, silent
+from tests.model.repo_world import KEY, Author, Opened, Saved, is_as_saved, load, open_reader, roots_of, save, silent
 
 NOTHING = Roots({}, {}, {})
 Kept = dict[str, Saved]
@@ -401,6 +404,35 @@ def test_it_works_on_a_disk_without_a_free_block(disk: Path, reopened: bool) -> 
         kept["more"] = save(opened.repo, {b"more": rng.randbytes(20_000_000)}, "more")
         opened.repo.flush()
     assert_is(disk / "repo", kept)
+
+
+def test_an_index_is_made_anew_whole_or_not_at_all(disk: Path) -> None:
+    """However little room there is, for its log only, say: OutOfSpace, and the same repair succeeds later."""
+    rng = random.Random(2)
+    maintenance = PackMaintenance(MemoryStore(), disk / "index.db", KEY)
+    writer = maintenance.writer()
+    ids = [writer.save_bytes(rng.randbytes(100)) for _ in range(10_000)]
+    writer.flush()
+    writer.close()
+    whole = (disk / "index.db").stat().st_size
+    outcomes = []
+    for percent in range(0, 301, 25):
+        for path in disk.iterdir():
+            path.unlink()
+        room = (whole * percent // 100 + (64 << 10)) // 4096 * 4096
+        (disk / "filler").write_bytes(bytes(os.statvfs(disk).f_bavail * 4096 - room))
+        again = PackMaintenance(maintenance._store, disk / "index.db", KEY)
+        try:
+            again.repair(silent)
+        except OutOfSpace:
+            outcomes.append(False)
+            assert {path.name for path in disk.iterdir()} <= {"filler", "index.db.lock"}, "nothing of it stays"
+            continue
+        outcomes.append(True)
+        with closing(PackReader(maintenance._store, disk / "index.db", KEY)) as reader:
+            assert all(reader.contains(one) for one in ids)
+    assert outcomes == sorted(outcomes)
+    assert set(outcomes) == {False, True}
 
 
 @pytest.mark.parametrize("seed", range(6))
