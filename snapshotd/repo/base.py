@@ -265,7 +265,8 @@ class RepairResult:
 
 
 class Maintenance(ABC):
-    """The writer's process only, with nothing unflushed. Each may be cut off anywhere and run again."""
+    """The writer's process only. Each may be cut off anywhere and run again. What an archive that failed half way left unflushed is given
+    up by a collection and by a repair, since it may lie in packs, or build upon objects, that go: whoever saved it saves it again."""
 
     @abstractmethod
     def writer(self) -> RepositoryWriter:

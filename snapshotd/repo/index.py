@@ -98,6 +98,13 @@ class Index:
                 self._conn.close()
                 self._conn = None
 
+    def fold(self) -> None:
+        """Put everything that is in the WAL into the file itself, durably, which `close` only tries. Nobody else may have it open.
+        OutOfSpace, Conflict."""
+        ((busy, _, _),) = self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
+        if busy:
+            raise Conflict(f"the repository's index {self.path} is in use by another process: close whatever else reads it")
+
     def find(self, object_id: bytes) -> Entry | None:
         """An object's place; None if there is none."""
         for row in self._rows(f"SELECT {_COLUMNS} {_FROM} WHERE o.id = ?", (object_id,)):

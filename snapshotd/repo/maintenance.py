@@ -38,6 +38,8 @@ class PackMaintenance(Maintenance):
 
     def collect(self, roots: Roots, *, grace_s: float, now: float, dry_run: bool, progress: Callable[[str], object]) -> Reclaimed:
         writer = self.writer()
+        if not dry_run:
+            writer.give_up()  # else packs and bases go that a later flush would index all the same
         index = writer.open_index()
         assert index is not None
         planned = gc.plan(writer, index, roots, grace_s=grace_s, now=now, progress=progress)

@@ -59,7 +59,7 @@ class Packers:
         """Whether all of them can be asked. Those that do not run are started, without waiting: meanwhile the writer does the work. When
         that was in vain some times, they are not started any more."""
         for number, peer in enumerate(self._peers):
-            if peer is not None and not peer.holds and peer.has_ended():
+            if peer is not None and not peer.holds and not peer.batches and peer.has_ended():  # else who waits for it has to hear that
                 self._failed += not peer.is_ready()
                 peer.kill()
                 peer = self._peers[number] = None

@@ -198,8 +198,12 @@ class _Repair:
                     index.add_pack(row)
                 ages = {raw: number for number, raw in enumerate(sorted(packs, key=lambda raw: (raw[1:], raw)))}
                 index.add_objects(sorted(chosen.values(), key=lambda entry: (ages[entry.pack], entry.offset)))
-        finally:
+            index.fold()  # on a full disk closing does not, and says nothing: what is in the WAL would be lost by the renaming
+        except BaseException:
             index.close()
+            _sweep(self._path)  # it may be what the disk is full of
+            raise
+        index.close()
         if self._path.exists():
             number = 1
             while (kept := Path(f"{self._path}.damaged-{number}")).exists():

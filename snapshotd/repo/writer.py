@@ -208,6 +208,11 @@ class PackRepository(PackReader, RepositoryWriter):
             self._commit()
         self._step = Step()
 
+    def give_up(self) -> None:
+        """Drop everything since the last commit, as when a write fails: ids handed out since the last flush name nothing. For who is about
+        to remove objects and packs, and a caller that was cut off half way may have built upon them."""
+        self._drop()
+
     def forget(self) -> None:
         super().forget()
         self._recent.clear()

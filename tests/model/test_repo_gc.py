@@ -19,10 +19,13 @@ from snapshotd import failpoints
 from snapshotd.errors import DataLoss, NotFound, OutOfSpace
 from snapshotd.repo import pack
 from snapshotd.repo.base import ObjectKind, Reclaimed, Roots
+from snapshotd.repo.maintenance import PackMaintenance
+from snapshotd.repo.reader import PackReader
 from snapshotd.store.local import LocalStore
+from snapshotd.store.memory import MemoryStore
 from snapshotd.testing.faulty_store import Fault, FaultyStore, Script
 from snapshotd.types import BlobID
-from tests.model.repo_world import Author, Opened, Saved, is_as_saved, load, open_reader, roots_of, save, silent
+from tests.model.repo_world import KEY, Author, Opened, Saved, is_as_saved, load, open_reader, roots_of, save, silent
 
 NOTHING = Roots({}, {}, {})
 Kept = dict[str, Saved]
@@ -303,6 +306,35 @@ def test_packs_of_a_crash_are_removed(tmp_path: Path) -> None:
     opened.close()
 
 
+def test_what_an_archive_that_failed_left_unflushed_is_given_up(tmp_path: Path) -> None:
+    """Its packs are no longer there for a later flush to index, nor are the objects that its deltas are made against."""
+    opened = Opened(tmp_path / "repo")
+    rng = random.Random(3)
+    old = rng.randbytes(100_000)
+    base = opened.repo.save_bytes(old)
+    opened.repo.flush()
+    data = [rng.randbytes(250_000) for _ in range(150)] + [old + b"and more"]
+
+    def archive() -> list[BlobID]:
+        return [opened.repo.save_bytes(one, base) for one in data]
+
+    archive()  # cut off here, by an error of the layer that it reads
+    put = {row.id for _, row, _ in opened.repo._puts} | {row.id for row, _ in opened.repo._stored}
+    assert put
+    assert collect(opened, {}, dry_run=True).packs_removed > 0
+    assert opened.repo.contains(base)
+    collect(opened, {}, later_s=3600)
+    opened.repo.flush()
+    assert not any(opened.repo.contains(one) for one in (base, *(BlobID(opened.repo.identity.content(one).hex()) for one in data)))
+    ids = archive()  # done again
+    opened.repo.flush()
+    opened.close()
+    reader = open_reader(tmp_path / "repo")
+    assert [b"".join(reader.load(one)) for one in ids] == data
+    reader.close()
+    reader.store.close()
+
+
 def test_it_works_on_a_full_disk(tmp_path: Path) -> None:
     """Nothing can be put: what is wholly dead goes, the rest is for the next time."""
     store = FaultyStore(LocalStore(tmp_path / "repo" / "store"))
@@ -372,6 +404,35 @@ def test_it_works_on_a_disk_without_a_free_block(disk: Path, reopened: bool) -> 
         kept["more"] = save(opened.repo, {b"more": rng.randbytes(20_000_000)}, "more")
         opened.repo.flush()
     assert_is(disk / "repo", kept)
+
+
+def test_an_index_is_made_anew_whole_or_not_at_all(disk: Path) -> None:
+    """However little room there is, for its log only, say: OutOfSpace, and the same repair succeeds later."""
+    rng = random.Random(2)
+    maintenance = PackMaintenance(MemoryStore(), disk / "index.db", KEY)
+    writer = maintenance.writer()
+    ids = [writer.save_bytes(rng.randbytes(100)) for _ in range(10_000)]
+    writer.flush()
+    writer.close()
+    whole = (disk / "index.db").stat().st_size
+    outcomes = []
+    for percent in range(0, 301, 25):
+        for path in disk.iterdir():
+            path.unlink()
+        room = (whole * percent // 100 + (64 << 10)) // 4096 * 4096
+        (disk / "filler").write_bytes(bytes(os.statvfs(disk).f_bavail * 4096 - room))
+        again = PackMaintenance(maintenance._store, disk / "index.db", KEY)
+        try:
+            again.repair(silent)
+        except OutOfSpace:
+            outcomes.append(False)
+            assert {path.name for path in disk.iterdir()} <= {"filler", "index.db.lock"}, "nothing of it stays"
+            continue
+        outcomes.append(True)
+        with closing(PackReader(maintenance._store, disk / "index.db", KEY)) as reader:
+            assert all(reader.contains(one) for one in ids)
+    assert outcomes == sorted(outcomes)
+    assert set(outcomes) == {False, True}
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -244,6 +244,22 @@ def test_processes_that_end_with_nothing_in_their_hands_are_no_loss(rig: Rig) ->
     rig.healthy()
 
 
+def test_one_that_ends_before_it_answers_is_replaced_when_that_was_heard(rig: Rig) -> None:
+    """More is saved meanwhile: whoever waits for the first files is still told that they are left to the writer."""
+    first, second = rig.some(), rig.some()
+    waiting = rig.begin_stopped(rig.listed(*first))
+    kill_helpers()
+    wait_until(lambda: helpers() == [])
+    rig.ready()
+    assert waiting() == [None] * len(first)
+    for data in first.values():
+        rig.writer.save_bytes(data)
+    assert rig.save(rig.listed(*second)) == rig.ids(second), "there are others now"
+    rig.writer.flush()
+    rig.holds(*first.values(), *second.values())
+    rig.healthy()
+
+
 @pytest.mark.parametrize("at", ["flush", "files"])
 def test_a_killed_process_that_held_something_is_told_and_the_job_can_be_done_again(rig: Rig, at: str) -> None:
     contents = rig.some()

@@ -480,6 +480,21 @@ def test_a_full_disk_loses_nothing_that_was_flushed(tmp_path: Path) -> None:
     assert done.stdout == "done\n", done.stderr
 
 
+def test_what_lies_behind_several_bad_blocks_is_found() -> None:
+    """Incompressible bytes, in which the heads of long frames are there by chance, do not end the search."""
+    rng = random.Random(1)
+    contents = [rng.randbytes(1 << 20) for _ in range(8)]
+    data = bytearray(pack.encode_head(pack.new_pack_id()))
+    for number, content in enumerate(contents):
+        if number % 2 == 0:
+            data += bytes(64)  # instead of the head and what follows
+            data += frame(content)[64:]
+        else:
+            data += frame(content)
+    found = [one.payload.tobytes() for one in pack.frames(bytes(data)) if isinstance(one, Frame)]
+    assert found == contents[1::2]
+
+
 def test_a_search_in_a_damaged_pack_is_bounded() -> None:
     """A content in which every third byte begins what looks like a long frame, behind a damaged head."""
     long = b"\x01" + pack.encode_varint(1 << 18) * 2
