@@ -87,6 +87,23 @@ def test_configured_values_are_found_in_every_form(funnel: Funnel, name: str) ->
         assert funnel.reveal_text(concealed) == text
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        "a%26b%3Cc%3Ed!'()*%20%2F~%C3%A9%E2%80%A8",  # encodeURIComponent
+        "a%26b%3Cc%3Ed%21%27%28%29*+%2F~%C3%A9%E2%80%A8",  # quote_plus that leaves the asterisk
+        "a%26b%3Cc%3Ed%21%27%28%29*+%2F%7E%C3%A9%E2%80%A8",  # URLSearchParams
+        "a\\u0026b\\u003cc\\u003ed!'()* /~é\\u2028",  # Go's JSON
+        "a\\\\u0026b\\\\u003cc\\\\u003ed!'()* /~é\\\\u2028",  # and within JSON
+    ],
+)
+def test_configured_values_as_javascript_and_go_write_them(redactor: Redactor, form: str) -> None:
+    funnel = redactor.funnel(TrajectoryID(new_id()), {"odd": "a&b<c>d!'()* /~é\u2028"})
+    concealed = funnel.conceal_text(f"x={form}&y")
+    assert MARKER.sub("", concealed) == "x=&y"
+    assert funnel.reveal_text(concealed) == f"x={form}&y"
+
+
 def test_the_longest_value_wins(funnel: Funnel) -> None:
     markers = MARKER.findall(funnel.conceal_text("hunter2-and-more hunter2-and-mor"))
     assert [name for name, _ in markers] == ["env-LONGER", "env-PASSWORD"]
