@@ -110,7 +110,8 @@ SHAPES: tuple[Shape, ...] = (
     ),
     Shape(
         "private-key", _PEM,
-        (Run("(?:[^-]|-(?!----))", 1, 65536), *text("-----END "), Run("[A-Z0-9 ]", 4, 64), *text("-----")),
+        # Before END there may be more dashes: those that `git diff` and `grep -A` put before a line.
+        (Run("(?:[^-]|-(?!----))", 1, 65536), Run("-", 5, 16), *text("END "), Run("[A-Z0-9 ]", 4, 64), *text("-----")),
     ),
     Shape("private-key", _PEM, (Run(r"[A-Za-z0-9+/=\r\n\\]", 16, 65536),)),  # cut off, or too long
     Shape(

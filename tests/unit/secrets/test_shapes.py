@@ -37,6 +37,7 @@ TOKENS = [
     ("private-key", PEM.format("PGP PRIVATE KEY BLOCK")),
     ("private-key", PEM.format("RSA PRIVATE KEY").replace("\n", "\r\n")),
     ("private-key", PEM.format("RSA PRIVATE KEY").replace("\n", "\\n")),
+    *(("private-key", PEM.format("RSA PRIVATE KEY").replace("\n", f"\n{prefix}")) for prefix in ("-", "--", "+", "id_rsa-", "- ")),
     ("private-key", PEM.format("RSA PRIVATE KEY").replace("\n7", "\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,AB\n\n7")),
 ]
 
@@ -78,6 +79,12 @@ def found_in(text: str) -> list[tuple[str, str]]:
     return [(piece.name, piece.value.decode()) for piece in pieces if isinstance(piece, Found)]
 
 
+def found_in_pieces(*pieces: str) -> list[tuple[str, str]]:
+    scan = Scan(Patterns(Configured({})))
+    decided = [*(part for piece in pieces for part in scan.feed(piece.encode())), *scan.feed(b"", final=True)]
+    return [(part.name, part.value.decode()) for part in decided if isinstance(part, Found)]
+
+
 @pytest.mark.parametrize(("name", "token"), TOKENS)
 @pytest.mark.parametrize("around", ["{}", "x = '{}'; y\n", "\n{}\n", "({})", "é{}é", '{{"k":"{}"}}'])
 def test_tokens_are_found_wherever_they_stand(name: str, token: str, around: str) -> None:
@@ -97,6 +104,15 @@ def test_ordinary_text_is_left_alone(text: str) -> None:
 def test_a_private_key_that_was_cut_off() -> None:
     begin = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA\nabcdef\n"
     assert found_in(f"$ head key\n{begin}$ ls") == [("private-key", begin)]
+
+
+@pytest.mark.parametrize("prefix", ["-", "--", "id_rsa-"])
+def test_a_private_key_in_a_diff_that_is_cut_anywhere(prefix: str) -> None:
+    key = PEM.format("RSA PRIVATE KEY").replace("\n", f"\n{prefix}")
+    text = f"{prefix}{key}\n"
+    for cut in range(len(text)):
+        assert found_in_pieces(text[:cut], text[cut:]) == [("private-key", key)]
+    assert found_in_pieces(*text) == [("private-key", key)]
 
 
 def test_the_user_of_a_url_can_be_a_token_too() -> None:
