@@ -91,6 +91,37 @@ def test_tokens_are_found_wherever_they_stand(name: str, token: str, around: str
     assert found_in(around.format(token)) == [(name, token)]
 
 
+ESCAPES = [
+    *("\\n", "\\t", "\\r", "\\b", "\\f", "\\u2028", "\\u00e9", "\\\\n", "a\\n", "\x1b[m", "\x1b[32m", "x\x1b[0m", "\x1b[1;31m\x1b[K"),
+    *("\\u001b[32m", "\\u001B[0m", "\\x1b[01;31m", "\\033[1m", "\x1b[38;2;255;128;255;48;2;255;128;255m", "\\u001b[" + "1" * 40 + "m"),
+]
+
+
+@pytest.mark.parametrize(("name", "token"), TOKENS)
+@pytest.mark.parametrize("before", ESCAPES)
+def test_tokens_are_found_directly_after_an_escape(name: str, token: str, before: str) -> None:
+    assert found_in(f"a key:{before}{token}") == [(name, token)]
+
+
+@pytest.mark.parametrize("token", ["AKIAIOSFODNN7EXAMPLE", "sk-" + A9 * 4, "npm_" + A9 * 3, JWT])
+@pytest.mark.parametrize("before", ESCAPES)
+def test_tokens_after_an_escape_in_a_stream_that_is_cut_anywhere(token: str, before: str) -> None:
+    text = f"{'x' * 70} the key:{before}{token} "
+    (expected,) = found_in(text)
+    for cut in range(len(text)):
+        assert found_in_pieces(text[:cut], text[cut:]) == [expected]
+    assert found_in_pieces(*text) == [expected]
+
+
+NO_ESCAPES = ["n", "\\a", "\\xn", "\\u202", "\\u202x", "u2028", "[0m", "\x1b[0", "\x1b0m", "\x1b[ m", "\x1b[" + "1" * 41 + "m"]
+
+
+@pytest.mark.parametrize("before", NO_ESCAPES)
+def test_what_only_looks_like_an_escape_is_none(before: str) -> None:
+    text = f"a key:{before}AKIAIOSFODNN7EXAMPLE "
+    assert found_in(text) == found_in_pieces(*text) == []
+
+
 @pytest.mark.parametrize(("name", "context", "value"), CONTEXT)
 def test_only_the_secret_part_is_taken(name: str, context: str, value: str) -> None:
     assert found_in(context.format(value)) == [(name, value)]
