@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from snapshotd.daemon.wire import DEFAULT_STATE_DIR, SOCKET_VARIABLE, STATE_DIR_VARIABLE
-from snapshotd.errors import CommandNotFound, CommandNotRunnable, SandboxFailed, SnapshotdError, UsageError
+from snapshotd.errors import CommandNotFound, CommandNotRunnable, OutOfSpace, SandboxFailed, SnapshotdError, UsageError
 
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd
 
 F = TypeVar("F", bound=Callable[..., Any])
 _STATE_DIR, _SOCKET, _JSON, _AFTER = ("snapshotd.state_dir", "snapshotd.socket", "snapshotd.json", "snapshotd.after")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -31,6 +34,19 @@ class Failure(Exception):  # noqa: N818 - carries an error, is none
 
 class ReaderGone(Exception):  # noqa: N818 - what happened, and no failure of ours
     """Whoever read our output has gone away."""
+
+
+def drop_output() -> None:
+    """From now on, what goes to standard output goes nowhere: Python would fail again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def no_space(exc: OSError) -> OutOfSpace:
+    """What to say when there is no room for our output, which is dropped from now on. Any other error is raised."""
+    if exc.errno not in _FULL:
+        raise exc
+    drop_output()
+    return OutOfSpace(f"the output cannot be written to its end: {exc.strerror}; free some space or send it elsewhere")
 
 
 class Command(click.Command):
@@ -63,16 +79,22 @@ class Command(click.Command):
             raise self._failure(usage_error(exc, ctx), "--json" in before) from exc
         except SnapshotdError as exc:
             raise self._failure(exc, "--json" in before) from exc
+        except OSError as exc:
+            raise self._failure(no_space(exc), "--json" in before) from exc
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            outcome = super().invoke(ctx)
+            sys.stdout.flush()
+            return outcome
         except BrokenPipeError as exc:
             raise ReaderGone from exc  # before click sees it, which would end with its own exit code
         except click.UsageError as exc:
             raise self._failure(usage_error(exc, ctx), wants_json(ctx)) from exc
         except SnapshotdError as exc:
             raise self._failure(exc, wants_json(ctx)) from exc
+        except OSError as exc:
+            raise self._failure(no_space(exc), wants_json(ctx)) from exc
 
     def _failure(self, error: SnapshotdError, as_json: bool) -> Failure:
         code = error.exit_code

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from snapshotd.cli.command import CONTEXT_SETTINGS, Failure, ReaderGone, global_options, usage_error
+from snapshotd.cli.command import CONTEXT_SETTINGS, Failure, ReaderGone, drop_output, global_options, no_space, usage_error
 from snapshotd.errors import SnapshotdError
 
 COMMANDS: dict[str, str] = {
@@ -104,6 +104,9 @@ def cli() -> None:
 
 def main(args: list[str] | None = None) -> int:
     """Run one command line. Returns the exit code; never raises what a user could cause."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -112,9 +115,11 @@ def main(args: list[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except (ReaderGone, BrokenPipeError):
-        # The reader of our output has gone; Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return 141
+    except OSError as exc:
+        error = no_space(exc)
+        return report(error, error.exit_code, as_json=False)
 
 
 def _main(args: list[str] | None) -> int:

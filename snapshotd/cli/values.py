@@ -38,7 +38,7 @@ class Memory(click.ParamType):  # type: ignore[type-arg]
         if isinstance(value, int):
             return value
         match = _MEMORY.fullmatch(value.strip())
-        if not match:
+        if not match or len(match[1]) > _DIGITS_MOST:
             self.fail(f"{value!r} is not an amount of memory: write a whole number with k, m, g or t, such as 512m or 2g", param, ctx)
         count = int(match[1]) * _UNITS[match[2].lower()]
         if count < _MEMORY_LEAST:
@@ -117,9 +117,10 @@ class Pids(click.ParamType):  # type: ignore[type-arg]
     name = "pids"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, str) and not value.strip().isdigit():
+        text = str(value).strip()
+        if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MOST):
             self.fail(f"{value!r} is not a whole number of processes", param, ctx)
-        count = int(value)
+        count = int(text)
         if not 8 <= count <= 4 << 20:
             self.fail(f"{value!r} is not a number of processes from 8 to {4 << 20}", param, ctx)
         return count

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from snapshotd.secrets.base import Found
 from snapshotd.secrets.configured import Configured
+from snapshotd.secrets.needles import LOOK_BACK
 from snapshotd.secrets.shapes import NAMES, Shapes, Span
 
 PIECE_BYTES = 64 << 10
@@ -35,7 +36,7 @@ class Scan:
         self._patterns = patterns
         self._data = b""
         self._given = 0
-        """So much of the data has been returned. What is before it (one byte) is there for those who look back."""
+        """So much of the data has been returned. What is before it (`LOOK_BACK` bytes) is there for those who look back."""
         self._configured_from = 0
         self._shapes_from = 0
         self._configured: list[Span] = []
@@ -78,9 +79,7 @@ class Scan:
         return sorted(Span(max(span.begin, self._given), span.end, span.name) for span in (*configured, *tokens) if span.end > self._given)
 
     def _drop_given(self) -> None:
-        drop = self._given - 1
-        if drop <= 0:
-            return
+        drop = max(0, self._given - LOOK_BACK)
         self._data = self._data[drop:]
         self._configured = [_moved(span, drop) for span in self._configured if span.end > self._given]
         self._shaped = [_moved(span, drop) for span in self._shaped if span.end > self._given]

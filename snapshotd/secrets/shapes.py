@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from snapshotd.secrets.base import MARKER_BYTES
-from snapshotd.secrets.needles import Anchors, Beginnings
+from snapshotd.secrets.needles import Anchors, Beginnings, may_follow
 
 
 class Run(NamedTuple):
@@ -43,7 +43,8 @@ def text(literal: str) -> tuple[Part, ...]:
 class Shape:
     """`anchors`, then `before`, then `value`, then `after`. With an empty `before` the anchor is part of the secret, unless `context`.
 
-    `not_after`: bytes that the anchor never directly follows. `likely`: a last look at the value, to leave ordinary words alone.
+    `not_after`: bytes that the anchor never directly follows, unless they end an escape (`may_follow`). `likely`: a last look at the
+    value, to leave ordinary words alone.
     """
 
     name: str
@@ -110,7 +111,8 @@ SHAPES: tuple[Shape, ...] = (
     ),
     Shape(
         "private-key", _PEM,
-        (Run("(?:[^-]|-(?!----))", 1, 65536), *text("-----END "), Run("[A-Z0-9 ]", 4, 64), *text("-----")),
+        # Before END there may be more dashes: those that `git diff` and `grep -A` put before a line.
+        (Run("(?:[^-]|-(?!----))", 1, 65536), Run("-", 5, 16), *text("END "), Run("[A-Z0-9 ]", 4, 64), *text("-----")),
     ),
     Shape("private-key", _PEM, (Run(r"[A-Za-z0-9+/=\r\n\\]", 16, 65536),)),  # cut off, or too long
     Shape(
@@ -194,7 +196,7 @@ class Shapes:
         self._marker_names = frozenset(name.encode() for name in marker_names)
 
     def find(self, data: bytes, start: int, final: bool) -> tuple[list[Span], int]:
-        """As `Needles.find`. Looks at the byte before `start`, if there is one."""
+        """As `Needles.find`. Looks at up to `LOOK_BACK` bytes before `start`."""
         open_from = len(data) if final else _beginnings.first(data, start)
         spans: list[Span] = []
         for begin, end, index in _anchors.find(data, start):
@@ -215,7 +217,7 @@ class Shapes:
     def _try(self, index: int, data: bytes, begin: int, end: int, final: bool) -> list[Span] | None:
         """The spans that come with the anchor at data[begin:end]; `_OPEN` if that cannot be said yet."""
         for rule in _BY_ANCHOR[index]:
-            if begin and data[begin - 1] in rule.not_after:
+            if not may_follow(data, begin, rule.not_after):
                 continue
             if not final and len(data) - end <= rule.most and rule.unfinished.match(data, end):
                 return _OPEN

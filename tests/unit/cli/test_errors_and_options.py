@@ -49,6 +49,9 @@ ROOT = Path(__file__).resolve().parents[3]
         (["run", "--cpus", "nan", "--", "ls"], 125, "0.01"),
         (["run", "--pids", "x", "--", "ls"], 125, "whole number"),
         (["run", "--pids", "1", "--", "ls"], 125, "from 8"),
+        (["run", "--pids", "²", "--", "ls"], 125, "whole number"),
+        (["run", "--pids", "9" * 5000, "--", "ls"], 125, "whole number"),
+        (["run", "--memory", "9" * 5000, "--", "ls"], 125, "such as 512m"),
         (["run", "--env", "=x", "--", "ls"], 125, "no name"),
         (["run", "--env", "SURELY_NOT_SET_HERE", "--", "ls"], 125, "not set here"),
         (["run", "--name", "a/b", "--", "ls"], 125, "cannot be a name"),
@@ -231,6 +234,32 @@ def test_a_reader_that_goes_away_is_no_error_of_ours(daemon: Daemon) -> None:
         running.stdout.read(10)
         running.stdout.close()
         assert running.wait(20) == 0, "the command's own exit code"
+
+
+def test_no_space_for_the_output(daemon: Daemon) -> None:
+    daemon.client.create(name="box")
+    daemon.client.exec("box", ["sh", "-c", "echo hello > a.txt"])
+    cases = [
+        (125, ["exec", "box", "--", "bytes", "100000"]), (125, ["exec", "--json", "box", "--", "bytes", "10"]),
+        (125, ["run", "--name", "ran", "--", "bytes", "10"]), (125, ["attach", "ran"]), (125, ["attach", "--json", "ran"]),
+        (125, ["attach", "--help"]), (12, ["cat", "box:a.txt"]), (12, ["export", "box"]), (12, ["ls"]), (12, ["ls", "--json"]),
+        (12, ["--help"]), (12, ["--version"]), (12, ["ls", "--help"]),
+    ]  # fmt: skip
+    for code, words in cases:
+        with open("/dev/full", "wb") as full:
+            argv = [sys.executable, "-m", "snapshotd", *words]
+            done = subprocess.run(argv, env=environment(daemon), stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+        assert done.returncode == code, (words, done.stderr)
+        last = done.stderr.decode().splitlines()[-1]
+        assert last == "snapshotd: the output cannot be written to its end: No space left on device; free some space or send it elsewhere"
+        assert b"Traceback" not in done.stderr
+
+
+def test_output_that_is_closed(daemon: Daemon) -> None:
+    for words in (["ls"], ["--version"], ["ls", "--help"]):
+        argv = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "snapshotd", *words]
+        done = subprocess.run(argv, env=environment(daemon), stderr=subprocess.PIPE, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_completion_knows_the_daemons_names(daemon: Daemon) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import threading
 import urllib.parse
 from collections.abc import Iterable
@@ -31,9 +32,12 @@ VALUES = {
     "tail": "ored!1",
 }
 PLANTED = [*VALUES.values(), *(token for _, token in TOKENS), *(context.format(value) for _, context, value in CONTEXT)]
+ESCAPES = ["\\n", "\\u00e9", "\x1b[32m", "\\u001b[1;31m", "\x1b[", "\\u"]
 BEGINNINGS = ["[secret:", "[secret:env-PASSWORD:", "-----", "sk-", "://", "uthorization: ", "Bearer "]
 CUT = [*BEGINNINGS, *(secret[: len(secret) // 2] for secret in PLANTED)]
-PARTS = st.one_of(st.sampled_from(PLANTED), st.sampled_from(CUT), st.text(max_size=5), st.text("ab\n :@-_=", max_size=8))
+PARTS = st.one_of(
+    st.sampled_from(PLANTED), st.sampled_from(CUT), st.sampled_from(ESCAPES), st.text(max_size=5), st.text("ab\n :@-_=", max_size=8)
+)
 TEXTS = st.lists(PARTS).map("".join)
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 """Machines are at times ten times slower than usual."""
@@ -85,6 +89,30 @@ def test_configured_values_are_found_in_every_form(funnel: Funnel, name: str) ->
         assert value not in plain
         assert not any(core in plain for core in cores)
         assert funnel.reveal_text(concealed) == text
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "a%26b%3Cc%3Ed!'()*%20%2F~%C3%A9%E2%80%A8",  # encodeURIComponent
+        "a%26b%3Cc%3Ed%21%27%28%29*+%2F~%C3%A9%E2%80%A8",  # quote_plus that leaves the asterisk
+        "a%26b%3Cc%3Ed%21%27%28%29*+%2F%7E%C3%A9%E2%80%A8",  # URLSearchParams
+        "a\\u0026b\\u003cc\\u003ed!'()* /~é\\u2028",  # Go's JSON
+        "a\\\\u0026b\\\\u003cc\\\\u003ed!'()* /~é\\\\u2028",  # and within JSON
+    ],
+)
+def test_configured_values_as_javascript_and_go_write_them(redactor: Redactor, form: str) -> None:
+    funnel = redactor.funnel(TrajectoryID(new_id()), {"odd": "a&b<c>d!'()* /~é\u2028"})
+    concealed = funnel.conceal_text(f"x={form}&y")
+    assert MARKER.sub("", concealed) == "x=&y"
+    assert funnel.reveal_text(concealed) == f"x={form}&y"
+
+
+def test_a_token_in_the_json_of_a_reply(funnel: Funnel) -> None:
+    body = json.dumps({"content": "Here is the key:\nsk-proj-" + "Ab3d" * 8})
+    assert re.sub(":[0-9a-f]{16}", "", funnel.conceal_text(body)) == '{"content": "Here is the key:\\n[secret:openai-key]"}'
+    assert streamed(funnel, [body.encode()]) == funnel.conceal_text(body).encode()
+    assert funnel.reveal_text(funnel.conceal_text(body)) == body
 
 
 def test_the_longest_value_wins(funnel: Funnel) -> None:

@@ -37,6 +37,7 @@ TOKENS = [
     ("private-key", PEM.format("PGP PRIVATE KEY BLOCK")),
     ("private-key", PEM.format("RSA PRIVATE KEY").replace("\n", "\r\n")),
     ("private-key", PEM.format("RSA PRIVATE KEY").replace("\n", "\\n")),
+    *(("private-key", PEM.format("RSA PRIVATE KEY").replace("\n", f"\n{prefix}")) for prefix in ("-", "--", "+", "id_rsa-", "- ")),
     ("private-key", PEM.format("RSA PRIVATE KEY").replace("\n7", "\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,AB\n\n7")),
 ]
 
@@ -78,10 +79,47 @@ def found_in(text: str) -> list[tuple[str, str]]:
     return [(piece.name, piece.value.decode()) for piece in pieces if isinstance(piece, Found)]
 
 
+def found_in_pieces(*pieces: str) -> list[tuple[str, str]]:
+    scan = Scan(Patterns(Configured({})))
+    decided = [*(part for piece in pieces for part in scan.feed(piece.encode())), *scan.feed(b"", final=True)]
+    return [(part.name, part.value.decode()) for part in decided if isinstance(part, Found)]
+
+
 @pytest.mark.parametrize(("name", "token"), TOKENS)
 @pytest.mark.parametrize("around", ["{}", "x = '{}'; y\n", "\n{}\n", "({})", "é{}é", '{{"k":"{}"}}'])
 def test_tokens_are_found_wherever_they_stand(name: str, token: str, around: str) -> None:
     assert found_in(around.format(token)) == [(name, token)]
+
+
+ESCAPES = [
+    *("\\n", "\\t", "\\r", "\\b", "\\f", "\\u2028", "\\u00e9", "\\\\n", "a\\n", "\x1b[m", "\x1b[32m", "x\x1b[0m", "\x1b[1;31m\x1b[K"),
+    *("\\u001b[32m", "\\u001B[0m", "\\x1b[01;31m", "\\033[1m", "\x1b[38;2;255;128;255;48;2;255;128;255m", "\\u001b[" + "1" * 40 + "m"),
+]
+
+
+@pytest.mark.parametrize(("name", "token"), TOKENS)
+@pytest.mark.parametrize("before", ESCAPES)
+def test_tokens_are_found_directly_after_an_escape(name: str, token: str, before: str) -> None:
+    assert found_in(f"a key:{before}{token}") == [(name, token)]
+
+
+@pytest.mark.parametrize("token", ["AKIAIOSFODNN7EXAMPLE", "sk-" + A9 * 4, "npm_" + A9 * 3, JWT])
+@pytest.mark.parametrize("before", ESCAPES)
+def test_tokens_after_an_escape_in_a_stream_that_is_cut_anywhere(token: str, before: str) -> None:
+    text = f"{'x' * 70} the key:{before}{token} "
+    (expected,) = found_in(text)
+    for cut in range(len(text)):
+        assert found_in_pieces(text[:cut], text[cut:]) == [expected]
+    assert found_in_pieces(*text) == [expected]
+
+
+NO_ESCAPES = ["n", "\\a", "\\xn", "\\u202", "\\u202x", "u2028", "[0m", "\x1b[0", "\x1b0m", "\x1b[ m", "\x1b[" + "1" * 41 + "m"]
+
+
+@pytest.mark.parametrize("before", NO_ESCAPES)
+def test_what_only_looks_like_an_escape_is_none(before: str) -> None:
+    text = f"a key:{before}AKIAIOSFODNN7EXAMPLE "
+    assert found_in(text) == found_in_pieces(*text) == []
 
 
 @pytest.mark.parametrize(("name", "context", "value"), CONTEXT)
@@ -97,6 +135,15 @@ def test_ordinary_text_is_left_alone(text: str) -> None:
 def test_a_private_key_that_was_cut_off() -> None:
     begin = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA\nabcdef\n"
     assert found_in(f"$ head key\n{begin}$ ls") == [("private-key", begin)]
+
+
+@pytest.mark.parametrize("prefix", ["-", "--", "id_rsa-"])
+def test_a_private_key_in_a_diff_that_is_cut_anywhere(prefix: str) -> None:
+    key = PEM.format("RSA PRIVATE KEY").replace("\n", f"\n{prefix}")
+    text = f"{prefix}{key}\n"
+    for cut in range(len(text)):
+        assert found_in_pieces(text[:cut], text[cut:]) == [("private-key", key)]
+    assert found_in_pieces(*text) == [("private-key", key)]
 
 
 def test_the_user_of_a_url_can_be_a_token_too() -> None:
