@@ -95,6 +95,8 @@ class _Copier:
             except OSError as exc:
                 if not tolerant or exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
                     raise
+                if path not in self.seen:  # a directory that changes while it is listed may show a name twice
+                    self._remove(path)  # what was made of it: the next pass takes what it does not know for absent
                 continue
             self.seen[path] = _signature(st)
             if stat.S_ISDIR(st.st_mode):
