@@ -189,7 +189,6 @@ def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> 
         pass
     top = os.open(name, DIR_FLAGS, dir_fd=dir_fd)
     device = os.fstat(dir_fd).st_dev if one_device else None
-    moved = 0
     try:
         _check_device(top, device)
         stack: list[tuple[int, bytes]] = [(top, b"")]
@@ -206,8 +205,8 @@ def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> 
                 stack.append((open_dir(fd, child), child))
                 _check_device(stack[-1][0], device)
             else:
-                os.rename(child, b".snapshotd-deep-%d" % moved, src_dir_fd=fd, dst_dir_fd=top)
-                moved += 1
+                aside = b".snapshotd-deep-" + os.urandom(8).hex().encode()  # the tree cannot have a directory of that name waiting
+                os.rename(child, aside, src_dir_fd=fd, dst_dir_fd=top)
     finally:
         os.close(top)
     os.rmdir(name, dir_fd=dir_fd)
