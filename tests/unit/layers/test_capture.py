@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,3 +100,36 @@ def test_a_name_that_a_listing_shows_twice_is_kept(store: LayerStore, monkeypatc
     monkeypatch.setattr(capture_module._Copier, "_walk", twice)
     copy = upper(store, take(store, live).layer)
     assert ((copy / "f").read_text(), (copy / "d" / "in").read_text()) == ("x", "y")
+
+
+@pytest.mark.parametrize("name", ["a", "b", "d/c"])
+def test_a_mapped_file_is_copied_under_all_its_names(store: LayerStore, name: str) -> None:
+    live = store.create()
+    root = upper(store, live)
+    (root / "d").mkdir()
+    (root / "a").write_bytes(b"0000" * 1024)
+    for other in ("b", "d/c"):
+        (root / other).hardlink_to(root / "a")
+    (root / "plain").write_text("x")
+    with open(root / name, "r+b") as file, mmap.mmap(file.fileno(), 4096) as mapped:
+        mapped[:4] = b"1111"  # the page is dirty: from now on a write gives no new time
+        first = take(store, live, None, int, name.encode())
+        mapped[:4] = b"2222"
+        second = take(store, live, first, lambda: mapped.__setitem__(slice(0, 4), b"3333"), name.encode())
+    copy = upper(store, second.layer)
+    assert {other: (copy / other).read_bytes()[:4] for other in ("a", "b", "d/c")} == {"a": b"3333", "b": b"3333", "d/c": b"3333"}
+    assert len({(copy / other).stat().st_ino for other in ("a", "b", "d/c")}) == 1
+    assert (upper(store, first.layer) / "a").read_bytes()[:4] == b"1111"
+    assert (copy / "plain").stat().st_ino == (upper(store, first.layer) / "plain").stat().st_ino
+
+
+def test_mapped_names_that_the_upper_does_not_have(store: LayerStore) -> None:
+    live = store.create()
+    root = upper(store, live)
+    (root / "f").write_text("x")
+    (root / "link").symlink_to("f")
+    first = take(store, live)
+    second = take(store, live, first, int, b"gone", b"gone/below", b"f/below", b"link/below", b"f (deleted)", b"n" * 300, b"link")
+    copies = [upper(store, mirror.layer) for mirror in (first, second)]
+    assert (copies[0] / "f").stat().st_ino == (copies[1] / "f").stat().st_ino
+    assert os.readlink(copies[1] / "link") == "f"
