@@ -189,27 +189,32 @@ def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> 
         pass
     top = os.open(name, DIR_FLAGS, dir_fd=dir_fd)
     device = os.fstat(dir_fd).st_dev if one_device else None
-    moved = 0
+    stack: list[tuple[int, bytes, list[bytes]]] = [(top, b"", [])]  # with the names of sub-directories that are left
     try:
         _check_device(top, device)
-        stack: list[tuple[int, bytes]] = [(top, b"")]
         while stack:
-            fd, own_name = stack[-1]
-            child = _remove_files(fd)
-            if child is None:
+            fd, own_name, left = stack[-1]
+            if not left:
+                left += _remove_files(fd)  # once more after the last: for what has come meanwhile, or was moved up
+            if not left:
                 stack.pop()
+                os.close(fd)
                 if stack:
-                    os.close(fd)
                     os.rmdir(own_name, dir_fd=stack[-1][0])
                 continue
-            if len(stack) < 200:
-                stack.append((open_dir(fd, child), child))
-                _check_device(stack[-1][0], device)
-            else:
-                os.rename(child, b".snapshotd-deep-%d" % moved, src_dir_fd=fd, dst_dir_fd=top)
-                moved += 1
+            child = left.pop()
+            try:
+                if len(stack) < 200:
+                    stack.append((open_dir(fd, child), child, []))
+                    _check_device(stack[-1][0], device)
+                else:
+                    aside = b".snapshotd-deep-" + os.urandom(8).hex().encode()  # the tree cannot have a directory of that name waiting
+                    os.rename(child, aside, src_dir_fd=fd, dst_dir_fd=top)
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # changed since it was listed; the next listing tells
     finally:
-        os.close(top)
+        for fd, _, _ in stack:
+            os.close(fd)
     os.rmdir(name, dir_fd=dir_fd)
 
 
@@ -218,10 +223,10 @@ def _check_device(fd: int, device: int | None) -> None:
         raise OSError(errno.EBUSY, "something is mounted there")
 
 
-def _remove_files(fd: int) -> bytes | None:
-    """Unlink every non-directory of `fd`; return the name of one sub-directory that is left, or None."""
-    names = [os.fsencode(name) for name in os.listdir(fd)]
-    for name in names:
+def _remove_files(fd: int) -> list[bytes]:
+    """Unlink every non-directory of `fd` and remove every empty directory; return the names of the others."""
+    left: list[bytes] = []
+    for name in [os.fsencode(name) for name in os.listdir(fd)]:
         try:
             os.unlink(name, dir_fd=fd)
         except (IsADirectoryError, PermissionError):
@@ -230,10 +235,10 @@ def _remove_files(fd: int) -> bytes | None:
             except OSError as exc:
                 if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                return name
+                left.append(name)
         except FileNotFoundError:
             continue
-    return None
+    return left
 
 
 def rename_no_replace(source_fd: int, source: bytes, target_fd: int, target: bytes) -> None:

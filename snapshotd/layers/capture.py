@@ -8,7 +8,7 @@ changed in the meantime.
 
 What counts as unchanged: same inode, size, ctime and mtime as when it was last copied. The look is taken before the copy, and since
 Linux 6.13 a change after a look always gives a new ctime. Files under a shared writable mapping can change without one: `volatile`
-names them and they are copied every time.
+names them and they are copied every time, whichever of a file's names it gives.
 """
 
 from __future__ import annotations
@@ -88,13 +88,16 @@ class _Copier:
     def run(self, *, tolerant: bool, always: set[bytes]) -> None:
         """One pass. `tolerant`: entries that vanish or change type under our hands are left to the next pass."""
         before, self.seen, self._links = self.seen, {}, {}
+        forced = self._inodes(always)
         directories: list[bytes] = []
         for path, st in self._walk(tolerant=tolerant):
             try:
-                self._one(path, st, before, force=path in always)
+                self._one(path, st, before, force=(st.st_dev, st.st_ino) in forced)
             except OSError as exc:
                 if not tolerant or exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
                     raise
+                if path not in self.seen:  # a directory that changes while it is listed may show a name twice
+                    self._remove(path)  # what was made of it: the next pass takes what it does not know for absent
                 continue
             self.seen[path] = _signature(st)
             if stat.S_ISDIR(st.st_mode):
@@ -103,6 +106,20 @@ class _Copier:
             self._remove(path)
         for path in reversed(directories):  # children first, or writing them would change their parent's times again
             self._dress_directory(path, tolerant=tolerant)
+
+    def _inodes(self, paths: set[bytes]) -> set[tuple[int, int]]:
+        """What the names hold, where they hold something: every other name of the same file has changed with it."""
+        found: set[tuple[int, int]] = set()
+        for path in paths:
+            try:
+                with _Parent(self._source, path) as (fd, name):
+                    st = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            except OSError as exc:
+                if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
+                    raise
+                continue  # in a layer below, on another mount, or deleted
+            found.add((st.st_dev, st.st_ino))
+        return found
 
     def _walk(self, *, tolerant: bool) -> Iterator[tuple[bytes, os.stat_result]]:
         pending = [b""]
