@@ -179,7 +179,7 @@ class Sessions:
         with sandbox.lock:
             if not sandbox.closed:
                 keep = keep and alive(sandbox) and not self._replaying(trajectory)
-                if keep and not sandbox.store.unchanged(sandbox.upper, sandbox.stack):
+                if keep and sandbox.changed:
                     commit_step(self._context.catalog, sandbox, marker("stop", {}), self._stepped)
                 self._context.catalog.set_status(trajectory.id, TrajectoryStatus.STOPPED)
                 sandbox.closed = True
