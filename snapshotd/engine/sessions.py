@@ -144,9 +144,19 @@ class Sessions:
 
     def discard(self, sandbox: Sandbox) -> None:
         """End a sandbox that was never adopted, or whose trajectory is to be forgotten."""
+        try:
+            self._launcher.end(sandbox)
+        finally:
+            self._unregister(sandbox)
+
+    def _unregister(self, sandbox: Sandbox) -> None:
+        """Unless another one has been started for its trajectory meanwhile: that one's stay."""
+        trajectory = sandbox.trajectory.id
         with self._lock:
-            self._live.pop(sandbox.trajectory.id, None)
-        self._launcher.end(sandbox)
+            if self._live.get(trajectory) is sandbox:
+                del self._live[trajectory]
+                self._recorders.pop(trajectory, None)
+                self._runs.pop(trajectory, None)
 
     def starting(self, trajectory: TrajectoryID) -> threading.Lock:
         """Held while a trajectory's sandbox is started, so that there is one."""
@@ -165,15 +175,16 @@ class Sessions:
             sandbox, calls = self.launch(current, self._context.catalog.get_snapshot(current.head))
             try:
                 self._context.catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
+                self.adopt(sandbox, calls)
             except BaseException:
                 self.discard(sandbox)  # the disk may be full
                 raise
-            self.adopt(sandbox, calls)
             return sandbox
 
     def stop(self, trajectory: Trajectory, *, keep: bool = True) -> None:
         """End a sandbox, with a last snapshot if something changed and `keep`. Not an error when it is not running."""
-        sandbox = self.find(trajectory.id)
+        with self._lock:
+            sandbox, run = self._live.get(trajectory.id), self._runs.get(trajectory.id)
         if sandbox is None:
             return
         with sandbox.lock:
@@ -184,12 +195,9 @@ class Sessions:
                 self._context.catalog.set_status(trajectory.id, TrajectoryStatus.STOPPED)
                 sandbox.closed = True
         self._launcher.end(sandbox)
-        run = self._runs.get(trajectory.id)
         if run is not None and run.thread is not threading.current_thread():
             run.thread.join()
-        with self._lock:
-            self._live.pop(trajectory.id, None)
-            self._recorders.pop(trajectory.id, None)
+        self._unregister(sandbox)
 
     def _replaying(self, trajectory: Trajectory) -> bool:
         """Whether its program is still being replayed: what the sandbox holds then is nothing new."""
@@ -373,17 +381,18 @@ class Sessions:
         if sandbox.closed:
             status = TrajectoryStatus.STOPPED
         try:
-            self._context.catalog.set_status(trajectory.id, status, exit_code)
-            self._launcher.end(sandbox)
+            try:
+                if (self.find(trajectory.id) or sandbox) is sandbox:  # else the status is that of another one, started meanwhile
+                    self._context.catalog.set_status(trajectory.id, status, exit_code)
+            finally:
+                self._launcher.end(sandbox)
             self._background.wait()
             count = self._context.catalog.count_snapshots(trajectory.id)
         except SnapshotdError as exc:
             log.append({"event": "warning", "message": exc.message})
             count = sandbox.seq
-        with self._lock:
-            self._live.pop(trajectory.id, None)
-            self._runs.pop(trajectory.id, None)
-            self._recorders.pop(trajectory.id, None)
+        finally:
+            self._unregister(sandbox)
         log.append({
             "event": "finished", "trajectory": trajectory.id, "exit_code": exit_code, "snapshots": count, "status": status,
         })  # fmt: skip
