@@ -402,9 +402,12 @@ class Sessions:
         for sandbox in self.live():
             try:
                 self.stop(sandbox.trajectory)
-            except (SnapshotdError, OSError) as exc:
-                _log.error("what %s changed since its head is lost: %s", sandbox.trajectory.id, exc)
-                self._launcher.end(sandbox)
+            except Exception:  # noqa: BLE001 - a defect with one must not cost the others what they hold
+                _log.exception("what %s changed since its head is lost", sandbox.trajectory.id)
+                try:
+                    self._launcher.end(sandbox)
+                except Exception:  # noqa: BLE001 - as above
+                    _log.exception("the sandbox of %s is left behind", sandbox.trajectory.id)
 
 
 def _printed(log: EventLog) -> Iterator[tuple[Stream, bytes]]:

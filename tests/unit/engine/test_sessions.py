@@ -74,7 +74,7 @@ def _full(*_: Any) -> Any:
 
 def _is_known(world: World, sandbox: Any) -> None:
     trajectory = world.trajectory.id
-    assert world.sessions.find(trajectory) is sandbox
+    assert world.sessions.live() == [sandbox]
     assert not sandbox.ended
     assert trajectory in world.sessions._recorders
     world.sessions.close()
@@ -131,6 +131,27 @@ def test_a_run_that_ends_on_a_full_disk_leaves_no_container(world: World, monkey
     world.sessions._finish(first, LOG, 0, TrajectoryStatus.FINISHED)
     assert first.ended
     assert world.sessions.find(world.trajectory.id) is None
+
+
+def test_closing_goes_on_whatever_one_sandbox_raises(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    trajectory, first = begin(make_image())
+    world.sessions._live = {trajectory.id: world.launch(trajectory, first)[0]}
+    last = world.started()
+    stop = world.sessions.stop
+
+    def fails(of: Trajectory) -> None:
+        if of.id == trajectory.id:
+            raise AssertionError("a defect")
+        stop(of)
+
+    def defect() -> None:
+        world.ending = lambda: None
+        raise AssertionError("another")
+
+    monkeypatch.setattr(world.sessions, "stop", fails)
+    world.ending = defect
+    world.sessions.close()
+    assert last.ended
 
 
 def test_a_sandbox_that_cannot_be_adopted_is_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
