@@ -227,7 +227,7 @@ class Gate:
     def _same_files(self, approval: Approval, sandbox: Sandbox, step: Step) -> bool:
         """Whether the sandbox holds the files that the approval is bound to. Takes a snapshot where that cannot be seen without."""
         with sandbox.lock:
-            if not sandbox.closed and not sandbox.store.unchanged(sandbox.upper, sandbox.stack):
+            if not sandbox.closed and sandbox.changed:
                 step(marker("approval", {"tool": approval.tool, "approval": approval.id}))
             head = sandbox.head
         return self._equal_files(approval.snapshot, head)

@@ -130,7 +130,12 @@ class LocalEngine(MindVerbs):
 
     def create(self, request: SandboxRequest) -> tuple[Trajectory, Snapshot]:
         trajectory, snapshot, sandbox, calls = self._begin(request, None, None, ())
-        self._sessions.adopt(sandbox, calls)
+        try:
+            self._sessions.adopt(sandbox, calls)
+        except BaseException:
+            self._sessions.discard(sandbox)
+            self._forget(trajectory.id)
+            raise
         self._background.submit(snapshot)
         return trajectory, snapshot
 

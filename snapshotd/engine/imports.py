@@ -63,6 +63,7 @@ FAN_IN = 16
 MAX_TRAJECTORIES = 1000
 _WARNINGS_LIMIT = 200
 _PADDING_BYTES = 64 << 10
+_SEQ_LIMIT = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,7 @@ class _Importer:
         before = line.messages if follows is None else self._before.get(follows, -1)
         kept = snapshot.messages - len(record.messages)
         fits = kept == before or (follows is not None and kept < before)
-        if snapshot.id != snapshot_id or (not first and snapshot.parent != line.parent) or not fits:
+        if snapshot.id != snapshot_id or (not first and snapshot.parent != line.parent) or not fits or snapshot.seq > _SEQ_LIMIT:
             raise UsageError(f"the bundle is malformed: the record of snapshot {short(snapshot_id)} does not fit into its line")
         trajectory = self._trajectory(record, line)
         if first:
@@ -340,6 +341,7 @@ class _Importer:
         else:
             self._image = catalog.get_snapshot(since).stack.image
         heads = {taken.trajectory: taken.id for taken in self._taken}
+        places: dict[SnapshotID | None, int] = {snapshot: place for place, snapshot in enumerate(self._before)}
         names = {trajectory.name for trajectory in catalog.trajectories()}
         trajectories = []
         for made in self._trajectories.values():
@@ -351,7 +353,8 @@ class _Importer:
                 own = None
             names.add(own)
             spec = replace(self._policy, image=self._image)
-            began = made.began if made.began in self._before else None
+            on_the_way = places.get(made.began, len(places)) <= places[heads[made.id]]  # else neither could ever be removed
+            began = made.began if on_the_way else None
             env = tuple((key, value) for key, value in made.env if key != TENANT)  # whose values it reaches here is not for a bundle to say
             trajectories.append(replace(made, name=own, spec=spec, env=env, head=heads[made.id], began=began))
         catalog.restore_rows([], trajectories, self._rows())

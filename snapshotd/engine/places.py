@@ -58,7 +58,7 @@ class Places:
                 self._rewrite(sandbox, snapshot, reason)
 
     def _is_there(self, sandbox: Sandbox, snapshot: Snapshot) -> bool:
-        if sandbox.fresh or not sandbox.store.unchanged(sandbox.upper, sandbox.stack):
+        if sandbox.changed:
             return False
         return sandbox.base == snapshot.id or self._context.catalog.get_snapshot(sandbox.base).stack == snapshot.stack
 

@@ -110,8 +110,7 @@ class Rewinding:
         """Capture what changed since the head. With `mind` calls that nobody will end any more are over, with an outcome that nobody
         knows, so that they are remembered on the line that is left."""
         entries = self._cut_off(sandbox) if mind else []
-        changed = not sandbox.store.unchanged(sandbox.upper, sandbox.stack)
-        if changed or (mind and (entries or sandbox.pending or sandbox.state_changed)):
+        if sandbox.changed or (mind and (entries or sandbox.pending or sandbox.state_changed)):
             commit_step(self._catalog, sandbox, marker("checkpoint", {"name": "before rewind"}), self._listener)
 
     def _cut_off(self, sandbox: Sandbox) -> list[Entry]:
@@ -215,7 +214,7 @@ class Rewinding:
         if sandbox is not None and not sandbox.closed:
             with sandbox.lock:
                 alone = not sandbox.closed and _blocker(sandbox) is None
-                if alone and not sandbox.store.unchanged(sandbox.upper, sandbox.stack):
+                if alone and sandbox.changed:
                     with self._context.store.view(sandbox.stack.push(sandbox.upper)) as view:
                         yield view
                     return

@@ -107,6 +107,11 @@ class Sandbox:
     """No more steps. Set under `lock`."""
     released: bool = False
 
+    @property
+    def changed(self) -> bool:
+        """Whether it holds files that no snapshot has. Caller holds `lock`."""
+        return self.fresh > 0 or not self.store.unchanged(self.upper, self.stack)
+
     def capture(self) -> Captured:
         """Seal or copy what the live upper holds. Caller holds `lock`. On any error the sandbox goes on as before."""
         start = time.perf_counter_ns()

@@ -144,9 +144,19 @@ class Sessions:
 
     def discard(self, sandbox: Sandbox) -> None:
         """End a sandbox that was never adopted, or whose trajectory is to be forgotten."""
+        try:
+            self._launcher.end(sandbox)
+        finally:
+            self._unregister(sandbox)
+
+    def _unregister(self, sandbox: Sandbox) -> None:
+        """Unless another one has been started for its trajectory meanwhile: that one's stay."""
+        trajectory = sandbox.trajectory.id
         with self._lock:
-            self._live.pop(sandbox.trajectory.id, None)
-        self._launcher.end(sandbox)
+            if self._live.get(trajectory) is sandbox:
+                del self._live[trajectory]
+                self._recorders.pop(trajectory, None)
+                self._runs.pop(trajectory, None)
 
     def starting(self, trajectory: TrajectoryID) -> threading.Lock:
         """Held while a trajectory's sandbox is started, so that there is one."""
@@ -165,31 +175,29 @@ class Sessions:
             sandbox, calls = self.launch(current, self._context.catalog.get_snapshot(current.head))
             try:
                 self._context.catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
+                self.adopt(sandbox, calls)
             except BaseException:
                 self.discard(sandbox)  # the disk may be full
                 raise
-            self.adopt(sandbox, calls)
             return sandbox
 
     def stop(self, trajectory: Trajectory, *, keep: bool = True) -> None:
         """End a sandbox, with a last snapshot if something changed and `keep`. Not an error when it is not running."""
-        sandbox = self.find(trajectory.id)
+        with self._lock:
+            sandbox, run = self._live.get(trajectory.id), self._runs.get(trajectory.id)
         if sandbox is None:
             return
         with sandbox.lock:
             if not sandbox.closed:
                 keep = keep and alive(sandbox) and not self._replaying(trajectory)
-                if keep and not sandbox.store.unchanged(sandbox.upper, sandbox.stack):
+                if keep and sandbox.changed:
                     commit_step(self._context.catalog, sandbox, marker("stop", {}), self._stepped)
                 self._context.catalog.set_status(trajectory.id, TrajectoryStatus.STOPPED)
                 sandbox.closed = True
         self._launcher.end(sandbox)
-        run = self._runs.get(trajectory.id)
         if run is not None and run.thread is not threading.current_thread():
             run.thread.join()
-        with self._lock:
-            self._live.pop(trajectory.id, None)
-            self._recorders.pop(trajectory.id, None)
+        self._unregister(sandbox)
 
     def _replaying(self, trajectory: Trajectory) -> bool:
         """Whether its program is still being replayed: what the sandbox holds then is nothing new."""
@@ -373,17 +381,18 @@ class Sessions:
         if sandbox.closed:
             status = TrajectoryStatus.STOPPED
         try:
-            self._context.catalog.set_status(trajectory.id, status, exit_code)
-            self._launcher.end(sandbox)
+            try:
+                if (self.find(trajectory.id) or sandbox) is sandbox:  # else the status is that of another one, started meanwhile
+                    self._context.catalog.set_status(trajectory.id, status, exit_code)
+            finally:
+                self._launcher.end(sandbox)
             self._background.wait()
             count = self._context.catalog.count_snapshots(trajectory.id)
         except SnapshotdError as exc:
             log.append({"event": "warning", "message": exc.message})
             count = sandbox.seq
-        with self._lock:
-            self._live.pop(trajectory.id, None)
-            self._runs.pop(trajectory.id, None)
-            self._recorders.pop(trajectory.id, None)
+        finally:
+            self._unregister(sandbox)
         log.append({
             "event": "finished", "trajectory": trajectory.id, "exit_code": exit_code, "snapshots": count, "status": status,
         })  # fmt: skip
@@ -393,9 +402,12 @@ class Sessions:
         for sandbox in self.live():
             try:
                 self.stop(sandbox.trajectory)
-            except (SnapshotdError, OSError) as exc:
-                _log.error("what %s changed since its head is lost: %s", sandbox.trajectory.id, exc)
-                self._launcher.end(sandbox)
+            except Exception:  # noqa: BLE001 - a defect with one must not cost the others what they hold
+                _log.exception("what %s changed since its head is lost", sandbox.trajectory.id)
+                try:
+                    self._launcher.end(sandbox)
+                except Exception:  # noqa: BLE001 - as above
+                    _log.exception("the sandbox of %s is left behind", sandbox.trajectory.id)
 
 
 def _printed(log: EventLog) -> Iterator[tuple[Stream, bytes]]:

@@ -219,3 +219,25 @@ def test_what_is_here_is_not_read_into_a_forged_line(worlds: tuple[World, World]
         there.take(edited(members(here.export(line)), 6, lambda d: d["snapshot"].update(follows=secret.id)))
     (imported,) = there.take(edited(members(here.export(line)), 0, lambda d: d["trajectory"].update(began=secret.id))).trajectories
     assert imported.began is None
+
+
+def test_a_program_began_on_the_way_to_its_trajectorys_head(worlds: tuple[World, World], line: list[Snapshot], tmp_path: Path) -> None:
+    """One that is said to have begun in a later trajectory would make two that can never be removed."""
+    here, there = worlds
+    later = here.forked(line[-1], tmp_path / "root")
+    content = members(here.export([*line, later]))
+    taken_in = there.take(edited(content, 0, lambda d: d["trajectory"].update(began=later.id))).trajectories
+    assert [trajectory.began for trajectory in taken_in] == [None, line[0].id]
+    there.archive_all()
+    for trajectory in reversed(taken_in):
+        there.catalog.remove_trajectory(trajectory.id)
+    assert not there.catalog.trajectories()
+
+
+def test_numbers_that_leave_no_room_are_refused(worlds: tuple[World, World], line: list[Snapshot]) -> None:
+    here, there = worlds
+    content = members(here.export(line[:1]))
+    with pytest.raises(UsageError, match="malformed"):
+        there.take(edited(content, 0, lambda d: d["snapshot"].update(seq=(1 << 53) + 1)))
+    assert there.is_empty()
+    there.take(edited(content, 0, lambda d: d["snapshot"].update(seq=1 << 53)))

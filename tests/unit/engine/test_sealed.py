@@ -1,0 +1,160 @@
+"""A step that was sealed and could not be committed: its files are in no snapshot yet, and whoever looks for changes finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.engine import sandbox as sandboxes
+from snapshotd.engine import sessions
+from snapshotd.engine.approvals import Gate
+from snapshotd.engine.context import Context
+from snapshotd.engine.places import Places
+from snapshotd.engine.rewinding import Rewinding
+from snapshotd.engine.sandbox import Sandbox
+from snapshotd.engine.sessions import Sessions
+from snapshotd.engine.step import commit_step, marker
+from snapshotd.errors import OutOfSpace
+from snapshotd.layers.store import LayerStore
+from snapshotd.testing.records import begin, make_approval, make_image
+from snapshotd.types import Snapshot, ToolCall, Trajectory
+
+
+class World:
+    """A sandbox over a real catalog and layer store; only the kernel's part of a pivot is missing."""
+
+    def __init__(self, directory: Path) -> None:
+        self.catalog, self.store = SqliteCatalog(":memory:"), LayerStore(directory, "plain")
+        image = make_image()
+        (directory / "images" / image.id / "root").mkdir(parents=True)
+        self.catalog.add_image(image)
+        self.trajectory, self.first = begin(image)
+        self.catalog.add_trajectories([(self.trajectory, self.first)])
+        self.context = cast(Context, SimpleNamespace(catalog=self.catalog, store=self.store, state_dir=directory))
+        self.directory, self.sandbox = directory, self._sandbox(self.trajectory, self.first)
+
+    def _sandbox(self, trajectory: Trajectory, head: Snapshot) -> Sandbox:
+        upper = self.store.create()
+        self.store.dress(upper, head.stack)
+        part: Any = SimpleNamespace(
+            id="container", pid=1, close=lambda: None, destroy=lambda _: None, bury=lambda: None, parked_pids=set
+        )  # fmt: skip
+        made = Sandbox(
+            trajectory=trajectory, runtime=part, container=part, target=part, cgroup=part, server=part, store=self.store, stack=head.stack,
+            upper=upper, head=head.id, base=head.id, seq=0, message_count=0, started_at_ns=0, merged=lambda s: s, links=lambda _: (),
+        )  # fmt: skip
+        made.fence = self.catalog.lease(trajectory.id)
+        return made
+
+    def step(self, call: ToolCall) -> Snapshot:
+        return commit_step(self.catalog, self.sandbox, call, lambda *_: None)
+
+    def seal_in_vain(self) -> None:
+        """A step that leaves a file is sealed, and the catalog's disk is full."""
+        (self.directory / self.sandbox.upper / "upper" / "result").write_text("an hour of work")
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(self.catalog, "commit_snapshot", _full)
+            with pytest.raises(OutOfSpace):
+                self.step(marker("exec", {}))
+        assert self.store.unchanged(self.sandbox.upper, self.sandbox.stack)
+
+    def newest(self) -> Snapshot:
+        return self.catalog.get_snapshot(self.catalog.get_trajectory(self.trajectory.id).head)
+
+    def kept(self) -> bool:
+        """Whether the newest snapshot has the file."""
+        newest = self.newest()
+        return newest.own_layers == 1 and (self.directory / newest.stack.layers[0] / "upper" / "result").exists()
+
+    def sessions(self) -> Sessions:
+        launcher: Any = SimpleNamespace(end=lambda sandbox: sandbox.close())
+        rest: Any = SimpleNamespace(submit=lambda *_: None, take=None)
+        made = Sessions(self.context, launcher, rest, rest, rest, rest, rest)
+        made._live[self.trajectory.id] = self.sandbox
+        return made
+
+    def rewinding(self) -> Rewinding:
+        rest: Any = None
+        return Rewinding(self.context, self.sessions(), rest, rest, lambda *_: None)
+
+
+def _full(*_: Any, **__: Any) -> None:
+    raise OutOfSpace("the catalog cannot be written because the disk is full")
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(sandboxes, "layout_of", lambda _: SimpleNamespace(root_id=1))
+    monkeypatch.setattr(sandboxes, "blocker", lambda *_: None)
+    monkeypatch.setattr(sandboxes, "pivot", lambda *_, **__: None)
+    monkeypatch.setattr(sessions, "alive", lambda sandbox: not sandbox.closed)
+    made = World(tmp_path)
+    yield made
+    made.catalog.close()
+    made.store.close()
+
+
+def test_a_stop_keeps_it(world: World) -> None:
+    world.seal_in_vain()
+    world.sessions().stop(world.trajectory)
+    assert world.newest().call.name == "stop"
+    assert world.kept()
+
+
+def test_closing_keeps_it(world: World) -> None:
+    world.seal_in_vain()
+    world.sessions().close()
+    assert world.kept()
+
+
+def test_what_goes_back_in_place_keeps_it(world: World) -> None:
+    world.seal_in_vain()
+    world.rewinding().settle(world.sandbox, mind=True)
+    assert world.newest().call.arguments == {"name": "before rewind"}
+    assert world.kept()
+
+
+def test_a_preview_shows_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snapshotd.engine.rewinding._blocker", lambda _: None)
+    world.seal_in_vain()
+    with world.rewinding()._present(world.trajectory.id, world.first) as view:
+        assert b"result" in [path for path, _ in view.walk()]
+
+
+def test_an_approval_is_of_other_files(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snapshotd.engine.look.changes", lambda *_: iter(["result"]))
+    world.seal_in_vain()
+    gate = Gate(world.context, cast(Any, None))
+    assert not gate._same_files(make_approval(world.first), world.sandbox, world.step)
+    assert world.kept()
+
+
+def test_a_program_is_not_there(world: World) -> None:
+    places = Places(world.context, cast(Any, None))
+    assert places._is_there(world.sandbox, world.first)
+    world.seal_in_vain()
+    assert not places._is_there(world.sandbox, world.first)
+
+
+def test_it_is_kept_once(world: World) -> None:
+    world.seal_in_vain()
+    bound = world.step(marker("exec", {}))
+    assert world.kept()
+    world.rewinding().settle(world.sandbox, mind=True)
+    world.sessions().stop(world.trajectory)
+    assert world.newest().id == bound.id
+
+
+def test_nothing_new_takes_no_snapshot(world: World) -> None:
+    """Neither in a first sandbox nor in that of a fork."""
+    forked = replace(world.trajectory, forked_from=world.first.id)
+    world.sandbox.trajectory = forked
+    world.rewinding().settle(world.sandbox, mind=True)
+    world.sessions().stop(forked)
+    assert world.catalog.count_snapshots(world.trajectory.id) == 1

@@ -1,0 +1,173 @@
+"""Which sandbox is a trajectory's own, when one ends while another begins."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.engine import sessions
+from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.sessions import Sessions
+from snapshotd.errors import OutOfSpace
+from snapshotd.testing.records import begin, make_image
+from snapshotd.types import Snapshot, Trajectory, TrajectoryStatus
+
+LOG: Any = SimpleNamespace(append=lambda _: None)
+
+
+class World:
+    """Sessions over a real catalog, with sandboxes that hold nothing. `ending`, `waiting`: called while one ends, and after."""
+
+    def __init__(self) -> None:
+        self.catalog = SqliteCatalog(":memory:")
+        image = make_image()
+        self.catalog.add_image(image)
+        self.trajectory, self.first = begin(image)
+        self.catalog.add_trajectories([(self.trajectory, self.first)])
+        self.made: list[Any] = []
+        self.ending: Callable[[], object] = lambda: None
+        self.waiting: Callable[[], object] = lambda: None
+        context: Any = SimpleNamespace(catalog=self.catalog, secrecy=SimpleNamespace(of=lambda _: None))
+        rest: Any = SimpleNamespace(take=None, open=lambda *_: None, submit=lambda *_: None, wait=lambda: self.waiting())
+        self.sessions = Sessions(context, cast(Any, self), rest, rest, rest, rest, rest)
+
+    def launch(self, trajectory: Trajectory, head: Snapshot, _: Snapshot | None = None) -> tuple[Any, Any]:
+        sandbox = SimpleNamespace(
+            trajectory=trajectory, head=head.id, closed=False, ended=False, changed=False, lock=threading.RLock(), seq=0, fence=None,
+            state={}, container=SimpleNamespace(id="container"), live=None, residue=dict, pending=[], message_count=0,
+        )  # fmt: skip
+        self.made.append(sandbox)
+        return sandbox, SimpleNamespace(bind=lambda *_: None)
+
+    def end(self, sandbox: Any) -> None:
+        first, sandbox.closed, sandbox.ended = not sandbox.closed or not sandbox.ended, True, True
+        if first:
+            self.ending()
+
+    def started(self) -> Any:
+        return self.sessions.running(self.trajectory)
+
+    def meanwhile(self) -> None:
+        """Somebody runs a command in the trajectory: once."""
+        self.ending = self.waiting = lambda: None
+        self.started()
+
+    def status(self) -> TrajectoryStatus:
+        return self.catalog.get_trajectory(self.trajectory.id).status
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(sessions, "alive", lambda sandbox: not sandbox.closed)
+    monkeypatch.setattr(sessions, "record_of", lambda *_: SimpleNamespace(open=lambda: None))
+    return World()
+
+
+def _full(*_: Any) -> Any:
+    raise OutOfSpace("the catalog cannot be written because the disk is full")
+
+
+def _is_known(world: World, sandbox: Any) -> None:
+    trajectory = world.trajectory.id
+    assert world.sessions.live() == [sandbox]
+    assert not sandbox.ended
+    assert trajectory in world.sessions._recorders
+    world.sessions.close()
+    assert sandbox.ended
+    assert not world.sessions.live()
+    assert not world.sessions._recorders
+
+
+def test_a_sandbox_that_begins_while_one_is_stopped_stays_known(world: World) -> None:
+    world.started()
+    world.ending = world.meanwhile
+    world.sessions.stop(world.trajectory)
+    _is_known(world, world.made[1])
+
+
+def test_a_sandbox_that_begins_while_a_run_ends_stays_known(world: World) -> None:
+    first = world.started()
+    world.waiting = world.meanwhile
+    world.sessions._finish(first, LOG, 0, TrajectoryStatus.FINISHED)
+    assert world.status() is TrajectoryStatus.RUNNING
+    _is_known(world, world.made[1])
+
+
+def test_a_run_that_ends_late_leaves_the_status_alone(world: World) -> None:
+    first = world.started()
+    world.end(first)
+    second = world.started()
+    world.sessions._finish(first, LOG, 0, TrajectoryStatus.FINISHED)
+    assert world.status() is TrajectoryStatus.RUNNING
+    _is_known(world, second)
+
+
+def test_a_stop_waits_for_its_own_run(world: World) -> None:
+    world.started()
+    joined: list[str] = []
+
+    def run(name: str) -> Any:
+        return SimpleNamespace(thread=SimpleNamespace(join=lambda: joined.append(name)))
+
+    def meanwhile() -> None:
+        world.meanwhile()
+        world.sessions._runs[world.trajectory.id] = run("second")
+
+    world.sessions._runs[world.trajectory.id] = run("first")
+    world.ending = meanwhile
+    world.sessions.stop(world.trajectory)
+    assert joined == ["first"]
+    assert world.trajectory.id in world.sessions._runs
+
+
+def test_a_run_that_ends_on_a_full_disk_leaves_no_container(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = world.started()
+    monkeypatch.setattr(world.catalog, "set_status", _full)
+    world.sessions._finish(first, LOG, 0, TrajectoryStatus.FINISHED)
+    assert first.ended
+    assert world.sessions.find(world.trajectory.id) is None
+
+
+def test_closing_goes_on_whatever_one_sandbox_raises(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    trajectory, first = begin(make_image())
+    world.sessions._live = {trajectory.id: world.launch(trajectory, first)[0]}
+    last = world.started()
+    stop = world.sessions.stop
+
+    def fails(of: Trajectory) -> None:
+        if of.id == trajectory.id:
+            raise AssertionError("a defect")
+        stop(of)
+
+    def defect() -> None:
+        world.ending = lambda: None
+        raise AssertionError("another")
+
+    monkeypatch.setattr(world.sessions, "stop", fails)
+    world.ending = defect
+    world.sessions.close()
+    assert last.ended
+
+
+def test_a_sandbox_that_cannot_be_adopted_is_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world.catalog, "lease", _full)
+    with pytest.raises(OutOfSpace):
+        world.started()
+    assert world.made[0].ended
+    assert world.sessions.find(world.trajectory.id) is None
+
+
+def test_a_new_sandbox_that_cannot_be_adopted_is_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world.catalog, "lease", _full)
+    forgotten: list[str] = []
+    begun = (world.trajectory, world.first, *world.launch(world.trajectory, world.first))
+    engine: Any = SimpleNamespace(_begin=lambda *_: begun, _sessions=world.sessions, _forget=forgotten.append)
+    with pytest.raises(OutOfSpace):
+        LocalEngine.create(engine, cast(Any, None))
+    assert world.made[0].ended
+    assert forgotten == [world.trajectory.id]
