@@ -2,7 +2,7 @@
 
 A gated call takes a snapshot, records an approval that is bound to (tool, digest of the arguments, snapshot), and waits. The approval is a
 row: it survives the daemon, and the same call finds it again, under whatever id it is repeated. One approval lets one call run, once: an
-approved one whose call has been recorded as begun is spent.
+approved one whose call has been recorded as begun is spent, and in the run that has its answer only the call that got it gets it again.
 
 Whoever approves has seen those arguments and those files. If the files are others by then, the approval is stale: the approver is told, and
 the call asks anew.
@@ -90,6 +90,8 @@ class Gate:
         self.policy = PolicyFile(context.state_dir / FILE_NAME)
         self._changed = threading.Condition()
         self._waiting: dict[ApprovalID, _Waiter] = {}
+        self._delivered: dict[ApprovalID, tuple[Sandbox, CallID]] = {}
+        """Which call of a run has its outcome: no entry says so yet, and of a question from inside a call none ever does."""
         self._closed = False
 
     def close(self) -> None:
@@ -136,13 +138,26 @@ class Gate:
         """The decided approval, of whatever outcome but stale: then it is asked anew."""
         while True:
             approval = self._known(sandbox, wanted, step) or self._new(sandbox, wanted, step)
+            decided = None
             try:
                 decided = self._wait(approval, sandbox, cancelled)
             finally:
                 with self._changed:
                     self._waiting.pop(approval.id, None)
+                    if decided is not None:
+                        self._deliver(approval, sandbox, wanted.call)
             if decided.status is not ApprovalStatus.STALE:
                 return decided
+
+    def _deliver(self, approval: Approval, sandbox: Sandbox, call: CallID) -> None:
+        """Forgotten with the run: a program that runs again finds the answer."""
+        self._delivered = {key: to for key, to in self._delivered.items() if not to[0].closed}
+        self._delivered[approval.id] = (sandbox, call)
+
+    def _has_another(self, approval: Approval, sandbox: Sandbox, call: CallID) -> bool:
+        """Whether another call of this run has the outcome."""
+        run, to = self._delivered.get(approval.id, (None, call))
+        return run is sandbox and to != call
 
     def _known(self, sandbox: Sandbox, wanted: _Asked, step: Step) -> Approval | None:
         """An approval that was asked for this before, and that still fits: taken over. Others that nobody waits for become stale."""
@@ -150,7 +165,7 @@ class Gate:
             if (approval.tool, approval.digest) != (wanted.tool, wanted.digest) or self._spent(approval, wanted.call):
                 continue
             with self._changed:
-                if approval.id in self._waiting:
+                if approval.id in self._waiting or self._has_another(approval, sandbox, wanted.call):
                     continue  # another call that asks the same
                 self._waiting[approval.id] = _Waiter(sandbox, step)
             if self._is_here(approval.snapshot, sandbox.head) and self._same_files(approval, sandbox, step):
