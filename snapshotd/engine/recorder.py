@@ -23,10 +23,11 @@ from snapshotd.engine import tasks
 from snapshotd.engine.agent_handler import Intent
 from snapshotd.engine.agent_state import AgentState
 from snapshotd.engine.context import Context
+from snapshotd.engine.idempotency import Keys
 from snapshotd.engine.live import LiveRecord
 from snapshotd.engine.pending import Open, Pending
 from snapshotd.engine.places import Places
-from snapshotd.engine.replay import DENIED, Kept, Mismatch, Recorded, Replay, Resumption, canonical, shown
+from snapshotd.engine.replay import DENIED, Kept, Mismatch, Recorded, Replay, Resumption, shown
 from snapshotd.engine.retelling import OtherWords, Retelling
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.step import StepListener, commit_step, marker
@@ -60,7 +61,8 @@ class Recorder:
     """Of one live sandbox, from `adopt` to its end. Thread-safe."""
 
     def __init__(
-        self, context: Context, sandbox: Sandbox, listener: StepListener, places: Places, resumption: Resumption | None = None
+        self, context: Context, sandbox: Sandbox, listener: StepListener, places: Places, resumption: Resumption | None = None,
+        keys: Keys | None = None,
     ) -> None:  # fmt: skip
         self._context, self.sandbox, self._listener, self._places = context, sandbox, listener, places
         self._catalog = context.catalog
@@ -70,7 +72,7 @@ class Recorder:
         self._lock = threading.RLock()
         """Of the replay; taken before the sandbox's."""
         self.pending = Pending(sandbox)
-        self._resumption = resumption
+        self._resumption, self._keys = resumption, keys
         self._replay = None if resumption is None else Replay(resumption.entries)
         self._kept = Kept(() if resumption is None else resumption.entries)
         self._retelling = None if resumption is None else Retelling(context.catalog, resumption.began, resumption.head)
@@ -318,9 +320,8 @@ class Recorder:
     def _key(self, intent: Intent, call_id: CallID) -> str:
         if intent.key is not None:
             return self.funnel.conceal_text(intent.key)
-        if self._resumption is not None and intent.side_effect is not SideEffect.LOCAL:
-            concealed = self.funnel.conceal_text(intent.name), canonical(self.funnel.conceal(intent.arguments))
-            cut_off = self._resumption.keys.pop(concealed, None)
+        if self._keys is not None and intent.side_effect is not SideEffect.LOCAL:
+            cut_off = self._keys.take(self.funnel.conceal_text(intent.name), self.funnel.conceal(intent.arguments))
             if cut_off is not None:
                 return cut_off
         return call_id

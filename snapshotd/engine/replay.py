@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Snapshot
@@ -40,13 +40,12 @@ class Recorded:
 @dataclass(frozen=True, slots=True)
 class Resumption:
     """What a program that is started again has to meet. `began`: where it starts; `head`: where its trajectory stands; `branching`: it may
-    do something else. `keys`: idempotency keys of calls that were cut off, by (name, canonical arguments)."""
+    do something else."""
 
     began: Snapshot
     head: Snapshot
     entries: tuple[Entry, ...]
     branching: bool = False
-    keys: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
 class Mismatch(Exception):  # noqa: N818 - what happened, for the recorder to turn into an error or a new branch

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from snapshotd.engine.base import Decision
 from snapshotd.engine.context import Context
-from snapshotd.engine.replay import Resumption, canonical, shown
+from snapshotd.engine.idempotency import cut_off
+from snapshotd.engine.replay import Resumption, shown
 from snapshotd.engine.sessions import Sessions
 from snapshotd.errors import Ambiguous, Conflict, NotFound, Undecided, UsageError
 from snapshotd.failpoints import hit
@@ -39,14 +40,14 @@ class Resumes:
             assert trajectory.agent is not None
             assert trajectory.began is not None
             began = self._catalog.get_snapshot(trajectory.began)
-            keys = self._settle(trajectory, decisions)
-            resumption = Resumption(began, head, self.entries(trajectory, head), keys=keys)
+            self._settle(trajectory, decisions)
+            resumption = Resumption(began, head, self.entries(trajectory, head))
             hit("engine.resume.settled")
             with self._context.pins.pinned(began.id):
                 sandbox, calls = self._sessions.launch(trajectory, began, head)
             try:
                 self._catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
-                self._sessions.adopt(sandbox, calls, resumption)
+                self._sessions.adopt(sandbox, calls, resumption, cut_off(self._catalog, trajectory))
                 self._sessions.start_agent(sandbox, trajectory.agent)
             except BaseException:
                 self._sessions.discard(sandbox)
@@ -69,35 +70,21 @@ class Resumes:
         if trajectory.status is TrajectoryStatus.FINISHED:
             raise Conflict(f"the program of {name} has finished; rewind it first (`snapshotd rewind {name} ID`), or fork a snapshot of it")
 
-    def _settle(self, trajectory: Trajectory, decisions: Sequence[Decision]) -> dict[tuple[str, str], str]:
-        """Give every call that was cut off its outcome. Undecided, before anything is changed. Returns the keys of those to be sent
-        again."""
+    def _settle(self, trajectory: Trajectory, decisions: Sequence[Decision]) -> None:
+        """Give every call that was cut off its outcome. Undecided, before anything is changed."""
         cut_off = [entry for entry in self._catalog.unbound(trajectory.id) if entry.status is None]
         decided = {_named(decision.call, cut_off, trajectory).id: decision for decision in decisions}
         open_questions = [entry for entry in cut_off if entry.side_effect is SideEffect.IRREVERSIBLE and entry.id not in decided]
         if open_questions:
             raise Undecided(_question(trajectory, open_questions))
-        again = self._again(trajectory)
         for entry in cut_off:
             decision = decided.get(entry.id)
             if decision is None or decision.action == "retry":
-                again.append(entry)
                 ended = Ended(entry.id, CallStatus.UNKNOWN, time.time_ns(), error="it was cut off and runs again")
             else:
                 result = decision.result if decision.action == "result" else None
                 ended = Ended(entry.id, CallStatus.DONE, time.time_ns(), result, details={"decided": decision.action})
             self._catalog.end_entry(trajectory.id, ended)
-        return {
-            (entry.name, canonical(entry.arguments)): entry.key
-            for entry in again
-            if entry.side_effect is not SideEffect.LOCAL and entry.key is not None
-        }
-
-    def _again(self, trajectory: Trajectory) -> list[Entry]:
-        """What an earlier resume has settled and not got to."""
-        unbound = self._catalog.unbound(trajectory.id)
-        ended = {entry.key for entry in unbound if entry.status in (CallStatus.DONE, CallStatus.FAILED)}
-        return [entry for entry in unbound if entry.status is CallStatus.UNKNOWN and entry.key not in ended]
 
 
 def _named(ref: str, cut_off: Sequence[Entry], trajectory: Trajectory) -> Entry:

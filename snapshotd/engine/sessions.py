@@ -21,6 +21,7 @@ from snapshotd.engine.cold import Cold, gone
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
 from snapshotd.engine.gateways import Gateways
+from snapshotd.engine.idempotency import Keys, cut_off
 from snapshotd.engine.keyvalue import KeyValueStore
 from snapshotd.engine.launch import Launcher, alive
 from snapshotd.engine.places import Places
@@ -88,16 +89,16 @@ class Sessions:
             raise gone(snapshot)
         return self._launcher.launch(trajectory, snapshot, head)
 
-    def adopt(self, sandbox: Sandbox, calls: AgentCalls, resumption: Resumption | None = None) -> None:
+    def adopt(self, sandbox: Sandbox, calls: AgentCalls, resumption: Resumption | None = None, keys: Keys | None = None) -> None:
         """Register a launched sandbox: from now on its steps are recorded, by it alone. With a `resumption` its program is replayed
-        first."""
+        first; `keys`: of calls that it makes again."""
         catalog, trajectory = self._context.catalog, sandbox.trajectory.id
         sandbox.fence = catalog.lease(trajectory)
         sandbox.state = catalog.state(sandbox.head if resumption is None else resumption.began.id)
         if sandbox.trajectory.agent is not None:
             sandbox.live = record_of(self._context, sandbox.container.id)
             sandbox.live.open()
-        recorder = Recorder(self._context, sandbox, self._stepped, self._places, resumption)
+        recorder = Recorder(self._context, sandbox, self._stepped, self._places, resumption, keys)
         calls.bind(sandbox, recorder, self._gate, self._store)
         self._gateways.open(sandbox, recorder)
         self._register(sandbox, recorder)
@@ -123,7 +124,7 @@ class Sessions:
         try:
             sandbox.fence = catalog.lease(trajectory.id)
             sandbox.state = catalog.state(head.id)
-            recorder = Recorder(self._context, sandbox, self._stepped, self._places)
+            recorder = Recorder(self._context, sandbox, self._stepped, self._places, keys=cut_off(catalog, trajectory))
             recorder.restore(survivor.record)
             log = self._context.events.begin(trajectory.id)
             calls.bind(sandbox, recorder, self._gate, self._store)
