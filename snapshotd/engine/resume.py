@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from snapshotd.engine import idempotency
 from snapshotd.engine.base import Decision
 from snapshotd.engine.context import Context
-from snapshotd.engine.idempotency import cut_off
 from snapshotd.engine.replay import Resumption, shown
 from snapshotd.engine.sessions import Sessions
 from snapshotd.errors import Ambiguous, Conflict, NotFound, Undecided, UsageError
@@ -47,7 +47,7 @@ class Resumes:
                 sandbox, calls = self._sessions.launch(trajectory, began, head)
             try:
                 self._catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
-                self._sessions.adopt(sandbox, calls, resumption, cut_off(self._catalog, trajectory))
+                self._sessions.adopt(sandbox, calls, resumption, idempotency.cut_off(self._catalog, trajectory))
                 self._sessions.start_agent(sandbox, trajectory.agent)
             except BaseException:
                 self._sessions.discard(sandbox)

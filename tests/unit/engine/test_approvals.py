@@ -39,7 +39,7 @@ class Rig:
         """The program runs (again)."""
         self.sandbox = SimpleNamespace(
             trajectory=self.trajectory, head=self.head.id, closed=False, lock=threading.RLock(), upper=None, stack=None,
-            store=SimpleNamespace(unchanged=lambda *_: True),
+            changed=False,
         )  # fmt: skip
 
     def _told(self, _: str, event: dict[str, Any]) -> None:
