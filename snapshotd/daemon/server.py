@@ -38,6 +38,7 @@ from snapshotd.daemon.routes import Service
 from snapshotd.daemon.wire import check_socket_path
 from snapshotd.engine.base import Engine
 from snapshotd.errors import Conflict, SnapshotdError, UsageError
+from snapshotd.kernel import memory
 
 log = logging.getLogger("snapshotd.daemon")
 
@@ -99,6 +100,7 @@ def serve_here(options: ServerOptions, open_engine: EngineFactory) -> int:
     check_socket_path(options.socket_path)
     make_state_dir(options.state_dir)
     lock = StateLock(options.state_dir)
+    memory.share_freed()
     try:
         start_logging(options.state_dir, foreground=options.foreground)
         os.umask(0o022)  # the client that started us may have had any

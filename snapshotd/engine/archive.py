@@ -78,9 +78,12 @@ class Archive:
         """A snapshot was captured."""
         with self._changed:
             self._backlog += 1
-            if self._due_at is None:
-                self._due_at = time.monotonic() + DELAY_S
-                self._changed.notify_all()
+            self._soon()
+
+    def layer_came_back(self) -> None:
+        """What the layers take beyond their budget goes with the next batch, or soon."""
+        with self._changed:
+            self._soon()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -100,9 +103,7 @@ class Archive:
         """The tags go into the repository, too, with the next batch or soon."""
         with self._changed:
             self._tags_changed = True
-            if self._due_at is None:
-                self._due_at = time.monotonic() + DELAY_S
-                self._changed.notify_all()
+            self._soon()
 
     def admit(self) -> None:
         """Wait while far too much is captured and being stored. Returns at once when storing fails: that would be a wait without end."""
@@ -150,6 +151,12 @@ class Archive:
         self._thread.join()
 
     # -- the thread ------------------------------------------------------------------------------------------------------------
+
+    def _soon(self) -> None:
+        """Caller holds the lock."""
+        if self._due_at is None:
+            self._due_at = time.monotonic() + DELAY_S
+            self._changed.notify_all()
 
     def _work(self) -> None:
         while True:

@@ -60,12 +60,15 @@ class _Rebuilt:
 
 
 class Cold:
-    """Gives any readable snapshot a stack that can be mounted now. Thread-safe. `store_all`: return when everything captured is stored."""
+    """Gives any readable snapshot a stack that can be mounted now. Thread-safe."""
 
     def __init__(
         self, context: Context, merged: Callable[[Stack], Stack], rebuilder: Child, lazy: LazyLayers | None, store_all: Callable[[], None],
+        came_back: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._context, self._merged, self._rebuilder, self._lazy, self._store_all = context, merged, rebuilder, lazy, store_all
+        """`store_all`: return when everything captured is stored. `came_back`: told when a layer was written."""
+        self._context, self._merged, self._rebuilder, self._lazy = context, merged, rebuilder, lazy
+        self._store_all, self._came_back = store_all, came_back
         self._lock = threading.Lock()
         self._rebuilt: dict[tuple[ImageID, TreeID], _Rebuilt] = {}
         self._threads: list[threading.Thread] = []
@@ -219,6 +222,7 @@ class Cold:
             store.note_size(made, answer["bytes"])
             hit("engine.cold.built")
             store.publish(made, rebuilt.layer)
+            self._came_back()
         except (SnapshotdError, OSError) as exc:
             rebuilt.failure = exc if isinstance(exc, SnapshotdError) else InternalError(f"a layer cannot be written: {exc}; check the disk")
             if not self._closing.is_set():

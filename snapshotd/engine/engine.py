@@ -90,7 +90,10 @@ class LocalEngine(MindVerbs):
         survivors = recover.recover(context)
         self._worker = Worker(context.store.root, context.store.kind)
         self._merger = Merger(context.store, self._worker)
-        self._cold = Cold(context, self._merger.apply, Child(context.child("cold")), lazy, lambda: self._archive.wait())
+        self._cold = Cold(
+            context, self._merger.apply, Child(context.child("cold")), lazy, lambda: self._archive.wait(),
+            lambda: self._archive.layer_came_back(),
+        )  # fmt: skip
         links = LinkGroups(self._worker)
         self._launcher = Launcher(context, self._cold.take, self._merger.apply, links.of)
         archiver = Archiver(context.child("archive"))

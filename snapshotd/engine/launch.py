@@ -93,7 +93,7 @@ class Launcher:
             trajectory=trajectory, runtime=prepared.runtime, container=prepared.container, target=prepared.target,
             cgroup=prepared.cgroup, server=prepared.server, store=self._context.store, stack=stack, upper=upper, head=head.id,
             base=snapshot.id, seq=head.seq, message_count=head.messages, started_at_ns=time.time_ns(), merged=self._merged,
-            links=self._links, lazy=lazy,
+            links=self._links, lazy=lazy, own_layers=[upper],
         )  # fmt: skip
         return sandbox, prepared.calls
 

@@ -161,8 +161,12 @@ class Rewinding:
             self._context.store.release(stack.layers)
             raise
         self._context.store.hold([layer])
+        try:
+            cleanup = sandbox.replace_root(stack.push(layer), files.id)
+        except BaseException:
+            self._context.store.remove(layer)
+            raise
         sandbox.own_layers.append(layer)
-        cleanup = sandbox.replace_root(stack.push(layer), files.id)
         sandbox.fresh = 1
         return cleanup
 

@@ -98,6 +98,7 @@ class Sandbox:
     """What is pending beyond a snapshot that was just taken (engine/pending.py)."""
     mirror: copying.Mirror | None = None
     own_layers: list[LayerID] = field(default_factory=list)
+    """What is pinned for it: the live upper, and what was made of it and no snapshot has."""
     agent_running: bool = False
     _facts: dict[str, Any] | None = None
     """What `outlive` was given."""
@@ -187,6 +188,14 @@ class Sandbox:
             if self._facts is not None and not self.live.kept:
                 self._keep(self.live, self._facts)
 
+    def uncommitted(self, captured: Captured) -> None:
+        """The capture became no snapshot. Caller holds `lock`. What was sealed is the next one's, too; a copy is made again."""
+        if captured.cleanup is not None:
+            captured.cleanup()
+        if captured.method == "copy" and self.mirror is not None:
+            self.own_layers.remove(self.mirror.layer)
+            self.store.unpin([self.mirror.layer])
+
     # -- beyond the daemon ---------------------------------------------------------------------------------------------------
 
     def committing(self, snapshot: SnapshotID) -> None:
@@ -275,9 +284,11 @@ class Sandbox:
         old, retired = self.upper, (*self.stack.layers, *self._mirrored())
         self.upper, self.stack, self.mirror = upper, stack, None
         self.base, self.fresh, self.lazy = base, 0, lazy
+        given_up, self.own_layers = self.own_layers, [upper]
 
         def cleanup() -> None:
             self._bury(retired)
+            self.store.unpin(given_up)
             self.store.remove(old)
 
         return cleanup
@@ -299,9 +310,9 @@ class Sandbox:
             self.gateway.close()
         self.runtime.destroy(self.container.id)
         self.target.close()
-        self.store.remove(self.upper)
         self.store.release((*self.stack.layers, *self._mirrored()))
         self.store.unpin(self.own_layers)
+        self.store.remove(self.upper)  # last: on a full disk it may fail, and is then left to a sweep
 
 
 def enter(target: Target, store: LayerStore, stack: Stack) -> LayerID:

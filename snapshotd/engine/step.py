@@ -78,11 +78,15 @@ def commit_step(
             own_layers=captured.own_layers,
             follows=None if follows is None else follows.id,
         )
-        sandbox.committing(snapshot.id)
-        catalog.commit_snapshot(
-            snapshot, messages, expected_head=sandbox.head, entries=entries, ended=ended, fence=sandbox.fence,
-            state=sandbox.state if sandbox.state_changed else None,
-        )  # fmt: skip
+        try:
+            sandbox.committing(snapshot.id)
+            catalog.commit_snapshot(
+                snapshot, messages, expected_head=sandbox.head, entries=entries, ended=ended, fence=sandbox.fence,
+                state=sandbox.state if sandbox.state_changed else None,
+            )  # fmt: skip
+        except BaseException:
+            sandbox.uncommitted(captured)
+            raise
         hit("engine.step.committed")
         sandbox.head, sandbox.seq, sandbox.message_count = snapshot.id, snapshot.seq, snapshot.messages
         sandbox.committed(captured, snapshot.id)

@@ -1,4 +1,4 @@
-"""How the C library keeps memory that is free, for a process that moves much data."""
+"""How the C library keeps memory that is free."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ def keep_freed() -> bool:
     """From now on what this process frees is given out again instead of going back to the kernel, up to 128 MiB. Buffers of up to 32 MiB
     come from there, too, and all threads share it. A page that the kernel gives anew is a fault, and is cleared: without this, archiving
     300 MiB meets twice as many. False when the C library has no such settings (musl); then nothing has changed."""
+    return _set((_TRIM_THRESHOLD, _KEPT_BYTES), (_TOP_PAD, _PAD_BYTES), (_MMAP_THRESHOLD, _HEAP_BYTES), (_ARENA_MAX, 1))
+
+
+def share_freed() -> bool:
+    """From now on all threads share what is free. Without this each of many threads keeps what it needed at its busiest: a daemon that
+    takes 1,000 steps grows from 86 to 202 MB, with it to 160. False as in `keep_freed`."""
+    return _set((_ARENA_MAX, 1))
+
+
+def _set(*wanted: tuple[int, int]) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    wanted = ((_TRIM_THRESHOLD, _KEPT_BYTES), (_TOP_PAD, _PAD_BYTES), (_MMAP_THRESHOLD, _HEAP_BYTES), (_ARENA_MAX, 1))
-    return all([mallopt(parameter, value) == 1 for parameter, value in wanted])
+    return mallopt is not None and all([mallopt(parameter, value) == 1 for parameter, value in wanted])

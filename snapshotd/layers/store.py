@@ -65,6 +65,8 @@ class LayerStore:
         self._held: Counter[LayerID] = Counter()
         self._lazy: dict[LayerID, LazyOpener] = {}
         self._sized: dict[LayerID, int] | None = None
+        self._unnoted: dict[LayerID, int] = {}
+        """Sizes for which there was no room on the disk."""
         self._trash = threading.Lock()
         self._ready: list[LayerID] = []
         self._lock = threading.Lock()
@@ -197,7 +199,7 @@ class LayerStore:
             except OSError as exc:
                 if exc.errno not in (errno.EOPNOTSUPP, errno.ENOSPC, errno.EDQUOT):
                     raise
-                return  # a size that cannot be noted only means that the layer is not evicted
+                self._unnoted[layer] = size_bytes  # after a restart it is unknown, and the layer is not evicted
             if self._sized is not None:
                 self._sized[layer] = size_bytes
 
@@ -212,6 +214,7 @@ class LayerStore:
         """The layer goes. Caller holds the lock."""
         if self._sized is not None:
             self._sized.pop(layer, None)
+        self._unnoted.pop(layer, None)
 
     def sizes(self) -> dict[LayerID, tuple[int, int]]:
         """For each layer whose size is known: size in bytes, time of last use in ns."""
@@ -219,7 +222,8 @@ class LayerStore:
         for layer in self.layers():
             path = f"/proc/self/fd/{self._fd}/{layer}"
             try:
-                found[layer] = (int(os.getxattr(path, _SIZE)), os.stat(path).st_mtime_ns)
+                used = os.stat(path).st_mtime_ns
+                found[layer] = (self._unnoted.get(layer) or int(os.getxattr(path, _SIZE)), used)
             except OSError as exc:
                 if exc.errno not in (errno.ENODATA, errno.ENOENT, errno.EOPNOTSUPP):
                     raise
@@ -258,8 +262,9 @@ class LayerStore:
             os.rename(made, layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
             self._pins.discard(made)
             self._pins.add(layer)
-            if self._sized is not None and made in self._sized:
-                self._sized[layer] = self._sized.pop(made)
+            for sizes in (self._sized, self._unnoted):
+                if sizes is not None and made in sizes:
+                    sizes[layer] = sizes.pop(made)
             self._lazy.pop(layer, None)
 
     def forget(self, layer: LayerID) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -60,3 +61,21 @@ def test_a_layer_that_is_removed_and_evicted(store: LayerStore) -> None:
             for done in [pool.submit(delete, how) for how in ("remove", "evict")]:
                 done.result(60)
         assert [path.name for path in store.root.iterdir()] == ["images"]
+
+
+def test_a_layer_whose_size_could_not_be_noted_is_evicted(store: LayerStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk was full at that moment."""
+    layer, back = _layer(store), LayerID("b" * 32)
+    store.expect(back, lambda _: 0)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.setxattr", full)
+        store.note_size(layer, 4096)
+    store.publish(layer, back)
+    assert store.sized_bytes() == 4096
+    assert [size for size, _ in store.sizes().values()] == [4096]
+    assert store.evict(back)
+    assert (store.sized_bytes(), store.sizes()) == (0, {})

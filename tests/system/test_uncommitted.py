@@ -1,0 +1,87 @@
+"""What a step leaves in the layer directory when it cannot be committed, and what comes back there, is gone once nobody needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.engine import evict
+from snapshotd.engine.engine import LocalEngine
+from snapshotd.errors import OutOfSpace
+from tests import mind_rig
+from tests.e2e.support import wait_until
+from tests.mind_rig import Agent
+
+pytestmark = pytest.mark.runc
+COPIED = "sleep 600 < /dev/null > /dev/null 2>&1 & echo {0} > file{0}"
+"""With something alive inside the step is taken by copying."""
+SEALED = "echo {0} > file{0}"
+
+
+@pytest.fixture
+def engine(small_root: Path) -> Iterator[LocalEngine]:
+    with mind_rig.engine(small_root) as opened:
+        yield opened
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise OutOfSpace("the catalog's disk is full")
+
+
+def _filled(engine: LocalEngine) -> list[str]:
+    """The layers that a sweep leaves, but for those made ahead."""
+    engine._sweep()
+    return [name for name in engine._context.store.layers() if any((engine._context.store.root / name / "upper").iterdir())]
+
+
+@pytest.mark.parametrize("script", [SEALED, COPIED], ids=["sealed", "copied"])
+def test_a_step_that_is_never_committed(engine: LocalEngine, script: str) -> None:
+    agent = mind_rig.agent(engine)
+    agent.tool("write", {}, script.format(0))
+    store = engine._context.store
+    before = dict(store._held)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SqliteCatalog, "commit_snapshot", refuse)
+        for number in (1, 2):
+            with pytest.raises(OutOfSpace):
+                agent.tool("write", {}, script.format(number))
+            engine._sweep()
+        held = sum(store._held.values()) - sum(before.values())
+        assert held <= 2, "each uncommitted step is held once, as a part of what the sandbox stands on"
+        engine.remove(agent.id, force=True)
+    assert not store._held
+    assert not _filled(engine)
+
+
+def test_a_copy_that_is_never_committed(engine: LocalEngine) -> None:
+    """It is gone with the next copy, though the sandbox lives."""
+    agent = mind_rig.agent(engine)
+    agent.tool("write", {}, COPIED.format(0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SqliteCatalog, "commit_snapshot", refuse)
+        for number in (1, 2):
+            with pytest.raises(OutOfSpace):
+                agent.tool("write", {}, SEALED.format(number))
+    last = agent.tool("write", {}, SEALED.format(3))
+    assert last.method == "copy"
+    engine._background.wait()
+    assert set(_filled(engine)) == {*engine._catalog.referenced_layers(), agent.sandbox.upper}
+
+
+def test_what_came_back_goes_again_by_itself(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork of a cold snapshot is removed before its layer is written, and nothing else happens after that."""
+    monkeypatch.setattr(evict, "BUDGET", "0")
+    agent = mind_rig.agent(engine)
+    agent.tool("write", {}, "echo 0 > file")
+    engine.stop(agent.id)
+    engine.flush()
+    engine._evict()
+    stack = engine._cold.take(agent.head)
+    engine._context.store.release(stack.layers)
+    (layer,) = stack.layers
+    assert engine._context.store.lazy(layer), "it is still to be written"
+    wait_until(lambda: not engine._context.store.lazy(layer), "it is written")
+    wait_until(lambda: layer not in engine._context.store.layers(), "the layer directory keeps its budget")
