@@ -17,6 +17,8 @@ NAMES: tuple[str, ...] = (
     "engine.step.sealed",
     "engine.step.outputs_saved",
     "engine.step.committed",
+    "engine.output.moved",
+    "engine.output.shown",
     "engine.journal.begun",
     "engine.journal.ended",
     "engine.resume.settled",

@@ -6,10 +6,11 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from snapshotd.engine.base import OutputSink, Stream
+from snapshotd.engine.base import Stream
+from snapshotd.engine.intake import Intake
 from snapshotd.errors import SandboxFailed
 from snapshotd.failpoints import hit
 from snapshotd.repo.base import BlobWriter, Spool
@@ -24,6 +25,19 @@ MAX_OUTPUT_BYTES = 4 << 30
 """Of one stream of one command. What comes after is read and dropped, so that the command is neither stopped nor able to fill the disk."""
 
 
+Shown = Callable[[Stream, bytes, int], None]
+"""Like `OutputSink`. The number: with this, so many bytes of the stream, as it came, are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A piece of what an earlier daemon has shown, as it was given to `Shown`."""
+
+    stream: Stream
+    data: bytes
+    shown_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     exit_code: int
@@ -32,10 +46,11 @@ class Outcome:
 
 
 def pump(
-    process: Process, spool: Spool, funnel: Funnel, sink: OutputSink, earlier: Iterable[tuple[Stream, bytes]] = ()
+    process: Process, spool: Spool, funnel: Funnel, show: Shown, *, intakes: Mapping[Stream, Intake] | None = None,
+    earlier: Iterable[Printed] = (),
 ) -> Outcome:  # fmt: skip
-    """Read both streams until the command has ended, then save them. What is saved and shown has gone through `funnel`. `earlier`: what was
-    shown of it before, by another daemon.
+    """Read both streams until the command has ended, then save them. What is saved and shown has gone through `funnel`. `intakes`: where
+    lies what is on its way to `show`, if another daemon may have to go on. `earlier`: what was shown before, by such another one.
 
     Background children that keep a stream open do not hold this up; what they write later is read and dropped, so that they never meet a
     broken pipe.
@@ -61,9 +76,14 @@ def pump(
     open_fds = set(names)
     try:
         with spool.writer() as out, spool.writer() as err:
-            for name, data in earlier:
-                (out if name == "stdout" else err).write(data)
-            streams = {fd: _Stream(name, writer, funnel, sink) for (fd, name), writer in zip(names.items(), (out, err), strict=True)}
+            shown: dict[Stream, int] = {"stdout": 0, "stderr": 0}
+            for piece in earlier:
+                (out if piece.stream == "stdout" else err).write(piece.data)
+                shown[piece.stream] = piece.shown_bytes
+            streams = {
+                fd: _Stream(fd, name, writer, funnel, show, None if intakes is None else intakes[name], shown[name])
+                for (fd, name), writer in zip(names.items(), (out, err), strict=True)
+            }
             _read(process, streams, open_fds, done_r)
             for stream in streams.values():
                 stream.finish()
@@ -87,14 +107,25 @@ def pump(
 
 
 class _Stream:
-    """Where one stream of a command goes."""
+    """Where one stream of a command comes from, and goes. `shown`: so many bytes of it were shown by another daemon."""
 
-    def __init__(self, name: Stream, writer: BlobWriter, funnel: Funnel, sink: OutputSink) -> None:
-        self._name, self._writer, self._sink = name, writer, sink
+    def __init__(
+        self, fd: int, name: Stream, writer: BlobWriter, funnel: Funnel, show: Shown, intake: Intake | None, shown: int
+    ) -> None:  # fmt: skip
+        self._fd, self._name, self._writer, self._show, self._intake, self._shown = fd, name, writer, show, intake, shown
         self._concealer = funnel.concealer(self._pass_on)
+        if intake is not None:
+            self._concealer.write(intake.rest(shown))
 
-    def write(self, data: bytes) -> None:
+    def take(self) -> int:
+        """Pass on a piece of what has come; how long it is, 0 at the stream's end."""
+        data = os.read(self._fd, _PIECE_BYTES) if self._intake is None else self._intake.move(self._fd, _PIECE_BYTES)
+        hit("engine.output.moved")
         self._concealer.write(data)
+        hit("engine.output.shown")
+        if self._intake is not None:
+            self._intake.give_back(self._shown + self._concealer.decided)
+        return len(data)
 
     def finish(self) -> None:
         self._concealer.finish()
@@ -102,7 +133,7 @@ class _Stream:
     def _pass_on(self, data: bytes) -> None:
         if self._writer.size_bytes < MAX_OUTPUT_BYTES:
             self._writer.write(data)
-        self._sink(self._name, data)
+        self._show(self._name, data, self._shown + self._concealer.decided)
 
 
 def _read(process: Process, streams: dict[int, _Stream], open_fds: set[int], done_fd: int) -> None:
@@ -122,13 +153,12 @@ def _read(process: Process, streams: dict[int, _Stream], open_fds: set[int], don
                     ended_at = time.monotonic()
                     selector.unregister(done_fd)
                     continue
-                data = os.read(fd, _PIECE_BYTES)
-                if not data:
+                size = streams[fd].take()
+                if not size:
                     selector.unregister(fd)
                     open_fds.discard(fd)
                     continue
-                late_bytes += len(data) if ended_at is not None else 0
-                streams[fd].write(data)
+                late_bytes += size if ended_at is not None else 0
 
 
 def _drain_forever(fd: int) -> None:

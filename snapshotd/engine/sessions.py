@@ -22,10 +22,11 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
 from snapshotd.engine.gateways import Gateways
 from snapshotd.engine.idempotency import Keys, cut_off
+from snapshotd.engine.intake import Intake, memory
 from snapshotd.engine.keyvalue import KeyValueStore
 from snapshotd.engine.launch import Launcher, alive
 from snapshotd.engine.places import Places
-from snapshotd.engine.pump import Outcome, pump
+from snapshotd.engine.pump import Outcome, Printed, Shown, pump
 from snapshotd.engine.recorder import Recorder
 from snapshotd.engine.replay import Resumption
 from snapshotd.engine.sandbox import Captured, Sandbox
@@ -46,6 +47,7 @@ from snapshotd.types import (
 
 _log = logging.getLogger(__name__)
 _ID_MAX = (1 << 31) - 1
+_STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 
 
 @dataclass(slots=True)
@@ -133,13 +135,14 @@ class Sessions:
             sandbox.live.open()
             sandbox.outlive(survivor.facts)
             self._gateways.open(sandbox, recorder, survivor.record)
+            intakes = self._intakes(sandbox)
         except BaseException:
             sandbox.closed = True
             calls.open.set()
             sandbox.server.close()
             raise
         self._register(sandbox, recorder)
-        self._follow_in_thread(sandbox, survivor.process, log, survivor.facts["began_at_ns"], _printed(log))
+        self._follow_in_thread(sandbox, survivor.process, log, survivor.facts["began_at_ns"], intakes, _printed(log))
         calls.open.set()
         _log.info("going on with the run of %s", trajectory.id)
 
@@ -253,7 +256,8 @@ class Sessions:
         spec = self._exec_spec(sandbox, argv, cwd or self._workdir(sandbox.trajectory), env, user)
         funnel = self._context.secrecy.of(sandbox.trajectory)
         call = marker("exec", funnel.conceal({"argv": list(argv), "cwd": spec.cwd}))
-        outcome = pump(self._start(sandbox, spec), self._context.spool, funnel, self._logging(sandbox, sink))
+        show = self._logging(sandbox, lambda stream, data, _: sink(stream, data))
+        outcome = pump(self._start(sandbox, spec), self._context.spool, funnel, show)
         status = CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED
         call = replace(
             marker(call.name, call.arguments, status=status, exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr,
@@ -268,10 +272,10 @@ class Sessions:
         with sandbox.lock:
             return sandbox.runtime.exec(sandbox.container, spec, keep=keep)
 
-    def _logging(self, sandbox: Sandbox, sink: OutputSink) -> OutputSink:
-        def both(stream: Stream, data: bytes) -> None:
+    def _logging(self, sandbox: Sandbox, show: Shown) -> Shown:
+        def both(stream: Stream, data: bytes, shown_bytes: int) -> None:
             sandbox.runtime.log(sandbox.container, data)
-            sink(stream, data)
+            show(stream, data, shown_bytes)
 
         return both
 
@@ -310,6 +314,7 @@ class Sessions:
         recorder.after_live = lambda: self._outlive(sandbox, recorder, began_at_ns)
         recorder.after_live()
         sandbox.kept.append(sandbox.container.id)
+        intakes = self._intakes(sandbox)
         process = self._start(sandbox, spec, keep=sandbox.container.id)
         sandbox.agent_running = True
         log = self._context.events.begin(trajectory.id, afresh=True)
@@ -320,7 +325,20 @@ class Sessions:
         })  # fmt: skip
         if first is not None:
             self._background.submit(first)
-        self._follow_in_thread(sandbox, process, log, began_at_ns, [])
+        self._follow_in_thread(sandbox, process, log, began_at_ns, intakes, [])
+
+    def _intakes(self, sandbox: Sandbox) -> dict[Stream, Intake]:
+        """Of a program's streams: those of an earlier daemon, if there are any. SandboxFailed."""
+        keeper, found = self._context.keeper, dict[Stream, Intake]()
+        for stream in _STREAMS:
+            key = f"{sandbox.container.id}.{stream}"
+            fd = keeper.held(key)
+            if fd is None:
+                fd = memory()
+                keeper.hold(key, fd)
+            sandbox.kept.append(key)
+            found[stream] = Intake(fd)
+        return found
 
     def _outlive(self, sandbox: Sandbox, recorder: Recorder, began_at_ns: int) -> None:
         """Once its program is live, the sandbox is there for the next daemon, too."""
@@ -328,32 +346,35 @@ class Sessions:
             sandbox.outlive({"trajectory": sandbox.trajectory.id, "started_at_ns": sandbox.started_at_ns, "began_at_ns": began_at_ns})
 
     def _follow_in_thread(
-        self, sandbox: Sandbox, process: Process, log: EventLog, began_at_ns: int, printed: Iterable[tuple[Stream, bytes]]
+        self, sandbox: Sandbox, process: Process, log: EventLog, began_at_ns: int, intakes: dict[Stream, Intake], printed: Iterable[Printed]
     ) -> None:  # fmt: skip
-        thread = threading.Thread(target=self._follow, args=(sandbox, process, log, began_at_ns, printed), name="run")
+        thread = threading.Thread(target=self._follow, args=(sandbox, process, log, began_at_ns, intakes, printed), name="run")
         with self._lock:
             self._runs[sandbox.trajectory.id] = _Run(thread, process)
         thread.start()
 
     def _follow(
-        self, sandbox: Sandbox, process: Process, log: EventLog, began_at_ns: int, printed: Iterable[tuple[Stream, bytes]]
+        self, sandbox: Sandbox, process: Process, log: EventLog, began_at_ns: int, intakes: dict[Stream, Intake], printed: Iterable[Printed]
     ) -> None:  # fmt: skip
         trajectory = sandbox.trajectory
 
-        def sink(stream: Stream, data: bytes) -> None:
-            log.append({"event": "output", "stream": stream, "data_b64": base64.b64encode(data).decode()})
+        def show(stream: Stream, data: bytes, shown_bytes: int) -> None:
+            encoded = base64.b64encode(data).decode()
+            log.append({"event": "output", "stream": stream, "data_b64": encoded, "shown_bytes": shown_bytes})
 
         exit_code: int | None = None
         status = TrajectoryStatus.INTERRUPTED
         try:
             funnel = self._context.secrecy.of(trajectory)
-            outcome = pump(process, self._context.spool, funnel, self._logging(sandbox, sink), printed)
+            outcome = pump(process, self._context.spool, funnel, self._logging(sandbox, show), intakes=intakes, earlier=printed)
             exit_code = outcome.exit_code
             status = self._ended(sandbox, outcome, began_at_ns)
         except SnapshotdError as exc:
             if not sandbox.closed:
                 log.append({"event": "warning", "message": exc.message, "code": exc.code})
         finally:
+            for intake in intakes.values():
+                intake.close()
             self._finish(sandbox, log, exit_code, status)
         _log.info("run of %s ended: %s, exit code %s", trajectory.id, status, exit_code)
 
@@ -411,11 +432,11 @@ class Sessions:
                     _log.exception("the sandbox of %s is left behind", sandbox.trajectory.id)
 
 
-def _printed(log: EventLog) -> Iterator[tuple[Stream, bytes]]:
+def _printed(log: EventLog) -> Iterator[Printed]:
     """What a run's program has printed so far, as far as it was followed."""
     for event in log.follow(wait=False):
         if event["event"] == "output" and "call" not in event:
-            yield event["stream"], base64.b64decode(event["data_b64"])
+            yield Printed(event["stream"], base64.b64decode(event["data_b64"]), event.get("shown_bytes", 0))
 
 
 def _user(user: str | None) -> tuple[int, int]:

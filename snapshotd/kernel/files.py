@@ -246,6 +246,12 @@ def rename_no_replace(source_fd: int, source: bytes, target_fd: int, target: byt
     sc.call("renameat2", source_fd, source, target_fd, target, sc.RENAME_NOREPLACE)
 
 
+def punch_hole(fd: int, begin: int, size: int) -> None:
+    """Give the space of a part of a file back; it reads as zeros. The file's size stays. OSError."""
+    if size > 0:
+        sc.call("fallocate", fd, sc.FALLOC_FL_KEEP_SIZE | sc.FALLOC_FL_PUNCH_HOLE, begin, size)
+
+
 def sync_filesystem(fd: int) -> None:
     """syncfs(2): returns when everything written to the file system that holds `fd` is durable. Raises OSError (EIO, ENOSPC)."""
     sc.call("syncfs", fd)

@@ -20,9 +20,11 @@ _COMMON = {
 _BY_MACHINE = {
     "x86_64": {
         "pivot_root": 155, "setns": 308, "umount2": 166, "renameat2": 316, "syncfs": 306, "unshare": 272, "mount": 165, "statx": 332,
+        "fallocate": 285,
     },
     "aarch64": {
         "pivot_root": 41, "setns": 268, "umount2": 39, "renameat2": 276, "syncfs": 267, "unshare": 97, "mount": 40, "statx": 291,
+        "fallocate": 47,
     },
 }  # fmt: skip
 NUMBERS: dict[str, int] = {**_COMMON, **_BY_MACHINE.get(platform.machine(), {})}
@@ -46,6 +48,7 @@ MOVE_MOUNT_T_EMPTY_PATH = 0x40
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOATIME, MOUNT_ATTR_IDMAP = 1, 4, 0x10, 0x00100000
 RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 1, 2, 4, 8, 16
 RENAME_NOREPLACE = 1
+FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
 STATX_MNT_ID = 0x1000
 
 

@@ -25,6 +25,8 @@ class Concealer:
         self._marked = marked
         self._write = write
         self._lock = threading.Lock()
+        self.decided = 0
+        """So many bytes of the stream are passed on, or are just being; what was given beyond is held back."""
 
     def write(self, data: bytes) -> None:
         """Raises what the vault or the given `write` raises; the stream is then of no more use."""
@@ -39,6 +41,7 @@ class Concealer:
 
     def _pass_on(self, pieces: list[bytes | Found]) -> None:
         if pieces:
+            self.decided += sum(len(piece.value) if isinstance(piece, Found) else len(piece) for piece in pieces)
             self._write(self._marked(pieces))
 
 

@@ -283,7 +283,9 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "engine.import.committed": Import,
 }
 """Every failpoint of storing, and what reaches it."""
-ELSEWHERE = ("engine.journal.", "engine.resume.", "engine.approval.", "engine.compensate.", "engine.edit.", "engine.values.")
+ELSEWHERE = (
+    "engine.journal.", "engine.resume.", "engine.approval.", "engine.compensate.", "engine.edit.", "engine.values.", "engine.output.",
+)  # fmt: skip
 """Those of the agent's mind: tests/e2e/test_kills.py, tests/e2e/test_survive.py, tests/crash/test_mind_kill.py."""
 
 

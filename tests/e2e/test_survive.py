@@ -114,7 +114,7 @@ def _expected() -> dict[str, Any]:
     }
 
 
-WALKED = ("engine.step.", "engine.journal.", "engine.values.")
+WALKED = ("engine.step.", "engine.journal.", "engine.values.", "engine.output.")
 """Failpoints that a running program passes."""
 
 

@@ -13,7 +13,6 @@ from snapshotd.engine.engine import LocalEngine
 from snapshotd.errors import OutOfSpace
 from tests import mind_rig
 from tests.e2e.support import wait_until
-from tests.mind_rig import Agent
 
 pytestmark = pytest.mark.runc
 COPIED = "sleep 600 < /dev/null > /dev/null 2>&1 & echo {0} > file{0}"

@@ -72,6 +72,7 @@ class Rig:
         parts[0].attach.return_value = (sandbox, calls)
         sessions = Sessions(self.context, *parts)
         monkeypatch.setattr(sessions, "_follow_in_thread", lambda *_: None)
+        monkeypatch.setattr(sessions, "_intakes", lambda _: {})
         survivor: Any = MagicMock(trajectory=self.trajectory, record=LiveRecord(self.directory / new_id()), facts={"began_at_ns": 1})
         sessions.go_on([survivor])
         self.recorder = calls.bind.call_args.args[1]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import mmap
 import os
+import select
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from snapshotd.engine.pump import Outcome, pump
+from snapshotd.engine.base import Stream
+from snapshotd.engine.intake import Intake, memory
+from snapshotd.engine.pump import Outcome, Printed, pump
 from snapshotd.repo.base import Spool
 from snapshotd.repo.spool import FileSpool
 from snapshotd.runtime.base import Process
@@ -19,6 +24,8 @@ from snapshotd.secrets.vault import FileVault
 from snapshotd.types import BlobID, TrajectoryID, new_id
 
 SECRET = "correct-horse-battery"
+Follow = Callable[[str, str, int], tuple[bytes, bytes]]
+_TRAJECTORY = TrajectoryID(new_id())
 
 
 class Shell(Process):
@@ -48,8 +55,12 @@ def repo(tmp_path: Path) -> Spool:
 @pytest.fixture
 def funnel(tmp_path: Path) -> Iterator[Funnel]:
     vault = FileVault(tmp_path)
-    yield Redactor(vault).funnel(TrajectoryID(new_id()), {"env-PASSWORD": SECRET})
+    yield _funnel(vault)
     vault.close()
+
+
+def _funnel(vault: FileVault) -> Funnel:
+    return Redactor(vault).funnel(_TRAJECTORY, {"env-PASSWORD": SECRET})
 
 
 def _read(repo: Spool, blob: BlobID | None) -> bytes:
@@ -59,7 +70,7 @@ def _read(repo: Spool, blob: BlobID | None) -> bytes:
 def _run(repo: Spool, funnel: Funnel, script: str) -> tuple[Outcome, dict[str, bytes]]:
     seen = {"stdout": b"", "stderr": b""}
 
-    def sink(stream: str, data: bytes) -> None:
+    def sink(stream: str, data: bytes, _: int) -> None:
         seen[stream] += data
 
     return pump(Shell(script), repo, funnel, sink), seen
@@ -115,10 +126,115 @@ def test_a_noisy_background_child_neither_delays_nor_meets_a_broken_pipe(repo: S
 def test_a_watcher_that_fails_ends_the_command(repo: Spool, funnel: Funnel) -> None:
     shell = Shell("while :; do echo x; done")
 
-    def broken(stream: str, data: bytes) -> None:
+    def broken(stream: str, data: bytes, _: int) -> None:
         raise RuntimeError("watcher")
 
     with pytest.raises(RuntimeError, match="watcher"):
         pump(shell, repo, funnel, broken)
     assert shell.wait(10) == -9
     assert list(repo.blobs()) == []
+
+
+# -- beyond the daemon -------------------------------------------------------------------------------------------------------------
+
+
+class Program(Shell):
+    """Another daemon is not its parent."""
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        assert timeout_s is None
+        fd = os.pidfd_open(self.pid)
+        select.select([fd], [], [])
+        os.close(fd)
+        return 0
+
+
+@pytest.fixture
+def follow(tmp_path: Path) -> Follow:
+    """Have daemons, processes of their own, follow a program until it ends. All but the last die when they meet `die_at`, which is before
+    or behind a record, for the `after`th time. What they recorded of its output, and what the last has saved."""
+
+    def follow(script: str, die_at: str, after: int) -> tuple[bytes, bytes]:
+        program, record, saved = Program(script), tmp_path / "record", tmp_path / "saved"
+        kept = {"stdout": memory(), "stderr": memory()}
+        record.touch()
+        for deaths in (after, after, after, 0):
+            child = os.fork()
+            if child == 0:
+                try:
+                    _daemon(program, kept, record, saved, die_at, deaths)
+                finally:
+                    os._exit(1)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            assert code == (9 if deaths else 0)
+        for fd in kept.values():
+            assert os.fstat(fd).st_blocks * 512 <= 2 * mmap.PAGESIZE, "what is recorded takes no memory"
+            os.close(fd)
+        os.close(program.stdout_fd)
+        os.close(program.stderr_fd)
+        assert Shell.wait(program, 10) == 0
+        return b"".join(piece.data for piece in _recorded(record) if piece.stream == "stdout"), saved.read_bytes()
+
+    return follow
+
+
+def _daemon(program: Program, kept: dict[Stream, int], record: Path, saved: Path, die_at: str, deaths: int) -> None:
+    times = 0
+
+    def met(where: str) -> None:
+        nonlocal times
+        times += where == die_at
+        if times == deaths != 0:
+            os._exit(9)
+
+    def show(stream: Stream, data: bytes, shown_bytes: int) -> None:
+        met("before")
+        with record.open("a") as log:
+            log.write(json.dumps([stream, data.hex(), shown_bytes]) + "\n")
+        met("behind")
+
+    vault = FileVault(record.parent)
+    repo = FileSpool(record.parent / "repo")
+    intakes: dict[Stream, Intake] = {"stdout": Intake(kept["stdout"]), "stderr": Intake(kept["stderr"])}
+    outcome = pump(program, repo, _funnel(vault), show, intakes=intakes, earlier=_recorded(record))
+    saved.write_bytes(_read(repo, outcome.stdout))
+    os._exit(0)
+
+
+def _recorded(record: Path) -> list[Printed]:
+    lines = map(json.loads, record.read_text().splitlines())
+    return [Printed(stream, bytes.fromhex(data), shown_bytes) for stream, data, shown_bytes in lines]
+
+
+@pytest.mark.parametrize("die_at", ["before", "behind"])
+def test_daemons_that_die_lose_nothing_and_show_nothing_twice(follow: Follow, die_at: str) -> None:
+    recorded, saved = follow("seq 200000 | sed 's/^/the same line\\n/'", die_at, 5)
+    assert recorded == saved == b"".join(b"the same line\n%d\n" % number for number in range(1, 200_001))
+
+
+@pytest.mark.parametrize("die_at", ["before", "behind"])
+def test_what_is_held_back_is_there_for_the_next_daemon(follow: Follow, tmp_path: Path, die_at: str) -> None:
+    half, rest = SECRET[:9], SECRET[9:]
+    recorded, saved = follow(f"for i in $(seq 40); do echo $i; printf {half}; sleep 0.01; echo {rest}; done", die_at, 5)
+    vault = FileVault(tmp_path)
+    revealed = b"".join(_funnel(vault).reveal_stream([recorded]))
+    vault.close()
+    assert revealed.decode().splitlines() == [line for number in range(1, 41) for line in (str(number), SECRET)]
+    assert SECRET.encode() not in recorded
+    assert saved == recorded
+
+
+def test_much_more_than_is_recorded() -> None:
+    """What was given back without being recorded is not there as zeros."""
+    intake = Intake(memory())
+    read_end, write_end = os.pipe()
+    for number in range(20):
+        os.write(write_end, b"%04d" % number * 2048)
+        assert intake.move(read_end, 1 << 16) == b"%04d" % number * 2048
+    intake.give_back(19 * 8192 + 100)
+    assert intake.rest(8192) == b"0019" * 2048
+    assert intake.rest(20 * 8192) == b""
+    os.close(write_end)
+    assert intake.move(read_end, 1 << 16) == b""
+    os.close(read_end)
+    intake.close()
