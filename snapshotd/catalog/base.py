@@ -135,6 +135,10 @@ class Catalog(ABC):
         NotFound."""
 
     @abstractmethod
+    def check_removable(self, trajectory_id: TrajectoryID) -> None:
+        """Whether `remove_trajectory` would remove it now: the same errors."""
+
+    @abstractmethod
     def remove_trajectory(self, trajectory_id: TrajectoryID) -> None:
         """Forget a trajectory with its snapshots, calls, messages and tags. NotFound; Conflict while a fork of one of its snapshots
         exists (the message names it), or while a captured snapshot elsewhere has one of its snapshots as `base` (after a rewind to it).

@@ -18,7 +18,8 @@ _USERS = (
     ("began its program in it", "SELECT t.id FROM trajectories t JOIN snapshots s ON s.pk = t.began WHERE s.trajectory = ?1"),
 )
 """What keeps a trajectory, and who does. Rows of its own do not count."""
-
+_BUILT_ON_IT = "FROM snapshots b JOIN snapshots s ON s.base = b.pk WHERE b.trajectory = ?1 AND s.trajectory <> ?1"
+"""Snapshots of others that derive their trees from its (after a rewind to one)."""
 
 _INHERITED_COMPENSATIONS = """
 UPDATE compensations SET trajectory = (SELECT l.trajectory FROM entries e JOIN lines l ON l.pk = e.line WHERE e.id = compensations.entry)
@@ -28,8 +29,8 @@ AND EXISTS (SELECT 1 FROM entries e JOIN lines l ON l.pk = e.line WHERE e.id = c
 """What a fork has made up for stays with the call, which is an ancestor's: it must not be made up for again."""
 
 
-def remove_trajectory(db: Database, trajectory_id: TrajectoryID) -> None:
-    """See `Catalog.remove_trajectory`."""
+def check_removable(db: Database, trajectory_id: TrajectoryID) -> int:
+    """See `Catalog.check_removable`. Returns the trajectory's number."""
     row = db.read_one("SELECT pk FROM trajectories WHERE id = ?", (trajectory_id,))
     if row is None:
         raise no("trajectory", trajectory_id)
@@ -40,7 +41,25 @@ def remove_trajectory(db: Database, trajectory_id: TrajectoryID) -> None:
             raise Conflict(
                 f"trajectory {short(trajectory_id)} cannot be removed because trajectory {short(user[0])} {why}: remove that first"
             )
-    _release_bases(db, trajectory_id, row[0])
+    waiting = db.read_one(
+        f"SELECT s.id, (SELECT id FROM trajectories WHERE pk = s.trajectory) {_BUILT_ON_IT} AND s.state = 'captured' LIMIT 1", own
+    )
+    if waiting is not None:
+        raise Conflict(
+            f"trajectory {short(trajectory_id)} cannot be removed because snapshot {short(waiting[0])} of trajectory "
+            f"{short(waiting[1])} was made from it and is not stored yet: try again when it is, or remove that trajectory first"
+        )
+    return int(row[0])
+
+
+def remove_trajectory(db: Database, trajectory_id: TrajectoryID) -> None:
+    """See `Catalog.remove_trajectory`."""
+    own: Row = (check_removable(db, trajectory_id),)
+    db.write(  # what is stored needs no base; a lost one could only be derived from all of its layers
+        "UPDATE snapshots SET base = NULL,"
+        " own_layers = (SELECT json_array_length(layers) FROM stacks WHERE stacks.pk = snapshots.stack)"
+        f" WHERE pk IN (SELECT s.pk {_BUILT_ON_IT})", own,
+    )  # fmt: skip
     stacks, states = (
         rows.encode_json([n for (n,) in db.read(f"SELECT DISTINCT {column} FROM snapshots WHERE trajectory = ?", own) if n is not None])
         for column in ("stack", "agent_state")
@@ -59,21 +78,3 @@ def remove_trajectory(db: Database, trajectory_id: TrajectoryID) -> None:
             f"DELETE FROM {table} WHERE pk IN (SELECT value FROM json_each(?))"
             f" AND NOT EXISTS (SELECT 1 FROM snapshots s WHERE s.{column} = {table}.pk)", (numbers,),
         )  # fmt: skip
-
-
-def _release_bases(db: Database, trajectory_id: TrajectoryID, number: int) -> None:
-    """Before a trajectory's rows go: nothing else may derive its tree from them (after a rewind to another trajectory's snapshot)."""
-    others = "FROM snapshots b JOIN snapshots s ON s.base = b.pk WHERE b.trajectory = ?1 AND s.trajectory <> ?1"
-    waiting = db.read_one(
-        f"SELECT s.id, (SELECT id FROM trajectories WHERE pk = s.trajectory) {others} AND s.state = 'captured' LIMIT 1", (number,)
-    )
-    if waiting is not None:
-        raise Conflict(
-            f"trajectory {short(trajectory_id)} cannot be removed because snapshot {short(waiting[0])} of trajectory "
-            f"{short(waiting[1])} was made from it and is not stored yet: try again when it is, or remove that trajectory first"
-        )
-    db.write(  # what is stored needs no base; a lost one could only be derived from all of its layers
-        "UPDATE snapshots SET base = NULL,"
-        " own_layers = (SELECT json_array_length(layers) FROM stacks WHERE stacks.pk = snapshots.stack)"
-        f" WHERE pk IN (SELECT s.pk {others})", (number,),
-    )  # fmt: skip

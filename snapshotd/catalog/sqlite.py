@@ -29,7 +29,7 @@ from snapshotd.catalog.lookup import (
     snapshot_numbers,
     trajectory_number,
 )
-from snapshotd.catalog.removal import remove_trajectory
+from snapshotd.catalog.removal import check_removable, remove_trajectory
 from snapshotd.catalog.restore import restore_rows
 from snapshotd.catalog.sqlite_approvals import SqliteApprovals, SqliteCompensations
 from snapshotd.catalog.sqlite_values import SqliteValues
@@ -165,6 +165,9 @@ class SqliteCatalog(Catalog):
         if row is None:
             raise no("trajectory", trajectory_id)
         return int(row[0])
+
+    def check_removable(self, trajectory_id: TrajectoryID) -> None:
+        check_removable(self._db, trajectory_id)
 
     def remove_trajectory(self, trajectory_id: TrajectoryID) -> None:
         with self._db.transaction():

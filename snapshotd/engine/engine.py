@@ -53,7 +53,7 @@ from snapshotd.engine.step import marker
 from snapshotd.engine.upkeep import Upkeep
 from snapshotd.engine.webhook import Webhooks
 from snapshotd.engine.worker import Worker
-from snapshotd.errors import Conflict, SnapshotdError, UsageError
+from snapshotd.errors import SnapshotdError, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.layers.base import Change, RestoreReport
 from snapshotd.layers.store import release
@@ -74,7 +74,6 @@ from snapshotd.types import (
     TrajectoryID,
     TrajectoryStatus,
     new_id,
-    short,
 )  # fmt: skip
 
 MAX_FORKS = 256
@@ -277,18 +276,11 @@ class LocalEngine(MindVerbs):
         trajectory = self._catalog.resolve_trajectory(ref)
         if not force:
             check_not_running(self._sessions.find(trajectory.id), trajectory)
-        self._check_no_forks(trajectory)
+        self._catalog.check_removable(trajectory.id)  # before anything ends that would stay
         reserve.adjust(self._context.state_dir)
         self._sessions.stop(trajectory, keep=False)
         self._forget(trajectory.id)
         reserve.adjust(self._context.state_dir)
-
-    def _check_no_forks(self, trajectory: Trajectory) -> None:
-        for other in self._catalog.trajectories():
-            if other.forked_from is not None and self._catalog.get_snapshot(other.forked_from).trajectory == trajectory.id:
-                raise Conflict(
-                    f"trajectory {short(trajectory.id)} cannot be removed: {short(other.id)} was forked from it; remove that one first"
-                )
 
     def _forget(self, trajectory: TrajectoryID) -> None:
         layers = any(snapshot.own_layers for snapshot in self._catalog.snapshots(trajectory))

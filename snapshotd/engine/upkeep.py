@@ -153,13 +153,14 @@ class Upkeep:
             stored = [s for s in self._context.catalog.all_snapshots() if s.tree in bad and s.state is SnapshotState.STORED]
             hot = [s for s in stored if self._cold.is_hot(s)]
             lost = [s for s in stored if s not in hot]
+            # All of them before any is stored again: nothing may be built on a tree that is damaged.
+            self._context.catalog.set_state([s.id for s in lost], SnapshotState.LOST)
+            self._context.catalog.set_state([s.id for s in hot], SnapshotState.CAPTURED)
             if hot:
                 progress(f"storing {len(hot)} snapshots again from their layers")
-                self._context.catalog.set_state([s.id for s in hot], SnapshotState.CAPTURED)
                 self._archive.wait()
                 actions += [f"snapshot {short(s.id)} was stored again from its layers" for s in hot]
             if lost:
-                self._context.catalog.set_state([s.id for s in lost], SnapshotState.LOST)
                 actions += [f"snapshot {short(s.id)} was marked as lost: a part of it is damaged and nowhere else" for s in lost]
             with self._archive.paused():
                 actions += self._records_again(bad)

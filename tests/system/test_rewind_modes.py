@@ -171,3 +171,22 @@ def test_a_rewind_compensates_first_and_stays_where_it_is_if_that_fails(agent: A
     assert [e.compensated for e in agent.engine.effects(agent.id)] == [CallStatus.FAILED, CallStatus.DONE]
     agent.engine.undo(agent.id)
     assert agent.engine.effects(agent.id) == []
+
+
+def test_what_cannot_be_removed_goes_on_running(engine: LocalEngine) -> None:
+    """Another trajectory was put onto a snapshot of it, and that is not stored yet: `rm --force` refuses, and ends nothing."""
+    source, other = mind_rig.agent(engine), mind_rig.agent(engine)
+    one, _ = two_steps(source)
+    engine.flush()
+    with engine._archive.paused():
+        engine.rewind(other.id, one.id, mode="files")
+        sandbox = source.sandbox
+        source.sh("echo three > file")
+        with pytest.raises(Conflict, match="not stored yet"):
+            engine.remove(source.id, force=True)
+        assert not sandbox.closed
+        assert source.sandbox is sandbox
+        assert source.files()["file"] == "three\n"
+    engine.flush()
+    engine.remove(source.id, force=True)
+    assert other.files() == AT_ONE

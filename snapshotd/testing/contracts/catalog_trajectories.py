@@ -140,7 +140,9 @@ def removal_waits_for_forks(catalog: Catalog) -> None:
     child = fork(second, trajectory, "child")
     catalog.add_trajectories([(child, None)])
     own = committed(catalog, second, "A", trajectory=child.id, stack=second.stack)  # shares the parent's stack
-    refuses(Conflict, catalog.remove_trajectory, trajectory.id, says=(child.id[:12],))
+    for remove in (catalog.check_removable, catalog.remove_trajectory):
+        refuses(Conflict, remove, trajectory.id, says=(child.id[:12],))
+    catalog.check_removable(child.id)
     catalog.remove_trajectory(child.id)
     refuses(NotFound, catalog.get_snapshot, own.id)
     assert catalog.get_snapshot(second.id).stack == second.stack
@@ -151,7 +153,8 @@ def removal_waits_for_forks(catalog: Catalog) -> None:
     assert catalog.referenced_layers() == set()
     assert catalog.referenced_blobs() == set()
     refuses(NotFound, catalog.resolve_snapshot, "best")
-    refuses(NotFound, catalog.remove_trajectory, trajectory.id)
+    for remove in (catalog.check_removable, catalog.remove_trajectory):
+        refuses(NotFound, remove, trajectory.id)
     started(catalog, "parent")  # the name is free again
 
 
@@ -164,7 +167,8 @@ def a_base_elsewhere_holds_until_its_user_is_stored(catalog: Catalog) -> None:
     rewound = committed(catalog, begun, stack=target.stack, base=target.id, own_layers=0)
     damaged = committed(catalog, rewound, stack=target.stack, base=target.id, own_layers=0)
     catalog.set_state([damaged.id], SnapshotState.LOST)
-    refuses(Conflict, catalog.remove_trajectory, trajectory.id, says=(rewound.id[:12], other.id[:12]))
+    for remove in (catalog.check_removable, catalog.remove_trajectory):
+        refuses(Conflict, remove, trajectory.id, says=(rewound.id[:12], other.id[:12]))
     assert catalog.get_snapshot(target.id) == target
     catalog.set_stored(rewound.id, TREES[0], RECORDS[0])
     catalog.remove_trajectory(trajectory.id)
