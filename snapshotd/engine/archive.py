@@ -89,6 +89,7 @@ class Archive:
     def paused(self) -> Iterator[None]:
         """Nothing is between the repository and the catalog inside: every object there is either referred to or rubbish."""
         with self._storing:
+            self._archiver.begin()
             yield
 
     def retry(self) -> None:
@@ -208,6 +209,7 @@ class Archive:
     def _save_tags(self) -> None:
         catalog = self._context.catalog
         self._tags_changed = False
+        self._archiver.begin()
         try:
             record = self._archiver.record(records.encode_tags(catalog.tags(), time.time_ns()), None)
             self._archiver.flush()
@@ -222,6 +224,7 @@ class Archive:
     def _batch(self, ids: list[SnapshotID]) -> None:
         done: dict[SnapshotID, _Done] = {}
         images: dict[ImageID, TreeID] = {}
+        self._archiver.begin()
         try:
             for snapshot_id in ids:
                 if self._closed:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from snapshotd.engine.child import NICE, Child, Progress
-from snapshotd.errors import NotFound
+from snapshotd.errors import InternalError, NotFound
 from snapshotd.failpoints import hit
 from snapshotd.layers import archive, diff
 from snapshotd.layers.store import LayerStore
@@ -38,6 +38,17 @@ class Archiver:
 
     def __init__(self, command: list[str]) -> None:
         self._child = Child(command)
+        self._epochs: set[str] = set()
+        """Those in which was archived what the next flush is to make durable."""
+
+    def begin(self) -> None:
+        """Nothing that was archived before is of interest."""
+        self._epochs.clear()
+
+    def _archive(self, request: dict[str, Any]) -> dict[str, Any]:
+        answer = self._child.ask(request)
+        self._epochs.add(answer["epoch"])
+        return answer
 
     @property
     def pid(self) -> int | None:
@@ -45,21 +56,25 @@ class Archiver:
 
     def image(self, image: ImageID) -> TreeID:
         """Archive an image's root."""
-        return TreeID(self._child.ask({"op": "image", "image": image})["tree"])
+        return TreeID(self._archive({"op": "image", "image": image})["tree"])
 
     def tree(self, layers: Sequence[LayerID], parent: TreeID, outputs: Sequence[BlobID]) -> ArchivedTree:
         """Archive the tree that `layers` (oldest first) make of `parent`, and outputs from the spool. NotFound: a layer is gone."""
-        answer = self._child.ask({"op": "tree", "layers": list(layers), "parent": parent, "outputs": list(outputs)})
+        answer = self._archive({"op": "tree", "layers": list(layers), "parent": parent, "outputs": list(outputs)})
         return ArchivedTree(TreeID(answer["tree"]), tuple(answer["bytes"]), tuple(answer["warnings"]))
 
     def record(self, data: bytes, previous: RecordID | None) -> RecordID:
         """Archive a record."""
         encoded = base64.b64encode(data).decode()
-        return RecordID(self._child.ask({"op": "record", "data": encoded, "previous": previous})["record"])
+        return RecordID(self._archive({"op": "record", "data": encoded, "previous": previous})["record"])
 
     def flush(self) -> None:
-        """Return when everything archived so far is durable."""
-        self._child.ask({"op": "flush"})
+        """Return when everything archived since `begin`, or the last flush, is durable. InternalError: some of it is not there any more,
+        for a write failed or the process was killed meanwhile."""
+        try:
+            self._child.ask({"op": "flush", "epochs": list(self._epochs)})
+        finally:
+            self._epochs.clear()
 
     def count(self, before: TreeID, after: TreeID) -> FileChanges:
         """How many files differ between two stored trees."""
@@ -98,6 +113,9 @@ def _roots(value: dict[str, Any]) -> Roots:
     )  # fmt: skip
 
 
+_ARCHIVING = ("image", "tree", "record")
+
+
 class Service:
     """The child's end."""
 
@@ -111,6 +129,8 @@ class Service:
     def __call__(self, request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         handler = getattr(self, "_do_" + request["op"])
         result: dict[str, Any] = handler(request, progress)
+        if request["op"] in _ARCHIVING:
+            result["epoch"] = self._writer.epoch
         return result
 
     def _do_image(self, request: dict[str, Any], _: Progress) -> dict[str, Any]:
@@ -160,8 +180,11 @@ class Service:
         hit("engine.archive.record")
         return {"record": record}
 
-    def _do_flush(self, _: dict[str, Any], __: Progress) -> dict[str, Any]:
-        self._writer.flush()
+    def _do_flush(self, request: dict[str, Any], _: Progress) -> dict[str, Any]:
+        writer = self._writer
+        if not {writer.epoch}.issuperset(request["epochs"]):
+            raise InternalError("some of what was archived was given up with a write that failed; all of it is archived again")
+        writer.flush()
         hit("engine.archive.flushed")
         return {}
 

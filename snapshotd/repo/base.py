@@ -158,6 +158,8 @@ class RepositoryWriter(Repository):
     """
 
     saved: Saved
+    epoch: str
+    """Another one whenever what was not flushed was given up: what was saved in an earlier epoch, and not flushed in it, may be nowhere."""
 
     @abstractmethod
     def save_bytes(self, data: bytes, previous: BlobID | None = None, name: bytes | None = None) -> BlobID:
@@ -270,7 +272,8 @@ class Maintenance(ABC):
 
     @abstractmethod
     def writer(self) -> RepositoryWriter:
-        """The repository, opened for writing at the first call. A repair ends it: ask again afterwards. DataLoss, VersionMismatch."""
+        """The repository, opened for writing at the first call, and again where a write has failed. A repair ends it: ask again afterwards.
+        DataLoss, VersionMismatch."""
 
     @abstractmethod
     def collect(self, roots: Roots, *, grace_s: float, now: float, dry_run: bool, progress: Callable[[str], object]) -> Reclaimed:

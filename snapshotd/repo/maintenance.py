@@ -23,6 +23,8 @@ class PackMaintenance(Maintenance):
 
     def writer(self) -> PackRepository:
         """Opened if it is not. On a full disk the reserve is given up for it."""
+        if self._writer is not None and self._writer.refuses:
+            self._end_writer()
         if self._writer is None:
             try:
                 self._writer = self._open()
@@ -67,7 +69,10 @@ class PackMaintenance(Maintenance):
         return check.check(writer, index, roots, read_data=read_data, progress=progress)
 
     def repair(self, progress: Callable[[str], object]) -> RepairResult:
+        self._end_writer()
+        return repair.repair(self._store, self._index_path, self._key, progress)
+
+    def _end_writer(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        return repair.repair(self._store, self._index_path, self._key, progress)

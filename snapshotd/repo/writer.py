@@ -40,7 +40,7 @@ from snapshotd.repo.record import encode_record
 from snapshotd.repo.similar import Recent, Similar, sort_of
 from snapshotd.repo.tree import MAX_ENTRIES, encode_tree
 from snapshotd.store.base import Store
-from snapshotd.types import BlobID, RecordID, TreeID
+from snapshotd.types import BlobID, RecordID, TreeID, new_id
 
 _BATCH_BYTES, _BATCH_OBJECTS = 8 << 20, 2048
 _TASK_BYTES = 4 << 20
@@ -89,6 +89,7 @@ class PackRepository(PackReader, RepositoryWriter):
 
     def _reset(self) -> None:
         """Nothing is queued, and nothing was written since the last commit."""
+        self.epoch = new_id()
         self._pending.clear()
         self._fresh.clear()
         self._frames.clear()
@@ -445,6 +446,11 @@ class PackRepository(PackReader, RepositoryWriter):
         for row, entries in self._stored[first:]:
             self._writable.add_pack(row)
             self._writable.add_objects(entries)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it writes nothing any more, since a write has failed."""
+        return self._broken is not None
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

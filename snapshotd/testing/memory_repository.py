@@ -19,7 +19,7 @@ class MemoryRepository(RepositoryWriter):
         self.contents: dict[BlobID, bytes] = {}
         self.trees: dict[TreeID, Tree] = {}
         self._records: dict[RecordID, bytes] = {}
-        self.saved = Saved(0, 0, 0)
+        self.saved, self.epoch = Saved(0, 0, 0), ""
 
     def close(self) -> None:
         """Nothing to release."""

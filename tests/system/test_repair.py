@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,8 +13,10 @@ import pytest
 from snapshotd.engine.archiver import ArchivedTree
 from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.merging import FAN_IN
+from snapshotd.errors import InternalError
 from snapshotd.types import BlobID, LayerID, SnapshotState, TreeID
 from tests import mind_rig
+from tests.e2e.support import wait_until
 
 pytestmark = pytest.mark.runc
 
@@ -56,3 +60,38 @@ def test_nothing_is_stored_again_on_a_damaged_tree(engine: LocalEngine, monkeypa
     assert engine.snapshot(hot.id).state is SnapshotState.STORED
     assert built_on
     assert cold.tree not in built_on
+
+
+def test_what_the_archive_cannot_store_costs_the_others_nothing(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storing one snapshot ends the archive's process each time, also at the last try: what was stored with it was not durable yet."""
+    agent = mind_rig.agent(engine)
+    monkeypatch.setattr("snapshotd.engine.archive._RETRY_S", (0.05,))
+    archiver = engine._archive._archiver
+    store_tree = archiver.tree
+    poisonous: list[BlobID] = []
+
+    def tree(layers: Sequence[LayerID], parent: TreeID, outputs: Sequence[BlobID]) -> ArchivedTree:
+        if set(poisonous) & set(outputs):
+            pid = archiver.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: archiver.pid is None, "it is gone")
+            raise InternalError("the worker process ended")
+        return store_tree(layers, parent, outputs)
+
+    monkeypatch.setattr(archiver, "tree", tree)
+    engine.flush()
+    with engine._archive.paused():
+        good = [agent.tool("write", {}, f"echo {number} > file{number}") for number in range(3)]
+        bad = agent.tool("write", {}, "echo bad > bad", result="an output of its own")
+        poisonous += bad.call.outputs
+        assert poisonous
+    wait_until(lambda: all(engine.snapshot(one.id).state is SnapshotState.STORED for one in good), "the others are stored")
+    with pytest.raises(InternalError, match="cannot be stored"):
+        engine.flush()
+    assert engine.snapshot(bad.id).state is SnapshotState.CAPTURED
+    assert not engine.check(read_data=True, progress=lambda _: None).damages
+    poisonous.clear()
+    engine._archive.retry()
+    engine.flush()
+    assert engine.snapshot(bad.id).state is SnapshotState.STORED
