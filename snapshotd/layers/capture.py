@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from snapshotd.errors import LimitExceeded
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files
 from snapshotd.layers.store import LayerStore
@@ -27,6 +28,10 @@ from snapshotd.types import LayerID
 
 _KEPT_MARKS = (b"trusted.overlay.opaque", b"trusted.overlay.redirect", b"trusted.overlay.whiteout")
 """Overlay marks that are part of a layer's meaning. The others (origin, impure, uuid) tie an upper to its mount."""
+
+MAX_PATHS_BYTES = 128 << 20
+"""The paths of everything in the upper are remembered, and each is a walk from the root: a deep tree would take memory and time without
+end."""
 
 Signature = tuple[int, int, int, int, int, int, int]
 
@@ -53,7 +58,7 @@ def capture(
     """Copy the live `upper` into a new layer. `frozen` stops the sandbox's processes while it is entered; `volatile` is called inside it.
 
     Returns the new mirror; the caller unpins its layer when a catalog row refers to it. On any error the new layer is removed and the
-    sandbox goes on. Raises OSError (ENOSPC), SandboxFailed.
+    sandbox goes on. Raises OSError (ENOSPC), SandboxFailed, LimitExceeded (`MAX_PATHS_BYTES`).
     """
     layer = store.create()
     try:
@@ -122,7 +127,7 @@ class _Copier:
         return found
 
     def _walk(self, *, tolerant: bool) -> Iterator[tuple[bytes, os.stat_result]]:
-        pending = [b""]
+        pending, size = [b""], 0
         yield b"", os.fstat(self._source)
         while pending:
             path = pending.pop()
@@ -143,6 +148,12 @@ class _Copier:
                             continue
                         raise
                     child = path + b"/" + name if path else name
+                    size += len(child)
+                    if size > MAX_PATHS_BYTES:
+                        raise LimitExceeded(
+                            f"a step cannot be taken while processes live in the sandbox and the paths of what changed take more than "
+                            f"{MAX_PATHS_BYTES >> 20} MiB: end what runs in the background, or make less deep folders"
+                        )
                     if stat.S_ISDIR(st.st_mode):
                         pending.append(child)
                     yield child, st

@@ -12,38 +12,33 @@ import errno
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from snapshotd.kernel import files
+from snapshotd.layers.lookup import Handles, Node
 from snapshotd.layers.view import View
 
 MAX_NAMES = 512
 """Names looked at for one step; each costs an lstat while the sandbox waits. A tree with more keeps the rest as overlayfs left it."""
+MAX_CANDIDATES = 64 * MAX_NAMES
 MAX_COMPARED_BYTES = 64 << 20
+_PATH_MAX = 4096
 _PIECE_BYTES = 1 << 20
 
 Group = tuple[bytes, ...]
 
 
 def groups(root_fd: int) -> list[Group]:
-    """The link groups inside one layer: paths that are one file, sorted, at most `MAX_NAMES` of them altogether."""
+    """The link groups inside one layer: paths that are one file, sorted, at most `MAX_NAMES` of them altogether, none longer than the
+    kernel takes. In a layer with more than `MAX_CANDIDATES` names of such files, some of the groups."""
     found: dict[tuple[int, int], list[bytes]] = defaultdict(list)
-    pending = [b""]
-    while pending:
-        path = pending.pop()
-        fd = files.open_deep(root_fd, path)
-        try:
-            with os.scandir(fd) as entries:
-                for entry in entries:
-                    name = os.fsencode(entry.name)
-                    child = path + b"/" + name if path else name
-                    st = entry.stat(follow_symlinks=False)
-                    if stat.S_ISDIR(st.st_mode):
-                        pending.append(child)
-                    elif stat.S_ISREG(st.st_mode) and st.st_nlink > 1:
-                        found[st.st_dev, st.st_ino].append(child)
-        finally:
-            os.close(fd)
+    handles = Handles()
+    try:
+        for path, inode in islice(_linked_files(handles, root_fd), MAX_CANDIDATES):
+            found[inode].append(path)
+    finally:
+        handles.close()
     result: list[Group] = []
     names = 0
     for group in found.values():
@@ -51,6 +46,36 @@ def groups(root_fd: int) -> list[Group]:
             names += len(group)
             result.append(tuple(sorted(group)))
     return sorted(result)
+
+
+def _linked_files(handles: Handles, root_fd: int) -> Iterator[tuple[bytes, tuple[int, int]]]:
+    """Path and inode of every regular file that has more than one name anywhere."""
+    pending = [handles.add_root(root_fd)]
+    while pending:
+        directory = pending.pop()
+        with os.scandir(handles.fd(directory)) as entries:
+            for entry in entries:
+                st = entry.stat(follow_symlinks=False)
+                inode = st.st_dev, st.st_ino
+                if stat.S_ISDIR(st.st_mode):
+                    pending.append(Node(directory, os.fsencode(entry.name), 0, inode))
+                elif stat.S_ISREG(st.st_mode) and st.st_nlink > 1:
+                    path = _path(directory, os.fsencode(entry.name))
+                    if path is not None:
+                        yield path, inode
+
+
+def _path(directory: Node, name: bytes) -> bytes | None:
+    """None: it is longer than the kernel takes."""
+    parts, size = [name], len(name)
+    at = directory
+    while at.parent is not None:
+        parts.append(at.name)
+        size += len(at.name) + 1
+        if size >= _PATH_MAX:
+            return None
+        at = at.parent
+    return b"/".join(reversed(parts))
 
 
 def torn(upper_fd: int, known: Iterable[Group]) -> list[Group]:

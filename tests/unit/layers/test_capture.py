@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.errors import LimitExceeded
 from snapshotd.kernel import files
 from snapshotd.layers import capture as capture_module
 from snapshotd.layers.capture import Mirror, capture
@@ -133,3 +134,15 @@ def test_mapped_names_that_the_upper_does_not_have(store: LayerStore) -> None:
     copies = [upper(store, mirror.layer) for mirror in (first, second)]
     assert (copies[0] / "f").stat().st_ino == (copies[1] / "f").stat().st_ino
     assert os.readlink(copies[1] / "link") == "f"
+
+
+def test_a_tree_whose_paths_take_too_much_is_refused(store: LayerStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each entry is remembered with its whole path."""
+    monkeypatch.setattr(capture_module, "MAX_PATHS_BYTES", 10_000)
+    live = store.create()
+    upper(store, live).joinpath(*["d" * 50] * 30).mkdir(parents=True)
+    with pytest.raises(LimitExceeded, match="less deep"):
+        take(store, live)
+    assert store.layers() == [live]
+    monkeypatch.setattr(capture_module, "MAX_PATHS_BYTES", 30_000)
+    assert len(take(store, live).seen) == 31
