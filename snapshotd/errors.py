@@ -26,7 +26,11 @@ Columns: class, process exit code, HTTP status. The numbers live on the classes 
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""What the system calls `OutOfSpace`: the disk is full, or somebody's quota."""
 
 
 class SnapshotdError(Exception):

@@ -21,6 +21,7 @@ import apsw
 
 from snapshotd.catalog import schema
 from snapshotd.errors import (
+    NO_ROOM,
     Conflict,
     DataLoss,
     InternalError,
@@ -200,7 +201,7 @@ class Database:
         what = f"the catalog {self._name}"
         number = self._conn.system_errno if self._conn is not None else 0
         if isinstance(exc, apsw.FullError) or (
-            number in (errno.ENOSPC, errno.EDQUOT) and isinstance(exc, apsw.IOError | apsw.CantOpenError)
+            number in NO_ROOM and isinstance(exc, apsw.IOError | apsw.CantOpenError)
         ):
             return OutOfSpace(f"{what} cannot be written because the disk is full: free some space and try again")
         if isinstance(exc, apsw.CorruptError | apsw.NotADBError):
@@ -246,7 +247,7 @@ def _prepare(path: Path) -> None:
     except PermissionError as exc:
         raise NotPermitted(f"the catalog {path} cannot be opened ({exc.strerror}): run as the owner of the state directory") from exc
     except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        if exc.errno in NO_ROOM:
             raise OutOfSpace(f"the catalog {path} cannot be created because the disk is full: free some space and try again") from exc
         raise
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from snapshotd.daemon.wire import DEFAULT_STATE_DIR, SOCKET_VARIABLE, STATE_DIR_VARIABLE
-from snapshotd.errors import CommandNotFound, CommandNotRunnable, OutOfSpace, SandboxFailed, SnapshotdError, UsageError
+from snapshotd.errors import NO_ROOM, CommandNotFound, CommandNotRunnable, OutOfSpace, SandboxFailed, SnapshotdError, UsageError
 
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd
 
 F = TypeVar("F", bound=Callable[..., Any])
 _STATE_DIR, _SOCKET, _JSON, _AFTER = ("snapshotd.state_dir", "snapshotd.socket", "snapshotd.json", "snapshotd.after")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (*NO_ROOM, errno.EFBIG)
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 

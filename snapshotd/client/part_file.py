@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from snapshotd.errors import Conflict, OutOfSpace, SnapshotdError, UsageError
+from snapshotd.errors import NO_ROOM, Conflict, OutOfSpace, SnapshotdError, UsageError
 
 PART_SUFFIX = ".part"
 
@@ -100,7 +100,7 @@ def _told(path: Path) -> Iterator[None]:
     except (SnapshotdError, BrokenPipeError):
         raise
     except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if exc.errno in (*NO_ROOM, errno.EFBIG):
             raise OutOfSpace(f"{path} cannot be written to its end: {exc.strerror}; free some space or name a file elsewhere") from exc
         raise UsageError(f"{path} cannot be written: {exc.strerror}; name another file") from exc
 

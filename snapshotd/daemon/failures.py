@@ -7,7 +7,7 @@ import logging
 import os
 from typing import Any
 
-from snapshotd.errors import InternalError, OutOfSpace, SnapshotdError
+from snapshotd.errors import NO_ROOM, InternalError, OutOfSpace, SnapshotdError
 
 log = logging.getLogger("snapshotd.daemon")
 
@@ -27,7 +27,7 @@ def failure_of(exc: BaseException) -> SnapshotdError:
         if isinstance(exc, InternalError):
             log.error("internal error", exc_info=exc)
         return exc
-    if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(exc, OSError) and exc.errno in NO_ROOM:
         log.error("no space left", exc_info=exc)
         return OutOfSpace(f"the disk is full ({exc}); free some space and repeat the command: nothing recorded was lost")
     if isinstance(exc, OSError) and exc.errno in (errno.EIO, errno.EROFS):

@@ -19,13 +19,12 @@ import traceback
 from collections.abc import Callable
 from typing import IO, Any
 
-from snapshotd.errors import BY_CODE, InternalError, OutOfSpace, SnapshotdError
+from snapshotd.errors import BY_CODE, NO_ROOM, InternalError, OutOfSpace, SnapshotdError
 from snapshotd.kernel import processes
 
 _log = logging.getLogger(__name__)
 Progress = Callable[[str], None]
 Serve = Callable[[dict[str, Any], Progress], dict[str, Any]]
-_NO_ROOM = (28, 122)  # ENOSPC, EDQUOT
 NICE = 10
 """Priority of a child's work; whoever waits for it can have it raised (`Child.prioritise`)."""
 
@@ -146,7 +145,7 @@ def serve(handler: Serve) -> None:
         except SnapshotdError as exc:
             answer({"error": {"code": exc.code, "message": exc.message}})
         except OSError as exc:
-            code = OutOfSpace.__name__ if exc.errno in _NO_ROOM else InternalError.__name__
+            code = OutOfSpace.__name__ if exc.errno in NO_ROOM else InternalError.__name__
             answer({"error": {"code": code, "message": f"the worker process cannot go on: {exc}"}})
         except Exception as exc:  # noqa: BLE001 - the top of a request: the daemon's log shall say why this process ends
             message = f"a defect of snapshotd ({type(exc).__name__}) ended the worker process; the daemon's log has the traceback"

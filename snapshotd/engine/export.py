@@ -10,7 +10,6 @@ image specification 1.2 ("Combined Image JSON + Filesystem Changeset Format").
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import platform
@@ -22,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from snapshotd.errors import OutOfSpace
+from snapshotd.errors import NO_ROOM, OutOfSpace
 from snapshotd.layers.tar_reader import BLOCK
 from snapshotd.layers.tar_writer import END, Marks, file_header, write_tree
 from snapshotd.layers.view import View
@@ -72,7 +71,7 @@ def export_oci(view: View, facts: ImageFacts, write: Callable[[bytes], object], 
                 while rest:
                     rest = rest[spool.write(rest) or 0 :]
             except OSError as exc:
-                if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if exc.errno not in NO_ROOM:
                     raise
                 raise OutOfSpace(f"the image cannot be gathered in {scratch}: the disk is full; free as much as its files take") from exc
 

@@ -15,7 +15,6 @@ are `captured`, and are stored like any others.
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ from snapshotd.engine.bundle import BundleReader, LayerStream
 from snapshotd.engine.context import Context
 from snapshotd.engine.import_checks import checked_agent, checked_env, checked_text, decoded
 from snapshotd.engine.secrecy import TENANT
-from snapshotd.errors import Conflict, LimitExceeded, NotFound, OutOfSpace, UsageError
+from snapshotd.errors import NO_ROOM, Conflict, LimitExceeded, NotFound, OutOfSpace, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.layers.ingest import TarLimits, ingest_tar
 from snapshotd.layers.merge import merge
@@ -119,7 +118,7 @@ def import_bundle(
         try:
             return importer.run(read, name, progress)
         except OSError as exc:
-            if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if exc.errno not in NO_ROOM:
                 raise
             raise OutOfSpace("the bundle cannot be taken in: the state directory's disk is full; free space and try again") from exc
         finally:

@@ -10,6 +10,8 @@ import logging
 import os
 from pathlib import Path
 
+from snapshotd.errors import NO_ROOM
+
 RESERVE_BYTES = 32 << 20
 _LOW_BYTES = 16 << 20
 _PLENTY_BYTES = 512 << 20
@@ -30,7 +32,7 @@ def adjust(state_dir: Path) -> None:
             os.posix_fallocate(fd, 0, RESERVE_BYTES)
         except OSError as exc:
             path.unlink()
-            if exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP):
+            if exc.errno not in (*NO_ROOM, errno.EOPNOTSUPP):
                 raise
         finally:
             os.close(fd)

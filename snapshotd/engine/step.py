@@ -18,7 +18,7 @@ from typing import Any
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.sandbox import Captured, Sandbox
-from snapshotd.errors import OutOfSpace, SandboxFailed
+from snapshotd.errors import NO_ROOM, OutOfSpace, SandboxFailed
 from snapshotd.failpoints import hit
 from snapshotd.types import (
     BlobID,
@@ -100,7 +100,7 @@ def _capture(sandbox: Sandbox) -> Captured:
     try:
         return sandbox.capture()
     except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        if exc.errno in NO_ROOM:
             raise OutOfSpace(
                 f"cannot take a snapshot of {short(sandbox.trajectory.id)}: the state directory's disk is full; "
                 "free space or remove trajectories with `snapshotd rm`"

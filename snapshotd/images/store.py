@@ -11,7 +11,6 @@ Concurrency: thread-safe. Images are made one at a time: the second of two runs 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -25,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapshotd.errors import InternalError, NotFound, OutOfSpace, Unsupported, UsageError
+from snapshotd.errors import NO_ROOM, InternalError, NotFound, OutOfSpace, Unsupported, UsageError
 from snapshotd.images import build, recipes
 from snapshotd.images.base import ImageRows, Images, Progress
 from snapshotd.images.config import DEFAULT_WORKDIR
@@ -207,7 +206,7 @@ class ImageStore(Images):
             self._catalog.add_image(row)
         except OSError as exc:
             self._discard(image_id)
-            kind = OutOfSpace if exc.errno in (errno.ENOSPC, errno.EDQUOT) else InternalError
+            kind = OutOfSpace if exc.errno in NO_ROOM else InternalError
             raise kind(f"the image {facts.name} cannot be written to {self._dir}: {exc.strerror or exc}; check the disk") from exc
         except BaseException:
             self._discard(image_id)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from snapshotd.errors import LimitExceeded
+from snapshotd.errors import NO_ROOM, LimitExceeded
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files
 from snapshotd.layers.store import LayerStore
@@ -99,7 +99,7 @@ class _Copier:
             try:
                 self._one(path, st, before, force=(st.st_dev, st.st_ino) in forced)
             except OSError as exc:
-                if not tolerant or exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                if not tolerant or exc.errno in (*NO_ROOM, errno.EIO):
                     raise
                 if path not in self.seen:  # a directory that changes while it is listed may show a name twice
                     self._remove(path)  # what was made of it: the next pass takes what it does not know for absent

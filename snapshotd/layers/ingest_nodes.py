@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from snapshotd.errors import LimitExceeded, NotPermitted, OutOfSpace, SnapshotdError, UsageError
+from snapshotd.errors import NO_ROOM, LimitExceeded, NotPermitted, OutOfSpace, SnapshotdError, UsageError
 from snapshotd.kernel import files
 
 ID_LIMIT = 65536
@@ -78,7 +78,7 @@ def writing(path: bytes) -> Iterator[None]:
 
 def _sentence(path: bytes, exc: OSError) -> SnapshotdError:
     name, reason = printable(path) or ".", exc.strerror or str(exc)
-    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+    if exc.errno in NO_ROOM:
         return OutOfSpace(f"cannot write {name}: the disk of the state directory is full; free some space and try again")
     if exc.errno in (errno.EPERM, errno.EACCES, errno.EROFS):
         return NotPermitted(f"cannot write {name}: {reason}; the daemon needs full root rights on its state directory")

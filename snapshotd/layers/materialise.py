@@ -20,7 +20,7 @@ from functools import partial
 from threading import Lock
 from typing import TypeVar
 
-from snapshotd.errors import OutOfSpace
+from snapshotd.errors import NO_ROOM, OutOfSpace
 from snapshotd.kernel.files import fd_path, is_empty_dir, open_dir, write_all
 from snapshotd.layers.base import Child, Entry, RestoreReport
 from snapshotd.layers.lookup import Handles, Node, entry_path
@@ -30,7 +30,6 @@ from snapshotd.types import Kind
 MAX_WARNINGS = 1000
 """More than these are counted, not listed."""
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _CANNOT_HOLD = (
     errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENAMETOOLONG, errno.EOPNOTSUPP, errno.ENOSYS, errno.EILSEQ, errno.EFBIG,
     errno.EMLINK, errno.EEXIST, errno.E2BIG, errno.ERANGE, errno.EOVERFLOW,
@@ -377,7 +376,7 @@ class Writer:
             shown = f"extended attribute {os.fsdecode(key)!r}"
             if self._shift and key in _ACLS:
                 value = shifted_acl(value, self._shift)
-            self._try(target, name, shown, partial(os.setxattr, what, key, value, follow_symlinks=follow), *_NO_ROOM)
+            self._try(target, name, shown, partial(os.setxattr, what, key, value, follow_symlinks=follow), *NO_ROOM)
         times = (entry.mtime_ns, entry.mtime_ns)
         self._try(target, name, "time", lambda: os.utime(what, ns=times, follow_symlinks=follow))
         st = os.stat(what, follow_symlinks=follow)
@@ -399,7 +398,7 @@ class Writer:
         try:
             return action()
         except OSError as exc:
-            if exc.errno in _NO_ROOM:
+            if exc.errno in NO_ROOM:
                 path = _shown(target, name)
                 raise OutOfSpace(f"cannot restore {path}: the target's disk is full; free space or choose another target") from exc
             if exc.errno not in _CANNOT_HOLD:

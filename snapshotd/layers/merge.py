@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterator, Sequence
 
 from snapshotd import failpoints
-from snapshotd.errors import LimitExceeded, OutOfSpace
+from snapshotd.errors import NO_ROOM, LimitExceeded, OutOfSpace
 from snapshotd.kernel.files import copy_data, fd_path, is_empty_dir, open_dir
 from snapshotd.layers.base import Child
 from snapshotd.layers.lookup import OPAQUE, REDIRECT, Directory, Handles, Lookup, Node, public_xattrs
@@ -25,7 +25,6 @@ from snapshotd.types import Kind
 _KEPT_COPIES = 64
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def merge(layer_fds: Sequence[int], target_fd: int) -> int:
@@ -43,7 +42,7 @@ def merge(layer_fds: Sequence[int], target_fd: int) -> int:
     try:
         merger.run()
     except OSError as exc:
-        if exc.errno in _NO_ROOM:
+        if exc.errno in NO_ROOM:
             raise OutOfSpace("cannot merge layers: no space is left in the layer directory; remove trajectories or enlarge it") from exc
         raise
     finally:

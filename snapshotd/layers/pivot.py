@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from snapshotd.errors import SandboxFailed
+from snapshotd.errors import NO_ROOM, SandboxFailed
 from snapshotd.kernel import files, mounts, namespaces
 from snapshotd.kernel import syscalls as sc
 from snapshotd.layers.store import LayerStore, LazyOpener
@@ -274,7 +274,7 @@ def _hang(new_root: int, point: bytes, tree: int, owner: int) -> None:
         finally:
             os.close(spot)
     except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        if exc.errno in NO_ROOM:
             raise
         raise SandboxFailed(
             f"cannot mount {os.fsdecode(point)!r} in the sandbox's root: {exc.strerror}; the snapshot has something else in its place"

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from snapshotd.errors import NotFound, OutOfSpace, Unsupported
+from snapshotd.errors import NO_ROOM, NotFound, OutOfSpace, Unsupported
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files, loop
 from snapshotd.kernel import syscalls as sc
@@ -197,7 +197,7 @@ class LayerStore:
             except FileNotFoundError:
                 return
             except OSError as exc:
-                if exc.errno not in (errno.EOPNOTSUPP, errno.ENOSPC, errno.EDQUOT):
+                if exc.errno not in (*NO_ROOM, errno.EOPNOTSUPP):
                     raise
                 self._unnoted[layer] = size_bytes  # after a restart it is unknown, and the layer is not evicted
             if self._sized is not None:
@@ -380,7 +380,7 @@ def _root_identity(fd: int) -> tuple[object, ...]:
 
 
 def _space(exc: OSError, doing: str) -> OSError | OutOfSpace:
-    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+    if exc.errno in NO_ROOM:
         return OutOfSpace(f"cannot {doing}: the state directory's disk is full; free space or remove trajectories with `snapshotd rm`")
     return exc
 

@@ -24,7 +24,17 @@ from typing import NamedTuple
 
 import apsw
 
-from snapshotd.errors import Conflict, DataLoss, InternalError, NotPermitted, OutOfSpace, SnapshotdError, Unsupported, VersionMismatch
+from snapshotd.errors import (
+    NO_ROOM,
+    Conflict,
+    DataLoss,
+    InternalError,
+    NotPermitted,
+    OutOfSpace,
+    SnapshotdError,
+    Unsupported,
+    VersionMismatch,
+)  # fmt: skip
 from snapshotd.kernel import files
 from snapshotd.repo.base import ObjectKind
 from snapshotd.store.base import Store
@@ -253,7 +263,7 @@ class Index:
     def _meaning(self, exc: apsw.Error) -> SnapshotdError | OSError:
         what = f"the repository's index {self.path}"
         number = self._conn.system_errno if self._conn is not None else 0
-        full = number in (errno.ENOSPC, errno.EDQUOT) and isinstance(exc, apsw.IOError | apsw.CantOpenError)
+        full = number in NO_ROOM and isinstance(exc, apsw.IOError | apsw.CantOpenError)
         if isinstance(exc, apsw.FullError) or full:
             return OutOfSpace(f"{what} cannot be written because the disk is full: free some space and try again")
         if isinstance(exc, apsw.CorruptError | apsw.NotADBError):

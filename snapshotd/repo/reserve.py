@@ -10,6 +10,8 @@ import errno
 import os
 from pathlib import Path
 
+from snapshotd.errors import NO_ROOM
+
 RESERVE_BYTES = 6 << 20
 """SQLite's log is reused from its beginning after 1,000 pages of 4 KiB; one transaction on a full disk adds some hundred."""
 _PLENTY = 8
@@ -34,7 +36,7 @@ def make(index_path: Path) -> None:
         os.posix_fallocate(fd, 0, RESERVE_BYTES)
     except OSError as exc:
         path.unlink()
-        if exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP):
+        if exc.errno not in (*NO_ROOM, errno.EOPNOTSUPP):
             raise
     finally:
         os.close(fd)

@@ -28,7 +28,7 @@ from pathlib import Path
 import blake3
 import xxhash
 
-from snapshotd.errors import DataLoss, InternalError, NotFound, OutOfSpace
+from snapshotd.errors import NO_ROOM, DataLoss, InternalError, NotFound, OutOfSpace
 from snapshotd.kernel import files
 from snapshotd.repo import spool_format as blob_format
 from snapshotd.repo.base import BlobWriter, Spool
@@ -320,6 +320,6 @@ def _disk(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        if exc.errno in NO_ROOM:
             raise OutOfSpace(f"{what} cannot be written because the disk is full: free some space and try again") from exc
         raise

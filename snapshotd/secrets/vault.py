@@ -13,7 +13,6 @@ Both files are made under other names and renamed, the key first, so an empty or
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import threading
@@ -26,6 +25,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from snapshotd.errors import (
+    NO_ROOM,
     Conflict,
     DataLoss,
     InternalError,
@@ -242,7 +242,7 @@ class FileVault(Vault):
     def _meaning(self, exc: apsw.Error | OSError) -> SnapshotdError:
         what = f"the vault {self._path}"
         number = exc.errno if isinstance(exc, OSError) else self._conn.system_errno if self._conn is not None else 0
-        if isinstance(exc, apsw.FullError) or number in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(exc, apsw.FullError) or number in NO_ROOM:
             return OutOfSpace(f"{what} cannot be written because the disk is full: free some space and try again")
         if isinstance(exc, FileNotFoundError):
             return NotFound(f"{what} cannot be opened because {exc.filename} does not exist: create the state directory first")

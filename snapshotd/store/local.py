@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from snapshotd.errors import Conflict, DataLoss, NotFound, OutOfSpace
+from snapshotd.errors import NO_ROOM, Conflict, DataLoss, NotFound, OutOfSpace
 from snapshotd.kernel import files
 from snapshotd.store.base import Store
 from snapshotd.store.keys import as_views, checked_key, checked_range, is_key, is_part
@@ -252,7 +252,7 @@ def _disk(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        if exc.errno in NO_ROOM:
             raise OutOfSpace(f"the disk is full, so {what} cannot be written; free some space and try again") from exc
         if exc.filename is None:
             raise OSError(exc.errno, f"{what}: {exc.strerror}") from exc
