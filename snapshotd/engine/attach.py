@@ -48,7 +48,9 @@ class Survivor:
         self.runtime.destroy(self.container.id)
         self.target.close()
         _close(self.process)
-        context.keeper.drop(self.container.id)
+        for key in sorted(context.keeper.keys()):
+            if key.partition(".")[0] == self.container.id:
+                context.keeper.drop(key)
         context.store.release(self.root.stack.layers)
         context.store.remove(self.root.upper)
         context.catalog.set_status(self.trajectory.id, TrajectoryStatus.INTERRUPTED)

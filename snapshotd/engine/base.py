@@ -45,7 +45,8 @@ Event = dict[str, Any]
 """One event of a run, JSON-ready. `event` is one of:
 
     started   trajectory, snapshot, runtime, image
-    output    stream ("stdout"/"stderr"), data_b64 (raw bytes, base64); `call` where a tool call printed it
+    output    stream ("stdout"/"stderr"), data_b64 (raw bytes, base64); `call` where a tool call printed it, else `shown_bytes` (how many
+              bytes of the program's stream are shown with this)
     snapshot  id, seq, tool, status, files (added, changed, deleted, bytes), pause_ms, method
     warning   message; `code` (of errors.py) where it ended the run
     replayed  call, tool, snapshot: answered from the journal

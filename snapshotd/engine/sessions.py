@@ -315,7 +315,11 @@ class Sessions:
         recorder.after_live()
         sandbox.kept.append(sandbox.container.id)
         intakes = self._intakes(sandbox)
-        process = self._start(sandbox, spec, keep=sandbox.container.id)
+        try:
+            process = self._start(sandbox, spec, keep=sandbox.container.id)
+        except BaseException:
+            _close(intakes)
+            raise
         sandbox.agent_running = True
         log = self._context.events.begin(trajectory.id, afresh=True)
         image = self._context.image(trajectory.spec.image)
@@ -330,14 +334,17 @@ class Sessions:
     def _intakes(self, sandbox: Sandbox) -> dict[Stream, Intake]:
         """Of a program's streams: those of an earlier daemon, if there are any. SandboxFailed."""
         keeper, found = self._context.keeper, dict[Stream, Intake]()
-        for stream in _STREAMS:
-            key = f"{sandbox.container.id}.{stream}"
-            fd = keeper.held(key)
-            if fd is None:
-                fd = memory()
-                keeper.hold(key, fd)
-            sandbox.kept.append(key)
-            found[stream] = Intake(fd)
+        try:
+            for stream in _STREAMS:
+                key = f"{sandbox.container.id}.{stream}"
+                sandbox.kept.append(key)
+                held = keeper.held(key)
+                found[stream] = Intake(memory() if held is None else held)
+                if held is None:
+                    keeper.hold(key, found[stream].fd)
+        except BaseException:
+            _close(found)
+            raise
         return found
 
     def _outlive(self, sandbox: Sandbox, recorder: Recorder, began_at_ns: int) -> None:
@@ -373,8 +380,7 @@ class Sessions:
             if not sandbox.closed:
                 log.append({"event": "warning", "message": exc.message, "code": exc.code})
         finally:
-            for intake in intakes.values():
-                intake.close()
+            _close(intakes)
             self._finish(sandbox, log, exit_code, status)
         _log.info("run of %s ended: %s, exit code %s", trajectory.id, status, exit_code)
 
@@ -430,6 +436,11 @@ class Sessions:
                     self._launcher.end(sandbox)
                 except Exception:  # noqa: BLE001 - as above
                     _log.exception("the sandbox of %s is left behind", sandbox.trajectory.id)
+
+
+def _close(intakes: dict[Stream, Intake]) -> None:
+    for intake in intakes.values():
+        intake.close()
 
 
 def _printed(log: EventLog) -> Iterator[Printed]:
