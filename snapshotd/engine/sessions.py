@@ -410,8 +410,9 @@ class Sessions:
             status = TrajectoryStatus.STOPPED
         try:
             try:
-                if (self.find(trajectory.id) or sandbox) is sandbox:  # else the status is that of another one, started meanwhile
-                    self._context.catalog.set_status(trajectory.id, status, exit_code)
+                with self.starting(trajectory.id):
+                    if (self.find(trajectory.id) or sandbox) is sandbox:  # else the status is that of another one, started meanwhile
+                        self._context.catalog.set_status(trajectory.id, status, exit_code)
             finally:
                 self._launcher.end(sandbox)
             self._background.wait()

@@ -15,7 +15,7 @@ from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.sessions import Sessions
 from snapshotd.errors import OutOfSpace
 from snapshotd.testing.records import begin, make_image
-from snapshotd.types import Snapshot, Trajectory, TrajectoryStatus
+from snapshotd.types import Snapshot, Trajectory, TrajectoryID, TrajectoryStatus
 
 LOG: Any = SimpleNamespace(append=lambda _: None)
 
@@ -103,6 +103,26 @@ def test_a_run_that_ends_late_leaves_the_status_alone(world: World) -> None:
     world.end(first)
     second = world.started()
     world.sessions._finish(first, LOG, 0, TrajectoryStatus.FINISHED)
+    assert world.status() is TrajectoryStatus.RUNNING
+    _is_known(world, second)
+
+
+def test_a_run_that_ends_while_a_sandbox_is_started_leaves_the_status_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one is called running, and is not known yet."""
+    first = world.started()
+    world.end(first)
+    lease = world.catalog.lease
+    ends = threading.Thread(target=world.sessions._finish, args=(first, LOG, 0, TrajectoryStatus.FINISHED))
+
+    def leased(trajectory: TrajectoryID) -> int:
+        assert world.status() is TrajectoryStatus.RUNNING
+        ends.start()
+        ends.join(0.3)  # it must wait; else it does its harm in this time
+        return lease(trajectory)
+
+    monkeypatch.setattr(world.catalog, "lease", leased)
+    second = world.started()
+    ends.join(60)
     assert world.status() is TrajectoryStatus.RUNNING
     _is_known(world, second)
 
