@@ -359,9 +359,15 @@ class LayerStore:
         with self._lock:
             pinned = self._pins | self._held.keys()
         keep = referenced() | pinned
-        gone = [layer for layer in present if layer not in keep]
-        for layer in gone:
-            self.remove(layer)
+        gone = []
+        for layer in present:
+            if layer in keep:
+                continue
+            with self._lock:
+                if layer in self._pins or self._held[layer] > 0 or not self._taken(layer):
+                    continue  # it came into use meanwhile, or went
+            self._empty_trash(layer)
+            gone.append(layer)
         with self._trash:
             for name in os.listdir(self._fd):
                 if name.startswith(_TRASH):  # an eviction that was cut off

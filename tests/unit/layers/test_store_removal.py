@@ -79,3 +79,16 @@ def test_a_layer_whose_size_could_not_be_noted_is_evicted(store: LayerStore, mon
     assert [size for size, _ in store.sizes().values()] == [4096]
     assert store.evict(back)
     assert (store.sized_bytes(), store.sizes()) == (0, {})
+
+
+def test_a_layer_that_comes_into_use_during_a_sweep(store: LayerStore) -> None:
+    used, unused = _layer(store), _layer(store)
+
+    def referenced() -> set[LayerID]:
+        assert store.hold([used])
+        return set()
+
+    assert store.sweep(referenced) == [unused]
+    assert store.layers() == [used]
+    store.release([used])
+    assert store.sweep(set) == [used]
