@@ -200,9 +200,7 @@ class Database:
     def _meaning(self, exc: apsw.Error) -> SnapshotdError:
         what = f"the catalog {self._name}"
         number = self._conn.system_errno if self._conn is not None else 0
-        if isinstance(exc, apsw.FullError) or (
-            number in NO_ROOM and isinstance(exc, apsw.IOError | apsw.CantOpenError)
-        ):
+        if isinstance(exc, apsw.FullError) or (number in NO_ROOM and isinstance(exc, apsw.IOError | apsw.CantOpenError)):
             return OutOfSpace(f"{what} cannot be written because the disk is full: free some space and try again")
         if isinstance(exc, apsw.CorruptError | apsw.NotADBError):
             return DataLoss(f"{what} is damaged ({exc}): {_REMEDY}")

@@ -178,6 +178,7 @@ class Archive:
         left: list[SnapshotID] = []
         try:
             with self._storing:
+                self._archiver.begin()
                 todo = self._todo()
                 if todo:
                     self._batch(todo[:BATCH])
@@ -209,7 +210,6 @@ class Archive:
     def _save_tags(self) -> None:
         catalog = self._context.catalog
         self._tags_changed = False
-        self._archiver.begin()
         try:
             record = self._archiver.record(records.encode_tags(catalog.tags(), time.time_ns()), None)
             self._archiver.flush()
@@ -224,7 +224,6 @@ class Archive:
     def _batch(self, ids: list[SnapshotID]) -> None:
         done: dict[SnapshotID, _Done] = {}
         images: dict[ImageID, TreeID] = {}
-        self._archiver.begin()
         try:
             for snapshot_id in ids:
                 if self._closed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,12 +48,17 @@ class Survivor:
         self.runtime.destroy(self.container.id)
         self.target.close()
         _close(self.process)
-        for key in sorted(context.keeper.keys()):
-            if key.partition(".")[0] == self.container.id:
-                context.keeper.drop(key)
+        drop_kept(context, lambda container: container == self.container.id)
         context.store.release(self.root.stack.layers)
         context.store.remove(self.root.upper)
         context.catalog.set_status(self.trajectory.id, TrajectoryStatus.INTERRUPTED)
+
+
+def drop_kept(context: Context, unwanted: Callable[[str], bool]) -> None:
+    """Have the keeper let go of all that it holds of containers that are `unwanted`. A key begins with the container's id."""
+    for key in sorted(context.keeper.keys()):
+        if unwanted(key.partition(".")[0]):
+            context.keeper.drop(key)
 
 
 def record_of(context: Context, container: ContainerID) -> LiveRecord:

@@ -21,6 +21,7 @@ class Intake:
         self.fd = fd
         self.moved = os.fstat(fd).st_size
         """So many bytes came out of the pipe so far."""
+        self._given_back = 0
 
     def move(self, pipe_fd: int, count: int) -> bytes:
         """At most `count` bytes of what is in the pipe, waiting for some; empty at its end. OSError."""
@@ -39,7 +40,9 @@ class Intake:
 
     def give_back(self, recorded: int) -> None:
         """The first `recorded` bytes are not needed any more."""
-        files.punch_hole(self.fd, 0, recorded - recorded % mmap.PAGESIZE)
+        end = recorded - recorded % mmap.PAGESIZE
+        files.punch_hole(self.fd, self._given_back, end - self._given_back)
+        self._given_back = end
 
     def close(self) -> None:
         os.close(self.fd)

@@ -20,7 +20,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from snapshotd.engine import half_made
-from snapshotd.engine.attach import Survivor, survivors
+from snapshotd.engine.attach import Survivor, drop_kept, survivors
 from snapshotd.engine.context import Context
 from snapshotd.engine.dependencies import cached_layers, forget_cached_layers
 from snapshotd.errors import SandboxFailed, SnapshotdError
@@ -39,9 +39,7 @@ def recover(context: Context) -> list[Survivor]:
     """See the module's text. Returns the sandboxes to go on with."""
     found = [] if (context.state_dir / _FAILED).exists() else survivors(context)
     alive = {survivor.container.id for survivor in found}
-    for key in sorted(context.keeper.keys()):
-        if key.partition(".")[0] not in alive:
-            context.keeper.drop(key)
+    drop_kept(context, lambda container: container not in alive)
     for runtime in context.runtimes.values():
         if runtime.unavailable() is None:
             for container in set(runtime.list()) - alive:
