@@ -1,4 +1,7 @@
-"""zstd for the payloads of frames: plain, and as a delta against an earlier version (raw-content dictionary).
+"""zstd for the payloads of frames: plain, with the dictionary of the format, and as a delta against another object.
+
+What a payload may refer to, before its own beginning: nothing, the dictionary (dictionary.py), or the dictionary with the bytes of the
+base behind its content. A delta in a pack of version 1 refers to the base alone.
 
 A payload is a zstd frame (RFC 8878) without its header, which follows from the plain length and is put before it again to decompress:
 
@@ -17,10 +20,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import cache, cached_property
 
 import zstandard
 
 from snapshotd.errors import InternalError
+from snapshotd.repo import dictionary
 from snapshotd.repo.pack import BadFrame, Frame
 
 _MAGIC = b"\x28\xb5\x2f\xfd"
@@ -28,7 +33,8 @@ _MAX_WINDOW_BYTES = 256 << 20
 _MAX_BLOCK_BYTES = 128 << 10
 _MIN_WINDOW_LOG, _MAX_WINDOW_LOG = 10, 27
 _MAX_TABLE_LOG, _MIN_DELTA_LEVEL, _MAX_SEARCH_LEVEL = 20, 6, 12
-HIGH_LEVEL, BEST_LEVEL = 9, 16
+HIGH_LEVEL = 10
+_ESTIMATE_LEVEL = 1
 LEVELS = ((2 << 20, HIGH_LEVEL), (8 << 20, 3))
 """(plain bytes of a step, level up to there). An installed package is not worth more than 1."""
 BULK_LEVEL = 1
@@ -37,9 +43,8 @@ _FAST_LEVEL = -1
 with repetitions in it."""
 _FAST_FROM, _FAST_PERCENT = 8, 1
 """Of how many objects one is compressed at both levels, and how much larger the fast one may be to be used for all of them."""
-_NEW_BYTES = 128 << 10
-"""What is new in a small step, and not longer, is worth the best level (2 ms): 2 % smaller than at level 9. Level 19 saves another 0.1 % in
-half as much time again."""
+SMALL_BYTES = 128 << 10
+"""Up to there the dictionary makes a difference."""
 _MAX_KEPT_LEVEL, _MAX_KEPT_BITS = 3, 20
 _CLASS_BITS = (14, 17, 18, 20)
 """Up to which sizes zstd has other parameters for the same level. What is larger than a chunk (1 MiB) is compressed alone."""
@@ -51,6 +56,14 @@ class _Own(threading.local):
     def __init__(self) -> None:
         self.kept: dict[tuple[int, int], zstandard.ZstdCompressor] = {}
         self.plain = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+
+    @cached_property
+    def small(self) -> zstandard.ZstdCompressor:
+        return zstandard.ZstdCompressor(level=HIGH_LEVEL, dict_data=_digested(), write_checksum=False, write_dict_id=False)
+
+    @cached_property
+    def with_dictionary(self) -> zstandard.ZstdDecompressor:
+        return zstandard.ZstdDecompressor(dict_data=_digested(), max_window_size=_MAX_WINDOW_BYTES)
 
 
 _OWN = _Own()
@@ -64,13 +77,21 @@ def level_for(step_bytes: int) -> int:
     return BULK_LEVEL
 
 
-def level_for_new(level: int, plain_bytes: int) -> int:
-    """The level for an object without an earlier version, when that for others is given."""
-    return BEST_LEVEL if level >= HIGH_LEVEL and plain_bytes <= _NEW_BYTES else level
+@cache
+def _digested() -> zstandard.ZstdCompressionDict:
+    """The dictionary as all threads have it for whatever is no delta: its tables are made once."""
+    found = zstandard.ZstdCompressionDict(dictionary.load(), dict_type=zstandard.DICT_TYPE_FULLDICT)
+    found.precompute_compress(level=HIGH_LEVEL)
+    return found
+
+
+def compress_small(data: bytes) -> memoryview:
+    """Payload of an object that is not longer than SMALL_BYTES, with the dictionary. Releases the interpreter's lock."""
+    return _strip(_OWN.small.compress(data), len(data))
 
 
 def compress(data: bytes, level: int) -> memoryview:
-    """Payload of an object. Releases the interpreter's lock."""
+    """Payload of an object, without the dictionary. Releases the interpreter's lock."""
     return _strip(_compressor(level, max(len(data), 1).bit_length()).compress(data), len(data))
 
 
@@ -97,16 +118,29 @@ def _compress_class(datas: Sequence[bytes], level: int, bits: int) -> list[memor
     return [_strip(memoryview(frames[place]), len(data)) for place, data in enumerate(datas)]  # type: ignore[arg-type]  # see decode_many
 
 
-def compress_delta(data: bytes, base: bytes, level: int) -> memoryview:
+def compress_delta(data: bytes, base: bytes, level: int, with_dictionary: bool = False) -> memoryview:
     """Payload of an object as a delta against `base`. Releases the interpreter's lock.
 
     Tables as large as the base, and no level without a search: with the defaults of the low levels most of a base of 1 MiB is forgotten
     before it could be found again (measured: one byte inserted near the beginning costs 900 KiB at level 1, 113 bytes so).
     """
     level = max(level, _MIN_DELTA_LEVEL)
-    dictionary = zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-    params = _parameters(level, len(data), len(base))
-    return _strip(zstandard.ZstdCompressor(dict_data=dictionary, compression_params=params).compress(data), len(data))
+    words = _delta_dictionary(base, with_dictionary)
+    params = _parameters(level, len(data), len(words))
+    return _strip(zstandard.ZstdCompressor(dict_data=words, compression_params=params).compress(data), len(data))
+
+
+def estimate_delta(data: bytes, base: bytes) -> int:
+    """About how many bytes a delta would be: good enough to choose among bases of up to SMALL_BYTES, in a third of the time. Releases the
+    interpreter's lock."""
+    params = _parameters(_ESTIMATE_LEVEL, len(data), len(base))
+    return len(zstandard.ZstdCompressor(dict_data=_delta_dictionary(base, False), compression_params=params).compress(data))
+
+
+def _delta_dictionary(base: bytes, with_dictionary: bool) -> zstandard.ZstdCompressionDict:
+    if with_dictionary:
+        return zstandard.ZstdCompressionDict(dictionary.load() + base, dict_type=zstandard.DICT_TYPE_FULLDICT)
+    return zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
 
 def one_block(payload: memoryview) -> memoryview | None:
@@ -128,25 +162,28 @@ def decode(frame: Frame, base: bytes | None = None) -> bytes:
         if len(payload) > _MAX_BLOCK_BYTES:
             raise BadFrame("its only block is too long")
         payload = _block_header(len(payload)) + bytes(payload)
-    return decompress(payload, frame.plain, base)
+    return decompress(payload, frame.plain, base, frame.dictionary)
 
 
 def decode_many(frames: Sequence[Frame]) -> list[bytes | memoryview | None]:
-    """The plain bytes of frames that are no deltas; None for each that is damaged, or for all when that is not known of which.
+    """The plain bytes of frames that are no deltas; None for each that is damaged, or for all (with the dictionary, or
+    without) when that is not known of which.
 
     Gives up the interpreter's lock once, not once for each. What lies behind a payload's end goes unnoticed: the bytes are to be verified
     by the object's id anyway.
     """
     plains: list[bytes | memoryview | None] = [None if frame.zstd else frame.payload for frame in frames]
-    places = [place for place, frame in enumerate(frames) if frame.zstd and frame.plain]
-    if not places:
-        return plains
-    try:
-        decoded = _OWN.plain.multi_decompress_to_buffer([_whole(frames[place]) for place in places])
-    except zstandard.ZstdError:
-        return plains
-    for number, place in enumerate(places):
-        plains[place] = memoryview(decoded[number])  # type: ignore[arg-type]  # its stub does not say that it is a buffer
+    for with_dictionary in (False, True):
+        places = [place for place, frame in enumerate(frames) if frame.zstd and frame.plain and frame.dictionary == with_dictionary]
+        if not places:
+            continue
+        decompressor = _OWN.with_dictionary if with_dictionary else _OWN.plain
+        try:
+            decoded = decompressor.multi_decompress_to_buffer([_whole(frames[place]) for place in places])
+        except zstandard.ZstdError:
+            continue
+        for number, place in enumerate(places):
+            plains[place] = memoryview(decoded[number])  # type: ignore[arg-type]  # its stub does not say that it is a buffer
     return plains
 
 
@@ -156,16 +193,16 @@ def _whole(frame: Frame) -> bytes:
     return b"".join((_header(frame.plain), block, frame.payload))
 
 
-def decompress(payload: bytes | memoryview, plain_bytes: int, base: bytes | None = None) -> bytes:
+def decompress(payload: bytes | memoryview, plain_bytes: int, base: bytes | None = None, with_dictionary: bool = False) -> bytes:
     """The plain bytes: exactly as many as declared, else BadFrame. Releases the interpreter's lock."""
     if not plain_bytes:
         raise BadFrame("it is compressed though there is nothing to compress")
     frame = b"".join((_header(plain_bytes), payload))
     if base is None:
-        decompressor = _OWN.plain
+        decompressor = _OWN.with_dictionary if with_dictionary else _OWN.plain
     else:
-        dictionary = zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-        decompressor = zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=_MAX_WINDOW_BYTES)
+        words = _delta_dictionary(base, with_dictionary)
+        decompressor = zstandard.ZstdDecompressor(dict_data=words, max_window_size=_MAX_WINDOW_BYTES)
     try:
         plain = decompressor.decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as exc:
@@ -187,14 +224,14 @@ def _compressor(level: int, bits: int) -> zstandard.ZstdCompressor:
     return found
 
 
-def _parameters(level: int, plain_bytes: int, base_bytes: int) -> zstandard.ZstdCompressionParameters:
-    """The level's, with a window that holds everything: so the frame is a single segment, and all of the base can be referred to."""
-    window_log = min(max((plain_bytes + base_bytes - 1).bit_length(), _MIN_WINDOW_LOG), _MAX_WINDOW_LOG)
+def _parameters(level: int, plain_bytes: int, before_bytes: int) -> zstandard.ZstdCompressionParameters:
+    """The level's, with a window that holds everything: so the frame is a single segment, and all that lies before can be referred to."""
+    window_log = min(max((plain_bytes + before_bytes - 1).bit_length(), _MIN_WINDOW_LOG), _MAX_WINDOW_LOG)
     tables = {}
-    if base_bytes and level <= _MAX_SEARCH_LEVEL:  # the higher ones have large ones anyway, and use them in another way
+    if before_bytes and level <= _MAX_SEARCH_LEVEL:  # the higher ones have large ones anyway, and use them in another way
         tables = {"hash_log": min(window_log - 1, _MAX_TABLE_LOG), "chain_log": min(window_log - 1, _MAX_TABLE_LOG)}
     return zstandard.ZstdCompressionParameters.from_level(
-        level, source_size=plain_bytes, dict_size=base_bytes, window_log=window_log, write_checksum=False, write_dict_id=False, **tables
+        level, source_size=plain_bytes, dict_size=before_bytes, window_log=window_log, write_checksum=False, write_dict_id=False, **tables
     )
 
 

@@ -20,9 +20,6 @@ MAX_BRANCH = 32
 """A chain branches at a version with at most so many deltas to undo."""
 _MAX_BASE_RATIO = 8
 _FRAME_BYTES = 12
-_TRIAL_LEVEL = 6
-_LARGE_DELTA_BYTES = 600
-"""Longer deltas are tried at the best level: one in ten, and nearly all that it saves (400 commits: 2 % of the packs)."""
 BULK_LEVEL = 3
 """Up to this level there is too much to do for looking at every object by itself."""
 MAX_SIMILAR_DEPTH = 4
@@ -72,24 +69,35 @@ def best_base(data: bytes, chain: list[bytes], level: int) -> int:
     """
     limit = max_depth(len(data), max(map(len, chain)))
     best, best_cost = 0, float("inf")
-    for place in (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, MAX_BRANCH):
+    for place in (0, 2, 4, 8, 16, MAX_BRANCH):
         if place < min(len(chain), limit - 1):
             cost = (len(compress.compress_delta(data, chain[place], level)) + _FRAME_BYTES) / (limit - place - 1)
             best, best_cost = (place, cost) if cost < best_cost else (best, best_cost)
     return best
 
 
-def _frame(job: Job, payload: memoryview | None, base_id: bytes | None, base: bytes | None) -> Encoded:
+class _Form(NamedTuple):
+    """How an object is to be stored. Without a payload, nothing is smaller than the bytes themselves."""
+
+    payload: memoryview | None
+    dictionary: bool = False
+    base_id: bytes | None = None
+    base: bytes | None = None
+
+
+def _frame(job: Job, form: _Form) -> Encoded:
     """InternalError when what was compressed does not come back."""
-    short: memoryview | None = None
+    payload, short = form.payload, None
     if payload is not None:
-        if job.check and compress.decompress(payload, len(job.data), base) != job.data:
+        if job.check and compress.decompress(payload, len(job.data), form.base, form.dictionary) != job.data:
             what = f"{job.kind.name.lower()} {job.id.hex()}"
             raise InternalError(f"the {what} did not survive its compression: check the memory of this machine")
         short = compress.one_block(payload)
-    stored = short or payload or job.data
-    parts = pack.encode_frame(job.kind, job.id, len(job.data), stored, payload is not None, base_id, short is not None)
-    return Encoded(job.kind, job.id, len(job.data), base_id, parts, sum(map(len, parts)))
+    parts = pack.encode_frame(
+        job.kind, job.id, len(job.data), short or payload or job.data, payload is not None, form.base_id,
+        one_block=short is not None, dictionary=form.dictionary,
+    )  # fmt: skip
+    return Encoded(job.kind, job.id, len(job.data), form.base_id, parts, sum(map(len, parts)))
 
 
 def encode_all(jobs: Iterable[Job]) -> list[Encoded]:
@@ -99,9 +107,9 @@ def encode_all(jobs: Iterable[Job]) -> list[Encoded]:
         some = list(group)
         if bulk:
             payloads = compress.compress_many([job.data for job in some], some[0].level)
-            done += [_frame(job, _worth(job.data, payload), None, None) for job, payload in zip(some, payloads, strict=True)]
+            done += [_frame(job, _worth(job.data, _Form(payload))) for job, payload in zip(some, payloads, strict=True)]
         else:
-            done += [_frame(job, *_smallest(job)) for job in some]
+            done += [_frame(job, _smallest(job)) for job in some]
     return done
 
 
@@ -110,27 +118,30 @@ def _in_bulk(job: Job) -> int:
     return job.level if job.level <= BULK_LEVEL and job.base is None and not job.similar and job.data else 0
 
 
-def _smallest(job: Job) -> tuple[memoryview | None, bytes | None, bytes | None]:
-    """(payload, id and bytes of what it is a delta against). No payload: nothing is smaller than the bytes themselves."""
-    data, base_id, base = job.data, job.base_id, job.base
-    delta: memoryview | None = None
-    if base is not None:
-        delta = compress.compress_delta(data, base, job.level)
-        if len(delta) > _LARGE_DELTA_BYTES and job.level >= compress.HIGH_LEVEL:
-            delta = min(delta, compress.compress_delta(data, base, compress.BEST_LEVEL), key=len)
-        if (len(delta) + pack.BASE_BYTES) * 8 < len(data):
-            return delta, base_id, base
-    level = compress.level_for_new(job.level, len(data)) if base is None else job.level
-    plain = compress.compress(data, level)
-    if base is None and job.similar and len(plain) * 100 < len(data) * 90:
-        trials = [len(compress.compress_delta(data, other, _TRIAL_LEVEL)) for _, other in job.similar]
+def _smallest(job: Job) -> _Form:
+    data, delta = job.data, None
+    words = job.kind == ObjectKind.CHUNK
+    if job.base is not None:
+        delta = _Form(compress.compress_delta(data, job.base, job.level, words), words, job.base_id, job.base)
+        if _length(delta) * 2 < len(data):
+            return delta
+    if job.level >= compress.HIGH_LEVEL and len(data) <= compress.SMALL_BYTES:
+        plain = _Form(compress.compress_small(data), True)
+    else:
+        plain = _Form(compress.compress(data, job.level))
+    if job.base is None and job.similar and _length(plain) * 100 < len(data) * 90:
+        trials = [compress.estimate_delta(data, other) for _, other in job.similar]
         base_id, base = job.similar[trials.index(min(trials))]
-        delta = compress.compress_delta(data, base, level)
-    if delta is not None and (len(delta) + pack.BASE_BYTES) * 20 < min(len(plain), len(data)) * 19:
-        return delta, base_id, base
-    return _worth(data, plain), None, None
+        delta = _Form(compress.compress_delta(data, base, job.level, words), words, base_id, base)
+    if delta is not None and _length(delta) * 20 < min(_length(plain), len(data)) * 19:
+        return delta
+    return _worth(data, plain)
 
 
-def _worth(data: bytes, payload: memoryview) -> memoryview | None:
+def _length(form: _Form) -> int:
+    return len(form.payload or b"") + (pack.BASE_BYTES if form.base is not None else 0)
+
+
+def _worth(data: bytes, plain: _Form) -> _Form:
     """Less than 3 % is not worth the time that every reading would take."""
-    return payload if len(payload) * 100 < len(data) * 97 else None
+    return plain if _length(plain) * 100 < len(data) * 97 else _Form(None)

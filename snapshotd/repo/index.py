@@ -1,6 +1,6 @@
 """The index: which pack holds an object, and where. One SQLite file, which can be rebuilt from the packs alone.
 
-Tables (`user_version` 1; ids are raw bytes):
+Tables (`user_version` 2; ids are raw bytes):
 
     packs     number (primary key), id (16 bytes), bytes, objects (frames in it)
     objects   id (primary key), kind, pack (number), offset, stored (the whole frame), plain, base (id or NULL), depth (0: no delta)
@@ -39,7 +39,8 @@ from snapshotd.kernel import files
 from snapshotd.repo.base import ObjectKind
 from snapshotd.store.base import Store
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
+"""As in version 1, but there may be packs of version 2, which older versions of snapshotd do not read."""
 APPLICATION_ID = 0x736E7078  # "snpx"
 OLDEST_SQLITE = (3, 51, 3)  # older ones have the WAL-reset bug
 _SCHEMA = """
@@ -182,7 +183,10 @@ class Index:
 
     def add_pack(self, pack: PackRow) -> None:
         """Inside a transaction. Not an error if it is there."""
-        self._connection().execute("INSERT OR IGNORE INTO packs (id, bytes, objects) VALUES (?, ?, ?)", pack)
+        conn = self._connection()
+        if conn.pragma("user_version") != INDEX_VERSION:
+            conn.pragma("user_version", INDEX_VERSION)
+        conn.execute("INSERT OR IGNORE INTO packs (id, bytes, objects) VALUES (?, ?, ?)", pack)
 
     def add_objects(self, entries: Iterable[Entry]) -> None:
         """Inside a transaction; their packs are there. An object that is there already gets the new place. A new record is the last."""

@@ -2,14 +2,14 @@
 
 Pack (integers little-endian, `varint` = LEB128 in its shortest form, checksums big-endian as xxhash gives them):
 
-    head     26 bytes   magic "snappack", version u16 = 1, the pack's id (16 bytes: 1 random, milliseconds since the epoch
+    head     26 bytes   magic "snappack", version u16 = 2, the pack's id (16 bytes: 1 random, milliseconds since the epoch
                         in 6 (big-endian), 9 random; so that age and order of packs are known without an index)
     frames              one after the other
     end      13 bytes   0x00, number of frames u32, XXH3-64 of everything before it
 
 Frame:
 
-    1         bits 0-2 kind (ObjectKind), bit 3 delta, bit 4 zstd, bit 5 one block, bits 6-7 zero
+    1         bits 0-2 kind (ObjectKind), bit 3 delta, bit 4 zstd, bit 5 one block, bit 6 dictionary, bit 7 zero
     varint    plain length
     varint    payload length
     0, 8, 32  the first bytes of the id: none of a chunk or tree, 8 of a record, all of a list
@@ -24,6 +24,7 @@ Ids are not stored because every byte of a delta counts: the index has them, and
 list's does not (it is that of the content), and a record must prove that it was made with the key, because records are believed without
 anything that refers to them: a frame may lie in a content. Four bytes name a delta's base: where several objects begin with them, what
 is decoded with the wrong one is at worst an object that nobody refers to, under the id that it really has.
+Packs of version 1 are the same, but no frame in them uses the dictionary (dictionary.py).
 A pack is written once, as a whole, under the key `packs/<first two characters of the id>/<id>`; it never changes.
 """
 
@@ -41,7 +42,7 @@ import xxhash
 from snapshotd.errors import DataLoss, VersionMismatch
 from snapshotd.repo.base import ObjectKind
 
-PACK_VERSION = 1
+PACK_VERSION = 2
 _MAGIC = b"snappack"
 _HEAD = struct.Struct("<8sH16s")
 HEAD_BYTES = _HEAD.size
@@ -55,9 +56,9 @@ BASE_BYTES = 4
 STORED_ID_BYTES: dict[ObjectKind, int] = {ObjectKind.CHUNK: 0, ObjectKind.LIST: 32, ObjectKind.TREE: 0, ObjectKind.RECORD: 8}
 """How much of an object's id is in its frame."""
 CHECKSUM_BYTES = 4
-_KIND_MASK, _DELTA, _ZSTD, _ONE_BLOCK = 0x07, 0x08, 0x10, 0x20
+_KIND_MASK, _DELTA, _ZSTD, _ONE_BLOCK, _DICTIONARY = 0x07, 0x08, 0x10, 0x20, 0x40
 MAX_HEADER_BYTES = 1 + 5 + 5 + ID_BYTES + BASE_BYTES
-_FLAGS = (0, _ZSTD, _ZSTD | _DELTA, _ZSTD | _ONE_BLOCK, _ZSTD | _DELTA | _ONE_BLOCK)
+_FLAGS = (0, *(_ZSTD | delta | block | words for delta in (0, _DELTA) for block in (0, _ONE_BLOCK) for words in (0, _DICTIONARY)))
 _FIRST_BYTES = re.compile(b"[" + b"".join(re.escape(bytes((kind | flags,))) for kind in ObjectKind for flags in _FLAGS) + b"]")
 _SEARCH_FACTOR = 1024
 """How many times its length may be hashed to find frames in a damaged pack. Measured: in incompressible bytes, some 360 are hashed for
@@ -86,6 +87,7 @@ class Frame(NamedTuple):
     base: bytes | None
     zstd: bool
     one_block: bool
+    dictionary: bool
     plain: int
     offset: int
     stored: int
@@ -159,11 +161,13 @@ def decode_varint(data: bytes | memoryview, at: int, limit: int) -> tuple[int, i
 
 
 def encode_frame(
-    kind: ObjectKind, object_id: bytes, plain: int, payload: Part, zstd: bool, base: bytes | None = None, one_block: bool = False
+    kind: ObjectKind, object_id: bytes, plain: int, payload: Part, zstd: bool, base: bytes | None = None,
+    *, one_block: bool = False, dictionary: bool = False,
 ) -> list[Part]:
-    """A frame as its parts: header, payload, checksum. `base` is the whole id of the object that it is a delta against; `one_block`: how
-    `compress.pack_blocks` made the payload."""
-    first = kind | (_DELTA if base is not None else 0) | (_ZSTD if zstd else 0) | (_ONE_BLOCK if one_block else 0)
+    """A frame as its parts: header, payload, checksum. `base` is the whole id of the object that it is a delta against; `one_block` and
+    `dictionary`: how compress.py made the payload."""
+    flags = ((base is not None, _DELTA), (zstd, _ZSTD), (one_block, _ONE_BLOCK), (dictionary, _DICTIONARY))
+    first = kind | sum(bit for given, bit in flags if given)
     proof = object_id[: STORED_ID_BYTES[kind]]
     header = b"".join((bytes((first,)), encode_varint(plain), encode_varint(len(payload)), proof, base[:BASE_BYTES] if base else b""))
     checksum = xxhash.xxh3_64(header)
@@ -190,7 +194,7 @@ def _decode_header(view: memoryview, at: int) -> Frame:
         kind = ObjectKind(first & _KIND_MASK)
     except ValueError:
         raise BadFrame(f"it is of kind {first & _KIND_MASK}, which does not exist") from None
-    if first & ~(_KIND_MASK | _DELTA | _ZSTD | _ONE_BLOCK) or (first & (_DELTA | _ONE_BLOCK) and not first & _ZSTD):
+    if first & ~(_KIND_MASK | _DELTA | _ZSTD | _ONE_BLOCK | _DICTIONARY) or (first & ~_KIND_MASK and not first & _ZSTD):
         raise BadFrame("it has flags that do not exist")
     plain, pos = decode_varint(view, at + 1, MAX_PLAIN_BYTES[kind])
     length, pos = decode_varint(view, pos, plain)  # what does not shrink is stored as it is
@@ -203,7 +207,8 @@ def _decode_header(view: memoryview, at: int) -> Frame:
         raise BadFrame("it is cut off")
     base = bytes(view[base_at:body]) if first & _DELTA else None
     payload = view[body : body + length]
-    return Frame(kind, bytes(view[pos:base_at]), base, bool(first & _ZSTD), bool(first & _ONE_BLOCK), plain, at, end - at, payload)
+    zstd, one_block, dictionary = (bool(first & bit) for bit in (_ZSTD, _ONE_BLOCK, _DICTIONARY))
+    return Frame(kind, bytes(view[pos:base_at]), base, zstd, one_block, dictionary, plain, at, end - at, payload)
 
 
 def check_head(data: bytes | memoryview, pack_id: bytes) -> None:
@@ -214,7 +219,7 @@ def check_head(data: bytes | memoryview, pack_id: bytes) -> None:
     magic, version, own_id = _HEAD.unpack_from(data)
     if magic != _MAGIC or own_id != pack_id:
         raise DataLoss(f"{where} is damaged or another file lies in its place: run `snapshotd check`")
-    if version != PACK_VERSION:
+    if not 1 <= version <= PACK_VERSION:
         raise VersionMismatch(
             f"{where} was written by a newer snapshotd (format {version}, this one knows {PACK_VERSION}): use that version or a newer one"
         )

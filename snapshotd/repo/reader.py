@@ -164,9 +164,12 @@ class PackReader(Repository):
             decoded = tree.decode_tree(data)
         except tree.BadTree as exc:
             raise self._damaged(raw, str(exc)) from None
-        # A decoded entry takes some 700 bytes (measured with tracemalloc: 15 fields, name and id).
-        self._tree_cache.put(raw, decoded, 700 * (len(decoded.entries) + 1) + len(data))
+        self._keep_tree(raw, decoded, len(data))
         return decoded
+
+    def _keep_tree(self, raw: bytes, decoded: Tree, encoded_bytes: int) -> None:
+        # A decoded entry takes some 700 bytes (measured with tracemalloc: 15 fields, name and id).
+        self._tree_cache.put(raw, decoded, 700 * (len(decoded.entries) + 1) + encoded_bytes)
 
     def load_record(self, record_id: RecordID) -> bytes:
         return self._record(raw_id(record_id, "record"))

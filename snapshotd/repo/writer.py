@@ -43,7 +43,7 @@ from snapshotd.store.base import Store
 from snapshotd.types import BlobID, RecordID, TreeID, new_id
 
 _BATCH_BYTES, _BATCH_OBJECTS = 8 << 20, 2048
-_TASK_BYTES = 4 << 20
+_TASK_BYTES, _BULK_TASK_BYTES = 1 << 20, 4 << 20
 _MAX_TASKS = 4
 _MAX_PUTS, _PUTTERS = 3, 2
 _COMMIT_OBJECTS = 50_000
@@ -95,6 +95,7 @@ class PackRepository(PackReader, RepositoryWriter):
         self._frames.clear()
         self._elsewhere.clear()
         self._recent.clear()
+        self.forget()
         self._step = Step()
         self._batch: list[Queued] = []
         self._batch_bytes = self._queued_bytes = self._seen_bytes = self._number = self._task_number = 0
@@ -189,6 +190,7 @@ class PackRepository(PackReader, RepositoryWriter):
         raw = self.identity.tree(data)
         with self._writing():
             self._queue(ObjectKind.TREE, raw, data, _hint(previous))
+        self._keep_tree(raw, tree, len(data))  # the next step begins with it
         return TreeID(raw.hex())
 
     def save_record(self, data: bytes, previous: RecordID | None = None) -> RecordID:
@@ -301,7 +303,7 @@ class PackRepository(PackReader, RepositoryWriter):
             self._queued_bytes += len(queued.data)
             task.append(queued)
             size += len(queued.data)
-            if size >= _TASK_BYTES:
+            if size >= (_TASK_BYTES if queued.level > encode.BULK_LEVEL else _BULK_TASK_BYTES):
                 self._submit(task, size)
                 task, size = [], 0
         if task:
@@ -386,7 +388,9 @@ class PackRepository(PackReader, RepositoryWriter):
                 depth = base.depth + 1
             self._frames[frame.id] = frame.parts
             self._fresh[frame.id] = self._building.add(frame, depth)
-            del self._pending[frame.id]
+            queued = self._pending.pop(frame.id)
+            if queued.level > encode.BULK_LEVEL:  # the next step's version is likely to be a delta against it
+                self._plain_cache.put(frame.id, queued.data, len(queued.data))
             if self._building.bytes >= pack.PACK_BYTES:
                 self._finish_pack()
 

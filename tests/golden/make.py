@@ -72,8 +72,10 @@ def _history(catalog: Catalog, repository: PackRepository, kept: BlobID) -> list
     first = replace(first, call=make_call("start", output=None, stdout=repository.save_bytes(b"printed\n"), stderr=None))
     catalog.add_trajectories([(line, first)])
     taken = [first]
+    output = None
     for number in range(2):
-        call = make_call(f"tool {number}", output=repository.save_bytes(b"%d" % number * 1000), stdout=None, stderr=None)
+        output = repository.save_bytes(b"".join(b"%d %d\n" % (line, line + number % 2) for line in range(500)), output)
+        call = make_call(f"tool {number}", output=output, stdout=None, stderr=None)
         messages = [Message("user", f"message {number} \udcff"), Message("tool", {"n": number})]
         one = follow(taken[-1], messages=len(messages), call=call)
         catalog.commit_snapshot(one, messages, expected_head=taken[-1].id)

@@ -12,15 +12,19 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.rebuild import rebuild
+from snapshotd.repo import pack
 from snapshotd.repo.base import Roots
+from snapshotd.repo.index import INDEX_VERSION
 from snapshotd.repo.key import load_key
 from snapshotd.repo.maintenance import PackMaintenance
 from snapshotd.repo.reader import PackReader
 from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.writer import PackRepository
 from snapshotd.types import BlobID, SnapshotID, SnapshotState
 from tests.golden import make
 
@@ -65,7 +69,42 @@ def sound(folder: Path) -> int:
 
 
 def test_there_is_one_for_every_version() -> None:
-    assert VERSIONS == ["repository-v1"]
+    assert VERSIONS == ["repository-v1", "repository-v2"]
+
+
+def frames(folder: Path) -> list[pack.Frame]:
+    packs = [path.read_bytes() for path in (folder / "store" / "packs").rglob("*") if path.is_file()]
+    return [frame for data in packs for frame in pack.frames(data) if isinstance(frame, pack.Frame)]
+
+
+def test_each_holds_what_its_version_brought() -> None:
+    """Version 2: the dictionary, alone and before the base of a delta."""
+    one, two = ({(f.dictionary, f.base is not None) for f in frames(Path(__file__).parent / version)} for version in VERSIONS)
+    assert one == {(False, False)}
+    assert two == {(False, False), (True, False), (True, True)}
+
+
+def test_an_older_repository_goes_on_in_the_present_format(folder: Path) -> None:
+    """New versions of what an older one stored are deltas against it, with the dictionary."""
+    old = {frame.payload.tobytes() for frame in frames(folder)}
+    repository = PackRepository(make.store_of(folder), folder / "index.db", load_key(folder))
+    texts = []
+    for number in range(3):
+        text = b"version %d\n" % number + b"the rest stays as it is\n" * 200
+        previous = BlobID(repository.identity.content(text).hex())
+        assert repository.contains(previous)
+        texts.append(text + b"and the class has a new method that returns self.value\n")
+        repository.save_bytes(texts[-1], previous)
+    repository.flush()
+    found = [frame for frame in frames(folder) if frame.payload.tobytes() not in old]
+    assert [(frame.dictionary, frame.base is not None) for frame in found] == [(True, True)] * 3
+    for text in texts:
+        assert b"".join(repository.load(BlobID(repository.identity.content(text).hex()))) == text
+    repository.close()
+    assert sound(folder) > 40
+    assert make.read(folder) == expected(folder)
+    with closing(apsw.Connection(str(folder / "index.db"))) as index:
+        assert index.pragma("user_version") == INDEX_VERSION, "an older snapshotd says that it cannot read this"
 
 
 def test_everything_is_read_as_it_was(folder: Path) -> None:

@@ -300,7 +300,7 @@ def test_what_was_moved_aside_is_kept_whole(template: Template, copy: Path) -> N
 def test_a_newer_version_is_never_repaired(template: Template, copy: Path) -> None:
     path = next((copy / "store" / "packs").rglob("*/*"))
     data = bytearray(path.read_bytes())
-    data[8] = 2
+    data[8] = pack.PACK_VERSION + 1
     path.write_bytes(bytes(data[:-8]) + xxhash.xxh3_64_digest(bytes(data[:-8])))
     before = content_of(copy / "store")
     writer = Opened(copy)

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapshotd import failpoints
-from snapshotd.errors import DataLoss, LimitExceeded, VersionMismatch
-from snapshotd.repo import chunks, compress, encode, pack, writer
+from snapshotd.errors import DataLoss, InternalError, LimitExceeded, VersionMismatch
+from snapshotd.repo import chunks, compress, dictionary, encode, pack, writer
 from snapshotd.repo.base import ObjectKind, Tree, TreeEntry
 from snapshotd.repo.pack import BadFrame, Frame
 from snapshotd.repo.reader import PackReader
@@ -43,12 +43,13 @@ def sealed(data: bytes) -> bytes:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=300), st.sampled_from(list(ObjectKind)), st.sampled_from([None, b"b" * 32]))
-def test_frames_come_back(data: bytes, kind: ObjectKind, base: bytes | None) -> None:
-    whole = b"".join(pack.encode_frame(kind, ID, len(data), data, base is not None, base))
+@given(st.binary(max_size=300), st.sampled_from(list(ObjectKind)), st.sampled_from([None, b"b" * 32]), st.booleans())
+def test_frames_come_back(data: bytes, kind: ObjectKind, base: bytes | None, words: bool) -> None:
+    zstd = words or base is not None
+    whole = b"".join(pack.encode_frame(kind, ID, len(data), data, zstd, base, dictionary=words))
     found = pack.decode_frame(b"junk" + whole + b"more", 4)
     proof = ID[: pack.STORED_ID_BYTES[kind]]
-    assert found[:8] == (kind, proof, base and base[: pack.BASE_BYTES], base is not None, False, len(data), 4, len(whole))
+    assert found[:9] == (kind, proof, base and base[: pack.BASE_BYTES], zstd, False, words, len(data), 4, len(whole))
     assert found.payload == data
 
 
@@ -70,6 +71,7 @@ def test_any_changed_byte_is_found(data: bytes, where: int, flip: int) -> None:
         b"\x05\x00\x00",
         b"\x81\x00\x00",
         b"\x09\x00\x00",  # a delta that is not compressed
+        b"\x41\x00\x00",  # the dictionary, and not compressed
         b"\x01\x81\x00\x00",  # not the shortest form
         b"\x11" + pack.encode_varint((1 << 20) + 1) + b"\x00",
         b"\x11\x05\x06",  # grew by being compressed
@@ -104,8 +106,14 @@ def test_a_bomb_is_not_unpacked() -> None:
 def test_payloads_come_back(data: bytes, base: bytes, level: int) -> None:
     data += b"x"
     assert compress.decompress(compress.compress(data, level), len(data)) == data
+    assert compress.decompress(compress.compress_small(data[: compress.SMALL_BYTES]), len(data[: compress.SMALL_BYTES]), None, True) == (
+        data[: compress.SMALL_BYTES]
+    )
     for old in (base, data[: len(data) // 2] + base + data[len(data) // 2 :]):
-        assert compress.decompress(compress.compress_delta(data, old, level), len(data), old) == data
+        for words in (False, True):
+            assert compress.decompress(compress.compress_delta(data, old, level, words), len(data), old, words) == data
+        if len(old) <= compress.SMALL_BYTES:
+            assert compress.estimate_delta(data, old) > 0
 
 
 @settings(max_examples=50, deadline=None)
@@ -507,3 +515,34 @@ def test_a_search_in_a_damaged_pack_is_bounded() -> None:
     assert all(isinstance(one, BadFrame) for one in found)
     data = pack.encode_head(pack_id) + b"\xff" + bytes(1 << 19) + frame(b"intact") + frame(b"too")
     assert [one.payload.tobytes() for one in pack.frames(data) if isinstance(one, Frame)] == [b"intact", b"too"]
+
+
+SOURCE = b"""\
+def load(path: str) -> dict[str, Any]:
+    \"\"\"Return the configuration in a file.\"\"\"
+    with open(path, encoding="utf-8") as f:
+        return json.load(f)
+"""
+
+
+def test_the_dictionary_makes_short_texts_shorter() -> None:
+    for text in (SOURCE, b'{"role": "user", "content": "Please fix the failing test in tests/test_main.py"}', b"import os\nimport sys\n"):
+        assert len(compress.compress_small(text)) * 3 < len(compress.compress(text, 19)) * 2, text
+    old = b"x = 1\n" * 30
+    assert len(compress.compress_delta(old + SOURCE, old, 9, True)) * 3 < len(compress.compress_delta(old + SOURCE, old, 9)) * 2
+
+
+def test_a_dictionary_that_was_changed_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by an installation that converts the ends of lines."""
+    file = tmp_path / "dictionary.txt"
+    file.write_bytes(dictionary._FILE.read_bytes().replace(b"\n", b"\r\n"))
+    monkeypatch.setattr(dictionary, "_FILE", file)
+    with pytest.raises(InternalError, match="install snapshotd again"):
+        dictionary.load.__wrapped__()
+
+
+def test_what_needs_the_dictionary_is_not_read_without() -> None:
+    payload = bytes(compress.compress_small(SOURCE))
+    with pytest.raises(BadFrame):
+        compress.decompress(payload, len(SOURCE))
+    assert compress.decompress(payload, len(SOURCE), None, True) == SOURCE
