@@ -265,6 +265,7 @@ def test_missing_packs_are_named(packs: PackRepository, store: Failing) -> None:
     packs.flush()
     (key,) = store.keys()
     store.delete(key)
+    packs.forget()
     with pytest.raises(DataLoss, match=rf"{content}.*{key.rpartition('/')[2]}.*missing"):
         list(packs.load(content))
 
