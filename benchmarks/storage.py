@@ -408,6 +408,7 @@ def main() -> None:
     if missing:
         sys.exit(f"missing: {', '.join(missing)} (Debian: apt-get install git restic borgbackup)")
     memory.keep_freed()  # as the archive worker does
+    memory.collect_rarely()
     results: dict[str, Any] = {}
     for name in options.only.split(","):
         if name == "history" and options.git is None:

@@ -54,6 +54,7 @@ def _archive(places: Places, _: list[str]) -> None:
     from snapshotd.repo.spool import FileSpool
 
     memory.keep_freed()
+    memory.collect_rarely()
     index, key = places.repo_dir / "index.db", load_key(places.repo_dir)
     maintenance = PackMaintenance(open_store(places.store_url), index, key, places.command("pack"))
     store = LayerStore(places.layers_root, places.layers_kind)

@@ -1,8 +1,9 @@
-"""How the C library keeps memory that is free."""
+"""How the C library keeps memory that is free, and how often Python looks for some."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
 """Parameters of mallopt(3), from glibc's malloc.h."""
@@ -20,6 +21,12 @@ def share_freed() -> bool:
     """From now on all threads share what is free. Without this each of many threads keeps what it needed at its busiest: a daemon that
     takes 1,000 steps grows from 86 to 202 MB, with it to 160. False as in `keep_freed`."""
     return _set((_ARENA_MAX, 1))
+
+
+def collect_rarely() -> None:
+    """For a process in which next to nothing refers to itself: archiving makes many small values that live until the next batch, and the
+    collector would go through all of them again and again."""
+    gc.set_threshold(100_000)
 
 
 def _set(*wanted: tuple[int, int]) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 
 import zstandard
 
@@ -32,7 +32,7 @@ _MAGIC = b"\x28\xb5\x2f\xfd"
 _MAX_WINDOW_BYTES = 256 << 20
 _MAX_BLOCK_BYTES = 128 << 10
 _MIN_WINDOW_LOG, _MAX_WINDOW_LOG = 10, 27
-_MAX_TABLE_LOG, _MIN_DELTA_LEVEL, _MAX_SEARCH_LEVEL = 20, 6, 12
+_MAX_TABLE_LOG, _MIN_DELTA_LEVEL = 20, 6
 HIGH_LEVEL = 10
 _ESTIMATE_LEVEL = 1
 LEVELS = ((2 << 20, HIGH_LEVEL), (8 << 20, 3))
@@ -46,8 +46,10 @@ _FAST_FROM, _FAST_PERCENT = 8, 1
 SMALL_BYTES = 128 << 10
 """Up to there the dictionary makes a difference."""
 _MAX_KEPT_LEVEL, _MAX_KEPT_BITS = 3, 20
+_SIZE_CLASSES = (16 << 10, 128 << 10, 256 << 10)
+"""Up to which sizes zstd has other parameters for the same level."""
 _CLASS_BITS = (14, 17, 18, 20)
-"""Up to which sizes zstd has other parameters for the same level. What is larger than a chunk (1 MiB) is compressed alone."""
+"""The same for what is compressed together. What is larger than a chunk (1 MiB) is compressed alone."""
 
 
 class _Own(threading.local):
@@ -126,14 +128,14 @@ def compress_delta(data: bytes, base: bytes, level: int, with_dictionary: bool =
     """
     level = max(level, _MIN_DELTA_LEVEL)
     words = _delta_dictionary(base, with_dictionary)
-    params = _parameters(level, len(data), len(words))
+    params = _delta_parameters(level, len(data), len(words))
     return _strip(zstandard.ZstdCompressor(dict_data=words, compression_params=params).compress(data), len(data))
 
 
 def estimate_delta(data: bytes, base: bytes) -> int:
     """About how many bytes a delta would be: good enough to choose among bases of up to SMALL_BYTES, in a third of the time. Releases the
     interpreter's lock."""
-    params = _parameters(_ESTIMATE_LEVEL, len(data), len(base))
+    params = _delta_parameters(_ESTIMATE_LEVEL, len(data), len(base))
     return len(zstandard.ZstdCompressor(dict_data=_delta_dictionary(base, False), compression_params=params).compress(data))
 
 
@@ -218,20 +220,32 @@ def _compressor(level: int, bits: int) -> zstandard.ZstdCompressor:
     key = (level, bits)
     found = kept.get(key)
     if found is None:
-        found = zstandard.ZstdCompressor(compression_params=_parameters(level, (1 << bits) - 1, 0))
+        size = (1 << bits) - 1
+        found = zstandard.ZstdCompressor(compression_params=_parameters(level, size, _window_log(size)))
         if level <= _MAX_KEPT_LEVEL and bits <= _MAX_KEPT_BITS:
             kept[key] = found
     return found
 
 
-def _parameters(level: int, plain_bytes: int, before_bytes: int) -> zstandard.ZstdCompressionParameters:
-    """The level's, with a window that holds everything: so the frame is a single segment, and all that lies before can be referred to."""
-    window_log = min(max((plain_bytes + before_bytes - 1).bit_length(), _MIN_WINDOW_LOG), _MAX_WINDOW_LOG)
-    tables = {}
-    if before_bytes and level <= _MAX_SEARCH_LEVEL:  # the higher ones have large ones anyway, and use them in another way
-        tables = {"hash_log": min(window_log - 1, _MAX_TABLE_LOG), "chain_log": min(window_log - 1, _MAX_TABLE_LOG)}
+def _delta_parameters(level: int, plain_bytes: int, before_bytes: int) -> zstandard.ZstdCompressionParameters:
+    """Of a level with tables for all that lies before the plain bytes."""
+    size = plain_bytes + before_bytes
+    size_class = next((most for most in _SIZE_CLASSES if size <= most), _SIZE_CLASSES[-1] + 1)
+    return _parameters(level, size_class, _window_log(size), True)
+
+
+def _window_log(size_bytes: int) -> int:
+    """Of a window that holds everything: so the frame is a single segment, and all that lies before can be referred to."""
+    return min(max((size_bytes - 1).bit_length(), _MIN_WINDOW_LOG), _MAX_WINDOW_LOG)
+
+
+@lru_cache(256)
+def _parameters(level: int, size_bytes: int, window_log: int, large_tables: bool = False) -> zstandard.ZstdCompressionParameters:
+    """Those that a level has for this size, with the window."""
+    log = min(window_log - 1, _MAX_TABLE_LOG)
+    tables = {"hash_log": log, "chain_log": log} if large_tables else {}
     return zstandard.ZstdCompressionParameters.from_level(
-        level, source_size=plain_bytes, dict_size=before_bytes, window_log=window_log, write_checksum=False, write_dict_id=False, **tables
+        level, source_size=size_bytes, window_log=window_log, write_checksum=False, write_dict_id=False, **tables
     )
 
 

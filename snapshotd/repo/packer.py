@@ -19,7 +19,6 @@ garbage collection.
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import os
@@ -159,7 +158,7 @@ def _read(dir_fd: int, name: bytes, device: int, inode: int, size: int) -> bytes
 def serve(reader: PackReader) -> None:
     """Be such a process: answer what comes from standard input until nobody asks."""
     memory.keep_freed()
-    gc.set_threshold(100_000)  # next to nothing that is made here refers to itself
+    memory.collect_rarely()
     with socket.socket(fileno=os.dup(0)) as writer, suppress(ConnectionError):  # the writer was killed
         packer = Packer(reader)
         writer.send(b'{"ready": true}')
