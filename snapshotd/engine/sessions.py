@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from snapshotd.engine.approvals import Gate
 from snapshotd.engine.attach import Survivor, record_of
@@ -69,7 +70,8 @@ class Sessions:
         self._live: dict[TrajectoryID, Sandbox] = {}
         self._runs: dict[TrajectoryID, _Run] = {}
         self._lock = threading.RLock()
-        self._starting: dict[TrajectoryID, threading.Lock] = {}
+        self._starting: WeakValueDictionary[TrajectoryID, threading.Lock] = WeakValueDictionary()
+        """Each for as long as somebody has it."""
 
     # -- the set of live sandboxes -------------------------------------------------------------------------------------------
 

@@ -191,3 +191,15 @@ def test_a_new_sandbox_that_cannot_be_adopted_is_ended(world: World, monkeypatch
         LocalEngine.create(engine, cast(Any, None))
     assert world.made[0].ended
     assert forgotten == [world.trajectory.id]
+
+
+def test_what_keeps_one_start_at_a_time_goes_with_it(world: World) -> None:
+    """A daemon may start millions of trajectories."""
+    name = world.trajectory.id
+    with world.sessions.starting(name) as taken:
+        assert taken
+        assert world.sessions.starting(name).locked()
+        assert not world.sessions.starting(TrajectoryID("another")).locked()
+        assert list(world.sessions._starting) == [name]
+    world.started()
+    assert list(world.sessions._starting) == []
