@@ -109,8 +109,10 @@ class _Copier:
                 directories.append(path)
         for path in sorted(before.keys() - self.seen.keys(), reverse=True):
             self._remove(path)
+        if tolerant:
+            return  # what the next pass makes in a directory would inherit its default access control list
         for path in reversed(directories):  # children first, or writing them would change their parent's times again
-            self._dress_directory(path, tolerant=tolerant)
+            self._dress_directory(path)
 
     def _inodes(self, paths: set[bytes]) -> set[tuple[int, int]]:
         """What the names hold, where they hold something: every other name of the same file has changed with it."""
@@ -218,17 +220,12 @@ class _Copier:
             _copy_xattrs(source_fd, fd, name)
             os.utime(name, ns=(st.st_atime_ns, st.st_mtime_ns), dir_fd=fd, follow_symlinks=False)
 
-    def _dress_directory(self, path: bytes, *, tolerant: bool) -> None:
-        try:
-            source = files.open_deep(self._source, path)
-        except OSError:
-            if tolerant:
-                return
-            raise
+    def _dress_directory(self, path: bytes) -> None:
+        source = files.open_deep(self._source, path)
         try:
             target = files.open_deep(self._target, path)
             try:
-                for mark in os.listxattr(target):
+                for mark in files.read_xattrs(target):
                     os.removexattr(target, mark)
                 files.copy_metadata(os.fstat(source), _meaningful(files.read_xattrs(source)), target)
             finally:
