@@ -43,8 +43,6 @@ _FAST_LEVEL = -1
 with repetitions in it."""
 _FAST_FROM, _FAST_PERCENT = 8, 1
 """Of how many objects one is compressed at both levels, and how much larger the fast one may be to be used for all of them."""
-SMALL_BYTES = 128 << 10
-"""Up to there the dictionary makes a difference."""
 _MAX_KEPT_LEVEL, _MAX_KEPT_BITS = 3, 20
 _SIZE_CLASSES = (16 << 10, 128 << 10, 256 << 10)
 """Up to which sizes zstd has other parameters for the same level."""
@@ -88,7 +86,7 @@ def _digested() -> zstandard.ZstdCompressionDict:
 
 
 def compress_small(data: bytes) -> memoryview:
-    """Payload of an object that is not longer than SMALL_BYTES, with the dictionary. Releases the interpreter's lock."""
+    """Payload of an object that is not too long for it, with the dictionary. Releases the interpreter's lock."""
     return _strip(_OWN.small.compress(data), len(data))
 
 
@@ -133,7 +131,7 @@ def compress_delta(data: bytes, base: bytes, level: int, with_dictionary: bool =
 
 
 def estimate_delta(data: bytes, base: bytes) -> int:
-    """About how many bytes a delta would be: good enough to choose among bases of up to SMALL_BYTES, in a third of the time. Releases the
+    """About how many bytes a delta would be: good enough to choose among bases of up to 128 KiB, in a third of the time. Releases the
     interpreter's lock."""
     params = _delta_parameters(_ESTIMATE_LEVEL, len(data), len(base))
     return len(zstandard.ZstdCompressor(dict_data=_delta_dictionary(base, False), compression_params=params).compress(data))

@@ -120,12 +120,13 @@ def _in_bulk(job: Job) -> int:
 
 def _smallest(job: Job) -> _Form:
     data, delta = job.data, None
-    words = job.kind == ObjectKind.CHUNK
+    small = len(data) <= pack.MAX_DICTIONARY_BYTES
+    words = small and job.kind == ObjectKind.CHUNK
     if job.base is not None:
         delta = _Form(compress.compress_delta(data, job.base, job.level, words), words, job.base_id, job.base)
         if _length(delta) * 2 < len(data):
             return delta
-    if job.level >= compress.HIGH_LEVEL and len(data) <= compress.SMALL_BYTES:
+    if small and job.level >= compress.HIGH_LEVEL:
         plain = _Form(compress.compress_small(data), True)
     else:
         plain = _Form(compress.compress(data, job.level))

@@ -76,6 +76,8 @@ MAX_PLAIN_BYTES: dict[ObjectKind, int] = {
     ObjectKind.RECORD: 64 << 20,
 }
 """The longest plain object of each kind. A frame that declares more is damage; nothing is allocated for it."""
+MAX_DICTIONARY_BYTES = 128 << 10
+"""The longest plain object that is compressed with the dictionary: it makes no difference to longer ones."""
 
 
 class Frame(NamedTuple):
@@ -178,9 +180,13 @@ def encode_frame(
 def decode_frame(data: bytes | memoryview, at: int = 0) -> Frame:
     """The intact frame at a position. BadFrame otherwise. Nothing of the payload is decompressed."""
     view = memoryview(data)
-    frame = _decode_header(view, at)
-    end = at + frame.stored - CHECKSUM_BYTES
-    if xxhash.xxh3_64_digest(view[at:end])[:CHECKSUM_BYTES] != view[end : end + CHECKSUM_BYTES]:
+    return _verified(view, _decode_header(view, at))
+
+
+def _verified(view: memoryview, frame: Frame) -> Frame:
+    """The frame, if its checksum is right. BadFrame."""
+    end = frame.offset + frame.stored - CHECKSUM_BYTES
+    if xxhash.xxh3_64_digest(view[frame.offset : end])[:CHECKSUM_BYTES] != view[end : end + CHECKSUM_BYTES]:
         raise BadFrame("its checksum is wrong")
     return frame
 
@@ -196,7 +202,8 @@ def _decode_header(view: memoryview, at: int) -> Frame:
         raise BadFrame(f"it is of kind {first & _KIND_MASK}, which does not exist") from None
     if first & ~(_KIND_MASK | _DELTA | _ZSTD | _ONE_BLOCK | _DICTIONARY) or (first & ~_KIND_MASK and not first & _ZSTD):
         raise BadFrame("it has flags that do not exist")
-    plain, pos = decode_varint(view, at + 1, MAX_PLAIN_BYTES[kind])
+    most = min(MAX_PLAIN_BYTES[kind], MAX_DICTIONARY_BYTES) if first & _DICTIONARY else MAX_PLAIN_BYTES[kind]
+    plain, pos = decode_varint(view, at + 1, most)
     length, pos = decode_varint(view, pos, plain)  # what does not shrink is stored as it is
     if not first & _ZSTD and length != plain:
         raise BadFrame("its lengths differ though it is not compressed")
@@ -247,17 +254,17 @@ def frames(data: bytes | memoryview, start: int = HEAD_BYTES) -> Iterator[Frame 
     """
     view = memoryview(data)
     at, count, whole = start, 0, True
-    budget = _SEARCH_FACTOR * len(view)
+    search = _Search(view)
     while at < len(view):
         if _is_end(view, at):
             if whole and _END.unpack_from(view, at)[1] != count:
                 yield BadFrame("frames are missing")
             return
         try:
-            frame = decode_frame(view, at)
+            frame = search.decode(at)
         except BadFrame as exc:
             yield BadFrame(f"at byte {at}: {exc}")
-            at, budget = _next_intact(view, at, budget)
+            at = search.next_intact(at)
             whole = False
             continue
         yield frame
@@ -270,29 +277,43 @@ def _is_end(view: memoryview, at: int) -> bool:
     return at + END_BYTES == len(view) and view[at] == 0
 
 
-def _next_intact(view: memoryview, at: int, budget: int) -> tuple[int, int]:
-    """(where the next intact frame or the end is, what is left of the budget) after a damaged frame.
+class _Search:
+    """Frames of one pack, with a bound on the bytes that are hashed for them all.
 
-    The budget is the bytes hashed: a content can be made so that every fourth byte looks like the head of a long frame, and hashing all of
-    them would take days. When it is used up, the rest of the pack is taken for lost.
+    A content can be made so that every fourth byte looks like the head of a long frame, and hashing all of them would take days. When the
+    bound is reached, the rest of the pack is taken for lost. Frames that follow each other take a thousandth of it.
     """
-    try:
-        end = at + _decode_header(view, at).stored
-        if _is_end(view, end):
-            return end, budget
-        decode_frame(view, end)
-        return end, budget
-    except BadFrame:
-        pass
-    for match in _FIRST_BYTES.finditer(view, at + 1):
-        place = match.start()
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._left = _SEARCH_FACTOR * len(view)
+
+    def decode(self, at: int) -> Frame:
+        """As `decode_frame`."""
+        frame = _decode_header(self._view, at)
+        self._left -= frame.stored
+        if self._left < 0:
+            raise BadFrame("too much looks like frames here to look at all of it")
+        return _verified(self._view, frame)
+
+    def next_intact(self, at: int) -> int:
+        """Where the next intact frame or the end is, after a damaged frame."""
+        view = self._view
         try:
-            budget -= _decode_header(view, place).stored
-            if budget < 0:
-                break
-            decode_frame(view, place)
+            end = at + _decode_header(view, at).stored
+            if _is_end(view, end):
+                return end
+            self.decode(end)
+            return end
         except BadFrame:
-            continue
-        return place, budget
-    end = len(view) - END_BYTES
-    return (end if end > at and _is_end(view, end) else len(view)), budget
+            pass
+        for match in _FIRST_BYTES.finditer(view, at + 1):
+            try:
+                self.decode(match.start())
+            except BadFrame:
+                if self._left < 0:
+                    break
+                continue
+            return match.start()
+        end = len(view) - END_BYTES
+        return end if end > at and _is_end(view, end) else len(view)

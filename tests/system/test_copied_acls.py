@@ -1,4 +1,4 @@
-"""Access control lists on the copy path, on XFS: it shows each under a second name, and what is made in a directory inherits the default."""
+"""Access control lists on the copy path, on XFS, which lists each under two names; and what a directory hands down to new files."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import xxhash
@@ -72,6 +73,7 @@ def test_any_changed_byte_is_found(data: bytes, where: int, flip: int) -> None:
         b"\x81\x00\x00",
         b"\x09\x00\x00",  # a delta that is not compressed
         b"\x41\x00\x00",  # the dictionary, and not compressed
+        b"\x51" + pack.encode_varint((128 << 10) + 1) + b"\x00",
         b"\x01\x81\x00\x00",  # not the shortest form
         b"\x11" + pack.encode_varint((1 << 20) + 1) + b"\x00",
         b"\x11\x05\x06",  # grew by being compressed
@@ -106,13 +108,12 @@ def test_a_bomb_is_not_unpacked() -> None:
 def test_payloads_come_back(data: bytes, base: bytes, level: int) -> None:
     data += b"x"
     assert compress.decompress(compress.compress(data, level), len(data)) == data
-    assert compress.decompress(compress.compress_small(data[: compress.SMALL_BYTES]), len(data[: compress.SMALL_BYTES]), None, True) == (
-        data[: compress.SMALL_BYTES]
-    )
+    small = data[: pack.MAX_DICTIONARY_BYTES]
+    assert compress.decompress(compress.compress_small(small), len(small), None, True) == small
     for old in (base, data[: len(data) // 2] + base + data[len(data) // 2 :]):
         for words in (False, True):
             assert compress.decompress(compress.compress_delta(data, old, level, words), len(data), old, words) == data
-        if len(old) <= compress.SMALL_BYTES:
+        if len(old) <= pack.MAX_DICTIONARY_BYTES:
             assert compress.estimate_delta(data, old) > 0
 
 
@@ -501,6 +502,27 @@ def test_what_lies_behind_several_bad_blocks_is_found() -> None:
             data += frame(content)
     found = [one.payload.tobytes() for one in pack.frames(bytes(data)) if isinstance(one, Frame)]
     assert found == contents[1::2]
+
+
+def test_all_that_is_hashed_in_a_search_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A content of short intact frames, each with one behind it that says it ends before another long one."""
+    size = 1 << 17
+    planted = bytearray()
+    while len(planted) < size - 40:
+        left = size - len(planted) - 40
+        planted += frame(b"x") + b"\x01" + pack.encode_varint(left) * 2
+    hashed = 0
+
+    def digest(data: memoryview) -> bytes:
+        nonlocal hashed
+        hashed += len(data)
+        return xxhash.xxh3_64(data).digest()
+
+    data = pack.encode_head(pack.new_pack_id()) + b"\xff" + planted + bytes(size)
+    monkeypatch.setattr(pack, "xxhash", SimpleNamespace(xxh3_64_digest=digest))
+    found = list(pack.frames(data))
+    assert len(found) > 100
+    assert hashed <= 1024 * len(data) + size
 
 
 def test_a_search_in_a_damaged_pack_is_bounded() -> None:
