@@ -1,7 +1,7 @@
 """zstd for the payloads of frames: plain, with the dictionary of the format, and as a delta against another object.
 
-What a payload may refer to, before its own beginning: nothing, the dictionary (dictionary.py), or the dictionary with the bytes of the
-base behind its content. A delta in a pack of version 1 refers to the base alone.
+What a payload may refer to, before its own beginning: nothing, the base of a delta, the dictionary (dictionary.py), or the dictionary with
+the base behind its content.
 
 A payload is a zstd frame (RFC 8878) without its header, which follows from the plain length and is put before it again to decompress:
 
@@ -33,8 +33,7 @@ _MAX_WINDOW_BYTES = 256 << 20
 _MAX_BLOCK_BYTES = 128 << 10
 _MIN_WINDOW_LOG, _MAX_WINDOW_LOG = 10, 27
 _MAX_TABLE_LOG, _MIN_DELTA_LEVEL = 20, 6
-HIGH_LEVEL = 10
-_ESTIMATE_LEVEL = 1
+HIGH_LEVEL, _ESTIMATE_LEVEL = 10, 1
 LEVELS = ((2 << 20, HIGH_LEVEL), (8 << 20, 3))
 """(plain bytes of a step, level up to there). An installed package is not worth more than 1."""
 BULK_LEVEL = 1
