@@ -7,7 +7,7 @@
 A blob's id is the keyed BLAKE3-256 of its plain bytes, in hexadecimal. The key is 32 random bytes per repository: whoever controls
 the content (an agent does) can neither foretell an id nor search for two contents with the same one.
 
-`format.py` has the bytes of a blob file, `key.py` those of the key file.
+`spool_format.py` has the bytes of a blob file, `key.py` those of the key file.
 
 Write order: the file is complete under its temporary name before it gets its final one; so after `kill -9` a blob is whole or not
 there. After power loss a blob that was not flushed may be missing, empty or cut: loading it says DataLoss, and saving the same content
@@ -27,6 +27,7 @@ from pathlib import Path
 
 import blake3
 import xxhash
+import zstandard
 
 from snapshotd.errors import NO_ROOM, DataLoss, InternalError, NotFound, OutOfSpace
 from snapshotd.kernel import files
@@ -39,6 +40,8 @@ from snapshotd.types import BlobID
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _BLOB_ID = re.compile(r"[0-9a-f]{64}")
+_SHORT_BYTES = 128 << 10
+"""What is not longer is compressed at once: nearly every output, which takes some MiB less memory than a stream."""
 _MAX_HELD = 16
 """How many new files are kept open for `flush` to sync one by one (each 1-5 ms); more than that are synced by one syncfs."""
 
@@ -238,7 +241,9 @@ class _Writer(BlobWriter):
         self._plain = blake3.blake3(key=repository._key)
         self._frame = xxhash.xxh3_128()
         self._frame_bytes = 0
-        self._zstd = blob_format.compressor()
+        self._short = bytearray()
+        """All that was written, while it is short."""
+        self._zstd: zstandard.ZstdCompressionObj | None = None
         with self._space():
             self._fd = os.open(self._name, _CREATE, 0o600, dir_fd=repository._tmp)
             os.lseek(self._fd, HEADER_BYTES, os.SEEK_SET)
@@ -250,8 +255,17 @@ class _Writer(BlobWriter):
             for start in range(0, len(view), PIECE_BYTES):
                 piece = view[start : start + PIECE_BYTES]
                 self._plain.update(piece)
-                self._append(self._zstd.compress(piece))
                 self.size_bytes += len(piece)
+                self._pack(piece)
+
+    def _pack(self, piece: memoryview) -> None:
+        if self._zstd is None:
+            self._short += piece
+            if len(self._short) <= _SHORT_BYTES:
+                return
+            self._zstd, piece = blob_format.compressor(), memoryview(bytes(self._short))
+            self._short.clear()
+        self._append(self._zstd.compress(piece))
 
     def _append(self, packed: bytes) -> None:
         self._frame.update(packed)
@@ -261,7 +275,7 @@ class _Writer(BlobWriter):
     def save(self) -> BlobID:
         self._check_open()
         with self._space():
-            self._append(self._zstd.flush())
+            self._append(blob_format.compress(self._short) if self._zstd is None else self._zstd.flush())
             header = Header(self.size_bytes, self._frame_bytes, self._frame.digest()).encode()
             if os.pwrite(self._fd, header, 0) != len(header):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -272,9 +286,16 @@ class _Writer(BlobWriter):
             except OSError:
                 self._unlink()
                 raise
+        self._let_go()
         return blob_id
 
+    def _let_go(self) -> None:
+        """Of what it takes: whoever refers to this may be collected much later."""
+        self._zstd = None
+        self._short.clear()
+
     def discard(self) -> None:
+        self._let_go()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

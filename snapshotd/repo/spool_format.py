@@ -123,8 +123,13 @@ def check_frame(fd: int, header: Header) -> None:
         raise FrameError
 
 
+def compress(data: bytes | bytearray) -> bytes:
+    """The frame of one blob, in memory that follows its length."""
+    return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False).compress(data)
+
+
 def compressor() -> zstandard.ZstdCompressionObj:
-    """For the frame of one blob. Its memory use is constant."""
+    """For the frame of one blob of any length. It takes some MiB from the first piece on, however short that is."""
     return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False).compressobj()
 
 

@@ -342,3 +342,33 @@ def test_header_is_as_documented(repository: FileSpool) -> None:
     assert struct.unpack_from("<QQ", data, 16) == (1000, len(data) - 56)
     assert zstandard.ZstdDecompressor().decompressobj().decompress(data[56:]) == b"x" * 1000
     assert blob_format.HEADER_BYTES == 56
+
+
+_KEEPS = """
+import os, sys
+from pathlib import Path
+from snapshotd.repo.spool import FileSpool
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+spool = FileSpool(Path(sys.argv[1]))
+def saved(number):
+    writer = spool.writer()
+    writer.write(os.urandom(500) * (int(sys.argv[2]) // 500) + b"%d" % number)
+    writer.save()
+    return writer
+first = [saved(number) for number in range(4)]
+before = resident()
+kept = [saved(number) for number in range(4, 104)]
+print((resident() - before) >> 20)
+"""
+
+
+@pytest.mark.parametrize("size", [1000, 1 << 20])
+def test_a_writer_that_has_saved_keeps_no_memory(tmp_path: Path, size: int) -> None:
+    """An object that refers to one may wait long for the collector."""
+    argv = [sys.executable, "-c", _KEEPS, str(tmp_path), str(size)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 40
