@@ -29,31 +29,34 @@ class Resumes:
 
     def resume(self, trajectory: Trajectory, decisions: Sequence[Decision]) -> Trajectory:
         """See `Engine.resume`."""
-        self._check(trajectory)
-        sandbox = self._sessions.find(trajectory.id)
-        if sandbox is not None:
-            self._sessions.stop(trajectory)  # it has no program: a person looked into it, or it was rewound
-        with self._sessions.starting(trajectory.id):
-            trajectory = self._catalog.get_trajectory(trajectory.id)
-            self._check(trajectory)
-            head = self._catalog.get_snapshot(trajectory.head)
-            assert trajectory.agent is not None
-            assert trajectory.began is not None
-            began = self._catalog.get_snapshot(trajectory.began)
-            self._settle(trajectory, decisions)
-            resumption = Resumption(began, head, self.entries(trajectory, head))
-            hit("engine.resume.settled")
-            with self._context.pins.pinned(began.id):
-                sandbox, calls = self._sessions.launch(trajectory, began, head)
-            try:
-                self._catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
-                self._sessions.adopt(sandbox, calls, resumption, idempotency.cut_off(self._catalog, trajectory))
-                self._sessions.start_agent(sandbox, trajectory.agent)
-            except BaseException:
-                self._sessions.discard(sandbox)
-                self._catalog.set_status(trajectory.id, TrajectoryStatus.INTERRUPTED)
-                raise
-        return self._catalog.get_trajectory(trajectory.id)
+        while True:
+            with self._sessions.starting(trajectory.id):  # or what somebody else is about to start a program in would look idle
+                trajectory = self._catalog.get_trajectory(trajectory.id)
+                self._check(trajectory)
+                idle = self._sessions.find(trajectory.id)
+                if idle is None:
+                    self._begin(trajectory, decisions)
+                    return self._catalog.get_trajectory(trajectory.id)
+            self._sessions.stop(trajectory, only=idle)  # it has no program: a person looked into it, or it was rewound
+
+    def _begin(self, trajectory: Trajectory, decisions: Sequence[Decision]) -> None:
+        head = self._catalog.get_snapshot(trajectory.head)
+        assert trajectory.agent is not None
+        assert trajectory.began is not None
+        began = self._catalog.get_snapshot(trajectory.began)
+        self._settle(trajectory, decisions)
+        resumption = Resumption(began, head, self.entries(trajectory, head))
+        hit("engine.resume.settled")
+        with self._context.pins.pinned(began.id):
+            sandbox, calls = self._sessions.launch(trajectory, began, head)
+        try:
+            self._catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
+            self._sessions.adopt(sandbox, calls, resumption, idempotency.cut_off(self._catalog, trajectory))
+            self._sessions.start_agent(sandbox, trajectory.agent)
+        except BaseException:
+            self._sessions.discard(sandbox)
+            self._catalog.set_status(trajectory.id, TrajectoryStatus.INTERRUPTED)
+            raise
 
     def entries(self, trajectory: Trajectory, head: Snapshot) -> tuple[Entry, ...]:
         """What a program that starts again has to meet: the journal from its beginning, and what ended since the head."""

@@ -187,11 +187,11 @@ class Sessions:
                 raise
             return sandbox
 
-    def stop(self, trajectory: Trajectory, *, keep: bool = True) -> None:
-        """End a sandbox, with a last snapshot if something changed and `keep`. Not an error when it is not running."""
+    def stop(self, trajectory: Trajectory, *, keep: bool = True, only: Sandbox | None = None) -> None:
+        """End a sandbox, with a last snapshot if something changed and `keep`. Not an error when it is not running, or not `only`."""
         with self._lock:
             sandbox, run = self._live.get(trajectory.id), self._runs.get(trajectory.id)
-        if sandbox is None:
+        if sandbox is None or (only is not None and sandbox is not only):
             return
         with sandbox.lock:
             if not sandbox.closed:

@@ -18,8 +18,8 @@ def keep_freed() -> bool:
 
 
 def share_freed() -> bool:
-    """From now on all threads share what is free. Without this each of many threads keeps what it needed at its busiest: a daemon that
-    takes 1,000 steps grows from 86 to 202 MB, with it to 160. False as in `keep_freed`."""
+    """From now on all threads share what is free. Without this each of many threads keeps what it needed at its busiest. False as in
+    `keep_freed`."""
     return _set((_ARENA_MAX, 1))
 
 

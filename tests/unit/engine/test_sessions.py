@@ -12,8 +12,9 @@ import pytest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine import sessions
 from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.resume import Resumes
 from snapshotd.engine.sessions import Sessions
-from snapshotd.errors import OutOfSpace
+from snapshotd.errors import Conflict, OutOfSpace
 from snapshotd.testing.records import begin, make_image
 from snapshotd.types import Snapshot, Trajectory, TrajectoryID, TrajectoryStatus
 
@@ -203,3 +204,35 @@ def test_what_keeps_one_start_at_a_time_goes_with_it(world: World) -> None:
         assert list(world.sessions._starting) == [name]
     world.started()
     assert list(world.sessions._starting) == []
+
+
+def test_who_resumes_while_another_does_stops_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the moment a sandbox is known and the one in which its program runs, it looks like one that nobody uses."""
+    catalog, name = world.catalog, world.trajectory.id
+    catalog.set_began(name, world.first.id)
+    resumes = Resumes(cast(Any, SimpleNamespace(catalog=catalog)), world.sessions)
+    refused: list[Conflict] = []
+    starting, asked = world.sessions.starting, threading.Event()
+
+    def asks(trajectory: TrajectoryID) -> threading.Lock:
+        asked.set()
+        return starting(trajectory)
+
+    def resume() -> None:
+        with pytest.raises(Conflict) as caught:
+            resumes.resume(catalog.get_trajectory(name), [])
+        refused.append(caught.value)
+
+    monkeypatch.setattr(world.sessions, "starting", asks)
+    with starting(name):
+        sandbox, _ = world.launch(world.trajectory, world.first)
+        sandbox.agent_running = False
+        world.sessions._live[name] = sandbox
+        second = threading.Thread(target=resume)
+        second.start()
+        assert asked.wait(60)
+        assert not sandbox.ended
+        sandbox.agent_running = True
+    second.join(60)
+    assert len(refused) == 1
+    assert not sandbox.ended
