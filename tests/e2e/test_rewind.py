@@ -134,10 +134,10 @@ def test_where_a_rewind_cannot_go(line: Line) -> None:
     snap = line.snap
     other, start = snap.create("--runtime", "runc")
     changed = snap.sh(other, "echo other > other")["snapshot"]
-    before = snap.json("log", line.name)
+    before = [one["id"] for one in snap.json("log", line.name)]
     assert "not of its history" in snap("rewind", "--conversation", "--yes", line.name, changed, code=6).stderr
     assert "ffffffffffff" in snap("rewind", "--yes", line.name, "ffffffffffff", code=4).stderr
-    assert snap.json("log", line.name) == before
+    assert [one["id"] for one in snap.json("log", line.name)] == before
     snap("rewind", "--files", line.name, changed)
     assert snap.sh(line.name, "ls")["stdout"] == "other\n"
     running = snap.sh(line.name, "sleep 1000 >/dev/null 2>&1 & echo started")["snapshot"]
