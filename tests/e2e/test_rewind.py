@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.support import AGENT, Snap, host_manifest
+from tests.e2e.support import AGENT, Snap, host_manifest, wait_until
 
 PROGRAM = AGENT + """
 from snapshotd.agent import state
@@ -143,4 +143,5 @@ def test_where_a_rewind_cannot_go(line: Line) -> None:
     running = snap.sh(line.name, "sleep 1000 >/dev/null 2>&1 & echo started")["snapshot"]
     assert "stop it first" in snap("rewind", "--yes", "--files", line.name, start, code=6).stderr
     assert snap.json("log", line.name)[-1]["id"] == running
+    wait_until(lambda: all(one["state"] == "stored" for one in snap.json("log", line.name)), "what came from the other one is stored")
     snap("rm", "--force", other)
