@@ -167,8 +167,8 @@ def encode_frame(
 ) -> list[Part]:
     """A frame as its parts: header, payload, checksum. `base` is the whole id of the object that it is a delta against; `one_block` and
     `dictionary`: how compress.py made the payload."""
-    flags = ((base is not None, _DELTA), (zstd, _ZSTD), (one_block, _ONE_BLOCK), (dictionary, _DICTIONARY))
-    first = kind | sum(bit for given, bit in flags if given)
+    first = kind | (_DELTA if base is not None else 0) | (_ZSTD if zstd else 0)
+    first |= (_ONE_BLOCK if one_block else 0) | (_DICTIONARY if dictionary else 0)
     proof = object_id[: STORED_ID_BYTES[kind]]
     header = b"".join((bytes((first,)), encode_varint(plain), encode_varint(len(payload)), proof, base[:BASE_BYTES] if base else b""))
     checksum = xxhash.xxh3_64(header)
@@ -213,7 +213,7 @@ def _decode_header(view: memoryview, at: int) -> Frame:
         raise BadFrame("it is cut off")
     base = bytes(view[base_at:body]) if first & _DELTA else None
     payload = view[body : body + length]
-    zstd, one_block, dictionary = (bool(first & bit) for bit in (_ZSTD, _ONE_BLOCK, _DICTIONARY))
+    zstd, one_block, dictionary = bool(first & _ZSTD), bool(first & _ONE_BLOCK), bool(first & _DICTIONARY)
     return Frame(kind, bytes(view[pos:base_at]), base, zstd, one_block, dictionary, plain, at, end - at, payload)
 
 
