@@ -23,7 +23,7 @@ from overlay_world import _FORMATS, Manifest, World, difference, view_manifest
 from test_overlay_marks import NAMES, new_layer, random_layer, whiteout
 from test_overlay_view import base, open_view  # noqa: F401 - base is a fixture
 
-from snapshotd.kernel.files import DIR_FLAGS, remove_tree
+from snapshotd.kernel.files import DIR_FLAGS, remove_tree, sync_filesystem
 from snapshotd.layers.archive import Applied, apply
 from snapshotd.layers.lookup import is_whiteout
 from snapshotd.layers.merge import merge
@@ -134,6 +134,7 @@ class Checker:
 
     def push(self, world: World, stack: list[Path], what: str, *, marks: bool = True) -> None:
         layer = stack[0]
+        settle(layer)
         applied = apply_to(self.repository, layer, self.tree, salt=str(len(self.links)).encode(), marks=marks)
         self.tree = applied.tree
         assert applied.warnings == ()
@@ -162,6 +163,15 @@ class Checker:
         for path, entry in entries.items():  # a name that no later layer mentions keeps what its layer has defined
             if entry.kind is not Kind.DIRECTORY:
                 assert self.links.setdefault(inodes[path], (entry.link, entry.nlink)) == (entry.link, entry.nlink), f"{what}: {path!r}"
+
+
+def settle(layer: Path) -> None:
+    """Writes everything back: ext4 gives a file with many extents one more block for their tree when it is written, not before."""
+    fd = os.open(layer, DIR_FLAGS)
+    try:
+        sync_filesystem(fd)
+    finally:
+        os.close(fd)
 
 
 def disk_usage(layer: Path) -> int:
