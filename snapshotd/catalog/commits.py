@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from snapshotd.catalog import rows
-from snapshotd.catalog.database import Database
 from snapshotd.catalog.entries import add_entry, bind_entries, end_entry
 from snapshotd.catalog.inserts import add_messages, add_snapshot, add_stack, add_trajectory
 from snapshotd.catalog.lines import add_line, position_of, save_state
 from snapshotd.catalog.lookup import no, snapshot_numbers
 from snapshotd.errors import Conflict, InternalError
+from snapshotd.sqlite import Database
 from snapshotd.types import Ended, Entry, Message, Snapshot, SnapshotID, Trajectory, TrajectoryID, short
 
 _WRITER_SELECT = """

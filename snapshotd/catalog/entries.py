@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from snapshotd.catalog import rows
-from snapshotd.catalog.database import Database, Row
 from snapshotd.catalog.lookup import CANDIDATES, MIN_PREFIX_CHARS, check_unique, id_range, no, searchable
 from snapshotd.errors import Conflict, InternalError, UsageError
+from snapshotd.sqlite import Database, Row
 from snapshotd.types import ID_HEX_CHARS, CallID, CallStatus, Ended, Entry, EntryKind, SideEffect, Snapshot, SnapshotID, TrajectoryID
 
 _ID = re.compile(f"[0-9a-f]{{{ID_HEX_CHARS}}}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from snapshotd.catalog import rows
-from snapshotd.catalog.database import Database
 from snapshotd.catalog.lookup import image_number, snapshot_numbers
 from snapshotd.errors import Conflict, UsageError
+from snapshotd.sqlite import Database
 from snapshotd.types import NAME_PATTERN, Image, Message, RecordID, Snapshot, Stack, Trajectory, short
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from snapshotd.catalog import rows
-from snapshotd.catalog.database import Database
 from snapshotd.catalog.entries import ENTRY_SELECT, decode_entry
 from snapshotd.catalog.lookup import no, snapshot_numbers
 from snapshotd.errors import DataLoss
+from snapshotd.sqlite import Database
 from snapshotd.types import Entry, Message, SnapshotID, short
 
 PAGE_ROWS = 500

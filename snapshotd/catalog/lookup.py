@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from snapshotd.catalog import rows
-from snapshotd.catalog.database import Database, Row
 from snapshotd.errors import Ambiguous, NotFound
+from snapshotd.sqlite import Database, Row
 from snapshotd.types import NAME_PATTERN, ImageID, SnapshotID, TrajectoryID, short
 
 MIN_PREFIX_CHARS = 4

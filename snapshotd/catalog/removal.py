@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from snapshotd.catalog import rows
-from snapshotd.catalog.database import Database, Row
 from snapshotd.catalog.lookup import no
 from snapshotd.errors import Conflict
+from snapshotd.sqlite import Database, Row
 from snapshotd.types import TrajectoryID, short
 
 _USERS = (

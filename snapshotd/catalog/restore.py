@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from snapshotd.catalog import rows
 from snapshotd.catalog.base import SnapshotRow
 from snapshotd.catalog.commits import set_began
-from snapshotd.catalog.database import Database
 from snapshotd.catalog.entries import restore_entries
 from snapshotd.catalog.inserts import add_image, add_messages, add_snapshot, add_stack, add_trajectory
 from snapshotd.catalog.lines import Position, add_line, position_of, save_state
 from snapshotd.catalog.lookup import snapshot_numbers, trajectory_number
 from snapshotd.errors import Conflict, InternalError
+from snapshotd.sqlite import Database
 from snapshotd.types import Image, Snapshot, SnapshotID, Stack, Trajectory, TrajectoryID
 
 

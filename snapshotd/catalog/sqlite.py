@@ -13,7 +13,7 @@ from typing import Any, Literal
 from snapshotd.catalog import entries, lines, rows
 from snapshotd.catalog.base import Approvals, Catalog, Compensations, KeyValues, SnapshotRow
 from snapshotd.catalog.commits import begin_trajectory, commit, set_began, writer
-from snapshotd.catalog.database import Database, Value
+from snapshotd.catalog.database import open_database
 from snapshotd.catalog.inserts import add_image, add_tag
 from snapshotd.catalog.lines import PAGE_CHARS, PAGE_ROWS
 from snapshotd.catalog.lookup import (
@@ -34,6 +34,7 @@ from snapshotd.catalog.restore import restore_rows
 from snapshotd.catalog.sqlite_approvals import SqliteApprovals, SqliteCompensations
 from snapshotd.catalog.sqlite_values import SqliteValues
 from snapshotd.errors import Conflict
+from snapshotd.sqlite import Value
 from snapshotd.types import (
     BlobID,
     CallID,
@@ -63,8 +64,8 @@ _AFTER_ALL = (1 << 63) - 1
 class SqliteCatalog(Catalog):
     def __init__(self, path: Path | Literal[":memory:"]) -> None:
         """Open the catalog at `path`, creating it (mode 0600) if there is none. ":memory:" is private to this object and gone with it.
-        Errors: as `database.Database`."""
-        self._db = Database(path)
+        Errors: as `database.open_database`."""
+        self._db = open_database(path)
         self._approvals = SqliteApprovals(self._db)
         self._compensations = SqliteCompensations(self._db)
         self._values = SqliteValues(self._db)

@@ -8,7 +8,6 @@ from typing import Any
 
 from snapshotd.catalog import rows
 from snapshotd.catalog.base import Approvals, Compensations
-from snapshotd.catalog.database import Database, Row, Value
 from snapshotd.catalog.lookup import (
     CANDIDATES,
     MIN_PREFIX_CHARS,
@@ -20,6 +19,7 @@ from snapshotd.catalog.lookup import (
     trajectory_number,
 )
 from snapshotd.errors import Conflict, InternalError, NotFound
+from snapshotd.sqlite import Database, Row, Value
 from snapshotd.types import Approval, ApprovalID, ApprovalStatus, CallID, CallStatus, Compensation, SideEffect, TrajectoryID, short
 
 _APPROVAL_SELECT = """

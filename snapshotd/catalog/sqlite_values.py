@@ -12,8 +12,8 @@ from typing import Any
 
 from snapshotd.catalog import rows
 from snapshotd.catalog.base import KeyValues
-from snapshotd.catalog.database import Database, Row
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, UsageError
+from snapshotd.sqlite import Database, Row
 from snapshotd.types import StoredValue
 
 MAX_NAME_BYTES = 1024

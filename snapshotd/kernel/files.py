@@ -257,6 +257,15 @@ def sync_filesystem(fd: int) -> None:
     sc.call("syncfs", fd)
 
 
+def sync_dir(path: str | os.PathLike[str]) -> None:
+    """Make the names in a directory durable, one that is the daemon's own. OSError."""
+    fd = os.open(path, DIR_FLAGS)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def write_all(fd: int, data: bytes | memoryview, offset: int | None = None) -> int:
     """Write all of it, at an offset or where the descriptor stands. Returns its length."""
     size = len(data)

@@ -57,14 +57,6 @@ def _create_key(directory: Path) -> bytes:
     finally:
         os.close(fd)
     temporary.rename(directory / "key")
-    sync_dir(directory)
-    sync_dir(directory.parent)
+    files.sync_dir(directory)
+    files.sync_dir(directory.parent)
     return key
-
-
-def sync_dir(path: Path) -> None:
-    fd = os.open(path, files.DIR_FLAGS)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

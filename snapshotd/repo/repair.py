@@ -21,13 +21,13 @@ from pathlib import Path
 
 from snapshotd.errors import Conflict, DataLoss, NotFound, VersionMismatch
 from snapshotd.failpoints import hit
+from snapshotd.kernel import files
 from snapshotd.repo import pack
 from snapshotd.repo.base import ObjectKind, RepairResult, Roots
 from snapshotd.repo.check import check
 from snapshotd.repo.gc import TARGET_BYTES, Copy
 from snapshotd.repo.ids import Identity
 from snapshotd.repo.index import Entry, Index, PackRow, create_index
-from snapshotd.repo.key import sync_dir
 from snapshotd.repo.pending import lock
 from snapshotd.repo.reach import tree_children, tree_contents
 from snapshotd.repo.reader import PackReader
@@ -217,7 +217,7 @@ class _Repair:
         for suffix in ("-wal", "-shm"):
             Path(f"{self._path}{suffix}").unlink(missing_ok=True)
         os.rename(new, self._path)
-        sync_dir(self._path.parent)
+        files.sync_dir(self._path.parent)
         self._actions.append(f"made the index anew from {len(packs)} packs with {len(chosen)} objects")
 
     def _set_aside(self, found: Survey) -> None:

@@ -33,7 +33,7 @@ from snapshotd.errors import NO_ROOM, DataLoss, InternalError, NotFound, OutOfSp
 from snapshotd.kernel import files
 from snapshotd.repo import spool_format as blob_format
 from snapshotd.repo.base import BlobWriter, Spool
-from snapshotd.repo.key import load_key, sync_dir
+from snapshotd.repo.key import load_key
 from snapshotd.repo.spool_format import HEADER_BYTES, PIECE_BYTES, Header
 from snapshotd.types import BlobID
 
@@ -221,7 +221,7 @@ class FileSpool(Spool):
                     for fd in held.values():
                         os.fsync(fd)
                     for group in {blob_id[:2] for blob_id in held}:
-                        sync_dir(self.directory / "blobs" / group)
+                        files.sync_dir(self.directory / "blobs" / group)
                     os.fsync(self._blobs)
             except OSError as exc:
                 self._lost = exc.strerror

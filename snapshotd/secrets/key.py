@@ -42,6 +42,10 @@ def load_key(path: Path, may_create: bool) -> VaultKey:
         if not may_create:
             raise DataLoss(f"the key {path} is missing, and without it no recorded secret can be read: restore it from a backup") from None
         return VaultKey(_create(path))
+    except PermissionError:
+        raise
+    except OSError as exc:
+        raise DataLoss(f"the key {path} cannot be read ({exc.strerror}): check the disk, or restore it from a backup") from exc
     try:
         os.fchmod(fd, 0o600)
         data = os.read(fd, 4096)
@@ -68,17 +72,8 @@ def _create(path: Path) -> bytes:
     finally:
         os.close(fd)
     new.rename(path)
-    sync_dir(path.parent)
+    files.sync_dir(path.parent)
     return key
-
-
-def sync_dir(path: Path) -> None:
-    """Make the names in a directory durable."""
-    fd = os.open(path, files.DIR_FLAGS)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _checksum(data: bytes) -> bytes:

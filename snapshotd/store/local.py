@@ -280,15 +280,7 @@ def _make_durable(directory: Path) -> None:
         made.append(made[-1].parent)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in reversed(made):
-        _sync_path(path.parent)
-
-
-def _sync_path(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        files.sync_dir(path.parent)
 
 
 def _write_all(fd: int, views: list[memoryview]) -> None:

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import apsw
 import pytest
 
-from snapshotd.catalog import database, schema
+from snapshotd import sqlite
+from snapshotd.catalog import schema
 from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.errors import Conflict, DataLoss, InternalError, NotFound, OutOfSpace, Unsupported, VersionMismatch
@@ -119,7 +120,7 @@ def test_a_failed_sync_is_never_taken_back(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_log_stays_bounded_without_a_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "_CHECKPOINT_LIMIT_PAGES", 50)
+    monkeypatch.setattr(sqlite, "_CHECKPOINT_LIMIT_PAGES", 50)
     catalog = SqliteCatalog(tmp_path / "catalog.db")
     try:
         for n in range(500):
@@ -131,7 +132,7 @@ def test_the_log_stays_bounded_without_a_flush(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_flush_empties_a_long_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "_CHECKPOINT_PAGES", 20)
+    monkeypatch.setattr(sqlite, "_CHECKPOINT_PAGES", 20)
     catalog = SqliteCatalog(tmp_path / "catalog.db")
     try:
         for n in range(100):
@@ -196,7 +197,7 @@ def test_another_programs_database_is_refused(tmp_path: Path) -> None:
     connection = apsw.Connection(str(path))
     connection.execute("CREATE TABLE t (a)").fetchall()
     connection.close()
-    with pytest.raises(DataLoss, match="not a catalog"):
+    with pytest.raises(DataLoss, match="another program"):
         SqliteCatalog(path)
 
 
@@ -256,7 +257,7 @@ def test_a_damaged_record_is_named(tmp_path: Path, damage: str) -> None:
 
 
 def test_another_writer_is_waited_for_and_then_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "_BUSY_TIMEOUT_MS", 10)
+    monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT_MS", 10)
     path = tmp_path / "catalog.db"
     catalog = SqliteCatalog(path)
     other = apsw.Connection(str(path))

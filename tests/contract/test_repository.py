@@ -254,7 +254,7 @@ def test_a_damaged_index_is_found_at_open(packs: PackRepository, store: Failing,
 def test_a_newer_index_is_refused(packs: PackRepository, store: Failing, tmp_path: Path) -> None:
     index = packs.open_index()
     assert index is not None
-    index._connection().execute("PRAGMA user_version = 99")
+    index._db.write("PRAGMA user_version = 99")
     packs.close()
     with pytest.raises(VersionMismatch, match="newer"):
         PackRepository(store, tmp_path / "index", KEY)

@@ -22,14 +22,14 @@ CHILD = """
 import os, random, sys
 from dataclasses import replace
 from pathlib import Path
-from snapshotd.catalog import database
+from snapshotd import sqlite
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.repo.spool import FileSpool
 from snapshotd.testing.records import begin, follow, fork, make_call, make_image
 from snapshotd.types import Message, RecordID, TreeID
 
-database._CHECKPOINT_PAGES = 30  # many checkpoints, so that many kills fall into one
-database._CHECKPOINT_LIMIT_PAGES = 50
+sqlite._CHECKPOINT_PAGES = 30  # many checkpoints, so that many kills fall into one
+sqlite._CHECKPOINT_LIMIT_PAGES = 50
 catalog = SqliteCatalog(Path(sys.argv[1]) / "catalog.db")
 repository = FileSpool(Path(sys.argv[1]) / "repo")
 rng = random.Random(int(sys.argv[2]))
@@ -136,18 +136,18 @@ def check(directory: Path, committed: dict[str, str]) -> None:
 MIGRATING = """
 import os, signal, sys
 from pathlib import Path
-from snapshotd.catalog import database
+from snapshotd import sqlite
 from snapshotd.catalog.sqlite import SqliteCatalog
 
-steps, connect = int(sys.argv[2]), database._connect
+steps, connect = int(sys.argv[2]), sqlite._connect
 
-def counting(name, flags):
-    connection = connect(name, flags)
+def counting(*how):
+    connection = connect(*how)
     if steps:
         connection.set_progress_handler(lambda: os.kill(os.getpid(), signal.SIGKILL), steps)
     return connection
 
-database._connect = counting
+sqlite._connect = counting
 SqliteCatalog(Path(sys.argv[1]))
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -8,8 +8,8 @@ from pathlib import Path
 import apsw
 import pytest
 
+from snapshotd import sqlite
 from snapshotd.errors import Conflict
-from snapshotd.repo import index
 from snapshotd.repo.index import Index, create_index
 
 
@@ -41,7 +41,7 @@ def test_it_is_waited_for(path: Path, write: bool) -> None:
 
 
 def test_not_for_ever(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "_BUSY_TIMEOUT_MS", 20)
+    monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT_MS", 20)
     holder = _locked(path)
     with pytest.raises(Conflict, match="locked by another process"):
         Index(path, write=False)

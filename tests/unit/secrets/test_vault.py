@@ -208,7 +208,7 @@ def test_creation_that_was_cut_off_is_begun_again(state: Path) -> None:
 
 
 def test_no_directory(state: Path) -> None:
-    with pytest.raises(NotFound, match="create the state directory"):
+    with pytest.raises(NotFound, match="folder does not exist"):
         FileVault(state / "nowhere")
 
 

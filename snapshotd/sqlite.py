@@ -1,0 +1,354 @@
+"""SQLite as snapshotd uses it: how a file is made, opened, committed to and flushed, and what SQLite's errors mean. Knows no table.
+
+Only this module uses apsw. The standard library's SQLite is not used: versions before 3.51.3 can corrupt a database in WAL mode
+(https://sqlite.org/wal.html#walresetbug), and Debian 12 carries 3.40.1.
+
+A new file is built under another name and renamed into place, so that a database is never seen half made and an empty or cut file
+is damage, never a fresh start. A database file itself is never opened a second time while it is in use: closing any descriptor of it drops
+SQLite's POSIX locks. Its log (WAL) has none.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import apsw
+
+from snapshotd.errors import (
+    NO_ROOM,
+    Conflict,
+    DataLoss,
+    InternalError,
+    LimitExceeded,
+    NotFound,
+    NotPermitted,
+    OutOfSpace,
+    SnapshotdError,
+    Unsupported,
+    VersionMismatch,
+)
+from snapshotd.kernel.files import sync_dir
+
+Row = tuple[Any, ...]
+Value = str | bytes | int | float | None
+
+OLDEST_SQLITE = (3, 51, 3)
+_BUSY_TIMEOUT_MS = 10_000
+_CHECKPOINT_PAGES = 1000
+"""`flush` copies the WAL into the database from this many 4 KiB pages on (SQLite's own default)."""
+_CHECKPOINT_LIMIT_PAGES = 8000
+"""A commit does it itself from here on, so that the WAL stays bounded (32 MiB) even if nobody flushes."""
+_PRAGMAS = """
+PRAGMA mmap_size = 0;          -- a file error must be an error code, never SIGBUS
+PRAGMA trusted_schema = OFF;
+"""
+_SUFFIXES = ("", "-wal", "-shm", "-journal")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A kind of database.
+
+    `what`: with its article, for messages. `application_id`, `version`: what the file says of itself; a version from `oldest` on can be
+    read. `remedy`: what to do when it is damaged. `durable_commits`: a commit survives power loss when it has returned, and a disk that
+    fails is an OSError, after which nobody knows what is durable; else `flush` makes commits durable, and a failing disk is DataLoss.
+    `pragmas`: further ones.
+    """
+
+    what: str
+    application_id: int
+    version: int
+    oldest: int
+    remedy: str
+    durable_commits: bool = False
+    pragmas: str = ""
+
+
+class Database:
+    """One connection, guarded by a re-entrant lock: hold `lock` to read several things as of one moment.
+
+    Errors of every method: DataLoss (damaged), OutOfSpace, Conflict (another process is writing for 10 s), NotPermitted, LimitExceeded (a
+    value is too long), InternalError; OSError as its form says.
+    """
+
+    def __init__(self, path: Path | Literal[":memory:"], form: Form, *, write: bool = True) -> None:
+        """Open an existing file. Also: VersionMismatch (of a newer version), Unsupported (SQLite is too old)."""
+        _check_sqlite()
+        self.form = form
+        self.lock = threading.RLock()
+        self.name = f"{form.what} {path}"
+        self._path = None if path == ":memory:" else Path(path)
+        self._write = write
+        self._conn: apsw.Connection | None = None
+        self._wal_fd = -1
+        self._wal_pages = 0
+        self._lost: str | None = None
+        self._flushing = threading.Lock()
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        form, path = self.form, self._path
+        if path is not None:
+            self._check_file(path)
+        with self._translated():
+            self._conn = _connect(str(path or ":memory:"), form, self._write)
+            if not form.durable_commits:
+                self._conn.set_wal_hook(self._on_commit)
+            application, version = self.pragma("application_id"), self.pragma("user_version")
+        if path is not None and application != form.application_id:
+            raise DataLoss(f"{self.name} is another program's database (application id {application:#x}): {form.remedy}")
+        if version > form.version:
+            raise VersionMismatch(
+                f"{self.name} was written by a newer snapshotd (format {version}, this one knows {form.version}): "
+                "use that version or a newer one"
+            )
+        if version < form.oldest:
+            raise DataLoss(f"{self.name} is damaged (format {version}): {form.remedy}")
+        if path is not None and self._write:
+            if not form.durable_commits:
+                self._wal_fd = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            sync_dir(path.parent)  # the WAL's name
+
+    def _check_file(self, path: Path) -> None:
+        try:
+            if path.exists():
+                if path.stat().st_size == 0:
+                    raise DataLoss(f"{self.name} is empty, so its content is gone: {self.form.remedy}")
+                if self._write:
+                    path.chmod(0o600)
+        except PermissionError as exc:
+            raise NotPermitted(f"{self.name} cannot be opened ({exc.strerror}): run as the owner of the state directory") from exc
+
+    def close(self) -> None:
+        """Idempotent. The last one to close folds the WAL into the file."""
+        with self._flushing, self.lock:
+            if self._conn is not None:
+                self._conn.close()
+                self._conn = None
+            if self._wal_fd >= 0:
+                os.close(self._wal_fd)
+                self._wal_fd = -1
+
+    @property
+    def connection(self) -> apsw.Connection:
+        if self._conn is None:
+            raise InternalError(f"{self.name} was used after it was closed")
+        return self._conn
+
+    def pragma(self, name: str) -> int:
+        """The value of a pragma that is a number."""
+        row = self.read_one(f"PRAGMA {name}")
+        return int(row[0]) if row is not None else 0
+
+    def read(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
+        """Run one statement and return all its rows. Writing statements belong inside `transaction`."""
+        with self.lock, self._translated():
+            return self.connection.execute(sql, values).fetchall()
+
+    def read_one(self, sql: str, values: Sequence[Value] = ()) -> Row | None:
+        """The first row, or None."""
+        rows = self.read(sql, values)
+        return rows[0] if rows else None
+
+    def read_page(self, sql: str, values: Sequence[Value], *, rows: int, size: int) -> list[Row]:
+        """The first rows: at most `rows`, ending early once their texts add up to `size` characters."""
+        page: list[Row] = []
+        with self.lock, self._translated():
+            cursor = self.connection.execute(sql, values)
+            for row in cursor:
+                page.append(row)
+                size -= sum(len(value) for value in row if isinstance(value, str))
+                if len(page) >= rows or size <= 0:
+                    break
+            cursor.close(True)
+        return page
+
+    def insert(self, sql: str, values: Sequence[Value]) -> int:
+        """Run one INSERT and return the new row's number."""
+        with self._translated():
+            self.connection.execute(sql, values).fetchall()
+            return self.connection.last_insert_rowid()
+
+    def write(self, sql: str, values: Sequence[Value] = ()) -> int:
+        """Run one statement and return how many rows it changed."""
+        with self._translated():
+            self.connection.execute(sql, values).fetchall()
+            return self.connection.changes()
+
+    def write_many(self, sql: str, values: Iterable[Sequence[Value]]) -> None:
+        """Run one statement once per item."""
+        with self._translated():
+            self.connection.executemany(sql, values).fetchall()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """What is written inside becomes visible together at the end, or, on any exception, not at all. Does not nest."""
+        with self.lock:
+            conn = self.connection
+            with self._translated():
+                conn.execute("BEGIN IMMEDIATE").fetchall()
+            try:
+                yield
+                with self._translated():
+                    conn.execute("COMMIT").fetchall()
+            finally:
+                if conn.in_transaction:  # not after COMMIT, nor when SQLite itself rolled back (disk full)
+                    with self._translated():
+                        conn.execute("ROLLBACK").fetchall()
+
+    def flush(self) -> None:
+        """Return when everything committed so far survives power loss. Nothing to do where commits are durable.
+
+        Otherwise a commit only appends to the WAL file (synchronous=NORMAL). One fsync of that file makes all its commits durable: after
+        power loss SQLite replays it up to the last whole transaction. What was moved from the WAL into the database earlier was synced
+        there by SQLite before the WAL was reused. The fsync runs without the lock, so commits go on meanwhile (they may wait 5-50 ms
+        otherwise). A failed fsync is final, because the kernel forgets the dirty pages: DataLoss now and at every later flush.
+        """
+        with self._flushing:
+            connection = self.connection
+            if self._wal_fd < 0:
+                return
+            if self._lost is None:
+                try:
+                    os.fdatasync(self._wal_fd)
+                except OSError as exc:
+                    self._lost = exc.strerror
+            if self._lost is not None:
+                raise DataLoss(
+                    f"the latest commits to {self.name} could not be made durable ({self._lost}): check the disk, "
+                    "restart the daemon, and look at what `snapshotd ls` still shows"
+                )
+            with self.lock, self._translated():
+                if self._wal_pages >= _CHECKPOINT_PAGES:
+                    connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def fold(self) -> None:
+        """Put everything that is in the WAL into the file itself, durably, which `close` only tries. Nobody else may have it open."""
+        busy = self.pragma("wal_checkpoint(TRUNCATE)")
+        if busy:
+            raise Conflict(f"{self.name} is in use by another process: close whatever else reads it")
+
+    def problems(self) -> list[str]:
+        """What SQLite's own checks find; [] if all is well. Reads the whole file."""
+        try:
+            rows = [str(row[0]) for row in self.read("PRAGMA integrity_check(100)")]
+            if rows == ["ok"]:
+                missing = self.read("PRAGMA foreign_key_check")[:100]
+                rows = [f"a row of {table} names one of {parent} that does not exist" for table, _, parent, _ in missing]
+        except DataLoss as exc:  # too damaged even for the check
+            return [exc.message]
+        return rows
+
+    def _on_commit(self, connection: apsw.Connection, _name: str, pages: int) -> int:
+        self._wal_pages = pages
+        if pages >= _CHECKPOINT_LIMIT_PAGES:
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        return apsw.SQLITE_OK
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except apsw.Error as exc:
+            number = self._conn.system_errno if self._conn is not None else 0
+            raise _meaning(exc, number, self.name, self.form) from exc
+
+
+def create(path: Path, form: Form, script: str = "") -> None:
+    """A new database at `path`, for its owner alone, durable and in WAL mode, filled by `script`. Replaces what is there (close it before).
+    NotFound (no such folder), NotPermitted, OutOfSpace, Unsupported (SQLite is too old), OSError. After an error nothing has changed."""
+    _check_sqlite()
+    with creating(f"{form.what} {path}"):
+        _create(path, form, script)
+
+
+@contextmanager
+def creating(what: str) -> Iterator[None]:
+    """Say in words why the files of a database cannot be made."""
+    try:
+        yield
+    except FileNotFoundError as exc:
+        raise NotFound(f"{what} cannot be created because its folder does not exist: create it first") from exc
+    except PermissionError as exc:
+        raise NotPermitted(f"{what} cannot be created ({exc.strerror}): run as the owner of the state directory") from exc
+    except OSError as exc:
+        if exc.errno in NO_ROOM:
+            raise OutOfSpace(f"{what} cannot be created because the disk is full: free some space and try again") from exc
+        raise
+
+
+def _create(path: Path, form: Form, script: str) -> None:
+    new = path.with_name(path.name + ".new")
+    _unlink(new, _SUFFIXES)  # of a creation that was cut off
+    try:
+        os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))  # -wal and -shm get the same mode
+        try:
+            conn = _connect(str(new), form, True)
+            try:
+                conn.execute(f"PRAGMA application_id = {form.application_id}; {script}; PRAGMA journal_mode = WAL").fetchall()
+            finally:
+                conn.close()
+        except apsw.Error as exc:  # on an empty file only the disk can be to blame
+            raise OSError(errno.ENOSPC if isinstance(exc, apsw.FullError | apsw.IOError) else errno.EIO, str(exc)) from exc
+        fd = os.open(new, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        _unlink(path, _SUFFIXES[1:])  # of a database that was taken away
+        new.rename(path)
+    except BaseException:
+        _unlink(new, _SUFFIXES)
+        raise
+    sync_dir(path.parent)
+
+
+def _unlink(path: Path, suffixes: Sequence[str]) -> None:
+    for suffix in suffixes:
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def _connect(name: str, form: Form, write: bool) -> apsw.Connection:
+    conn = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READWRITE if write else apsw.SQLITE_OPEN_READONLY)
+    conn.set_busy_timeout(_BUSY_TIMEOUT_MS)  # before the first statement, which may meet a process that recovers the WAL
+    conn.execute(f"{_PRAGMAS} PRAGMA synchronous = {'FULL' if form.durable_commits else 'NORMAL'}; {form.pragmas}").fetchall()
+    return conn
+
+
+def _check_sqlite() -> None:
+    version = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
+    if version < OLDEST_SQLITE:
+        raise Unsupported(
+            f"SQLite {apsw.sqlite_lib_version()} can corrupt a database in WAL mode: "
+            f"install an apsw that brings {'.'.join(map(str, OLDEST_SQLITE))} or newer"
+        )
+
+
+def _meaning(exc: apsw.Error, number: int, what: str, form: Form) -> SnapshotdError | OSError:
+    if isinstance(exc, apsw.FullError) or (number in NO_ROOM and isinstance(exc, apsw.IOError | apsw.CantOpenError)):
+        return OutOfSpace(f"{what} cannot be written because the disk is full: free some space and try again")
+    if isinstance(exc, apsw.CorruptError | apsw.NotADBError):
+        return DataLoss(f"{what} is damaged ({exc}): {form.remedy}")
+    if isinstance(exc, apsw.IOError):
+        said = f"{what} cannot be read or written ({exc}; {os.strerror(number)}): check the disk"
+        return OSError(number or errno.EIO, said) if form.durable_commits else DataLoss(said)
+    if isinstance(exc, apsw.BusyError | apsw.LockedError):
+        return Conflict(f"{what} is locked by another process: close whatever else has it open")
+    if isinstance(exc, apsw.ReadOnlyError | apsw.PermissionsError | apsw.CantOpenError):
+        return NotPermitted(f"{what} cannot be opened ({exc}): check that it exists, its owner and mode")
+    if isinstance(exc, apsw.SQLError) and str(exc).startswith("no such "):
+        return DataLoss(f"{what} lacks a table or column ({exc}): {form.remedy}")
+    if isinstance(exc, apsw.TooBigError):
+        return LimitExceeded(f"a value is too long for {what}: SQLite takes at most 1,000,000,000 bytes in one row")
+    return InternalError(f"{what} refused a statement ({type(exc).__name__}: {exc})")
