@@ -5,12 +5,11 @@ A file of `RESERVE_BYTES` in the state directory is given up when the disk is fu
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from pathlib import Path
 
-from snapshotd.errors import NO_ROOM
+from snapshotd.kernel.files import reserve_file
 
 RESERVE_BYTES = 32 << 20
 _LOW_BYTES = 16 << 20
@@ -27,12 +26,4 @@ def adjust(state_dir: Path) -> None:
         _log.warning("the disk of %s is full: the reserve of %d bytes is given up until there is space again", state_dir, RESERVE_BYTES)
         path.unlink()
     elif free > _PLENTY_BYTES and not path.exists():
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, RESERVE_BYTES)
-        except OSError as exc:
-            path.unlink()
-            if exc.errno not in (*NO_ROOM, errno.EOPNOTSUPP):
-                raise
-        finally:
-            os.close(fd)
+        reserve_file(path, RESERVE_BYTES)

@@ -12,12 +12,15 @@ import errno
 import fcntl
 import os
 import stat
+from pathlib import Path
 
+from snapshotd.errors import NO_ROOM
 from snapshotd.kernel import syscalls as sc
 
 _FICLONE = 0x40049409
 _BENEATH = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLINKS
 _COPY_STEP_BYTES = 64 << 20
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -257,11 +260,43 @@ def sync_filesystem(fd: int) -> None:
     sc.call("syncfs", fd)
 
 
-def sync_dir(path: str | os.PathLike[str]) -> None:
+def sync_dir(path: Path) -> None:
     """Make the names in a directory durable, one that is the daemon's own. OSError."""
     fd = os.open(path, DIR_FLAGS)
     try:
         os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def create_file(path: Path, data: bytes) -> None:
+    """A small new file of the daemon's own, for its owner alone: durable with its name on return, and never half there. Replaces what is
+    there. OSError."""
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)  # of a creation that was cut off
+    fd = os.open(new, _CREATE, 0o600)
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+    except OSError:
+        new.unlink()
+        raise
+    finally:
+        os.close(fd)
+    new.rename(path)
+    sync_dir(path.parent)
+
+
+def reserve_file(path: Path, size: int) -> None:
+    """A file of the daemon's own that does nothing but hold `size` bytes of the disk. No file where there is no room, or the file system
+    cannot do it. OSError."""
+    fd = os.open(path, _CREATE & ~os.O_EXCL, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as exc:
+        path.unlink()
+        if exc.errno not in (*NO_ROOM, errno.EOPNOTSUPP):
+            raise
     finally:
         os.close(fd)
 

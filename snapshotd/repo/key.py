@@ -17,7 +17,6 @@ from snapshotd.kernel import files
 _MAGIC = b"snapkey1"
 _KEY_BYTES = 32
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def load_key(directory: Path) -> bytes:
@@ -44,19 +43,6 @@ def load_key(directory: Path) -> bytes:
 def _create_key(directory: Path) -> bytes:
     """Durable before it is used: blobs outlive nothing without it."""
     key = secrets.token_bytes(_KEY_BYTES)
-    data = _MAGIC + key
-    temporary = directory / "key.new"
-    temporary.unlink(missing_ok=True)  # of a creation that was cut off
-    fd = os.open(temporary, _CREATE, 0o600)
-    try:
-        os.write(fd, data + xxhash.xxh3_128_digest(data))
-        os.fsync(fd)
-    except OSError:
-        temporary.unlink()
-        raise
-    finally:
-        os.close(fd)
-    temporary.rename(directory / "key")
-    files.sync_dir(directory)
+    files.create_file(directory / "key", _MAGIC + key + xxhash.xxh3_128_digest(_MAGIC + key))
     files.sync_dir(directory.parent)
     return key

@@ -6,17 +6,15 @@ index cannot be opened or written for want of space, and made again when there i
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
-from snapshotd.errors import NO_ROOM
+from snapshotd.kernel.files import reserve_file
 
 RESERVE_BYTES = 6 << 20
 """SQLite's log is reused from its beginning after 1,000 pages of 4 KiB; one transaction on a full disk adds some hundred."""
 _PLENTY = 8
 """Not made unless so many times its size is free."""
-_CREATE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def path_of(index_path: Path) -> Path:
@@ -31,15 +29,7 @@ def make(index_path: Path) -> None:
     free = os.statvfs(index_path.parent)
     if free.f_bavail * free.f_frsize < _PLENTY * RESERVE_BYTES:
         return
-    fd = os.open(path, _CREATE, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, RESERVE_BYTES)
-    except OSError as exc:
-        path.unlink()
-        if exc.errno not in (*NO_ROOM, errno.EOPNOTSUPP):
-            raise
-    finally:
-        os.close(fd)
+    reserve_file(path, RESERVE_BYTES)
 
 
 def give_up(index_path: Path) -> bool:

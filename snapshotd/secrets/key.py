@@ -18,7 +18,6 @@ _MAGIC = b"snapsec1"
 _KEY_BYTES = 32
 _CHECK_BYTES = 16
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class VaultKey:
@@ -58,21 +57,9 @@ def load_key(path: Path, may_create: bool) -> VaultKey:
 
 
 def _create(path: Path) -> bytes:
-    """Durable before it is used, and never half there."""
+    """Durable before it is used."""
     key = secrets.token_bytes(_KEY_BYTES)
-    new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)  # of a creation that was cut off
-    fd = os.open(new, _CREATE, 0o600)
-    try:
-        os.write(fd, _MAGIC + key + _checksum(_MAGIC + key))
-        os.fsync(fd)
-    except OSError:
-        new.unlink()
-        raise
-    finally:
-        os.close(fd)
-    new.rename(path)
-    files.sync_dir(path.parent)
+    files.create_file(path, _MAGIC + key + _checksum(_MAGIC + key))
     return key
 
 
