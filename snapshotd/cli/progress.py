@@ -1,9 +1,10 @@
-"""Long work on standard error: a bar where that is a terminal, else the lines as they come."""
+"""Long work on standard error: a bar where that is a terminal, else lines; of those that only count, one now and then and the last."""
 
 from __future__ import annotations
 
 import re
 import sys
+import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 _OF = re.compile(r"(\d+) (?:of|/) (\d+)|(\d+)/(\d+)")
 """`120 of 400 packs`: how far it is."""
+_COUNT_EVERY_S = 5.0
 
 
 class Meter:
@@ -29,6 +31,7 @@ class Meter:
         self._quiet = quiet
         self._bar: Progress | None = None
         self._task: TaskID | None = None
+        self._next_count = 0.0
 
     def __enter__(self) -> Meter:
         if not self._quiet and sys.stderr.isatty():
@@ -45,12 +48,14 @@ class Meter:
         """One line of progress. `N of M` in it moves the bar, unless bytes do."""
         if self._quiet:
             return
-        if self._bar is None or self._task is None:
-            note(text)
-            return
         found = _OF.search(text)
+        done, total = (int(number) for number in found.groups() if number is not None) if found else (0, 0)
+        if self._bar is None or self._task is None:
+            if done >= total or time.monotonic() >= self._next_count:
+                note(text)
+                self._next_count = time.monotonic() + _COUNT_EVERY_S
+            return
         if found and self._total_bytes is None:
-            done, total = (int(number) for number in found.groups() if number is not None)
             self._bar.update(self._task, completed=min(done, total), total=total)
         self._bar.update(self._task, description=printable(text))
 

@@ -272,7 +272,10 @@ class BundleReader:
         self._tar = TarReader(self._stream)
         self._members = iter(self._tar)
         self._member: Member | None = None
-        self._advance()
+        try:
+            self._advance()
+        except UsageError as exc:
+            raise UsageError(f"this is no bundle of snapshotd, or it is damaged ({exc.message}); `snapshotd export` makes one") from exc
         head = self._json(self._take(_HEAD, _MAX_HEAD_BYTES))
         since, snapshots = head.get("since"), head.get("snapshots")
         if not isinstance(snapshots, list) or not snapshots or not all(_is_id(one) for one in snapshots):

@@ -144,7 +144,8 @@ class TarReader:
         stored = _OCTAL.fullmatch(block[148:156])
         total = sum(block[:148]) + 8 * 32 + sum(block[156:])
         if not stored or int(stored[1] or b"0", 8) != total:
-            raise UsageError(f"byte {self._offset - BLOCK} of the archive is not a tar header: it is damaged, or not a tar at all")
+            what = f"byte {self._offset - BLOCK} of the archive is not a tar header"
+            raise UsageError(f"{what}: it is damaged, or not a tar at all; fetch or save it again")
         return block
 
     def _next(self) -> Member | None:

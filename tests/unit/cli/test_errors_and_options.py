@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[3]
     ("words", "code", "sentence"),
     [
         (["nope"], 2, "no such command"),
+        (["frok"], 2, "did you mean 'fork'?; `snapshotd --help`"),
         (["ls", "--nope"], 2, "--nope"),
         (["log"], 2, "missing argument"),
         (["log", "nobody"], 4, "nobody"),

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
+from snapshotd.cli import progress
 from snapshotd.cli.progress import Meter
 from snapshotd.cli.values import Count, Duration, Size
 from snapshotd.types import new_id
@@ -364,6 +365,20 @@ def test_a_bar_where_standard_error_is_a_terminal(fresh: Daemon) -> None:
     assert done.stdout == b"100 objects in 2 packs: 0 damaged\n"
     assert "━" in shown
     assert "snapshotd: " not in shown
+
+
+def test_a_meter_without_a_terminal_does_not_fill_a_log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Meter("checking") as meter:
+        for number in range(1, 401):
+            now[0] += 0.02
+            meter.line(f"checked {number} of 400 packs")
+        meter.line("read 3 large contents")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "snapshotd: checked 1 of 400 packs"
+    assert said[-2:] == ["snapshotd: checked 400 of 400 packs", "snapshotd: read 3 large contents"]
+    assert len(said) == 4, said
 
 
 def test_a_meter_follows_lines_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -324,6 +324,12 @@ def test_a_bundle_cut_anywhere_changes_nothing(worlds: tuple[World, World], line
     assert there.images == 0
 
 
+@pytest.mark.parametrize("data", [b"no bundle", bytes(range(256)) * 20, b"\x1f\x8b" + bytes(600), b"PK\3\4" + bytes(1000)])
+def test_another_file_is_named_for_what_it_is_not(worlds: tuple[World, World], data: bytes) -> None:
+    with pytest.raises(UsageError, match=r"no bundle of snapshotd, or .*; `snapshotd export` makes one"):
+        worlds[1].take(data)
+
+
 def test_something_after_the_end_is_refused(worlds: tuple[World, World], line: list[Snapshot]) -> None:
     here, there = worlds
     for data in (here.export(line), here.export(line, compress=True)):
