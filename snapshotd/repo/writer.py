@@ -1,7 +1,8 @@
 """Writing a repository of packs: queue, encode in threads, collect into packs, put, index.
 
     save_*    hash, queue                                          (the caller's thread)
-    batch     8 MiB of objects: drop what exists, find bases       (the caller's thread, one index query per 256 objects)
+    batch     8 MiB of a step, or 1 MiB of small ones: drop what
+              exists, find bases                                   (the caller's thread, one index query per 256 objects)
     encode    delta or zstd, checksum                              (two threads; in place when little is queued)
     pack      16 MiB of frames in the order they were saved        (the caller's thread), checksum and put into the store (two threads)
     files     of a large step: up to here in processes of their own (packers.py)
@@ -43,7 +44,9 @@ from snapshotd.store.base import Store
 from snapshotd.types import BlobID, RecordID, TreeID, new_id
 
 _BATCH_BYTES, _BATCH_OBJECTS = 8 << 20, 2048
-_TASK_BYTES, _BULK_TASK_BYTES = 1 << 20, 4 << 20
+_TASK_BYTES, _BULK_TASK_BYTES = 512 << 10, 4 << 20
+_READY_BYTES = 2 * _TASK_BYTES
+"""At the end of a step, so much is enough for both threads, which work while the next step is saved."""
 _MAX_TASKS = 4
 _MAX_PUTS, _PUTTERS = 3, 2
 _COMMIT_OBJECTS = 50_000
@@ -198,6 +201,8 @@ class PackRepository(PackReader, RepositoryWriter):
         raw = self.identity.record(data)
         with self._writing():
             self._queue(ObjectKind.RECORD, raw, data, _hint(previous))
+            if self._batch_bytes >= _READY_BYTES:
+                self._dispatch()
         self._step = Step()
         return RecordID(raw.hex())
 
