@@ -267,7 +267,7 @@ class Database:
 
 def create(path: Path, form: Form, script: str = "") -> None:
     """A new database at `path`, for its owner alone, durable and in WAL mode, filled by `script`. Replaces what is there (close it before).
-    NotFound (no such folder), NotPermitted, OutOfSpace, Unsupported (SQLite is too old), OSError. After an error nothing has changed."""
+    NotFound (no such folder), NotPermitted, OutOfSpace, Unsupported (SQLite is too old), OSError."""
     _check_sqlite()
     with creating(f"{form.what} {path}"):
         _create(path, form, script)

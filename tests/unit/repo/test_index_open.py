@@ -1,4 +1,5 @@
-"""An index that another process has locked for a moment, as the one does that recovers the WAL of a killed one, is waited for."""
+"""Opening an index. One that another process has locked for a moment, as the one does that recovers the WAL of a killed one, is waited for;
+one that lacks a table is damaged."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import apsw
 import pytest
 
 from snapshotd import sqlite
-from snapshotd.errors import Conflict
+from snapshotd.errors import Conflict, DataLoss
 from snapshotd.repo.index import Index, create_index
 
 
@@ -46,3 +47,16 @@ def test_not_for_ever(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Conflict, match="locked by another process"):
         Index(path, write=False)
     holder.close()
+
+
+@pytest.mark.parametrize("script", ["DROP TABLE objects", "ALTER TABLE packs RENAME COLUMN bytes TO others"])
+def test_a_missing_table_or_column_is_damage(path: Path, script: str) -> None:
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    connection.execute(script).fetchall()
+    connection.close()
+    found = Index(path, write=False)
+    try:
+        with pytest.raises(DataLoss, match="run `snapshotd repair`"):
+            assert (found.find(bytes(32)), found.packs()) == (None, [])
+    finally:
+        found.close()
