@@ -21,6 +21,13 @@ LABEL = "snapshotd.image-import"
 """On the containers that are made here, so that a person who finds one after a crash knows what it is."""
 
 
+def _reason(exc: BaseException) -> str:
+    """What the operating system said, which the SDK wraps in three of its own errors."""
+    while exc.__context__ is not None:
+        exc = exc.__context__
+    return exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+
+
 class DockerImages:
     """The images of the engine that the environment (DOCKER_HOST) or the default socket leads to."""
 
@@ -29,7 +36,7 @@ class DockerImages:
         try:
             client = docker.from_env(timeout=_TIMEOUT_S)
         except DockerException as exc:
-            message = f"the Docker engine cannot be reached: {exc}; start it, or import from a file or build a recipe instead"
+            message = f"the Docker engine cannot be reached ({_reason(exc)}); start it, or import from a file or build a recipe instead"
             raise Unsupported(message) from exc
         try:
             yield client
