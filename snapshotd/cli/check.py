@@ -16,16 +16,16 @@ from snapshotd.errors import DataLoss
 
 
 @declare("check", examples=["snapshotd check", "snapshotd check --read-data", "snapshotd check --json | jq '.damages[].what'"])
-@click.option("--read-data", is_flag=True, help="Read and verify every byte, not only what says where they are.")
+@click.option("--read-data", is_flag=True, help="Also decode every object and compare it with its id.")
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, read_data: bool, no_trunc: bool, as_json: bool) -> int:
     """Verify the repository.
 
-    Index, packs, trees and what the catalog refers to; it changes nothing. The exit code is 0 when all is well and 20 when something is
-    damaged; `snapshotd repair` brings back what can be. With --json: {objects,packs,bytes_read,damages:[{pack,object,what,snapshot,path}],
-    snapshots}.
+    Index, the checksums of everything in the packs, trees and what the catalog refers to; it changes nothing. The exit code is 0 when all
+    is well and 20 when something is damaged; `snapshotd repair` brings back what can be. With --json:
+    {objects,packs,bytes_read,damages:[{pack,object,what,snapshot,path}],snapshots}.
     """
     client = connect(ctx)
     with Meter("checking", quiet=as_json) as meter:

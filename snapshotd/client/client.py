@@ -277,7 +277,7 @@ class Snapshotd(Mind, Approvals, Values):
         return PruneInfo.of(self._work("POST", "/prune", body, progress, "the prune", "`snapshotd df` shows what there is")["report"])
 
     def check(self, *, read_data: bool = False, progress: Progress | None = None) -> CheckInfo:
-        """Verify the repository; with `read_data` every byte. Damage is in the answer and not raised."""
+        """Verify the repository; with `read_data` also every object against its id. Damage is in the answer and not raised."""
         body = {"read_data": read_data}
         return CheckInfo.of(self._work("POST", "/check", body, progress, "the check", "it changes nothing: repeat it")["report"])
 

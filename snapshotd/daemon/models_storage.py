@@ -50,7 +50,7 @@ class PruneRequest(Request):
 
 
 class CheckRequest(Request):
-    read_data: bool = Field(False, description="Read and verify every byte.")
+    read_data: bool = Field(False, description="Also decode every object and compare it with its id.")
 
 
 class MountRequest(Request):

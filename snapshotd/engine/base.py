@@ -508,7 +508,7 @@ class Engine(ABC):
 
     @abstractmethod
     def check(self, *, read_data: bool, progress: ProgressSink) -> CheckReport:
-        """Verify index, packs, trees and the catalog's references; with `read_data` every byte. Changes nothing."""
+        """Verify index, packs, trees and the catalog's references; with `read_data` also every object against its id. Changes nothing."""
 
     @abstractmethod
     def repair(self, progress: ProgressSink) -> RepairReport:

@@ -283,7 +283,8 @@ class Maintenance(ABC):
 
     @abstractmethod
     def check(self, roots: Roots, *, read_data: bool, progress: Callable[[str], object]) -> CheckResult:
-        """Verify index, packs and everything the roots reach; with `read_data` every byte. Changes nothing; damage is a result."""
+        """Verify index, packs and everything the roots reach; with `read_data` also every object against its id. Changes nothing; damage is
+        a result."""
 
     @abstractmethod
     def repair(self, progress: Callable[[str], object]) -> RepairResult:
