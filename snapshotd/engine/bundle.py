@@ -275,7 +275,7 @@ class BundleReader:
         try:
             self._advance()
         except UsageError as exc:
-            raise UsageError(f"this is no bundle of snapshotd, or it is damaged ({exc.message}); `snapshotd export` makes one") from exc
+            raise UsageError("this is no bundle of snapshotd, or its beginning is damaged; `snapshotd export` makes one") from exc
         head = self._json(self._take(_HEAD, _MAX_HEAD_BYTES))
         since, snapshots = head.get("since"), head.get("snapshots")
         if not isinstance(snapshots, list) or not snapshots or not all(_is_id(one) for one in snapshots):

@@ -36,7 +36,7 @@ class VaultKey:
 def load_key(path: Path, may_create: bool) -> VaultKey:
     """The key in a file, which is made if it `may_create`. DataLoss when it is damaged, or missing where it should be."""
     try:
-        fd = os.open(path, _READ)
+        data = _read(path)
     except FileNotFoundError:
         if not may_create:
             raise DataLoss(f"the key {path} is missing, and without it no recorded secret can be read: restore it from a backup") from None
@@ -45,15 +45,19 @@ def load_key(path: Path, may_create: bool) -> VaultKey:
         raise
     except OSError as exc:
         raise DataLoss(f"the key {path} cannot be read ({exc.strerror}): check the disk, or restore it from a backup") from exc
-    try:
-        os.fchmod(fd, 0o600)
-        data = os.read(fd, 4096)
-    finally:
-        os.close(fd)
     end = len(_MAGIC) + _KEY_BYTES
     if data[: len(_MAGIC)] != _MAGIC or _checksum(data[:end]) != data[end:]:
         raise DataLoss(f"the key {path} is damaged, and without it no recorded secret can be read: restore it from a backup")
     return VaultKey(data[len(_MAGIC) : end])
+
+
+def _read(path: Path) -> bytes:
+    fd = os.open(path, _READ)
+    try:
+        os.fchmod(fd, 0o600)
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)
 
 
 def _create(path: Path) -> bytes:
