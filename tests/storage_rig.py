@@ -371,7 +371,9 @@ class World:
         self.pruned -= own
 
     def prune_to(self, keep_last: int) -> None:
-        """Which snapshots may go is settled before anything does, so a prune that is cut off gives up all of them or none."""
+        """Which snapshots may go is settled before anything does, so a prune that is cut off gives up all of them or none. Nothing waits to
+        be stored then: it would keep what it is built on, and let that go once it is stored."""
+        self.client.flush()
         plan = self.client.prune(Policy(keep_last=keep_last), dry_run=True, grace_s=0)
         may_go = {p.snapshot for p in plan.snapshots}
         self.stored -= may_go
