@@ -49,7 +49,7 @@ _PRAGMAS = """
 PRAGMA mmap_size = 0;          -- a file error must be an error code, never SIGBUS
 PRAGMA trusted_schema = OFF;
 """
-_SUFFIXES = ("", "-wal", "-shm", "-journal")
+_BESIDE = ("-wal", "-shm", "-journal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ def create(path: Path, form: Form, script: str = "") -> None:
 
 @contextmanager
 def creating(what: str) -> Iterator[None]:
-    """Say in words why the files of a database cannot be made."""
+    """Say in words why the files of a database cannot be looked for or made."""
     try:
         yield
     except FileNotFoundError as exc:
@@ -290,7 +290,7 @@ def creating(what: str) -> Iterator[None]:
 
 def _create(path: Path, form: Form, script: str) -> None:
     new = path.with_name(path.name + ".new")
-    _unlink(new, _SUFFIXES)  # of a creation that was cut off
+    remove(new)  # of a creation that was cut off
     try:
         os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))  # -wal and -shm get the same mode
         try:
@@ -306,16 +306,18 @@ def _create(path: Path, form: Form, script: str) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-        _unlink(path, _SUFFIXES[1:])  # of a database that was taken away
+        for suffix in _BESIDE:  # of a database that was taken away
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
         new.rename(path)
     except BaseException:
-        _unlink(new, _SUFFIXES)
+        remove(new)
         raise
     sync_dir(path.parent)
 
 
-def _unlink(path: Path, suffixes: Sequence[str]) -> None:
-    for suffix in suffixes:
+def remove(path: Path) -> None:
+    """Remove a database that nobody has open, with what SQLite keeps beside it. Not an error for what is not there. OSError."""
+    for suffix in ("", *_BESIDE):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 

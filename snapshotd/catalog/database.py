@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from snapshotd.catalog import schema
-from snapshotd.sqlite import Database, Form, create
+from snapshotd.sqlite import Database, Form, create, creating
 
 _REMEDY = "restore it from a backup, or make it again from the repository with `snapshotd daemon --rebuild-catalog`"
 _PRAGMAS = """
@@ -18,8 +18,11 @@ PRAGMA cell_size_check = ON;   -- find damaged pages when they are read
 def open_database(path: Path | Literal[":memory:"]) -> Database:
     """Open the catalog, creating or migrating it as needed. Also: NotFound (no such folder)."""
     form = Form("the catalog", schema.APPLICATION_ID, schema.VERSION, 0, _REMEDY, pragmas=_PRAGMAS)
-    if path != ":memory:" and not path.exists():
-        create(path, form)
+    if path != ":memory:":
+        with creating(f"{form.what} {path}"):
+            exists = path.exists()
+        if not exists:
+            create(path, form)
     database = Database(path, form)
     try:
         _migrate(database)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 
+from snapshotd import sqlite
 from snapshotd.errors import Conflict, DataLoss, NotFound, VersionMismatch
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files
@@ -259,8 +260,7 @@ class _Repair:
 
 def _sweep(index_path: Path) -> None:
     """Remove what an interrupted repair left of its new index."""
-    for suffix in ("", "-wal", "-shm", "-journal"):
-        Path(f"{index_path}.rebuilt{suffix}").unlink(missing_ok=True)
+    sqlite.remove(Path(f"{index_path}.rebuilt"))
 
 
 def _entries(index: Index | None) -> dict[bytes, Entry]:

@@ -52,8 +52,8 @@ class FileVault(Vault):
         self._path = directory / DATABASE_NAME
         self._sizes: dict[TrajectoryID, tuple[int, int]] = {}
         """Of trajectories that this process has kept something for: number and bytes of what they have."""
-        exists = self._path.exists()
         with creating(f"{_FORM.what} {self._path}"):
+            exists = self._path.exists()
             self._key = load_key(directory / KEY_NAME, may_create=not exists)
         if not exists:
             check = f"INSERT INTO meta VALUES ('check', x'{self._key.check.hex()}')"

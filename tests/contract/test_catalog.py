@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from snapshotd import sqlite
 from snapshotd.catalog import schema
 from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.errors import Conflict, DataLoss, InternalError, NotFound, OutOfSpace, Unsupported, VersionMismatch
+from snapshotd.errors import Conflict, DataLoss, InternalError, NotFound, NotPermitted, OutOfSpace, Unsupported, VersionMismatch
 from snapshotd.testing.contracts.catalog import CHECKS
 from snapshotd.testing.records import begin, committed, ended_entry, follow, make_entry, make_image, started
 from snapshotd.types import CallStatus, Ended, Message, RecordID, Snapshot, SnapshotState, TreeID
@@ -275,6 +276,17 @@ def test_another_writer_is_waited_for_and_then_named(tmp_path: Path, monkeypatch
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="folder does not exist"):
         SqliteCatalog(tmp_path / "nowhere" / "catalog.db")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+def test_a_folder_of_somebody_else_is_named() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        os.seteuid(65534)
+        try:
+            with pytest.raises(NotPermitted, match="run as the owner of the state directory"):
+                SqliteCatalog(Path(folder) / "catalog.db")
+        finally:
+            os.seteuid(0)
 
 
 def test_a_creation_that_was_cut_off_is_repeated(tmp_path: Path) -> None:
