@@ -14,7 +14,7 @@ import errno
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -319,6 +319,14 @@ def remove(path: Path) -> None:
     """Remove a database that nobody has open, with what SQLite keeps beside it. Not an error for what is not there. OSError."""
     for suffix in ("", *_BESIDE):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def set_aside(path: Path, kept: Path) -> None:
+    """Give a database that nobody has open, and that may not be there, another name in its folder, with what SQLite keeps beside it. The
+    file goes first: cut off half way, there is no database without the log that belongs to it. OSError."""
+    for suffix in ("", *_BESIDE):
+        with suppress(FileNotFoundError):
+            os.rename(f"{path}{suffix}", f"{kept}{suffix}")
 
 
 def _connect(name: str, form: Form, write: bool) -> apsw.Connection:

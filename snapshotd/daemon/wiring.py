@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from socket import socket
 
+from snapshotd import sqlite
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.daemon.children import Places, open_repository
@@ -99,10 +100,7 @@ def rebuild_catalog(state_dir: Path, progress: Callable[[str], object]) -> rebui
     try:
         url = _known_store_url(state_dir)
         aside = f"catalog.damaged-{time.strftime('%Y%m%d-%H%M%S')}.db"
-        for suffix in ("", "-wal", "-shm"):
-            old = state_dir / f"catalog.db{suffix}"
-            if old.exists():
-                old.rename(state_dir / f"{aside}{suffix}")
+        sqlite.set_aside(state_dir / "catalog.db", state_dir / aside)
         progress(f"the old catalog, if there was one, is now {aside}")
         places = Places(state_dir, store.root, store.kind, url)
         maintenance = PackMaintenance(open_store(url), places.repo_dir / "index.db", load_key(places.repo_dir))

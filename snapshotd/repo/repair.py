@@ -209,14 +209,10 @@ class _Repair:
             number = 1
             while (kept := Path(f"{self._path}.damaged-{number}")).exists():
                 number += 1
-            for suffix in ("-wal", "-shm"):  # must not be taken for the new one's
-                if Path(f"{self._path}{suffix}").exists():
-                    os.rename(f"{self._path}{suffix}", f"{kept}{suffix}")
-            os.rename(self._path, kept)
+            sqlite.set_aside(self._path, kept)
             self._actions.append(f"kept the damaged index as {kept.name}")
             hit("repo.repair.kept")
-        for suffix in ("-wal", "-shm"):
-            Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+        sqlite.remove(self._path)  # a log that is there all the same must not be taken for the new one's
         os.rename(new, self._path)
         files.sync_dir(self._path.parent)
         self._actions.append(f"made the index anew from {len(packs)} packs with {len(chosen)} objects")
