@@ -23,6 +23,12 @@ def share_freed() -> bool:
     return _set((_ARENA_MAX, 1))
 
 
+def give_back() -> bool:
+    """Return what is free to the kernel now, whatever was said about keeping it. False as in `keep_freed`."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim is not None and trim(0) == 1
+
+
 def collect_rarely() -> None:
     """For a process in which next to nothing refers to itself: archiving makes many small values that live until the next batch, and the
     collector would go through all of them again and again."""

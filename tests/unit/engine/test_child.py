@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
+
+from snapshotd.engine.child import Child
 
 CHILD = """
 from snapshotd.engine import child
@@ -31,3 +34,64 @@ def test_a_child_whose_daemon_has_gone_ends_without_a_word(work: str) -> None:
         child.stdin.flush()
         assert child.wait(60) == 0
         assert child.stderr.read() == b""
+
+
+ECHO = """
+from snapshotd.engine import child
+
+def handle(request, progress):
+    progress("a part")
+    return {"op": request["op"]}
+
+child.serve(handle)
+"""
+
+
+def test_an_answer_that_nobody_waited_for_is_not_the_next_ones() -> None:
+    child = Child([sys.executable, "-c", ECHO])
+
+    def stop(_: str) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            child.ask({"op": "first"}, stop)
+        assert child.ask({"op": "second"}) == {"op": "second"}
+    finally:
+        child.close()
+
+
+GREEDY = """
+from snapshotd.engine import child
+from snapshotd.kernel import memory
+
+assert memory.keep_freed(), "no such settings"
+child.REST_AFTER_S = 0.01
+
+def handle(request, progress):
+    taken = [bytearray(100_000) for _ in range(800)]
+    return {"kib": anonymous()}
+
+def anonymous():
+    return sum(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
+
+child.serve(handle)
+"""
+
+
+def test_who_rests_gives_memory_back() -> None:
+    child = Child([sys.executable, "-c", GREEDY])
+    try:
+        busy = child.ask({"op": "work"})["kib"]
+        assert busy > 80_000
+        end = time.monotonic() + 60
+        while (now := anonymous_kib(child.pid)) > busy - 60_000:
+            assert time.monotonic() < end, f"{now} KiB of {busy} are still taken"
+        assert child.ask({"op": "work"})["kib"] > 80_000
+    finally:
+        child.close()
+
+
+def anonymous_kib(pid: int | None) -> int:
+    with open(f"/proc/{pid}/status") as status:
+        return sum(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
