@@ -39,6 +39,7 @@ from snapshotd.daemon.wire import check_socket_path
 from snapshotd.engine.base import Engine
 from snapshotd.errors import Conflict, SnapshotdError, UsageError
 from snapshotd.kernel import memory
+from snapshotd.kernel.syscalls import KEYCTL_JOIN_SESSION_KEYRING, call
 
 log = logging.getLogger("snapshotd.daemon")
 
@@ -105,6 +106,7 @@ def serve_here(options: ServerOptions, open_engine: EngineFactory) -> int:
         start_logging(options.state_dir, foreground=options.foreground)
         os.umask(0o022)  # the client that started us may have had any
         os.chdir("/")
+        leave_session_keyring()
         _raise_file_limit()
         engine = open_engine(options.state_dir)
         try:
@@ -123,6 +125,13 @@ def serve_here(options: ServerOptions, open_engine: EngineFactory) -> int:
         raise
     finally:
         lock.release()
+
+
+def leave_session_keyring() -> None:
+    """Go on with an empty one: sandboxes are given this process's, and it is the client's who started it. (Their filter lets no call reach
+    it, but the kernel itself looks there.) Counts for this thread and what it starts, so it comes before all others."""
+    with contextlib.suppress(OSError):  # a kernel without keyrings, or a container around us that has none
+        call("keyctl", KEYCTL_JOIN_SESSION_KEYRING, None)
 
 
 def bind(path: Path) -> socket.socket:

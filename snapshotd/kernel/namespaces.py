@@ -73,11 +73,25 @@ def user_namespace(id_map: IdMap) -> int:
     which overlayfs cannot create its work directory (EOVERFLOW, and the mount falls back to read-only).
     Raises OSError. The helper process that makes it is gone on return.
     """
+    return _user_namespace(f"0 {id_map.base} {id_map.count}\n{id_map.count} 0 1\n", 0)
+
+
+def owned_user_namespace(id_map: IdMap, owner: int) -> int:
+    """A file descriptor of a user namespace to live in, which belongs to the host's user `owner`.
+
+    What is counted by user (inotify, pending signals, message queues, locked memory) counts in every namespace above as well, for that
+    one's owner. So what lives in a namespace that root has made takes from root of the host: 128 inotify instances, and systemd has none.
+    Raises OSError. The helper process that makes it is gone on return.
+    """
+    return _user_namespace(f"0 {id_map.base} {id_map.count}\n", owner)
+
+
+def _user_namespace(extents: str, owner: int) -> int:
     ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:  # child: only async-signal-safe work, the parent is multi-threaded
-        ok = _libc.unshare(_CLONE_NEWUSER) == 0
+        ok = (owner == 0 or _become(owner)) and _libc.unshare(_CLONE_NEWUSER) == 0
         # It has every descriptor of the parent's, clients' connections included: it must not outlive a parent that is killed just now.
         _libc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
@@ -89,7 +103,6 @@ def user_namespace(id_map: IdMap) -> int:
         os.close(ready_w)
         if os.read(ready_r, 1) != b"1":
             raise OSError(1, "unshare(CLONE_NEWUSER) failed: user namespaces are disabled (user.max_user_namespaces)")
-        extents = f"0 {id_map.base} {id_map.count}\n{id_map.count} 0 1\n"
         for kind in ("uid_map", "gid_map"):
             with open(f"/proc/{pid}/{kind}", "w") as f:
                 f.write(extents)
@@ -98,3 +111,14 @@ def user_namespace(id_map: IdMap) -> int:
         os.close(ready_r)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def _become(owner: int) -> bool:
+    """Be another user with all capabilities: without them, making user namespaces is forbidden on some machines."""
+    results = (
+        _libc.prctl(sc.PR_SET_SECUREBITS, sc.SECBIT_NO_SETUID_FIXUP, 0, 0, 0),
+        _libc.setgroups(0, None),
+        _libc.setresgid(owner, owner, owner),
+        _libc.setresuid(owner, owner, owner),
+    )
+    return not any(results)

@@ -20,11 +20,11 @@ _COMMON = {
 _BY_MACHINE = {
     "x86_64": {
         "pivot_root": 155, "setns": 308, "umount2": 166, "renameat2": 316, "syncfs": 306, "unshare": 272, "mount": 165, "statx": 332,
-        "fallocate": 285,
+        "fallocate": 285, "keyctl": 250,
     },
     "aarch64": {
         "pivot_root": 41, "setns": 268, "umount2": 39, "renameat2": 276, "syncfs": 267, "unshare": 97, "mount": 40, "statx": 291,
-        "fallocate": 47,
+        "fallocate": 47, "keyctl": 219,
     },
 }  # fmt: skip
 NUMBERS: dict[str, int] = {**_COMMON, **_BY_MACHINE.get(platform.machine(), {})}
@@ -50,6 +50,7 @@ RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RE
 RENAME_NOREPLACE = 1
 FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
 STATX_MNT_ID = 0x1000
+KEYCTL_JOIN_SESSION_KEYRING = 1
 
 
 class MountAttr(ctypes.Structure):
@@ -98,4 +99,6 @@ def prctl(option: int, value: int) -> None:
 
 
 PR_SET_CHILD_SUBREAPER = 36
+PR_SET_SECUREBITS = 28
+SECBIT_NO_SETUID_FIXUP = 4
 PR_SET_PDEATHSIG = 1

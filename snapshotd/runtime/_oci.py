@@ -6,7 +6,6 @@ Source: opencontainers/runtime-spec config.md and config-linux.md.
 from __future__ import annotations
 
 import os
-import resource
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -44,11 +43,13 @@ _MOUNT_FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a container is put: its read-only root and its cgroup, and whether a limit on swap can be set there."""
+    """Where a container is put: its read-only root and its cgroup, whether a limit on swap can be set there, and with an id map the path of
+    its user namespace."""
 
     root: Path
     cgroup: str
     swap_is_counted: bool
+    user_namespace: str | None = None
 
 
 def bundle(spec: ContainerSpec, id_map: IdMap | None, placement: Placement) -> dict[str, Any]:
@@ -60,7 +61,7 @@ def bundle(spec: ContainerSpec, id_map: IdMap | None, placement: Placement) -> d
         "process": process(ExecSpec(argv=INIT_ARGV, cwd="/", env={"PATH": DEFAULT_PATH})),
         "mounts": _mounts(spec, id_map),
         "linux": {
-            "namespaces": [{"type": kind} for kind in _namespaces(id_map)],
+            "namespaces": _namespaces(placement.user_namespace),
             **_id_mappings(id_map),
             "cgroupsPath": placement.cgroup,
             "resources": _resources(spec.limits, placement.swap_is_counted),
@@ -73,7 +74,6 @@ def bundle(spec: ContainerSpec, id_map: IdMap | None, placement: Placement) -> d
 
 def process(spec: ExecSpec) -> dict[str, Any]:
     """The `process` object of one command, complete: nothing is taken from the container's own."""
-    files = _open_files()
     held = list(CAPABILITIES) if spec.user == 0 else []  # else an unprivileged user could run what only root may reach: execve is still us
     return {
         "terminal": False,
@@ -85,25 +85,27 @@ def process(spec: ExecSpec) -> dict[str, Any]:
             # None inheritable, so that a program with inheritable file capabilities gains nothing (CVE-2022-24769).
             "bounding": list(CAPABILITIES), "effective": held, "permitted": held, "inheritable": [], "ambient": [],
         },
-        "rlimits": [{"type": "RLIMIT_NOFILE", "hard": files, "soft": files}],
+        "rlimits": _rlimits(),
         "noNewPrivileges": True,
         "oomScoreAdj": 0,
     }  # fmt: skip
 
 
 @cache
-def _open_files() -> int:
-    """1048576, or as much of it as this process may grant: only CAP_SYS_RESOURCE raises a hard limit."""
-    own_hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+def _rlimits() -> list[dict[str, Any]]:
+    """1048576 open files where this process may grant limits, which takes CAP_SYS_RESOURCE (in a user namespace of somebody else's for
+    lower ones, too); else what it has itself, by inheritance."""
     status = Path("/proc/self/status").read_text()
     effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
-    most = int(Path("/proc/sys/fs/nr_open").read_text()) if effective >> _CAP_SYS_RESOURCE & 1 else own_hard
-    return min(_WANTED_FILES, most) if most != resource.RLIM_INFINITY else _WANTED_FILES
+    if not effective >> _CAP_SYS_RESOURCE & 1:
+        return []
+    files = min(_WANTED_FILES, int(Path("/proc/sys/fs/nr_open").read_text()))
+    return [{"type": "RLIMIT_NOFILE", "hard": files, "soft": files}]
 
 
-def _namespaces(id_map: IdMap | None) -> tuple[str, ...]:
-    kinds = ("pid", "network", "ipc", "uts", "mount", "cgroup")
-    return kinds if id_map is None else (*kinds, "user")
+def _namespaces(user_namespace: str | None) -> list[dict[str, str]]:
+    new = [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount", "cgroup")]
+    return new if user_namespace is None else [*new, {"type": "user", "path": user_namespace}]
 
 
 def _id_mappings(id_map: IdMap | None) -> dict[str, Any]:

@@ -12,9 +12,13 @@ import json
 import os
 import shutil
 import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from snapshotd.errors import SandboxFailed, Unsupported
+from snapshotd.kernel.namespaces import owned_user_namespace
 from snapshotd.runtime import _cgroups, _exec, _oci, _slirp, failure
 from snapshotd.runtime._attach import attached
 from snapshotd.runtime._checks import check_share_dir
@@ -27,6 +31,10 @@ from snapshotd.types import ContainerID, IdMap, Network, short
 
 _START_DEADLINE_S = 60.0
 _DELETE_DEADLINE_S = 30.0
+_NO_KEYRING = "--no-new-keyring"
+"""Sandboxes cannot use keyrings, and all of them together may have 200 (kernel.keys.maxkeys, by user): hundreds would not start."""
+_OWNERS = 1 << 20
+"""Users of the host that user namespaces may belong to."""
 _STRIPES = 64
 """Locks by which the removals of one container follow one another; those of different containers run side by side."""
 
@@ -153,11 +161,13 @@ class RuncRuntime(Runtime):
         if spec.network is Network.BRIDGE:
             (spec.run_dir / _oci.RESOLV_CONF).write_text(f"nameserver {_slirp.NAMESERVER}\n")
             (spec.run_dir / _oci.RESOLV_CONF).chmod(0o644)
-        placement = _oci.Placement(root, self._container_cgroup(spec.id), _cgroups.swap_is_counted())
-        (bundle / "config.json").write_text(json.dumps(_oci.bundle(spec, self._id_map, placement)))
         log, pid_file = bundle / "run.log", bundle / "init.pid"
-        argv = self._known_as(spec.id).command(log, "run", "--detach", "--bundle", str(bundle), "--pid-file", str(pid_file), spec.id)
-        with CHILDREN.starting():
+        argv = self._known_as(spec.id).command(
+            log, "run", "--detach", _NO_KEYRING, "--bundle", str(bundle), "--pid-file", str(pid_file), spec.id
+        )
+        with CHILDREN.starting(), self._user_namespace(spec.id) as user_namespace:
+            placement = _oci.Placement(root, self._container_cgroup(spec.id), _cgroups.swap_is_counted(), user_namespace)
+            (bundle / "config.json").write_text(json.dumps(_oci.bundle(spec, self._id_map, placement)))
             code = run_bounded(argv, timeout_s=_START_DEADLINE_S)
             if code == 0:
                 pid = int(pid_file.read_text())
@@ -178,6 +188,20 @@ class RuncRuntime(Runtime):
         if spec.network is Network.BRIDGE:
             _slirp.start(bundle, pid, user_namespace=self._id_map is not None)
         return Container(spec.id, pid, self._id_map)
+
+    @contextmanager
+    def _user_namespace(self, container_id: ContainerID) -> Iterator[str | None]:
+        """The path of a new one, for as long as it takes to start the container in it. Each belongs to a user of its own, beyond those of
+        the id map: what one container takes of what the kernel counts by user, neither root nor another container misses."""
+        if self._id_map is None:
+            yield None
+            return
+        owner = self._id_map.base + self._id_map.count + zlib.crc32(container_id.encode()) % _OWNERS
+        fd = owned_user_namespace(self._id_map, owner)
+        try:
+            yield f"/proc/{os.getpid()}/fd/{fd}"
+        finally:
+            os.close(fd)
 
     def _make_directories(self) -> Path:
         """The run directory with the stub root in it. Modes are set explicitly: the daemon's umask may be anything."""

@@ -5,23 +5,29 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.capabilities import require
 
 _KILLED_WHILE_IT_WAITS = """
 import os, signal
-from snapshotd.kernel.namespaces import user_namespace
+from snapshotd.kernel.namespaces import owned_user_namespace, user_namespace
 from snapshotd.types import IdMap
 read = os.read
 def die(fd, count):
     read(fd, count)  # the helper is ready
     os.kill(os.getpid(), signal.SIGKILL)
 os.read = die
-user_namespace(IdMap(1_700_000_000, 65_536))
+{make}
 """
 
 
-def test_nothing_outlives_a_killed_parent() -> None:
+@pytest.mark.parametrize(
+    "make", ["user_namespace(IdMap(1_700_000_000, 65_536))", "owned_user_namespace(IdMap(1_700_000_000, 65_536), 1_800_000_000)"]
+)
+def test_nothing_outlives_a_killed_parent(make: str) -> None:
     """What outlived it would hold its descriptors: the standard output here, the connections of all clients in a daemon."""
     require("root")
-    killed = subprocess.run([sys.executable, "-c", _KILLED_WHILE_IT_WAITS], capture_output=True, timeout=20, check=False)
+    program = _KILLED_WHILE_IT_WAITS.format(make=make)
+    killed = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=20, check=False)
     assert killed.returncode == -9, killed.stderr

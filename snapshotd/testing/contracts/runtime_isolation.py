@@ -13,6 +13,7 @@ from snapshotd.testing.contracts.runtime_rig import (
     DEADLINE_S,
     Rig,
     namespace,
+    namespace_owner,
 )
 from snapshotd.types import IdMap, Limits, Network
 
@@ -35,6 +36,24 @@ def check_namespaces(rig: Rig) -> None:
 def _id_map(container: Container) -> IdMap | None:
     inside, outside, count = (int(word) for word in Path(f"/proc/{container.pid}/uid_map").read_text().split())
     return None if (inside, outside) == (0, 0) and count == 2**32 - 1 else IdMap(outside, count)
+
+
+def check_what_is_counted_by_user_is_not_roots(rig: Rig) -> None:
+    """With ids of its own, a container takes nothing of what the kernel counts for root of the host, or for another container."""
+    with rig.container() as one, rig.container() as other:
+        if one.id_map is None:
+            return
+        assert rig.shell(one, "echo ok") == "ok\n"
+        assert _keys_of(one.id_map.base) == 0
+        owners = {namespace_owner(one.pid), namespace_owner(other.pid)}
+        assert len(owners) == 2, owners
+        assert all(not 0 <= owner - one.id_map.base < one.id_map.count and owner != 0 for owner in owners), owners
+
+
+def _keys_of(user: int) -> int:
+    """How many kernel keys count for a user of the host (keyrings of containers, which may have 200 together)."""
+    rows = [line.split() for line in Path("/proc/key-users").read_text().splitlines()]
+    return sum(int(row[3].split("/")[0]) for row in rows if row[0] == f"{user}:")
 
 
 def check_limits_are_set(rig: Rig) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import selectors
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from snapshotd.kernel import syscalls as sc
 from snapshotd.runtime.base import DEFAULT_PATH, Container, ContainerSpec, ExecSpec, Keeper, Process, Runtime
 from snapshotd.types import ContainerID, Limits, Network, new_id
 
+_NS_GET_OWNER_UID = 0xB704
 DEADLINE_S = 30.0
 _LIMITS = Limits(memory_bytes=256 << 20, cpus=0.5, pids=64)
 
@@ -175,6 +178,16 @@ def eventually(true: Callable[[], bool], what: str) -> None:
 
 def namespace(pid: int | str, kind: str) -> str:
     return os.readlink(f"/proc/{pid}/ns/{kind}")
+
+
+def namespace_owner(pid: int) -> int:
+    """The user of the host to whom a process's user namespace belongs."""
+    fd, owner = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC), bytearray(4)
+    try:
+        fcntl.ioctl(fd, _NS_GET_OWNER_UID, owner)
+    finally:
+        os.close(fd)
+    return int.from_bytes(owner, sys.byteorder)
 
 
 def is_zombie(pid: int) -> bool:

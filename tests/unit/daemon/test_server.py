@@ -116,6 +116,24 @@ def test_a_peer_in_another_pid_namespace_is_compared_with_the_sandboxes(monkeypa
     assert not predicate(os.getpid()), "a container, but none of ours"
 
 
+_KEYRINGS = """
+from snapshotd.daemon.server import leave_session_keyring
+from snapshotd.kernel.syscalls import call
+
+def session():
+    return call("keyctl", 0, -3, 0)  # KEYCTL_GET_KEYRING_ID, KEY_SPEC_SESSION_KEYRING
+
+clients = call("keyctl", 1, "snapshotd-test")
+assert session() == clients
+leave_session_keyring()
+print(session() != clients)
+"""
+
+
+def test_sandboxes_do_not_get_the_keyring_of_who_started_the_daemon() -> None:
+    assert subprocess.run([sys.executable, "-c", _KEYRINGS], capture_output=True, text=True, check=True).stdout == "True\n"
+
+
 def test_lock_is_free_when_its_holder_is_gone(tmp_path: Path) -> None:
     assert lock_holder(tmp_path) is None
     lock = StateLock(tmp_path)
