@@ -107,7 +107,7 @@ def serve_here(options: ServerOptions, open_engine: EngineFactory) -> int:
         os.umask(0o022)  # the client that started us may have had any
         os.chdir("/")
         leave_session_keyring()
-        _raise_file_limit()
+        _set_limits()
         engine = open_engine(options.state_dir)
         try:
             listener = bind(options.socket_path)
@@ -279,8 +279,15 @@ def _notify_systemd() -> None:
             log.warning("systemd could not be notified: %s", exc)
 
 
-def _raise_file_limit() -> None:
-    """A sandbox costs about ten descriptors, and 256 are a fork. No higher: children inherit it, and some close every possible one."""
+def _set_limits() -> None:
+    """Those of this process and of what it starts, commands in sandboxes included.
+
+    Open files: a sandbox costs about ten descriptors, and 256 are a fork. No higher: some children close every possible one.
+
+    Core dumps: 1 byte, which tells the kernel to start no program for them (0 does not, see core(5)). It would be the host's, as root, with
+    whatever an attacker puts into the memory of a process that he crashes. Our own memory has secrets in it.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

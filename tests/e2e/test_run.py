@@ -56,6 +56,12 @@ def test_an_open_log_file_and_a_working_directory_keep_the_fast_path(snap: Snap,
     assert snap("cat", f"{trajectory}:/workspace/deep/run.log").stdout.splitlines()[-1] == "after 4"
 
 
+def test_a_crash_starts_no_program_of_the_host(snap: Snap, runtime: str) -> None:
+    limits = snap("run", "--runtime", runtime, "--", "cat", "/proc/self/limits").stdout.splitlines()
+    core = next(line.split() for line in limits if line.startswith("Max core file size"))
+    assert core[4:6] == ["1", "1"], "1 is what keeps the kernel from it, 0 is not (core(5))"
+
+
 def test_a_script_that_never_heard_of_us_gets_start_and_exit(snap: Snap, runtime: str, tmp_path: Path) -> None:
     agent = tmp_path / "plain.py"
     agent.write_text("import sys\nprint('out', flush=True)\nprint('err', file=sys.stderr)\nopen('made', 'w').write('x')\nsys.exit(3)\n")
