@@ -284,8 +284,8 @@ def _set_limits() -> None:
 
     Open files: a sandbox costs about ten descriptors, and 256 are a fork. No higher: some children close every possible one.
 
-    Core dumps: 1 byte, which tells the kernel to start no program for them (0 does not, see core(5)). It would be the host's, as root, with
-    whatever an attacker puts into the memory of a process that he crashes. Our own memory has secrets in it.
+    Core dumps: 1 byte, which tells the kernel to start no program for them (0 does not: fs/coredump.c). It would be the host's, as root,
+    with whatever an attacker puts into the memory of a process that he crashes. Our own memory has secrets in it.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

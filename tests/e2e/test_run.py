@@ -59,7 +59,7 @@ def test_an_open_log_file_and_a_working_directory_keep_the_fast_path(snap: Snap,
 def test_a_crash_starts_no_program_of_the_host(snap: Snap, runtime: str) -> None:
     limits = snap("run", "--runtime", runtime, "--", "cat", "/proc/self/limits").stdout.splitlines()
     core = next(line.split() for line in limits if line.startswith("Max core file size"))
-    assert core[4:6] == ["1", "1"], "1 is what keeps the kernel from it, 0 is not (core(5))"
+    assert core[4:6] == ["1", "1"], "1 is what keeps the kernel from it, and 0 is not"
 
 
 def test_a_script_that_never_heard_of_us_gets_start_and_exit(snap: Snap, runtime: str, tmp_path: Path) -> None:
