@@ -287,7 +287,8 @@ def _set_limits() -> None:
     Core dumps: 1 byte, which tells the kernel to start no program for them (0 does not: fs/coredump.c). It would be the host's, as root,
     with whatever an attacker puts into the memory of a process that he crashes. Our own memory has secrets in it.
     """
-    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    with contextlib.suppress(ValueError):  # it may be 0 already, for good
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import threading
@@ -91,18 +92,21 @@ def _user_namespace(extents: str, owner: int) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:  # child: only async-signal-safe work, the parent is multi-threaded
-        ok = (owner == 0 or _become(owner)) and _libc.unshare(_CLONE_NEWUSER) == 0
+        done = (not owner or _become(owner)) and _libc.unshare(_CLONE_NEWUSER) == 0
+        number = 0 if done else ctypes.get_errno() or errno.EPERM
         # It has every descriptor of the parent's, clients' connections included: it must not outlive a parent that is killed just now.
         _libc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
-        os.write(ready_w, b"1" if ok else b"0")
+        os.write(ready_w, bytes((number,)))
         signal.pause()
         os._exit(0)
     try:
         os.close(ready_w)
-        if os.read(ready_r, 1) != b"1":
-            raise OSError(1, "unshare(CLONE_NEWUSER) failed: user namespaces are disabled (user.max_user_namespaces)")
+        said = os.read(ready_r, 1)
+        if said != b"\0":
+            number = said[0] if said else errno.EPERM
+            raise OSError(number, f"a user namespace cannot be made: {os.strerror(number)} (`sysctl user.max_user_namespaces`)")
         for kind in ("uid_map", "gid_map"):
             with open(f"/proc/{pid}/{kind}", "w") as f:
                 f.write(extents)
@@ -114,11 +118,6 @@ def _user_namespace(extents: str, owner: int) -> int:
 
 
 def _become(owner: int) -> bool:
-    """Be another user with all capabilities: without them, making user namespaces is forbidden on some machines."""
-    results = (
-        _libc.prctl(sc.PR_SET_SECUREBITS, sc.SECBIT_NO_SETUID_FIXUP, 0, 0, 0),
-        _libc.setgroups(0, None),
-        _libc.setresgid(owner, owner, owner),
-        _libc.setresuid(owner, owner, owner),
-    )
-    return not any(results)
+    """Be another user, with all capabilities if that is allowed: without them, some machines forbid making user namespaces."""
+    _libc.prctl(sc.PR_SET_SECUREBITS, sc.SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
+    return not (_libc.setgroups(0, None) or _libc.setresgid(owner, owner, owner) or _libc.setresuid(owner, owner, owner))

@@ -134,6 +134,21 @@ def test_sandboxes_do_not_get_the_keyring_of_who_started_the_daemon() -> None:
     assert subprocess.run([sys.executable, "-c", _KEYRINGS], capture_output=True, text=True, check=True).stdout == "True\n"
 
 
+_NO_CORE = """
+import resource
+from snapshotd.daemon import server
+
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+server._set_limits()
+print(resource.getrlimit(resource.RLIMIT_CORE))
+"""
+
+
+def test_a_limit_that_cannot_be_raised_keeps_no_daemon_from_starting() -> None:
+    said = subprocess.run([sys.executable, "-c", _NO_CORE], capture_output=True, text=True, check=True).stdout
+    assert said in ("(0, 0)\n", "(1, 1)\n")
+
+
 def test_lock_is_free_when_its_holder_is_gone(tmp_path: Path) -> None:
     assert lock_holder(tmp_path) is None
     lock = StateLock(tmp_path)

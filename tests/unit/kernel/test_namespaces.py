@@ -1,0 +1,29 @@
+"""User namespaces that cannot be made."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.capabilities import require
+
+_IN_A_CHROOT = """
+import os, sys
+from snapshotd.kernel.namespaces import owned_user_namespace, user_namespace
+from snapshotd.types import IdMap
+
+os.chroot(sys.argv[1])  # where the kernel allows none
+{make}
+"""
+
+
+@pytest.mark.parametrize("make", ["user_namespace(IdMap(100_000, 10))", "owned_user_namespace(IdMap(100_000, 10), 200_000)"])
+def test_why_one_cannot_be_made_is_said(make: str, tmp_path: Path) -> None:
+    require("root")
+    refused = subprocess.run(
+        [sys.executable, "-c", _IN_A_CHROOT.format(make=make), str(tmp_path)], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert refused.stderr.splitlines()[-1].startswith("PermissionError: [Errno 1] a user namespace cannot be made: Operation not permitted")
