@@ -1,4 +1,4 @@
-"""Entering a mount namespace from one short-lived thread, and user namespaces that exist only as id maps."""
+"""Entering a mount or network namespace from one short-lived thread, and making user namespaces: as id maps only, or to live in."""
 
 from __future__ import annotations
 
