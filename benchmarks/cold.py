@@ -7,6 +7,8 @@ cold fork   as many snapshots of many files, neighbours, whose layers were evict
             meanwhile, since each would take seconds and as much disk; it begins half a second after a cold start in any case
 beside      one file changed per step in one sandbox: the pause with an idle archive, and while 5,000-file, 300 MiB steps of another
             sandbox are being archived (they wait for it, stopped, until the measurement begins)
+looks       the same steps while three clients at once compare, patch or export a snapshot of another sandbox: one that has 3,000 files and
+        one of 32 MiB more than its beginning
 """
 
 from __future__ import annotations
@@ -40,6 +42,21 @@ for number in range(files):
     with open(f"{path}/f{number}", "wb") as f:
         f.write(half + rng.randbytes(length - len(half)))
 """
+LOOKER = """
+import sys
+from snapshotd.client import Snapshotd
+
+client, (look, first, last) = Snapshotd(sys.argv[1]), sys.argv[2:]
+while True:
+    if look == "diff":
+        list(client.diff(first, last))
+    elif look == "patch":
+        client.patch(first, last, write=len)
+    else:
+        client.export(last, len)
+    print(flush=True)
+"""
+LOOKS = ("diff", "patch", "export")
 MIB = 1 << 20
 
 
@@ -114,6 +131,33 @@ def beside(client: Snapshotd, runtime: str, rounds: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def looks(client: Snapshotd, runtime: str) -> dict[str, Any]:
+    small, _ = client.create(runtime=runtime)
+    other, first = client.create(runtime=runtime)
+    fill = "head -c 32M /dev/urandom > big; mkdir d; for i in $(seq 3000); do echo $i > d/f$i; done"
+    last = client.exec(other.id, ["sh", "-c", fill], wait="stored").snapshot
+    assert last is not None
+    found: dict[str, Any] = {"idle_p50_ms": statistics.median(_pauses(client, small.id, 40))}
+    for look in LOOKS:
+        lookers = [
+            subprocess.Popen([sys.executable, "-c", LOOKER, str(client.state_dir), look, first.id, last.id], stdout=subprocess.PIPE)
+            for _ in range(3)
+        ]
+        try:
+            for looker in lookers:
+                assert looker.stdout is not None
+                looker.stdout.readline()  # it has looked once
+            found[f"{look}_p50_ms"] = statistics.median(_pauses(client, small.id, 40))
+            assert all(looker.poll() is None for looker in lookers)
+        finally:
+            for looker in lookers:
+                looker.kill()
+                looker.wait()
+    for trajectory in (small.id, other.id):
+        client.remove(trajectory, force=True)
+    return found
+
+
 def _pauses(client: Snapshotd, trajectory: str, count: int) -> list[float]:
     return [client.exec(trajectory, ["sh", "-c", "date +%N > now"]).snapshot.pause_ms for _ in range(count)]
 
@@ -139,7 +183,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--files", type=int, default=50_000)
     parser.add_argument("--mib", type=int, default=2048)
-    parser.add_argument("--only", default="beside,cold")
+    parser.add_argument("--only", default="beside,looks,cold")
     options = parser.parse_args()
     state = Path(tempfile.mkdtemp(prefix="snapshotd-bench-"))
     os.environ["SNAPSHOTD_LAYER_BUDGET"] = "0"
@@ -148,6 +192,8 @@ def main() -> None:
         client.build_image("default", progress=lambda line: print(line, file=sys.stderr))
         if "beside" in options.only:
             print("beside", json.dumps(beside(client, options.runtime, min(options.rounds, 5)), indent=2), flush=True)
+        if "looks" in options.only:
+            print("looks", json.dumps(looks(client, options.runtime), indent=2), flush=True)
         if "cold" in options.only:
             print("cold", json.dumps(cold(client, options.runtime, options.rounds, options.files, options.mib * MIB), indent=2), flush=True)
     finally:

@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 from snapshotd.daemon.failures import error_json, failure_of
 from snapshotd.daemon.wire import FRAME_DATA, FRAME_EVENT, FRAME_HEADER, FRAME_MAX_BYTES, FRAMES
 from snapshotd.errors import LimitExceeded, SnapshotdError
+from snapshotd.kernel import turns
 
 QUEUE_BYTES = 1 << 20
 STREAMS_MAX = 1024
@@ -53,14 +54,17 @@ class Channel:
 
     def send(self, data: bytes) -> bool:
         """Queue `data`; blocks while the queue is full. False when the client is gone (the data is dropped)."""
+        turns.give_way()
         with self._changed:
             while self._bytes >= QUEUE_BYTES and not self._gone:
                 self._changed.wait()
             if self._gone:
                 return False
+            first = not self._items  # else the loop has been told, and takes all that there is
             self._items.append(data)
             self._bytes += len(data)
-        self._wake()
+        if first:
+            self._wake()
         return True
 
     def end(self, failure: SnapshotdError | None = None) -> None:

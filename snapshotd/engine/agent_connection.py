@@ -30,6 +30,7 @@ from snapshotd.engine.agent_handler import (
 )
 from snapshotd.engine.agent_wire import Disconnected, Malformed, Request, Wire
 from snapshotd.errors import Conflict, InternalError, LimitExceeded, NotFound, SnapshotdError, UsageError, VersionMismatch
+from snapshotd.kernel import turns
 from snapshotd.types import CallStatus, EntryKind, SideEffect
 
 _LOG = logging.getLogger(__name__)
@@ -179,7 +180,7 @@ class Connection:
                     writer.write(piece)
             outcome = Outcome(status, result, error[:ERROR_LIMIT_CHARS] if error else error, exit_code, usage)
             self.open_calls.discard(call_id)  # whatever the handler makes of it, it is over
-            with parking:
+            with parking, turns.first():
                 return {"snapshot": self._handler.call_end(self.pid, call_id, outcome)}
         finally:
             if writer is not None:

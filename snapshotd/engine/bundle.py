@@ -208,8 +208,9 @@ class _Writer:
         self._packer = zlib.compressobj(1, zlib.DEFLATED, _GZIP_WBITS) if compress else None
         self._hash = hashlib.sha256()
 
-    def file(self, name: bytes, data: bytes) -> None:
-        self._write(file_header(name, len(data)) + data + bytes(-len(data) % BLOCK))
+    def file(self, name: bytes, data: bytes | memoryview) -> None:
+        for part in (file_header(name, len(data)), data, bytes(-len(data) % BLOCK)):
+            self._write(part)
 
     def content(self, name: bytes, size: int, pieces: Iterator[bytes]) -> None:
         self._write(file_header(name, size))
@@ -229,7 +230,8 @@ class _Writer:
             nonlocal count
             gathered.extend(data)
             while len(gathered) >= PIECE_BYTES:
-                self.file(b"layers/%d/%d" % (number, count), bytes(gathered[:PIECE_BYTES]))
+                with memoryview(gathered) as whole, whole[:PIECE_BYTES] as piece:
+                    self.file(b"layers/%d/%d" % (number, count), piece)
                 del gathered[:PIECE_BYTES]
                 count += 1
 
@@ -244,9 +246,9 @@ class _Writer:
         if self._packer is not None:
             self._sink(self._packer.flush())
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes | memoryview) -> None:
         self._hash.update(data)
-        packed = data if self._packer is None else self._packer.compress(data)
+        packed = bytes(data) if self._packer is None else self._packer.compress(data)
         if packed:
             self._sink(packed)
 

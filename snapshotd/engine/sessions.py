@@ -33,6 +33,7 @@ from snapshotd.engine.replay import Resumption
 from snapshotd.engine.sandbox import Captured, Sandbox
 from snapshotd.engine.step import commit_step, marker
 from snapshotd.errors import Conflict, SnapshotdError, UsageError
+from snapshotd.kernel import turns
 from snapshotd.runtime.base import DEFAULT_PATH, LIBRARY_DIR, ExecSpec, Process
 from snapshotd.types import (
     AgentSpec,
@@ -271,7 +272,7 @@ class Sessions:
     def _start(self, sandbox: Sandbox, spec: ExecSpec, *, keep: str | None = None) -> Process:
         """Start a command, never in the middle of a step: between the look at the live processes and the pivot none may come in. `keep`: as
         `Runtime.exec`."""
-        with sandbox.lock:
+        with sandbox.lock, turns.first():
             return sandbox.runtime.exec(sandbox.container, spec, keep=keep)
 
     def _logging(self, sandbox: Sandbox, show: Shown) -> Shown:

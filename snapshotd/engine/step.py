@@ -20,6 +20,7 @@ from snapshotd.catalog.base import Catalog
 from snapshotd.engine.sandbox import Captured, Sandbox
 from snapshotd.errors import NO_ROOM, OutOfSpace, SandboxFailed
 from snapshotd.failpoints import hit
+from snapshotd.kernel import turns
 from snapshotd.types import (
     BlobID,
     CallID,
@@ -51,7 +52,7 @@ def commit_step(
     Durability: on return the snapshot is `captured` (survives kill -9); `stored` follows in the background.
     """
     hit("engine.step.begin")
-    with sandbox.lock:
+    with sandbox.lock, turns.first():
         if follows is not None and not sandbox.state_changed:
             sandbox.state = catalog.state(follows.id)
         if sandbox.closed:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+from snapshotd.kernel import turns
 from snapshotd.layers.base import Change, ChangeKind, Child, Entry
 from snapshotd.layers.view import Directory, View, join
 from snapshotd.types import FileChanges, Kind
@@ -89,6 +90,7 @@ def _diff_pairs(a: View, b: View, dir_a: Directory | None, dir_b: Directory | No
     stack = [(dir_a, dir_b, pairs)]
     while stack:
         dir_a, dir_b, pairs = stack[-1]
+        turns.give_way()
         pair = next(pairs, None)
         if pair is None:
             stack.pop()

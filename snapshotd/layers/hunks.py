@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from snapshotd.kernel import turns
+
 CONTEXT_LINES = 3
 STEP_BUDGET = 5_000_000
 """Steps for one file: about two seconds."""
@@ -132,6 +134,7 @@ def _shortest_edit(old: Sequence[int], new: Sequence[int], budget: int) -> tuple
     trace: list[list[int]] = []
     steps = 0
     for edits in range(limit + 1):
+        turns.give_way()
         trace.append(reach[zero - edits - 1 : zero + edits + 2])
         for k in range(-edits, edits + 1, 2):
             down = k == -edits or (k != edits and reach[zero + k - 1] < reach[zero + k + 1])

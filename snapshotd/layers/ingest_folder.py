@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, NotPermitted, UsageError
-from snapshotd.kernel import files
+from snapshotd.kernel import files, turns
 from snapshotd.layers import ingest_nodes as nodes
 from snapshotd.layers.ingest_nodes import IngestReport, printable
 
@@ -138,6 +138,7 @@ class _FolderIngest:
         return level
 
     def _entry(self, level: _Level, name: bytes) -> None:
+        turns.give_way()
         self._entries += 1
         if self._entries > MAX_ENTRIES:
             raise LimitExceeded(f"the folder {self._name} holds more than {MAX_ENTRIES} entries; choose a smaller one")

@@ -17,7 +17,7 @@ from array import array
 from dataclasses import dataclass
 
 from snapshotd.errors import LimitExceeded, UsageError
-from snapshotd.kernel import files
+from snapshotd.kernel import files, turns
 from snapshotd.layers import ingest_nodes as nodes
 from snapshotd.layers.ingest_nodes import IngestReport, printable
 from snapshotd.layers.lookup import Handles, Node
@@ -59,6 +59,7 @@ def ingest_tar(
     try:
         reader = TarReader(stream)
         for member in reader:
+            turns.give_way()
             ingest.apply(member, reader)
         if not reader.ended_by_marker:
             ingest.tally.warn("the archive has no end marker: it may have been cut off")

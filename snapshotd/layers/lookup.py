@@ -23,6 +23,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from snapshotd.kernel import turns
 from snapshotd.kernel.files import DIR_FLAGS, SHADOWS, open_dir
 from snapshotd.layers.base import Child, Entry
 from snapshotd.types import Kind
@@ -229,6 +230,7 @@ class Lookup:
                 break
             fd = self.handles.fd(source)
             for name in _present(fd, only):
+                turns.give_way()
                 if name in found or name in hidden:
                     continue
                 try:

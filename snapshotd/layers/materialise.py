@@ -21,6 +21,7 @@ from threading import Lock
 from typing import TypeVar
 
 from snapshotd.errors import NO_ROOM, OutOfSpace
+from snapshotd.kernel import turns
 from snapshotd.kernel.files import fd_path, is_empty_dir, open_dir, write_all
 from snapshotd.layers.base import Child, Entry, RestoreReport
 from snapshotd.layers.lookup import Handles, Node, entry_path
@@ -123,6 +124,7 @@ class Writer:
         top.children = iter(self._view.children(source))
         stack = [top]
         while stack:
+            turns.give_way()
             frame = stack[-1]
             child = next(frame.children, None)
             if child is None:
@@ -247,6 +249,7 @@ class Writer:
         try:
             loaded = self._view.load_children(children)
             for child, data in zip(children, loaded, strict=True):
+                turns.give_way()
                 if self._stopped:
                     break
                 done = self._attempt(target, child.name, partial(self._write_file, target, child, dir_fd, data))

@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from snapshotd.errors import LimitExceeded
+from snapshotd.kernel import turns
 from snapshotd.layers.base import Change, Entry
 from snapshotd.layers.diff import diff
+from snapshotd.layers.gather import Gather
 from snapshotd.layers.hunks import CONTEXT_LINES, hunks
 from snapshotd.layers.view import View
 from snapshotd.types import Kind
@@ -30,6 +32,8 @@ MAX_COMPARED_LINES = 20_000
 
 Write = Callable[[bytes], object]
 _BLOCK_BYTES = 1 << 20
+_ROWS = 50
+"""Lines of a binary patch between two looks at whether somebody else is to go first."""
 _NO_BLOB = b"0" * 40
 _NO_NEWLINE = b"\n\\ No newline at end of file\n"
 _ESCAPES = {7: b"\\a", 8: b"\\b", 9: b"\\t", 10: b"\\n", 11: b"\\v", 12: b"\\f", 13: b"\\r", 34: b'\\"', 92: b"\\\\"}
@@ -38,10 +42,17 @@ _ESCAPES = {7: b"\\a", 8: b"\\b", 9: b"\\t", 10: b"\\n", 11: b"\\v", 12: b"\\f",
 def write_patch(a: View, b: View, root: bytes, write: Write) -> int:
     """Write what changed below the directory `root` from `a` to `b`, with paths relative to it. Returns how many changes lie outside.
 
-    `write` gets pieces of any size. Raises NotADirectoryError (`root` is none), LimitExceeded (a file over MAX_FILE_BYTES; a part of the
-    patch has been written then) and the errors of `View`. A missing `root` is an empty one.
+    `write` gets pieces of up to some MiB. Raises NotADirectoryError (`root` is none), LimitExceeded (a file over MAX_FILE_BYTES; a part of
+    the patch may have been written then) and the errors of `View`. A missing `root` is an empty one.
     Memory: one block, or for text files up to MAX_COMPARED_BYTES both versions; time is bounded by the size of the changed files.
     """
+    out = Gather(write)
+    outside = _write_changes(a, b, root, out.write)
+    out.flush()
+    return outside
+
+
+def _write_changes(a: View, b: View, root: bytes, write: Write) -> int:
     top = b"/".join(part for part in root.split(b"/") if part)
     prefix = top + b"/" if top else b""
     outside = 0
@@ -224,7 +235,9 @@ def _write_literal(blob: _Blob | None, write: Write) -> None:
 
 def _write_rows(data: bytes, write: Write) -> bytes:
     full = len(data) - len(data) % 52
-    write(b"".join(_row(data[i : i + 52]) for i in range(0, full, 52)))
+    for start in range(0, full, 52 * _ROWS):
+        turns.give_way()
+        write(b"".join([_row(data[i : i + 52]) for i in range(start, min(start + 52 * _ROWS, full), 52)]))
     return data[full:]
 
 

@@ -17,14 +17,15 @@ from enum import Enum
 from functools import partial
 
 from snapshotd.errors import DataLoss
+from snapshotd.kernel import turns
 from snapshotd.layers.base import Child, Entry
+from snapshotd.layers.gather import Gather
 from snapshotd.layers.ingest_nodes import printable
 from snapshotd.layers.tar_reader import BLOCK, MAX_EXTENTS, MAX_HEADER_BYTES, MAX_PATH_BYTES
 from snapshotd.layers.view import Directory, View
 from snapshotd.types import Kind
 
 _PIECE_BYTES = 1 << 20
-_GATHER_BYTES = 1 << 18
 _WARNINGS_LIMIT = 1000
 _NAME_BYTES = 100
 _OCTAL_8, _OCTAL_12 = 0o7777777, 0o77777777777
@@ -94,8 +95,8 @@ class _Frame:
 
 class _Writer:
     def __init__(self, view: View, write: Callable[[bytes], object], marks: Marks) -> None:
-        self._view, self._sink, self._marks = view, write, marks
-        self._gathered = bytearray()
+        self._view, self._marks = view, marks
+        self._out = Gather(write)
         self._links: dict[tuple[int, int], tuple[_Frame, bytes]] = {}
         self._warnings: list[str] = []
         self._unlisted = 0
@@ -112,6 +113,7 @@ class _Writer:
         root.children = iter(self._view.children(root.directory))
         stack = [root]
         while stack:
+            turns.give_way()
             frame = stack[-1]
             child = next(frame.children, None)
             if child is None:
@@ -122,8 +124,8 @@ class _Writer:
                 stack.append(self._directory(frame, child))
             else:
                 self._node(frame, child)
-        self._write(END)
-        self._flush()
+        self._out.write(END)
+        self._out.flush()
 
     # -- entries ---------------------------------------------------------------------------------------------------------------
 
@@ -197,7 +199,7 @@ class _Writer:
                 return self._sparse(path, entry, xattrs, fd)
             self._header(path, entry, xattrs=xattrs, size=entry.size)
             self._data(path, fd, 0, entry.size)
-            self._write(bytes(-entry.size % BLOCK))
+            self._out.write(bytes(-entry.size % BLOCK))
         finally:
             os.close(fd)
         return True
@@ -220,16 +222,16 @@ class _Writer:
         if stored >= entry.size:
             self._header(path, entry, xattrs=xattrs, size=entry.size)
             self._data(path, fd, 0, entry.size)
-            self._write(bytes(-entry.size % BLOCK))
+            self._out.write(bytes(-entry.size % BLOCK))
             return True
         self._header(path, entry, xattrs=xattrs, size=stored, sparse=True)
-        self._write(b"%d\n" % count)
+        self._out.write(b"%d\n" % count)
         for offset, length in _extents(fd, entry.size, gap):
-            self._write(b"%d\n%d\n" % (offset, length))
-        self._write(bytes(padding))
+            self._out.write(b"%d\n%d\n" % (offset, length))
+        self._out.write(bytes(padding))
         for offset, length in _extents(fd, entry.size, gap):
             self._data(path, fd, offset, length)
-        self._write(bytes(-stored % BLOCK))
+        self._out.write(bytes(-stored % BLOCK))
         return True
 
     def _data(self, path: bytes, fd: int, offset: int, length: int) -> None:
@@ -237,7 +239,7 @@ class _Writer:
             piece = os.pread(fd, min(length, _PIECE_BYTES), offset)
             if not piece:
                 raise DataLoss(f"file {printable(path)} ended while it was read; check the disk")
-            self._write(piece)
+            self._out.write(piece)
             offset, length = offset + len(piece), length - len(piece)
 
     # -- headers ---------------------------------------------------------------------------------------------------------------
@@ -264,9 +266,9 @@ class _Writer:
         records += self._xattr_records(path, xattrs or {}, sum(len(value) + 64 for _, value in records))
         if records:
             data = b"".join([_record(key, value) for key, value in records])
-            self._write(_block(_PAX_NAME, _PAX, mode=0o644, size=len(data)) + data + bytes(-len(data) % BLOCK))
+            self._out.write(_block(_PAX_NAME, _PAX, mode=0o644, size=len(data)) + data + bytes(-len(data) % BLOCK))
         device = (os.major(entry.rdev), os.minor(entry.rdev)) if entry.kind in (Kind.CHAR_DEVICE, Kind.BLOCK_DEVICE) else (0, 0)
-        self._write(
+        self._out.write(
             _block(name, kind or _TYPES[entry.kind], mode=entry.mode, uid=entry.uid, gid=entry.gid, size=size,
                    mtime=entry.mtime_ns // _SECOND_NS, link=link, device=device)
         )  # fmt: skip
@@ -297,20 +299,6 @@ class _Writer:
             return {}
 
     # -- output ----------------------------------------------------------------------------------------------------------------
-
-    def _write(self, data: bytes) -> None:
-        if len(data) >= _GATHER_BYTES:
-            self._flush()
-            self._sink(data)
-            return
-        self._gathered += data
-        if len(self._gathered) >= _GATHER_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._gathered:
-            self._sink(bytes(self._gathered))
-            self._gathered.clear()
 
     def _warn(self, path: bytes, what: str) -> None:
         if len(self._warnings) < _WARNINGS_LIMIT:

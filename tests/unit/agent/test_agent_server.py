@@ -20,6 +20,7 @@ from snapshotd.engine import agent_connection, agent_protocol, agent_wire
 from snapshotd.engine.agent_handler import MESSAGE_LIMIT_BYTES, OPEN_CALL_LIMIT
 from snapshotd.engine.agent_protocol import AgentServer
 from snapshotd.errors import OutOfSpace
+from snapshotd.kernel import turns
 
 Connect = Callable[..., Any]
 CALL = "0123456789abcdef" * 2
@@ -47,6 +48,17 @@ def test_a_call(connect: Connect, recorder: Any, server: AgentServer) -> None:
     assert recorder.calls[CALL]["exit_code"] == 3
     assert seen == [{os.getpid()}]
     assert server.parked_pids() == set()
+
+
+def test_the_end_of_a_call_goes_first(connect: Connect, recorder: Any) -> None:
+    seen: list[int] = []
+    recorder.at_end = lambda pid: seen.append(turns._going_first)
+    client = connect()
+    begin(client)
+    client.ask("call_end", call=CALL, status="done", result=None)
+    client.ask("messages", offset=0, limit=1)  # the call has been left
+    assert seen == [1]
+    assert turns._going_first == 0
 
 
 def test_who_does_not_park_does_not_count(connect: Connect, recorder: Any, server: AgentServer) -> None:

@@ -21,6 +21,7 @@ from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.sessions import Sessions
 from snapshotd.engine.step import commit_step, marker
 from snapshotd.errors import OutOfSpace
+from snapshotd.kernel import turns
 from snapshotd.layers.store import LayerStore
 from snapshotd.testing.records import begin, make_approval, make_image
 from snapshotd.types import Snapshot, ToolCall, Trajectory
@@ -149,6 +150,20 @@ def test_it_is_kept_once(world: World) -> None:
     world.rewinding().settle(world.sandbox, mind=True)
     world.sessions().stop(world.trajectory)
     assert world.newest().id == bound.id
+
+
+def test_a_step_goes_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    commit = world.catalog.commit_snapshot
+
+    def committing(*args: Any, **options: Any) -> None:
+        seen.append(turns._going_first)
+        commit(*args, **options)
+
+    monkeypatch.setattr(world.catalog, "commit_snapshot", committing)
+    world.step(marker("exec", {}))
+    assert seen == [1]
+    assert turns._going_first == 0
 
 
 def test_nothing_new_takes_no_snapshot(world: World) -> None:

@@ -1,0 +1,188 @@
+"""Who gives way waits for who goes first, but never for long; and every long walk gives way."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import os
+import tarfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from snapshotd.daemon.streams import Channel
+from snapshotd.kernel import turns
+from snapshotd.kernel.files import DIR_FLAGS
+from snapshotd.layers.diff import diff
+from snapshotd.layers.hunks import hunks
+from snapshotd.layers.ingest import ingest_folder, ingest_tar
+from snapshotd.layers.materialise import materialise
+from snapshotd.layers.patch import write_patch
+from snapshotd.layers.stack_view import StackView
+from snapshotd.layers.stored_view import StoredView
+from snapshotd.layers.tar_writer import write_tree
+from snapshotd.testing.memory_repository import MemoryRepository
+from tests.stored_trees import save
+
+COUNT = 20
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever gives way waits for a minute."""
+    monkeypatch.setattr(turns, "_LONGEST_S", 60.0)
+
+
+def in_a_thread(work: Callable[[], object]) -> threading.Event:
+    done = threading.Event()
+
+    def run() -> None:
+        work()
+        done.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    return done
+
+
+@pytest.mark.usefixtures("patient")
+def test_waits_until_nobody_goes_first() -> None:
+    with turns.first():
+        with turns.first():
+            pass
+        done = in_a_thread(turns.give_way)
+        assert not done.wait(0.1)
+    assert done.wait(30)
+
+
+@pytest.mark.usefixtures("patient")
+def test_an_error_ends_going_first() -> None:
+    with pytest.raises(KeyError), turns.first():
+        raise KeyError
+    turns.give_way()
+
+
+@pytest.mark.usefixtures("patient")
+def test_who_goes_first_does_not_wait_for_itself() -> None:
+    with turns.first(), turns.first():
+        turns.give_way()
+
+
+def test_does_not_wait_for_long() -> None:
+    with turns.first():
+        assert in_a_thread(turns.give_way).wait(30)
+
+
+def test_who_waited_goes_on_for_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(now[0])
+        now[0] += seconds
+
+    monkeypatch.setattr(turns, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(turns._changed, "wait_for", lambda _, seconds: wait(seconds))
+
+    def walk() -> None:
+        for _ in range(100):
+            turns.give_way()
+            now[0] += 0.005
+
+    with turns.first():
+        assert in_a_thread(walk).wait(30)
+    gaps = [after - before for before, after in itertools.pairwise(waits)]
+    assert len(waits) > 10
+    assert all(gap >= 2 * turns._LONGEST_S - 1e-9 for gap in gaps)
+
+
+def folder(root: Path) -> Path:
+    root.mkdir()
+    for number in range(COUNT):
+        (root / f"f{number}").write_text(f"{number} in {root.name}\n")
+    return root
+
+
+def look(root: Path) -> int:
+    return os.open(root, DIR_FLAGS)
+
+
+def list_layers(tmp_path: Path) -> None:
+    with StackView([look(folder(tmp_path / "a"))]) as view:
+        view.children(view.directory())
+
+
+def compare_stored_trees(_: Path) -> None:
+    repository = MemoryRepository()
+    before, after = ({b"f%d" % number: b"%s %d" % (name, number) for number in range(COUNT)} for name in (b"old", b"new"))
+    with StoredView(repository, save(repository, before)) as a, StoredView(repository, save(repository, after)) as b:
+        assert len(list(diff(a, b))) == COUNT
+
+
+def stored(work: Callable[[StoredView, Path], object]) -> Callable[[Path], None]:
+    def run(tmp_path: Path) -> None:
+        repository = MemoryRepository()
+        with StoredView(repository, save(repository, {b"f%d" % number: b"%d" % number for number in range(COUNT)})) as view:
+            work(view, tmp_path)
+
+    return run
+
+
+def restore(view: StoredView, to: Path) -> None:
+    assert materialise(view, b"", look(to)).files == COUNT
+
+
+def copy_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "to").mkdir()
+    ingest_folder(folder(tmp_path / "from"), look(tmp_path / "to"))
+
+
+def copy_in_a_tar(tmp_path: Path) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for number in range(COUNT):
+            archive.addfile(tarfile.TarInfo(f"f{number}"))
+    packed.seek(0)
+    ingest_tar(packed, look(tmp_path), oci_whiteouts=False)
+
+
+def compare_lines(_: Path) -> None:
+    list(hunks([b"a%d" % number for number in range(COUNT)], [b"b%d" % number for number in range(COUNT)], 3))
+
+
+def write_a_binary_patch(_: Path) -> None:
+    repository = MemoryRepository()
+    empty, binary = save(repository, {}), save(repository, {b"f": b"\0" + os.urandom(100_000)})
+    with StoredView(repository, empty) as a, StoredView(repository, binary) as b:
+        write_patch(a, b, b"", lambda _: None)
+
+
+def send_pieces(_: Path) -> None:
+    async def send() -> None:
+        channel = Channel()
+        assert all(channel.send(b"piece") for _ in range(COUNT))
+
+    asyncio.run(send())
+
+
+@pytest.mark.parametrize(
+    "walk",
+    [
+        list_layers, compare_stored_trees, stored(lambda view, _: write_tree(view, lambda _: None)), stored(restore), copy_in_a_folder,
+        copy_in_a_tar, compare_lines, write_a_binary_patch, send_pieces,
+    ],
+    ids=["layers", "diff", "tar", "restore", "folder", "import", "lines", "binary", "send"],
+)  # fmt: skip
+def test_a_walk_gives_way_at_every_entry(walk: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = 0
+
+    def count() -> None:
+        nonlocal given
+        given += 1
+
+    monkeypatch.setattr(turns, "give_way", count)
+    walk(tmp_path)
+    assert given >= COUNT
