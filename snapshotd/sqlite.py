@@ -34,6 +34,7 @@ from snapshotd.errors import (
     Unsupported,
     VersionMismatch,
 )
+from snapshotd.kernel import turns
 from snapshotd.kernel.files import sync_dir
 
 Row = tuple[Any, ...]
@@ -162,7 +163,8 @@ class Database:
         return rows[0] if rows else None
 
     def read_page(self, sql: str, values: Sequence[Value], *, rows: int, size: int) -> list[Row]:
-        """The first rows: at most `rows`, ending early once their texts add up to `size` characters."""
+        """The first rows: at most `rows`, ending early once their texts add up to `size` characters. Not for who holds `lock`."""
+        turns.give_way()  # not below: a step may wait for the lock
         page: list[Row] = []
         with self.lock, self._translated():
             cursor = self.connection.execute(sql, values)

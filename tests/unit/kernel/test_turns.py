@@ -9,12 +9,15 @@ import os
 import tarfile
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from snapshotd.daemon.streams import Channel
+from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.daemon.models import Tagged
+from snapshotd.daemon.streams import Channel, listed
 from snapshotd.kernel import turns
 from snapshotd.kernel.files import DIR_FLAGS
 from snapshotd.layers.diff import diff
@@ -168,13 +171,23 @@ def send_pieces(_: Path) -> None:
     asyncio.run(send())
 
 
+def answer_with_a_list(_: Path) -> None:
+    listed([Tagged(snapshot="0" * 32, name=str(number)) for number in range(COUNT)])
+
+
+def read_pages(_: Path) -> None:
+    with closing(SqliteCatalog(":memory:")) as catalog:
+        for number in range(COUNT):
+            assert catalog._db.read_page("SELECT ?", (number,), rows=1, size=1) == [(number,)]
+
+
 @pytest.mark.parametrize(
     "walk",
     [
         list_layers, compare_stored_trees, stored(lambda view, _: write_tree(view, lambda _: None)), stored(restore), copy_in_a_folder,
-        copy_in_a_tar, compare_lines, write_a_binary_patch, send_pieces,
+        copy_in_a_tar, compare_lines, write_a_binary_patch, send_pieces, answer_with_a_list, read_pages,
     ],
-    ids=["layers", "diff", "tar", "restore", "folder", "import", "lines", "binary", "send"],
+    ids=["layers", "diff", "tar", "restore", "folder", "import", "lines", "binary", "send", "list", "pages"],
 )  # fmt: skip
 def test_a_walk_gives_way_at_every_entry(walk: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = 0
