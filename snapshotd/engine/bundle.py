@@ -46,6 +46,7 @@ _HEAD, _TRAILER = b"snapshotd-bundle.json", b"snapshotd-bundle.sha256"
 _ID = re.compile(r"[0-9a-f]{32}")
 _OUTPUT = re.compile(rb"outputs/([0-9a-f]{64})")
 _READ_BYTES = 1 << 18
+_SLICE_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
 _GZIP_WBITS = 31
 
@@ -248,9 +249,12 @@ class _Writer:
 
     def _write(self, data: bytes | memoryview) -> None:
         self._hash.update(data)
-        packed = bytes(data) if self._packer is None else self._packer.compress(data)
-        if packed:
-            self._sink(packed)
+        with memoryview(data) as whole:
+            for at in range(0, len(whole), _SLICE_BYTES):  # what is packed at once is there some times over
+                part = whole[at : at + _SLICE_BYTES]
+                packed = bytes(part) if self._packer is None else self._packer.compress(part)
+                if packed:
+                    self._sink(packed)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------------------
