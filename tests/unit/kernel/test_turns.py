@@ -8,8 +8,8 @@ import itertools
 import os
 import tarfile
 import threading
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -109,12 +109,17 @@ def folder(root: Path) -> Path:
     return root
 
 
-def look(root: Path) -> int:
-    return os.open(root, DIR_FLAGS)
+@contextmanager
+def opened(root: Path) -> Iterator[int]:
+    fd = os.open(root, DIR_FLAGS)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def list_layers(tmp_path: Path) -> None:
-    with StackView([look(folder(tmp_path / "a"))]) as view:
+    with opened(folder(tmp_path / "a")) as fd, StackView([fd]) as view:
         view.children(view.directory())
 
 
@@ -135,12 +140,14 @@ def stored(work: Callable[[StoredView, Path], object]) -> Callable[[Path], None]
 
 
 def restore(view: StoredView, to: Path) -> None:
-    assert materialise(view, b"", look(to)).files == COUNT
+    with opened(to) as fd:
+        assert materialise(view, b"", fd).files == COUNT
 
 
 def copy_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "to").mkdir()
-    ingest_folder(folder(tmp_path / "from"), look(tmp_path / "to"))
+    with opened(tmp_path / "to") as fd:
+        ingest_folder(folder(tmp_path / "from"), fd)
 
 
 def copy_in_a_tar(tmp_path: Path) -> None:
@@ -149,7 +156,8 @@ def copy_in_a_tar(tmp_path: Path) -> None:
         for number in range(COUNT):
             archive.addfile(tarfile.TarInfo(f"f{number}"))
     packed.seek(0)
-    ingest_tar(packed, look(tmp_path), oci_whiteouts=False)
+    with opened(tmp_path) as fd:
+        ingest_tar(packed, fd, oci_whiteouts=False)
 
 
 def compare_lines(_: Path) -> None:
