@@ -8,7 +8,7 @@ cold fork   as many snapshots of many files, neighbours, whose layers were evict
 beside      one file changed per step in one sandbox: the pause with an idle archive, and while 5,000-file, 300 MiB steps of another
             sandbox are being archived (they wait for it, stopped, until the measurement begins)
 looks       the same steps while three clients at once compare, patch or export a snapshot of another sandbox: one that has 3,000 files and
-        one of 32 MiB more than its beginning
+            one of 32 MiB more than its beginning
 """
 
 from __future__ import annotations

@@ -54,7 +54,6 @@ class Channel:
 
     def send(self, data: bytes) -> bool:
         """Queue `data`; blocks while the queue is full. False when the client is gone (the data is dropped)."""
-        turns.give_way()
         with self._changed:
             while self._bytes >= QUEUE_BYTES and not self._gone:
                 self._changed.wait()

@@ -10,7 +10,7 @@ from pathlib import Path
 from snapshotd.engine.cold import gone
 from snapshotd.engine.context import Context
 from snapshotd.errors import NotFound, UsageError
-from snapshotd.kernel import files
+from snapshotd.kernel import files, turns
 from snapshotd.layers import diff, materialise, patch
 from snapshotd.layers.base import Change, RestoreReport
 from snapshotd.layers.stored_view import StoredView
@@ -133,6 +133,7 @@ def cat(context: Context, ref: str, path: bytes) -> Iterator[bytes]:
 def _pieces(fd: int) -> Iterator[bytes]:
     with open(fd, "rb", buffering=0) as f:
         while piece := f.read(_PIECE_BYTES):
+            turns.give_way()
             yield piece
 
 

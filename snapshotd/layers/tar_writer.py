@@ -236,6 +236,7 @@ class _Writer:
 
     def _data(self, path: bytes, fd: int, offset: int, length: int) -> None:
         while length:
+            turns.give_way()
             piece = os.pread(fd, min(length, _PIECE_BYTES), offset)
             if not piece:
                 raise DataLoss(f"file {printable(path)} ended while it was read; check the disk")
@@ -298,7 +299,7 @@ class _Writer:
             self._warn(path, "lost its extended attributes, which are more than can be listed")
             return {}
 
-    # -- output ----------------------------------------------------------------------------------------------------------------
+    # -- warnings --------------------------------------------------------------------------------------------------------------
 
     def _warn(self, path: bytes, what: str) -> None:
         if len(self._warnings) < _WARNINGS_LIMIT:

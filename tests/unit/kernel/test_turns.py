@@ -18,6 +18,7 @@ import pytest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.daemon.models import Tagged
 from snapshotd.daemon.streams import Channel, listed
+from snapshotd.engine.look import _pieces
 from snapshotd.kernel import turns
 from snapshotd.kernel.files import DIR_FLAGS
 from snapshotd.layers.diff import diff
@@ -102,6 +103,18 @@ def test_who_waited_goes_on_for_as_long(monkeypatch: pytest.MonkeyPatch) -> None
     assert all(gap >= 2 * turns._LONGEST_S - 1e-9 for gap in gaps)
 
 
+@pytest.mark.usefixtures("patient")
+def test_an_answer_waits_for_no_step() -> None:
+    """What a command prints goes through it, too."""
+
+    async def send() -> None:
+        channel = Channel()
+        assert all(channel.send(b"piece") for _ in range(COUNT))
+
+    with turns.first():
+        assert in_a_thread(lambda: asyncio.run(send())).wait(30)
+
+
 def folder(root: Path) -> Path:
     root.mkdir()
     for number in range(COUNT):
@@ -171,12 +184,20 @@ def write_a_binary_patch(_: Path) -> None:
         write_patch(a, b, b"", lambda _: None)
 
 
-def send_pieces(_: Path) -> None:
-    async def send() -> None:
-        channel = Channel()
-        assert all(channel.send(b"piece") for _ in range(COUNT))
+def large_file(path: Path) -> Path:
+    path.mkdir()
+    (path / "f").write_bytes(bytes(COUNT << 20))
+    return path
 
-    asyncio.run(send())
+
+def read_a_large_file(tmp_path: Path) -> None:
+    with opened(large_file(tmp_path / "a")) as fd, StackView([fd]) as view:
+        assert sum(map(len, _pieces(view.open(b"f")))) == COUNT << 20
+
+
+def pack_a_large_file(tmp_path: Path) -> None:
+    with opened(large_file(tmp_path / "a")) as fd, StackView([fd]) as view:
+        write_tree(view, lambda _: None)
 
 
 def answer_with_a_list(_: Path) -> None:
@@ -193,9 +214,9 @@ def read_pages(_: Path) -> None:
     "walk",
     [
         list_layers, compare_stored_trees, stored(lambda view, _: write_tree(view, lambda _: None)), stored(restore), copy_in_a_folder,
-        copy_in_a_tar, compare_lines, write_a_binary_patch, send_pieces, answer_with_a_list, read_pages,
+        copy_in_a_tar, compare_lines, write_a_binary_patch, read_a_large_file, pack_a_large_file, answer_with_a_list, read_pages,
     ],
-    ids=["layers", "diff", "tar", "restore", "folder", "import", "lines", "binary", "send", "list", "pages"],
+    ids=["layers", "diff", "tar", "restore", "folder", "import", "lines", "binary", "cat", "large", "list", "pages"],
 )  # fmt: skip
 def test_a_walk_gives_way_at_every_entry(walk: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = 0
