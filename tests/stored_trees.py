@@ -30,7 +30,7 @@ def save(repository: RepositoryWriter, plan: Plan) -> TreeID:
             what = file(repository, what)
         if isinstance(what, TreeEntry):
             if name:
-                entries.append(_named(what, name))
+                entries.append(what._replace(name=name))
             else:
                 own = what
         else:
@@ -108,7 +108,3 @@ def _xattrs(path: str | bytes) -> tuple[tuple[bytes, bytes], ...]:
     link = not isinstance(path, str)  # a string is a descriptor's
     names = [name for name in os.listxattr(path, follow_symlinks=not link) if not name.startswith("trusted.overlay.")]
     return tuple(sorted((os.fsencode(name), os.getxattr(path, name, follow_symlinks=not link)) for name in names))
-
-
-def _named(entry: TreeEntry, name: bytes) -> TreeEntry:
-    return TreeEntry(name, *[getattr(entry, field) for field in TreeEntry.__slots__ if field != "name"])

@@ -21,7 +21,7 @@ import stat
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 from snapshotd.errors import LimitExceeded
@@ -37,8 +37,8 @@ _SMALL_FILE_BYTES = 1 << 20
 _MOST_ZERO_BYTES = 64 << 30
 """Zeros of holes that one layer may have stored as data (see `archive_data.MOST_EXTENTS`). Without a bound, some megabytes of data spread
 over an 8 EiB file are years of reading."""
-_MOST_UNFINISHED = 32
-"""Directories, with all their entries in memory."""
+_MOST_UNFINISHED, _MOST_UNFINISHED_FILES = 128, 16_384
+"""Directories, with all their entries in memory, and files in them that other processes save."""
 _MOST_FILES = 1024
 """That are offered to other processes at once."""
 _MOST_WARNINGS = 100
@@ -135,6 +135,9 @@ class _Directory:
     saving: list[tuple[Files, Callable[[], list[BlobID | None]]]] = field(default_factory=list)
     """Files that other processes save, and what gives their contents' ids."""
 
+    def files_saving(self) -> int:
+        return sum(len(files) for files, _ in self.saving)
+
     def path(self) -> list[bytes]:
         """The names that lead here from the root."""
         names = []
@@ -168,6 +171,7 @@ class _Archiver:
         self._stack: list[_Directory] = []
         self._unfinished: deque[_Directory] = deque()
         """What is wholly looked at, each after all that is in it; the first waits for its files."""
+        self._unfinished_files = 0
         self._handles = Handles()
         try:
             self._root = self._handles.add_root(layer_fd)
@@ -189,12 +193,17 @@ class _Archiver:
                 self._begin(name, self._handles.adopt(directory.node, name, fd), directory)
                 continue
             self._unfinished.append(self._stack.pop())
-            while self._unfinished and (not self._stack or not self._unfinished[0].saving or len(self._unfinished) > _MOST_UNFINISHED):
+            self._unfinished_files += directory.files_saving()
+            while self._unfinished and (not self._stack or not self._unfinished[0].saving or self._too_much_unfinished()):
                 done = self._unfinished.popleft()
+                self._unfinished_files -= done.files_saving()
                 tree = self._finish(done)
                 if done.above is None:
                     return tree
                 done.above.result[done.name] = TreeEntry(done.name, Kind.DIRECTORY, 0, 0, 0, 0, tree=tree)
+
+    def _too_much_unfinished(self) -> bool:
+        return len(self._unfinished) > _MOST_UNFINISHED or self._unfinished_files > _MOST_UNFINISHED_FILES
 
     # -- directories -----------------------------------------------------------------------------------------------------------
 
@@ -212,7 +221,7 @@ class _Archiver:
         self.bytes += st.st_blocks * 512
         xattrs = self._xattrs(directory, fd, xattr_names, b"")
         if xattrs:
-            directory.own = replace(own, xattrs=xattrs)
+            directory.own = own._replace(xattrs=xattrs)
         self._scan(fd, directory)
 
     def _lower(self, name: bytes, fd: int, xattr_names: list[str] | None, parent: _Directory | None) -> tuple[TreeID | None, bool]:
@@ -314,7 +323,7 @@ class _Archiver:
             return None
         group = self._group(st) if st.st_nlink > 1 else None
         if group is not None and group.entry is not None:
-            return replace(group.entry, name=name)
+            return group.entry._replace(name=name)
         if stat.S_ISREG(st.st_mode):
             entry = self._file(directory, fd, name, st)
             if entry is None:
@@ -323,7 +332,7 @@ class _Archiver:
             entry = self._special(directory, fd, name, st)
         self.bytes += st.st_blocks * 512
         if group is not None:
-            entry = group.entry = replace(entry, link=group.link, nlink=group.names)
+            entry = group.entry = entry._replace(link=group.link, nlink=group.names)
         return entry
 
     def _group(self, st: os.stat_result) -> Group | None:

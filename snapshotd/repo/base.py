@@ -47,8 +47,7 @@ class ObjectKind(IntEnum):
     RECORD = 4
 
 
-@dataclass(frozen=True, slots=True)
-class TreeEntry:
+class TreeEntry(NamedTuple):
     """One entry of a stored directory. Ids are the container's; `mode` is permission bits only (12 bits).
 
     FILE: `size` (logical), `content` (None if there is no data), `extents`: None, or for a sparse file the (offset, length) of its data

@@ -5,8 +5,8 @@ compressing.
 
 Requests and answers are JSON objects, one a packet, answered in order. Before the first request it says {"ready": true}.
 
-    {"device", "files": [[name in hexadecimal, inode, size], ...]} and a directory's descriptor
-        "files": for each [content id, null], [content id, [[chunk id, length], ...]] or null: the writer has to look itself
+    {"device", "folders": [[[name in hexadecimal, inode, size], ...], ...]} and the directories' descriptors
+        "files": of all of them, [content id, null], [content id, [[chunk id, length], ...]] or null: the writer has to look itself
         "objects": [[chunk id, pack, offset, stored, plain], ...], those that no index knows, in packs that are to come
         "packs": [[id, bytes, objects], ...], those that have become durable
     {"flush": true}
@@ -41,7 +41,7 @@ from snapshotd.repo.reader import PackReader
 
 MESSAGE_MAX_BYTES = 128 << 10
 """Less than what a socket takes at once (net.core.wmem_default)."""
-FILES_MAX, BATCH_BYTES = 64, 4 << 20
+FILES_MAX, FOLDERS_MAX, BATCH_BYTES = 64, 16, 4 << 20
 """Of one request; a longer file comes alone."""
 FILE_MAX_BYTES = 16 << 20
 """Its chunks have to fit into a message."""
@@ -71,13 +71,14 @@ class Packer:
         """Whether nothing is lost if the process ends."""
         return not self._fresh
 
-    def files(self, dir_fd: int, request: dict[str, Any]) -> dict[str, Any]:
+    def files(self, dir_fds: list[int], request: dict[str, Any]) -> dict[str, Any]:
         """Save the contents of files."""
         wanted: dict[bytes, bytes] = {}
         found: list[list[Any] | None] = []
-        for name, inode, size in request["files"]:
-            data = _read(dir_fd, bytes.fromhex(name), request["device"], inode, size)
-            found.append(None if data is None else self._content(data, wanted))
+        for dir_fd, files in zip(dir_fds, request["folders"], strict=True):
+            for name, inode, size in files:
+                data = _read(dir_fd, bytes.fromhex(name), request["device"], inode, size)
+                found.append(None if data is None else self._content(data, wanted))
         return {"files": found, "objects": self._save(wanted), "packs": self._durable(_MAX_PUTS)}
 
     def flush(self) -> dict[str, Any]:
@@ -167,12 +168,12 @@ def serve(reader: PackReader) -> None:
 
 def _serve(writer: socket.socket, packer: Packer) -> None:
     while select.select([writer], [], [], _IDLE_S if packer.clean else None)[0]:
-        data, fds, _, _ = socket.recv_fds(writer, MESSAGE_MAX_BYTES, 1)
+        data, fds, _, _ = socket.recv_fds(writer, MESSAGE_MAX_BYTES, FOLDERS_MAX)
         if not data:
             return
         try:
             request = json.loads(data)
-            answer = packer.flush() if "flush" in request else packer.files(fds[0], request)
+            answer = packer.flush() if "flush" in request else packer.files(fds, request)
         except OutOfSpace as exc:
             _fail(writer, exc)
         except (SnapshotdError, OSError) as exc:

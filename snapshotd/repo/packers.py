@@ -8,6 +8,7 @@ Which process gets a file depends on its name, so copies of a package meet in on
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -15,15 +16,14 @@ import socket
 import subprocess
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from snapshotd.errors import BY_CODE, InternalError
 from snapshotd.repo.base import ObjectKind, PlainFile
 from snapshotd.repo.index import Entry, PackRow
-from snapshotd.repo.packer import BATCH_BYTES, FILE_MAX_BYTES, FILES_MAX, MESSAGE_MAX_BYTES
+from snapshotd.repo.packer import BATCH_BYTES, FILE_MAX_BYTES, FILES_MAX, FOLDERS_MAX, MESSAGE_MAX_BYTES
 
 _log = logging.getLogger(__name__)
 _MOST_PROCESSES = 4
@@ -50,6 +50,8 @@ class Packers:
         self._failed = 0
         """How often one was started in vain, since all were ready."""
         self._peers: list[_Peer | None] = [None] * min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+        self._open: dict[int, _Batch] = {}
+        """By process: what it is to get when there is more, or when somebody waits for it."""
 
     def running(self) -> bool:
         """Whether they were started, and have not ended for want of work."""
@@ -80,24 +82,25 @@ class Packers:
     def save(self, dir_fd: int, files: Sequence[PlainFile]) -> Callable[[], list[Saved]]:
         """Begin to save files of a directory, when all are `ready`. What is returned waits, and gives an answer for each, in their order.
         Lost, and the errors of a process (OutOfSpace, InternalError)."""
-        batches: list[_Batch] = []
-        open_batches: dict[int, _Batch] = {}
+        answers: list[Saved] = [None] * len(files)
+        waiting: dict[_Batch, None] = {}
         for place, file in enumerate(files):
             if file.size > FILE_MAX_BYTES:
                 continue
             number = zlib.crc32(file.name) % len(self._peers)
-            batch = open_batches.get(number)
-            if batch is None or len(batch.places) >= FILES_MAX or batch.bytes + file.size > BATCH_BYTES:
-                batch = open_batches[number] = _Batch(number)
-                batches.append(batch)
-            batch.places.append(place)
-            batch.bytes += file.size
-        for batch in batches:
-            self._send(batch, dir_fd, [files[place] for place in batch.places])
-        return lambda: self._answers(batches, len(files))
+            batch = self._open.get(number)
+            if batch is not None and (batch.bytes + file.size > BATCH_BYTES or not batch.has_room(answers)):
+                self._send(batch)
+                batch = None
+            if batch is None:
+                batch = self._open[number] = _Batch(number)
+            batch.add(dir_fd, file, answers, place)
+            waiting[batch] = None
+        return lambda: self._answers(waiting, answers)
 
     def begin_flush(self) -> None:
         """Have everything made durable, without waiting."""
+        self._send_open()
         for peer in self._peers:
             while peer is not None and peer.batches:  # whose archive was given up
                 self._receive(peer)
@@ -118,30 +121,40 @@ class Packers:
             if peer is not None:
                 peer.kill()
                 self._peers[number] = None
+        for batch in self._open.values():
+            batch.close()
+        self._open.clear()
 
     close = drop
 
-    def _send(self, batch: _Batch, dir_fd: int, files: Sequence[PlainFile]) -> None:
+    def _send_open(self) -> None:
+        for batch in list(self._open.values()):
+            self._send(batch)
+
+    def _send(self, batch: _Batch) -> None:
         peer = self._peers[batch.number]
         while peer is not None and len(peer.batches) >= _MOST_BATCHES:
             self._receive(peer)
             peer = self._peers[batch.number]
-        if peer is None:  # it was killed just now
-            batch.answers, batch.done = [None] * len(batch.places), True
-            return
-        peer.batches.append(batch)
-        peer.send({"device": files[0].device, "files": [[file.name.hex(), file.inode, file.size] for file in files]}, dir_fd)
+        del self._open[batch.number]
+        try:
+            if peer is None or not peer.is_ready():  # it has ended meanwhile: the files are left to the writer
+                batch.done = True
+                return
+            peer.batches.append(batch)
+            peer.send(batch.request(), batch.fds)
+        finally:
+            batch.close()
 
-    def _answers(self, batches: list[_Batch], count: int) -> list[Saved]:
-        answers: list[Saved] = [None] * count
+    def _answers(self, batches: Iterable[_Batch], answers: list[Saved]) -> list[Saved]:
         for batch in batches:
+            if self._open.get(batch.number) is batch:
+                self._send_open()  # who waits for one waits for the others next
             while not batch.done:
                 peer = self._peers[batch.number]
                 if peer is None or batch not in peer.batches:
                     raise InternalError("files were given up, and are waited for all the same")
                 self._receive(peer)
-            for place, answer in zip(batch.places, batch.answers, strict=True):
-                answers[place] = answer
         return answers
 
     def _receive(self, peer: _Peer) -> None:
@@ -155,8 +168,7 @@ class Packers:
         if peer.flushing and not peer.batches:
             peer.flushing = peer.holds = False
         else:
-            batch = peer.batches.popleft()
-            batch.answers, batch.done = [_saved(file) for file in answer["files"]], True
+            peer.batches.popleft().answer([_saved(file) for file in answer["files"]])
             peer.holds |= bool(answer["objects"])
         self._told(
             [
@@ -173,19 +185,50 @@ class Packers:
         if peer.holds:
             raise Lost
         while peer.batches:
-            batch = peer.batches.popleft()
-            batch.answers, batch.done = [None] * len(batch.places), True
+            peer.batches.popleft().done = True
 
 
-@dataclass(eq=False, slots=True)
 class _Batch:
-    """Files of one directory for one process. `answers` when `done`."""
+    """Files of some directories for one process."""
 
-    number: int
-    places: list[int] = field(default_factory=list)
-    bytes: int = 0
-    answers: list[Saved] = field(default_factory=list)
-    done: bool = False
+    __slots__ = ("_files", "_places", "bytes", "done", "fds", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.bytes = 0
+        self.done = False
+        self.fds: list[int] = []
+        """The directories, up to when it is sent."""
+        self._files: list[list[PlainFile]] = []
+        """Of each directory."""
+        self._places: list[tuple[list[Saved], int]] = []
+        """Of each file: where its answer belongs. What is not answered stays None there."""
+
+    def has_room(self, answers: list[Saved]) -> bool:
+        """For one file more, whose directory's answers are these."""
+        return len(self._places) < FILES_MAX and (len(self.fds) < FOLDERS_MAX or self._places[-1][0] is answers)
+
+    def add(self, dir_fd: int, file: PlainFile, answers: list[Saved], place: int) -> None:
+        if not self._places or self._places[-1][0] is not answers:
+            self.fds.append(fcntl.fcntl(dir_fd, fcntl.F_DUPFD_CLOEXEC, 0))
+            self._files.append([])
+        self._files[-1].append(file)
+        self._places.append((answers, place))
+        self.bytes += file.size
+
+    def request(self) -> dict[str, Any]:
+        folders = [[[file.name.hex(), file.inode, file.size] for file in files] for files in self._files]
+        return {"device": self._files[0][0].device, "folders": folders}
+
+    def answer(self, saved: list[Saved]) -> None:
+        for (answers, place), one in zip(self._places, saved, strict=True):
+            answers[place] = one
+        self.done = True
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
 
 
 def _saved(file: list[Any] | None) -> Saved:
@@ -224,10 +267,10 @@ class _Peer:
                 self._ready = self._socket.recv(MESSAGE_MAX_BYTES, socket.MSG_DONTWAIT) != b""
         return self._ready
 
-    def send(self, request: dict[str, Any], fd: int | None = None) -> None:
+    def send(self, request: dict[str, Any], fds: Sequence[int] = ()) -> None:
         """Never waits for the process: what is on its way fits into the socket."""
         try:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], [] if fd is None else [fd])
+            socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
         except (BrokenPipeError, ConnectionResetError):
             pass  # it has ended; whoever waits for the answer hears it
 

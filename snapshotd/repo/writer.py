@@ -53,8 +53,6 @@ _COMMIT_OBJECTS = 50_000
 _INLINE_BYTES = 128 << 10
 _CHECK_ALL_BYTES = 8 << 20
 _CHECK_EVERY = 8
-_FILES_BYTES = 256 << 10
-"""Of one directory, to be worth the way to other processes."""
 _MUCH_BYTES = 4 << 20
 """From here on a step is for processes that run already; they are started for what is worth no more than the lowest level."""
 
@@ -158,7 +156,7 @@ class PackRepository(PackReader, RepositoryWriter):
 
     def save_files(self, dir_fd: int, files: Sequence[PlainFile]) -> Callable[[], list[BlobID | None]] | None:
         size = sum(file.size for file in files)
-        if self._packers is None or size < _FILES_BYTES:
+        if self._packers is None or not files:
             return None
         much = _MUCH_BYTES if self._packers.running() else compress.LEVELS[-1][0]
         if self._step.bytes + size <= much or not self._packers.ready():

@@ -29,6 +29,9 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # not to hang on a fifo that somebody put there
 _MAX_PARTS = 1024
 """IOV_MAX of Linux: how many parts one writev takes."""
+_LARGE_BYTES, _DONTCACHE = 4 << 20, 0x80
+"""From here on a value does not stay in memory when it is on the disk (RWF_DONTCACHE of Linux 6.14): nobody reads it soon, and it would
+take the place of files that sandboxes work with."""
 _COMPARE_BYTES = 1 << 20
 
 
@@ -284,14 +287,24 @@ def _make_durable(directory: Path) -> None:
 
 
 def _write_all(fd: int, views: list[memoryview]) -> None:
+    write = _write_large if sum(view.nbytes for view in views) >= _LARGE_BYTES else os.writev
     first = 0
     while first < len(views):
-        written = os.writev(fd, views[first : first + _MAX_PARTS])
+        written = write(fd, views[first : first + _MAX_PARTS])
         while first < len(views) and written >= views[first].nbytes:
             written -= views[first].nbytes
             first += 1
         if written:
             views[first] = views[first][written:]
+
+
+def _write_large(fd: int, views: list[memoryview]) -> int:
+    try:
+        return os.pwritev(fd, views, -1, _DONTCACHE)
+    except OSError as exc:
+        if exc.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+    return os.writev(fd, views)  # an older kernel, or a file system that cannot
 
 
 def _read_all(fd: int, offset: int, length: int) -> bytes:

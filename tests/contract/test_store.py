@@ -377,6 +377,37 @@ def test_short_writes_are_gone_on_with(local: LocalStore, monkeypatch: pytest.Mo
     assert local.get("a") == b"".join(parts)
 
 
+@pytest.mark.parametrize("refused", [None, errno.EOPNOTSUPP, errno.EINVAL])
+def test_large_values_pass_by_the_cache_where_that_can_be_had(
+    local: LocalStore, monkeypatch: pytest.MonkeyPatch, refused: int | None
+) -> None:
+    asked: list[int] = []
+
+    def seen(fd: int, views: Sequence[memoryview], offset: int, flags: int) -> int:
+        asked.append(flags)
+        if refused is not None:
+            raise OSError(refused, os.strerror(refused))
+        return os.writev(fd, views)  # whatever this kernel can
+
+    monkeypatch.setattr(os, "pwritev", seen)
+    parts = [random.Random(1).randbytes(1 << 20)] * 4
+    local.put("small", parts[:3])
+    assert asked == []
+    local.put("large", parts)
+    assert asked == [0x80]
+    assert local.get("large") == b"".join(parts)
+
+
+def test_a_large_value_that_cannot_be_written_is_none(local: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(OutOfSpace):
+        local.put("large", [bytes(5 << 20)])
+    assert list(local.keys()) == []
+
+
 def test_a_medium_that_cannot_be_read_is_data_loss(local: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     local.put("a", [b"x" * 100])
 

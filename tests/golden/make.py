@@ -96,7 +96,7 @@ def _plan(repository: PackRepository, number: int) -> stored_trees.Plan:
     def file(data: bytes, **more: Any) -> TreeEntry:
         return stored_trees.file(repository, data, **more)
 
-    own = replace(stored_trees.OWN, mode=0o1777, uid=number, mtime_ns=(1 << 62) + 1)
+    own = stored_trees.OWN._replace(mode=0o1777, uid=number, mtime_ns=(1 << 62) + 1)
     linked = file(b"two names\n", link=77, nlink=2, mode=0o4755, uid=1000, gid=65534)
     return {
         b"changing": b"version %d\n" % number + b"the rest stays as it is\n" * 200,

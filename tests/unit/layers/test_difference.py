@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import pytest
 
@@ -76,8 +75,8 @@ def test_kinds_change(repository: Counting) -> None:
 def test_a_directory_of_its_own_metadata(repository: Counting) -> None:
     """It is shown with those of `tree`, and nothing in it is."""
     below: Plan = {b"d": {b"x": b"1", b"y": {b"z": b""}}}
-    own = replace(OWN, mode=0o700, uid=3, mtime_ns=77, xattrs=((b"user.a", b"b"),))
-    tree: Plan = {b"": replace(OWN, uid=9), b"d": {b"": own, b"x": b"1", b"y": {b"z": b""}}}
+    own = OWN._replace(mode=0o700, uid=3, mtime_ns=77, xattrs=((b"user.a", b"b"),))
+    tree: Plan = {b"": OWN._replace(uid=9), b"d": {b"": own, b"x": b"1", b"y": {b"z": b""}}}
     with DifferenceView(repository, save(repository, tree), save(repository, below)) as view:
         assert shown(view) == {b"d": "d"}
         entry = view.lstat(b"d")

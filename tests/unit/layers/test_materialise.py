@@ -8,7 +8,6 @@ import stat
 import struct
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ from tests import stored_trees
 from tests.stored_trees import Plan, save, save_deep
 
 ME = {"uid": os.getuid(), "gid": os.getgid()}
-OWN = replace(stored_trees.OWN, **ME)  # type: ignore[arg-type]
+OWN = stored_trees.OWN._replace(**ME)  # type: ignore[arg-type]
 
 
 def file(repository: MemoryRepository, data: bytes, **more: object) -> TreeEntry:
@@ -36,7 +35,7 @@ def file(repository: MemoryRepository, data: bytes, **more: object) -> TreeEntry
 
 
 def node(kind: Kind, mode: int, mtime_ns: int, **more: object) -> TreeEntry:
-    return replace(TreeEntry(b"", kind, mode, os.getuid(), os.getgid(), mtime_ns), **more)  # type: ignore[arg-type]
+    return TreeEntry(b"", kind, mode, os.getuid(), os.getgid(), mtime_ns)._replace(**more)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -70,7 +69,7 @@ def test_many_files_of_all_sizes(target: Path, monkeypatch: pytest.MonkeyPatch, 
     repository, expected = MemoryRepository(), {}
     plan: dict[bytes, Plan | TreeEntry] = {b"": OWN}
     for d in range(30):
-        files: dict[bytes, bytes | TreeEntry | Plan] = {b"": replace(OWN, mtime_ns=1000 + d, mode=(0o755, 0o1777, 0o2710)[d % 3])}
+        files: dict[bytes, bytes | TreeEntry | Plan] = {b"": OWN._replace(mtime_ns=1000 + d, mode=(0o755, 0o1777, 0o2710)[d % 3])}
         for f in range((0, 1, 200)[d % 3]):
             data = os.urandom((f * 37) % 5000 + (2_000_000 if f == 100 else 0))
             files[b"f%d" % f] = file(repository, data, mtime_ns=5000 + f, mode=(0o644, 0o600, 0o4755, 0o777, 0o400)[f % 5])

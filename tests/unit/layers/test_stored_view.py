@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -38,7 +37,7 @@ def contents(fd: int) -> bytes:
 
 
 def test_shows_every_kind_with_its_metadata(repository: MemoryRepository) -> None:
-    own = replace(OWN, mode=0o1777, uid=7, gid=8, mtime_ns=-1, xattrs=((b"user.a", b"\0"),))
+    own = OWN._replace(mode=0o1777, uid=7, gid=8, mtime_ns=-1, xattrs=((b"user.a", b"\0"),))
     body = file(repository, b"text", mode=0o4711, uid=5, gid=6, mtime_ns=1 << 62, xattrs=((b"user.n", b"v"),))
     with view_of(repository, {b"d": {b"": own, b"in": b""}, b"f": body, b"l": LINK, b"p": FIFO, b"z": DEVICE}) as view:
         assert [path for path, _ in view.walk()] == [b"d", b"d/in", b"f", b"l", b"p", b"z"]
@@ -61,7 +60,7 @@ def test_shows_every_kind_with_its_metadata(repository: MemoryRepository) -> Non
 
 def test_marks_of_overlayfs_never_come_out(repository: MemoryRepository) -> None:
     marks = ((b"trusted.overlay.whiteout", b"y"), (b"user.x", b""))
-    own = replace(OWN, xattrs=((b"trusted.overlay.opaque", b"y"),))
+    own = OWN._replace(xattrs=((b"trusted.overlay.opaque", b"y"),))
     with view_of(repository, {b"": own, b"f": file(repository, b"", xattrs=marks)}) as view:
         assert view.xattrs(b"f") == {b"user.x": b""}
         assert view.xattrs(b"") == {}
@@ -145,7 +144,7 @@ def test_one_file_one_number(repository: MemoryRepository) -> None:
             {"xattrs": ((b"a", b""), (b"b", b""))}, {"kind": Kind.FIFO},
         ]  # fmt: skip
         root = view.directory()
-        numbers = {view.shown(root, replace(one, name=b"v", **variant)).entry.inode for variant in variants}  # type: ignore[arg-type]
+        numbers = {view.shown(root, one._replace(name=b"v", **variant)).entry.inode for variant in variants}  # type: ignore[arg-type]
         assert len(numbers | {view.lstat(b"a").inode}) == len(variants) + 1
 
 
@@ -232,7 +231,7 @@ def test_sizes_that_cannot_be(repository: MemoryRepository, data: bytes, size: i
 def test_names_that_cannot_be(repository: MemoryRepository, name: bytes) -> None:
     """No repository gives them out; if one did, they would be where a restore writes."""
     tree = save(repository, {b"x": b""})
-    repository.trees[tree] = Tree(OWN, (replace(file(repository, b""), name=name),))
+    repository.trees[tree] = Tree(OWN, (file(repository, b"")._replace(name=name),))
     with StoredView(repository, tree) as view, pytest.raises(DataLoss, match="impossible name"):
         view.list(b"")
 

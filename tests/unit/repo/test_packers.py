@@ -11,8 +11,9 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from snapshotd.daemon.children import Places
 from snapshotd.errors import InternalError
 from snapshotd.kernel import processes
 from snapshotd.layers import archive
-from snapshotd.repo import packer, packers, writer
+from snapshotd.repo import packer, packers
 from snapshotd.repo.base import PlainFile, Roots, Tree, TreeEntry
 from snapshotd.repo.key import load_key
 from snapshotd.repo.maintenance import PackMaintenance
@@ -301,7 +302,7 @@ def test_one_that_nobody_asks_ends_unless_it_holds_something(rig: Rig, monkeypat
     with ours, its:
         fd = os.open(rig.folder, os.O_RDONLY | os.O_DIRECTORY)
         (file,) = rig.listed(next(iter(rig.some(1))))
-        request = b'{"device": %d, "files": [["%s", %d, %d]]}' % (file.device, file.name.hex().encode(), file.inode, file.size)
+        request = b'{"device": %d, "folders": [[["%s", %d, %d]]]}' % (file.device, file.name.hex().encode(), file.inode, file.size)
         socket.send_fds(ours, [request], [fd])
         os.close(fd)
         serving.start()
@@ -332,7 +333,7 @@ def test_one_whose_writer_is_killed_ends_without_a_word(rig: Rig) -> None:
 def test_a_tree_is_the_same_with_and_without_help(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "_MOST_FILES", 7)
     monkeypatch.setattr(archive, "_MOST_UNFINISHED", 3)
-    monkeypatch.setattr(writer, "_FILES_BYTES", 1)
+    monkeypatch.setattr(packers, "FOLDERS_MAX", 2)
     rng = random.Random(5)
     layer = tmp_path / "layer"
     for number in range(120):
@@ -357,6 +358,50 @@ def test_a_tree_is_the_same_with_and_without_help(rig: Rig, tmp_path: Path, monk
     alone.close()
     os.close(fd)
     rig.healthy()
+
+
+def test_small_directories_go_together(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request to another process costs as much as some files."""
+    layer = tmp_path / "layer"
+    for number in range(100):
+        for name in ("a", "b", "c"):
+            place = layer / f"d{number}"
+            place.mkdir(parents=True, exist_ok=True)
+            (place / name).write_bytes(b"%d %s" % (number, name.encode()) * 50)
+    requests: list[list[int]] = []
+    send = packers._Peer.send
+
+    def counted(self: packers._Peer, request: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        if "folders" in request:
+            assert len(fds) == len(request["folders"])
+            requests.append([len(files) for files in request["folders"]])
+        send(self, request, fds)
+
+    monkeypatch.setattr(packers._Peer, "send", counted)
+    wait_until(rig.ready)
+    open_before = len(os.listdir("/proc/self/fd"))
+    fd = os.open(layer, os.O_RDONLY | os.O_DIRECTORY)
+    archive.apply(rig.writer, fd, None, salt=b"s")
+    os.close(fd)
+    rig.writer.flush()
+    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert sum(map(sum, requests)) == 300
+    assert len(requests) <= 20, "sixteen directories each, but for the last ones"
+    rig.holds(*[path.read_bytes() for path in layer.rglob("*") if path.is_file()])
+    rig.healthy()
+
+
+def test_what_waits_for_more_is_given_up_with_the_rest(rig: Rig) -> None:
+    """Directories whose files were not sent yet are not kept open."""
+    contents = rig.some(3)
+    wait_until(rig.ready)
+    open_before = len(os.listdir("/proc/self/fd"))
+    waiting = rig.begin(rig.listed(*contents))
+    assert len(os.listdir("/proc/self/fd")) > open_before, "nothing was sent"
+    rig.writer.give_up()
+    assert len(os.listdir("/proc/self/fd")) < open_before, "the processes are gone as well"
+    with pytest.raises(InternalError, match="given up"):
+        waiting()
 
 
 def test_an_archive_that_is_given_up_half_way_leaves_a_writer_that_works(rig: Rig) -> None:
