@@ -27,12 +27,12 @@ from snapshotd.repo.packer import BATCH_BYTES, FILE_MAX_BYTES, FILES_MAX, FOLDER
 
 _log = logging.getLogger(__name__)
 _MOST_PROCESSES = 4
-_MOST_BATCHES = 4
+_MOST_BATCHES = 3
 """On their way to one process at a time."""
 _MOST_FAILED = 6
 
-Saved = tuple[bytes, list[tuple[bytes, int]] | None] | None
-"""A content's id, and of a large one its chunks with their lengths; None: the file was no plain one."""
+Saved = str | tuple[str, list[tuple[bytes, int]]] | None
+"""A content's id, of a large one with its chunks and their lengths; None: the file was no plain one."""
 Told = Callable[[list[Entry], list[PackRow]], object]
 
 
@@ -168,15 +168,15 @@ class Packers:
         if peer.flushing and not peer.batches:
             peer.flushing = peer.holds = False
         else:
-            peer.batches.popleft().answer([_saved(file) for file in answer["files"]])
+            peer.batches.popleft().answer(answer["files"])
             peer.holds |= bool(answer["objects"])
-        self._told(
-            [
-                Entry(bytes.fromhex(raw), ObjectKind.CHUNK, bytes.fromhex(pack), offset, stored, plain, None, 0)
-                for raw, pack, offset, stored, plain in answer.get("objects", ())
-            ],
-            [PackRow(bytes.fromhex(pack), size, objects) for pack, size, objects in answer["packs"]],
-        )
+        entries: list[Entry] = []
+        for pack, offset, objects in answer.get("objects", ()):
+            pack_id = bytes.fromhex(pack)
+            for raw, stored, plain in objects:
+                entries.append(Entry(bytes.fromhex(raw), ObjectKind.CHUNK, pack_id, offset, stored, plain, None, 0))
+                offset += stored
+        self._told(entries, [PackRow(bytes.fromhex(pack), size, count) for pack, size, count in answer["packs"]])
 
     def _lost(self, peer: _Peer) -> None:
         """Its files are left to the writer, unless it has taken some that are not durable."""
@@ -220,22 +220,16 @@ class _Batch:
         folders = [[[file.name.hex(), file.inode, file.size] for file in files] for files in self._files]
         return {"device": self._files[0][0].device, "folders": folders}
 
-    def answer(self, saved: list[Saved]) -> None:
+    def answer(self, saved: list[Any]) -> None:
+        """As it came."""
         for (answers, place), one in zip(self._places, saved, strict=True):
-            answers[place] = one
+            answers[place] = (one[0], [(bytes.fromhex(part), length) for part, length in one[1]]) if isinstance(one, list) else one
         self.done = True
 
     def close(self) -> None:
         for fd in self.fds:
             os.close(fd)
         self.fds.clear()
-
-
-def _saved(file: list[Any] | None) -> Saved:
-    if file is None:
-        return None
-    content, parts = file
-    return bytes.fromhex(content), None if parts is None else [(bytes.fromhex(part), length) for part, length in parts]
 
 
 class _Peer:

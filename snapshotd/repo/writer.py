@@ -170,10 +170,10 @@ class PackRepository(PackReader, RepositoryWriter):
     def _saved_files(self, answers: Callable[[], list[packers.Saved]]) -> list[BlobID | None]:
         with self._writing():
             saved = answers()
-            for content, parts in filter(None, saved):
-                if parts is not None and self.find(content) is None:
-                    self._save_list(content, parts, None)
-        return [BlobID(one[0].hex()) if one is not None else None for one in saved]
+            for content, parts in (one for one in saved if isinstance(one, tuple)):
+                if self.find(bytes.fromhex(content)) is None:
+                    self._save_list(bytes.fromhex(content), parts, None)
+        return [None if one is None else BlobID(one if isinstance(one, str) else one[0]) for one in saved]
 
     def _packed(self, entries: list[Entry], rows: list[PackRow]) -> None:
         """What other processes have saved, and which of their packs have become durable."""
