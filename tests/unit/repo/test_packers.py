@@ -161,6 +161,14 @@ def test_contents_of_any_size_come_back(rig: Rig) -> None:
     rig.healthy()
 
 
+def test_the_longest_names_fit_into_a_request(rig: Rig) -> None:
+    contents = {name: rig.make(name, 2000) for name in (b"%03d" % number + b"\xff" * 252 for number in range(3 * packer.FILES_MAX))}
+    assert rig.save(rig.listed(*contents)) == rig.ids(contents)
+    rig.writer.flush()
+    rig.holds(*contents.values())
+    rig.healthy()
+
+
 def test_what_is_no_plain_file_is_left_to_the_writer(rig: Rig) -> None:
     contents = rig.some()
     plain = next(iter(contents))
