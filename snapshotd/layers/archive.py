@@ -37,8 +37,8 @@ _SMALL_FILE_BYTES = 1 << 20
 _MOST_ZERO_BYTES = 64 << 30
 """Zeros of holes that one layer may have stored as data (see `archive_data.MOST_EXTENTS`). Without a bound, some megabytes of data spread
 over an 8 EiB file are years of reading."""
-_MOST_UNFINISHED, _MOST_UNFINISHED_FILES = 128, 16_384
-"""Directories, with all their entries in memory, and files in them that other processes save."""
+_MOST_UNFINISHED, _MOST_UNFINISHED_ENTRIES = 128, 16_384
+"""Directories, with all their entries in memory."""
 _MOST_FILES = 1024
 """That are offered to other processes at once."""
 _MOST_WARNINGS = 100
@@ -134,9 +134,8 @@ class _Directory:
     """Sub-directories of the layer still to be done, last first: name and inode."""
     saving: list[tuple[Files, Callable[[], list[BlobID | None]]]] = field(default_factory=list)
     """Files that other processes save, and what gives their contents' ids."""
-
-    def files_saving(self) -> int:
-        return sum(len(files) for files, _ in self.saving)
+    entries: int = 0
+    """When it was wholly looked at, but for its sub-directories."""
 
     def path(self) -> list[bytes]:
         """The names that lead here from the root."""
@@ -171,7 +170,7 @@ class _Archiver:
         self._stack: list[_Directory] = []
         self._unfinished: deque[_Directory] = deque()
         """What is wholly looked at, each after all that is in it; the first waits for its files."""
-        self._unfinished_files = 0
+        self._unfinished_entries = 0
         self._handles = Handles()
         try:
             self._root = self._handles.add_root(layer_fd)
@@ -193,17 +192,18 @@ class _Archiver:
                 self._begin(name, self._handles.adopt(directory.node, name, fd), directory)
                 continue
             self._unfinished.append(self._stack.pop())
-            self._unfinished_files += directory.files_saving()
+            directory.entries = len(directory.result) + sum(len(files) for files, _ in directory.saving)
+            self._unfinished_entries += directory.entries
             while self._unfinished and (not self._stack or not self._unfinished[0].saving or self._too_much_unfinished()):
                 done = self._unfinished.popleft()
-                self._unfinished_files -= done.files_saving()
+                self._unfinished_entries -= done.entries
                 tree = self._finish(done)
                 if done.above is None:
                     return tree
                 done.above.result[done.name] = TreeEntry(done.name, Kind.DIRECTORY, 0, 0, 0, 0, tree=tree)
 
     def _too_much_unfinished(self) -> bool:
-        return len(self._unfinished) > _MOST_UNFINISHED or self._unfinished_files > _MOST_UNFINISHED_FILES
+        return len(self._unfinished) > _MOST_UNFINISHED or self._unfinished_entries > _MOST_UNFINISHED_ENTRIES
 
     # -- directories -----------------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from snapshotd.repo.maintenance import PackMaintenance
 from snapshotd.repo.reader import PackReader
 from snapshotd.repo.writer import PackRepository
 from snapshotd.store.local import LocalStore
-from snapshotd.types import BlobID, Kind
+from snapshotd.types import BlobID, Kind, TreeID
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -397,6 +397,30 @@ def test_small_directories_go_together(rig: Rig, tmp_path: Path, monkeypatch: py
     assert len(requests) <= 20, "sixteen directories each, but for the last ones"
     rig.holds(*[path.read_bytes() for path in layer.rglob("*") if path.is_file()])
     rig.healthy()
+
+
+def test_few_entries_are_in_memory_while_files_are_saved(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "_MOST_UNFINISHED_ENTRIES", 100)
+    most = 0
+    finish = archive._Archiver._finish
+
+    def watched(self: archive._Archiver, directory: archive._Directory) -> TreeID:
+        nonlocal most
+        most = max(most, sum(len(one.result) for one in [directory, *self._unfinished]))
+        return finish(self, directory)
+
+    monkeypatch.setattr(archive._Archiver, "_finish", watched)
+    layer = tmp_path / "layer"
+    for number in range(40):
+        (layer / f"d{number}").mkdir(parents=True)
+        (layer / f"d{number}" / "file").write_bytes(b"%d" % number)
+        for link in range(30):
+            (layer / f"d{number}" / f"l{link}").symlink_to("file")
+    wait_until(rig.ready)
+    fd = os.open(layer, os.O_RDONLY | os.O_DIRECTORY)
+    archive.apply(rig.writer, fd, None, salt=b"s")
+    os.close(fd)
+    assert 60 <= most <= 160, "some directories at once, and not all forty"
 
 
 def test_what_waits_for_more_is_given_up_with_the_rest(rig: Rig) -> None:
