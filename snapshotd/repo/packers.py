@@ -8,7 +8,6 @@ Which process gets a file depends on its name, so copies of a package meet in on
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -210,7 +209,7 @@ class _Batch:
 
     def add(self, dir_fd: int, file: PlainFile, answers: list[Saved], place: int) -> None:
         if not self._places or self._places[-1][0] is not answers:
-            self.fds.append(fcntl.fcntl(dir_fd, fcntl.F_DUPFD_CLOEXEC, 0))
+            self.fds.append(os.dup(dir_fd))
             self._files.append([])
         self._files[-1].append(file)
         self._places.append((answers, place))
