@@ -219,9 +219,9 @@ class Cold:
             for warning in answer["warnings"]:
                 _log.warning("layer of tree %s: %s", tree, warning)
             store.drop_work(made)
-            store.note_size(made, answer["bytes"])
             hit("engine.cold.built")
             store.publish(made, rebuilt.layer)
+            store.note_size(rebuilt.layer, answer["bytes"])  # not earlier: what has a size may be evicted
             self._came_back()
         except (SnapshotdError, OSError) as exc:
             rebuilt.failure = exc if isinstance(exc, SnapshotdError) else InternalError(f"a layer cannot be written: {exc}; check the disk")

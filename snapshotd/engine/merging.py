@@ -6,6 +6,7 @@ about FAN_IN * log(N) layers and each file is linked log(N) times. Old snapshots
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 
@@ -74,18 +75,23 @@ class Merger:
         try:
             size = self._worker.merge(run, target)
             self._store.drop_work(target)
-            self._store.note_size(target, size)
+            self._remember(run, target)
         except (SnapshotdError, OSError):
             self._store.remove(target)  # out of space: the unmerged stack serves as well
             return False
         finally:
             self._store.release(run)
+        # Last: what has a size may be evicted at once, and is forgotten here before it goes.
+        with contextlib.suppress(OSError):  # without one it stays until the daemon ends
+            self._store.note_size(target, size)
+        return True
+
+    def _remember(self, run: tuple[LayerID, ...], target: LayerID) -> None:
         with self._lock:
             self._merged[run] = target
             self._level[target] = self._level.get(run[0], 0) + 1
             while len(self._merged) > MAX_MERGED:
                 self._drop(next(iter(self._merged)))
-        return True
 
     def _plan(self, layers: tuple[LayerID, ...]) -> tuple[LayerID, ...] | None:
         """The oldest FAN_IN neighbours of one level, lowest level first; the newest layer stays out, it may still be settling."""

@@ -23,6 +23,7 @@ from typing import Any
 from snapshotd.engine.agent_protocol import AgentServer
 from snapshotd.engine.live import LiveRecord, Root
 from snapshotd.engine.quiesce import blocker, writable_mappings
+from snapshotd.errors import DataLoss
 from snapshotd.failpoints import hit
 from snapshotd.gateway.base import Gateway
 from snapshotd.kernel import cgroup as cgroups
@@ -33,7 +34,7 @@ from snapshotd.layers.links import Group
 from snapshotd.layers.pivot import Busy, Target, layout_of, pivot
 from snapshotd.layers.store import LayerStore
 from snapshotd.runtime.base import Container, Runtime
-from snapshotd.types import LayerID, Message, SnapshotID, Stack, Trajectory
+from snapshotd.types import LayerID, Message, SnapshotID, Stack, Trajectory, short
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,12 @@ class Sandbox:
             below = self.merged(stack)
             if self.store.hold(below.layers):
                 return below
+            if below == stack:  # nothing that could have been evicted
+                head = short(self.head)
+                raise DataLoss(
+                    f"a layer of the sandbox of {short(self.trajectory.id)} is missing in {self.store.root}, so its next step cannot be "
+                    f"taken: go on from its head {head} (`snapshotd fork {head}`)"
+                )
 
     def _pivot_on(self, layout: Layout) -> tuple[LayerID, ...]:
         """Seal the live upper as a layer and go on in a fresh one above it. Returns the layers of the old root, in use until it is buried.

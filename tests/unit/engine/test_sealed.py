@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from snapshotd.engine.rewinding import Rewinding
 from snapshotd.engine.sandbox import Sandbox
 from snapshotd.engine.sessions import Sessions
 from snapshotd.engine.step import commit_step, marker
-from snapshotd.errors import OutOfSpace
+from snapshotd.errors import DataLoss, OutOfSpace
 from snapshotd.kernel import turns
 from snapshotd.layers.store import LayerStore
 from snapshotd.testing.records import begin, make_approval, make_image
@@ -99,6 +101,16 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     yield made
     made.catalog.close()
     made.store.close()
+
+
+def test_a_layer_that_was_taken_away_is_said(world: World) -> None:
+    for number in range(3):
+        if number == 2:
+            shutil.rmtree(world.directory / world.sandbox.stack.layers[1])
+        (world.directory / world.sandbox.upper / "upper" / "result").write_text(str(number))
+        with pytest.raises(DataLoss, match="is missing in") if number == 2 else contextlib.nullcontext():
+            world.step(marker("exec", {}))
+    assert world.newest().seq == 2
 
 
 def test_a_stop_keeps_it(world: World) -> None:
