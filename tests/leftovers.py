@@ -24,7 +24,7 @@ def leftovers(state_dir: Path, *, running: bool) -> list[str]:
     found: list[str] = []
     instance = instance_of(state_dir)
     live = _live_containers(instance) if running else set()
-    for hierarchy in _cgroups(f"snapshotd-{instance}"):
+    for hierarchy in cgroups(f"snapshotd-{instance}"):
         found += [f"cgroup {c}" for c in _directories(hierarchy) if c.name not in live]
         if not running:
             found.append(f"cgroup {hierarchy}")
@@ -41,9 +41,9 @@ def leftovers(state_dir: Path, *, running: bool) -> list[str]:
     return found
 
 
-def _cgroups(name: str) -> list[Path]:
-    """Every cgroup of this name. Others come and go meanwhile, of this daemon and of its neighbours: `Path.glob` would raise."""
-    return [Path(base, name) for base, names, _ in os.walk("/sys/fs/cgroup") if name in names]
+def cgroups(part: str) -> list[Path]:
+    """Every cgroup with this in its name. Others come and go meanwhile, of this daemon and of its neighbours: `Path.glob` would raise."""
+    return [Path(base, name) for base, names, _ in os.walk("/sys/fs/cgroup") for name in names if part in name]
 
 
 def _directories(path: Path) -> list[Path]:

@@ -21,6 +21,7 @@ from tests.capabilities import require
 from tests.dockerd import TRIMMED_RUNTIME, Engine
 from tests.e2e import deployment
 from tests.e2e.support import Snap, wait_until
+from tests.leftovers import cgroups
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # the first time, the base image is bootstrapped
 
@@ -154,7 +155,7 @@ class Traces:
         found = [f"loop {line}" for line in loops if " ".join(line.split()) == self._image]
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         found += [f"mount {line}" for line in mounts if any(place in line for place in self._places)]
-        found += [f"cgroup {path}" for path in Path("/sys/fs/cgroup").glob("**/*") if self._id in path.name]
+        found += [f"cgroup {path}" for path in cgroups(self._id)]
         for cgroup in Path("/proc").glob("[0-9]*/cgroup"):
             try:
                 found += [f"process {cgroup.parent.name}"] if self._id in cgroup.read_text() else []
