@@ -42,6 +42,8 @@ _FAST_LEVEL = -1
 with repetitions in it."""
 _FAST_FROM, _FAST_PERCENT = 8, 1
 """Of how many objects one is compressed at both levels, and how much larger the fast one may be to be used for all of them."""
+_FAST_HASH_LOG = 13
+"""A table of 32 KiB, as any processor's first cache holds. zstd takes half of that for up to 128 KiB, which is slower and finds less."""
 _MAX_KEPT_LEVEL, _MAX_KEPT_BITS = 3, 20
 _SIZE_CLASSES = (16 << 10, 128 << 10, 256 << 10)
 """Up to which sizes zstd has other parameters for the same level."""
@@ -240,7 +242,7 @@ def _window_log(size_bytes: int) -> int:
 def _parameters(level: int, size_bytes: int, window_log: int, large_tables: bool = False) -> zstandard.ZstdCompressionParameters:
     """Those that a level has for this size, with the window."""
     log = min(window_log - 1, _MAX_TABLE_LOG)
-    tables = {"hash_log": log, "chain_log": log} if large_tables else {}
+    tables = {"hash_log": log, "chain_log": log} if large_tables else {"hash_log": min(log, _FAST_HASH_LOG)} if level < 0 else {}
     return zstandard.ZstdCompressionParameters.from_level(
         level, source_size=size_bytes, window_log=window_log, write_checksum=False, write_dict_id=False, **tables
     )

@@ -57,10 +57,13 @@ class Building:
         self.parts: list[pack.Part] = [head]
         self.bytes = len(head)
         self.entries: list[Entry] = []
+        self._checksum = xxhash.xxh3_64(head)
 
     def add(self, frame: Encoded, depth: int) -> Entry:
         entry = Entry(frame.id, frame.kind, self.id, self.bytes, frame.stored, frame.plain, frame.base, depth)
         self.parts += frame.parts
+        for part in frame.parts:  # now, while they are in the processor's cache
+            self._checksum.update(part)
         self.bytes += frame.stored
         self.entries.append(entry)
         return entry
@@ -70,11 +73,8 @@ class Building:
         return PackRow(self.id, self.bytes + pack.END_BYTES, len(self.entries))
 
     def finish(self) -> list[pack.Part]:
-        """All parts of the pack, whose end and checksum are made here. In any thread, when nothing is added any more."""
-        checksum = xxhash.xxh3_64()
-        for part in self.parts:
-            checksum.update(part)
-        return [*self.parts, pack.encode_end(len(self.entries), checksum)]
+        """All parts of the pack, with its end. In any thread, when nothing is added any more."""
+        return [*self.parts, pack.encode_end(len(self.entries), self._checksum.copy())]
 
 
 def put_pack(store: Store, building: Building) -> None:
