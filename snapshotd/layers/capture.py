@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from snapshotd.errors import NO_ROOM, LimitExceeded
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files
+from snapshotd.layers.lookup import ORIGIN
 from snapshotd.layers.store import LayerStore
 from snapshotd.types import LayerID
 
@@ -227,7 +228,10 @@ class _Copier:
             try:
                 for mark in files.read_xattrs(target):
                     os.removexattr(target, mark)
-                files.copy_metadata(os.fstat(source), _meaningful(files.read_xattrs(source)), target)
+                xattrs = files.read_xattrs(source)
+                files.copy_metadata(os.fstat(source), _meaningful(xattrs), target)
+                if os.fsencode(ORIGIN) in xattrs:  # as `make_whiteout`: the handle in it means nothing in a lower layer, its presence does
+                    os.setxattr(target, ORIGIN, b"")
             finally:
                 os.close(target)
         finally:

@@ -35,6 +35,7 @@ _FEW_NAMES = 8
 OPAQUE = "trusted.overlay.opaque"
 REDIRECT = "trusted.overlay.redirect"
 WHITEOUT = "trusted.overlay.whiteout"
+ORIGIN = "trusted.overlay.origin"
 PRIVATE_PREFIX = b"trusted.overlay."
 
 _NO_XATTR = (errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -340,6 +341,17 @@ def is_whiteout(dir_fd: int, name: bytes, st: os.stat_result) -> bool:
     if stat.S_ISREG(st.st_mode) and st.st_size == 0:
         return get_xattr(entry_path(dir_fd, name), WHITEOUT) is not None
     return False
+
+
+def make_whiteout(dir_fd: int, name: bytes) -> None:
+    """Delete `name` of the layers below, in a directory of a layer that is being made. OSError.
+
+    The kernel filters whiteouts from listings of directories that it merges, and of directories that were copied up. A layer may come to
+    stand where nothing below has its directory, so the directory gets the mark of a copy whose origin is unknown: an empty value
+    (fs/overlayfs/util.c, ovl_path_check_origin_xattr).
+    """
+    os.setxattr(dir_fd, ORIGIN, b"")
+    os.mknod(name, stat.S_IFCHR, 0, dir_fd=dir_fd)
 
 
 def public_xattrs(names: Iterable[str]) -> list[str]:

@@ -200,6 +200,20 @@ class World:
         self.layers = layers
         self.upper = self._mount_live()
 
+    def give(self) -> None:
+        """Put a new folder into a layer of its own, as user space writes a workspace: directories lack the marks that the kernel sets."""
+        self.pivot()
+        layer = self._new_dir("layer")
+        os.chmod(layer, stat.S_IMODE(os.stat(self.mount).st_mode))
+        folder = layer / f"given{self.count}"
+        folder.mkdir()
+        self.mount, live = os.fsencode(folder), self.mount
+        for _ in range(self.rng.randrange(5, 40)):
+            self.step()
+        self.mount = live
+        self.log.append(f"gave {folder.name}")
+        self.remount([layer, *self.layers])
+
     def fresh_manifest(self, lowers: Sequence[Path], *, listed_only: bool = False) -> Manifest:
         """What a new mount of a stack shows."""
         at = self._new_dir("fresh")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,3 +197,26 @@ def test_merge_needs_an_empty_target(world: World) -> None:
         merge([], fds[0])
     for fd in fds:
         os.close(fd)
+
+
+def test_names_deleted_in_a_merged_directory_of_its_own_are_not_listed(world: World) -> None:
+    """The kernel filters the whiteouts of directories that it merges. One that exists in a single layer needs a mark for that."""
+    top, low, image = (new_layer(world) for _ in range(3))
+    (low / "d/e").mkdir(parents=True)
+    (low / "d/gone").write_text("x")
+    (low / "d/e/gone").write_text("x")
+    (low / "d/kept").write_text("x")
+    (top / "d/e").mkdir(parents=True)
+    whiteout(top / "d/gone")
+    whiteout(top / "d/e/gone")
+    expected = world.fresh_manifest([top, low, image])
+    assert sorted(expected) == [b"", b"d", b"d/e", b"d/kept"]
+    stack = merged(world, [top, low, image], 0, 2)
+    assert world.fresh_manifest(stack) == expected
+    with open_view(world, stack) as view:
+        assert view_manifest(view) == expected
+    world.remount(stack[:-1])
+    os.unlink(os.path.join(world.mount, b"d/kept"))
+    assert os.listdir(os.path.join(world.mount, b"d")) == [b"e"]
+    shutil.rmtree(os.path.join(world.mount, b"d"))
+    assert not os.path.lexists(os.path.join(world.mount, b"d"))
