@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +16,10 @@ import pytest
 from snapshotd.kernel import syscalls
 from tests import dockerd, root_tree
 from tests.capabilities import require
+
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+"""Compiling is half of the time of a process that starts, and of loading the tests."""
 
 
 def pytest_configure() -> None:
