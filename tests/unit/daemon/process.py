@@ -75,3 +75,7 @@ def start(state_dir: Path, socket_path: Path, **environment: str) -> Daemon:
         raise AssertionError(f"the daemon did not start: {error}")
     return Daemon(state_dir, socket_path, process)
 
+
+def environment(daemon: Daemon) -> dict[str, str]:
+    """What commands in processes of their own find this daemon by."""
+    return {**os.environ, "SNAPSHOTD_STATE_DIR": str(daemon.state_dir), "SNAPSHOTD_SOCKET": str(daemon.socket_path)}
