@@ -12,14 +12,19 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import core, settings
 
 from snapshotd.kernel import syscalls
-from tests import dockerd, root_tree
+from tests import dockerd, long, root_tree
 from tests.capabilities import require
 
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 """Compiling is half of the time of a process that starts, and of loading the tests."""
+settings.register_profile("short", derandomize=True)
+settings.register_profile("long", print_blob=True)
+settings.load_profile("long" if long.LONG else "short")
+core.global_force_seed = long.SEED if long.LONG else None
 
 
 def pytest_configure() -> None:
@@ -31,6 +36,25 @@ def pytest_configure() -> None:
         with suppress(PermissionError):  # who may not do this may not mount anything either
             syscalls.call("unshare", syscalls.CLONE_NEWNS)
             syscalls.call("mount", "none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE, None)
+
+
+def pytest_report_header() -> str:
+    return f"{'all tests' if long.LONG else 'the short set of tests'}, random ones from SNAPSHOTD_SEED={long.SEED} on (see tests/long.py)"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only the long set has: tests marked `long`, and those over Docker that are not marked `each_runtime`."""
+    if long.LONG:
+        return
+    left_out = [item for item in items if item.get_closest_marker("long") or _runs_over_another(item)]
+    items[:] = [item for item in items if item not in set(left_out)]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _runs_over_another(item: pytest.Item) -> bool:
+    """Whether the same test runs over runc too, and the driver makes no difference."""
+    call = getattr(item, "callspec", None)
+    return call is not None and call.params.get("runtime") == "docker" and item.get_closest_marker("each_runtime") is None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -61,6 +61,8 @@ class Daemon:
         self.state_dir = state_dir
         self.client = Snapshotd(state_dir, autostart=False)
         self.process: forked.Process | subprocess.Popen[bytes] | None = None
+        self.env: dict[str, str] = {}
+        """What a test wanted it to be started with."""
         self.repaired = False
         """Packs of this state directory were damaged and repaired once: what was moved aside then stays."""
         self._log_start = 0
@@ -68,20 +70,21 @@ class Daemon:
     def start(self, **env: str) -> Snapshotd:
         """Start it and return the client when it answers. Raises the error that it died of."""
         assert self.process is None
+        self.env = env
         self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         log_path = log_path_of(self.state_dir)
         self._log_start = log_path.stat().st_size if log_path.exists() else 0
         ready_r, ready_w = os.pipe()
         argv = daemon_argv(self.state_dir, socket_path_of(self.state_dir), ready_w)
         with open(log_path, "ab") as log:
-            env = {**os.environ, "DOCKER_HOST": "unix:///nowhere", **env}
-            if forked.can_be_forked(env):
+            whole = {**os.environ, "DOCKER_HOST": "unix:///nowhere", **env}
+            if forked.can_be_forked(whole):
                 fds = {1: log.fileno(), 2: log.fileno(), ready_w: ready_w}
-                self.process = forked.start(argv[argv.index("snapshotd") + 1 :], fds, env=env, cwd="/", new_session=True)
+                self.process = forked.start(argv[argv.index("snapshotd") + 1 :], fds, env=whole, cwd="/", new_session=True)
             else:
                 self.process = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(ready_w,), start_new_session=True, cwd="/", env=env
-                )
+                    argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(ready_w,), start_new_session=True, cwd="/", env=whole
+                )  # fmt: skip
         os.close(ready_w)
         try:
             assert select.select([ready_r], [], [], START_S)[0], f"the daemon is not ready after {START_S} s"

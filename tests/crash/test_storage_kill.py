@@ -17,6 +17,7 @@ import pytest
 from snapshotd import failpoints
 from snapshotd.errors import InternalError, SnapshotdError
 from snapshotd.kernel import processes, syscalls
+from tests import long
 from tests.leftovers import nothing_left
 from tests.storage_rig import Daemon, Line, World, clean, wait_until
 
@@ -329,10 +330,11 @@ def _kill_at(daemon: Daemon, world: World, name: str) -> None:
 
 
 def _restart(daemon: Daemon, world: World, **env: str) -> None:
-    """Have an unarmed daemon with this environment, whatever the last test left."""
-    if daemon.process is not None:
+    """Have an unarmed daemon with this environment, whatever the last test left: it may go on with the one that it has left."""
+    if daemon.process is not None and daemon.env != env:
         daemon.kill()
-    daemon.start(**env)
+    if daemon.process is None:
+        daemon.start(**env)
     _settle(world)
 
 
@@ -361,11 +363,11 @@ def _shrink(world: World) -> None:
 
 # -- at random moments -----------------------------------------------------------------------------------------------------------
 
-SEED = int(os.environ.get("SNAPSHOTD_KILL_SEED", str(random.randrange(1 << 30))))
+SEED = long.SEED
 STEPS = 30
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(long.size(2, 40)))
 def test_the_daemon_is_killed_in_a_burst(daemon: Daemon, world: World, number: int) -> None:
     rng = random.Random(SEED + number)
     _restart(daemon, world, SNAPSHOTD_LAYER_BUDGET=rng.choice(("0", "")))
@@ -467,5 +469,5 @@ def _seeded(number: int) -> Iterator[None]:
     try:
         yield
     except BaseException as exc:
-        exc.add_note(f"SNAPSHOTD_KILL_SEED={SEED} (test number {number})")
+        exc.add_note(f"SNAPSHOTD_SEED={SEED} (test number {number})")
         raise
