@@ -26,6 +26,13 @@ settings.register_profile("long", print_blob=True)
 settings.load_profile("long" if long.LONG else "short")
 core.global_force_seed = long.SEED if long.LONG else None
 
+FIRST = (
+    "e2e/test_agents_doc.py", "crash/test_storage_kill.py", "model/test_engine_machine.py", "e2e/test_scale.py", "system/test_power_cut.py",
+    "e2e/test_survive.py", "e2e/test_kills.py", "e2e/test_share.py", "e2e/test_deployed.py", "e2e/test_damage.py", "e2e/test_gateway.py",
+    "system/test_images.py", "system/test_disk_full.py", "e2e/test_storage.py", "e2e/test_secrets.py", "contract/test_runtime.py",
+)
+"""What takes longest. The first one builds the image that other files of its folder wait for."""
+
 
 def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -43,12 +50,20 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only the long set has: tests marked `long`, and those over Docker that are not marked `each_runtime`."""
+    """Leave out what only the long set has: tests marked `long`, and those over Docker that are not marked `each_runtime`. Files that take
+    long come first, and those that take seconds last, so that all processes end at the same time."""
+    items.sort(key=lambda item: _turn(item.path))
     if long.LONG:
         return
     left_out = [item for item in items if item.get_closest_marker("long") or _runs_over_another(item)]
     items[:] = [item for item in items if item not in set(left_out)]
     config.hook.pytest_deselected(items=left_out)
+
+
+def _turn(path: Path) -> int:
+    """Its place in `FIRST`; after those the other tests of whole parts, and the unit tests at the end."""
+    name = f"{path.parent.name}/{path.name}"
+    return FIRST.index(name) if name in FIRST else len(FIRST) + path.is_relative_to(Path(__file__).with_name("unit"))
 
 
 def _runs_over_another(item: pytest.Item) -> bool:

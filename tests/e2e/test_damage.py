@@ -25,7 +25,7 @@ from tests.leftovers import nothing_left
 
 pytestmark = pytest.mark.runc
 
-SEEDS = long.seeds(8, 60)
+SEEDS = long.seeds(8, 24)
 KINDS = ("flip", "cut", "zero", "delete", "swap", "remove", "insert", "append")
 
 

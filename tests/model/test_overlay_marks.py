@@ -19,7 +19,7 @@ from snapshotd.layers.diff import diff
 from snapshotd.layers.merge import merge
 from tests import long
 
-SEEDS = long.seeds(10, 600)
+SEEDS = long.seeds(10, 300)
 NAMES = ("a", "b", "c")
 
 

@@ -22,7 +22,7 @@ from snapshotd.layers.stack_view import StackView
 from snapshotd.layers.view import View
 from tests import long
 
-SEEDS = long.seeds(6, 300)
+SEEDS = long.seeds(6, 150)
 ROUNDS = 10
 
 

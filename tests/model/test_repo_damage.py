@@ -154,7 +154,7 @@ def reads_are_right_or_typed(template: Template, directory: Path) -> set[bytes]:
 
 
 @settings(
-    max_examples=long.size(40, 1000), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=long.size(40, 500), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(damages=st.lists(DAMAGE, min_size=1, max_size=3))
 @example(damages=[("delete", 0, 0, 0)])

@@ -25,7 +25,7 @@ from tests.storage_rig import Daemon, Line, World, another_boot, clean, in_own_m
 
 pytestmark = pytest.mark.runc
 
-ROUNDS = long.size(2, 60)
+ROUNDS = long.size(2, 30)
 SEED = long.SEED
 MAX_LINES = 4
 
