@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd import images
 from snapshotd.images.recipes import load_recipe, shipped
 from snapshotd.kernel import syscalls
+from tests import long
+from tests.e2e.kept import cached
 from tests.e2e.support import Snap
 from tests.leftovers import nothing_left
 
@@ -61,21 +64,25 @@ def snap(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: d
 
 @pytest.fixture(scope="session")
 def root_tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default image as an archive. It is built from its recipe once for all processes of a run: that takes most of a minute."""
+    """The default image as an archive. Building it from its recipe takes most of a minute: it is done once for all processes of a run, and
+    in the short set of tests again only if the recipe or the module that builds it has changed."""
+
+    def make(archive: Path) -> None:
+        snap = Snap(tmp_path_factory.mktemp("b") / "state")
+        snap("image", "build", "default")
+        _archive(snap, tmp_path_factory.mktemp("root"), archive)
+        snap.stop_daemon()
+        nothing_left(snap.state_dir, running=False)
+        shutil.rmtree(snap.state_dir)
+
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
-    archive = shared / "default.tar"
+    made_of = "".join(path.read_text() for path in sorted(Path(images.__file__).parent.glob("*.py")))
+    made_of += load_recipe(shipped()["default"]).source_id + Path(__file__).read_text() + (str(shared) if long.LONG else "")
     with open(shared / "default.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not archive.exists():
-            snap = Snap(tmp_path_factory.mktemp("b") / "state")
-            snap("image", "build", "default")
-            _archive(snap, tmp_path_factory.mktemp("root"), archive)
-            snap.stop_daemon()
-            nothing_left(snap.state_dir, running=False)
-            shutil.rmtree(snap.state_dir)
-    return archive
+        return cached("default.tar", made_of, make)
 
 
 def _archive(snap: Snap, folder: Path, archive: Path) -> None:
@@ -93,9 +100,7 @@ def _archive(snap: Snap, folder: Path, archive: Path) -> None:
     name = f"{hashlib.sha256(data).hexdigest()}.json"
     (folder / name).write_bytes(data)
     (folder / "manifest.json").write_text(json.dumps([{"Config": name, "Layers": ["layer.tar"]}]))
-    unfinished = archive.with_suffix(".new")
-    subprocess.run(["tar", "-C", folder, "-cf", unfinished, "manifest.json", name, "layer.tar"], check=True)
-    unfinished.rename(archive)
+    subprocess.run(["tar", "-C", folder, "-cf", archive, "manifest.json", name, "layer.tar"], check=True)
     subprocess.run(["rm", "-rf", folder], check=True)
 
 
