@@ -330,11 +330,10 @@ def _kill_at(daemon: Daemon, world: World, name: str) -> None:
 
 
 def _restart(daemon: Daemon, world: World, **env: str) -> None:
-    """Have an unarmed daemon with this environment, whatever the last test left: it may go on with the one that it has left."""
-    if daemon.process is not None and daemon.env != env:
+    """Have an unarmed daemon with this environment, whatever the last test left."""
+    if daemon.process is not None:
         daemon.kill()
-    if daemon.process is None:
-        daemon.start(**env)
+    daemon.start(**env)
     _settle(world)
 
 

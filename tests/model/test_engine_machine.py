@@ -44,8 +44,7 @@ def no_hangs() -> Iterator[None]:
 @pytest.fixture
 def snap(small_root: Path, folder: Path, no_hangs: None) -> Iterator[Snap]:
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 0)  # what a killed daemon leaves is adopted by the first process, as on a real machine
-    snap = Snap(folder / "state", {"SNAPSHOTD_LAYER_BUDGET": "0", "PYTHONPYCACHEPREFIX": str(folder / "bytecode")})
-    snap.env.pop("PYTHONDONTWRITEBYTECODE", None)  # a walk starts its daemon hundreds of times
+    snap = Snap(folder / "state", {"SNAPSHOTD_LAYER_BUDGET": "0"})
     try:
         snap("image", "import", small_root, "--name", "default")
         yield snap
