@@ -347,7 +347,7 @@ def steps(catalog: SqliteCatalog, action: Callable[[], object]) -> int:
     return count
 
 
-@pytest.mark.parametrize("size", [1000, 10_000])
+@pytest.mark.parametrize("size", [1000, pytest.param(10_000, marks=pytest.mark.long)])
 def test_no_statement_of_a_commit_or_lookup_scans(tmp_path: Path, size: int) -> None:
     """Costs are counted in SQLite's own steps: they must not depend on how much history there is."""
     catalog = SqliteCatalog(tmp_path / "catalog.db")

@@ -69,6 +69,7 @@ def test_a_workspace_with_odd_entries_is_taken_and_what_cannot_be_is_left(snap: 
     server.close()
 
 
+@pytest.mark.each_runtime
 def test_command_exit_codes_are_dockers(snap: Snap, runtime: str) -> None:
     trajectory, _ = snap.create("--runtime", runtime)
     before = len(snap.json("log", trajectory))

@@ -1,12 +1,11 @@
 """Damage to any file of the repository: every read gives the same data as before or an error that says what is wrong, check finds it, and
 repair brings back what was not damaged.
 
-SNAPSHOTD_DAMAGE_SEEDS=first:last runs those seeds instead; a seed's damage is always the same kind at the same relative place.
+tests/long.py says how to run one seed again; a seed's damage is always the same kind at the same relative place.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ import pytest
 
 from snapshotd.client import Snapshotd
 from snapshotd.errors import DataLoss, NotFound, SnapshotdError
-from tests import variety
+from tests import long, variety
 from tests.capabilities import require
 from tests.e2e.history import History, run_agent
 from tests.e2e.support import Snap, wait_until
@@ -26,8 +25,7 @@ from tests.leftovers import nothing_left
 
 pytestmark = pytest.mark.runc
 
-_first, _, _last = os.environ.get("SNAPSHOTD_DAMAGE_SEEDS", "0:8").partition(":")
-SEEDS = range(int(_first), int(_last))
+SEEDS = long.seeds(8, 24)
 KINDS = ("flip", "cut", "zero", "delete", "swap", "remove", "insert", "append")
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.e2e.support import Snap, host_manifest
 
+pytestmark = pytest.mark.each_runtime
+
 STEPS = (
     "echo one > a.txt; mkdir -p d/e/f; echo deep > d/e/f/g; printf '\\377' > \"$(printf 'odd\\tname\\nx')\"; : > empty",
     "echo two >> a.txt; mv d moved; ln -s moved/e link; ln -s /nowhere dangling; mkfifo pipe",

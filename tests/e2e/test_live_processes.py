@@ -6,6 +6,8 @@ from tests.e2e.support import Snap, wait_until
 
 SERVER = r"""
 import http.server, threading, sys
+
+pytestmark = pytest.mark.each_runtime
 class Handler(http.server.BaseHTTPRequestHandler):
     count = 0
     def do_GET(self):

@@ -12,6 +12,8 @@ import pytest
 
 from tests.e2e.support import AGENT, Snap, wait_until
 
+pytestmark = pytest.mark.each_runtime
+
 
 def _run(snap: Snap, runtime: str, agent: Path, *args: str, options: tuple[str, ...] = (), code: int = 0) -> list[dict[str, object]]:
     result = snap("run", "--json", "--runtime", runtime, *options, agent, *args, code=code)

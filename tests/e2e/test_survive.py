@@ -170,7 +170,7 @@ def test_commands_that_start_while_no_daemon_is_there(lone: Snap, runc_ready: No
 
 @pytest.mark.runc
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("hit", [1, 7])
+@pytest.mark.parametrize("hit", [pytest.param(1, marks=pytest.mark.long), 7])
 @pytest.mark.parametrize("failpoint", [name for name in failpoints.NAMES if name.startswith(WALKED)])
 def test_killed_at_a_failpoint(lone: Snap, runc_ready: None, program: Path, failpoint: str, hit: int) -> None:
     snap = lone
@@ -274,6 +274,8 @@ def test_a_reply_that_did_not_arrive(lone: Snap, runc_ready: None, tmp_path: Pat
 PATIENT = """
 import os, sys
 from snapshotd.agent import approve, tool
+
+pytestmark = pytest.mark.each_runtime
 
 @tool(approve="may I?")
 def send():

@@ -74,10 +74,6 @@ class Kills:
             start_daemon(m.snap.state_dir, self._client.socket_path)
         return True
 
-    def close(self) -> None:
-        """Nothing is started any more; a daemon that runs goes on."""
-        self._starter.close()
-
     def pid(self) -> int:
         return self._client.version().pid
 
@@ -94,7 +90,7 @@ class Kills:
 
     def _has_ended(self, pid: int) -> None:
         _poll(lambda: not alive(pid), "the daemon ended")
-        with contextlib.suppress(ChildProcessError):  # the starter's
+        with contextlib.suppress(ChildProcessError):  # it is another's
             os.waitpid(pid, 0)
 
     def _after_crash(self) -> None:

@@ -75,8 +75,6 @@ class Machine:
             exc.add_note("\n".join(what))
             self.snap("ls", code=None)  # a walk may fail while no daemon runs: the next one takes away what the last one left
             raise
-        finally:
-            self.kills.close()
 
     def _report(self) -> None:
         """What was done so far, and the failpoints that were reached, for whoever reads a long walk's output (`pytest -s` or `-rA`)."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import importlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from snapshotd.cli.reference import reference
 from snapshotd.cli.text import ago, printable, size
 from snapshotd.cli.values import Memory
 from tests.unit.cli.conftest import Cli
-from tests.unit.daemon.process import Daemon
+from tests.unit.daemon.process import Daemon, environment
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -157,10 +156,6 @@ def test_daemon_stop_waits_for_its_end(daemon: Daemon, capfd: pytest.CaptureFixt
     assert main(["daemon", "--stop", "--json", "--state-dir", str(daemon.state_dir)]) == 0
     assert json.loads(capfd.readouterr().out) == {"stopped": daemon.process.pid}
     assert daemon.process.wait(20) == 0
-
-
-def environment(daemon: Daemon) -> dict[str, str]:
-    return {**os.environ, "SNAPSHOTD_STATE_DIR": str(daemon.state_dir), "SNAPSHOTD_SOCKET": str(daemon.socket_path)}
 
 
 def start(daemon: Daemon, *words: str) -> subprocess.Popen[bytes]:

@@ -23,9 +23,10 @@ from snapshotd.engine.imports import BundleLimits
 from snapshotd.engine.secrecy import TENANT
 from snapshotd.errors import Conflict, DataLoss, LimitExceeded, NotFound, SnapshotdError, UsageError, VersionMismatch
 from snapshotd.types import Snapshot, SnapshotState, TrajectoryStatus
+from tests import long
+from tests.archives import archive, directory, entry, link, pax_record, raw_header
 from tests.unit.engine import bundles
 from tests.unit.engine.bundles import POLICY, STEPS, World, forged, members
-from tests.unit.layers.test_ingest import archive, directory, entry, link, pax_record, raw_header
 
 
 @pytest.fixture
@@ -339,7 +340,7 @@ def test_something_after_the_end_is_refused(worlds: tuple[World, World], line: l
             assert there.is_empty()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=long.size(80, 2000), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_is_found_or_changes_nothing(worlds: tuple[World, World], line: list[Snapshot], data: st.DataObject) -> None:
     here, there = worlds

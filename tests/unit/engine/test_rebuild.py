@@ -18,6 +18,7 @@ from snapshotd.engine.records import encode, encode_from, encode_tags
 from snapshotd.errors import Conflict
 from snapshotd.testing.records import CREATED_AT_NS, World, begin, committed, ended_entry, fork, make_entry, make_image, new_digest, started
 from snapshotd.types import CallID, RecordID, Snapshot, SnapshotID, SnapshotState, TrajectoryStatus, TreeID, short
+from tests import long
 
 Records = dict[RecordID, bytes]
 
@@ -123,7 +124,7 @@ def test_a_rebuilt_catalog_goes_on(old: SqliteCatalog, new: SqliteCatalog, seed:
         rebuild(records.items(), new)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=long.size(25, 400), deadline=None)
 @given(st.integers(0, 1 << 30), st.data())
 def test_what_hangs_together_comes_back_whatever_is_gone(seed: int, data: st.DataObject) -> None:
     old, new, mirrored = (SqliteCatalog(":memory:") for _ in range(3))
