@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from snapshotd.engine import users
 from snapshotd.engine.approvals import Gate
 from snapshotd.engine.attach import Survivor, record_of
 from snapshotd.engine.background import Background
@@ -48,7 +49,6 @@ from snapshotd.types import (
 )  # fmt: skip
 
 _log = logging.getLogger(__name__)
-_ID_MAX = (1 << 31) - 1
 _STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 
 
@@ -288,10 +288,10 @@ class Sessions:
     def _exec_spec(
         self, sandbox: Sandbox, argv: tuple[str, ...], cwd: str, env: tuple[tuple[str, str], ...], user: str | None
     ) -> ExecSpec:
-        uid, gid = _user(user)
+        who = users.look_up(sandbox.container, user) if user else users.ROOT
         image = self._context.image(sandbox.trajectory.spec.image)
         environment = {
-            "PATH": DEFAULT_PATH, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1",
+            "PATH": DEFAULT_PATH, "HOME": who.home, "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1",
             "SNAPSHOTD_TRAJECTORY": sandbox.trajectory.id,
             **dict(image.env if image else ()), **self._gateways.environment(sandbox),
             **self._context.secrecy.inside(sandbox.trajectory), **dict(env),
@@ -299,7 +299,7 @@ class Sessions:
         paths = [LIBRARY_DIR, "/opt/agent-packages", *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = ":".join(paths)
         environment["PATH"] = f"{environment['PATH']}:{LIBRARY_DIR}/snapshotd/agent/bin"  # last: an image's own programs come first
-        return ExecSpec(list(argv), cwd, environment, uid, gid)
+        return ExecSpec(list(argv), cwd, environment, who.user, who.group, who.groups)
 
     # -- agents --------------------------------------------------------------------------------------------------------------
 
@@ -452,21 +452,6 @@ def _printed(log: EventLog) -> Iterator[Printed]:
     for event in log.follow(wait=False):
         if event["event"] == "output" and "call" not in event:
             yield Printed(event["stream"], base64.b64decode(event["data_b64"]), event.get("shown_bytes", 0))
-
-
-def _user(user: str | None) -> tuple[int, int]:
-    """`UID[:GID]` as numbers. UsageError."""
-    if user in (None, "", "root"):
-        return 0, 0
-    assert user is not None
-    uid, _, gid = user.partition(":")
-    try:
-        numbers = int(uid), int(gid or uid)
-    except ValueError as exc:
-        raise UsageError(f"user {user!r} is not numeric; give UID or UID:GID") from exc
-    if not all(0 <= n <= _ID_MAX for n in numbers):
-        raise UsageError(f"user {user!r} is out of range")
-    return numbers
 
 
 def check_not_running(sandbox: Sandbox | None, trajectory: Trajectory) -> None:
