@@ -50,7 +50,8 @@ def command(
     this client was interrupted. The exit code is the command's; 125 when snapshotd failed, 126 and 127 when the command cannot be run
     or is not there (then there is no snapshot).
 
-    With --json: {"exit_code","stdout","stderr","snapshot"}; output that is not UTF-8 is there as stdout_b64 or stderr_b64 too.
+    With --json: {"exit_code","stdout","stderr","snapshot"}; output that is not UTF-8 is there as stdout_b64 or stderr_b64 too, and error
+    where the sandbox reached a limit.
     """
     trajectory, argv = _split(list(words), after_dashes(ctx), snapshot is not None)
     if snapshot is not None and wait is not None:
@@ -98,6 +99,8 @@ def _to_terminal(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
 ) -> int:  # fmt: skip
     done = _call(client, trajectory, snapshot, argv, RawOutput().write, options)
+    if done.call.error is not None and not quiet:
+        note(done.call.error)
     if done.snapshot is not None and not quiet:
         taken = done.snapshot if done.snapshot.files is not None else client.snapshot(done.snapshot.id)  # which waits for the count
         click.echo(snapshot_line(
@@ -114,6 +117,8 @@ def _as_json(client: Snapshotd, trajectory: str, snapshot: str | None, argv: lis
     answer: dict[str, Any] = {"exit_code": done.exit_code}
     for stream, pieces in kept.items():
         answer.update(_text(stream, b"".join(pieces)))
+    if done.call.error is not None:
+        answer["error"] = done.call.error
     answer["snapshot"] = None if done.snapshot is None else done.snapshot.id
     if done.snapshot is not None and "wait" in options:
         answer["state"] = done.snapshot.state

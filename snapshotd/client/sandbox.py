@@ -310,7 +310,8 @@ def _exec(
     result = ExecResult(done.exit_code, b"".join(kept["stdout"]), b"".join(kept["stderr"]), snapshot_id)
     if check and result.exit_code != 0:
         shown = command if isinstance(command, str) else shlex.join(command)
-        raise ExecFailed(f"the command `{shown}` ended with exit code {result.exit_code}: {result.stderr[-500:].strip()}", result)
+        said = done.call.error or result.stderr[-500:].strip()
+        raise ExecFailed(f"the command `{shown}` ended with exit code {result.exit_code}: {said}", result)
     return result
 
 

@@ -353,7 +353,7 @@ class ExecRequest(Request):
     argv: list[str] = Field(min_length=1)
     cwd: str | None = Field(None, description="Absolute path in the sandbox; its working directory if null.")
     env: dict[str, str] = Field(default_factory=dict)
-    user: str | None = Field(None, description="Name or number, optionally with `:group`.")
+    user: str | None = Field(None, description="Name or number, optionally with `:group`; looked up in the sandbox's own files.")
     if_head: str | None = Field(None, description="Only while this snapshot is the trajectory's head; else a Conflict that names the head.")
 
 

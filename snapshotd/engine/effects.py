@@ -129,7 +129,7 @@ class Effects:
             raise
         hit("engine.compensate.ran")
         status = CallStatus.DONE if done.exit_code == 0 else CallStatus.FAILED
-        compensations.end(entry.id, status, at_ns=time.time_ns(), exit_code=done.exit_code, error=None)
+        compensations.end(entry.id, status, at_ns=time.time_ns(), exit_code=done.exit_code, error=done.call.error)
         snapshot = self._step(sandbox, replace(done.call, name=COMPENSATE, arguments=arguments))
         if done.exit_code != 0:
             raise SandboxFailed(

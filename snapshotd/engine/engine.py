@@ -210,7 +210,7 @@ class LocalEngine(MindVerbs):
                 sink=lambda _, data: errors.append(data[-2000:]), record=False,
             )  # fmt: skip
             if result.exit_code != 0:
-                said = b"".join(errors)[-2000:].decode(errors="replace").strip()
+                said = result.call.error or b"".join(errors)[-2000:].decode(errors="replace").strip()
                 raise UsageError(f"the agent's dependencies cannot be installed (exit code {result.exit_code}): {said}")
             with sandbox.lock:
                 captured = sandbox.capture()

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from snapshotd.engine import users
 from snapshotd.engine.approvals import Gate
 from snapshotd.engine.attach import Survivor, record_of
 from snapshotd.engine.background import Background
@@ -32,8 +34,9 @@ from snapshotd.engine.recorder import Recorder
 from snapshotd.engine.replay import Resumption
 from snapshotd.engine.sandbox import Captured, Sandbox
 from snapshotd.engine.step import commit_step, marker
-from snapshotd.errors import Conflict, SnapshotdError, UsageError
+from snapshotd.errors import Conflict, LimitExceeded, SandboxFailed, SnapshotdError, UsageError
 from snapshotd.kernel import turns
+from snapshotd.kernel.limits import Hits, hits
 from snapshotd.runtime.base import DEFAULT_PATH, LIBRARY_DIR, ExecSpec, Process
 from snapshotd.types import (
     AgentSpec,
@@ -48,7 +51,7 @@ from snapshotd.types import (
 )  # fmt: skip
 
 _log = logging.getLogger(__name__)
-_ID_MAX = (1 << 31) - 1
+_KILLED = 128 + signal.SIGKILL
 _STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 
 
@@ -260,11 +263,13 @@ class Sessions:
         funnel = self._context.secrecy.of(sandbox.trajectory)
         call = marker("exec", funnel.conceal({"argv": list(argv), "cwd": spec.cwd}))
         show = self._logging(sandbox, lambda stream, data, _: sink(stream, data))
+        before = hits(sandbox.container.pid)
         outcome = pump(self._start(sandbox, spec), self._context.spool, funnel, show)
         status = CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED
+        error = None if outcome.exit_code == 0 else _reached(sandbox, before)
         call = replace(
             marker(call.name, call.arguments, status=status, exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr,
-                   started_at_ns=call.started_at_ns), id=call.id,
+                   started_at_ns=call.started_at_ns, error=error), id=call.id,
         )  # fmt: skip
         snapshot = commit_step(self._context.catalog, sandbox, call, self._stepped) if record else None
         return ExecResult(outcome.exit_code, snapshot, call)
@@ -273,7 +278,14 @@ class Sessions:
         """Start a command, never in the middle of a step: between the look at the live processes and the pivot none may come in. `keep`: as
         `Runtime.exec`."""
         with sandbox.lock, turns.first():
-            return sandbox.runtime.exec(sandbox.container, spec, keep=keep)
+            before = hits(sandbox.container.pid)
+            try:
+                return sandbox.runtime.exec(sandbox.container, spec, keep=keep)
+            except SandboxFailed as exc:
+                reached = _reached(sandbox, before)
+                if reached is None:
+                    raise
+                raise LimitExceeded(f"{spec.argv[0]!r} could not be started in {short(sandbox.trajectory.id)}: {reached}") from exc
 
     def _logging(self, sandbox: Sandbox, show: Shown) -> Shown:
         def both(stream: Stream, data: bytes, shown_bytes: int) -> None:
@@ -288,10 +300,10 @@ class Sessions:
     def _exec_spec(
         self, sandbox: Sandbox, argv: tuple[str, ...], cwd: str, env: tuple[tuple[str, str], ...], user: str | None
     ) -> ExecSpec:
-        uid, gid = _user(user)
+        who = users.look_up(sandbox.container, user) if user else users.ROOT
         image = self._context.image(sandbox.trajectory.spec.image)
         environment = {
-            "PATH": DEFAULT_PATH, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1",
+            "PATH": DEFAULT_PATH, "HOME": who.home, "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1",
             "SNAPSHOTD_TRAJECTORY": sandbox.trajectory.id,
             **dict(image.env if image else ()), **self._gateways.environment(sandbox),
             **self._context.secrecy.inside(sandbox.trajectory), **dict(env),
@@ -299,7 +311,7 @@ class Sessions:
         paths = [LIBRARY_DIR, "/opt/agent-packages", *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = ":".join(paths)
         environment["PATH"] = f"{environment['PATH']}:{LIBRARY_DIR}/snapshotd/agent/bin"  # last: an image's own programs come first
-        return ExecSpec(list(argv), cwd, environment, uid, gid)
+        return ExecSpec(list(argv), cwd, environment, who.user, who.group, who.groups)
 
     # -- agents --------------------------------------------------------------------------------------------------------------
 
@@ -378,7 +390,10 @@ class Sessions:
             funnel = self._context.secrecy.of(trajectory)
             outcome = pump(process, self._context.spool, funnel, self._logging(sandbox, show), intakes=intakes, earlier=printed)
             exit_code = outcome.exit_code
-            status = self._ended(sandbox, outcome, began_at_ns)
+            reached = _reached(sandbox, Hits()) if exit_code == _KILLED else None  # the sandbox is this program's
+            if reached is not None:
+                log.append({"event": "warning", "message": reached})
+            status = self._ended(sandbox, outcome, began_at_ns, reached)
         except SnapshotdError as exc:
             if not sandbox.closed:
                 log.append({"event": "warning", "message": exc.message, "code": exc.code})
@@ -387,8 +402,8 @@ class Sessions:
             self._finish(sandbox, log, exit_code, status)
         _log.info("run of %s ended: %s, exit code %s", trajectory.id, status, exit_code)
 
-    def _ended(self, sandbox: Sandbox, outcome: Outcome, began_at_ns: int) -> TrajectoryStatus:
-        """The agent's process is gone: take the exit snapshot, unless somebody stopped the sandbox under it."""
+    def _ended(self, sandbox: Sandbox, outcome: Outcome, began_at_ns: int, reached: str | None) -> TrajectoryStatus:
+        """The agent's process is gone: take the exit snapshot, unless somebody stopped the sandbox under it. `reached`: its error."""
         recorder = self._recorders.get(sandbox.trajectory.id)
         diverged = None if sandbox.closed or recorder is None else recorder.finish()
         if diverged is not None:
@@ -400,7 +415,7 @@ class Sessions:
             agent = sandbox.trajectory.agent
             call = marker(
                 "exit", {"argv": list(agent.argv if agent is not None else ())}, status=CallStatus.DONE if done else CallStatus.FAILED,
-                exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr, started_at_ns=began_at_ns,
+                exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr, started_at_ns=began_at_ns, error=reached,
             )  # fmt: skip
             last = self._context.catalog.get_snapshot(sandbox.head).call
             if (last.name, last.started_at_ns) != (call.name, began_at_ns):  # else an earlier daemon died just after this
@@ -454,19 +469,20 @@ def _printed(log: EventLog) -> Iterator[Printed]:
             yield Printed(event["stream"], base64.b64decode(event["data_b64"]), event.get("shown_bytes", 0))
 
 
-def _user(user: str | None) -> tuple[int, int]:
-    """`UID[:GID]` as numbers. UsageError."""
-    if user in (None, "", "root"):
-        return 0, 0
-    assert user is not None
-    uid, _, gid = user.partition(":")
-    try:
-        numbers = int(uid), int(gid or uid)
-    except ValueError as exc:
-        raise UsageError(f"user {user!r} is not numeric; give UID or UID:GID") from exc
-    if not all(0 <= n <= _ID_MAX for n in numbers):
-        raise UsageError(f"user {user!r} is out of range")
-    return numbers
+def _reached(sandbox: Sandbox, before: Hits) -> str | None:
+    """Which limit of the sandbox was reached since, how it shows, and what to do. None: no limit was."""
+    now, limits = hits(sandbox.container.pid).since(before), sandbox.trajectory.spec.limits
+    if now.killed > 0:
+        return (
+            f"out of memory: the kernel killed {now.killed} of the sandbox's processes at its limit of "
+            f"{limits.memory_bytes / 2**20:.0f} MiB; run it in a sandbox with more (--memory)"
+        )
+    if now.refused > 0:
+        return (
+            f"the sandbox has reached its limit of {limits.pids} processes; end some of them, end all with `snapshotd stop`, or run it in "
+            "a sandbox with more (--pids)"
+        )
+    return None
 
 
 def check_not_running(sandbox: Sandbox | None, trajectory: Trajectory) -> None:

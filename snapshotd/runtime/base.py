@@ -70,13 +70,15 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class ExecSpec:
-    """One command: absolute `cwd`, complete environment (nothing is inherited), numeric `user` and `group` in the container."""
+    """One command: absolute `cwd`, complete environment (nothing is inherited), numeric `user` and `group` in the container, and
+    further `groups`."""
 
     argv: Sequence[str]
     cwd: str = "/workspace"
     env: Mapping[str, str] = field(default_factory=dict)
     user: int = 0
     group: int = 0
+    groups: Sequence[int] = ()
 
 
 class Process(ABC):

@@ -140,6 +140,13 @@ _DENIED_BY_US = {"io_setup": (206, "1, 0")}
 """x86-64 numbers and arguments that would not fail with EPERM for another reason, or do harm, if the call were let through."""
 
 
+def check_a_process_knows_its_parent(rig: Rig) -> None:
+    with rig.container() as container:
+        first, second = rig.shell(container, "echo $$; sh -c 'echo $PPID'; true").split()
+        assert rig.shell(container, "echo $PPID") == "0\n"  # a command's parent is outside of the sandbox
+    assert first == second
+
+
 def check_dangerous_calls_are_refused(rig: Rig) -> None:
     denied = _DENIED | (_DENIED_BY_US if rig.runtime.name == "runc" else {})
     lines = [f'r("{name}", {number}, {arguments});' for name, (number, arguments) in denied.items()]
