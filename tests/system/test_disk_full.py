@@ -26,6 +26,7 @@ from tests.storage_rig import Daemon, Line, World, clean, in_own_mount_namespace
 pytestmark = pytest.mark.runc
 
 DISK_BYTES = 900 << 20
+SMALL_DISK_BYTES = 400 << 20
 LEFT_BYTES = (0, 100 << 10, 3 << 20)
 """How much of the disk the filler leaves."""
 
@@ -212,6 +213,33 @@ def test_prune_frees_space_on_a_full_disk(kind: str, small_root: Path) -> None:
                 assert rig.disk.free_bytes() > 10_000_000
                 rig.world.fill(rig.line)
             rig.whole()
+
+
+@pytest.mark.parametrize("kind", ["xfs", "ext4"])
+@in_own_mount_namespace
+def test_a_small_disk_that_was_filled_is_not_the_end(kind: str, small_root: Path) -> None:
+    """A daemon starts on it, and a removal gives space back."""
+    require("xfs")
+    with loop_disk(kind, SMALL_DISK_BYTES) as disk:
+        daemon = Daemon(disk.mount_point / "state")
+        try:
+            with daemon.explained():
+                client = daemon.start()
+                client.import_image(str(small_root), name="small")
+                greedy = client.create(image="small", runtime="runc")[0].id
+                client.exec(greedy, ["sh", "-c", "head -c 20000000 /dev/urandom > /root/random"], wait="stored")
+                with filled(disk, 0) as fill:
+                    daemon.kill()
+                    fill()
+                    client = daemon.start()
+                    client.remove(greedy, force=True)
+                    client.prune(grace_s=0)
+                    wait_until(lambda: disk.free_bytes() > 20_000_000, "the space is back")
+                    client.create(image="small", runtime="runc")
+                daemon.stop()
+        finally:
+            daemon.end()
+        nothing_left(daemon.state_dir, running=False)
 
 
 @pytest.mark.parametrize("kind", ["xfs"])
