@@ -33,6 +33,7 @@ from snapshotd.failpoints import hit
 from snapshotd.kernel import files, loop
 from snapshotd.kernel import syscalls as sc
 from snapshotd.layers.stack_view import StackView
+from snapshotd.layers.trim import Trimmer
 from snapshotd.layers.view import View
 from snapshotd.types import ImageID, LayerID, Stack, new_id
 
@@ -53,7 +54,8 @@ PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class LayerStore:
     """See the module's text. `root` must exist; `kind` says what it is on: `reflink`, `loop-xfs` or `plain`."""
 
-    def __init__(self, root: Path, kind: str) -> None:
+    def __init__(self, root: Path, kind: str, *, trims: bool = False) -> None:
+        """`trims`: the space of layers that go is given back to the disk on which the image lies."""
         self.root = root
         self.kind = kind
         self.failed = False
@@ -70,6 +72,7 @@ class LayerStore:
         self._trash = threading.Lock()
         self._ready: list[LayerID] = []
         self._lock = threading.Lock()
+        self._trimmer = Trimmer(self._fd) if trims else None
 
     def close(self) -> None:
         """Remove the layers made ahead and release the descriptor. Idempotent."""
@@ -77,6 +80,8 @@ class LayerStore:
             for layer in self._ready:
                 files.remove_tree(self._fd, layer)
             self._ready.clear()
+            if self._trimmer is not None:
+                self._trimmer.close()
             os.close(self._fd)
             self._fd = -1
 
@@ -332,6 +337,11 @@ class LayerStore:
     def _empty_trash(self, layer: LayerID) -> None:
         with self._trash:
             files.remove_tree(self._fd, _TRASH + layer)
+        self._freed()
+
+    def _freed(self) -> None:
+        if self._trimmer is not None:
+            self._trimmer.wanted()
 
     def revive(self, upper: LayerID, stack: Stack) -> bool:
         """Take over a live upper of an earlier daemon, pinned, and the layers below it, held. False when one is not there."""
@@ -372,6 +382,7 @@ class LayerStore:
             for name in os.listdir(self._fd):
                 if name.startswith(_TRASH):  # an eviction that was cut off
                     files.remove_tree(self._fd, name)
+                    self._freed()
         return gone
 
     def flush(self) -> None:
@@ -405,12 +416,12 @@ def prepare(state_dir: Path) -> LayerStore:
     directory.mkdir(mode=0o700, exist_ok=True)
     if image.exists():
         _mount_image(image, directory)
-        return LayerStore(directory, "loop-xfs")
+        return LayerStore(directory, "loop-xfs", trims=True)
     if can_reflink(directory):
         return LayerStore(directory, "reflink")
     if not any(directory.iterdir()) and _make_image(image):
         _mount_image(image, directory)
-        return LayerStore(directory, "loop-xfs")
+        return LayerStore(directory, "loop-xfs", trims=True)
     return LayerStore(directory, "plain")
 
 
