@@ -6,21 +6,18 @@ new mount. Only names that lie below the mount are asked for with a deadline, be
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from snapshotd.errors import SandboxFailed
-from snapshotd.fuse.child import Child
+from snapshotd.fuse.child import GONE, Child
 from snapshotd.fuse.lazy_layers import layer_name
 from snapshotd.kernel import mounts
 from snapshotd.types import TreeID
 
 OPEN_DEADLINE_S = 10.0
-_GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNREFUSED)
-"""What a mount answers whose process is gone."""
 
 
 class LazyMount:
@@ -60,7 +57,7 @@ class LazyMount:
         try:
             return self._open(child, layer_name(tree, below, shift))
         except OSError as exc:
-            if exc.errno not in _GONE or not child.alive():
+            if exc.errno not in GONE or not child.alive():
                 raise _unreadable(tree, exc) from exc
         child.kill()  # it had died, and nobody had noticed yet
         try:
