@@ -273,6 +273,7 @@ class Sessions:
         """Start a command, never in the middle of a step: between the look at the live processes and the pivot none may come in. `keep`: as
         `Runtime.exec`."""
         with sandbox.lock, turns.first():
+            sandbox.revive()
             return sandbox.runtime.exec(sandbox.container, spec, keep=keep)
 
     def _logging(self, sandbox: Sandbox, show: Shown) -> Shown:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import select
@@ -19,8 +18,6 @@ _log = logging.getLogger(__name__)
 
 TYPE = "snapshotd"
 """The type of our mounts, which the kernel calls `fuse.snapshotd`."""
-GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNREFUSED)
-"""What a mount answers whose process is gone."""
 START_DEADLINE_S = 20.0
 END_DEADLINE_S = 5.0
 _MOUNTED = b"mounted\n"
@@ -115,15 +112,7 @@ def detach_dead(directory: Path) -> bool:
     point, found = os.fsencode(os.path.realpath(directory)), False
     while True:
         there = [mount for mount in mounts.read_mountinfo("thread-self") if mount.point == point]
-        if not there or there[-1].fs_type != f"fuse.{TYPE}" or _answers(point):
+        if not there or there[-1].fs_type != f"fuse.{TYPE}" or mounts.answers(point):
             return found
         mounts.detach(point)
         found = True
-
-
-def _answers(point: bytes) -> bool:
-    try:
-        os.stat(point)
-    except OSError as exc:
-        return exc.errno not in GONE
-    return True
