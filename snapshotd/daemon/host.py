@@ -29,8 +29,8 @@ def check_kernel(release: str) -> None:
         return
     needed = ".".join(map(str, _KERNEL_NEEDED))
     raise Unsupported(
-        f"the kernel {release} is too old: overlay layers by file descriptor need Linux {needed}; boot a newer kernel "
-        f"(Debian: backports), `snapshotd doctor` lists everything else"
+        f"the kernel {release} is too old: overlay layers by file descriptor need Linux {needed}; `snapshotd doctor` says "
+        f"where to get a newer one, and what else is missing"
     )
 
 

@@ -27,7 +27,10 @@ _DOCKER_TIMEOUT_S = 0.5
 _DOCKER_NEEDED = (20, 10)
 _RUNC_NEEDED = (1, 1)
 _PYTHON_NEEDED = (3, 11)
-_NEWER_KERNEL = "boot a newer kernel (Debian 12: `apt-get install -t bookworm-backports linux-image-amd64`)"
+_NEWER_KERNEL = (
+    "boot Linux 6.13 or newer; on Debian 13, from its backports: `apt-get install -t trixie-backports "
+    "linux-image-$(dpkg --print-architecture)` (Debian 12 ends at 6.12, also in its backports: upgrade it to 13 first)"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ class LocalEngine(MindVerbs):
             lambda: self._archive.layer_came_back(),
         )  # fmt: skip
         links = LinkGroups(self._worker)
-        self._launcher = Launcher(context, self._cold.take, self._merger.apply, links.of)
+        self._launcher = Launcher(context, self._cold.take, self._merger.apply, links.of, self._cold.server)
         archiver = Archiver(context.child("archive"))
         self._archive = Archive(context, archiver, self._evict)
         self._background = Background(context, self._merger, links, self._worker, self._archive)

@@ -74,9 +74,13 @@ class Sandbox:
     """Swaps runs of layers for their merged form, where one is ready (engine/merging.py)."""
     links: Callable[[Stack], Iterable[Group]]
     """The hard link groups that are known of a stack (engine/linkgroups.py)."""
+    server_of_lazy: Callable[[], object | None] = lambda: None
+    """Names what serves layers that are not there yet (engine/cold.py)."""
     fresh: int = 0
     lazy: bool = False
     """Its root has a layer that was not there yet when it was made."""
+    lazy_by: object | None = None
+    """What served that layer then."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     pending_bytes: int = 0
     pending: list[Message] = field(default_factory=list)
@@ -118,6 +122,7 @@ class Sandbox:
         """Seal or copy what the live upper holds. Caller holds `lock`. On any error the sandbox goes on as before."""
         start = time.perf_counter_ns()
         if self.store.unchanged(self.upper, self.stack):
+            self.revive()
             return Captured(self.stack, "unchanged", None, time.perf_counter_ns() - start, self.base, self.fresh)
         layout = layout_of(self.target)
         reason = self.blocker(layout)
@@ -129,6 +134,23 @@ class Sandbox:
             except Busy as busy:
                 reason = str(busy)
         return self.capture_copy(reason)
+
+    def revive(self) -> None:
+        """Where the process died that served files of the root: go on on a root that is served again, or written. As long as something is
+        alive that is not parked, everything stays as it is. Caller holds `lock`. Errors as `capture`."""
+        if not self.lazy or (self.lazy_by is not None and self.lazy_by is self.server_of_lazy()):
+            return
+        layout, old = layout_of(self.target), self.upper
+        if self.blocker(layout) is not None:
+            return
+        changed = not self.store.unchanged(old, self.stack)
+        try:
+            retired = self._pivot_on(layout, changed=changed)
+        except Busy:
+            return
+        self._bury(retired)
+        if not changed:
+            self.store.remove(old)
 
     def blocker(self, layout: Layout | None = None) -> str | None:
         """Why the sandbox cannot be pivoted now, or None."""
@@ -152,13 +174,14 @@ class Sandbox:
                     f"taken: go on from its head {head} (`snapshotd fork {head}`)"
                 )
 
-    def _pivot_on(self, layout: Layout) -> tuple[LayerID, ...]:
+    def _pivot_on(self, layout: Layout, *, changed: bool = True) -> tuple[LayerID, ...]:
         """Seal the live upper as a layer and go on in a fresh one above it. Returns the layers of the old root, in use until it is buried.
+        An upper that is not `changed` becomes no layer; the caller removes it when the old root is buried.
 
         Nothing needs to be frozen: what lives is waiting for us, and whatever wrote all the same between the seal and the switch would get
         "read-only file system", not into the sealed layer.
         """
-        sealed = self.stack.push(self.upper)
+        sealed = self.stack.push(self.upper) if changed else self.stack
         below = self._hold(sealed)
         try:
             upper = self.store.create()
@@ -167,19 +190,22 @@ class Sandbox:
             raise
         try:
             self.store.dress(upper, sealed)
-            lazy = self.store.any_lazy(below)
-            announce = functools.partial(self._announce, upper, below, lazy)
+            lazy, lazy_by = self.store.any_lazy(below), self.server_of_lazy()
+            announce = functools.partial(self._announce, upper, below, lazy, self.fresh + changed)
             pivot(self.target, self.store, below, upper, layout, seal=True, announce=announce)
         except BaseException:
             self.store.release(below.layers)
             self.store.remove(upper)
             raise
-        self._relink(self.upper, self.stack)
+        if changed:
+            self._relink(self.upper, self.stack)
+        else:
+            self.own_layers.remove(self.upper)
         self.own_layers.append(upper)
         retired = (*self.stack.layers, *self._mirrored())
         self.stack, self.upper, self.mirror = below, upper, None
-        self.fresh += 1
-        self.lazy = lazy
+        self.fresh += changed
+        self.lazy, self.lazy_by = lazy, lazy_by
         self._roots = self._roots[-1:]
         return retired
 
@@ -229,10 +255,10 @@ class Sandbox:
         if self.live is not None:
             self.live.forget()
 
-    def _announce(self, upper: LayerID, stack: Stack, lazy: bool, mount_id: int) -> None:
+    def _announce(self, upper: LayerID, stack: Stack, lazy: bool, fresh: int, mount_id: int) -> None:
         """The root is about to become another one: whoever looks after a crash sees by the mount which of the two it is."""
         if self.live is not None and self.live.kept and self._facts is not None:
-            self._roots = (*self._roots[:1], Root(mount_id, upper, stack, self.base, self.fresh + 1, self.head, lazy))
+            self._roots = (*self._roots[:1], Root(mount_id, upper, stack, self.base, fresh, self.head, lazy))
             self.live.keep(self._facts, self._roots)
 
     def _relink(self, sealed: LayerID, parent: Stack) -> None:
@@ -282,7 +308,7 @@ class Sandbox:
         made sure that nothing but init lives. Returns what remains to be done, once and from any thread: letting go of the old root,
         which takes as long as much was touched there."""
         self.between_states()
-        lazy = self.store.any_lazy(stack)
+        lazy, lazy_by = self.store.any_lazy(stack), self.server_of_lazy()
         try:
             upper = enter(self.target, self.store, stack)
         except BaseException:
@@ -290,7 +316,7 @@ class Sandbox:
             raise
         old, retired = self.upper, (*self.stack.layers, *self._mirrored())
         self.upper, self.stack, self.mirror = upper, stack, None
-        self.base, self.fresh, self.lazy = base, 0, lazy
+        self.base, self.fresh, self.lazy, self.lazy_by = base, 0, lazy, lazy_by
         given_up, self.own_layers = self.own_layers, [upper]
 
         def cleanup() -> None:

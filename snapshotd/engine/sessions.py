@@ -278,6 +278,7 @@ class Sessions:
         """Start a command, never in the middle of a step: between the look at the live processes and the pivot none may come in. `keep`: as
         `Runtime.exec`."""
         with sandbox.lock, turns.first():
+            sandbox.revive()
             before = hits(sandbox.container.pid)
             try:
                 return sandbox.runtime.exec(sandbox.container, spec, keep=keep)

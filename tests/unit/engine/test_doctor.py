@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.daemon import host
 from snapshotd.engine import doctor, packages
+from snapshotd.errors import Unsupported
 from snapshotd.kernel import features
 
 REPOSITORY = Path(packages.__file__).parents[2]
@@ -51,7 +53,12 @@ def test_an_old_kernel_is_told_which_one_it_needs(monkeypatch: pytest.MonkeyPatc
     check = doctor._kernel_version()
     assert check.ok is False
     assert "6.13" in check.detail
-    assert "newer kernel" in check.fix
+    assert "-t trixie-backports" in check.fix
+    assert "bookworm-backports" not in check.fix, "they end at 6.12, which this very check refuses"
+    with pytest.raises(Unsupported) as refused:
+        host.check_kernel("6.12.95+deb12-amd64")
+    assert "backports" not in refused.value.message, "one place says which kernels help"
+    assert "snapshotd doctor" in refused.value.message
 
 
 def test_missing_programs_are_warnings_or_failures_by_need(monkeypatch: pytest.MonkeyPatch) -> None:
