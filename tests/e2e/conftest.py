@@ -21,6 +21,9 @@ from tests.e2e.kept import cached
 from tests.e2e.support import Snap
 from tests.leftovers import nothing_left
 
+BUILD_TIMEOUT_S = 1200
+"""Packages come over the network, and other tests have the processors."""
+
 
 @pytest.fixture(scope="session", params=[pytest.param("runc", marks=pytest.mark.runc), pytest.param("docker", marks=pytest.mark.docker)])
 def runtime(request: pytest.FixtureRequest) -> str:
@@ -69,6 +72,7 @@ def root_tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(archive: Path) -> None:
         snap = Snap(tmp_path_factory.mktemp("b") / "state")
+        snap.timeout_s = BUILD_TIMEOUT_S
         snap("image", "build", "default")
         _archive(snap, tmp_path_factory.mktemp("root"), archive)
         snap.stop_daemon()
