@@ -81,7 +81,7 @@ class Launcher:
             prepared = self.take(trajectory.spec)
             lazy = self._context.store.any_lazy(stack)
             try:
-                upper = enter(prepared.target, self._context.store, stack)
+                upper = enter(prepared.target, self._context.store, stack, trajectory.spec.limits.disk_bytes)
             except BaseException:
                 prepared.destroy()
                 raise

@@ -260,7 +260,10 @@ class Sessions:
         funnel = self._context.secrecy.of(sandbox.trajectory)
         call = marker("exec", funnel.conceal({"argv": list(argv), "cwd": spec.cwd}))
         show = self._logging(sandbox, lambda stream, data, _: sink(stream, data))
+        sandbox.ended_for.clear()
         outcome = pump(self._start(sandbox, spec), self._context.spool, funnel, show)
+        for sentence in sandbox.ended_for:
+            sink("stderr", f"snapshotd: {sentence}\n".encode())
         status = CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED
         call = replace(
             marker(call.name, call.arguments, status=status, exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr,
