@@ -136,11 +136,13 @@ class IdMap:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Resource limits of one sandbox. `memory_bytes` counts swap too; `cpus` is in whole processors (0.5 = half of one)."""
+    """Resource limits of one sandbox. `memory_bytes` counts swap too; `cpus` is in whole processors (0.5 = half of one). `disk_bytes` is
+    what all its layers above the image may take together; 0: half of the file system that holds the layers."""
 
     memory_bytes: int = 2 << 30
     cpus: float = 2.0
     pids: int = 1024
+    disk_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

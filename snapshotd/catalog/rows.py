@@ -44,13 +44,13 @@ INSERT INTO images (id, name, source, source_id, bytes, files, created_at_ns, en
 """
 
 TRAJECTORY_INSERT = """
-INSERT INTO trajectories (id, name, image, runtime, network, memory_bytes, cpus, pids, agent, env, status, exit_code, created_at_ns,
-    experiment, forked_from, head)
-VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
+INSERT INTO trajectories (id, name, image, runtime, network, memory_bytes, cpus, pids, disk_bytes, agent, env, status, exit_code,
+    created_at_ns, experiment, forked_from, head)
+VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
 """
 
 TRAJECTORY_SELECT = """
-SELECT t.id, t.name, i.id, t.runtime, t.network, t.memory_bytes, t.cpus, t.pids, t.agent, h.id, t.status, t.created_at_ns,
+SELECT t.id, t.name, i.id, t.runtime, t.network, t.memory_bytes, t.cpus, t.pids, t.disk_bytes, t.agent, h.id, t.status, t.created_at_ns,
        f.id, t.experiment, t.exit_code, t.env, b.id
 FROM trajectories t JOIN images i ON i.pk = t.image JOIN snapshots h ON h.pk = t.head LEFT JOIN snapshots f ON f.pk = t.forked_from
      LEFT JOIN snapshots b ON b.pk = t.began
@@ -186,18 +186,18 @@ def trajectory_values(trajectory: Trajectory, image: int, forked_from: int | Non
     spec = trajectory.spec
     return (
         trajectory.id, trajectory.name, image, spec.runtime, spec.network.value, spec.limits.memory_bytes, spec.limits.cpus,
-        spec.limits.pids, encode_agent(trajectory.agent), encode_pairs(trajectory.env), trajectory.status.value, trajectory.exit_code,
-        trajectory.created_at_ns, trajectory.experiment, forked_from, head,
+        spec.limits.pids, spec.limits.disk_bytes, encode_agent(trajectory.agent), encode_pairs(trajectory.env), trajectory.status.value,
+        trajectory.exit_code, trajectory.created_at_ns, trajectory.experiment, forked_from, head,
     )  # fmt: skip
 
 
 def decode_trajectory(row: Row) -> Trajectory:
     with intact("trajectory", row):
         (
-            trajectory_id, name, image, runtime, network, memory, cpus, pids, agent, head, status, created, forked_from, experiment,
+            trajectory_id, name, image, runtime, network, memory, cpus, pids, disk, agent, head, status, created, forked_from, experiment,
             exit_code, env, began,
         ) = row  # fmt: skip
-        spec = SandboxSpec(ImageID(image), runtime, Network(network), Limits(memory, cpus, pids))
+        spec = SandboxSpec(ImageID(image), runtime, Network(network), Limits(memory, cpus, pids, disk))
         return Trajectory(
             trajectory_id, name, spec, _decode_agent(agent), head, TrajectoryStatus(status), created, forked_from, experiment,
             exit_code, decode_pairs(env), began,

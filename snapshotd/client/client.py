@@ -391,13 +391,14 @@ class Snapshotd(Mind, Approvals, Values):
 
 def sandbox_fields(
     *, image: str = "default", runtime: str = "auto", workspace: str | Path | None = None, env: Mapping[str, str] | None = None,
-    network: str = "none", memory: int | None = None, cpus: float | None = None, pids: int | None = None, name: str | None = None,
+    network: str = "none", memory: int | None = None, cpus: float | None = None, pids: int | None = None,
+    disk: int | None = None, name: str | None = None,
     secrets: Mapping[str, str] | None = None, providers: Sequence[Provider] = (), tenant: str = DEFAULT_TENANT,
 ) -> dict[str, Any]:  # fmt: skip
-    """What a new sandbox is made of, as the API takes it. `memory` in bytes; None means the daemon's default. `secrets` are environment
-    whose values are recorded nowhere in plain; `providers` are what the recording gateway forwards model requests to; `tenant` is
-    whose values of the key-value store its agents reach."""
-    limits = {"memory_bytes": memory, "cpus": cpus, "pids": pids}
+    """What a new sandbox is made of, as the API takes it. `memory` and `disk` in bytes; None means the daemon's default. `secrets`
+    are environment whose values are recorded nowhere in plain; `providers` are what the recording gateway forwards model requests to;
+    `tenant` is whose values of the key-value store its agents reach."""
+    limits = {"memory_bytes": memory, "cpus": cpus, "pids": pids, "disk_bytes": disk}
     return {
         "image": image, "runtime": runtime, "workspace": absolute(workspace), "env": dict(env or {}), "network": network, "name": name,
         "secrets": dict(secrets or {}), "providers": [dataclasses.asdict(item) for item in providers],

@@ -87,6 +87,8 @@ class LimitsInfo:
     memory_bytes: int
     cpus: float
     pids: int
+    disk_bytes: int
+    """0: half of the file system that holds the layers."""
 
     @classmethod
     def of(cls, data: Json) -> LimitsInfo:

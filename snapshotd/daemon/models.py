@@ -132,6 +132,11 @@ class Limits(Answer):
     memory_bytes: int
     cpus: float
     pids: int
+    disk_bytes: int = Field(description="0: half of the file system that holds the layers.")
+
+    @staticmethod
+    def of(limits: t.Limits) -> Limits:
+        return Limits(memory_bytes=limits.memory_bytes, cpus=limits.cpus, pids=limits.pids, disk_bytes=limits.disk_bytes)
 
 
 class Agent(Answer):
@@ -161,7 +166,7 @@ class Trajectory(Answer):
         agent = item.agent
         return Trajectory(
             id=item.id, name=item.name, status=item.status, head=item.head, image=item.spec.image, runtime=item.spec.runtime,
-            network=item.spec.network, limits=Limits(memory_bytes=limits.memory_bytes, cpus=limits.cpus, pids=limits.pids),
+            network=item.spec.network, limits=Limits.of(limits),
             agent=None if agent is None else Agent(argv=list(agent.argv), program=agent.program, cwd=agent.cwd),
             created_at=iso_time(item.created_at_ns), forked_from=item.forked_from, experiment=item.experiment, exit_code=item.exit_code,
         )  # fmt: skip
@@ -271,6 +276,13 @@ class LimitsRequest(Request):
     memory_bytes: int = Field(t.Limits().memory_bytes, ge=16 << 20, le=1 << 50, description="Swap included; at least 16 MiB.")
     cpus: float = Field(t.Limits().cpus, ge=0.01, le=4096, allow_inf_nan=False)
     pids: int = Field(t.Limits().pids, ge=8, le=4 << 20)
+    disk_bytes: int | None = Field(
+        None, ge=16 << 20, le=1 << 50,
+        description="What all its layers above the image may take together; at least 16 MiB. Else half of the file system that holds them.",
+    )  # fmt: skip
+
+    def limits(self) -> t.Limits:
+        return t.Limits(memory_bytes=self.memory_bytes, cpus=self.cpus, pids=self.pids, disk_bytes=self.disk_bytes or 0)
 
 
 class ProviderFields(Request):
@@ -320,7 +332,7 @@ class SandboxFields(Request):
         return SandboxRequest(
             image=self.image, runtime=self.runtime, workspace=absolute(self.workspace, "workspace"), env=environment(self.env),
             network=self.network, name=self.name, secrets=secrets, providers=tuple(item.provider() for item in self.providers),
-            tenant=self.tenant, limits=t.Limits(memory_bytes=self.limits.memory_bytes, cpus=self.limits.cpus, pids=self.limits.pids),
+            tenant=self.tenant, limits=self.limits.limits(),
         )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from snapshotd.engine.archive import Archive
@@ -29,7 +30,7 @@ MAX_COUNTED_BEHIND = 16
 class _Job:
     snapshot: Snapshot | None
     captured: Captured | None
-    done: threading.Event | None = None
+    done: Callable[[], object] | None = None
 
 
 class Background:
@@ -50,8 +51,12 @@ class Background:
     def wait(self) -> None:
         """Return when every snapshot submitted so far is counted."""
         done = threading.Event()
-        self._queue.put(_Job(None, None, done))
+        self.later(done.set)
         done.wait()
+
+    def later(self, action: Callable[[], object]) -> None:
+        """Have something done after what is queued. It must not raise but what it logs itself."""
+        self._queue.put(_Job(None, None, action))
 
     def close(self) -> None:
         """Finish what is queued and end. Idempotent."""
@@ -63,7 +68,7 @@ class Background:
             if job.snapshot is not None:
                 self._settle(job.snapshot, job.captured)
             if job.done is not None:
-                job.done.set()
+                job.done()
 
     def _settle(self, snapshot: Snapshot, captured: Captured | None) -> None:
         if captured is not None and captured.cleanup is not None:

@@ -39,6 +39,7 @@ from snapshotd.engine.calls import AgentCalls
 from snapshotd.engine.child import Child
 from snapshotd.engine.cold import Cold, LazyLayers
 from snapshotd.engine.context import Context
+from snapshotd.engine.disk_watch import DiskWatch
 from snapshotd.engine.forks import Forks
 from snapshotd.engine.gateways import GatewayMaker, Gateways, provider_env
 from snapshotd.engine.keyvalue import KeyValueStore, tenant_env
@@ -98,6 +99,7 @@ class LocalEngine(MindVerbs):
         archiver = Archiver(context.child("archive"))
         self._archive = Archive(context, archiver, self._evict)
         self._background = Background(context, self._merger, links, self._worker, self._archive)
+        context.store.on_unneeded = lambda: self._background.later(self._sweep)
         self._webhooks = Webhooks()
         self._gate = Gate(context, self._webhooks)
         self._values = KeyValueStore(context.catalog)
@@ -117,6 +119,7 @@ class LocalEngine(MindVerbs):
             if snapshot.files is None:
                 self._background.submit(snapshot)
         self._closed = threading.Event()
+        self._disk_watch = DiskWatch(context, self._sessions.live)
 
     def _store_what_has_no_layers(self) -> None:
         """Before anybody asks for them: snapshots captured on a layer that was still being rebuilt when the daemon died. What lies below
@@ -293,7 +296,9 @@ class LocalEngine(MindVerbs):
             self._sweep()
 
     def _sweep(self) -> None:
-        self._merger.forget(self._context.store.sweep(lambda: recover.referenced_layers(self._context)))
+        """Until nothing more goes: when layers went, those that were merged of them can go, too."""
+        while gone := self._context.store.sweep(lambda: recover.referenced_layers(self._context)):
+            self._merger.forget(gone)
 
     # -- looking -------------------------------------------------------------------------------------------------------------
 
@@ -454,6 +459,7 @@ class LocalEngine(MindVerbs):
         if self._closed.is_set():
             return
         self._closed.set()
+        self._disk_watch.close()
         self._mind.close()
         self._webhooks.close()
         self._browse.close()

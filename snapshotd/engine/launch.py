@@ -81,7 +81,7 @@ class Launcher:
             prepared = self.take(trajectory.spec)
             lazy, lazy_by = self._context.store.any_lazy(stack), self._server_of_lazy()
             try:
-                upper = enter(prepared.target, self._context.store, stack)
+                upper = enter(prepared.target, self._context.store, stack, trajectory.spec.limits.disk_bytes)
             except BaseException:
                 prepared.destroy()
                 raise

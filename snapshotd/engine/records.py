@@ -329,7 +329,8 @@ def _read_trajectory(fields: Fields, head: SnapshotID) -> Trajectory:
         TrajectoryID(fields.text("id", ID)), fields.text_or_none("name", NAME_PATTERN),
         SandboxSpec(
             ImageID(spec.text("image", ID)), spec.text("runtime", NAME_PATTERN), spec.one_of("network", Network),
-            Limits(limits.integer("memory_bytes"), limits.number("cpus"), limits.integer("pids")),
+            Limits(limits.integer("memory_bytes"), limits.number("cpus"), limits.integer("pids"),
+                   limits.integer_or_none("disk_bytes") or 0),
         ),
         None if agent is None else AgentSpec(agent.texts("argv"), agent.integer("program"), agent.text("cwd"), agent.pairs("env")),
         head, TrajectoryStatus.STOPPED if agent is None else TrajectoryStatus.INTERRUPTED, fields.integer("created_at_ns", ANY_TIME),

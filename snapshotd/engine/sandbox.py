@@ -28,6 +28,7 @@ from snapshotd.failpoints import hit
 from snapshotd.gateway.base import Gateway
 from snapshotd.kernel import cgroup as cgroups
 from snapshotd.kernel.mounts import Layout
+from snapshotd.kernel.quota import Used
 from snapshotd.layers import capture as copying
 from snapshotd.layers import links
 from snapshotd.layers.links import Group
@@ -109,6 +110,8 @@ class Sandbox:
     """What `outlive` was given."""
     _roots: tuple[Root, ...] = ()
     """What `live` says: the present root last, or the one that it is about to become."""
+    ended_for: list[str] = field(default_factory=list)
+    """Why processes of the present command were ended, if that was for the disk that they took (engine/disk_watch.py)."""
     closed: bool = False
     """No more steps. Set under `lock`."""
     released: bool = False
@@ -117,6 +120,10 @@ class Sandbox:
     def changed(self) -> bool:
         """Whether it holds files that no snapshot has. Caller holds `lock`."""
         return self.fresh > 0 or not self.store.unchanged(self.upper, self.stack)
+
+    def room(self, stack: Stack | None = None) -> Used:
+        """How much its live upper may take: what its disk limit leaves above `stack`, or the present one."""
+        return self.store.room(stack or self.stack, self.trajectory.spec.limits.disk_bytes)
 
     def capture(self) -> Captured:
         """Seal or copy what the live upper holds. Caller holds `lock`. On any error the sandbox goes on as before."""
@@ -189,6 +196,7 @@ class Sandbox:
             self.store.release(below.layers)
             raise
         try:
+            self.store.limit(upper, self.room(sealed))
             self.store.dress(upper, sealed)
             lazy, lazy_by = self.store.any_lazy(below), self.server_of_lazy()
             announce = functools.partial(self._announce, upper, below, lazy, self.fresh + changed)
@@ -310,7 +318,7 @@ class Sandbox:
         self.between_states()
         lazy, lazy_by = self.store.any_lazy(stack), self.server_of_lazy()
         try:
-            upper = enter(self.target, self.store, stack)
+            upper = enter(self.target, self.store, stack, self.trajectory.spec.limits.disk_bytes)
         except BaseException:
             self.store.release(stack.layers)
             raise
@@ -348,10 +356,12 @@ class Sandbox:
         self.store.remove(self.upper)  # last: on a full disk it may fail, and is then left to a sweep
 
 
-def enter(target: Target, store: LayerStore, stack: Stack) -> LayerID:
-    """Give a fresh container its first root over `stack`; returns the live upper. Nothing is left behind on error."""
+def enter(target: Target, store: LayerStore, stack: Stack, disk_bytes: int) -> LayerID:
+    """Give a fresh container its first root over `stack`; returns the live upper. Nothing is left behind on error. `disk_bytes`: as in
+    `Limits`."""
     upper = store.create()
     try:
+        store.limit(upper, store.room(stack, disk_bytes))
         store.dress(upper, stack)
         pivot(target, store, stack, upper, layout_of(target), seal=False)
         hit("engine.start.pivoted")

@@ -264,7 +264,10 @@ class Sessions:
         call = marker("exec", funnel.conceal({"argv": list(argv), "cwd": spec.cwd}))
         show = self._logging(sandbox, lambda stream, data, _: sink(stream, data))
         before = hits(sandbox.container.pid)
+        sandbox.ended_for.clear()
         outcome = pump(self._start(sandbox, spec), self._context.spool, funnel, show)
+        for sentence in sandbox.ended_for:
+            sink("stderr", f"snapshotd: {sentence}\n".encode())
         status = CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED
         error = None if outcome.exit_code == 0 else _reached(sandbox, before)
         call = replace(
