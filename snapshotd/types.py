@@ -345,6 +345,8 @@ class Snapshot:
     follows: SnapshotID | None = None
     """Whose conversation, journal and state it continues, where that is not its parent: after a rewind of the conversation, the snapshot
     that was gone back to; of an edited one, what came before the one that was edited."""
+    warnings: tuple[str, ...] = ()
+    """What its stored files lack of those that the sandbox had, one sentence each."""
 
     @property
     def continues(self) -> SnapshotID | None:

@@ -197,9 +197,9 @@ class Catalog(ABC):
         """Snapshots in state `captured`, oldest first: what the archive has still to do. Cost: those, not all."""
 
     @abstractmethod
-    def set_stored(self, snapshot_id: SnapshotID, tree: TreeID, record: RecordID) -> None:
-        """Record that a snapshot is in the repository, with its tree and record: state `stored`. Only a captured (or lost) snapshot
-        changes. Not an error when it is gone. Durable after `flush`."""
+    def set_stored(self, snapshot_id: SnapshotID, tree: TreeID, record: RecordID, warnings: Sequence[str] = ()) -> None:
+        """Record that a snapshot is in the repository, with its tree, its record, and what the tree lacks: state `stored`. Only a captured
+        (or lost) snapshot changes. Not an error when it is gone. Durable after `flush`."""
 
     @abstractmethod
     def set_pruned(self, snapshot_ids: Iterable[SnapshotID]) -> None:

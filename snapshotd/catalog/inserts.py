@@ -8,7 +8,7 @@ from snapshotd.catalog import rows
 from snapshotd.catalog.lookup import image_number, snapshot_numbers
 from snapshotd.errors import Conflict, UsageError
 from snapshotd.sqlite import Database
-from snapshotd.types import NAME_PATTERN, Image, Message, RecordID, Snapshot, Stack, Trajectory, short
+from snapshotd.types import NAME_PATTERN, Image, Message, RecordID, Snapshot, SnapshotID, Stack, Trajectory, short
 
 
 def add_image(db: Database, image: Image) -> None:
@@ -45,7 +45,18 @@ def add_snapshot(db: Database, snapshot: Snapshot, place: rows.Place, record: Re
     number = db.insert(rows.SNAPSHOT_INSERT, rows.snapshot_values(snapshot, place, base, record))
     for name in snapshot.tags:
         add_tag(db, number, name, move=False)
+    if snapshot.warnings:
+        set_warnings(db, snapshot.id, snapshot.warnings)
     return number
+
+
+def set_warnings(db: Database, snapshot: SnapshotID, warnings: Sequence[str]) -> None:
+    """See `Snapshot.warnings`. They are rare, so they have no column: `meta` has them."""
+    key = f"warnings/{snapshot}"
+    if warnings:
+        db.write("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, rows.encode_json(list(warnings))))
+    else:
+        db.write("DELETE FROM meta WHERE key = ?", (key,))
 
 
 def add_tag(db: Database, snapshot: int, name: str, *, move: bool) -> None:

@@ -61,7 +61,8 @@ SELECT s.pk, s.id, p.id, t.id, s.seq, i.id, k.layers, s.messages, s.state, s.pau
        s.files_added, s.files_changed, s.files_deleted, s.files_bytes,
        (SELECT group_concat(name, '/' ORDER BY name) FROM tags WHERE snapshot = s.pk),
        s.call_id, s.call_name, s.call_status, s.call_started_at_ns, s.call_duration_ns, s.call_exit_code, s.call_error,
-       s.call_output, s.call_stdout, s.call_stderr, b.id, s.own_layers, s.tree, w.id, s.call_arguments
+       s.call_output, s.call_stdout, s.call_stderr, b.id, s.own_layers, s.tree, w.id,
+       (SELECT value FROM meta WHERE key = 'warnings/' || s.id), s.call_arguments
 FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory JOIN stacks k ON k.pk = s.stack JOIN images i ON i.pk = k.image
      LEFT JOIN snapshots p ON p.pk = s.parent LEFT JOIN snapshots b ON b.pk = s.base LEFT JOIN snapshots w ON w.pk = s.follows
 """
@@ -216,7 +217,7 @@ class SnapshotDecoder:
             (
                 _, snapshot_id, parent, trajectory, seq, image, layers, messages, state, pause, created, method, added, changed, deleted,
                 size, tags, call_id, name, status, started, duration, exit_code, error, output, stdout, stderr, base, own_layers, tree,
-                follows, arguments,
+                follows, warnings, arguments,
             ) = row  # fmt: skip
             call = ToolCall(
                 call_id, decode_text(name), json.loads(arguments), CallStatus(status), started, duration, exit_code,
@@ -225,7 +226,7 @@ class SnapshotDecoder:
             return Snapshot(
                 snapshot_id, parent, trajectory, seq, self._stack(image, layers), call, messages, SnapshotState(state), pause, created,
                 method, None if added is None else FileChanges(added, changed, deleted, size), tuple(tags.split("/")) if tags else (),
-                base, own_layers, tree, follows,
+                base, own_layers, tree, follows, tuple(json.loads(warnings)) if warnings else (),
             )  # fmt: skip
 
     def _stack(self, image: str, layers: str) -> Stack:

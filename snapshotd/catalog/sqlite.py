@@ -14,7 +14,7 @@ from snapshotd.catalog import entries, lines, rows
 from snapshotd.catalog.base import Approvals, Catalog, Compensations, KeyValues, SnapshotRow
 from snapshotd.catalog.commits import begin_trajectory, commit, set_began, writer
 from snapshotd.catalog.database import open_database
-from snapshotd.catalog.inserts import add_image, add_tag
+from snapshotd.catalog.inserts import add_image, add_tag, set_warnings
 from snapshotd.catalog.lines import PAGE_CHARS, PAGE_ROWS
 from snapshotd.catalog.lookup import (
     CANDIDATES,
@@ -243,12 +243,14 @@ class SqliteCatalog(Catalog):
     def unstored(self) -> list[SnapshotID]:
         return [SnapshotID(row[0]) for row in self._db.read("SELECT id FROM snapshots WHERE state = 'captured' ORDER BY pk")]
 
-    def set_stored(self, snapshot_id: SnapshotID, tree: TreeID, record: RecordID) -> None:
+    def set_stored(self, snapshot_id: SnapshotID, tree: TreeID, record: RecordID, warnings: Sequence[str] = ()) -> None:
         with self._db.transaction():
-            self._db.write(
+            changed = self._db.write(
                 "UPDATE snapshots SET state = 'stored', tree = ?, record = ? WHERE id = ? AND state IN ('captured', 'lost')",
                 (tree, record, snapshot_id),
             )
+            if changed:
+                set_warnings(self._db, snapshot_id, warnings)
 
     def set_pruned(self, snapshot_ids: Iterable[SnapshotID]) -> None:
         ids = list(snapshot_ids)

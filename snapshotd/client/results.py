@@ -76,10 +76,13 @@ class SnapshotInfo:
     layers: int
     follows: str | None
     """Whose conversation, journal and state it continues, where that is not its parent: after a rewind or an edit."""
+    warnings: tuple[str, ...]
+    """What its stored files lack of those that the sandbox had, one sentence each."""
 
     @classmethod
     def of(cls, data: Json) -> SnapshotInfo:
-        return plain(cls, data, tool=Tool.of(data["tool"]), files=Files.of(data["files"]), tags=tuple(data["tags"]))
+        tool, files, tags, warnings = Tool.of(data["tool"]), Files.of(data["files"]), tuple(data["tags"]), tuple(data["warnings"])
+        return plain(cls, data, tool=tool, files=files, tags=tags, warnings=warnings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,7 @@ class Snapshot(Answer):
     follows: str | None = Field(
         description="Whose conversation, journal and state it continues, where that is not its parent: after a rewind or an edit."
     )
+    warnings: list[str] = Field(description="What its stored files lack of those that the sandbox had, one sentence each.")
 
     @staticmethod
     def of(s: t.Snapshot) -> Snapshot:
@@ -124,7 +125,7 @@ class Snapshot(Answer):
             id=s.id, parent=s.parent, trajectory=s.trajectory, seq=s.seq, tool=Tool.of(s.call),
             files=None if s.files is None else FileCounts.of(s.files), state=s.state, pause_ms=milliseconds(s.pause_ns),
             created_at=iso_time(s.created_at_ns), tags=list(s.tags), method=s.method, messages=s.messages,
-            image=s.stack.image, layers=len(s.stack.layers), follows=s.follows,
+            image=s.stack.image, layers=len(s.stack.layers), follows=s.follows, warnings=list(s.warnings),
         )  # fmt: skip
 
 

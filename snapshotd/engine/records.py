@@ -7,7 +7,7 @@ One JSON document per stored snapshot, in ASCII, keys in a fixed order, without 
      "trajectory": {"id", "name", "spec": {"image", "runtime", "network", "limits": {...}}, "agent": {...} | null, "env", "forked_from",
                     "experiment", "created_at_ns", "began"},
      "snapshot":   {"id", "parent", "follows", "base", "own_layers", "seq", "image", "layers", "tree", "state", "messages", "pause_ns",
-                    "created_at_ns", "method", "files": {...} | null},
+                    "created_at_ns", "method", "files": {...} | null, "warnings": [...]},
      "call":       {"id", "name", "status", ..., "output", "stdout", "stderr", "arguments"},
      "start": n, "messages": [{"role", "content"}, ...],
      "entries":    [{"id", "kind", "name", "after", "began_at_ns", "side_effect", "key", "status", "ended_at_ns", "error", "facts",
@@ -188,6 +188,7 @@ def _document(record: Record) -> dict[str, Any]:
             "tree": snapshot.tree, "state": snapshot.state.value, "messages": snapshot.messages, "pause_ns": snapshot.pause_ns,
             "created_at_ns": snapshot.created_at_ns,
             "method": snapshot.method, "files": None if snapshot.files is None else asdict(snapshot.files),
+            **({"warnings": list(snapshot.warnings)} if snapshot.warnings else {}),
         },
         "call": {
             "id": call.id, "name": call.name, "status": call.status.value, "started_at_ns": call.started_at_ns,
@@ -349,7 +350,7 @@ def _read_facts(fields: Fields, trajectory: TrajectoryID, call: ToolCall) -> Sna
         fields.integer("created_at_ns", ANY_TIME), fields.text("method", NAME_PATTERN),
         None if files is None else FileChanges(*(files.integer(name) for name in ("added", "changed", "deleted", "bytes"))), (),
         None if base is None else SnapshotID(base), fields.integer("own_layers"), None if tree is None else TreeID(tree),
-        None if follows is None else SnapshotID(follows),
+        None if follows is None else SnapshotID(follows), fields.texts("warnings") if fields.has("warnings") else (),
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from snapshotd.errors import LimitExceeded, UsageError
 from snapshotd.kernel import files, turns
 from snapshotd.layers import ingest_nodes as nodes
 from snapshotd.layers.ingest_nodes import IngestReport, printable
-from snapshotd.layers.lookup import Handles, Node, make_whiteout
+from snapshotd.layers.lookup import Handles, Node, make_whiteout, public_xattrs
 from snapshotd.layers.tar_reader import MAX_PATH_BYTES, Member, MemberKind, Readable, TarReader
 
 PATH_MAX = 4095
@@ -236,7 +236,7 @@ class _TarIngest:
             fd = files.open_dir(parent, name)
             self.tally.directories += 1
         try:
-            nodes.drop_xattrs(fd, os.listxattr(fd))  # an older directory's, or inherited from a default access list
+            nodes.drop_xattrs(fd, public_xattrs(os.listxattr(fd)))  # an older directory's, or inherited from a default access list
             self._dress(fd, path, member)
         finally:
             os.close(fd)
