@@ -380,7 +380,8 @@ class Engine(ABC):
 
     @abstractmethod
     def remove(self, ref: str, *, force: bool) -> None:
-        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks."""
+        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks; UsageError: `ref` is a tag
+        or a snapshot."""
 
     # -- looking -------------------------------------------------------------------------------------------------------------
 
