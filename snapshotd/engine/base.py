@@ -399,7 +399,8 @@ class Engine(ABC):
 
     @abstractmethod
     def log(self, ref: str, last: int | None = None) -> list[Snapshot]:
-        """A trajectory's own snapshots, oldest first, with `files` filled in; with `last`, only so many of the newest."""
+        """A trajectory's own snapshots, oldest first; with `last`, only so many of the newest. Here and in `snapshot`, `files` is None
+        until the background has counted what changed, for which nobody waits."""
 
     @abstractmethod
     def all_snapshots(self) -> list[Snapshot]: ...

@@ -324,20 +324,13 @@ class LocalEngine(MindVerbs):
         return self._catalog.resolve_trajectory(ref)
 
     def snapshot(self, ref: str) -> Snapshot:
-        return self._settled([self._catalog.resolve_snapshot(ref)])[0]
+        return self._catalog.resolve_snapshot(ref)
 
     def log(self, ref: str, last: int | None = None) -> list[Snapshot]:
-        return self._settled(self._catalog.snapshots(self._catalog.resolve_trajectory(ref).id, last))
+        return self._catalog.snapshots(self._catalog.resolve_trajectory(ref).id, last)
 
     def all_snapshots(self) -> list[Snapshot]:
         return list(self._catalog.all_snapshots())
-
-    def _settled(self, snapshots: list[Snapshot]) -> list[Snapshot]:
-        """The same, with files counted: waits for the background where it is still counting."""
-        if all(s.files is not None for s in snapshots):
-            return snapshots
-        self._background.wait()
-        return [self._catalog.get_snapshot(s.id) for s in snapshots]
 
     def conversation(self, ref: str) -> list[Message]:
         return list(self._catalog.conversation(self._catalog.resolve_snapshot(ref).id))
