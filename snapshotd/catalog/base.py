@@ -107,7 +107,7 @@ class Catalog(ABC):
     @abstractmethod
     def add_trajectories(self, items: Sequence[tuple[Trajectory, Snapshot | None]]) -> None:
         """Record new trajectories, all or none. With a snapshot: it is the first one and the head. Without one (a fork): the head
-        is the existing snapshot `forked_from`. Conflict when a name is taken."""
+        is the existing snapshot `forked_from`. Conflict when a name is taken, by another trajectory or as a tag."""
 
     @abstractmethod
     def get_trajectory(self, trajectory_id: TrajectoryID) -> Trajectory:
@@ -284,15 +284,16 @@ class Catalog(ABC):
     @abstractmethod
     def resolve_snapshot(self, ref: str) -> Snapshot:
         """By tag, unique id prefix (>= 4 characters), or a trajectory's name or unique id prefix (its head).
-        A tag wins over a name, a name over a prefix. NotFound; Ambiguous lists up to five candidates."""
+        A tag or name wins over a prefix. NotFound; Ambiguous lists up to five candidates, or both that an older version gave one name."""
 
     @abstractmethod
     def resolve_trajectory(self, ref: str) -> Trajectory:
-        """By name, unique id prefix, or the tag or unique id prefix of one of its snapshots. NotFound; Ambiguous."""
+        """By name, unique id prefix, or the tag or unique id prefix of one of its snapshots. Errors as `resolve_snapshot`."""
 
     @abstractmethod
     def tag(self, snapshot_id: SnapshotID, name: str, *, move: bool = False) -> None:
-        """Give a snapshot a tag. Conflict when another snapshot has it, unless `move`; UsageError when the name is malformed."""
+        """Give a snapshot a tag. Conflict when another snapshot has it, unless `move`, or when a trajectory has that name; UsageError when
+        the name is malformed."""
 
     @abstractmethod
     def untag(self, name: str) -> None:

@@ -339,12 +339,12 @@ class SqliteCatalog(Catalog):
 
     def resolve_snapshot(self, ref: str) -> Snapshot:
         with self._db.lock:
-            row = named(self._db, ref, ("tags", "names"))
+            row = named(self._db, ref)
             return self.get_snapshot(row[0] if row else by_prefix(self._db, "snapshot", ref)[0])
 
     def resolve_trajectory(self, ref: str) -> Trajectory:
         with self._db.lock:
-            row = named(self._db, ref, ("names", "tags"))
+            row = named(self._db, ref)
             return self.get_trajectory(row[1] if row else by_prefix(self._db, "trajectory", ref)[1])
 
     def tag(self, snapshot_id: SnapshotID, name: str, *, move: bool = False) -> None:

@@ -9,6 +9,7 @@ import click
 
 from snapshotd.cli.command import after_dashes, connect, declare, json_option, refuse
 from snapshotd.cli.follow import INTERRUPTED, RawOutput, note
+from snapshotd.cli.taken import counted
 from snapshotd.cli.text import print_json, snapshot_line
 from snapshotd.cli.values import Variable, complete_snapshot, complete_trajectory
 from snapshotd.cli.waiting import Wait, wait_option
@@ -102,7 +103,7 @@ def _to_terminal(
     if done.call.error is not None and not quiet:
         note(done.call.error)
     if done.snapshot is not None and not quiet:
-        taken = done.snapshot if done.snapshot.files is not None else client.snapshot(done.snapshot.id)  # which waits for the count
+        taken = counted(client, done.snapshot)
         click.echo(snapshot_line(
             seq=taken.seq, snapshot_id=taken.id, tool=taken.tool.name, status=taken.tool.status, pause_ms=taken.pause_ms,
             files=None if taken.files is None else dataclasses.asdict(taken.files), method=taken.method,

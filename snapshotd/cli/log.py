@@ -32,7 +32,8 @@ def command(
     """List a trajectory's snapshots.
 
     Oldest first, with the tool call that each was taken after, what it changed, and whether it is captured (survives a crash of the
-    daemon), stored (survives power loss too), lost, or pruned (its files were given up). With --json: an array of
+    daemon), stored (survives power loss too), lost, or pruned (its files were given up). What changed is counted in the background: until
+    then it is shown as "…", and "files" is null. With --json: an array of
     {id,parent,trajectory,seq,tool,files,state,pause_ms,created_at,tags,warnings}.
     """
     if everything and last is not None:

@@ -184,7 +184,8 @@ class Snapshotd(Mind, Approvals, Values):
         return stopped
 
     def remove(self, ref: str, *, force: bool = False) -> None:
-        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks."""
+        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks; UsageError: `ref` is a tag
+        or a snapshot."""
         self._transport.request("DELETE", f"/trajectories/{ref_segment(ref, 'trajectory')}", query={"force": "true" if force else None})
 
     # -- looking -----------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """`files` is None until counted. `state` is captured, stored, lost or pruned."""
+    """`files` is None until the daemon has counted what changed, in the background. `state` is captured, stored, lost or pruned."""
 
     id: str
     parent: str | None

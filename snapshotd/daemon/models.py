@@ -103,7 +103,7 @@ class Snapshot(Answer):
     trajectory: str
     seq: int = Field(description="Position in its trajectory.")
     tool: Tool
-    files: FileCounts | None = Field(description="What differs from the parent; null until counted.")
+    files: FileCounts | None = Field(description="What differs from the parent; null until the background has counted it.")
     state: t.SnapshotState = Field(
         description="captured: survives a crash of the daemon; stored: survives power loss; lost, pruned: its files are gone."
     )

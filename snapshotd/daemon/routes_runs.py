@@ -75,7 +75,7 @@ def trajectory(ref: Ref, service: ServiceDep) -> models.Trajectory:
 
 @router.delete("/trajectories/{ref}", status_code=204, tags=["trajectories"])
 def remove(ref: Ref, service: ServiceDep, force: Annotated[bool, Query()] = False) -> None:
-    """Forget a trajectory and free what only it used."""
+    """Forget a trajectory and free what only it used. A tag or a snapshot is refused: it names one of them, not all."""
     service.engine.remove(ref, force=force)
 
 

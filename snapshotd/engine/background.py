@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from snapshotd.engine.archive import Archive
 from snapshotd.engine.context import Context
@@ -73,11 +73,10 @@ class Background:
     def _settle(self, snapshot: Snapshot, captured: Captured | None) -> None:
         if captured is not None and captured.cleanup is not None:
             captured.cleanup()
-        files = FileChanges()
+        files: FileChanges | None = None
         try:
-            counted = self._count(snapshot)
-            if counted is not None:
-                files = counted
+            files = self._count(snapshot)
+            if files is not None:
                 self._context.catalog.set_files(snapshot.id, files)
         except NotFound:
             return  # removed meanwhile
@@ -111,13 +110,13 @@ class Background:
         finally:
             store.release(layers)
 
-    def _tell(self, snapshot: Snapshot, captured: Captured | None, files: FileChanges) -> None:
+    def _tell(self, snapshot: Snapshot, captured: Captured | None, files: FileChanges | None) -> None:
         log = self._context.events.live(snapshot.trajectory)
         if log is None:
             return
         log.append({
             "event": "snapshot", "id": snapshot.id, "seq": snapshot.seq, "tool": snapshot.call.name, "status": snapshot.call.status,
-            "files": {"added": files.added, "changed": files.changed, "deleted": files.deleted, "bytes": files.bytes},
+            "files": None if files is None else asdict(files),
             "pause_ms": round(snapshot.pause_ns / 1e6, 3), "method": snapshot.method,
             **({"reason": captured.reason} if captured is not None and captured.reason else {}),
         })  # fmt: skip

@@ -380,7 +380,8 @@ class Engine(ABC):
 
     @abstractmethod
     def remove(self, ref: str, *, force: bool) -> None:
-        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks."""
+        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks; UsageError: `ref` is a tag
+        or a snapshot."""
 
     # -- looking -------------------------------------------------------------------------------------------------------------
 
@@ -398,7 +399,8 @@ class Engine(ABC):
 
     @abstractmethod
     def log(self, ref: str, last: int | None = None) -> list[Snapshot]:
-        """A trajectory's own snapshots, oldest first, with `files` filled in; with `last`, only so many of the newest."""
+        """A trajectory's own snapshots, oldest first; with `last`, only so many of the newest. Here and in `snapshot`, `files` is None
+        until the background has counted what changed, for which nobody waits."""
 
     @abstractmethod
     def all_snapshots(self) -> list[Snapshot]: ...

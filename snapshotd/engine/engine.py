@@ -75,6 +75,7 @@ from snapshotd.types import (
     TrajectoryID,
     TrajectoryStatus,
     new_id,
+    short,
 )  # fmt: skip
 
 MAX_FORKS = 256
@@ -277,6 +278,7 @@ class LocalEngine(MindVerbs):
 
     def remove(self, ref: str, *, force: bool) -> None:
         trajectory = self._catalog.resolve_trajectory(ref)
+        self._check_whole(ref, trajectory)
         if not force:
             check_not_running(self._sessions.find(trajectory.id), trajectory)
         self._catalog.check_removable(trajectory.id)  # before anything ends that would stay
@@ -284,6 +286,17 @@ class LocalEngine(MindVerbs):
         self._sessions.stop(trajectory, keep=False)
         self._forget(trajectory.id)
         reserve.adjust(self._context.state_dir)
+
+    def _check_whole(self, ref: str, trajectory: Trajectory) -> None:
+        """UsageError: `ref` names one snapshot of the trajectory. Nobody means all of them by that."""
+        if ref in (trajectory.name, trajectory.id):
+            return
+        snapshot = self._catalog.resolve_snapshot(ref)
+        whole = f"`snapshotd rm {trajectory.name or short(trajectory.id)}` forgets the whole trajectory"
+        if ref in snapshot.tags:
+            raise UsageError(f"{ref} is a tag of snapshot {short(snapshot.id)}: `snapshotd tag --delete {ref}` takes it away, {whole}")
+        if not trajectory.id.startswith(ref):
+            raise UsageError(f"{ref} is a snapshot of trajectory {short(trajectory.id)}, and goes only with all of it: {whole}")
 
     def _forget(self, trajectory: TrajectoryID) -> None:
         layers = any(snapshot.own_layers for snapshot in self._catalog.snapshots(trajectory))
@@ -316,20 +329,13 @@ class LocalEngine(MindVerbs):
         return self._catalog.resolve_trajectory(ref)
 
     def snapshot(self, ref: str) -> Snapshot:
-        return self._settled([self._catalog.resolve_snapshot(ref)])[0]
+        return self._catalog.resolve_snapshot(ref)
 
     def log(self, ref: str, last: int | None = None) -> list[Snapshot]:
-        return self._settled(self._catalog.snapshots(self._catalog.resolve_trajectory(ref).id, last))
+        return self._catalog.snapshots(self._catalog.resolve_trajectory(ref).id, last)
 
     def all_snapshots(self) -> list[Snapshot]:
         return list(self._catalog.all_snapshots())
-
-    def _settled(self, snapshots: list[Snapshot]) -> list[Snapshot]:
-        """The same, with files counted: waits for the background where it is still counting."""
-        if all(s.files is not None for s in snapshots):
-            return snapshots
-        self._background.wait()
-        return [self._catalog.get_snapshot(s.id) for s in snapshots]
 
     def conversation(self, ref: str) -> list[Message]:
         return list(self._catalog.conversation(self._catalog.resolve_snapshot(ref).id))

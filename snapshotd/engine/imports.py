@@ -184,6 +184,8 @@ class _Importer:
             raise Conflict(f"snapshot {short(snapshot_id)} of the bundle is here already; import one that begins after it (--since)")
         if name is not None and any(trajectory.name == name for trajectory in self._context.catalog.trajectories()):
             raise Conflict(f"the name {name} belongs to another trajectory; choose another name")
+        if name is not None and name in self._context.catalog.tags():
+            raise Conflict(f"the name {name} is a tag; choose another name, or take the tag away with `snapshotd tag --delete {name}`")
 
     def _begin(self, since: SnapshotID | None) -> _Line:
         if since is None:
@@ -341,14 +343,14 @@ class _Importer:
             self._image = catalog.get_snapshot(since).stack.image
         heads = {taken.trajectory: taken.id for taken in self._taken}
         places: dict[SnapshotID | None, int] = {snapshot: place for place, snapshot in enumerate(self._before)}
-        names = {trajectory.name for trajectory in catalog.trajectories()}
+        names = {trajectory.name for trajectory in catalog.trajectories()} | set(catalog.tags())
         trajectories = []
         for made in self._trajectories.values():
             own = made.name
             if made is next(reversed(self._trajectories.values())) and name is not None:
                 own = name
             elif own is not None and own in names:
-                self._warn(f"the trajectory {own} was imported without its name, which another one has here")
+                self._warn(f"the trajectory {own} was imported without its name, which is taken here")
                 own = None
             names.add(own)
             spec = replace(self._policy, image=self._image)

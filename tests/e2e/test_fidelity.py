@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.support import Snap, host_manifest
+from tests.e2e.support import Snap, host_manifest, wait_until
 
 pytestmark = pytest.mark.each_runtime
 
@@ -71,6 +71,7 @@ def test_cat_and_diff_follow_each_step(snap: Snap, history: list[tuple[str, dict
 
 
 def test_each_step_is_reported_with_its_counts(snap: Snap, history: list[tuple[str, dict[str, Any]]]) -> None:
+    wait_until(lambda: snap.json("show", history[-1][0])["files"] is not None, "all is counted")
     shown = snap.json("show", history[1][0])
     assert shown["tool"]["name"] == "exec"
     assert shown["files"]["added"] == 4

@@ -113,9 +113,9 @@ def _killed(snap: Snap, runtime: str, name: str, program: str, folder: Path, *ar
 
 
 def _everything(snap: Snap, name: str) -> tuple[Any, ...]:
-    """But whether a snapshot is stored yet, which goes on in the background."""
+    """But whether a snapshot is stored and counted yet, which goes on in the background."""
     head = next(one["head"] for one in snap.json("ls") if one["name"] == name)
-    log = [{key: value for key, value in one.items() if key != "state"} for one in snap.json("log", name)]
+    log = [{key: value for key, value in one.items() if key not in ("state", "files")} for one in snap.json("log", name)]
     return (
         head, log, snap.json("journal", name), snap.json("state", name), snap.json("show", "--conversation", name),
     )  # fmt: skip

@@ -140,7 +140,7 @@ def test_stop_takes_a_last_snapshot_and_exec_goes_on_from_it(snap: Snap, runtime
 def test_hard_links_survive_a_change_of_both_names(snap: Snap, runtime: str) -> None:
     trajectory, _ = snap.create("--runtime", runtime)
     snap.sh(trajectory, "mkdir d; echo x > d/a; ln d/a d/b; ln d/a c; echo y > single; cp -p single twin")
-    snap("log", trajectory)  # waits until the layer's link groups are known
+    snap("exec", "--wait", "stored", trajectory, "--", "true")  # then the layer's link groups are known
     snap.sh(trajectory, "chmod 600 d/a d/b c; chmod 600 single twin")
     links = snap.sh(trajectory, "stat -c %i d/a d/b c | sort -u | wc -l; stat -c %i single twin | sort -u | wc -l")
     assert links["stdout"] == "1\n2\n"

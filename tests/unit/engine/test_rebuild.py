@@ -234,6 +234,26 @@ def test_a_name_that_two_had_in_turn_goes_to_the_newer(old: SqliteCatalog, new: 
     assert report.trajectories == 3
 
 
+def test_a_name_that_is_a_tag_too_stays_the_tags(old: SqliteCatalog, new: SqliteCatalog) -> None:
+    """A removed trajectory that comes back may bear the name of a tag that was given since."""
+    records = Records()
+    image = make_image()
+    old.add_image(image)
+    removed, first = begin(image, "best")
+    old.add_trajectories([(removed, first)])
+    stored(old, first, records)
+    old.remove_trajectory(removed.id)
+    line, second = begin(image, "line")
+    old.add_trajectories([(line, second)])
+    stored(old, second, records)
+    old.tag(second.id, "best")
+    records[RecordID("e" * 64)] = encode_tags(old.tags(), CREATED_AT_NS)
+    report = rebuild(records.items(), new)
+    assert new.resolve_snapshot("best").id == second.id
+    assert report.unnamed == ((removed.id, "best"),)
+    assert new.get_trajectory(removed.id).name is None
+
+
 def test_an_image_that_is_there_gets_its_tree(old: SqliteCatalog, new: SqliteCatalog) -> None:
     records = Records()
     trajectory, first = started(old)
