@@ -130,14 +130,14 @@ class Rewinding:
 
         Caller holds the lock and has seen to it that nothing lives. On an error everything is as before.
         """
-        head, old_state = sandbox.head, sandbox.state
+        head, old_state = sandbox.head, (sandbox.state, sandbox.state_changed)
         cleanup = None if files is None else self.replace_files(sandbox, files, change)
         if state is not None:
             sandbox.state, sandbox.state_changed = state, True
         try:
             return commit_step(self._catalog, sandbox, call, self._after(cleanup), follows=follows, entries=entries)
         except BaseException:
-            sandbox.state, sandbox.state_changed = old_state, False
+            sandbox.state, sandbox.state_changed = old_state
             if cleanup is not None:
                 cleanup()
                 self.replace_files(sandbox, self._catalog.get_snapshot(head))()
