@@ -115,6 +115,11 @@ class Effects:
             sandbox, CallID(new_id()), COMPENSATE, arguments, SideEffect.IRREVERSIBLE, asked=False, expires_s=None,
             step=lambda call: self._step(sandbox, call), cancelled=threading.Event(),
         )  # fmt: skip
+        self._sessions.check_live(sandbox)
+        with sandbox.command():
+            self._make_up(sandbox, entry, argv, arguments)
+
+    def _make_up(self, sandbox: Sandbox, entry: Entry, argv: tuple[str, ...], arguments: dict[str, Any]) -> None:
         reveal = self._context.secrecy.of(sandbox.trajectory).reveal
         environment = (("SNAPSHOTD_CALL", self._describe(entry, reveal)),)
         compensations = self._catalog.compensations

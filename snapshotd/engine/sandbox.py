@@ -6,7 +6,8 @@
     upper        the live, writable layer
     head         the trajectory's head: the snapshot that the next one's parent will be
 
-Everything that changes these three happens under `lock`.
+Everything that changes these three happens under `lock`. A command that a client runs owns them from its start to its commit
+(`Sandbox.command`): meanwhile steps may be taken, but nobody gives the sandbox another root or another past.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ class Sandbox:
     """The agent's state: `values` (its own JSON) and `tasks` (engine/tasks.py). Replaced, never changed in place; under `lock`."""
     state_changed: bool = False
     """The next snapshot has to save it."""
+    commands: int = 0
+    """How many of clients run, or have ended and are not committed yet."""
     claimed: SnapshotID | None = None
     """The head from which a writer that named it is taking the next step."""
     fence: int | None = None
@@ -113,6 +116,17 @@ class Sandbox:
     def changed(self) -> bool:
         """Whether it holds files that no snapshot has. Caller holds `lock`."""
         return self.fresh > 0 or not self.store.unchanged(self.upper, self.stack)
+
+    @contextlib.contextmanager
+    def command(self) -> Iterator[None]:
+        """Inside, the sandbox belongs to a command that a client runs. Several may do so at once."""
+        with self.lock:
+            self.commands += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.commands -= 1
 
     def capture(self) -> Captured:
         """Seal or copy what the live upper holds. Caller holds `lock`. On any error the sandbox goes on as before."""

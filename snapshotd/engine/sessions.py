@@ -223,8 +223,19 @@ class Sessions:
         """Run one command to its end. With `record` it is a tool call and gets its snapshot. `expected_head`: see `Engine.exec`."""
         if not argv:
             raise UsageError("no command given; write it after `--`")
-        with self._claimed(sandbox, expected_head):
+        if record:
+            self.check_live(sandbox)
+        with sandbox.command(), self._claimed(sandbox, expected_head):
             return self._exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=record)
+
+    def check_live(self, sandbox: Sandbox) -> None:
+        """Conflict: its program is being replayed, which gives it one root after another."""
+        if self._replaying(sandbox.trajectory):
+            name = short(sandbox.trajectory.id)
+            raise Conflict(
+                f"no command can be run in {name} now: its program is being replayed up to the head; try again when it is live "
+                f"(`snapshotd attach {name}`), or fork a snapshot"
+            )
 
     @contextlib.contextmanager
     def _claimed(self, sandbox: Sandbox, head: SnapshotID | None) -> Iterator[None]:

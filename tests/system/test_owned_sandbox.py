@@ -1,0 +1,157 @@
+"""From a command's start to its commit the sandbox belongs to it: nobody gives it another root or another mind meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapshotd.engine import editing, effects, sessions
+from snapshotd.engine.base import EditRequest, ExecResult, FileEdit
+from snapshotd.engine.engine import LocalEngine
+from snapshotd.errors import Conflict
+from snapshotd.types import Snapshot
+from tests import mind_rig
+from tests.e2e.support import wait_until
+from tests.mind_rig import Agent
+
+pytestmark = pytest.mark.runc
+WAIT_S = 60.0
+ROUNDS = 12
+OTHERS: dict[str, Callable[[Agent, Snapshot], object]] = {
+    "rewind": lambda agent, first: agent.engine.rewind(agent.id, first.id),
+    "rewind of files": lambda agent, first: agent.engine.rewind(agent.id, first.id, mode="files"),
+    "rewind of the conversation": lambda agent, first: agent.engine.rewind(agent.id, first.id, mode="conversation"),
+    "undo": lambda agent, _: agent.engine.undo(agent.id),
+    "retry": lambda agent, _: agent.engine.retry(agent.id, "task", resume=False),
+}
+
+
+@pytest.fixture(scope="module")
+def engine(small_root: Path) -> Iterator[LocalEngine]:
+    with mind_rig.engine(small_root) as opened:
+        yield opened
+
+
+@pytest.fixture
+def agent(engine: LocalEngine) -> Agent:
+    return mind_rig.agent(engine)
+
+
+def execute(agent: Agent, script: str) -> ExecResult:
+    return agent.engine.exec(agent.id, ("sh", "-c", script), cwd="/workspace", env=(), user=None, sink=lambda *_: None)
+
+
+def own(agent: Agent, done: ExecResult) -> bytes:
+    """What the command's own snapshot has in the file `own`."""
+    assert done.snapshot is not None
+    return b"".join(agent.engine.cat(done.snapshot.id, b"workspace/own"))
+
+
+def at_the_gap(patch: pytest.MonkeyPatch, name: str, meanwhile: Callable[[], object], where: Any = sessions) -> None:
+    """Have something done, by another thread, when a command has ended and is not captured yet."""
+    commit = where.commit_step
+
+    def hooked(catalog: Any, sandbox: Any, call: Any, *rest: Any, **more: Any) -> Any:
+        if call.name == name:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(meanwhile).result(WAIT_S)
+        return commit(catalog, sandbox, call, *rest, **more)
+
+    patch.setattr(where, "commit_step", hooked)
+
+
+def refused(agent: Agent, first: Snapshot, what: str) -> None:
+    with pytest.raises(Conflict, match="has not ended"):
+        OTHERS[what](agent, first)
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_what_comes_between_a_commands_end_and_its_snapshot(agent: Agent, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    with agent.task("task"):
+        first = agent.tool("write", {}, "echo before > own")
+    agent.tool("write", {}, "echo after > other")
+    if what == "undo":
+        agent.engine.rewind(agent.id, first.id)
+    at_the_gap(monkeypatch, "exec", lambda: refused(agent, first, what))
+    done = execute(agent, "echo mine > own")
+    assert own(agent, done) == b"mine\n"
+    assert agent.head.id == done.snapshot.id  # type: ignore[union-attr]
+    assert agent.files()["own"] == "mine\n"
+    OTHERS["rewind"](agent, first)
+    assert agent.files() == {"own": "before\n"}
+
+
+def test_a_compensation_is_a_command_too(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = agent.tool("write", {}, "echo before > own")
+    agent.send("mail", "a")
+    agent.engine.rewind(agent.id, first.id)
+    at_the_gap(monkeypatch, effects.COMPENSATE, lambda: refused(agent, first, "rewind of files"), effects)
+    agent.engine.compensate(agent.id, ())
+    assert agent.head.call.name == effects.COMPENSATE
+    assert b"".join(agent.engine.cat(agent.head.id, b"workspace/undone")).count(b'"key": "a"') == 1
+
+
+def test_a_fork_that_is_being_edited(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody runs a command in it before it is what was asked for."""
+    source = agent.tool("write", {}, "echo before > own")
+    at_gap, go_on = threading.Event(), threading.Event()
+    pool = ThreadPoolExecutor(1)
+    running: list[Future[ExecResult]] = []
+
+    def hold() -> None:
+        at_gap.set()
+        assert go_on.wait(WAIT_S)
+
+    def look_into_it(_: str) -> None:
+        fork = next(one for one in agent.engine.trajectories() if one.forked_from == source.id)
+        running.append(pool.submit(execute, Agent(agent.engine, fork.id), "echo mine > own"))
+        assert at_gap.wait(WAIT_S)
+
+    at_the_gap(monkeypatch, "exec", hold)
+    monkeypatch.setattr(editing, "hit", look_into_it)
+    with pool:
+        try:
+            with pytest.raises(Conflict, match="has not ended"):
+                agent.engine.edit(source.id, EditRequest(files=(FileEdit(b"workspace/own", b"edited"),)))
+        finally:
+            go_on.set()
+    assert running[0].exception() is not None, "the fork is gone"
+    assert [one for one in agent.engine.trajectories() if one.forked_from == source.id] == []
+
+
+def test_commands_and_rewinds_as_fast_as_they_can(agent: Agent) -> None:
+    first = agent.tool("write", {}, "echo before > own")
+    ended = threading.Event()
+    rewound = 0
+
+    def rewind() -> None:
+        nonlocal rewound
+        while not ended.is_set():
+            try:
+                agent.engine.rewind(agent.id, first.id)
+                rewound += 1
+            except Conflict:
+                continue
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(rewind)
+        try:
+            for number in range(ROUNDS):
+                assert own(agent, execute(agent, f"echo {number} > own")) == b"%d\n" % number
+                before = rewound
+                wait_until(lambda before=before: rewound > before or other.done(), "a rewind comes through between two commands")  # type: ignore[misc]
+        finally:
+            ended.set()
+        other.result(WAIT_S)
+
+
+def test_commands_at_the_same_time_do_not_wait_for_each_other(agent: Agent) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(execute, agent, "while [ ! -e go ]; do sleep 0.05; done; echo first > own")
+        pool.submit(execute, agent, "touch go").result(WAIT_S)
+        assert own(agent, waiting.result(WAIT_S)) == b"first\n"
