@@ -115,7 +115,7 @@ class Effects:
             sandbox, CallID(new_id()), COMPENSATE, arguments, SideEffect.IRREVERSIBLE, asked=False, expires_s=None,
             step=lambda call: self._step(sandbox, call), cancelled=threading.Event(),
         )  # fmt: skip
-        self._sessions.check_live(sandbox)
+        self._sessions.check_place(sandbox)
         with sandbox.command():
             self._make_up(sandbox, entry, argv, arguments)
 

@@ -88,6 +88,8 @@ class Sandbox:
     """The next snapshot has to save it."""
     commands: int = 0
     """How many of clients run, or have ended and are not committed yet."""
+    changing: threading.Condition = field(init=False)
+    """Over `lock`: of `commands` and `closed`."""
     claimed: SnapshotID | None = None
     """The head from which a writer that named it is taking the next step."""
     fence: int | None = None
@@ -112,6 +114,9 @@ class Sandbox:
     """No more steps. Set under `lock`."""
     released: bool = False
 
+    def __post_init__(self) -> None:
+        self.changing = threading.Condition(self.lock)
+
     @property
     def changed(self) -> bool:
         """Whether it holds files that no snapshot has. Caller holds `lock`."""
@@ -127,6 +132,11 @@ class Sandbox:
         finally:
             with self.lock:
                 self.commands -= 1
+                self.changing.notify_all()
+
+    def wait_for_commands(self) -> None:
+        """Return when it belongs to none, or is closed. Caller holds `lock`, which others have meanwhile."""
+        self.changing.wait_for(lambda: not self.commands or self.closed)
 
     def capture(self) -> Captured:
         """Seal or copy what the live upper holds. Caller holds `lock`. On any error the sandbox goes on as before."""
@@ -321,6 +331,7 @@ class Sandbox:
         """
         with self.lock:
             self.closed = True
+            self.changing.notify_all()
             if self.released:
                 return
             self.released = True

@@ -224,17 +224,18 @@ class Sessions:
         if not argv:
             raise UsageError("no command given; write it after `--`")
         if record:
-            self.check_live(sandbox)
+            self.check_place(sandbox)
         with sandbox.command(), self._claimed(sandbox, expected_head):
             return self._exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=record)
 
-    def check_live(self, sandbox: Sandbox) -> None:
+    def check_place(self, sandbox: Sandbox) -> None:
         """Conflict: its program is being replayed, which gives it one root after another."""
-        if self._replaying(sandbox.trajectory):
+        recorder = self._recorders.get(sandbox.trajectory.id)
+        if recorder is not None and recorder.retraces:
             name = short(sandbox.trajectory.id)
             raise Conflict(
-                f"no command can be run in {name} now: its program is being replayed up to the head; try again when it is live "
-                f"(`snapshotd attach {name}`), or fork a snapshot"
+                f"no command can be run in {name} now: its program is being replayed up to the head; try again when that is "
+                f"done (`snapshotd attach {name}`), or fork a snapshot"
             )
 
     @contextlib.contextmanager

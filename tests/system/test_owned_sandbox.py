@@ -96,6 +96,24 @@ def test_a_compensation_is_a_command_too(agent: Agent, monkeypatch: pytest.Monke
     assert b"".join(agent.engine.cat(agent.head.id, b"workspace/undone")).count(b'"key": "a"') == 1
 
 
+def test_a_replay_waits_for_it(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program asks for its next call, and with it for the files of another snapshot."""
+    first = agent.tool("write", {}, "echo before > own")
+    sandbox, places = agent.sandbox, agent.engine._sessions._places
+    with ThreadPoolExecutor(1) as pool:
+        moved: list[Future[None]] = []
+
+        def move() -> None:
+            moved.append(pool.submit(places.go_to, sandbox, first))
+            wait_until(lambda: moved[0].done() or bool(sandbox.changing._waiters), "it goes there, or waits")  # type: ignore[attr-defined]
+
+        at_the_gap(monkeypatch, "exec", move)
+        done = execute(agent, "echo mine > own")
+        moved[0].result(WAIT_S)
+    assert own(agent, done) == b"mine\n"
+    assert agent.files()["own"] == "before\n"
+
+
 def test_a_fork_that_is_being_edited(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody runs a command in it before it is what was asked for."""
     source = agent.tool("write", {}, "echo before > own")
