@@ -133,12 +133,12 @@ class Effects:
             compensations.end(entry.id, CallStatus.FAILED, at_ns=time.time_ns(), exit_code=None, error=exc.message)
             raise
         hit("engine.compensate.ran")
-        status = CallStatus.DONE if done.exit_code == 0 else CallStatus.FAILED
-        compensations.end(entry.id, status, at_ns=time.time_ns(), exit_code=done.exit_code, error=None)
+        compensations.end(entry.id, done.call.status, at_ns=time.time_ns(), exit_code=done.exit_code, error=None)
         snapshot = self._step(sandbox, replace(done.call, name=COMPENSATE, arguments=arguments))
         if done.exit_code != 0:
+            how = "was cut off" if done.call.status is CallStatus.INTERRUPTED else f"failed with exit code {done.exit_code}"
             raise SandboxFailed(
-                f"the compensation of {entry.name} ({short(entry.id)}) failed with exit code {done.exit_code}; its output is with snapshot "
+                f"the compensation of {entry.name} ({short(entry.id)}) {how}; its output is with snapshot "
                 f"{short(snapshot.id)}; it does not run again: make up for the call by hand"
             )
 

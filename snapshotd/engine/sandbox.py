@@ -24,7 +24,7 @@ from typing import Any
 from snapshotd.engine.agent_protocol import AgentServer
 from snapshotd.engine.live import LiveRecord, Root
 from snapshotd.engine.quiesce import blocker, writable_mappings
-from snapshotd.errors import DataLoss
+from snapshotd.errors import Conflict, DataLoss
 from snapshotd.failpoints import hit
 from snapshotd.gateway.base import Gateway
 from snapshotd.kernel import cgroup as cgroups
@@ -34,8 +34,11 @@ from snapshotd.layers import links
 from snapshotd.layers.links import Group
 from snapshotd.layers.pivot import Busy, Target, layout_of, pivot
 from snapshotd.layers.store import LayerStore
-from snapshotd.runtime.base import Container, Runtime
+from snapshotd.runtime.base import Container, Process, Runtime
 from snapshotd.types import LayerID, Message, SnapshotID, Stack, Trajectory, short
+
+CUT_OFF_DEADLINE_S = 10.0
+"""A killed command is captured as fast as any; each that waits for the lock before it may copy what changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,16 @@ class Captured:
     """See `types.Snapshot`."""
     cleanup: Callable[[], None] | None = None
     """What remains to be done once the sandbox goes on."""
+
+
+@dataclass(eq=False, slots=True)
+class Command:
+    """One that a client runs."""
+
+    process: Process | None = None
+    """Once it is started."""
+    cut_off: bool = False
+    """The sandbox ends, and the command with it."""
 
 
 @dataclass(slots=True)
@@ -86,8 +99,10 @@ class Sandbox:
     """The agent's state: `values` (its own JSON) and `tasks` (engine/tasks.py). Replaced, never changed in place; under `lock`."""
     state_changed: bool = False
     """The next snapshot has to save it."""
-    commands: int = 0
-    """How many of clients run, or have ended and are not committed yet."""
+    commands: list[Command] = field(default_factory=list)
+    """Those of clients that run, or have ended and are not committed yet."""
+    ending: bool = False
+    """No more commands."""
     changing: threading.Condition = field(init=False)
     """Over `lock`: of `commands` and `closed`."""
     claimed: SnapshotID | None = None
@@ -123,16 +138,29 @@ class Sandbox:
         return self.fresh > 0 or not self.store.unchanged(self.upper, self.stack)
 
     @contextlib.contextmanager
-    def command(self) -> Iterator[None]:
-        """Inside, the sandbox belongs to a command that a client runs. Several may do so at once."""
+    def command(self) -> Iterator[Command]:
+        """Inside, the sandbox belongs to a command that a client runs. Several may do so at once. Conflict: the sandbox is about to end."""
+        command = Command()
         with self.lock:
-            self.commands += 1
+            if self.ending:
+                raise Conflict(f"the sandbox of {short(self.trajectory.id)} is just ending, so no command begins in it; try again")
+            self.commands.append(command)
         try:
-            yield
+            yield command
         finally:
             with self.lock:
-                self.commands -= 1
+                self.commands.remove(command)
                 self.changing.notify_all()
+
+    def cut_off(self) -> None:
+        """The sandbox is about to end: no command begins any more, and those that run are killed. Returns when they are recorded; not later
+        than a while, for a client that does not take its output holds its command up. Caller holds `lock`, which others have meanwhile."""
+        self.ending = True
+        for command in self.commands:
+            command.cut_off = True
+            if command.process is not None:
+                command.process.kill()
+        self.changing.wait_for(lambda: not self.commands or self.closed, CUT_OFF_DEADLINE_S)
 
     def wait_for_commands(self) -> None:
         """Return when it belongs to none, or is closed. Caller holds `lock`, which others have meanwhile."""

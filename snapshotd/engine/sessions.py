@@ -6,6 +6,7 @@ import base64
 import contextlib
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -30,7 +31,7 @@ from snapshotd.engine.places import Places
 from snapshotd.engine.pump import Outcome, Printed, Shown, pump
 from snapshotd.engine.recorder import Recorder
 from snapshotd.engine.replay import Resumption
-from snapshotd.engine.sandbox import Captured, Sandbox
+from snapshotd.engine.sandbox import Captured, Command, Sandbox
 from snapshotd.engine.step import commit_step, marker
 from snapshotd.errors import Conflict, SnapshotdError, UsageError
 from snapshotd.kernel import turns
@@ -49,6 +50,7 @@ from snapshotd.types import (
 
 _log = logging.getLogger(__name__)
 _ID_MAX = (1 << 31) - 1
+_KILLED = 128 + signal.SIGKILL
 _STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 
 
@@ -189,22 +191,36 @@ class Sessions:
             return sandbox
 
     def stop(self, trajectory: Trajectory, *, keep: bool = True, only: Sandbox | None = None) -> None:
-        """End a sandbox, with a last snapshot if something changed and `keep`. Not an error when it is not running, or not `only`."""
+        """End a sandbox, with a last snapshot if something changed and `keep`. Commands of clients are cut off and recorded. Not an error
+        when it is not running, or not `only`. Conflict: `only` belongs to a command."""
         with self._lock:
             sandbox, run = self._live.get(trajectory.id), self._runs.get(trajectory.id)
         if sandbox is None or (only is not None and sandbox is not only):
             return
         with sandbox.lock:
+            if only is not None and sandbox.commands and not sandbox.closed:
+                name = short(trajectory.id)
+                raise Conflict(f"a command in {name} has not ended: wait for it, or cut it off (`snapshotd stop {name}`)")
+            keep = keep and alive(sandbox)
+            if keep:
+                sandbox.cut_off()
             if not sandbox.closed:
-                keep = keep and alive(sandbox) and not self._replaying(trajectory)
-                if keep and sandbox.changed:
-                    commit_step(self._context.catalog, sandbox, marker("stop", {}), self._stepped)
-                self._context.catalog.set_status(trajectory.id, TrajectoryStatus.STOPPED)
-                sandbox.closed = True
+                self._close(trajectory, sandbox, keep=keep and not self._replaying(trajectory))
         self._launcher.end(sandbox)
         if run is not None and run.thread is not threading.current_thread():
             run.thread.join()
         self._unregister(sandbox)
+
+    def _close(self, trajectory: Trajectory, sandbox: Sandbox, *, keep: bool) -> None:
+        """Caller holds the sandbox's lock. On an error it goes on."""
+        try:
+            if keep and sandbox.changed:
+                commit_step(self._context.catalog, sandbox, marker("stop", {}), self._stepped)
+            self._context.catalog.set_status(trajectory.id, TrajectoryStatus.STOPPED)
+        except BaseException:
+            sandbox.ending = False
+            raise
+        sandbox.closed = True
 
     def _replaying(self, trajectory: Trajectory) -> bool:
         """Whether its program is still being replayed: what the sandbox holds then is nothing new."""
@@ -225,8 +241,8 @@ class Sessions:
             raise UsageError("no command given; write it after `--`")
         if record:
             self.check_place(sandbox)
-        with sandbox.command(), self._claimed(sandbox, expected_head):
-            return self._exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=record)
+        with sandbox.command() as command, self._claimed(sandbox, expected_head):
+            return self._exec(sandbox, command, argv, cwd=cwd, env=env, user=user, sink=sink, record=record)
 
     def check_place(self, sandbox: Sandbox) -> None:
         """Conflict: its program is being replayed, which gives it one root after another."""
@@ -265,15 +281,17 @@ class Sessions:
                     sandbox.claimed = None
 
     def _exec(
-        self, sandbox: Sandbox, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
-        sink: OutputSink, record: bool,
+        self, sandbox: Sandbox, command: Command, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...],
+        user: str | None, sink: OutputSink, record: bool,
     ) -> ExecResult:  # fmt: skip
         spec = self._exec_spec(sandbox, argv, cwd or self._workdir(sandbox.trajectory), env, user)
         funnel = self._context.secrecy.of(sandbox.trajectory)
         call = marker("exec", funnel.conceal({"argv": list(argv), "cwd": spec.cwd}))
         show = self._logging(sandbox, lambda stream, data, _: sink(stream, data))
-        outcome = pump(self._start(sandbox, spec), self._context.spool, funnel, show)
+        outcome = pump(self._start(sandbox, spec, command=command), self._context.spool, funnel, show)
         status = CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED
+        if command.cut_off and outcome.exit_code == _KILLED:  # else it had ended before
+            status = CallStatus.INTERRUPTED
         call = replace(
             marker(call.name, call.arguments, status=status, exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr,
                    started_at_ns=call.started_at_ns), id=call.id,
@@ -281,11 +299,16 @@ class Sessions:
         snapshot = commit_step(self._context.catalog, sandbox, call, self._stepped) if record else None
         return ExecResult(outcome.exit_code, snapshot, call)
 
-    def _start(self, sandbox: Sandbox, spec: ExecSpec, *, keep: str | None = None) -> Process:
-        """Start a command, never in the middle of a step: between the look at the live processes and the pivot none may come in. `keep`: as
-        `Runtime.exec`."""
+    def _start(self, sandbox: Sandbox, spec: ExecSpec, *, command: Command | None = None, keep: str | None = None) -> Process:
+        """Start a command, never in the middle of a step: between the look at the live processes and the pivot none may come in. `command`:
+        a client's; `keep`: as `Runtime.exec`."""
         with sandbox.lock, turns.first():
-            return sandbox.runtime.exec(sandbox.container, spec, keep=keep)
+            if command is not None and command.cut_off:
+                raise Conflict(f"the sandbox of {short(sandbox.trajectory.id)} ended before the command began; try again")
+            process = sandbox.runtime.exec(sandbox.container, spec, keep=keep)
+            if command is not None:
+                command.process = process
+            return process
 
     def _logging(self, sandbox: Sandbox, show: Shown) -> Shown:
         def both(stream: Stream, data: bytes, shown_bytes: int) -> None:
@@ -401,6 +424,8 @@ class Sessions:
 
     def _ended(self, sandbox: Sandbox, outcome: Outcome, began_at_ns: int) -> TrajectoryStatus:
         """The agent's process is gone: take the exit snapshot, unless somebody stopped the sandbox under it."""
+        with sandbox.lock:
+            sandbox.cut_off()
         recorder = self._recorders.get(sandbox.trajectory.id)
         diverged = None if sandbox.closed or recorder is None else recorder.finish()
         if diverged is not None:
@@ -421,6 +446,8 @@ class Sessions:
 
     def _finish(self, sandbox: Sandbox, log: EventLog, exit_code: int | None, status: TrajectoryStatus) -> None:
         trajectory = sandbox.trajectory
+        with sandbox.lock:
+            sandbox.cut_off()
         if sandbox.closed:
             status = TrajectoryStatus.STOPPED
         try:

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine import editing, effects, sessions
-from snapshotd.engine.base import EditRequest, ExecResult, FileEdit
+from snapshotd.engine.base import EditRequest, ExecResult, FileEdit, RunRequest, SandboxRequest
 from snapshotd.engine.engine import LocalEngine
-from snapshotd.errors import Conflict
-from snapshotd.types import Snapshot
+from snapshotd.errors import Conflict, OutOfSpace, SandboxFailed
+from snapshotd.types import CallStatus, Snapshot, TrajectoryStatus
 from tests import mind_rig
 from tests.e2e.support import wait_until
 from tests.mind_rig import Agent
@@ -42,8 +43,8 @@ def agent(engine: LocalEngine) -> Agent:
     return mind_rig.agent(engine)
 
 
-def execute(agent: Agent, script: str) -> ExecResult:
-    return agent.engine.exec(agent.id, ("sh", "-c", script), cwd="/workspace", env=(), user=None, sink=lambda *_: None)
+def execute(agent: Agent, script: str, sink: Callable[[str, bytes], object] = lambda *_: None) -> ExecResult:
+    return agent.engine.exec(agent.id, ("sh", "-c", script), cwd="/workspace", env=(), user=None, sink=sink)  # type: ignore[arg-type]
 
 
 def own(agent: Agent, done: ExecResult) -> bytes:
@@ -173,3 +174,105 @@ def test_commands_at_the_same_time_do_not_wait_for_each_other(agent: Agent) -> N
         waiting = pool.submit(execute, agent, "while [ ! -e go ]; do sleep 0.05; done; echo first > own")
         pool.submit(execute, agent, "touch go").result(WAIT_S)
         assert own(agent, waiting.result(WAIT_S)) == b"first\n"
+
+
+# -- its sandbox ends under it -----------------------------------------------------------------------------------------------------
+
+HALF = "echo half > own; echo said so far; exec sleep 1000"
+
+
+def begun(agent: Agent, pool: ThreadPoolExecutor, script: str = HALF) -> Future[ExecResult]:
+    """A command that has said something, and does not end."""
+    said = threading.Event()
+    running = pool.submit(execute, agent, script, lambda *_: said.set())
+    assert said.wait(WAIT_S)
+    return running
+
+
+def is_interrupted(agent: Agent, done: ExecResult) -> None:
+    """With what it had printed and written."""
+    assert done.snapshot is not None
+    call = agent.engine.snapshot(done.snapshot.id).call
+    assert (call.name, call.status, call.exit_code) == ("exec", CallStatus.INTERRUPTED, 137)
+    assert b"".join(agent.engine.output(done.snapshot.id, "stdout")) == b"said so far\n"
+    assert own(agent, done) == b"half\n"
+
+
+def test_a_stop_cuts_it_off_and_it_is_recorded(agent: Agent) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        running = [begun(agent, pool) for _ in range(2)]
+        assert agent.engine.stop(agent.id).status is TrajectoryStatus.STOPPED
+        for one in running:
+            is_interrupted(agent, one.result(WAIT_S))
+    assert [one.call.name for one in agent.engine.log(agent.id)][:3] == ["start", "exec", "exec"]
+    assert agent.files()["own"] == "half\n"
+
+
+def test_a_stop_waits_until_one_that_has_ended_is_recorded(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = agent.sandbox
+    with ThreadPoolExecutor(1) as pool:
+        stopping: list[Future[object]] = []
+
+        def stop() -> None:
+            stopping.append(pool.submit(agent.engine.stop, agent.id))
+            wait_until(lambda: stopping[0].done() or bool(sandbox.changing._waiters), "it has stopped, or waits")  # type: ignore[attr-defined]
+
+        at_the_gap(monkeypatch, "exec", stop)
+        done = execute(agent, "echo mine > own")
+        stopping[0].result(WAIT_S)
+    assert done.call.status is CallStatus.DONE
+    assert own(agent, done) == b"mine\n"
+    assert agent.head.id == done.snapshot.id  # type: ignore[union-attr]
+
+
+def test_a_stop_that_fails_leaves_the_sandbox_as_it_was(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent.sh("echo late > late")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OutOfSpace("the catalog's disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteCatalog, "commit_snapshot", refuse)
+        with pytest.raises(OutOfSpace):
+            agent.engine.stop(agent.id)
+    assert own(agent, execute(agent, "echo mine > own")) == b"mine\n"
+    assert agent.files().keys() == {"late", "own"}
+
+
+def test_the_end_of_the_program_cuts_it_off_too(engine: LocalEngine) -> None:
+    run = RunRequest(SandboxRequest(runtime="runc"), command=("sh", "-c", "while [ ! -e go ]; do sleep 0.05; done"))
+    agent = Agent(engine, engine.run(run).id)
+    with ThreadPoolExecutor(1) as pool:
+        running = begun(agent, pool)
+        execute(agent, "touch go")
+        is_interrupted(agent, running.result(WAIT_S))
+    assert [event["status"] for event in engine.events(agent.id, follow=True) if event["event"] == "finished"] == ["finished"]
+    assert agent.head.call.name == "exit"
+
+
+def test_a_compensation_that_is_cut_off(agent: Agent) -> None:
+    """It is not called done, and does not run again."""
+    first = agent.tool("write", {}, "echo before > own")
+    agent.send("mail", "a", compensate=("sh", "-c", "touch /workspace/begun; exec sleep 1000"))
+    agent.engine.rewind(agent.id, first.id)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(agent.engine.compensate, agent.id, ())
+        wait_until(lambda: "begun" in agent.files(), "it has begun")
+        agent.engine.stop(agent.id)
+        with pytest.raises(SandboxFailed, match="cut off"):
+            running.result(WAIT_S)
+    (left,) = agent.engine.effects(agent.id)
+    assert left.compensated is CallStatus.INTERRUPTED
+    assert (agent.head.call.name, agent.head.call.status) == (effects.COMPENSATE, CallStatus.INTERRUPTED)
+
+
+def test_a_resume_does_not_cut_it_off(engine: LocalEngine) -> None:
+    run = RunRequest(SandboxRequest(runtime="runc"), command=("sh", "-c", "exit 3"))
+    agent = Agent(engine, engine.run(run).id)
+    list(engine.events(agent.id, follow=True))
+    with ThreadPoolExecutor(1) as pool:
+        running = begun(agent, pool)
+        with pytest.raises(Conflict, match="has not ended"):
+            engine.resume(agent.id)
+        engine.stop(agent.id)
+        is_interrupted(agent, running.result(WAIT_S))
