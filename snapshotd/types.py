@@ -66,10 +66,12 @@ class Network(StrEnum):
 
 
 class CallStatus(StrEnum):
-    """The one terminal outcome of a tool call. `unknown`: it began, and nobody saw it end."""
+    """The one terminal outcome of a tool call. `interrupted`: its sandbox was ended under it. `unknown`: it began, and nobody saw its
+    end."""
 
     DONE = "done"
     FAILED = "failed"
+    INTERRUPTED = "interrupted"
     UNKNOWN = "unknown"
 
 

@@ -48,8 +48,8 @@ def command(
     """Run a command as a tool call in a sandbox, or in a throw-away fork.
 
     A stopped trajectory's sandbox is started again. The snapshot is taken when the command ends, also when it failed, and also when
-    this client was interrupted. The exit code is the command's; 125 when snapshotd failed, 126 and 127 when the command cannot be run
-    or is not there (then there is no snapshot).
+    this client was interrupted, or `stop` ended the sandbox (status interrupted, exit code 137). The exit code is the command's; 125
+    when snapshotd failed, 126 and 127 when the command cannot be run or is not there (then there is no snapshot).
 
     With --json: {"exit_code","stdout","stderr","snapshot"}; output that is not UTF-8 is there as stdout_b64 or stderr_b64 too, and error
     where the sandbox reached a limit.

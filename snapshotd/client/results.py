@@ -40,7 +40,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A recorded tool call. `status` is done, failed or unknown; `outputs` names what can be had from `Snapshotd.output`."""
+    """A recorded tool call. `status` is done, failed, interrupted or unknown; `outputs` names what can be had from `Snapshotd.output`."""
 
     name: str
     arguments: Any

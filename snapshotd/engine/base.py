@@ -319,8 +319,9 @@ class Engine(ABC):
     def exec(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
              sink: OutputSink, expected_head: str | None = None) -> ExecResult:
         """Run a command as a tool call in a trajectory's sandbox (started from its head if it is stopped) and take the snapshot.
-        CommandNotFound and CommandNotRunnable leave no snapshot. With `expected_head`, Conflict (naming the head) when the head is another
-        one, before the command runs: of several writers that saw one head, one wins."""
+        CommandNotFound and CommandNotRunnable leave no snapshot. A command whose sandbox is ended under it (`stop`, or its program's end)
+        is killed and recorded as interrupted, with what it has printed and written. With `expected_head`, Conflict (naming the head) when
+        the head is another one, before the command runs: of several writers that saw one head, one wins."""
 
     @abstractmethod
     def exec_snapshot(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...],
@@ -376,7 +377,8 @@ class Engine(ABC):
 
     @abstractmethod
     def stop(self, ref: str) -> Trajectory:
-        """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running."""
+        """Cut off the commands that `exec` runs in it, take a last snapshot if anything changed, and end the sandbox. Not an error when it
+        is not running."""
 
     @abstractmethod
     def remove(self, ref: str, *, force: bool) -> None:

@@ -98,9 +98,14 @@ class Rewinding:
 
     @contextmanager
     def quiet(self, sandbox: Sandbox, what: str) -> Iterator[None]:
-        """The sandbox's lock, while nothing but init lives in it. Conflict: something does."""
+        """The sandbox's lock, while nothing but init lives in it and it belongs to no command. Conflict: it does, or something lives."""
         with sandbox.lock:
-            reason = "its program is running" if sandbox.agent_running else _blocker(sandbox)
+            if sandbox.agent_running:
+                reason: str | None = "its program is running"
+            elif sandbox.commands:
+                reason = "a command in it has not ended"
+            else:
+                reason = _blocker(sandbox)
             if reason is not None:
                 name = short(sandbox.trajectory.id)
                 raise Conflict(f"cannot {what} {name} in place: {reason}; stop it first (`snapshotd stop {name}`), or fork the snapshot")
@@ -130,14 +135,14 @@ class Rewinding:
 
         Caller holds the lock and has seen to it that nothing lives. On an error everything is as before.
         """
-        head, old_state = sandbox.head, sandbox.state
+        head, old_state = sandbox.head, (sandbox.state, sandbox.state_changed)
         cleanup = None if files is None else self.replace_files(sandbox, files, change)
         if state is not None:
             sandbox.state, sandbox.state_changed = state, True
         try:
             return commit_step(self._catalog, sandbox, call, self._after(cleanup), follows=follows, entries=entries)
         except BaseException:
-            sandbox.state, sandbox.state_changed = old_state, False
+            sandbox.state, sandbox.state_changed = old_state
             if cleanup is not None:
                 cleanup()
                 self.replace_files(sandbox, self._catalog.get_snapshot(head))()

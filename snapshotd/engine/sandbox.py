@@ -6,7 +6,8 @@
     upper        the live, writable layer
     head         the trajectory's head: the snapshot that the next one's parent will be
 
-Everything that changes these three happens under `lock`.
+Everything that changes these three happens under `lock`. A command that a client runs owns them from its start to its commit
+(`Sandbox.command`): meanwhile steps may be taken, but nobody gives the sandbox another root or another past.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 from snapshotd.engine.agent_protocol import AgentServer
 from snapshotd.engine.live import LiveRecord, Root
 from snapshotd.engine.quiesce import blocker, writable_mappings
-from snapshotd.errors import DataLoss
+from snapshotd.errors import Conflict, DataLoss
 from snapshotd.failpoints import hit
 from snapshotd.gateway.base import Gateway
 from snapshotd.kernel import cgroup as cgroups
@@ -34,8 +35,11 @@ from snapshotd.layers import links
 from snapshotd.layers.links import Group
 from snapshotd.layers.pivot import Busy, Target, layout_of, pivot
 from snapshotd.layers.store import LayerStore
-from snapshotd.runtime.base import Container, Runtime
+from snapshotd.runtime.base import Container, Process, Runtime
 from snapshotd.types import LayerID, Message, SnapshotID, Stack, Trajectory, short
+
+CUT_OFF_DEADLINE_S = 10.0
+"""A killed command is captured as fast as any; each that waits for the lock before it may copy what changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,16 @@ class Captured:
     """See `types.Snapshot`."""
     cleanup: Callable[[], None] | None = None
     """What remains to be done once the sandbox goes on."""
+
+
+@dataclass(eq=False, slots=True)
+class Command:
+    """One that a client runs."""
+
+    process: Process | None = None
+    """Once it is started."""
+    cut_off: bool = False
+    """The sandbox ends, and the command with it."""
 
 
 @dataclass(slots=True)
@@ -90,6 +104,12 @@ class Sandbox:
     """The agent's state: `values` (its own JSON) and `tasks` (engine/tasks.py). Replaced, never changed in place; under `lock`."""
     state_changed: bool = False
     """The next snapshot has to save it."""
+    commands: list[Command] = field(default_factory=list)
+    """Those of clients that run, or have ended and are not committed yet."""
+    ending: bool = False
+    """No more commands."""
+    changing: threading.Condition = field(init=False)
+    """Over `lock`: of `commands` and `closed`."""
     claimed: SnapshotID | None = None
     """The head from which a writer that named it is taking the next step."""
     fence: int | None = None
@@ -116,6 +136,9 @@ class Sandbox:
     """No more steps. Set under `lock`."""
     released: bool = False
 
+    def __post_init__(self) -> None:
+        self.changing = threading.Condition(self.lock)
+
     @property
     def changed(self) -> bool:
         """Whether it holds files that no snapshot has. Caller holds `lock`."""
@@ -124,6 +147,35 @@ class Sandbox:
     def room(self, stack: Stack | None = None) -> Used:
         """How much its live upper may take: what its disk limit leaves above `stack`, or the present one."""
         return self.store.room(stack or self.stack, self.trajectory.spec.limits.disk_bytes)
+
+    @contextlib.contextmanager
+    def command(self) -> Iterator[Command]:
+        """Inside, the sandbox belongs to a command that a client runs. Several may do so at once. Conflict: the sandbox is about to end."""
+        command = Command()
+        with self.lock:
+            if self.ending:
+                raise Conflict(f"the sandbox of {short(self.trajectory.id)} is just ending, so no command begins in it; try again")
+            self.commands.append(command)
+        try:
+            yield command
+        finally:
+            with self.lock:
+                self.commands.remove(command)
+                self.changing.notify_all()
+
+    def cut_off(self) -> None:
+        """The sandbox is about to end: no command begins any more, and those that run are killed. Returns when they are recorded; not later
+        than a while, for a client that does not take its output holds its command up. Caller holds `lock`, which others have meanwhile."""
+        self.ending = True
+        for command in self.commands:
+            command.cut_off = True
+            if command.process is not None:
+                command.process.kill()
+        self.changing.wait_for(lambda: not self.commands or self.closed, CUT_OFF_DEADLINE_S)
+
+    def wait_for_commands(self) -> None:
+        """Return when it belongs to none, or is closed. Caller holds `lock`, which others have meanwhile."""
+        self.changing.wait_for(lambda: not self.commands or self.closed)
 
     def capture(self) -> Captured:
         """Seal or copy what the live upper holds. Caller holds `lock`. On any error the sandbox goes on as before."""
@@ -341,6 +393,7 @@ class Sandbox:
         """
         with self.lock:
             self.closed = True
+            self.changing.notify_all()
             if self.released:
                 return
             self.released = True

@@ -32,7 +32,7 @@ from snapshotd.engine.places import Places
 from snapshotd.engine.pump import Outcome, Printed, Shown, pump
 from snapshotd.engine.recorder import Recorder
 from snapshotd.engine.replay import Resumption
-from snapshotd.engine.sandbox import Captured, Sandbox
+from snapshotd.engine.sandbox import Captured, Command, Sandbox
 from snapshotd.engine.step import commit_step, marker
 from snapshotd.errors import Conflict, LimitExceeded, SandboxFailed, SnapshotdError, UsageError
 from snapshotd.kernel import turns
@@ -192,22 +192,36 @@ class Sessions:
             return sandbox
 
     def stop(self, trajectory: Trajectory, *, keep: bool = True, only: Sandbox | None = None) -> None:
-        """End a sandbox, with a last snapshot if something changed and `keep`. Not an error when it is not running, or not `only`."""
+        """End a sandbox, with a last snapshot if something changed and `keep`. Commands of clients are cut off and recorded. Not an error
+        when it is not running, or not `only`. Conflict: `only` belongs to a command."""
         with self._lock:
             sandbox, run = self._live.get(trajectory.id), self._runs.get(trajectory.id)
         if sandbox is None or (only is not None and sandbox is not only):
             return
         with sandbox.lock:
+            if only is not None and sandbox.commands and not sandbox.closed:
+                name = short(trajectory.id)
+                raise Conflict(f"a command in {name} has not ended: wait for it, or cut it off (`snapshotd stop {name}`)")
+            keep = keep and alive(sandbox)
+            if keep:
+                sandbox.cut_off()
             if not sandbox.closed:
-                keep = keep and alive(sandbox) and not self._replaying(trajectory)
-                if keep and sandbox.changed:
-                    commit_step(self._context.catalog, sandbox, marker("stop", {}), self._stepped)
-                self._context.catalog.set_status(trajectory.id, TrajectoryStatus.STOPPED)
-                sandbox.closed = True
+                self._close(trajectory, sandbox, keep=keep and not self._replaying(trajectory))
         self._launcher.end(sandbox)
         if run is not None and run.thread is not threading.current_thread():
             run.thread.join()
         self._unregister(sandbox)
+
+    def _close(self, trajectory: Trajectory, sandbox: Sandbox, *, keep: bool) -> None:
+        """Caller holds the sandbox's lock. On an error it goes on."""
+        try:
+            if keep and sandbox.changed:
+                commit_step(self._context.catalog, sandbox, marker("stop", {}), self._stepped)
+            self._context.catalog.set_status(trajectory.id, TrajectoryStatus.STOPPED)
+        except BaseException:
+            sandbox.ending = False
+            raise
+        sandbox.closed = True
 
     def _replaying(self, trajectory: Trajectory) -> bool:
         """Whether its program is still being replayed: what the sandbox holds then is nothing new."""
@@ -226,8 +240,20 @@ class Sessions:
         """Run one command to its end. With `record` it is a tool call and gets its snapshot. `expected_head`: see `Engine.exec`."""
         if not argv:
             raise UsageError("no command given; write it after `--`")
-        with self._claimed(sandbox, expected_head):
-            return self._exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=record)
+        if record:
+            self.check_place(sandbox)
+        with sandbox.command() as command, self._claimed(sandbox, expected_head):
+            return self._exec(sandbox, command, argv, cwd=cwd, env=env, user=user, sink=sink, record=record)
+
+    def check_place(self, sandbox: Sandbox) -> None:
+        """Conflict: its program is being replayed, which gives it one root after another."""
+        recorder = self._recorders.get(sandbox.trajectory.id)
+        if recorder is not None and recorder.retraces:
+            name = short(sandbox.trajectory.id)
+            raise Conflict(
+                f"no command can be run in {name} now: its program is being replayed up to the head; try again when that is "
+                f"done (`snapshotd attach {name}`), or fork a snapshot"
+            )
 
     @contextlib.contextmanager
     def _claimed(self, sandbox: Sandbox, head: SnapshotID | None) -> Iterator[None]:
@@ -256,8 +282,8 @@ class Sessions:
                     sandbox.claimed = None
 
     def _exec(
-        self, sandbox: Sandbox, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
-        sink: OutputSink, record: bool,
+        self, sandbox: Sandbox, command: Command, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...],
+        user: str | None, sink: OutputSink, record: bool,
     ) -> ExecResult:  # fmt: skip
         spec = self._exec_spec(sandbox, argv, cwd or self._workdir(sandbox.trajectory), env, user)
         funnel = self._context.secrecy.of(sandbox.trajectory)
@@ -265,11 +291,13 @@ class Sessions:
         show = self._logging(sandbox, lambda stream, data, _: sink(stream, data))
         before = hits(sandbox.container.pid)
         sandbox.ended_for.clear()
-        outcome = pump(self._start(sandbox, spec), self._context.spool, funnel, show)
+        outcome = pump(self._start(sandbox, spec, command=command), self._context.spool, funnel, show)
         for sentence in sandbox.ended_for:
             sink("stderr", f"snapshotd: {sentence}\n".encode())
         status = CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED
         error = None if outcome.exit_code == 0 else _reached(sandbox, before)
+        if command.cut_off and outcome.exit_code == _KILLED:  # else it had ended before
+            status = CallStatus.INTERRUPTED
         call = replace(
             marker(call.name, call.arguments, status=status, exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr,
                    started_at_ns=call.started_at_ns, error=error), id=call.id,
@@ -277,19 +305,24 @@ class Sessions:
         snapshot = commit_step(self._context.catalog, sandbox, call, self._stepped) if record else None
         return ExecResult(outcome.exit_code, snapshot, call)
 
-    def _start(self, sandbox: Sandbox, spec: ExecSpec, *, keep: str | None = None) -> Process:
-        """Start a command, never in the middle of a step: between the look at the live processes and the pivot none may come in. `keep`: as
-        `Runtime.exec`."""
+    def _start(self, sandbox: Sandbox, spec: ExecSpec, *, command: Command | None = None, keep: str | None = None) -> Process:
+        """Start a command, never in the middle of a step: between the look at the live processes and the pivot none may come in. `command`:
+        a client's; `keep`: as `Runtime.exec`."""
         with sandbox.lock, turns.first():
+            if command is not None and command.cut_off:
+                raise Conflict(f"the sandbox of {short(sandbox.trajectory.id)} ended before the command began; try again")
             sandbox.revive()
             before = hits(sandbox.container.pid)
             try:
-                return sandbox.runtime.exec(sandbox.container, spec, keep=keep)
+                process = sandbox.runtime.exec(sandbox.container, spec, keep=keep)
             except SandboxFailed as exc:
                 reached = _reached(sandbox, before)
                 if reached is None:
                     raise
                 raise LimitExceeded(f"{spec.argv[0]!r} could not be started in {short(sandbox.trajectory.id)}: {reached}") from exc
+            if command is not None:
+                command.process = process
+            return process
 
     def _logging(self, sandbox: Sandbox, show: Shown) -> Shown:
         def both(stream: Stream, data: bytes, shown_bytes: int) -> None:
@@ -408,6 +441,8 @@ class Sessions:
 
     def _ended(self, sandbox: Sandbox, outcome: Outcome, began_at_ns: int, reached: str | None) -> TrajectoryStatus:
         """The agent's process is gone: take the exit snapshot, unless somebody stopped the sandbox under it. `reached`: its error."""
+        with sandbox.lock:
+            sandbox.cut_off()
         recorder = self._recorders.get(sandbox.trajectory.id)
         diverged = None if sandbox.closed or recorder is None else recorder.finish()
         if diverged is not None:
@@ -428,6 +463,8 @@ class Sessions:
 
     def _finish(self, sandbox: Sandbox, log: EventLog, exit_code: int | None, status: TrajectoryStatus) -> None:
         trajectory = sandbox.trajectory
+        with sandbox.lock:
+            sandbox.cut_off()
         if sandbox.closed:
             status = TrajectoryStatus.STOPPED
         try:

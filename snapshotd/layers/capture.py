@@ -229,7 +229,7 @@ class _Copier:
                 for mark in files.read_xattrs(target):
                     os.removexattr(target, mark)
                 files.copy_metadata(os.fstat(source), _xattrs(source, path), target)
-                if get_xattr(source, ORIGIN) is not None:  # as `make_whiteout`: its handle means nothing in a lower layer, its presence does
+                if get_xattr(source, ORIGIN) is not None:  # as `make_whiteout`: its handle means nothing in a lower layer
                     os.setxattr(target, ORIGIN, b"")
             finally:
                 os.close(target)

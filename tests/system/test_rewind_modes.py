@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.engine import LocalEngine
-from snapshotd.errors import Conflict, SandboxFailed
+from snapshotd.errors import Conflict, OutOfSpace, SandboxFailed
 from snapshotd.types import CallStatus, SideEffect, Snapshot
 from tests import mind_rig
 from tests.mind_rig import Agent
@@ -95,6 +96,25 @@ def test_what_was_not_yet_captured_is_kept_on_the_line_that_is_left(agent: Agent
     assert (agent.files(), agent.said(), agent.engine.state(agent.id)) == (AT_ONE, ["say one"], {"at": "one"})
     agent.engine.undo(agent.id)
     assert (agent.files(), agent.said(), agent.engine.state(agent.id)) == before
+
+
+def test_a_rewind_of_files_that_fails_keeps_what_no_snapshot_has(agent: Agent) -> None:
+    """A message and a change of the state, for the next snapshot."""
+    one, _ = two_steps(agent)
+    agent.say("a late word")
+    agent.calls.state_set("at", ("late",))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OutOfSpace("the catalog's disk is full")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SqliteCatalog, "commit_snapshot", refuse)
+        with pytest.raises(OutOfSpace):
+            agent.engine.rewind(agent.id, one.id, mode="files")
+    agent.tool("write", {}, "echo three > three")
+    assert agent.files() == {**AT_TWO, "three": "three\n"}
+    assert agent.said() == ["say one", "say two", "a late word"]
+    assert agent.engine.state(agent.id) == {"at": "late"}
 
 
 def test_the_mind_only_goes_where_it_has_been(engine: LocalEngine, agent: Agent) -> None:
