@@ -162,7 +162,7 @@ def _show(events: Iterable[dict[str, Any]], trajectory: str, replay: Replay, *, 
         elif event["event"] == "output":
             replay.clear()
             raw.write(event["stream"], base64.b64decode(event["data_b64"]))
-        elif not quiet:
+        elif not quiet or "left_out_bytes" in event:
             for line in (replay.line(event), _line(event)):
                 if line:
                     click.echo(line, err=True)

@@ -12,7 +12,8 @@ from starlette.responses import Response
 from snapshotd.daemon import models, streams
 from snapshotd.daemon.routes import Ref, ServiceDep, checked_ref, unless_abandoned
 from snapshotd.daemon.wire import LOG_MAX, check_ref
-from snapshotd.engine.base import Engine, ExecResult
+from snapshotd.engine.base import Engine, ExecResult, Stream
+from snapshotd.engine.events import output_event
 from snapshotd.errors import UsageError
 from snapshotd.types import Trajectory
 
@@ -134,8 +135,8 @@ async def _exec(method: Callable[..., ExecResult], ref: str, body: models.ExecRe
     env = models.environment(body.env)
 
     def produce(emit: streams.Emit) -> None:
-        def sink(stream: str, data: bytes) -> None:
-            emit(streams.output_event(stream, data))  # False when the client is gone: the command goes on all the same
+        def sink(stream: Stream, data: bytes) -> None:
+            emit(output_event(stream, data))  # False when the client is gone: the command goes on all the same
 
         done: ExecResult = method(ref, argv, cwd=body.cwd, env=env, user=body.user, sink=sink)
         snapshot = None if done.snapshot is None else models.Snapshot.of(done.snapshot).model_dump(mode="json")

@@ -8,7 +8,6 @@ When the client goes away `Sender.send` says so: an exec goes on without it (nev
 from __future__ import annotations
 
 import asyncio
-import base64
 import concurrent.futures
 import json
 import threading
@@ -303,10 +302,6 @@ def _failure_of_producer(produce: Callable[[], None]) -> SnapshotdError | None:
 
 def _error_response(failure: SnapshotdError) -> Response:
     return JSONResponse(error_json(failure), status_code=failure.http_status)
-
-
-def output_event(stream: str, data: bytes) -> dict[str, Any]:
-    return {"event": "output", "stream": stream, "data_b64": base64.b64encode(data).decode()}
 
 
 def require(sent: bool) -> None:

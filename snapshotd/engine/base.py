@@ -48,7 +48,7 @@ Event = dict[str, Any]
     output    stream ("stdout"/"stderr"), data_b64 (raw bytes, base64); `call` where a tool call printed it, else `shown_bytes` (how many
               bytes of the program's stream are shown with this)
     snapshot  id, seq, tool, status, files (added, changed, deleted, bytes), pause_ms, method
-    warning   message; `code` (of errors.py) where it ended the run
+    warning   message; `code` (of errors.py) where it ended the run; `left_out_bytes` where so much output is not among the events
     replayed  call, tool, snapshot: answered from the journal
     live      snapshot, replayed (how many): a resumed program has reached the end of what is recorded
     approval  id, tool, status: a person is asked, or has decided

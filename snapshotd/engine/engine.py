@@ -39,6 +39,7 @@ from snapshotd.engine.calls import AgentCalls
 from snapshotd.engine.child import Child
 from snapshotd.engine.cold import Cold, LazyLayers
 from snapshotd.engine.context import Context
+from snapshotd.engine.events import completed
 from snapshotd.engine.forks import Forks
 from snapshotd.engine.gateways import GatewayMaker, Gateways, provider_env
 from snapshotd.engine.keyvalue import KeyValueStore, tenant_env
@@ -223,7 +224,7 @@ class LocalEngine(MindVerbs):
     def events(self, ref: str, *, follow: bool) -> Iterator[Event]:
         trajectory = self._catalog.resolve_trajectory(ref)
         last: Event | None = None
-        for last in self._context.events.follow(trajectory.id, wait=follow):
+        for last in completed(self._context.events.follow(trajectory.id, wait=follow), self.output):
             yield last
         if follow and last is not None and last["event"] != "finished":
             yield {

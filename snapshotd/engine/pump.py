@@ -7,7 +7,7 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from snapshotd.engine.base import Stream
 from snapshotd.engine.intake import Intake
@@ -43,6 +43,8 @@ class Outcome:
     exit_code: int
     stdout: BlobID | None
     stderr: BlobID | None
+    lost_bytes: Mapping[Stream, int] = field(default_factory=dict)
+    """So much of a stream is not saved, if any."""
 
 
 def pump(
@@ -92,7 +94,7 @@ def pump(
                 raise exit_code[0]
             saved = [w.save() if w.size_bytes else None for w in (out, err)]
             hit("engine.step.outputs_saved")
-            return Outcome(exit_code[0], saved[0], saved[1])
+            return Outcome(exit_code[0], saved[0], saved[1], {s.name: s.lost_bytes for s in streams.values() if s.lost_bytes})
     except BaseException:
         process.kill()
         raise
@@ -112,10 +114,13 @@ class _Stream:
     def __init__(
         self, fd: int, name: Stream, writer: BlobWriter, funnel: Funnel, show: Shown, intake: Intake | None, shown: int
     ) -> None:  # fmt: skip
-        self._fd, self._name, self._writer, self._show, self._intake, self._shown = fd, name, writer, show, intake, shown
+        self._fd, self.name, self._writer, self._show, self._intake, self._shown = fd, name, writer, show, intake, shown
         self._concealer = funnel.concealer(self._pass_on)
+        self.lost_bytes = 0
         if intake is not None:
-            self._concealer.write(intake.rest(shown))
+            rest = intake.rest(shown)
+            self.lost_bytes = max(0, intake.moved - shown) - len(rest)
+            self._concealer.write(rest)
 
     def take(self) -> int:
         """Pass on a piece of what has come; how long it is, 0 at the stream's end."""
@@ -133,7 +138,9 @@ class _Stream:
     def _pass_on(self, data: bytes) -> None:
         if self._writer.size_bytes < MAX_OUTPUT_BYTES:
             self._writer.write(data)
-        self._show(self._name, data, self._shown + self._concealer.decided)
+        else:
+            self.lost_bytes += len(data)
+        self._show(self.name, data, self._shown + self._concealer.decided)
 
 
 def _read(process: Process, streams: dict[int, _Stream], open_fds: set[int], done_fd: int) -> None:

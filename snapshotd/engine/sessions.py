@@ -20,7 +20,7 @@ from snapshotd.engine.base import ExecResult, OutputSink, Stream
 from snapshotd.engine.calls import AgentCalls
 from snapshotd.engine.cold import Cold, gone
 from snapshotd.engine.context import Context
-from snapshotd.engine.events import EventLog
+from snapshotd.engine.events import EventLog, output_event
 from snapshotd.engine.gateways import Gateways
 from snapshotd.engine.idempotency import Keys, cut_off
 from snapshotd.engine.intake import Intake, memory
@@ -50,6 +50,11 @@ from snapshotd.types import (
 _log = logging.getLogger(__name__)
 _ID_MAX = (1 << 31) - 1
 _STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
+_LEFT_OUT = {
+    "stdout": "{} bytes of the program's standard output are not shown and not recorded",
+    "stderr": "{} bytes of the program's standard error are not shown and not recorded",
+    "calls": "{} bytes that tool calls printed are not shown; `snapshotd show --output` has them, call by call",
+}
 
 
 @dataclass(slots=True)
@@ -369,8 +374,7 @@ class Sessions:
         trajectory = sandbox.trajectory
 
         def show(stream: Stream, data: bytes, shown_bytes: int) -> None:
-            encoded = base64.b64encode(data).decode()
-            log.append({"event": "output", "stream": stream, "data_b64": encoded, "shown_bytes": shown_bytes})
+            log.append({**output_event(stream, data), "shown_bytes": shown_bytes})
 
         exit_code: int | None = None
         status = TrajectoryStatus.INTERRUPTED
@@ -378,16 +382,18 @@ class Sessions:
             funnel = self._context.secrecy.of(trajectory)
             outcome = pump(process, self._context.spool, funnel, self._logging(sandbox, show), intakes=intakes, earlier=printed)
             exit_code = outcome.exit_code
-            status = self._ended(sandbox, outcome, began_at_ns)
+            status = self._ended(sandbox, outcome, began_at_ns, log)
         except SnapshotdError as exc:
             if not sandbox.closed:
                 log.append({"event": "warning", "message": exc.message, "code": exc.code})
         finally:
             _close(intakes)
+            for source, count in (+log.left_out).items():
+                log.append({"event": "warning", "message": _LEFT_OUT[source].format(count), "left_out_bytes": count})
             self._finish(sandbox, log, exit_code, status)
         _log.info("run of %s ended: %s, exit code %s", trajectory.id, status, exit_code)
 
-    def _ended(self, sandbox: Sandbox, outcome: Outcome, began_at_ns: int) -> TrajectoryStatus:
+    def _ended(self, sandbox: Sandbox, outcome: Outcome, began_at_ns: int, log: EventLog) -> TrajectoryStatus:
         """The agent's process is gone: take the exit snapshot, unless somebody stopped the sandbox under it."""
         recorder = self._recorders.get(sandbox.trajectory.id)
         diverged = None if sandbox.closed or recorder is None else recorder.finish()
@@ -405,6 +411,9 @@ class Sessions:
             last = self._context.catalog.get_snapshot(sandbox.head).call
             if (last.name, last.started_at_ns) != (call.name, began_at_ns):  # else an earlier daemon died just after this
                 commit_step(self._context.catalog, sandbox, call, self._stepped)
+            if log.full:
+                log.append({"event": "rest", "snapshot": sandbox.head})
+                log.left_out.update(outcome.lost_bytes)
         return TrajectoryStatus.FINISHED if done else TrajectoryStatus.FAILED
 
     def _finish(self, sandbox: Sandbox, log: EventLog, exit_code: int | None, status: TrajectoryStatus) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.engine import pump as pumping
 from snapshotd.engine.base import Stream
 from snapshotd.engine.intake import Intake, memory
 from snapshotd.engine.pump import Outcome, Printed, pump
@@ -102,6 +103,33 @@ def test_large_output_is_whole(repo: Spool, funnel: Funnel) -> None:
     assert outcome.stdout is not None
     assert repo.size_bytes(outcome.stdout) == 20_000_000
     assert _read(repo, outcome.stdout) == seen["stdout"]
+
+
+def test_what_is_beyond_the_limit_is_counted(repo: Spool, funnel: Funnel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pumping, "MAX_OUTPUT_BYTES", 1_000_000)
+    outcome, seen = _run(repo, funnel, "head -c 3000000 /dev/zero; echo short >&2")
+    kept = _read(repo, outcome.stdout)
+    assert 1_000_000 <= len(kept) < 1_100_000
+    assert outcome.lost_bytes == {"stdout": 3_000_000 - len(kept)}
+    assert len(seen["stdout"]) == 3_000_000
+
+
+def test_what_is_neither_shown_nor_in_memory_is_counted(repo: Spool, funnel: Funnel) -> None:
+    """A daemon's record of a run was full, it showed more and gave that back; then it died."""
+    intakes: dict[Stream, Intake] = {"stdout": Intake(memory()), "stderr": Intake(memory())}
+    read_end, write_end = os.pipe()
+    os.write(write_end, b"x" * 40_000)
+    intakes["stdout"].move(read_end, 40_000)
+    intakes["stdout"].give_back(36_000)
+    outcome = pump(Shell("echo more"), repo, funnel, lambda *_: None, intakes=intakes, earlier=[Printed("stdout", b"x" * 10_000, 10_000)])
+    kept = _read(repo, outcome.stdout)
+    assert outcome.lost_bytes == {"stdout": 40_005 - len(kept)}
+    assert kept == b"x" * (len(kept) - 5) + b"more\n"
+    assert 14_000 <= len(kept) < 19_000
+    for fd in (read_end, write_end):
+        os.close(fd)
+    for intake in intakes.values():
+        intake.close()
 
 
 def test_what_is_in_the_pipe_at_the_end_is_not_lost(repo: Spool, funnel: Funnel) -> None:
