@@ -10,12 +10,15 @@ Concurrency: every method may be called from any thread.
 
 from __future__ import annotations
 
+import base64
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from snapshotd.engine.caller import Caller as Caller
+from snapshotd.engine.caller import Stream as Stream
 from snapshotd.layers.base import Change, RestoreReport
 from snapshotd.types import (
     DEFAULT_TENANT,
@@ -36,7 +39,6 @@ from snapshotd.types import (
     TrajectoryID,
 )  # fmt: skip
 
-Stream = Literal["stdout", "stderr"]
 OutputSink = Callable[[Stream, bytes], None]
 """Receives raw output as it comes, from several threads but never two at once. May block (that slows the command down)."""
 ProgressSink = Callable[[str], None]
@@ -54,6 +56,11 @@ Event = dict[str, Any]
     approval  id, tool, status: a person is asked, or has decided
     finished  trajectory, exit_code, snapshots (how many), status; always last
 """
+
+
+def output_event(stream: Stream, data: bytes) -> Event:
+    """An event `output`."""
+    return {"event": "output", "stream": stream, "data_b64": base64.b64encode(data).decode()}
 
 
 ProviderKind = Literal["openai", "anthropic"]
@@ -317,15 +324,15 @@ class Engine(ABC):
 
     @abstractmethod
     def exec(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
-             sink: OutputSink, expected_head: str | None = None) -> ExecResult:
+             sink: OutputSink, expected_head: str | None = None, caller: Caller | None = None) -> ExecResult:
         """Run a command as a tool call in a trajectory's sandbox (started from its head if it is stopped) and take the snapshot.
         CommandNotFound and CommandNotRunnable leave no snapshot. With `expected_head`, Conflict (naming the head) when the head is another
-        one, before the command runs: of several writers that saw one head, one wins."""
+        one, before the command runs: of several writers that saw one head, one wins. It goes on when the `caller` is gone."""
 
     @abstractmethod
     def exec_snapshot(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...],
-                      user: str | None, sink: OutputSink) -> ExecResult:
-        """Run a command in a throw-away fork of a snapshot; nothing of it is kept."""
+                      user: str | None, sink: OutputSink, caller: Caller | None = None) -> ExecResult:
+        """Run a command in a throw-away fork of a snapshot; nothing of it is kept. It ends when the `caller` is gone."""
 
     @abstractmethod
     def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False) -> Forked:

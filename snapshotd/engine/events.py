@@ -7,7 +7,6 @@ event `rest`, which no follower sees, names that snapshot, and `completed` takes
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import threading
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from snapshotd.engine.base import Stream
+from snapshotd.engine.base import Stream, output_event
 from snapshotd.engine.watch import Event, Watch
 from snapshotd.types import TrajectoryID
 
@@ -98,10 +97,6 @@ def _without_half_a_line(path: Path) -> int:
             end = begin
         f.truncate(end)
     return end
-
-
-def output_event(stream: Stream, data: bytes) -> Event:
-    return {"event": "output", "stream": stream, "data_b64": base64.b64encode(data).decode()}
 
 
 def completed(events: Iterable[Event], recorded: Callable[[str, Stream], Iterator[bytes]]) -> Iterator[Event]:

@@ -16,11 +16,12 @@ from weakref import WeakValueDictionary
 from snapshotd.engine.approvals import Gate
 from snapshotd.engine.attach import Survivor, record_of
 from snapshotd.engine.background import Background
-from snapshotd.engine.base import ExecResult, OutputSink, Stream
+from snapshotd.engine.base import ExecResult, OutputSink, Stream, output_event
+from snapshotd.engine.caller import Caller
 from snapshotd.engine.calls import AgentCalls
 from snapshotd.engine.cold import Cold, gone
 from snapshotd.engine.context import Context
-from snapshotd.engine.events import EventLog, output_event
+from snapshotd.engine.events import EventLog
 from snapshotd.engine.gateways import Gateways
 from snapshotd.engine.idempotency import Keys, cut_off
 from snapshotd.engine.intake import Intake, memory
@@ -32,12 +33,13 @@ from snapshotd.engine.recorder import Recorder
 from snapshotd.engine.replay import Resumption
 from snapshotd.engine.sandbox import Captured, Sandbox
 from snapshotd.engine.step import commit_step, marker
-from snapshotd.errors import Conflict, SnapshotdError, UsageError
+from snapshotd.errors import Conflict, SandboxFailed, SnapshotdError, UsageError
 from snapshotd.kernel import turns
 from snapshotd.runtime.base import DEFAULT_PATH, LIBRARY_DIR, ExecSpec, Process
 from snapshotd.types import (
     AgentSpec,
     CallStatus,
+    ContainerID,
     Snapshot,
     SnapshotID,
     SnapshotState,
@@ -49,6 +51,7 @@ from snapshotd.types import (
 
 _log = logging.getLogger(__name__)
 _ID_MAX = (1 << 31) - 1
+_END_S = 10.0
 _STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 _LEFT_OUT = {
     "stdout": "{} bytes of the program's standard output are not shown and not recorded",
@@ -75,7 +78,10 @@ class Sessions:
         self._recorders: dict[TrajectoryID, Recorder] = {}
         self._live: dict[TrajectoryID, Sandbox] = {}
         self._runs: dict[TrajectoryID, _Run] = {}
+        self._throw_aways: dict[ContainerID, Sandbox] = {}
+        self._closed = False
         self._lock = threading.RLock()
+        self._thrown_away = threading.Condition(self._lock)
         self._starting: WeakValueDictionary[TrajectoryID, threading.Lock] = WeakValueDictionary()
         """Each for as long as somebody has it."""
 
@@ -161,6 +167,27 @@ class Sessions:
         finally:
             self._unregister(sandbox)
 
+    @contextlib.contextmanager
+    def throw_away(self, trajectory: Trajectory, snapshot: Snapshot) -> Iterator[Sandbox]:
+        """A sandbox for the time being: no catalog row mentions it, nothing of it is recorded. `close` ends it."""
+        sandbox, calls = self.launch(trajectory, snapshot)
+        try:
+            with self._lock:
+                if self._closed:
+                    raise _stopped()
+                self._throw_aways[sandbox.container.id] = sandbox
+            calls.bind(sandbox, None)
+            yield sandbox
+            if sandbox.closed:
+                raise _stopped()
+        finally:
+            try:
+                self.discard(sandbox)
+            finally:
+                with self._thrown_away:
+                    self._throw_aways.pop(sandbox.container.id, None)
+                    self._thrown_away.notify_all()
+
     def _unregister(self, sandbox: Sandbox) -> None:
         """Unless another one has been started for its trajectory meanwhile: that one's stay."""
         trajectory = sandbox.trajectory.id
@@ -223,13 +250,14 @@ class Sessions:
 
     def exec(
         self, sandbox: Sandbox, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
-        sink: OutputSink, record: bool, expected_head: SnapshotID | None = None,
+        sink: OutputSink, record: bool, expected_head: SnapshotID | None = None, caller: Caller | None = None,
     ) -> ExecResult:  # fmt: skip
-        """Run one command to its end. With `record` it is a tool call and gets its snapshot. `expected_head`: see `Engine.exec`."""
+        """Run one command to its end. With `record` it is a tool call and gets its snapshot, also when its caller is gone; without, it ends
+        with its caller. `expected_head`: see `Engine.exec`."""
         if not argv:
             raise UsageError("no command given; write it after `--`")
         with self._claimed(sandbox, expected_head):
-            return self._exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=record)
+            return self._exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=record, caller=caller)
 
     @contextlib.contextmanager
     def _claimed(self, sandbox: Sandbox, head: SnapshotID | None) -> Iterator[None]:
@@ -259,13 +287,15 @@ class Sessions:
 
     def _exec(
         self, sandbox: Sandbox, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
-        sink: OutputSink, record: bool,
+        sink: OutputSink, record: bool, caller: Caller | None,
     ) -> ExecResult:  # fmt: skip
         spec = self._exec_spec(sandbox, argv, cwd or self._workdir(sandbox.trajectory), env, user)
+        if caller is not None and caller.gives_input:
+            spec = replace(spec, stdin=True)
         funnel = self._context.secrecy.of(sandbox.trajectory)
         call = marker("exec", funnel.conceal({"argv": list(argv), "cwd": spec.cwd}))
         show = self._logging(sandbox, lambda stream, data, _: sink(stream, data))
-        outcome = pump(self._start(sandbox, spec), self._context.spool, funnel, show)
+        outcome = pump(self._start(sandbox, spec), self._context.spool, funnel, show, caller=caller, abandon=not record)
         status = CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED
         call = replace(
             marker(call.name, call.arguments, status=status, exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr,
@@ -439,7 +469,15 @@ class Sessions:
         })  # fmt: skip
 
     def close(self) -> None:
-        """Stop everything, each with a last snapshot. Errors are logged; the rest is stopped all the same."""
+        """Stop everything, each with a last snapshot, and end what is thrown away. Errors are logged; the rest is stopped all the same."""
+        with self._lock:
+            self._closed = True
+            throw_aways = list(self._throw_aways.values())
+        for sandbox in throw_aways:
+            try:
+                self._launcher.end(sandbox)
+            except Exception:  # noqa: BLE001 - as below
+                _log.exception("a throw-away sandbox is left behind")
         for sandbox in self.live():
             try:
                 self.stop(sandbox.trajectory)
@@ -449,6 +487,12 @@ class Sessions:
                     self._launcher.end(sandbox)
                 except Exception:  # noqa: BLE001 - as above
                     _log.exception("the sandbox of %s is left behind", sandbox.trajectory.id)
+        with self._thrown_away:
+            self._thrown_away.wait_for(lambda: not self._throw_aways, _END_S)  # those who had them notice
+
+
+def _stopped() -> SandboxFailed:
+    return SandboxFailed("the daemon was told to stop, which ended this throw-away sandbox; repeat the command")
 
 
 def _close(intakes: dict[Stream, Intake]) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from snapshotd.engine import events
-from snapshotd.engine.base import Event, Stream
-from snapshotd.engine.events import EventLogs, completed, output_event
+from snapshotd.engine.base import Event, Stream, output_event
+from snapshotd.engine.events import EventLogs, completed
 from snapshotd.types import TrajectoryID
 
 RUN = TrajectoryID("0" * 32)
