@@ -2,18 +2,17 @@
 
 Such a producer may block for hours in the engine (a long command, a followed run), so it never takes a thread of the pool that
 serves ordinary requests. At most `QUEUE_BYTES` wait between the two; a slow client slows the producer down.
-When the client goes away `Sender.send` says so: an exec goes on without it (never half a call), everything else stops.
+When the client goes away `Channel.send` says so: an exec in a trajectory goes on without it (never half a call), everything else stops.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import concurrent.futures
 import json
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 from pydantic import BaseModel
@@ -150,21 +149,40 @@ Write = Callable[[bytes], None]
 """Sends raw bytes; raises ClientGone when nobody takes them."""
 
 
-async def ndjson(limit: StreamLimit, produce: Callable[[Emit], None], *, uploading: bool = False) -> Response:
+async def ndjson(
+    limit: StreamLimit, produce: Callable[[Emit], None], *, uploading: bool = False, attend: Coroutine[None, None, None] | None = None
+) -> Response:
     """Answer with one JSON object per line. A failure before the first is an ordinary error answer; later, an `error` event.
 
-    With `uploading`, the producer reads the request's body (`Upload`) while it answers.
+    With `uploading`, the producer reads the request's body (`Upload`) while it answers. `attend` receives what the client sends, beside,
+    and ends when the client is gone.
     """
     channel = Channel()
 
     def emit(event: dict[str, Any]) -> bool:
         return channel.send(_line(event))
 
-    failure = await _begin(limit, channel, lambda: produce(emit))
+    beside = None if attend is None else asyncio.ensure_future(_until_gone(attend, channel))
+    try:
+        failure = await _begin(limit, channel, lambda: produce(emit))
+    except BaseException:
+        _end(beside)
+        raise
     if failure is not None:
+        _end(beside)
         return _error_response(failure)
-    answer = _Uploading if uploading else StreamingResponse
-    return answer(_with_error_event(channel, _line), media_type=NDJSON)
+    answer = _Uploading if uploading or attend is not None else StreamingResponse
+    return answer(_with_error_event(channel, _line, beside), media_type=NDJSON)
+
+
+async def _until_gone(attend: Coroutine[None, None, None], channel: Channel) -> None:
+    await attend
+    channel.close()
+
+
+def _end(beside: asyncio.Future[None] | None) -> None:
+    if beside is not None:
+        beside.cancel()
 
 
 async def frames(limit: StreamLimit, produce: Callable[[Emit, Write], None]) -> Response:
@@ -270,13 +288,16 @@ def _frame(event: dict[str, Any]) -> bytes:
     return FRAME_HEADER.pack(FRAME_EVENT, len(content)) + content
 
 
-async def _with_error_event(channel: Channel, encode: Callable[[dict[str, Any]], bytes]) -> AsyncIterator[bytes]:
+async def _with_error_event(
+    channel: Channel, encode: Callable[[dict[str, Any]], bytes], beside: asyncio.Future[None] | None = None
+) -> AsyncIterator[bytes]:
     try:
         async for data in channel.pieces():
             yield data
     except SnapshotdError as exc:
         yield encode({"event": "error", **error_json(exc)})
     finally:
+        _end(beside)
         channel.close()
 
 
@@ -303,10 +324,6 @@ def _failure_of_producer(produce: Callable[[], None]) -> SnapshotdError | None:
 
 def _error_response(failure: SnapshotdError) -> Response:
     return JSONResponse(error_json(failure), status_code=failure.http_status)
-
-
-def output_event(stream: str, data: bytes) -> dict[str, Any]:
-    return {"event": "output", "stream": stream, "data_b64": base64.b64encode(data).decode()}
 
 
 def require(sent: bool) -> None:

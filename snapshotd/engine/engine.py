@@ -35,11 +35,13 @@ from snapshotd.engine.base import (
     Usage,
 )  # fmt: skip
 from snapshotd.engine.browse import Browse
+from snapshotd.engine.caller import Caller
 from snapshotd.engine.calls import AgentCalls
 from snapshotd.engine.child import Child
 from snapshotd.engine.cold import Cold, LazyLayers
 from snapshotd.engine.context import Context
 from snapshotd.engine.disk_watch import DiskWatch
+from snapshotd.engine.events import completed
 from snapshotd.engine.forks import Forks
 from snapshotd.engine.gateways import GatewayMaker, Gateways, provider_env
 from snapshotd.engine.keyvalue import KeyValueStore, tenant_env
@@ -203,10 +205,8 @@ class LocalEngine(MindVerbs):
 
     def _install(self, spec: SandboxSpec, script: str, env: dict[str, str], ca_bundle: bytes) -> LayerID:
         trajectory, snapshot = _throw_away(spec, Stack(spec.image))
-        sandbox, calls = self._sessions.launch(trajectory, snapshot)
-        calls.bind(sandbox, None)
         errors: list[bytes] = []
-        try:
+        with self._sessions.throw_away(trajectory, snapshot) as sandbox:
             if ca_bundle:
                 (self._context.run_dir / "c" / sandbox.container.id / "ca.pem").write_bytes(ca_bundle)
             result = self._sessions.exec(
@@ -221,13 +221,11 @@ class LocalEngine(MindVerbs):
             if captured.method == "unchanged":
                 raise UsageError("the agent's dependencies cannot be installed: pip succeeded, but wrote nothing")
             return dependencies.keep_packages_only(self._context, captured.stack.layers[0])
-        finally:
-            self._sessions.discard(sandbox)
 
     def events(self, ref: str, *, follow: bool) -> Iterator[Event]:
         trajectory = self._catalog.resolve_trajectory(ref)
         last: Event | None = None
-        for last in self._context.events.follow(trajectory.id, wait=follow):
+        for last in completed(self._context.events.follow(trajectory.id, wait=follow), self.output):
             yield last
         if follow and last is not None and last["event"] != "finished":
             yield {
@@ -237,25 +235,24 @@ class LocalEngine(MindVerbs):
 
     def exec(
         self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None, sink: OutputSink,
-        expected_head: str | None = None,
+        expected_head: str | None = None, caller: Caller | None = None,
     ) -> ExecResult:  # fmt: skip
         trajectory = self._catalog.resolve_trajectory(ref)
         head = None if expected_head is None else self._catalog.resolve_snapshot(expected_head).id
         sandbox = self._sessions.running(trajectory)
-        return self._sessions.exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=True, expected_head=head)
+        return self._sessions.exec(
+            sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=True, expected_head=head, caller=caller
+        )  # fmt: skip
 
     def exec_snapshot(
-        self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None, sink: OutputSink
-    ) -> ExecResult:
+        self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None, sink: OutputSink,
+        caller: Caller | None = None,
+    ) -> ExecResult:  # fmt: skip
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
             owner = self._catalog.get_trajectory(source.trajectory)
             trajectory = replace(_throw_away(owner.spec, source.stack, env=owner.env)[0], head=source.id)
-            sandbox, calls = self._sessions.launch(trajectory, source)
-            calls.bind(sandbox, None)
-            try:
-                return self._sessions.exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=False)
-            finally:
-                self._sessions.discard(sandbox)
+            with self._sessions.throw_away(trajectory, source) as sandbox:
+                return self._sessions.exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=False, caller=caller)
 
     def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False) -> Forked:
         if not 1 <= n <= MAX_FORKS:

@@ -18,7 +18,8 @@ from snapshotd.engine import users
 from snapshotd.engine.approvals import Gate
 from snapshotd.engine.attach import Survivor, record_of
 from snapshotd.engine.background import Background
-from snapshotd.engine.base import ExecResult, OutputSink, Stream
+from snapshotd.engine.base import ExecResult, OutputSink, Stream, output_event
+from snapshotd.engine.caller import Caller
 from snapshotd.engine.calls import AgentCalls
 from snapshotd.engine.cold import Cold, gone
 from snapshotd.engine.context import Context
@@ -41,6 +42,7 @@ from snapshotd.runtime.base import DEFAULT_PATH, LIBRARY_DIR, ExecSpec, Process
 from snapshotd.types import (
     AgentSpec,
     CallStatus,
+    ContainerID,
     Snapshot,
     SnapshotID,
     SnapshotState,
@@ -52,7 +54,13 @@ from snapshotd.types import (
 
 _log = logging.getLogger(__name__)
 _KILLED = 128 + signal.SIGKILL
+_END_S = 10.0
 _STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
+_LEFT_OUT = {
+    "stdout": "{} bytes of the program's standard output are not shown and not recorded",
+    "stderr": "{} bytes of the program's standard error are not shown and not recorded",
+    "calls": "{} bytes that tool calls printed are not shown; `snapshotd show --output` has them, call by call",
+}
 
 
 @dataclass(slots=True)
@@ -73,7 +81,10 @@ class Sessions:
         self._recorders: dict[TrajectoryID, Recorder] = {}
         self._live: dict[TrajectoryID, Sandbox] = {}
         self._runs: dict[TrajectoryID, _Run] = {}
+        self._throw_aways: dict[ContainerID, Sandbox] = {}
+        self._closed = False
         self._lock = threading.RLock()
+        self._thrown_away = threading.Condition(self._lock)
         self._starting: WeakValueDictionary[TrajectoryID, threading.Lock] = WeakValueDictionary()
         """Each for as long as somebody has it."""
 
@@ -159,6 +170,27 @@ class Sessions:
         finally:
             self._unregister(sandbox)
 
+    @contextlib.contextmanager
+    def throw_away(self, trajectory: Trajectory, snapshot: Snapshot) -> Iterator[Sandbox]:
+        """A sandbox for the time being: no catalog row mentions it, nothing of it is recorded. `close` ends it."""
+        sandbox, calls = self.launch(trajectory, snapshot)
+        try:
+            with self._lock:
+                if self._closed:
+                    raise _stopped()
+                self._throw_aways[sandbox.container.id] = sandbox
+            calls.bind(sandbox, None)
+            yield sandbox
+            if sandbox.closed:
+                raise _stopped()
+        finally:
+            try:
+                self.discard(sandbox)
+            finally:
+                with self._thrown_away:
+                    self._throw_aways.pop(sandbox.container.id, None)
+                    self._thrown_away.notify_all()
+
     def _unregister(self, sandbox: Sandbox) -> None:
         """Unless another one has been started for its trajectory meanwhile: that one's stay."""
         trajectory = sandbox.trajectory.id
@@ -235,15 +267,16 @@ class Sessions:
 
     def exec(
         self, sandbox: Sandbox, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
-        sink: OutputSink, record: bool, expected_head: SnapshotID | None = None,
+        sink: OutputSink, record: bool, expected_head: SnapshotID | None = None, caller: Caller | None = None,
     ) -> ExecResult:  # fmt: skip
-        """Run one command to its end. With `record` it is a tool call and gets its snapshot. `expected_head`: see `Engine.exec`."""
+        """Run one command to its end. With `record` it is a tool call and gets its snapshot, also when its caller is gone; without, it ends
+        with its caller. `expected_head`: see `Engine.exec`."""
         if not argv:
             raise UsageError("no command given; write it after `--`")
         if record:
             self.check_place(sandbox)
         with sandbox.command() as command, self._claimed(sandbox, expected_head):
-            return self._exec(sandbox, command, argv, cwd=cwd, env=env, user=user, sink=sink, record=record)
+            return self._exec(sandbox, command, argv, cwd=cwd, env=env, user=user, sink=sink, record=record, caller=caller)
 
     def check_place(self, sandbox: Sandbox) -> None:
         """Conflict: its program is being replayed, which gives it one root after another."""
@@ -283,15 +316,18 @@ class Sessions:
 
     def _exec(
         self, sandbox: Sandbox, command: Command, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...],
-        user: str | None, sink: OutputSink, record: bool,
+        user: str | None, sink: OutputSink, record: bool, caller: Caller | None,
     ) -> ExecResult:  # fmt: skip
         spec = self._exec_spec(sandbox, argv, cwd or self._workdir(sandbox.trajectory), env, user)
+        if caller is not None and caller.gives_input:
+            spec = replace(spec, stdin=True)
         funnel = self._context.secrecy.of(sandbox.trajectory)
         call = marker("exec", funnel.conceal({"argv": list(argv), "cwd": spec.cwd}))
         show = self._logging(sandbox, lambda stream, data, _: sink(stream, data))
         before = hits(sandbox.container.pid)
         sandbox.ended_for.clear()
-        outcome = pump(self._start(sandbox, spec, command=command), self._context.spool, funnel, show)
+        process = self._start(sandbox, spec, command=command)
+        outcome = pump(process, self._context.spool, funnel, show, caller=caller, abandon=not record)
         for sentence in sandbox.ended_for:
             sink("stderr", f"snapshotd: {sentence}\n".encode())
         status = CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED
@@ -418,8 +454,7 @@ class Sessions:
         trajectory = sandbox.trajectory
 
         def show(stream: Stream, data: bytes, shown_bytes: int) -> None:
-            encoded = base64.b64encode(data).decode()
-            log.append({"event": "output", "stream": stream, "data_b64": encoded, "shown_bytes": shown_bytes})
+            log.append({**output_event(stream, data), "shown_bytes": shown_bytes})
 
         exit_code: int | None = None
         status = TrajectoryStatus.INTERRUPTED
@@ -430,16 +465,18 @@ class Sessions:
             reached = _reached(sandbox, Hits()) if exit_code == _KILLED else None  # the sandbox is this program's
             if reached is not None:
                 log.append({"event": "warning", "message": reached})
-            status = self._ended(sandbox, outcome, began_at_ns, reached)
+            status = self._ended(sandbox, outcome, began_at_ns, log, reached)
         except SnapshotdError as exc:
             if not sandbox.closed:
                 log.append({"event": "warning", "message": exc.message, "code": exc.code})
         finally:
             _close(intakes)
+            for source, count in (+log.left_out).items():
+                log.append({"event": "warning", "message": _LEFT_OUT[source].format(count), "left_out_bytes": count})
             self._finish(sandbox, log, exit_code, status)
         _log.info("run of %s ended: %s, exit code %s", trajectory.id, status, exit_code)
 
-    def _ended(self, sandbox: Sandbox, outcome: Outcome, began_at_ns: int, reached: str | None) -> TrajectoryStatus:
+    def _ended(self, sandbox: Sandbox, outcome: Outcome, began_at_ns: int, log: EventLog, reached: str | None) -> TrajectoryStatus:
         """The agent's process is gone: take the exit snapshot, unless somebody stopped the sandbox under it. `reached`: its error."""
         with sandbox.lock:
             sandbox.cut_off()
@@ -459,6 +496,9 @@ class Sessions:
             last = self._context.catalog.get_snapshot(sandbox.head).call
             if (last.name, last.started_at_ns) != (call.name, began_at_ns):  # else an earlier daemon died just after this
                 commit_step(self._context.catalog, sandbox, call, self._stepped)
+            if log.full:
+                log.append({"event": "rest", "snapshot": sandbox.head})
+                log.left_out.update(outcome.lost_bytes)
         return TrajectoryStatus.FINISHED if done else TrajectoryStatus.FAILED
 
     def _finish(self, sandbox: Sandbox, log: EventLog, exit_code: int | None, status: TrajectoryStatus) -> None:
@@ -486,7 +526,15 @@ class Sessions:
         })  # fmt: skip
 
     def close(self) -> None:
-        """Stop everything, each with a last snapshot. Errors are logged; the rest is stopped all the same."""
+        """Stop everything, each with a last snapshot, and end what is thrown away. Errors are logged; the rest is stopped all the same."""
+        with self._lock:
+            self._closed = True
+            throw_aways = list(self._throw_aways.values())
+        for sandbox in throw_aways:
+            try:
+                self._launcher.end(sandbox)
+            except Exception:  # noqa: BLE001 - as below
+                _log.exception("a throw-away sandbox is left behind")
         for sandbox in self.live():
             try:
                 self.stop(sandbox.trajectory)
@@ -496,6 +544,12 @@ class Sessions:
                     self._launcher.end(sandbox)
                 except Exception:  # noqa: BLE001 - as above
                     _log.exception("the sandbox of %s is left behind", sandbox.trajectory.id)
+        with self._thrown_away:
+            self._thrown_away.wait_for(lambda: not self._throw_aways, _END_S)  # those who had them notice
+
+
+def _stopped() -> SandboxFailed:
+    return SandboxFailed("the daemon was told to stop, which ended this throw-away sandbox; repeat the command")
 
 
 def _close(intakes: dict[Stream, Intake]) -> None:

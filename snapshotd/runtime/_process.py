@@ -42,14 +42,15 @@ def poll_fd(fd: int, timeout_s: float | None) -> bool:
 
 
 def run_bounded(
-    argv: Sequence[str], *, timeout_s: float, stdout: Stream = subprocess.DEVNULL, stderr: Stream = subprocess.DEVNULL
-) -> int | None:
-    """Run a helper with standard input from /dev/null and return its exit code, or None if it was killed after `timeout_s`.
+    argv: Sequence[str], *, timeout_s: float, stdin: Stream = subprocess.DEVNULL, stdout: Stream = subprocess.DEVNULL,
+    stderr: Stream = subprocess.DEVNULL,
+) -> int | None:  # fmt: skip
+    """Run a helper and return its exit code, or None if it was killed after `timeout_s`.
 
     Waits on a pidfd: Popen.wait with a timeout sleeps in growing steps of up to 50 ms. A helper that is killed takes its children
     along. Raises OSError when the program is missing.
     """
-    child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+    child = subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr)
     pidfd = os.pidfd_open(child.pid)
     try:
         if poll_fd(pidfd, timeout_s):
@@ -129,11 +130,12 @@ class Command(Process):
 class ChildProcess(Command):
     """A process that is, or is about to become, a child of the daemon."""
 
-    def __init__(self, pid: int, stdout_fd: int, stderr_fd: int) -> None:
+    def __init__(self, pid: int, stdout_fd: int, stderr_fd: int, stdin_fd: int | None = None) -> None:
         """Takes over the descriptors. Raises ProcessLookupError when there is no such process: then it was not a child."""
         self.pid = pid
         self.stdout_fd = stdout_fd
         self.stderr_fd = stderr_fd
+        self.stdin_fd = stdin_fd
         self._pidfd = os.pidfd_open(pid)
         weakref.finalize(self, os.close, self._pidfd)  # not earlier: another thread may be waiting on it
         self._lock = threading.Lock()

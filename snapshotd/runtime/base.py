@@ -79,6 +79,8 @@ class ExecSpec:
     user: int = 0
     group: int = 0
     groups: Sequence[int] = ()
+    stdin: bool = False
+    """Whether its standard input is a pipe (`Process.stdin_fd`). Without, it is empty."""
 
 
 class Process(ABC):
@@ -92,6 +94,8 @@ class Process(ABC):
     """In the daemon's pid namespace. 0 when the driver cannot tell."""
     stdout_fd: int
     stderr_fd: int
+    stdin_fd: int | None = None
+    """The end of the pipe to write to, blocking, which the caller owns and must close; None without `ExecSpec.stdin`."""
     linger_s: float = 0.0
     """How long after the command's end its last output may still be on its way through the driver. 0: pipes straight from the command."""
 
@@ -164,7 +168,8 @@ class Runtime(ABC):
         """Start a command in the container's present root and return as soon as it runs.
 
         With `keep`, the driver's keeper is its parent: under that key the command and its pipes outlive this daemon, until the key is
-        dropped (also after `destroy`). Unsupported when the driver has no keeper; SandboxFailed when a command runs under that key.
+        dropped (also after `destroy`). Unsupported when the driver has no keeper, or with `spec.stdin`; SandboxFailed when a command runs
+        under that key.
 
         Raises CommandNotFound (no such program or working directory), CommandNotRunnable (found, but not executable)
         or SandboxFailed (container gone). In each case nothing was started.
