@@ -139,7 +139,6 @@ import os, signal, sys
 from pathlib import Path
 from snapshotd import sqlite
 from snapshotd.catalog.sqlite import SqliteCatalog
-from tests import long
 
 steps, connect = int(sys.argv[2]), sqlite._connect
 

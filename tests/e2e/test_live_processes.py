@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.e2e.support import Snap, wait_until
+
+pytestmark = pytest.mark.each_runtime
 
 SERVER = r"""
 import http.server, threading, sys
-
-pytestmark = pytest.mark.each_runtime
 class Handler(http.server.BaseHTTPRequestHandler):
     count = 0
     def do_GET(self):

@@ -15,6 +15,7 @@ from tests.e2e.model_rig import WAITS, Agents, bash, let_go, provider, waits
 from tests.e2e.support import Snap, processes_with, wait_until
 from tests.leftovers import instance_of, nothing_left
 
+pytestmark = pytest.mark.each_runtime
 STEPS = 12
 PROGRAM = """
 import os, sys, threading, time
@@ -130,7 +131,7 @@ def test_killed_again_and_again(lone: Snap, runtime: str, program: Path) -> None
     snap = lone
     chance = random.Random(f"{runtime}-1")
     running = snap.start("run", "--runtime", runtime, "--name", "tough", program)
-    wait_until(lambda: bool(snap.json("ps")), "it runs")
+    wait_until(lambda: bool(snap.json("ls")) and len(snap.json("log", "tough")) > 1, "it runs")  # the follower has been answered, too
     kills = 0
     while running.poll() is None and kills < 6:
         snap.kill_daemon()
@@ -274,8 +275,6 @@ def test_a_reply_that_did_not_arrive(lone: Snap, runc_ready: None, tmp_path: Pat
 PATIENT = """
 import os, sys
 from snapshotd.agent import approve, tool
-
-pytestmark = pytest.mark.each_runtime
 
 @tool(approve="may I?")
 def send():
