@@ -10,13 +10,13 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from snapshotd.daemon import models, streams
-from snapshotd.daemon.routes import Ref, ServiceDep, checked_ref, unless_abandoned
+from snapshotd.daemon.routes import Ref, Route, ServiceDep, checked_ref, unless_abandoned
 from snapshotd.daemon.wire import LOG_MAX, check_ref
 from snapshotd.engine.base import Engine, ExecResult
 from snapshotd.errors import UsageError
 from snapshotd.types import Trajectory
 
-router = APIRouter(dependencies=[Depends(checked_ref)])
+router = APIRouter(route_class=Route, dependencies=[Depends(checked_ref)])
 _EXEC_DOC = {
     200: {
         "content": {streams.NDJSON: {}},
@@ -138,8 +138,8 @@ async def _exec(method: Callable[..., ExecResult], ref: str, body: models.ExecRe
             emit(streams.output_event(stream, data))  # False when the client is gone: the command goes on all the same
 
         done: ExecResult = method(ref, argv, cwd=body.cwd, env=env, user=body.user, sink=sink)
-        snapshot = None if done.snapshot is None else models.Snapshot.of(done.snapshot).model_dump(mode="json")
-        call = models.Tool.of(done.call).model_dump(mode="json")
+        snapshot = None if done.snapshot is None else models.Snapshot.of(done.snapshot)
+        call = models.Tool.of(done.call)
         emit({"event": "result", "exit_code": done.exit_code, "snapshot": snapshot, "call": call})
 
     return await streams.ndjson(service.streams, produce)
