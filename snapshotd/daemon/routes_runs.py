@@ -13,13 +13,13 @@ from starlette.responses import Response
 
 from snapshotd.daemon import models, streams
 from snapshotd.daemon.attending import Lines, attend
-from snapshotd.daemon.routes import Ref, ServiceDep, checked_ref, unless_abandoned
+from snapshotd.daemon.routes import Ref, Route, ServiceDep, checked_ref, unless_abandoned
 from snapshotd.daemon.wire import ATTENDED, LOG_MAX, STDIN_WINDOW_BYTES, check_ref
 from snapshotd.engine.base import Caller, Engine, ExecResult, Stream, output_event
 from snapshotd.errors import UsageError
 from snapshotd.types import Trajectory
 
-router = APIRouter(dependencies=[Depends(checked_ref)])
+router = APIRouter(route_class=Route, dependencies=[Depends(checked_ref)])
 _EXEC_DOC = {
     200: {
         "content": {streams.NDJSON: {}},
@@ -193,8 +193,8 @@ async def _exec(
 
         caller.taken = lambda count: emit({"event": "taken", "bytes": count})
         done: ExecResult = method(ref, argv, cwd=body.cwd, env=env, user=body.user, sink=sink, caller=caller)
-        snapshot = None if done.snapshot is None else models.Snapshot.of(done.snapshot).model_dump(mode="json")
-        call = models.Tool.of(done.call).model_dump(mode="json")
+        snapshot = None if done.snapshot is None else models.Snapshot.of(done.snapshot)
+        call = models.Tool.of(done.call)
         emit({"event": "result", "exit_code": done.exit_code, "snapshot": snapshot, "call": call})
 
     return await streams.ndjson(service.streams, produce, attend=attend(request, caller, lines))

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from snapshotd.daemon.failures import error_json, failure_of
@@ -28,8 +28,15 @@ from snapshotd.kernel import turns
 QUEUE_BYTES = 1 << 20
 STREAMS_MAX = 1024
 """Open streams at once. Each is a thread; 256 commands and as many followers with room to spare."""
+JSON = "application/json"
 NDJSON = "application/x-ndjson"
 BYTES = "application/octet-stream"
+
+
+def json_bytes(value: Any) -> bytes:
+    """JSON in ASCII; models may stand in `value`. Everything that the API says in JSON goes through here. Text that programs in sandboxes
+    left may hold lone surrogates, for which UTF-8 has no bytes: pydantic refuses them, here an escape stands for each."""
+    return json.dumps(value, separators=(",", ":"), default=BaseModel.model_dump).encode()
 
 
 class ClientGone(Exception):  # noqa: N818 - not a failure: nobody is left to be told
@@ -170,7 +177,7 @@ async def ndjson(
         raise
     if failure is not None:
         _end(beside)
-        return _error_response(failure)
+        return error_response(failure)
     answer = _Uploading if uploading or attend is not None else StreamingResponse
     return answer(_with_error_event(channel, _line, beside), media_type=NDJSON)
 
@@ -201,7 +208,7 @@ async def frames(limit: StreamLimit, produce: Callable[[Emit, Write], None]) -> 
 
     failure = await _begin(limit, channel, lambda: produce(emit, write))
     if failure is not None:
-        return _error_response(failure)
+        return error_response(failure)
     return StreamingResponse(_with_error_event(channel, _frame), media_type=FRAMES)
 
 
@@ -210,8 +217,8 @@ def listed(items: Iterable[BaseModel]) -> Response:
     found = []
     for item in items:
         turns.give_way()
-        found.append(item.model_dump_json().encode())
-    return Response(b"[" + b",".join(found) + b"]", media_type="application/json")
+        found.append(json_bytes(item))
+    return Response(b"[" + b",".join(found) + b"]", media_type=JSON)
 
 
 async def octets(limit: StreamLimit, produce: Callable[[], Iterable[bytes]]) -> Response:
@@ -226,7 +233,7 @@ async def octets(limit: StreamLimit, produce: Callable[[], Iterable[bytes]]) -> 
 
     failure = await _begin(limit, channel, push)
     if failure is not None:
-        return _error_response(failure)
+        return error_response(failure)
 
     async def data() -> AsyncIterator[bytes]:
         try:
@@ -280,11 +287,11 @@ class _Uploading(StreamingResponse):
 
 
 def _line(event: dict[str, Any]) -> bytes:
-    return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+    return json_bytes(event) + b"\n"
 
 
 def _frame(event: dict[str, Any]) -> bytes:
-    content = json.dumps(event, separators=(",", ":")).encode()
+    content = json_bytes(event)
     return FRAME_HEADER.pack(FRAME_EVENT, len(content)) + content
 
 
@@ -322,8 +329,8 @@ def _failure_of_producer(produce: Callable[[], None]) -> SnapshotdError | None:
     return None
 
 
-def _error_response(failure: SnapshotdError) -> Response:
-    return JSONResponse(error_json(failure), status_code=failure.http_status)
+def error_response(failure: SnapshotdError) -> Response:
+    return Response(json_bytes(error_json(failure)), failure.http_status, media_type=JSON)
 
 
 def require(sent: bool) -> None:
