@@ -271,6 +271,11 @@ ALTER TABLE key_versions ADD COLUMN request TEXT;       -- what its maker calls 
 CREATE UNIQUE INDEX key_versions_by_request ON key_versions (key, request) WHERE request IS NOT NULL;
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4)
+_V5 = """
+-- Each page has a checksum (database.py).
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5)
+CHECKSUMS_FROM = 5
 VERSION = len(MIGRATIONS)
 """The version this program writes, and the newest it reads."""
