@@ -73,6 +73,10 @@ class Catalog(ABC):
     # -- small facts ---------------------------------------------------------------------------------------------------------
 
     @abstractmethod
+    def problems(self) -> list[str]:
+        """What is damaged in the catalog's own file, in words; [] if all is well. Reads the whole of it."""
+
+    @abstractmethod
     def get_meta(self, key: str) -> str | None:
         """A named fact of this state directory (instance id, boot id), or None."""
 

@@ -76,6 +76,9 @@ class SqliteCatalog(Catalog):
     def flush(self) -> None:
         self._db.flush()
 
+    def problems(self) -> list[str]:
+        return self._db.problems()
+
     # -- small facts ---------------------------------------------------------------------------------------------------------
 
     def get_meta(self, key: str) -> str | None:

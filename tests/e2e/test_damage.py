@@ -210,6 +210,31 @@ def test_damaged_and_repaired(place: Place, seed: int) -> None:
         place.undo()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_flip_in_the_catalog_is_found_and_named(place: Place, seed: int) -> None:
+    """Or it says nothing: then all is shown as before."""
+    snap, rng, path = place.snap, random.Random(seed), place.snap.state_dir / "catalog.db"
+    lines = [("log", "--all", "--json", name) for name in ("line", place.fork)]
+    before = [snap(*line).stdout for line in lines]
+    snap.stop_daemon()
+    try:
+        data = bytearray(path.read_bytes())
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        shown = [snap(*line, code=None) for line in lines]
+        checked = snap("check", "--read-data", code=None)
+        for was, now in zip(before, shown, strict=True):
+            assert now.returncode == DataLoss.exit_code or now.stdout == was
+        for each in (*shown, checked):
+            assert each.returncode in (0, DataLoss.exit_code), each
+            assert each.returncode == 0 or "catalog" in each.stdout + each.stderr, each
+        assert checked.returncode == DataLoss.exit_code or [each.stdout for each in shown] == before
+        if any(each.returncode for each in (*shown, checked)):
+            assert "--rebuild-catalog" in "".join(each.stdout + each.stderr for each in (*shown, checked))
+    finally:
+        place.undo()
+
+
 def _inside(place: Place, snapshot: str) -> bytes | None:
     """What a program in a fork reads; None if it meets an error."""
     script = "cat /workspace/log > /tmp/log && od -An -tx1 /workspace/data > /tmp/data && cat /tmp/log /tmp/data"
