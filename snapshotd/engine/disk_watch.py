@@ -51,7 +51,7 @@ class DiskWatch:
         while not self._closing.wait(rest):
             began = time.monotonic()
             st = os.statvfs(self._context.store.root)
-            sandboxes = [sandbox for sandbox in self._live() if not sandbox.closed]
+            sandboxes = self._live()
             if (st.f_bfree, st.f_ffree) != self._free:
                 self._free = st.f_bfree, st.f_ffree
                 for sandbox in sandboxes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
@@ -81,6 +82,7 @@ from snapshotd.types import (
 )  # fmt: skip
 
 MAX_FORKS = 256
+_log = logging.getLogger(__name__)
 
 
 class LocalEngine(MindVerbs):
@@ -102,7 +104,7 @@ class LocalEngine(MindVerbs):
         archiver = Archiver(context.child("archive"))
         self._archive = Archive(context, archiver, self._evict)
         self._background = Background(context, self._merger, links, self._worker, self._archive)
-        context.store.on_unneeded = lambda: self._background.later(self._sweep)
+        context.store.on_unneeded = lambda: self._background.later(self._sweep_what_was_held)
         self._webhooks = Webhooks()
         self._gate = Gate(context, self._webhooks)
         self._values = KeyValueStore(context.catalog)
@@ -122,7 +124,7 @@ class LocalEngine(MindVerbs):
             if snapshot.files is None:
                 self._background.submit(snapshot)
         self._closed = threading.Event()
-        self._disk_watch = DiskWatch(context, self._sessions.live)
+        self._disk_watch = DiskWatch(context, self._sessions.launched)
 
     def _store_what_has_no_layers(self) -> None:
         """Before anybody asks for them: snapshots captured on a layer that was still being rebuilt when the daemon died. What lies below
@@ -309,6 +311,12 @@ class LocalEngine(MindVerbs):
         """Until nothing more goes: when layers went, those that were merged of them can go, too."""
         while gone := self._context.store.sweep(lambda: recover.referenced_layers(self._context)):
             self._merger.forget(gone)
+
+    def _sweep_what_was_held(self) -> None:
+        try:
+            self._sweep()
+        except (SnapshotdError, OSError) as exc:
+            _log.warning("layers that nothing needs are left for the next start: %s", exc)
 
     # -- looking -------------------------------------------------------------------------------------------------------------
 

@@ -163,6 +163,11 @@ def _dump(document: dict[str, Any], unknown: Mapping[str, Any] | None) -> bytes:
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
+def _limits(limits: Limits) -> dict[str, Any]:
+    """Without the disk's where it is the daemon's own, as records had it before there was one."""
+    return {name: value for name, value in asdict(limits).items() if name != "disk_bytes" or value}
+
+
 def _document(record: Record) -> dict[str, Any]:
     snapshot, trajectory, image = record.snapshot, record.trajectory, record.image
     spec, agent, call = trajectory.spec, trajectory.agent, snapshot.call
@@ -175,7 +180,7 @@ def _document(record: Record) -> dict[str, Any]:
         },
         "trajectory": {
             "id": trajectory.id, "name": trajectory.name,
-            "spec": {"image": spec.image, "runtime": spec.runtime, "network": spec.network.value, "limits": asdict(spec.limits)},
+            "spec": {"image": spec.image, "runtime": spec.runtime, "network": spec.network.value, "limits": _limits(spec.limits)},
             "agent": None if agent is None else {
                 "argv": list(agent.argv), "program": agent.program, "cwd": agent.cwd, "env": _pairs(agent.env),
             },

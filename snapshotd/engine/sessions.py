@@ -80,6 +80,7 @@ class Sessions:
         self._places = Places(context, cold.take)
         self._recorders: dict[TrajectoryID, Recorder] = {}
         self._live: dict[TrajectoryID, Sandbox] = {}
+        self._launched: list[Sandbox] = []
         self._runs: dict[TrajectoryID, _Run] = {}
         self._throw_aways: dict[ContainerID, Sandbox] = {}
         self._closed = False
@@ -106,7 +107,15 @@ class Sessions:
         """A sandbox that is not registered yet: the caller either adopts or ends it. `head`: as `Launcher.launch`."""
         if snapshot.state is SnapshotState.LOST:
             raise gone(snapshot)
-        return self._launcher.launch(trajectory, snapshot, head)
+        sandbox, calls = self._launcher.launch(trajectory, snapshot, head)
+        with self._lock:
+            self._launched = [*(one for one in self._launched if not one.closed), sandbox]
+        return sandbox, calls
+
+    def launched(self) -> list[Sandbox]:
+        """Every sandbox in which something may run, throw-away ones, too."""
+        with self._lock:
+            return list({id(one): one for one in (*self._live.values(), *self._launched) if not one.closed}.values())
 
     def adopt(self, sandbox: Sandbox, calls: AgentCalls, resumption: Resumption | None = None, keys: Keys | None = None) -> None:
         """Register a launched sandbox: from now on its steps are recorded, by it alone. With a `resumption` its program is replayed

@@ -60,6 +60,8 @@ def expected(version: int) -> dict[str, Any]:
         snapshot["warnings"] = []
     for trajectory in content["trajectories"] if version < 3 else ():
         trajectory["began"] = None
+    for trajectory in content["trajectories"] if version < 5 else ():
+        trajectory["spec"]["limits"]["disk_bytes"] = 0
     return content
 
 

@@ -71,12 +71,14 @@ def test_a_sandbox_at_its_limit_is_stopped_and_the_rest_goes_on(daemon: Daemon, 
 
 
 def test_steps_count_together(daemon: Daemon) -> None:
-    """Each fits; all of them do not."""
+    """Each fits; all of them do not. Nor in a throw-away fork."""
     client = daemon.client
     greedy = limited(client)
     for n in range(2):
         assert client.exec(greedy, ["sh", "-c", f"head -c 30000000 /dev/urandom > /root/f{n}"], wait="stored").exit_code == 0
-    assert client.exec(greedy, ["sh", "-c", "head -c 30000000 /dev/urandom > /root/f && sleep 60"]).exit_code != 0
+    too_much = ["sh", "-c", "head -c 30000000 /dev/urandom > /root/f && sleep 60"]
+    assert client.exec_snapshot(client.log(greedy)[-1].id, too_much).exit_code != 0
+    assert client.exec(greedy, too_much).exit_code != 0
     client.remove(greedy, force=True)
 
 

@@ -119,9 +119,10 @@ def test_attaching_to_a_sandbox_without_an_agent_is_told_apart(cli: Cli, box: st
 
 
 def test_limits_reach_the_sandbox(cli: Cli) -> None:
-    made = cli("create", "--memory", "512m", "--cpus", "0.5", "--pids", "64", "--runtime", "docker", "--json").json["trajectory"]
+    options = ("--memory", "512m", "--cpus", "0.5", "--pids", "64", "--disk", "1g", "--runtime", "docker")
+    made = cli("create", *options, "--json").json["trajectory"]
     found = next(item for item in cli("ls", "--json").json if item["id"] == made)
-    assert found["limits"] == {"memory_bytes": 512 << 20, "cpus": 0.5, "pids": 64}
+    assert found["limits"] == {"memory_bytes": 512 << 20, "cpus": 0.5, "pids": 64, "disk_bytes": 1 << 30}
     assert found["runtime"] == "docker"
 
 

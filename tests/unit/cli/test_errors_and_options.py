@@ -47,6 +47,7 @@ ROOT = Path(__file__).resolve().parents[3]
         (["run", "--memory", "1k", "--", "ls"], 125, "too little"),
         (["run", "--cpus", "0", "--", "ls"], 125, "0.01"),
         (["run", "--cpus", "nan", "--", "ls"], 125, "0.01"),
+        (["run", "--disk", "5", "--", "ls"], 125, "from 16m"),
         (["run", "--pids", "x", "--", "ls"], 125, "whole number"),
         (["run", "--pids", "1", "--", "ls"], 125, "from 8"),
         (["run", "--pids", "²", "--", "ls"], 125, "whole number"),

@@ -30,7 +30,7 @@ def box(shared_daemon: Daemon) -> str:
 def test_a_sandbox_from_creation_to_removal(daemon: Daemon) -> None:
     status, made = ask(daemon, "POST", "/sandboxes", {"name": "box", "env": {"A": "1"}, "limits": {"cpus": 0.5}})
     assert status == 201
-    assert made["trajectory"]["limits"] == {"memory_bytes": 2 << 30, "cpus": 0.5, "pids": 1024}
+    assert made["trajectory"]["limits"] == {"memory_bytes": 2 << 30, "cpus": 0.5, "pids": 1024, "disk_bytes": 0}
     assert made["trajectory"]["head"] == made["snapshot"]["id"]
     snapshot = made["snapshot"]
     assert snapshot["created_at"] == "2023-11-14T22:13:20.123456Z"
@@ -56,6 +56,7 @@ def test_a_sandbox_from_creation_to_removal(daemon: Daemon) -> None:
         ("POST", "/sandboxes", {"workspace": "relative"}, 400, "UsageError"),
         ("POST", "/sandboxes", {"env": {"A=B": "1"}}, 400, "UsageError"),
         ("POST", "/sandboxes", {"limits": {"memory_bytes": 5}}, 400, "UsageError"),
+        ("POST", "/sandboxes", {"limits": {"disk_bytes": 5}}, 400, "UsageError"),
         ("POST", "/runs", {}, 400, "UsageError"),
         ("POST", "/runs", {"agent": "/a.py", "command": ["ls"]}, 400, "UsageError"),
         ("POST", "/runs", {"command": ["ls\0"]}, 400, "UsageError"),
