@@ -33,7 +33,7 @@ from snapshotd.engine.recorder import Recorder
 from snapshotd.engine.replay import Resumption
 from snapshotd.engine.sandbox import Captured, Command, Sandbox
 from snapshotd.engine.step import commit_step, marker
-from snapshotd.errors import Conflict, SnapshotdError, UsageError
+from snapshotd.errors import Conflict, SandboxFailed, SnapshotdError, UsageError
 from snapshotd.kernel import turns
 from snapshotd.runtime.base import DEFAULT_PATH, LIBRARY_DIR, ExecSpec, Process
 from snapshotd.types import (
@@ -289,7 +289,7 @@ class Sessions:
         call = marker("exec", funnel.conceal({"argv": list(argv), "cwd": spec.cwd}))
         show = self._logging(sandbox, lambda stream, data, _: sink(stream, data))
         outcome = pump(self._start(sandbox, spec, command=command), self._context.spool, funnel, show)
-        status = CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED
+        status = _status(outcome)
         if command.cut_off and outcome.exit_code == _KILLED:  # else it had ended before
             status = CallStatus.INTERRUPTED
         call = replace(
@@ -297,6 +297,8 @@ class Sessions:
                    started_at_ns=call.started_at_ns), id=call.id,
         )  # fmt: skip
         snapshot = commit_step(self._context.catalog, sandbox, call, self._stepped) if record else None
+        if outcome.exit_code is None:
+            raise SandboxFailed("the command has ended and its exit code is lost; its output and files are with its snapshot")
         return ExecResult(outcome.exit_code, snapshot, call)
 
     def _start(self, sandbox: Sandbox, spec: ExecSpec, *, command: Command | None = None, keep: str | None = None) -> Process:
@@ -433,16 +435,20 @@ class Sessions:
         with sandbox.lock:
             if sandbox.closed:
                 return TrajectoryStatus.STOPPED
-            done = outcome.exit_code == 0
             agent = sandbox.trajectory.agent
             call = marker(
-                "exit", {"argv": list(agent.argv if agent is not None else ())}, status=CallStatus.DONE if done else CallStatus.FAILED,
+                "exit", {"argv": list(agent.argv if agent is not None else ())}, status=_status(outcome),
                 exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr, started_at_ns=began_at_ns,
             )  # fmt: skip
             last = self._context.catalog.get_snapshot(sandbox.head).call
             if (last.name, last.started_at_ns) != (call.name, began_at_ns):  # else an earlier daemon died just after this
                 commit_step(self._context.catalog, sandbox, call, self._stepped)
-        return TrajectoryStatus.FINISHED if done else TrajectoryStatus.FAILED
+        if outcome.exit_code is None:
+            raise SandboxFailed(
+                "its program has ended and nobody knows how: its exit code is lost, because the keeper was killed; its output and files "
+                "are with the last snapshot"
+            )
+        return TrajectoryStatus.FINISHED if outcome.exit_code == 0 else TrajectoryStatus.FAILED
 
     def _finish(self, sandbox: Sandbox, log: EventLog, exit_code: int | None, status: TrajectoryStatus) -> None:
         trajectory = sandbox.trajectory
@@ -491,6 +497,12 @@ def _printed(log: EventLog) -> Iterator[Printed]:
     for event in log.follow(wait=False):
         if event["event"] == "output" and "call" not in event:
             yield Printed(event["stream"], base64.b64decode(event["data_b64"]), event.get("shown_bytes", 0))
+
+
+def _status(outcome: Outcome) -> CallStatus:
+    if outcome.exit_code is None:
+        return CallStatus.UNKNOWN
+    return CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED
 
 
 def _user(user: str | None) -> tuple[int, int]:
