@@ -211,6 +211,11 @@ def _exit_code(event: dict[str, Any], trajectory: str, warning: dict[str, Any] |
         raise kind(f"the agent of {short(trajectory)} ended with exit code 0, and its run did not: {warning['message']}")
     if code is not None:
         return int(code)
+    if event.get("status") == "interrupted" and warning is not None:
+        raise SandboxFailed(
+            f"the run of {short(trajectory)} is interrupted: {warning['message']}; `snapshotd resume {short(trajectory)}` goes on from its "
+            "last snapshot"
+        )
     if event.get("status") in ("finished", "stopped"):
         return 0
     raise SandboxFailed(

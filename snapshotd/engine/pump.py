@@ -41,7 +41,8 @@ class Printed:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    exit_code: int
+    exit_code: int | None
+    """None: it is lost."""
     stdout: BlobID | None
     stderr: BlobID | None
     lost_bytes: Mapping[Stream, int] = field(default_factory=dict)
@@ -59,9 +60,9 @@ def pump(
     Background children that keep a stream open do not hold this up; what they write later is read and dropped, so that they never meet a
     broken pipe.
 
-    Raises SandboxFailed when the container died; OutOfSpace when the output cannot be stored (the command is killed).
+    Raises OutOfSpace when the output cannot be stored (the command is killed).
     """
-    exit_code: list[int | SandboxFailed] = []
+    exit_code: list[int | None] = []
     done_r, done_w = os.pipe2(os.O_CLOEXEC)
 
     def wait() -> None:
@@ -69,8 +70,8 @@ def pump(
             code = process.wait()
             assert code is not None
             exit_code.append(code)
-        except SandboxFailed as exc:
-            exit_code.append(exc)
+        except SandboxFailed:
+            exit_code.append(None)
         finally:
             os.close(done_w)
 
@@ -93,8 +94,6 @@ def pump(
             for stream in streams.values():
                 stream.finish()
             waiter.join()
-            if isinstance(exit_code[0], SandboxFailed):
-                raise exit_code[0]
             saved = [w.save() if w.size_bytes else None for w in (out, err)]
             hit("engine.step.outputs_saved")
             return Outcome(exit_code[0], saved[0], saved[1], {s.name: s.lost_bytes for s in streams.values() if s.lost_bytes})

@@ -339,7 +339,7 @@ class Sessions:
         outcome = pump(process, self._context.spool, funnel, show, caller=caller, abandon=not record)
         for sentence in sandbox.ended_for:
             sink("stderr", f"snapshotd: {sentence}\n".encode())
-        status = CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED
+        status = _status(outcome)
         error = None if outcome.exit_code == 0 else _reached(sandbox, before)
         if command.cut_off and outcome.exit_code == _KILLED:  # else it had ended before
             status = CallStatus.INTERRUPTED
@@ -348,6 +348,8 @@ class Sessions:
                    started_at_ns=call.started_at_ns, error=error), id=call.id,
         )  # fmt: skip
         snapshot = commit_step(self._context.catalog, sandbox, call, self._stepped) if record else None
+        if outcome.exit_code is None:
+            raise SandboxFailed("the command has ended and its exit code is lost; its output and files are with its snapshot")
         return ExecResult(outcome.exit_code, snapshot, call)
 
     def _start(self, sandbox: Sandbox, spec: ExecSpec, *, command: Command | None = None, keep: str | None = None) -> Process:
@@ -496,10 +498,9 @@ class Sessions:
         with sandbox.lock:
             if sandbox.closed:
                 return TrajectoryStatus.STOPPED
-            done = outcome.exit_code == 0
             agent = sandbox.trajectory.agent
             call = marker(
-                "exit", {"argv": list(agent.argv if agent is not None else ())}, status=CallStatus.DONE if done else CallStatus.FAILED,
+                "exit", {"argv": list(agent.argv if agent is not None else ())}, status=_status(outcome),
                 exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr, started_at_ns=began_at_ns, error=reached,
             )  # fmt: skip
             last = self._context.catalog.get_snapshot(sandbox.head).call
@@ -508,7 +509,12 @@ class Sessions:
             if log.full:
                 log.append({"event": "rest", "snapshot": sandbox.head})
                 log.left_out.update(outcome.lost_bytes)
-        return TrajectoryStatus.FINISHED if done else TrajectoryStatus.FAILED
+        if outcome.exit_code is None:
+            raise SandboxFailed(
+                "its program has ended and nobody knows how: its exit code is lost, because the keeper was killed; its output and files "
+                "are with the last snapshot"
+            )
+        return TrajectoryStatus.FINISHED if outcome.exit_code == 0 else TrajectoryStatus.FAILED
 
     def _finish(self, sandbox: Sandbox, log: EventLog, exit_code: int | None, status: TrajectoryStatus) -> None:
         trajectory = sandbox.trajectory
@@ -587,6 +593,12 @@ def _reached(sandbox: Sandbox, before: Hits) -> str | None:
             "a sandbox with more (--pids)"
         )
     return None
+
+
+def _status(outcome: Outcome) -> CallStatus:
+    if outcome.exit_code is None:
+        return CallStatus.UNKNOWN
+    return CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED
 
 
 def check_not_running(sandbox: Sandbox | None, trajectory: Trajectory) -> None:

@@ -103,7 +103,7 @@ class Process(ABC):
     def wait(self, timeout_s: float | None = None) -> int | None:
         """The exit code (128+N for signal N), or None when `timeout_s` passed. Returns at once if it ended before.
 
-        A command that ended in any way is a result, not an error. Raises SandboxFailed when the container went away first
+        A command that ended in any way is a result, not an error. Raises SandboxFailed when it has ended
         and no exit code can be had.
         """
 

@@ -329,6 +329,36 @@ def test_what_ends_with_the_daemon(lone: Snap, runc_ready: None, tmp_path: Path)
     assert running.returncode == 125
 
 
+ORPHAN = """
+import os, time
+print("up", flush=True)
+while not os.path.exists("/workspace/go"):
+    time.sleep(0.05)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.runc
+@pytest.mark.parametrize("code", [0, 7])
+def test_the_keeper_dies_after_a_restart(lone: Snap, runc_ready: None, tmp_path: Path, code: int) -> None:
+    """The agent is nobody's child whom the daemon knows, and goes on. Whoever looks sees one truth at any time."""
+    program = tmp_path / "agent.py"
+    program.write_text(f"{ORPHAN}raise SystemExit({code})\n")
+    running = lone.start("run", "--runtime", "runc", "--name", "orphan", program)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "up\n"
+    lone("daemon", "--restart")
+    (keeper,) = [pid for pid, line in processes_with("keeper_main.py") if f"/{instance_of(lone.state_dir)}/" in line]
+    lone._kill([keeper])
+    lone.sh("orphan", "touch go")
+    out, errors = running.communicate(timeout=240)
+    (run,) = [one for one in lone.json("ls") if one["name"] == "orphan"]
+    assert (out, running.returncode, run["status"], run["exit_code"]) == ("done\n", code, "failed" if code else "finished", code), errors
+    last = lone.json("show", "orphan")
+    assert (last["tool"]["name"], last["tool"]["exit_code"]) == ("exit", code)
+    assert lone("show", "--output", "stdout", "orphan").stdout == "up\ndone\n"
+
+
 def _sleeps(init: int, seconds: str) -> bool:
     """Whether a process of the sandbox sleeps for so long."""
     group = Path(f"/proc/{init}/cgroup").read_text()
