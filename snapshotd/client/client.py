@@ -352,8 +352,10 @@ class Snapshotd(Mind, Approvals, Values):
     def import_bundle(
         self, source: str | Path | Readable, *, name: str | None = None, wait: Wait = "captured", progress: Progress | None = None
     ) -> ImportInfo:  # fmt: skip
-        """Take a bundle in, all or nothing, from a local file or an open one. UsageError (malformed), NotFound (the snapshot it builds on
-        is not here), Conflict (it is here already), LimitExceeded, VersionMismatch; what reading the source raises."""
+        """Take a bundle in, all or nothing, from a local file or an open one. Tags come along; one that means something else here stays
+        as it is, with a warning. If all is here already, that is answered, with `snapshots` 0. UsageError (malformed), NotFound (the
+        snapshot it builds on is not here), Conflict (parts of it are here already), LimitExceeded, VersionMismatch; what reading the source
+        raises."""
         check_wait(wait)
         if isinstance(source, str | Path):
             try:

@@ -536,8 +536,9 @@ class Engine(ABC):
 
     @abstractmethod
     def import_bundle(self, read: Callable[[int], bytes], name: str | None, progress: ProgressSink) -> Imported:
-        """Take a bundle in, all or nothing. The bundle is hostile. UsageError (malformed), NotFound (the snapshot it builds on is not
-        here), Conflict (it is here already), LimitExceeded, VersionMismatch."""
+        """Take a bundle in, all or nothing. The bundle is hostile. If all its snapshots are here, only tags are taken, and `snapshots`
+        is 0. UsageError (malformed), NotFound (the snapshot it builds on is not here), Conflict (parts of it are here already),
+        LimitExceeded, VersionMismatch."""
 
     @abstractmethod
     def mount(self, directory: Path, namespace_pid: int) -> None:

@@ -426,6 +426,8 @@ class LocalEngine(MindVerbs):
             self._context, read, name=name, policy=spec, base_image=self._context.images.empty, progress=progress
         )  # fmt: skip
         self._archive.kick()
+        if self._catalog.tags():
+            self._archive.tags_changed()
         return imported
 
     def mount(self, directory: Path, namespace_pid: int) -> None:
