@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
+from snapshotd.catalog.database import open_database
 from snapshotd.client.autostart import start_daemon
 from snapshotd.client.verbs import Wait
 from snapshotd.daemon.lock import lock_holder
@@ -124,8 +124,8 @@ class Kills:
             m.flush_all()
         before = {item.id for item in self._world.snapshots.values() if item.state == "captured"}
         self._kill(self.pid())
-        with sqlite3.connect(m.snap.state_dir / "catalog.db") as db:
-            db.execute("UPDATE meta SET value = 'another' WHERE key = 'boot_id'")
+        db = open_database(m.snap.state_dir / "catalog.db")  # each page it writes gets its checksum
+        db.write("UPDATE meta SET value = 'another' WHERE key = 'boot_id'")
         db.close()
         self._after_crash()
         for info in self._client.all_snapshots():
