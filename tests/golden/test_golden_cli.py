@@ -12,7 +12,7 @@ import pytest
 
 from snapshotd.client import Snapshotd
 from tests.e2e.support import Snap
-from tests.golden.test_golden_catalog import expected
+from tests.golden import make_catalog
 from tests.leftovers import nothing_left
 
 pytestmark = pytest.mark.runc
@@ -26,7 +26,7 @@ def version(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def content(version: int) -> dict[str, Any]:
-    return expected(version)
+    return make_catalog.expected(version)
 
 
 @pytest.fixture
