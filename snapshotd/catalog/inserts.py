@@ -51,6 +51,8 @@ def add_snapshot(db: Database, snapshot: Snapshot, place: rows.Place, record: Re
     number = db.insert(rows.SNAPSHOT_INSERT, rows.snapshot_values(snapshot, place, base, record))
     for name in snapshot.tags:
         add_tag(db, number, name, move=False)
+    for lost in snapshot.call.damaged:
+        db.write("INSERT INTO damaged_outputs VALUES (?,?,?,?)", (number, lost.which, lost.hash, lost.bytes))
     return number
 
 

@@ -271,6 +271,17 @@ ALTER TABLE key_versions ADD COLUMN request TEXT;       -- what its maker calls 
 CREATE UNIQUE INDEX key_versions_by_request ON key_versions (key, request) WHERE request IS NOT NULL;
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4)
+_V5 = """
+-- Outputs of calls that were damaged and given up. The call's own column is NULL.
+CREATE TABLE damaged_outputs (
+    snapshot INTEGER NOT NULL REFERENCES snapshots DEFERRABLE INITIALLY DEFERRED,
+    which    TEXT NOT NULL,                 -- output, stdout or stderr
+    hash     TEXT NOT NULL,                 -- its blob id
+    bytes    INTEGER,                       -- its length; NULL: unknown
+    PRIMARY KEY (snapshot, which)
+) STRICT;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5)
 VERSION = len(MIGRATIONS)
 """The version this program writes, and the newest it reads."""

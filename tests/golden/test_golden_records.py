@@ -48,7 +48,10 @@ def test_it_is_read_as_it_was_meant(kind: str, version: int) -> None:
     data = golden(kind, version)
     assert json.loads(data)["version"] == version
     record = decode_any(data)
-    assert shown(record) == json.loads((HERE / f"{kind}-v{version}.read.json").read_text())
+    expected = json.loads((HERE / f"{kind}-v{version}.read.json").read_text())
+    if kind == "snapshot":
+        expected["snapshot"]["call"].setdefault("damaged", [])  # no version had such a call when these were written
+    assert shown(record) == expected
     assert decode_any(again(record)) == record, "it can be written again, in the present version"
     if version == records.VERSION:
         assert again(record) == data, "to the byte"
