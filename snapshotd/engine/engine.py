@@ -117,6 +117,8 @@ class LocalEngine(MindVerbs):
             if snapshot.files is None:
                 self._background.submit(snapshot)
         self._closed = threading.Event()
+        self._marking = threading.Thread(target=recover.mark_whiteouts, args=(context, self._closed.is_set), name="mark-whiteouts")
+        self._marking.start()
 
     def _store_what_has_no_layers(self) -> None:
         """Before anybody asks for them: snapshots captured on a layer that was still being rebuilt when the daemon died. What lies below
@@ -463,6 +465,7 @@ class LocalEngine(MindVerbs):
         self._archive.close()
         self._cold.close()
         self._worker.close()
+        self._marking.join()
         self._context.keeper.close()
         recover.mark_clean(self._context)
         self._context.secrecy.vault.close()

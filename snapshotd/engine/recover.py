@@ -16,21 +16,24 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from snapshotd.engine import half_made
 from snapshotd.engine.attach import Survivor, drop_kept, survivors
 from snapshotd.engine.context import Context
 from snapshotd.engine.dependencies import cached_layers, forget_cached_layers
-from snapshotd.errors import SandboxFailed, SnapshotdError
+from snapshotd.errors import NotFound, SandboxFailed, SnapshotdError
 from snapshotd.kernel import files
+from snapshotd.layers import marks
 from snapshotd.types import LayerID, SnapshotState, TrajectoryStatus
 
 _log = logging.getLogger(__name__)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BOOT, _CLEAN = "boot_id", "clean_boot_id"
 """Catalog facts: the boot in which a daemon last started here, and the boot in which one last ended cleanly."""
+_MARKED = "layers.whiteouts"
+"""Catalog fact: "marked" once no layer is left that an earlier version made without the mark of its whiteouts."""
 _FAILED = "layers.failed"
 """A file in the state directory: the layers' own file system failed, so they are not trusted at the next start."""
 
@@ -113,6 +116,31 @@ def _after_boot(context: Context) -> None:
     failed.unlink(missing_ok=True)
     catalog.set_meta(_BOOT, boot)
     catalog.set_meta(_CLEAN, "")
+
+
+def mark_whiteouts(context: Context, stop: Callable[[], bool]) -> None:
+    """Mend the layers that earlier versions merged (`layers/marks.py`), once in the life of a state directory. In the background, since it
+    lists every directory of every layer; what `stop` cuts off is done again at the next start."""
+    if context.catalog.get_meta(_MARKED):
+        return
+    marked = 0
+    for layer in context.store.layers():
+        if stop():
+            return
+        try:
+            fd = context.store.read_upper(layer)
+        except NotFound:
+            continue
+        try:
+            marked += marks.mark_whiteouts(fd)
+        except OSError as exc:
+            if layer in context.store.layers():  # else it was removed under our hands
+                _log.warning("layer %s may show names of deleted files: %s", layer, exc)
+        finally:
+            os.close(fd)
+    if marked:
+        _log.info("%d folders in layers of an earlier version do not show deleted files any more", marked)
+    context.catalog.set_meta(_MARKED, "marked")
 
 
 def mark_clean(context: Context) -> None:

@@ -4,6 +4,9 @@ A *layer* is the sealed upper directory of an overlay: exactly what changed sinc
 an image's root. Overlayfs marks in a layer: a character device 0:0 is a whiteout; the xattr `trusted.overlay.opaque=y` hides the
 directories below; `trusted.overlay.redirect` says where a renamed directory's lower part lies. Nobody writes into a sealed layer.
 
+A whiteout stands only where the layers below have the name, or in a directory with the mark `trusted.overlay.origin`: elsewhere the
+kernel lists it as a name that cannot be opened. Overlayfs sets the mark, and so does what makes whiteouts here (`lookup.make_whiteout`).
+
     store.py        the layer directory: create, seal, remove, durability, where it lies (reflink or not)
     pivot.py        give a live container another root (the core mechanism)
     capture.py      copy a live upper into a layer, for sandboxes with live processes
@@ -21,6 +24,7 @@ directories below; `trusted.overlay.redirect` says where a renamed directory's l
     amend.py        make a layer that changes a stack
     links.py        mend hard links that copy-up tore apart
     merge.py        combine adjacent layers into one
+    marks.py        mark whiteouts of layers that an earlier version made
     ingest.py       bring a foreign folder or archive into a layer
     tar_writer.py   write a view as a tar
 """

@@ -20,7 +20,7 @@ from snapshotd.errors import LimitExceeded, UsageError
 from snapshotd.kernel import files, turns
 from snapshotd.layers import ingest_nodes as nodes
 from snapshotd.layers.ingest_nodes import IngestReport, printable
-from snapshotd.layers.lookup import Handles, Node
+from snapshotd.layers.lookup import Handles, Node, make_whiteout, public_xattrs
 from snapshotd.layers.tar_reader import MAX_PATH_BYTES, Member, MemberKind, Readable, TarReader
 
 PATH_MAX = 4095
@@ -236,7 +236,7 @@ class _TarIngest:
             fd = files.open_dir(parent, name)
             self.tally.directories += 1
         try:
-            nodes.drop_xattrs(fd, os.listxattr(fd))  # an older directory's, or inherited from a default access list
+            nodes.drop_xattrs(fd, public_xattrs(os.listxattr(fd)))  # an older directory's, or inherited from a default access list
             self._dress(fd, path, member)
         finally:
             os.close(fd)
@@ -269,7 +269,7 @@ class _TarIngest:
         major, minor = member.device
         if member.kind is MemberKind.CHAR_DEVICE and member.device == (0, 0):
             if self._overlay_marks:
-                os.mknod(name, stat.S_IFCHR, 0, dir_fd=parent)
+                make_whiteout(parent, name)
                 return
             raise UsageError(
                 f"{printable(member.path)} in the archive is a character device 0:0, which overlayfs takes for a deletion; leave it out"

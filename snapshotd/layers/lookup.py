@@ -35,6 +35,7 @@ _FEW_NAMES = 8
 OPAQUE = "trusted.overlay.opaque"
 REDIRECT = "trusted.overlay.redirect"
 WHITEOUT = "trusted.overlay.whiteout"
+ORIGIN = "trusted.overlay.origin"
 PRIVATE_PREFIX = b"trusted.overlay."
 
 _NO_XATTR = (errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -340,6 +341,17 @@ def is_whiteout(dir_fd: int, name: bytes, st: os.stat_result) -> bool:
     if stat.S_ISREG(st.st_mode) and st.st_size == 0:
         return get_xattr(entry_path(dir_fd, name), WHITEOUT) is not None
     return False
+
+
+def make_whiteout(dir_fd: int, name: bytes) -> None:
+    """Delete `name` of the layers below, by a whiteout in a directory of a layer.
+
+    The directory gets the mark with which the kernel filters the listing of a directory that is in one layer only; it filters merged ones
+    anyway. The mark is the attribute that a copy-up leaves, here without an origin (fs/overlayfs/inode.c, ovl_get_inode: "non-merge dir
+    that may have whiteouts"). `opaque=x` does not serve: it is for whiteouts that are attributes.
+    """
+    os.mknod(name, stat.S_IFCHR, 0, dir_fd=dir_fd)
+    os.setxattr(dir_fd, ORIGIN, b"")
 
 
 def public_xattrs(names: Iterable[str]) -> list[str]:

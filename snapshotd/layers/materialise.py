@@ -24,7 +24,7 @@ from snapshotd.errors import NO_ROOM, OutOfSpace
 from snapshotd.kernel import turns
 from snapshotd.kernel.files import fd_path, is_empty_dir, open_dir, write_all
 from snapshotd.layers.base import Child, Entry, RestoreReport
-from snapshotd.layers.lookup import Handles, Node, entry_path
+from snapshotd.layers.lookup import Handles, Node, entry_path, make_whiteout
 from snapshotd.layers.view import Directory, View
 from snapshotd.types import Kind
 
@@ -334,7 +334,7 @@ class Writer:
         elif entry.rdev or entry.kind is Kind.BLOCK_DEVICE:
             os.mknod(child.name, _DEVICE_TYPES[entry.kind] | 0o600, entry.rdev, dir_fd=dir_fd)
         elif entry.kind is Kind.CHAR_DEVICE and self._whiteouts:
-            os.mknod(child.name, stat.S_IFCHR, 0, dir_fd=dir_fd)
+            make_whiteout(dir_fd, child.name)
             return
         else:  # in a layer a character device 0:0 would delete the name
             raise OSError(errno.EINVAL, "device number 0:0")

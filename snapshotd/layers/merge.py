@@ -19,7 +19,7 @@ from snapshotd import failpoints
 from snapshotd.errors import NO_ROOM, LimitExceeded, OutOfSpace
 from snapshotd.kernel.files import copy_data, fd_path, is_empty_dir, open_dir
 from snapshotd.layers.base import Child
-from snapshotd.layers.lookup import OPAQUE, REDIRECT, Directory, Handles, Lookup, Node, public_xattrs
+from snapshotd.layers.lookup import OPAQUE, REDIRECT, Directory, Handles, Lookup, Node, make_whiteout, public_xattrs
 from snapshotd.types import Kind
 
 _KEPT_COPIES = 64
@@ -90,7 +90,7 @@ class _Merger:
         if not directory.stopped:  # else nothing is below that could come into view
             fd = self._out.fd(target)
             for name in hidden:  # our own rather than links: an xattr whiteout would need a mark on its directory, too
-                os.mknod(name, stat.S_IFCHR, 0, dir_fd=fd)
+                make_whiteout(fd, name)
         return directory, target, iter(children)
 
     def _count(self, child: Child, target: Node) -> None:

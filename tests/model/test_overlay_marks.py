@@ -36,6 +36,7 @@ def new_layer(world: World) -> Path:
 
 def whiteout(path: Path) -> None:
     os.mknod(path, stat.S_IFCHR, 0)
+    os.setxattr(path.parent, "trusted.overlay.origin", b"")  # else the kernel lists the name where nothing lies below the directory
 
 
 def random_layer(world: World, rng: random.Random) -> Path:
@@ -75,7 +76,7 @@ def test_random_marks(world: World, seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(5):
         stack = [random_layer(world, rng) for _ in range(rng.randrange(2, 7))]
-        expected = world.fresh_manifest(stack, listed_only=True)
+        expected = world.fresh_manifest(stack)
         with open_view(world, stack) as view:
             got = view_manifest(view)
         assert expected == got, f"seed {seed}: {difference(expected, got)}"
@@ -83,7 +84,7 @@ def test_random_marks(world: World, seed: int) -> None:
             first = rng.randrange(len(stack) - 1)
             last = rng.randrange(first, len(stack) - 1) + 1
             other = merged(world, stack, first, last)
-            remounted = world.fresh_manifest(other, listed_only=True)
+            remounted = world.fresh_manifest(other)
             assert expected == remounted, f"seed {seed}: merge of {first}:{last}\n{difference(expected, remounted)}"
             with open_view(world, other) as a, open_view(world, stack) as b:
                 assert view_manifest(a) == expected
