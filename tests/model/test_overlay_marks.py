@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import random
 import stat
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from test_overlay_view import base, open_view  # noqa: F401 - base is a fixture
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.files import DIR_FLAGS
 from snapshotd.layers.diff import diff
+from snapshotd.layers.ingest import ingest_tar
 from snapshotd.layers.merge import merge
 
 _first, _, _last = os.environ.get("SNAPSHOTD_MODEL_SEEDS", "0:60").partition(":")
@@ -109,6 +112,22 @@ def test_xattr_whiteouts(world: World) -> None:
         assert world.fresh_manifest(same) == expected
         with open_view(world, same) as view:
             assert view_manifest(view) == expected
+
+
+def test_a_bundle_that_names_a_directory_again_after_its_deletions(world: World) -> None:
+    layer, image = new_layer(world), new_layer(world)
+    directory, deletion = tarfile.TarInfo("d"), tarfile.TarInfo("d/gone")
+    directory.type, deletion.type = tarfile.DIRTYPE, tarfile.CHRTYPE
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for member in (directory, deletion, directory):
+            tar.addfile(member)
+    stream.seek(0)
+    fd = os.open(layer, DIR_FLAGS)
+    ingest_tar(stream, fd, oci_whiteouts=False, overlay_marks=True)
+    os.close(fd)
+    assert stat.S_ISCHR(os.lstat(layer / "d/gone").st_mode)
+    assert sorted(world.fresh_manifest([layer, image])) == [b"", b"d"]
 
 
 @pytest.mark.parametrize(("value", "code"), [

@@ -14,15 +14,16 @@ import collections
 import contextlib
 import io
 import os
+import shutil
 import stat
 import subprocess
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from overlay_world import Manifest, World, difference, manifest
-from test_overlay_view import base  # noqa: F401 - a fixture
+from overlay_world import Manifest, World, difference, manifest, need_root
 
 from snapshotd.kernel.files import DIR_FLAGS, make_dirs
 from snapshotd.layers.archive import apply
@@ -41,6 +42,14 @@ SEEDS = range(int(_first), int(_last))
 STEPS = int(os.environ.get("SNAPSHOTD_MODEL_STEPS", "100"))
 
 
+@pytest.fixture
+def base() -> Iterator[Path]:
+    need_root()
+    path = Path(tempfile.mkdtemp(prefix="snapshotd-model-", dir="/var/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
 def shown(rows: Manifest) -> dict[bytes, tuple[Any, ...]]:
     """Without times, attributes and link groups; kind, mode, owner, size, device, and content or target."""
     return {path: (row[0], 0 if stat.S_ISLNK(row[0]) else row[1], *row[2:5], *row[6:8]) for path, row in rows.items()}
@@ -49,7 +58,7 @@ def shown(rows: Manifest) -> dict[bytes, tuple[Any, ...]]:
 class Running(World):
     """A root that is worked in, and the directory that it should equal. `past`: sealed stacks, and copies of what they should show."""
 
-    def __init__(self, base: Path, seed: int) -> None:  # noqa: F811
+    def __init__(self, base: Path, seed: int) -> None:
         (base / "layers").mkdir()
         self.store = LayerStore(base / "layers", "plain")
         self.past: list[tuple[list[Path], Path]] = []
@@ -227,7 +236,7 @@ class Running(World):
 
 @pytest.mark.timeout(60 + STEPS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_directory_of_the_running_root_equals_its_twin(base: Path, seed: int) -> None:  # noqa: F811
+def test_every_directory_of_the_running_root_equals_its_twin(base: Path, seed: int) -> None:
     root = Running(base, seed)
     try:
         root.run(STEPS)
