@@ -1,4 +1,4 @@
-"""Names that were deleted stay away in the running root, too: after merges of layers, rewinds, forks and cold starts."""
+"""Names that were deleted stay away in the running root, too: after merges of layers, rewinds and forks."""
 
 from __future__ import annotations
 
