@@ -1,7 +1,8 @@
 # Everything starts from a bare Debian 12 with make and Python 3.11: what is missing is installed once, a second run goes straight to work.
 #
 #   make demo    run the example of the README from the beginning to the end (as root)
-#   make test    lint, types and all tests (as root: containers and Docker too)
+#   make test    lint, types and the short set of tests: ten minutes on two cores (as root: containers and Docker too)
+#   make test-all   lint, types and every test, long random walks, kills and power cuts too: an hour (docs/testing.md)
 #   make check   lint, types and the tests that need no root: seconds
 #   make bench   measure steps and forks (as root)
 #   make bench-storage   compare storing and restoring with git, restic and borg (as root)
@@ -30,16 +31,22 @@ ifneq ($(filter true 1,$(CI))$(IS_ROOT),)
 export SNAPSHOTD_REQUIRE ?= root,runc,slirp4netns,docker,fuse
 endif
 
-.PHONY: help demo test check lint bench bench-storage docs setup clean
+.PHONY: help demo test test-all check lint bench bench-storage docs setup clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: $(STAMPS)/packages-demo $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" docs/examples/demo.sh
 
-# Half of a test of the whole product is waiting. A file is not divided: its tests may share a daemon.
+# Tests of the whole product wait half of their time, so there is one process more than there are cores. A file is not divided: its tests
+# may share a daemon. tests/conftest.py says in which order the files come.
+PYTEST_ALL := $(BIN)/pytest --numprocesses $(shell echo $$(($$(nproc) + 1))) --dist loadfile --no-loadscope-reorder
+
 test: $(STAMPS)/packages-develop $(INSTALLED) lint
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PYTEST_ALL) $(PYTEST_ARGS)
+
+test-all: $(STAMPS)/packages-develop $(INSTALLED) lint
+	SNAPSHOTD_TEST=all $(PYTEST_ALL) $(PYTEST_ARGS)
 
 check: $(INSTALLED) lint
 	$(BIN)/pytest tests/unit $(PYTEST_ARGS)

@@ -10,16 +10,19 @@ SQLite's POSIX locks. Its log (WAL) has none.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import apsw
+import apsw.sqlite_extra
 
 from snapshotd.errors import (
     NO_ROOM,
@@ -41,6 +44,9 @@ Row = tuple[Any, ...]
 Value = str | bytes | int | float | None
 
 OLDEST_SQLITE = (3, 51, 3)
+_CHECKSUM_BYTES = 8
+"""At the end of each page, which SQLite leaves to its checksum layer (https://sqlite.org/cksumvfs.html). It verifies what it reads of a
+database whose pages have so many."""
 _BUSY_TIMEOUT_MS = 10_000
 _CHECKPOINT_PAGES = 1000
 """`flush` copies the WAL into the database from this many 4 KiB pages on (SQLite's own default)."""
@@ -60,7 +66,7 @@ class Form:
     `what`: with its article, for messages. `application_id`, `version`: what the file says of itself; a version from `oldest` on can be
     read. `remedy`: what to do when it is damaged. `durable_commits`: a commit survives power loss when it has returned, and a disk that
     fails is an OSError, after which nobody knows what is durable; else `flush` makes commits durable, and a failing disk is DataLoss.
-    `pragmas`: further ones.
+    `pragmas`: further ones. `checksums_from`: the version from which on each page has a checksum, so that no changed byte is believed.
     """
 
     what: str
@@ -70,6 +76,7 @@ class Form:
     remedy: str
     durable_commits: bool = False
     pragmas: str = ""
+    checksums_from: int | None = None
 
 
 class Database:
@@ -91,6 +98,8 @@ class Database:
         self._wal_fd = -1
         self._wal_pages = 0
         self._lost: str | None = None
+        self.checksummed = False
+        """Whether its pages have checksums."""
         self._flushing = threading.Lock()
         try:
             self._open()
@@ -116,10 +125,28 @@ class Database:
             )
         if version < form.oldest:
             raise DataLoss(f"{self.name} is damaged (format {version}): {form.remedy}")
+        if path is not None and form.checksums_from is not None:
+            self._check_checksums(form.checksums_from, version)
         if path is not None and self._write:
             if not form.durable_commits:
                 self._wal_fd = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             sync_dir(path.parent)  # the WAL's name
+
+    def _check_checksums(self, since: int, version: int) -> None:
+        """What has to have checksums has them. An older file gets them before it becomes one of a newer version, if nobody else has it
+        open."""
+        with self._translated():
+            if version < since and self._write:
+                _reserved(self.connection, _CHECKSUM_BYTES)
+                try:
+                    self.connection.execute("PRAGMA journal_mode = DELETE").fetchall()  # what is in a WAL would have none
+                except apsw.BusyError:
+                    return
+                for step in ("VACUUM", "PRAGMA journal_mode = WAL", "PRAGMA user_version"):  # the last one makes the new WAL
+                    self.connection.execute(step).fetchall()
+            self.checksummed = _reserved(self.connection, -1) == _CHECKSUM_BYTES
+        if version >= since and not self.checksummed:
+            raise DataLoss(f"{self.name} is damaged (its pages have no checksums): {self.form.remedy}")
 
     def _check_file(self, path: Path) -> None:
         try:
@@ -140,6 +167,10 @@ class Database:
             if self._wal_fd >= 0:
                 os.close(self._wal_fd)
                 self._wal_fd = -1
+
+    @property
+    def on_disk(self) -> bool:
+        return self._path is not None
 
     @property
     def connection(self) -> apsw.Connection:
@@ -242,14 +273,22 @@ class Database:
             raise Conflict(f"{self.name} is in use by another process: close whatever else reads it")
 
     def problems(self) -> list[str]:
-        """What SQLite's own checks find; [] if all is well. Reads the whole file."""
+        """What SQLite's own checks find; [] if all is well. Reads the whole file, over a connection of its own: so nobody waits for the
+        lock, and a page that is damaged on the disk is not answered from memory."""
+        connection = self.connection
         try:
-            rows = [str(row[0]) for row in self.read("PRAGMA integrity_check(100)")]
-            if rows == ["ok"]:
-                missing = self.read("PRAGMA foreign_key_check")[:100]
-                rows = [f"a row of {table} names one of {parent} that does not exist" for table, _, parent, _ in missing]
+            with self._translated():
+                if self._path is not None:
+                    connection = _connect(str(self._path), self.form, False)
+                rows = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(100)")]
+                if rows == ["ok"]:
+                    missing = connection.execute("PRAGMA foreign_key_check").fetchall()[:100]
+                    rows = [f"a row of {table} names one of {parent} that does not exist" for table, _, parent, _ in missing]
         except DataLoss as exc:  # too damaged even for the check
             return [exc.message]
+        finally:
+            if connection is not self._conn:
+                connection.close()
         return rows
 
     def _on_commit(self, connection: apsw.Connection, _name: str, pages: int) -> int:
@@ -298,6 +337,8 @@ def _create(path: Path, form: Form, script: str) -> None:
         try:
             conn = _connect(str(new), form, True)
             try:
+                if form.checksums_from is not None:
+                    _reserved(conn, _CHECKSUM_BYTES)
                 conn.execute(f"PRAGMA application_id = {form.application_id}; {script}; PRAGMA journal_mode = WAL").fetchall()
             finally:
                 conn.close()
@@ -331,6 +372,23 @@ def set_aside(path: Path, kept: Path) -> None:
             os.rename(f"{path}{suffix}", f"{kept}{suffix}")
 
 
+def _reserved(connection: apsw.Connection, count: int) -> int:
+    """Bytes at the end of each page that are not SQLite's; sets them, from the next `VACUUM` or the first page on, unless `count` is -1."""
+    number = ctypes.c_int(count)
+    connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(number))
+    return number.value
+
+
+@cache
+def _load_checksums() -> None:
+    """For every connection from now on. Files without checksums are read and written as without it. Unsupported."""
+    try:
+        with closing(apsw.Connection(":memory:")) as connection:
+            apsw.sqlite_extra.load(connection, "cksumvfs")
+    except (LookupError, apsw.sqlite_extra.NotAvailable, apsw.Error) as exc:
+        raise Unsupported(f"SQLite's checksums cannot be loaded ({exc}): install apsw from PyPI, whose wheels have them") from exc
+
+
 def _connect(name: str, form: Form, write: bool) -> apsw.Connection:
     conn = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READWRITE if write else apsw.SQLITE_OPEN_READONLY)
     conn.set_busy_timeout(_BUSY_TIMEOUT_MS)  # before the first statement, which may meet a process that recovers the WAL
@@ -345,6 +403,7 @@ def _check_sqlite() -> None:
             f"SQLite {apsw.sqlite_lib_version()} can corrupt a database in WAL mode: "
             f"install an apsw that brings {'.'.join(map(str, OLDEST_SQLITE))} or newer"
         )
+    _load_checksums()
 
 
 def _meaning(exc: apsw.Error, number: int, what: str, form: Form) -> SnapshotdError | OSError:
@@ -352,6 +411,8 @@ def _meaning(exc: apsw.Error, number: int, what: str, form: Form) -> SnapshotdEr
         return OutOfSpace(f"{what} cannot be written because the disk is full: free some space and try again")
     if isinstance(exc, apsw.CorruptError | apsw.NotADBError):
         return DataLoss(f"{what} is damaged ({exc}): {form.remedy}")
+    if getattr(exc, "extendedresult", None) == apsw.SQLITE_IOERR_DATA:
+        return DataLoss(f"{what} is damaged (a page does not match its checksum): {form.remedy}")
     if isinstance(exc, apsw.IOError):
         said = f"{what} cannot be read or written ({exc}; {os.strerror(number)}): check the disk"
         return OSError(number or errno.EIO, said) if form.durable_commits else DataLoss(said)

@@ -66,10 +66,12 @@ class Network(StrEnum):
 
 
 class CallStatus(StrEnum):
-    """The one terminal outcome of a tool call. `unknown`: it began, and nobody saw it end."""
+    """The one terminal outcome of a tool call. `interrupted`: its sandbox was ended under it. `unknown`: it began, and nobody saw its
+    end."""
 
     DONE = "done"
     FAILED = "failed"
+    INTERRUPTED = "interrupted"
     UNKNOWN = "unknown"
 
 
@@ -136,11 +138,13 @@ class IdMap:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Resource limits of one sandbox. `memory_bytes` counts swap too; `cpus` is in whole processors (0.5 = half of one)."""
+    """Resource limits of one sandbox. `memory_bytes` counts swap too; `cpus` is in whole processors (0.5 = half of one). `disk_bytes` is
+    what all its layers above the image may take together; 0: half of the file system that holds the layers."""
 
     memory_bytes: int = 2 << 30
     cpus: float = 2.0
     pids: int = 1024
+    disk_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +347,8 @@ class Snapshot:
     follows: SnapshotID | None = None
     """Whose conversation, journal and state it continues, where that is not its parent: after a rewind of the conversation, the snapshot
     that was gone back to; of an edited one, what came before the one that was edited."""
+    warnings: tuple[str, ...] = ()
+    """What its stored files lack of those that the sandbox had, one sentence each."""
 
     @property
     def continues(self) -> SnapshotID | None:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,7 @@ CAPABILITIES: dict[str, Callable[[], str | None]] = {
     "docker": _docker,
     "fuse": _fuse,
     "xfs": lambda: _program("mkfs.xfs"),
+    "quotas": lambda: features.project_quotas(Path("/proc")),
     "oracles": lambda: _program("rsync", "mtree", "bsdtar"),
     "btrfs": lambda: _program("mkfs.btrfs"),
     "compose": _compose,

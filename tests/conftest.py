@@ -5,16 +5,33 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import core, settings
 
 from snapshotd.kernel import syscalls
-from tests import dockerd, root_tree
+from tests import dockerd, long, root_tree
 from tests.capabilities import require
+
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+"""Compiling is half of the time of a process that starts, and of loading the tests."""
+settings.register_profile("short", derandomize=True)
+settings.register_profile("long", print_blob=True)
+settings.load_profile("long" if long.LONG else "short")
+core.global_force_seed = long.SEED if long.LONG else None
+
+FIRST = (
+    "e2e/test_agents_doc.py", "crash/test_storage_kill.py", "model/test_engine_machine.py", "e2e/test_scale.py", "system/test_power_cut.py",
+    "e2e/test_survive.py", "e2e/test_kills.py", "e2e/test_share.py", "e2e/test_deployed.py", "e2e/test_damage.py", "e2e/test_gateway.py",
+    "system/test_images.py", "system/test_disk_full.py", "e2e/test_storage.py", "e2e/test_secrets.py", "contract/test_runtime.py",
+)
+"""What takes longest. The first one builds the image that other files of its folder wait for."""
 
 
 def pytest_configure() -> None:
@@ -26,6 +43,33 @@ def pytest_configure() -> None:
         with suppress(PermissionError):  # who may not do this may not mount anything either
             syscalls.call("unshare", syscalls.CLONE_NEWNS)
             syscalls.call("mount", "none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE, None)
+
+
+def pytest_report_header() -> str:
+    return f"{'all tests' if long.LONG else 'the short set of tests'}, random ones from SNAPSHOTD_SEED={long.SEED} on (see tests/long.py)"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only the long set has: tests marked `long`, and those over Docker that are not marked `each_runtime`. Files that take
+    long come first, and those that take seconds last, so that all processes end at the same time."""
+    items.sort(key=lambda item: _turn(item.path))
+    if long.LONG:
+        return
+    left_out = [item for item in items if item.get_closest_marker("long") or _runs_over_another(item)]
+    items[:] = [item for item in items if item not in set(left_out)]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _turn(path: Path) -> int:
+    """Its place in `FIRST`; after those the other tests of whole parts, and the unit tests at the end."""
+    name = f"{path.parent.name}/{path.name}"
+    return FIRST.index(name) if name in FIRST else len(FIRST) + path.is_relative_to(Path(__file__).with_name("unit"))
+
+
+def _runs_over_another(item: pytest.Item) -> bool:
+    """Whether the same test runs over runc too, and the driver makes no difference."""
+    call = getattr(item, "callspec", None)
+    return call is not None and call.params.get("runtime") == "docker" and item.get_closest_marker("each_runtime") is None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -25,6 +25,8 @@ def leftovers(state_dir: Path, *, running: bool) -> list[str]:
     instance = instance_of(state_dir)
     live = _live_containers(instance) if running else set()
     for hierarchy in cgroups(f"snapshotd-{instance}"):
+        if hierarchy.name.removeprefix(f"snapshotd-{instance}")[:1].isalnum():
+            continue  # another instance, whose name begins with this one's
         found += [f"cgroup {c}" for c in _directories(hierarchy) if c.name not in live]
         if not running:
             found.append(f"cgroup {hierarchy}")

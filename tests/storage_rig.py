@@ -32,6 +32,7 @@ from snapshotd.failpoints import EXIT_CODE
 from snapshotd.kernel import syscalls
 from snapshotd.layers.store import READY_LAYERS
 from snapshotd.types import TrajectoryStatus
+from tests import forked
 
 START_S = 60.0
 P = ParamSpec("P")
@@ -59,7 +60,7 @@ class Daemon:
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir
         self.client = Snapshotd(state_dir, autostart=False)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: forked.Process | subprocess.Popen[bytes] | None = None
         self.repaired = False
         """Packs of this state directory were damaged and repaired once: what was moved aside then stays."""
         self._log_start = 0
@@ -73,10 +74,14 @@ class Daemon:
         ready_r, ready_w = os.pipe()
         argv = daemon_argv(self.state_dir, socket_path_of(self.state_dir), ready_w)
         with open(log_path, "ab") as log:
-            self.process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(ready_w,), start_new_session=True, cwd="/",
-                env={**os.environ, "DOCKER_HOST": "unix:///nowhere", **env},
-            )  # fmt: skip
+            whole = {**os.environ, "DOCKER_HOST": "unix:///nowhere", **env}
+            if forked.can_be_forked(whole):
+                fds = {1: log.fileno(), 2: log.fileno(), ready_w: ready_w}
+                self.process = forked.start(argv[argv.index("snapshotd") + 1 :], fds, env=whole, cwd="/", new_session=True)
+            else:
+                self.process = subprocess.Popen(
+                    argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(ready_w,), start_new_session=True, cwd="/", env=whole
+                )  # fmt: skip
         os.close(ready_w)
         try:
             assert select.select([ready_r], [], [], START_S)[0], f"the daemon is not ready after {START_S} s"

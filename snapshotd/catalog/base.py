@@ -73,6 +73,10 @@ class Catalog(ABC):
     # -- small facts ---------------------------------------------------------------------------------------------------------
 
     @abstractmethod
+    def problems(self) -> list[str]:
+        """What is damaged in the catalog's own file, in words; [] if all is well. Reads the whole of it."""
+
+    @abstractmethod
     def get_meta(self, key: str) -> str | None:
         """A named fact of this state directory (instance id, boot id), or None."""
 
@@ -107,7 +111,7 @@ class Catalog(ABC):
     @abstractmethod
     def add_trajectories(self, items: Sequence[tuple[Trajectory, Snapshot | None]]) -> None:
         """Record new trajectories, all or none. With a snapshot: it is the first one and the head. Without one (a fork): the head
-        is the existing snapshot `forked_from`. Conflict when a name is taken."""
+        is the existing snapshot `forked_from`. Conflict when a name is taken, by another trajectory or as a tag."""
 
     @abstractmethod
     def get_trajectory(self, trajectory_id: TrajectoryID) -> Trajectory:
@@ -197,9 +201,9 @@ class Catalog(ABC):
         """Snapshots in state `captured`, oldest first: what the archive has still to do. Cost: those, not all."""
 
     @abstractmethod
-    def set_stored(self, snapshot_id: SnapshotID, tree: TreeID, record: RecordID) -> None:
-        """Record that a snapshot is in the repository, with its tree and record: state `stored`. Only a captured (or lost) snapshot
-        changes. Not an error when it is gone. Durable after `flush`."""
+    def set_stored(self, snapshot_id: SnapshotID, tree: TreeID, record: RecordID, warnings: Sequence[str] = ()) -> None:
+        """Record that a snapshot is in the repository, with its tree, its record, and what the tree lacks: state `stored`. Only a captured
+        (or lost) snapshot changes. Not an error when it is gone. Durable after `flush`."""
 
     @abstractmethod
     def set_pruned(self, snapshot_ids: Iterable[SnapshotID]) -> None:
@@ -284,15 +288,16 @@ class Catalog(ABC):
     @abstractmethod
     def resolve_snapshot(self, ref: str) -> Snapshot:
         """By tag, unique id prefix (>= 4 characters), or a trajectory's name or unique id prefix (its head).
-        A tag wins over a name, a name over a prefix. NotFound; Ambiguous lists up to five candidates."""
+        A tag or name wins over a prefix. NotFound; Ambiguous lists up to five candidates, or both that an older version gave one name."""
 
     @abstractmethod
     def resolve_trajectory(self, ref: str) -> Trajectory:
-        """By name, unique id prefix, or the tag or unique id prefix of one of its snapshots. NotFound; Ambiguous."""
+        """By name, unique id prefix, or the tag or unique id prefix of one of its snapshots. Errors as `resolve_snapshot`."""
 
     @abstractmethod
     def tag(self, snapshot_id: SnapshotID, name: str, *, move: bool = False) -> None:
-        """Give a snapshot a tag. Conflict when another snapshot has it, unless `move`; UsageError when the name is malformed."""
+        """Give a snapshot a tag. Conflict when another snapshot has it, unless `move`, or when a trajectory has that name; UsageError when
+        the name is malformed."""
 
     @abstractmethod
     def untag(self, name: str) -> None:

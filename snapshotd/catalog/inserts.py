@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from snapshotd.catalog import rows
-from snapshotd.catalog.lookup import image_number, snapshot_numbers
+from snapshotd.catalog.lookup import image_number, snapshot_numbers, tagged
 from snapshotd.errors import Conflict, UsageError
 from snapshotd.sqlite import Database
-from snapshotd.types import NAME_PATTERN, Image, Message, RecordID, Snapshot, Stack, Trajectory, short
+from snapshotd.types import NAME_PATTERN, Image, Message, RecordID, Snapshot, SnapshotID, Stack, Trajectory, short
 
 
 def add_image(db: Database, image: Image) -> None:
@@ -26,6 +26,12 @@ def add_trajectory(db: Database, trajectory: Trajectory, forked_from: int | None
         taken = db.read_one("SELECT id FROM trajectories WHERE name = ?", (trajectory.name,))
         if taken is not None:
             raise Conflict(f"the name {trajectory.name} belongs to trajectory {short(taken[0])}: choose another or remove that one")
+        tag = tagged(db, trajectory.name)
+        if tag is not None:
+            raise Conflict(
+                f"the name {trajectory.name} is a tag of snapshot {short(tag[0])}: choose another, or take the tag away with "
+                f"`snapshotd tag --delete {trajectory.name}`"
+            )
     if db.read("SELECT 1 FROM trajectories WHERE id = ?", (trajectory.id,)):
         raise Conflict(f"trajectory {trajectory.id} is in the catalog already")
     values = rows.trajectory_values(trajectory, image_number(db, trajectory.spec.image), forked_from, forked_from or 0)
@@ -45,7 +51,18 @@ def add_snapshot(db: Database, snapshot: Snapshot, place: rows.Place, record: Re
     number = db.insert(rows.SNAPSHOT_INSERT, rows.snapshot_values(snapshot, place, base, record))
     for name in snapshot.tags:
         add_tag(db, number, name, move=False)
+    if snapshot.warnings:
+        set_warnings(db, snapshot.id, snapshot.warnings)
     return number
+
+
+def set_warnings(db: Database, snapshot: SnapshotID, warnings: Sequence[str]) -> None:
+    """See `Snapshot.warnings`. They are rare, so they have no column: `meta` has them."""
+    key = f"warnings/{snapshot}"
+    if warnings:
+        db.write("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, rows.encode_json(list(warnings))))
+    else:
+        db.write("DELETE FROM meta WHERE key = ?", (key,))
 
 
 def add_tag(db: Database, snapshot: int, name: str, *, move: bool) -> None:
@@ -54,9 +71,12 @@ def add_tag(db: Database, snapshot: int, name: str, *, move: bool) -> None:
         raise UsageError(
             f"{name[:80]!r} cannot be a tag: use up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit"
         )
-    row = db.read_one("SELECT s.pk, s.id FROM tags g JOIN snapshots s ON s.pk = g.snapshot WHERE g.name = ?", (name,))
-    if row is not None and row[0] != snapshot and not move:
-        raise Conflict(f"the tag {name} belongs to snapshot {short(row[1])}: move it, or choose another name")
+    namesake = db.read_one("SELECT id FROM trajectories WHERE name = ?", (name,))
+    if namesake is not None:
+        raise Conflict(f"{name} is the name of trajectory {short(namesake[0])}, so it cannot be a tag: choose another")
+    holder = tagged(db, name)
+    if holder is not None and holder[2] != snapshot and not move:
+        raise Conflict(f"the tag {name} belongs to snapshot {short(holder[0])}: move it, or choose another name")
     db.write("INSERT INTO tags VALUES (?,?) ON CONFLICT (name) DO UPDATE SET snapshot = excluded.snapshot", (name, snapshot))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from snapshotd.catalog import rows
 from snapshotd.errors import Ambiguous, NotFound
 from snapshotd.sqlite import Database, Row
@@ -40,20 +38,31 @@ def snapshot_numbers(db: Database, snapshot_id: SnapshotID) -> tuple[int, int]:
     return row[0], row[1]
 
 
-def named(db: Database, ref: str, order: Sequence[str]) -> Row | None:
-    """(snapshot id, trajectory id) of what is called exactly `ref`, looking among "tags" and trajectory "names" in that order."""
-    where = {
-        "tags": "JOIN tags g ON g.snapshot = s.pk WHERE g.name = ?",
-        "names": "JOIN trajectories n ON n.head = s.pk WHERE n.name = ?",
-    }
-    owner = {"tags": "(SELECT id FROM trajectories WHERE pk = s.trajectory)", "names": "n.id"}
+def tagged(db: Database, name: str) -> Row | None:
+    """(snapshot id, trajectory id, snapshot's row) of the snapshot that has a tag."""
+    return db.read_one(
+        "SELECT s.id, t.id, s.pk FROM tags g JOIN snapshots s ON s.pk = g.snapshot JOIN trajectories t ON t.pk = s.trajectory"
+        " WHERE g.name = ?", (name,),
+    )  # fmt: skip
+
+
+def owner(db: Database, name: str) -> Row | None:
+    """(id of its head, id) of the trajectory that has a name."""
+    return db.read_one("SELECT s.id, t.id FROM trajectories t JOIN snapshots s ON s.pk = t.head WHERE t.name = ?", (name,))
+
+
+def named(db: Database, ref: str) -> Row | None:
+    """(snapshot id, trajectory id, ...) of what is called exactly `ref`. Ambiguous: an older version gave it to a snapshot and to a
+    trajectory."""
     if not searchable(ref):
         return None
-    for kind in order:
-        row = db.read_one(f"SELECT s.id, {owner[kind]} FROM snapshots s {where[kind]}", (ref,))
-        if row is not None:
-            return row
-    return None
+    tag, name = tagged(db, ref), owner(db, ref)
+    if tag is not None and name is not None:
+        raise Ambiguous(
+            f"{ref} is a tag of snapshot {short(tag[0])} and the name of trajectory {short(name[1])}: type the id of the one you mean, "
+            f"or take the tag away with `snapshotd tag --delete {ref}`"
+        )
+    return tag or name
 
 
 def by_prefix(db: Database, wanted: str, ref: str) -> Row:

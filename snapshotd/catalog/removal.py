@@ -65,6 +65,7 @@ def remove_trajectory(db: Database, trajectory_id: TrajectoryID) -> None:
         for column in ("stack", "agent_state")
     )
     db.write("DELETE FROM tags WHERE snapshot IN (SELECT pk FROM snapshots WHERE trajectory = ?)", own)
+    db.write("DELETE FROM meta WHERE key IN (SELECT 'warnings/' || id FROM snapshots WHERE trajectory = ?)", own)
     db.write(_INHERITED_COMPENSATIONS, own)
     for table in ("messages", "entries"):
         db.write(f"DELETE FROM {table} WHERE line IN (SELECT pk FROM lines WHERE trajectory = ?)", own)

@@ -44,13 +44,13 @@ INSERT INTO images (id, name, source, source_id, bytes, files, created_at_ns, en
 """
 
 TRAJECTORY_INSERT = """
-INSERT INTO trajectories (id, name, image, runtime, network, memory_bytes, cpus, pids, agent, env, status, exit_code, created_at_ns,
-    experiment, forked_from, head)
-VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
+INSERT INTO trajectories (id, name, image, runtime, network, memory_bytes, cpus, pids, disk_bytes, agent, env, status, exit_code,
+    created_at_ns, experiment, forked_from, head)
+VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
 """
 
 TRAJECTORY_SELECT = """
-SELECT t.id, t.name, i.id, t.runtime, t.network, t.memory_bytes, t.cpus, t.pids, t.agent, h.id, t.status, t.created_at_ns,
+SELECT t.id, t.name, i.id, t.runtime, t.network, t.memory_bytes, t.cpus, t.pids, t.disk_bytes, t.agent, h.id, t.status, t.created_at_ns,
        f.id, t.experiment, t.exit_code, t.env, b.id
 FROM trajectories t JOIN images i ON i.pk = t.image JOIN snapshots h ON h.pk = t.head LEFT JOIN snapshots f ON f.pk = t.forked_from
      LEFT JOIN snapshots b ON b.pk = t.began
@@ -61,7 +61,8 @@ SELECT s.pk, s.id, p.id, t.id, s.seq, i.id, k.layers, s.messages, s.state, s.pau
        s.files_added, s.files_changed, s.files_deleted, s.files_bytes,
        (SELECT group_concat(name, '/' ORDER BY name) FROM tags WHERE snapshot = s.pk),
        s.call_id, s.call_name, s.call_status, s.call_started_at_ns, s.call_duration_ns, s.call_exit_code, s.call_error,
-       s.call_output, s.call_stdout, s.call_stderr, b.id, s.own_layers, s.tree, w.id, s.call_arguments
+       s.call_output, s.call_stdout, s.call_stderr, b.id, s.own_layers, s.tree, w.id,
+       (SELECT value FROM meta WHERE key = 'warnings/' || s.id), s.call_arguments
 FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory JOIN stacks k ON k.pk = s.stack JOIN images i ON i.pk = k.image
      LEFT JOIN snapshots p ON p.pk = s.parent LEFT JOIN snapshots b ON b.pk = s.base LEFT JOIN snapshots w ON w.pk = s.follows
 """
@@ -186,18 +187,18 @@ def trajectory_values(trajectory: Trajectory, image: int, forked_from: int | Non
     spec = trajectory.spec
     return (
         trajectory.id, trajectory.name, image, spec.runtime, spec.network.value, spec.limits.memory_bytes, spec.limits.cpus,
-        spec.limits.pids, encode_agent(trajectory.agent), encode_pairs(trajectory.env), trajectory.status.value, trajectory.exit_code,
-        trajectory.created_at_ns, trajectory.experiment, forked_from, head,
+        spec.limits.pids, spec.limits.disk_bytes, encode_agent(trajectory.agent), encode_pairs(trajectory.env), trajectory.status.value,
+        trajectory.exit_code, trajectory.created_at_ns, trajectory.experiment, forked_from, head,
     )  # fmt: skip
 
 
 def decode_trajectory(row: Row) -> Trajectory:
     with intact("trajectory", row):
         (
-            trajectory_id, name, image, runtime, network, memory, cpus, pids, agent, head, status, created, forked_from, experiment,
+            trajectory_id, name, image, runtime, network, memory, cpus, pids, disk, agent, head, status, created, forked_from, experiment,
             exit_code, env, began,
         ) = row  # fmt: skip
-        spec = SandboxSpec(ImageID(image), runtime, Network(network), Limits(memory, cpus, pids))
+        spec = SandboxSpec(ImageID(image), runtime, Network(network), Limits(memory, cpus, pids, disk))
         return Trajectory(
             trajectory_id, name, spec, _decode_agent(agent), head, TrajectoryStatus(status), created, forked_from, experiment,
             exit_code, decode_pairs(env), began,
@@ -216,7 +217,7 @@ class SnapshotDecoder:
             (
                 _, snapshot_id, parent, trajectory, seq, image, layers, messages, state, pause, created, method, added, changed, deleted,
                 size, tags, call_id, name, status, started, duration, exit_code, error, output, stdout, stderr, base, own_layers, tree,
-                follows, arguments,
+                follows, warnings, arguments,
             ) = row  # fmt: skip
             call = ToolCall(
                 call_id, decode_text(name), json.loads(arguments), CallStatus(status), started, duration, exit_code,
@@ -225,7 +226,7 @@ class SnapshotDecoder:
             return Snapshot(
                 snapshot_id, parent, trajectory, seq, self._stack(image, layers), call, messages, SnapshotState(state), pause, created,
                 method, None if added is None else FileChanges(added, changed, deleted, size), tuple(tags.split("/")) if tags else (),
-                base, own_layers, tree, follows,
+                base, own_layers, tree, follows, tuple(json.loads(warnings)) if warnings else (),
             )  # fmt: skip
 
     def _stack(self, image: str, layers: str) -> Stack:

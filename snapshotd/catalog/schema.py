@@ -271,6 +271,12 @@ ALTER TABLE key_versions ADD COLUMN request TEXT;       -- what its maker calls 
 CREATE UNIQUE INDEX key_versions_by_request ON key_versions (key, request) WHERE request IS NOT NULL;
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4)
+_V5 = """
+ALTER TABLE trajectories ADD COLUMN disk_bytes INTEGER NOT NULL DEFAULT 0;  -- types.Limits; 0: the daemon's own limit
+-- Besides, each page has a checksum (database.py).
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5)
+CHECKSUMS_FROM = 5
 VERSION = len(MIGRATIONS)
 """The version this program writes, and the newest it reads."""

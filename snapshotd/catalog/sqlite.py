@@ -14,7 +14,7 @@ from snapshotd.catalog import entries, lines, rows
 from snapshotd.catalog.base import Approvals, Catalog, Compensations, KeyValues, SnapshotRow
 from snapshotd.catalog.commits import begin_trajectory, commit, set_began, writer
 from snapshotd.catalog.database import open_database
-from snapshotd.catalog.inserts import add_image, add_tag
+from snapshotd.catalog.inserts import add_image, add_tag, set_warnings
 from snapshotd.catalog.lines import PAGE_CHARS, PAGE_ROWS
 from snapshotd.catalog.lookup import (
     CANDIDATES,
@@ -75,6 +75,9 @@ class SqliteCatalog(Catalog):
 
     def flush(self) -> None:
         self._db.flush()
+
+    def problems(self) -> list[str]:
+        return self._db.problems()
 
     # -- small facts ---------------------------------------------------------------------------------------------------------
 
@@ -243,12 +246,14 @@ class SqliteCatalog(Catalog):
     def unstored(self) -> list[SnapshotID]:
         return [SnapshotID(row[0]) for row in self._db.read("SELECT id FROM snapshots WHERE state = 'captured' ORDER BY pk")]
 
-    def set_stored(self, snapshot_id: SnapshotID, tree: TreeID, record: RecordID) -> None:
+    def set_stored(self, snapshot_id: SnapshotID, tree: TreeID, record: RecordID, warnings: Sequence[str] = ()) -> None:
         with self._db.transaction():
-            self._db.write(
+            changed = self._db.write(
                 "UPDATE snapshots SET state = 'stored', tree = ?, record = ? WHERE id = ? AND state IN ('captured', 'lost')",
                 (tree, record, snapshot_id),
             )
+            if changed:
+                set_warnings(self._db, snapshot_id, warnings)
 
     def set_pruned(self, snapshot_ids: Iterable[SnapshotID]) -> None:
         ids = list(snapshot_ids)
@@ -337,12 +342,12 @@ class SqliteCatalog(Catalog):
 
     def resolve_snapshot(self, ref: str) -> Snapshot:
         with self._db.lock:
-            row = named(self._db, ref, ("tags", "names"))
+            row = named(self._db, ref)
             return self.get_snapshot(row[0] if row else by_prefix(self._db, "snapshot", ref)[0])
 
     def resolve_trajectory(self, ref: str) -> Trajectory:
         with self._db.lock:
-            row = named(self._db, ref, ("names", "tags"))
+            row = named(self._db, ref)
             return self.get_trajectory(row[1] if row else by_prefix(self._db, "trajectory", ref)[1])
 
     def tag(self, snapshot_id: SnapshotID, name: str, *, move: bool = False) -> None:

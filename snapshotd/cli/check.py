@@ -23,8 +23,8 @@ from snapshotd.errors import DataLoss
 def command(ctx: click.Context, read_data: bool, no_trunc: bool, as_json: bool) -> int:
     """Verify the repository.
 
-    Index, the checksums of everything in the packs, trees and what the catalog refers to; it changes nothing. The exit code is 0 when all
-    is well and 20 when something is damaged; `snapshotd repair` brings back what can be. With --json:
+    Catalog, index, the checksums of everything in the packs, trees and what the catalog refers to; it changes nothing. The exit code is
+    0 when all is well and 20 when something is damaged; `snapshotd repair` brings back what can be. With --json:
     {objects,packs,bytes_read,damages:[{pack,object,what,snapshot,path}],snapshots}.
     """
     client = connect(ctx)

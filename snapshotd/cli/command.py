@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import stat
 import sys
+import termios
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO, TypeVar
 
 import click
 
@@ -36,9 +39,35 @@ class ReaderGone(Exception):  # noqa: N818 - what happened, and no failure of ou
     """Whoever read our output has gone away."""
 
 
-def drop_output() -> None:
-    """From now on, what goes to standard output goes nowhere: Python would fail again when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def drop_output(stream: TextIO | None = None) -> None:
+    """From now on, what goes to standard output (or `stream`) goes nowhere: Python would fail again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
+
+
+def refuse_input(advice: str) -> None:
+    """UsageError when standard input has data that nobody would get. A terminal is no such, nor what is empty so far: a pipe that a job
+    of CI or a service has inherited. `advice`: how to go on."""
+    source = standard_input()
+    if source is not None and waiting_bytes(source.fileno()):
+        raise UsageError(f"standard input has data, and would not be sent: {advice}, or say `< /dev/null` if nobody is to have it")
+
+
+def standard_input() -> BinaryIO | None:
+    """Standard input as it comes, unbuffered; None if whoever started us has closed it."""
+    try:
+        return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def waiting_bytes(fd: int) -> int:
+    """So much can be read at once, and is not typed by a person."""
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return max(0, os.fstat(fd).st_size - os.lseek(fd, 0, os.SEEK_CUR))
+    if not stat.S_ISFIFO(mode) and not stat.S_ISSOCK(mode):
+        return 0
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def no_space(exc: OSError) -> OutOfSpace:

@@ -25,7 +25,7 @@ def command(ctx: click.Context, trajectory: str, calls: tuple[str, ...], no_trun
     """
     done = connect(ctx).compensate(trajectory, calls)
     report_effects(done, full=no_trunc, as_json=as_json)
-    failed = [item for item in done if item.compensated in ("failed", "unknown")]
+    failed = [item for item in done if item.compensated in ("failed", "interrupted", "unknown")]
     if not failed:
         return 0
     note(f"{len(failed)} compensations failed, and none is run twice; `snapshotd log {trajectory}` shows what they said")

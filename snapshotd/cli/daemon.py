@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import time
 from pathlib import Path
@@ -142,15 +143,18 @@ def _restart(client: Snapshotd, as_json: bool) -> int:
 
 
 def _end(state_dir: Path, number: signal.Signals, timeout_s: float) -> int | None:
-    """Send the daemon of a state directory a signal and wait for its end. Its process id, or None when there is none."""
+    """Send the daemon of a state directory a signal and wait until its process is gone, and with it what it had mounted. Its process id,
+    or None when there is none."""
     from snapshotd.daemon.lock import lock_holder
 
     pid = lock_holder(state_dir)
     if pid is None:
         return None
+    pidfd: int | None = None
     try:
         if _has_open(pid, lock_path_of(state_dir)):
-            os.kill(pid, number)
+            pidfd = os.pidfd_open(pid)
+            signal.pidfd_send_signal(pidfd, number)
         elif lock_holder(state_dir) == pid:
             raise DaemonUnavailable(
                 f"the daemon of {state_dir} calls itself process {pid}, but process {pid} here is another: it runs in a container; run the "
@@ -161,12 +165,14 @@ def _end(state_dir: Path, number: signal.Signals, timeout_s: float) -> int | Non
     except PermissionError as exc:
         raise NotPermitted(f"the daemon (pid {pid}) belongs to another user; run the command with sudo") from exc
     deadline = time.monotonic() + timeout_s
-    while lock_holder(state_dir) == pid:
+    while lock_holder(state_dir) == pid or (pidfd is not None and not select.select([pidfd], [], [], 0)[0]):
         if time.monotonic() > deadline:
             raise DaemonUnavailable(
                 f"the daemon (pid {pid}) has not ended {timeout_s:.0f} s after {number.name}; {log_path_of(state_dir)} says why"
             )
         time.sleep(0.02)
+    if pidfd is not None:
+        os.close(pidfd)
     return pid
 
 

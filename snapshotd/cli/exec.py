@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from typing import Any
 
 import click
 
-from snapshotd.cli.command import after_dashes, connect, declare, json_option, refuse
+from snapshotd.cli.command import after_dashes, connect, declare, json_option, refuse, refuse_input, standard_input
 from snapshotd.cli.follow import INTERRUPTED, RawOutput, note
+from snapshotd.cli.taken import counted
 from snapshotd.cli.text import print_json, snapshot_line
 from snapshotd.cli.values import Variable, complete_snapshot, complete_trajectory
 from snapshotd.cli.waiting import Wait, wait_option
@@ -18,6 +20,7 @@ from snapshotd.client.results import ExecInfo
 _EXAMPLES = [
     "snapshotd exec box -- make test",
     "snapshotd exec box -- sh -c 'echo hello > note.txt'",
+    "tar -c src | snapshotd exec -i box -- tar -x",
     "snapshotd exec --snapshot a1b2c3 -- ls -la   # in a throw-away fork",
     "snapshotd exec --if-head a1b2c3 box -- make release",
     "snapshotd exec --json box -- pytest -q",
@@ -30,6 +33,7 @@ _EXAMPLES = [
 )  # fmt: skip
 @click.option("--snapshot", metavar="ID", help="Run in a throw-away fork of this snapshot; nothing of it is kept.",
               shell_complete=complete_snapshot)  # fmt: skip
+@click.option("-i", "--interactive", is_flag=True, help="Send standard input to the command; else it has none.")
 @click.option("-w", "--cwd", metavar="DIR", help="Working directory in the sandbox.")
 @click.option("-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on.")
 @click.option("-u", "--user", metavar="USER[:GROUP]", help="Who runs it in the sandbox, by name or number.")
@@ -41,16 +45,21 @@ _EXAMPLES = [
 @click.argument("words", metavar="TRAJECTORY -- CMD [ARGS]...", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_trajectory)
 @click.pass_context
 def command(
-    ctx: click.Context, /, words: tuple[str, ...], snapshot: str | None, if_head: str | None, quiet: bool, wait: Wait | None,
-    as_json: bool, **options: Any,
+    ctx: click.Context, /, words: tuple[str, ...], snapshot: str | None, if_head: str | None, interactive: bool, quiet: bool,
+    wait: Wait | None, as_json: bool, **options: Any,
 ) -> int:  # fmt: skip
     """Run a command as a tool call in a sandbox, or in a throw-away fork.
 
     A stopped trajectory's sandbox is started again. The snapshot is taken when the command ends, also when it failed, and also when
-    this client was interrupted. The exit code is the command's; 125 when snapshotd failed, 126 and 127 when the command cannot be run
-    or is not there (then there is no snapshot).
+    this client was interrupted, or `stop` ended the sandbox (status interrupted, exit code 137); a throw-away fork ends with this client.
+    The exit code is the command's; 125 when snapshotd failed, 126 and 127 when the command cannot be run or is not there (then there is
+    no snapshot). When nobody reads its output any more (`| head`), the command meets a broken pipe, as it would without a sandbox.
 
-    With --json: {"exit_code","stdout","stderr","snapshot"}; output that is not UTF-8 is there as stdout_b64 or stderr_b64 too.
+    With -i the command reads this command's standard input; it ends when it wants, read or not. Without, its standard input is empty, and
+    data on ours (`echo hi | snapshotd exec box -- cat`) is refused.
+
+    With --json: {"exit_code","stdout","stderr","snapshot"}; output that is not UTF-8 is there as stdout_b64 or stderr_b64 too, and error
+    where the sandbox reached a limit.
     """
     trajectory, argv = _split(list(words), after_dashes(ctx), snapshot is not None)
     if snapshot is not None and wait is not None:
@@ -60,6 +69,10 @@ def command(
             refuse("a throw-away fork has no head to compare with; leave out --if-head, or name a trajectory instead of --snapshot")
         options["if_head"] = if_head
     options["env"] = dict(options["env"])
+    if interactive:
+        options["stdin"] = standard_input() or io.BytesIO()
+    else:
+        refuse_input("add -i to send it")
     if wait is not None:
         options["wait"] = wait
     client = connect(ctx)
@@ -98,8 +111,10 @@ def _to_terminal(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
 ) -> int:  # fmt: skip
     done = _call(client, trajectory, snapshot, argv, RawOutput().write, options)
+    if done.call.error is not None and not quiet:
+        note(done.call.error)
     if done.snapshot is not None and not quiet:
-        taken = done.snapshot if done.snapshot.files is not None else client.snapshot(done.snapshot.id)  # which waits for the count
+        taken = counted(client, done.snapshot)
         click.echo(snapshot_line(
             seq=taken.seq, snapshot_id=taken.id, tool=taken.tool.name, status=taken.tool.status, pause_ms=taken.pause_ms,
             files=None if taken.files is None else dataclasses.asdict(taken.files), method=taken.method,
@@ -114,6 +129,8 @@ def _as_json(client: Snapshotd, trajectory: str, snapshot: str | None, argv: lis
     answer: dict[str, Any] = {"exit_code": done.exit_code}
     for stream, pieces in kept.items():
         answer.update(_text(stream, b"".join(pieces)))
+    if done.call.error is not None:
+        answer["error"] = done.call.error
     answer["snapshot"] = None if done.snapshot is None else done.snapshot.id
     if done.snapshot is not None and "wait" in options:
         answer["state"] = done.snapshot.state

@@ -32,9 +32,9 @@ def command(
 ) -> int:
     """Write a snapshot, or a whole trajectory, as one file.
 
-    A bundle holds files, conversation and tool calls, and `snapshotd import` takes it in elsewhere. What a format cannot hold is told as
-    warnings. The file has its name only when it is whole: until then it is FILE.part, which goes when something fails. With --json:
-    {"file","bytes","warnings"}.
+    A bundle holds files, conversation, tool calls and tags, and `snapshotd import` takes it in elsewhere. What a format cannot hold is
+    told as warnings. The file has its name only when it is whole: until then it is FILE.part, which goes when something fails. With
+    --json: {"file","bytes","warnings"}.
     """
     if output == "-":
         if as_json:

@@ -10,10 +10,11 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 
+from snapshotd.cli.command import drop_output
 from snapshotd.cli.text import printable, snapshot_line
 from snapshotd.cli.waiting import Wait, settled
 from snapshotd.client.client import Snapshotd
@@ -26,20 +27,17 @@ _CLEAR = "\x1b[K"
 
 
 class RawOutput:
-    """Writes a program's output where it belongs. A reader that has gone away does not end the program: its output is dropped."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, BinaryIO | None] = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+    """Writes a program's output where it belongs."""
 
     def write(self, stream: str, data: bytes) -> None:
-        target = self._open[stream]
-        if target is None:
-            return
+        """BrokenPipeError when whoever read the stream has gone away; what is written to it later goes nowhere."""
+        target = sys.stdout if stream == "stdout" else sys.stderr
         try:
-            target.write(data)
-            target.flush()
+            target.buffer.write(data)
+            target.buffer.flush()
         except BrokenPipeError:
-            self._open[stream] = None
+            drop_output(target)
+            raise
 
 
 class Interruption:
@@ -98,7 +96,8 @@ def follow(
 ) -> int:  # fmt: skip
     """Show a run until it has finished. Returns what the command's exit code should be: the agent's, 130 when interrupted.
 
-    With `wait`, its `finished` comes when that has happened, and has `state`.
+    With `wait`, its `finished` comes when that has happened, and has `state`. BrokenPipeError when nobody reads what is shown any more:
+    with `stop_on_interrupt` the run was stopped before.
     """
     replay = Replay()
     events = client.events(trajectory, on_lost=None if quiet else lambda: _tell_lost(replay))
@@ -107,7 +106,11 @@ def follow(
     if not stop_on_interrupt:
         return _show(events, trajectory, replay, as_json=as_json, quiet=quiet)
     with Interruption(client, trajectory) as interruption:
-        code = _show(events, trajectory, replay, as_json=as_json, quiet=quiet)
+        try:
+            code = _show(events, trajectory, replay, as_json=as_json, quiet=quiet)
+        except BrokenPipeError:
+            client.stop(trajectory)
+            raise
     return code if interruption.signal is None else 128 + interruption.signal
 
 
@@ -162,7 +165,7 @@ def _show(events: Iterable[dict[str, Any]], trajectory: str, replay: Replay, *, 
         elif event["event"] == "output":
             replay.clear()
             raw.write(event["stream"], base64.b64decode(event["data_b64"]))
-        elif not quiet:
+        elif not quiet or "left_out_bytes" in event:
             for line in (replay.line(event), _line(event)):
                 if line:
                     click.echo(line, err=True)
@@ -208,6 +211,11 @@ def _exit_code(event: dict[str, Any], trajectory: str, warning: dict[str, Any] |
         raise kind(f"the agent of {short(trajectory)} ended with exit code 0, and its run did not: {warning['message']}")
     if code is not None:
         return int(code)
+    if event.get("status") == "interrupted" and warning is not None:
+        raise SandboxFailed(
+            f"the run of {short(trajectory)} is interrupted: {warning['message']}; `snapshotd resume {short(trajectory)}` goes on from its "
+            "last snapshot"
+        )
     if event.get("status") in ("finished", "stopped"):
         return 0
     raise SandboxFailed(

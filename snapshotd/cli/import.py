@@ -44,7 +44,8 @@ class _Source:
 def command(ctx: click.Context, file: str, name: str | None, wait: Wait | None, as_json: bool) -> int:
     """Take in what `snapshotd export` wrote.
 
-    All or nothing; - is standard input. Prints the trajectories' ids. With --json: {"trajectories":[ids],"snapshots","warnings"}.
+    All or nothing; - is standard input. Tags come along; one that means something else here stays as it is, with a warning. What is here
+    already is not taken again, which is no error. Prints the trajectories' ids. With --json: {"trajectories":[ids],"snapshots","warnings"}.
     """
     with _open(file) as raw:
         client = connect(ctx)
@@ -59,6 +60,8 @@ def command(ctx: click.Context, file: str, name: str | None, wait: Wait | None, 
             answer["state"] = state_of(client, *ids)
         print_json(answer)
         return 0
+    if not done.snapshots:
+        note("all snapshots of the bundle are here already; nothing was taken but tags that they lacked")
     for warning in done.warnings:
         note(f"warning: {warning}")
     for each in ids:

@@ -32,8 +32,9 @@ def command(
     """List a trajectory's snapshots.
 
     Oldest first, with the tool call that each was taken after, what it changed, and whether it is captured (survives a crash of the
-    daemon), stored (survives power loss too), lost, or pruned (its files were given up). With --json: an array of
-    {id,parent,trajectory,seq,tool,files,state,pause_ms,created_at,tags}.
+    daemon), stored (survives power loss too), lost, or pruned (its files were given up). What changed is counted in the background: until
+    then it is shown as "…", and "files" is null. With --json: an array of
+    {id,parent,trajectory,seq,tool,files,state,pause_ms,created_at,tags,warnings}.
     """
     if everything and last is not None:
         refuse("--all and -n exclude each other; choose one")
@@ -49,6 +50,10 @@ def command(
             click.echo(shown_id(item.id, full=no_trunc))
     else:
         _table(found, no_trunc)
+        for item in found:
+            if item.warnings:
+                which = shown_id(item.id, full=no_trunc)
+                note(f"{which} lacks some of what the sandbox had; `snapshotd show {which}` says what")
     if more:
         note(f"{_older(client, found[0])} older snapshots are not listed; --all lists them, too")
     return 0
@@ -84,4 +89,5 @@ def snapshot_json(item: SnapshotInfo) -> dict[str, Any]:
         },
         "files": None if item.files is None else dataclasses.asdict(item.files),
         "state": item.state, "pause_ms": item.pause_ms, "created_at": item.created_at, "tags": list(item.tags),
+        "warnings": list(item.warnings),
     }  # fmt: skip

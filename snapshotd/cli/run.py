@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from snapshotd.cli.command import after_dashes, connect, declare, is_local, json_option, refuse
+from snapshotd.cli.command import after_dashes, connect, declare, is_local, json_option, refuse, refuse_input
 from snapshotd.cli.follow import follow, patience
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import local_file, local_folder, sandbox_keywords, sandbox_options
@@ -40,12 +40,14 @@ def command(
 
     The agent is a Python file of this machine; it and its folder are not mounted: --workspace copies a folder in. Its output goes to
     standard output and error as it comes, one line per snapshot to standard error. The exit code is the agent's; 125 when snapshotd
-    failed, 126 and 127 when the command cannot be run or is not there, 130 after Ctrl-C, which stops the sandbox after a last snapshot.
+    failed, 126 and 127 when the command cannot be run or is not there, 130 after Ctrl-C, which stops the sandbox after a last snapshot;
+    141 when nobody reads its output any more (`| head`), which does the same. The agent's standard input is empty.
     --wait stored waits for all its snapshots when the agent has ended; with --detach, for those that there are when it has started.
 
     With --json: one event per line, the last {"event":"finished","trajectory","exit_code","snapshots"}.
     """
     wanted = _program(program, after_dashes(ctx))
+    refuse_input("put it into the workspace or an argument, or use `snapshotd create` and `exec -i`")
     if is_local(ctx):
         if wanted["agent"] is not None:
             local_file(wanted["agent"], "agent file")

@@ -89,6 +89,7 @@ def _print(client: Snapshotd, item: SnapshotInfo) -> None:
         facts.insert(2, ("mind", f"continues that of {item.follows}"))
     if tool.error:
         facts.append(("error", printable(tool.error)))
+    facts += [("warning", printable(warning)) for warning in item.warnings]
     for key, value in facts:
         click.echo(click.style(f"{key:13}", bold=True) + value)
     for which in ("stdout", "stderr", "output"):

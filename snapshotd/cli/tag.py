@@ -21,7 +21,7 @@ def command(
 ) -> int:
     """Name a snapshot, or take a name away.
 
-    A tag can be used wherever an id can. With --json: {"snapshot","name"}, or {"deleted"}.
+    A tag can be used wherever a snapshot's id can, and is no trajectory's name. With --json: {"snapshot","name"}, or {"deleted"}.
     """
     client = connect(ctx)
     if delete is not None:

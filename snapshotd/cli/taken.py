@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import click
 
@@ -12,11 +13,21 @@ from snapshotd.cli.waiting import Wait
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import SnapshotInfo
 
+_COUNT_S = 0.5
+
+
+def counted(client: Snapshotd, taken: SnapshotInfo) -> SnapshotInfo:
+    """The same with its changes counted, if the daemon does that so soon that nobody feels the wait."""
+    deadline = time.monotonic() + _COUNT_S
+    while taken.files is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+        taken = client.snapshot(taken.id)
+    return taken
+
 
 def report_taken(client: Snapshotd, taken: SnapshotInfo, wait: Wait | None, *, as_json: bool) -> None:
     """One line on standard error, or with `as_json` the snapshot as `log --json` has it."""
-    if taken.files is None:
-        taken = client.snapshot(taken.id)  # which waits for the count
+    taken = counted(client, taken)
     if as_json:
         print_json(snapshot_json(taken))
         return

@@ -102,10 +102,9 @@ def snapshot_line(
     *, seq: int, snapshot_id: str, tool: str, status: str, files: dict[str, int] | None, pause_ms: float, method: str,
     state: str | None = None,
 ) -> str:  # fmt: skip
-    """`● 3 a1b2c3d4e5f6  run_tests  done  +1 ~2 -0  1.2 KiB  2.1 ms`, and the state where it was waited for."""
+    """`● 3 a1b2c3d4e5f6  run_tests  done  +1 ~2 -0  1.2 KiB  2.1 ms`, and the state if it was waited for. `files`: None until counted."""
     parts = [f"● {seq} {short(snapshot_id)}", printable(tool), status]
-    if files is not None:
-        parts += [f"+{files['added']} ~{files['changed']} -{files['deleted']}", size(files["bytes"])]
+    parts += ["…"] if files is None else [f"+{files['added']} ~{files['changed']} -{files['deleted']}", size(files["bytes"])]
     parts.append(milliseconds(pause_ms))
     if method == "copy":
         parts.append("(copied: live processes)")

@@ -21,6 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _MEMORY = re.compile(r"(\d+)([bkmgt]?)(?:i?b)?", re.IGNORECASE)
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _MEMORY_LEAST = 16 << 20
+_DISK_LEAST, _DISK_MOST = 16 << 20, 1 << 50
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)([smhdw])", re.ASCII | re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _SECONDS_MOST = 10_000 * 366 * 86400.0
@@ -58,6 +59,18 @@ class Size(click.ParamType):  # type: ignore[type-arg]
         count = int(match[1]) * _UNITS[match[2].lower()] if match and len(match[1]) <= _DIGITS_MOST else 0
         if not 1 <= count <= _COUNT_MOST:
             self.fail(f"{value!r} is not a size: write a whole number with k, m, g or t, such as 500m or 10g", param, ctx)
+        return count
+
+
+class Disk(Size):
+    """As `Size`, and enough to work in."""
+
+    name = "disk"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        count = super().convert(value, param, ctx)
+        if not _DISK_LEAST <= count <= _DISK_MOST:
+            self.fail(f"{value!r} is not a size from 16m to 1024t", param, ctx)
         return count
 
 
@@ -219,6 +232,8 @@ def sandbox_options(function: F) -> F:
         click.option("--memory", type=Memory(), metavar="SIZE", help="Most memory, swap included: 512m, 2g.  [default: 2g]"),
         click.option("--cpus", type=Cpus(), metavar="N", help="Most processors, such as 0.5.  [default: 2]"),
         click.option("--pids", type=Pids(), metavar="N", help="Most processes at once.  [default: 1024]"),
+        click.option("--disk", type=Disk(), metavar="SIZE",
+                     help="Most that its files above the image may take: 500m, 20g.  [default: half of the layers' disk]"),
         click.option("--name", type=Name(), metavar="NAME", help="Name for the trajectory."),
         click.option("--runtime", type=click.Choice(["auto", "runc", "docker"]), default="auto", show_default=True,
                      help="Container driver; auto takes Docker if it answers, else runc."),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from snapshotd.client.approvals import Approvals
+from snapshotd.client.feeding import Feeder, Readable
 from snapshotd.client.following import Following, reconnect_s
 from snapshotd.client.mind import Mind
 from snapshotd.client.results import (
@@ -35,7 +37,16 @@ from snapshotd.client.results import (
 from snapshotd.client.transport import Transport, segment
 from snapshotd.client.values import Values
 from snapshotd.client.verbs import Wait, absolute, b64, check_wait, local_path, ref_segment
-from snapshotd.daemon.wire import DEFAULT_STATE_DIR, FORK_MAX, PRUNE_GRACE_S, SOCKET_VARIABLE, STATE_DIR_VARIABLE, check_ref, socket_path_of
+from snapshotd.daemon.wire import (
+    ATTENDED,
+    DEFAULT_STATE_DIR,
+    FORK_MAX,
+    PRUNE_GRACE_S,
+    SOCKET_VARIABLE,
+    STATE_DIR_VARIABLE,
+    check_ref,
+    socket_path_of,
+)
 from snapshotd.errors import DaemonUnavailable, UsageError
 from snapshotd.types import DEFAULT_TENANT
 
@@ -44,13 +55,6 @@ Progress = Callable[[str], object]
 """Receives one line of progress for people."""
 Which = Literal["stdout", "stderr", "output"]
 Form = Literal["bundle", "oci", "tar"]
-
-
-class Readable(Protocol):
-    """What a bundle is read from: any file opened for bytes."""
-
-    def read(self, count: int, /) -> bytes | None:
-        """At most `count` bytes; nothing at the end."""
 
 
 class Snapshotd(Mind, Approvals, Values):
@@ -124,37 +128,56 @@ class Snapshotd(Mind, Approvals, Values):
 
     def exec(
         self, ref: str, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None, user: str | None = None,
-        on_output: OutputSink | None = None, wait: Wait = "captured", if_head: str | None = None,
+        on_output: OutputSink | None = None, wait: Wait = "captured", if_head: str | None = None, stdin: Readable | None = None,
     ) -> ExecInfo:  # fmt: skip
         """Run a command as a tool call and take the snapshot. It goes on, and is captured, even if this process goes away.
 
-        CommandNotFound and CommandNotRunnable leave no snapshot. `on_output` gets raw output as it comes. With `if_head`, only while that
-        snapshot is the trajectory's head: of several who ask so at the same time one runs, the others get a Conflict that names the head.
+        CommandNotFound and CommandNotRunnable leave no snapshot. `on_output` gets raw output as it comes; if it raises BrokenPipeError,
+        nobody reads that stream any more, and the command meets a broken pipe when it writes again. `stdin` is read by a thread of its own,
+        as far as the command takes it; one that is unbuffered (`read` gives what there is) reaches it at once.
+
+        With `if_head`, only while that snapshot is the trajectory's head: of several who ask so at the same time one runs, the others get a
+        Conflict that names the head.
         """
         check_wait(wait)
         path = f"/trajectories/{ref_segment(ref, 'trajectory')}/exec"
-        done = self._exec(path, argv, cwd, env, user, on_output, f"of {ref}", None if if_head is None else check_ref(if_head))
+        done = self._exec(path, argv, cwd, env, user, on_output, f"of {ref}", stdin, None if if_head is None else check_ref(if_head))
         return done if done.snapshot is None else dataclasses.replace(done, snapshot=self._settled(done.snapshot, wait))
 
     def exec_snapshot(
         self, ref: str, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None, user: str | None = None,
-        on_output: OutputSink | None = None,
+        on_output: OutputSink | None = None, stdin: Readable | None = None,
     ) -> ExecInfo:  # fmt: skip
-        """Run a command in a throw-away fork of a snapshot; nothing of it is kept."""
-        return self._exec(f"/snapshots/{ref_segment(ref)}/exec", argv, cwd, env, user, on_output, f"in a fork of {ref}")
+        """Run a command in a throw-away fork of a snapshot; nothing of it is kept, and it ends when this process goes away. `on_output`,
+        `stdin`: as `exec`."""
+        return self._exec(f"/snapshots/{ref_segment(ref)}/exec", argv, cwd, env, user, on_output, f"in a fork of {ref}", stdin)
 
     def _exec(
         self, path: str, argv: Sequence[str], cwd: str | None, env: Mapping[str, str] | None, user: str | None,
-        on_output: OutputSink | None, where: str, if_head: str | None = None,
+        on_output: OutputSink | None, where: str, stdin: Readable | None, if_head: str | None = None,
     ) -> ExecInfo:  # fmt: skip
         if not argv:
             raise UsageError("there is no command to execute; give one after `--`")
         body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user, "if_head": if_head}
-        for event in self._transport.lines("POST", path, body=body):
-            if event["event"] == "output" and on_output is not None:
-                on_output(event["stream"], base64.b64decode(event["data_b64"]))
-            elif event["event"] == "result":
-                return ExecInfo.of(event)
+        unread = set[str]()
+        with self._transport.converse(path + ATTENDED, body, query={"stdin": "true" if stdin is not None else None}) as talk:
+            feeder = None if stdin is None else Feeder(talk, stdin)
+            try:
+                for event in talk.events():
+                    if event["event"] == "output" and on_output is not None and event["stream"] not in unread:
+                        try:
+                            on_output(event["stream"], base64.b64decode(event["data_b64"]))
+                        except BrokenPipeError:
+                            unread.add(event["stream"])
+                            talk.say(json.dumps({"event": "unread", "stream": event["stream"]}).encode())
+                    elif event["event"] == "taken" and feeder is not None:
+                        feeder.taken(event["bytes"])
+                    elif event["event"] == "result":
+                        return ExecInfo.of(event)
+            except DaemonUnavailable:
+                if feeder is not None and feeder.failure is not None:
+                    raise feeder.failure from None
+                raise
         raise DaemonUnavailable(f"the daemon ended the command {where} without a result; `snapshotd log` shows whether it was captured")
 
     def fork(
@@ -184,7 +207,8 @@ class Snapshotd(Mind, Approvals, Values):
         return stopped
 
     def remove(self, ref: str, *, force: bool = False) -> None:
-        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks."""
+        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks; UsageError: `ref` is a tag
+        or a snapshot."""
         self._transport.request("DELETE", f"/trajectories/{ref_segment(ref, 'trajectory')}", query={"force": "true" if force else None})
 
     # -- looking -----------------------------------------------------------------------------------------------------------
@@ -328,8 +352,10 @@ class Snapshotd(Mind, Approvals, Values):
     def import_bundle(
         self, source: str | Path | Readable, *, name: str | None = None, wait: Wait = "captured", progress: Progress | None = None
     ) -> ImportInfo:  # fmt: skip
-        """Take a bundle in, all or nothing, from a local file or an open one. UsageError (malformed), NotFound (the snapshot it builds on
-        is not here), Conflict (it is here already), LimitExceeded, VersionMismatch; what reading the source raises."""
+        """Take a bundle in, all or nothing, from a local file or an open one. Tags come along; one that means something else here stays
+        as it is, with a warning. If all is here already, that is answered, with `snapshots` 0. UsageError (malformed), NotFound (the
+        snapshot it builds on is not here), Conflict (parts of it are here already), LimitExceeded, VersionMismatch; what reading the source
+        raises."""
         check_wait(wait)
         if isinstance(source, str | Path):
             try:
@@ -391,13 +417,14 @@ class Snapshotd(Mind, Approvals, Values):
 
 def sandbox_fields(
     *, image: str = "default", runtime: str = "auto", workspace: str | Path | None = None, env: Mapping[str, str] | None = None,
-    network: str = "none", memory: int | None = None, cpus: float | None = None, pids: int | None = None, name: str | None = None,
+    network: str = "none", memory: int | None = None, cpus: float | None = None, pids: int | None = None,
+    disk: int | None = None, name: str | None = None,
     secrets: Mapping[str, str] | None = None, providers: Sequence[Provider] = (), tenant: str = DEFAULT_TENANT,
 ) -> dict[str, Any]:  # fmt: skip
-    """What a new sandbox is made of, as the API takes it. `memory` in bytes; None means the daemon's default. `secrets` are environment
-    whose values are recorded nowhere in plain; `providers` are what the recording gateway forwards model requests to; `tenant` is
-    whose values of the key-value store its agents reach."""
-    limits = {"memory_bytes": memory, "cpus": cpus, "pids": pids}
+    """What a new sandbox is made of, as the API takes it. `memory` and `disk` in bytes; None means the daemon's default. `secrets`
+    are environment whose values are recorded nowhere in plain; `providers` are what the recording gateway forwards model requests to;
+    `tenant` is whose values of the key-value store its agents reach."""
+    limits = {"memory_bytes": memory, "cpus": cpus, "pids": pids, "disk_bytes": disk}
     return {
         "image": image, "runtime": runtime, "workspace": absolute(workspace), "env": dict(env or {}), "network": network, "name": name,
         "secrets": dict(secrets or {}), "providers": [dataclasses.asdict(item) for item in providers],

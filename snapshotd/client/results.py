@@ -40,7 +40,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A recorded tool call. `status` is done, failed or unknown; `outputs` names what can be had from `Snapshotd.output`."""
+    """A recorded tool call. `status` is done, failed, interrupted or unknown; `outputs` names what can be had from `Snapshotd.output`."""
 
     name: str
     arguments: Any
@@ -58,7 +58,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """`files` is None until counted. `state` is captured, stored, lost or pruned."""
+    """`files` is None until the daemon has counted what changed, in the background. `state` is captured, stored, lost or pruned."""
 
     id: str
     parent: str | None
@@ -76,10 +76,13 @@ class SnapshotInfo:
     layers: int
     follows: str | None
     """Whose conversation, journal and state it continues, where that is not its parent: after a rewind or an edit."""
+    warnings: tuple[str, ...]
+    """What its stored files lack of those that the sandbox had, one sentence each."""
 
     @classmethod
     def of(cls, data: Json) -> SnapshotInfo:
-        return plain(cls, data, tool=Tool.of(data["tool"]), files=Files.of(data["files"]), tags=tuple(data["tags"]))
+        tool, files, tags, warnings = Tool.of(data["tool"]), Files.of(data["files"]), tuple(data["tags"]), tuple(data["warnings"])
+        return plain(cls, data, tool=tool, files=files, tags=tags, warnings=warnings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ class LimitsInfo:
     memory_bytes: int
     cpus: float
     pids: int
+    disk_bytes: int
+    """0: half of the file system that holds the layers."""
 
     @classmethod
     def of(cls, data: Json) -> LimitsInfo:

@@ -53,7 +53,7 @@ class TaskInfo:
 @dataclass(frozen=True, slots=True)
 class EffectInfo:
     """An irreversible call that was left behind. `status` None: cut off. `compensation` is the command that undoes it; `compensated` what
-    became of that: None (not run), done, failed, or unknown (nobody saw it end)."""
+    became of that: None (not run), done, failed, interrupted (its sandbox was ended), or unknown (nobody saw it end)."""
 
     trajectory: str
     call: str

@@ -181,17 +181,17 @@ class Sandbox:
     def create(
         cls, *, image: str = "default", workspace: str | Path | None = None, name: str | None = None,
         env: Mapping[str, str] | None = None, network: str = "none", memory: int | None = None, cpus: float | None = None,
-        pids: int | None = None, runtime: str = "auto", secrets: Mapping[str, str] | None = None, providers: Sequence[Provider] = (),
-        tenant: str = DEFAULT_TENANT, wait: Wait = "captured", client: Snapshotd | None = None,
+        pids: int | None = None, disk: int | None = None, runtime: str = "auto", secrets: Mapping[str, str] | None = None,
+        providers: Sequence[Provider] = (), tenant: str = DEFAULT_TENANT, wait: Wait = "captured", client: Snapshotd | None = None,
     ) -> Sandbox:  # fmt: skip
-        """Start a sandbox. `workspace` is copied to /workspace, `memory` is in bytes, `network` is none or bridge, `secrets` are
-        environment that is recorded nowhere in plain, `providers` are for the recording gateway, `tenant` is whose values of the store
+        """Start a sandbox. `workspace` is copied to /workspace, `memory` and `disk` are in bytes, `network` is none or bridge, `secrets`
+        are environment that is recorded nowhere in plain, `providers` are for the recording gateway, `tenant` is whose values of the store
         its agents reach. With `wait="stored"`, here and in the
         methods that make a snapshot, they return when it survives power loss."""
         client = client or Snapshotd()
         info, _ = client.create(
-            image=image, workspace=workspace, name=name, env=env, network=network, memory=memory, cpus=cpus, pids=pids, runtime=runtime,
-            secrets=secrets, providers=providers, tenant=tenant, wait=wait,
+            image=image, workspace=workspace, name=name, env=env, network=network, memory=memory, cpus=cpus, pids=pids, disk=disk,
+            runtime=runtime, secrets=secrets, providers=providers, tenant=tenant, wait=wait,
         )  # fmt: skip
         return cls(client, info)
 
@@ -310,7 +310,8 @@ def _exec(
     result = ExecResult(done.exit_code, b"".join(kept["stdout"]), b"".join(kept["stderr"]), snapshot_id)
     if check and result.exit_code != 0:
         shown = command if isinstance(command, str) else shlex.join(command)
-        raise ExecFailed(f"the command `{shown}` ended with exit code {result.exit_code}: {result.stderr[-500:].strip()}", result)
+        said = done.call.error or result.stderr[-500:].strip()
+        raise ExecFailed(f"the command `{shown}` ended with exit code {result.exit_code}: {said}", result)
     return result
 
 

@@ -5,6 +5,7 @@ Every request has a connection of its own (about 0.05 ms on a unix socket), so a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import http.client
 import json
@@ -118,6 +119,25 @@ class Transport:
             raise
         return _uploading(connection, Sender(connection.sock.dup(), read))
 
+    def converse(self, path: str, first: Any, *, query: dict[str, str | None] | None = None) -> Conversation:
+        """One POST that goes on while it is answered: JSON objects, one per line, to both sides. `first` is sent at once."""
+        connection = self._connect()
+        connection.putrequest("POST", _target(path, query))
+        for key, value in {**_headers(), "Content-Type": "application/x-ndjson", "Transfer-Encoding": "chunked"}.items():
+            connection.putheader(key, value)
+        data = json.dumps(first).encode()
+        if len(data) > BODY_MAX_BYTES:
+            raise _too_large(data)
+        try:
+            with _lost_means_unavailable():
+                connection.endheaders()
+        except BaseException:
+            connection.close()
+            raise
+        conversation = Conversation(connection)
+        conversation.say(data)
+        return conversation
+
     def _answer(self, method: str, path: str, body: Any, query: dict[str, str | None] | None) -> http.client.HTTPResponse:
         target = _target(path, query)
         headers = _headers()
@@ -125,7 +145,7 @@ class Transport:
         if body is not None:
             data = json.dumps(body).encode()
             if len(data) > BODY_MAX_BYTES:
-                raise LimitExceeded(f"the request has {len(data)} bytes, but {BODY_MAX_BYTES} are the most; put large input into files")
+                raise _too_large(data)
             headers["Content-Type"] = "application/json"
         for _ in range(_DYING_TRIES if method == "GET" and self._start is not None else 0):
             # Nothing was asked to change: a daemon that was dying when it took the connection took the request with it. Ask its successor.
@@ -174,6 +194,40 @@ class Transport:
             f"no daemon answers on {self.socket_path} ({exc.strerror}); start it with `sudo snapshotd daemon`, or name the right place "
             f"with --state-dir or --socket"
         )
+
+
+class Conversation:
+    """One request that goes on while it is answered. Used as a context manager; `say` from any thread."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection = connection
+        self._socket = connection.sock.dup()  # the connection gives its own to the answer
+        self._saying = threading.Lock()
+
+    def say(self, line: bytes) -> None:
+        """Send one line. Not an error when the daemon does not listen any more: its answer says why."""
+        with self._saying, contextlib.suppress(OSError):
+            self._socket.sendall(b"%x\r\n%b\n\r\n" % (len(line) + 1, line))
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The answer. An `error` event is raised as the error it carries."""
+        with _lost_means_unavailable():
+            answer = self._connection.getresponse()
+        return _events(_accepted(answer))
+
+    def break_off(self) -> None:
+        """From another thread than the one that reads: end it for both sides."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Conversation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.break_off()
+        with self._saying:
+            self._socket.close()
+        self._connection.close()
 
 
 class Sender:
@@ -228,6 +282,10 @@ def _uploading(connection: _Connection, sender: Sender) -> Iterator[dict[str, An
     finally:
         sender.close()
         connection.close()
+
+
+def _too_large(data: bytes) -> LimitExceeded:
+    return LimitExceeded(f"the request has {len(data)} bytes, but {BODY_MAX_BYTES} are the most; put large input into files")
 
 
 def _target(path: str, query: dict[str, str | None] | None) -> str:

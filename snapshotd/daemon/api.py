@@ -17,7 +17,7 @@ import anyio.to_thread
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 import snapshotd
 from snapshotd.daemon import (
@@ -31,9 +31,10 @@ from snapshotd.daemon import (
     routes_storage,
     routes_values,
 )  # fmt: skip
-from snapshotd.daemon.failures import error_json, failure_of
+from snapshotd.daemon.failures import failure_of
 from snapshotd.daemon.gate import Gate
 from snapshotd.daemon.routes import Service
+from snapshotd.daemon.streams import error_response
 from snapshotd.daemon.wire import API_PREFIX, API_VERSION
 from snapshotd.errors import NotFound, SnapshotdError, UsageError
 
@@ -75,7 +76,7 @@ async def _answer_error(request: Request, exc: Exception) -> Response:
             failure = UsageError(f"the request was refused: {exc.detail}")
     else:
         failure = failure_of(exc)
-    return JSONResponse(error_json(failure), status_code=failure.http_status)
+    return error_response(failure)
 
 
 def _first_problem(exc: RequestValidationError) -> str:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import snapshotd
 from snapshotd.daemon.failures import error_json
-from snapshotd.daemon.wire import API_PREFIX, API_VERSION, BODY_MAX_BYTES, UPLOAD_PATH, VERSION_HEADER
+from snapshotd.daemon.wire import API_PREFIX, API_VERSION, ATTENDED, BODY_MAX_BYTES, UPLOAD_PATH, VERSION_HEADER
 from snapshotd.errors import LimitExceeded, SnapshotdError, VersionMismatch
 
 log = logging.getLogger("snapshotd.request")
@@ -98,7 +98,8 @@ class Gate:
 
 
 def _is_upload(scope: Scope) -> bool:
-    return (scope["method"], scope["path"]) == ("POST", API_PREFIX + UPLOAD_PATH)
+    path: str = scope["path"]
+    return scope["method"] == "POST" and (path == API_PREFIX + UPLOAD_PATH or path.endswith(ATTENDED))
 
 
 def _too_large() -> SnapshotdError:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from snapshotd.daemon.wire import lock_path_of
-from snapshotd.errors import Conflict, NotPermitted, UsageError
+from snapshotd.errors import NO_ROOM, Conflict, NotPermitted, UsageError
 
 
 def make_state_dir(state_dir: Path) -> None:
@@ -51,8 +51,17 @@ class StateLock:
                 f"another daemon (pid {holder or 'unknown'}) already serves the state directory {state_dir}; use that one, stop it with "
                 f"`snapshotd daemon --stop --state-dir {state_dir}`, or choose another --state-dir"
             ) from exc
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        try:
+            self.sign()
+        except OSError as exc:
+            if exc.errno not in NO_ROOM:
+                raise
+
+    def sign(self) -> None:
+        """Write down who holds the lock. On a full disk that may have failed at first, when the file was empty."""
+        line = f"{os.getpid()}\n".encode()
+        os.pwrite(self._fd, line, 0)  # over the old one: emptied first, the file would need a new block
+        os.ftruncate(self._fd, len(line))
 
     def release(self) -> None:
         os.close(self._fd)

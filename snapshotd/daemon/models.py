@@ -103,7 +103,7 @@ class Snapshot(Answer):
     trajectory: str
     seq: int = Field(description="Position in its trajectory.")
     tool: Tool
-    files: FileCounts | None = Field(description="What differs from the parent; null until counted.")
+    files: FileCounts | None = Field(description="What differs from the parent; null until the background has counted it.")
     state: t.SnapshotState = Field(
         description="captured: survives a crash of the daemon; stored: survives power loss; lost, pruned: its files are gone."
     )
@@ -117,6 +117,7 @@ class Snapshot(Answer):
     follows: str | None = Field(
         description="Whose conversation, journal and state it continues, where that is not its parent: after a rewind or an edit."
     )
+    warnings: list[str] = Field(description="What its stored files lack of those that the sandbox had, one sentence each.")
 
     @staticmethod
     def of(s: t.Snapshot) -> Snapshot:
@@ -124,7 +125,7 @@ class Snapshot(Answer):
             id=s.id, parent=s.parent, trajectory=s.trajectory, seq=s.seq, tool=Tool.of(s.call),
             files=None if s.files is None else FileCounts.of(s.files), state=s.state, pause_ms=milliseconds(s.pause_ns),
             created_at=iso_time(s.created_at_ns), tags=list(s.tags), method=s.method, messages=s.messages,
-            image=s.stack.image, layers=len(s.stack.layers), follows=s.follows,
+            image=s.stack.image, layers=len(s.stack.layers), follows=s.follows, warnings=list(s.warnings),
         )  # fmt: skip
 
 
@@ -132,6 +133,11 @@ class Limits(Answer):
     memory_bytes: int
     cpus: float
     pids: int
+    disk_bytes: int = Field(description="0: half of the file system that holds the layers.")
+
+    @staticmethod
+    def of(limits: t.Limits) -> Limits:
+        return Limits(memory_bytes=limits.memory_bytes, cpus=limits.cpus, pids=limits.pids, disk_bytes=limits.disk_bytes)
 
 
 class Agent(Answer):
@@ -161,7 +167,7 @@ class Trajectory(Answer):
         agent = item.agent
         return Trajectory(
             id=item.id, name=item.name, status=item.status, head=item.head, image=item.spec.image, runtime=item.spec.runtime,
-            network=item.spec.network, limits=Limits(memory_bytes=limits.memory_bytes, cpus=limits.cpus, pids=limits.pids),
+            network=item.spec.network, limits=Limits.of(limits),
             agent=None if agent is None else Agent(argv=list(agent.argv), program=agent.program, cwd=agent.cwd),
             created_at=iso_time(item.created_at_ns), forked_from=item.forked_from, experiment=item.experiment, exit_code=item.exit_code,
         )  # fmt: skip
@@ -271,6 +277,13 @@ class LimitsRequest(Request):
     memory_bytes: int = Field(t.Limits().memory_bytes, ge=16 << 20, le=1 << 50, description="Swap included; at least 16 MiB.")
     cpus: float = Field(t.Limits().cpus, ge=0.01, le=4096, allow_inf_nan=False)
     pids: int = Field(t.Limits().pids, ge=8, le=4 << 20)
+    disk_bytes: int | None = Field(
+        None, ge=16 << 20, le=1 << 50,
+        description="What all its layers above the image may take together; at least 16 MiB. Else half of the file system that holds them.",
+    )  # fmt: skip
+
+    def limits(self) -> t.Limits:
+        return t.Limits(memory_bytes=self.memory_bytes, cpus=self.cpus, pids=self.pids, disk_bytes=self.disk_bytes or 0)
 
 
 class ProviderFields(Request):
@@ -320,7 +333,7 @@ class SandboxFields(Request):
         return SandboxRequest(
             image=self.image, runtime=self.runtime, workspace=absolute(self.workspace, "workspace"), env=environment(self.env),
             network=self.network, name=self.name, secrets=secrets, providers=tuple(item.provider() for item in self.providers),
-            tenant=self.tenant, limits=t.Limits(memory_bytes=self.limits.memory_bytes, cpus=self.limits.cpus, pids=self.limits.pids),
+            tenant=self.tenant, limits=self.limits.limits(),
         )  # fmt: skip
 
 
@@ -353,7 +366,7 @@ class ExecRequest(Request):
     argv: list[str] = Field(min_length=1)
     cwd: str | None = Field(None, description="Absolute path in the sandbox; its working directory if null.")
     env: dict[str, str] = Field(default_factory=dict)
-    user: str | None = Field(None, description="Name or number, optionally with `:group`.")
+    user: str | None = Field(None, description="Name or number, optionally with `:group`; looked up in the sandbox's own files.")
     if_head: str | None = Field(None, description="Only while this snapshot is the trajectory's head; else a Conflict that names the head.")
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
+import inspect
 import pathlib
 import pwd
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import anyio.to_thread
 from fastapi import Depends, Query, Request
 from fastapi import Path as PathParameter
+from fastapi.routing import APIRoute
+from starlette.responses import Response
 
 from snapshotd.daemon.peer import PEER_UID
-from snapshotd.daemon.streams import StreamLimit
+from snapshotd.daemon.streams import JSON, StreamLimit, json_bytes
 from snapshotd.daemon.watching import Watchers
 from snapshotd.daemon.wire import check_ref
 from snapshotd.engine.base import Engine
@@ -34,6 +38,29 @@ class Service:
     request_stop: Callable[[], None] = lambda: None
     streams: StreamLimit = field(default_factory=StreamLimit)
     watchers: Watchers = field(default_factory=Watchers)
+
+
+class Route(APIRoute):
+    """A route whose answers `streams.json_bytes` encodes, and not FastAPI, which refuses some text that a program may record."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        status = options.get("status_code") or 200
+
+        def encoded(answer: Any) -> Any:
+            return answer if answer is None or isinstance(answer, Response) else Response(json_bytes(answer), status, media_type=JSON)
+
+        if inspect.iscoroutinefunction(endpoint):
+
+            @functools.wraps(endpoint)
+            async def answering(*args: Any, **kwargs: Any) -> Any:
+                return encoded(await endpoint(*args, **kwargs))
+        else:
+
+            @functools.wraps(endpoint)
+            def answering(*args: Any, **kwargs: Any) -> Any:
+                return encoded(endpoint(*args, **kwargs))
+
+        super().__init__(path, answering, **options)
 
 
 def _service(request: Request) -> Service:

@@ -12,10 +12,10 @@ from starlette.responses import Response
 from snapshotd import types as t
 from snapshotd.daemon import models_mind as mind
 from snapshotd.daemon import streams
-from snapshotd.daemon.routes import ServiceDep, user_of
+from snapshotd.daemon.routes import Route, ServiceDep, user_of
 from snapshotd.daemon.wire import LIST_MAX, PREVIEW_FILES, check_ref
 
-router = APIRouter(tags=["approvals"])
+router = APIRouter(route_class=Route, tags=["approvals"])
 _Approval = Annotated[str, PathParameter(description="A unique prefix of the approval's id.")]
 _WATCH_DOC = {
     200: {

@@ -9,11 +9,11 @@ from starlette.responses import Response
 
 from snapshotd import types as t
 from snapshotd.daemon import models, streams
-from snapshotd.daemon.routes import ServiceDep
+from snapshotd.daemon.routes import Route, ServiceDep
 from snapshotd.engine.base import ProgressSink
 from snapshotd.errors import UsageError
 
-router = APIRouter(tags=["images"])
+router = APIRouter(route_class=Route, tags=["images"])
 _DOC = {
     200: {
         "content": {streams.NDJSON: {}},
@@ -51,6 +51,6 @@ async def _make(method: Callable[[str, str | None, ProgressSink], t.Image], body
 
     def produce(emit: streams.Emit) -> None:
         image = method(body.source, body.name, streams.progress_lines(emit))
-        emit({"event": "result", "image": models.Image.of(image).model_dump(mode="json")})
+        emit({"event": "result", "image": models.Image.of(image)})
 
     return await streams.ndjson(service.streams, produce)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.responses import Response
 
 from snapshotd.daemon import models, streams
-from snapshotd.daemon.routes import Ref, ServiceDep, checked_ref, unless_abandoned
-from snapshotd.daemon.wire import LOG_MAX, check_ref
-from snapshotd.engine.base import Engine, ExecResult
+from snapshotd.daemon.attending import Lines, attend
+from snapshotd.daemon.routes import Ref, Route, ServiceDep, checked_ref, unless_abandoned
+from snapshotd.daemon.wire import ATTENDED, LOG_MAX, STDIN_WINDOW_BYTES, check_ref
+from snapshotd.engine.base import Caller, Engine, ExecResult, Stream, output_event
 from snapshotd.errors import UsageError
 from snapshotd.types import Trajectory
 
-router = APIRouter(dependencies=[Depends(checked_ref)])
+router = APIRouter(route_class=Route, dependencies=[Depends(checked_ref)])
 _EXEC_DOC = {
     200: {
         "content": {streams.NDJSON: {}},
@@ -24,6 +27,26 @@ _EXEC_DOC = {
         '`{"event":"result","exit_code","snapshot","call"}` or `{"event":"error","error":{"code","message"}}`.',
     }
 }
+_ATTENDED: dict[str, Any] = {
+    "response_class": Response,
+    "responses": {
+        200: {
+            "content": {streams.NDJSON: {}},
+            "description": 'As without `/attended`, and `{"event":"taken","bytes"}`: so much more of the input has gone to the command.',
+        }
+    },
+    "openapi_extra": {
+        "requestBody": {
+            "required": True,
+            "content": {streams.NDJSON: {}},
+            "description": "One JSON object per line, in chunks. The first is the body of the request without `/attended`. The others, in "
+            'any order while the command runs: `{"event":"stdin","data_b64"}` '
+            f'(at most {STDIN_WINDOW_BYTES} bytes that are not `taken`), '
+            '`{"event":"stdin_end"}`, `{"event":"unread","stream"}` (nobody reads that stream any more: the command meets a broken pipe).',
+        }
+    },
+}
+Stdin = Annotated[bool, Query(description="The command reads what the client sends; else its standard input is empty.")]
 _EVENTS_DOC = {
     200: {
         "content": {streams.NDJSON: {}},
@@ -75,7 +98,7 @@ def trajectory(ref: Ref, service: ServiceDep) -> models.Trajectory:
 
 @router.delete("/trajectories/{ref}", status_code=204, tags=["trajectories"])
 def remove(ref: Ref, service: ServiceDep, force: Annotated[bool, Query()] = False) -> None:
-    """Forget a trajectory and free what only it used."""
+    """Forget a trajectory and free what only it used. A tag or a snapshot is refused: it names one of them, not all."""
     service.engine.remove(ref, force=force)
 
 
@@ -98,21 +121,31 @@ async def events(ref: Ref, service: ServiceDep, follow: Annotated[bool, Query()]
 
 
 @router.post("/trajectories/{ref}/exec", response_class=Response, responses=_EXEC_DOC, tags=["runs"])  # type: ignore[arg-type]
-async def exec_in_trajectory(ref: Ref, body: models.ExecRequest, service: ServiceDep) -> Response:
+async def exec_in_trajectory(request: Request, ref: Ref, body: models.ExecRequest, service: ServiceDep) -> Response:
     """Run a command as a tool call. It goes on, and its snapshot is taken, when the client goes away."""
-    if body.if_head is None:
-        return await _exec(service.engine.exec, ref, body, service)
-    head = check_ref(body.if_head)
+    return await _exec(request, _in_trajectory(service.engine, body), ref, body, service)
 
-    return await _exec(functools.partial(service.engine.exec, expected_head=head), ref, body, service)
+
+@router.post("/trajectories/{ref}/exec" + ATTENDED, tags=["runs"], **_ATTENDED)
+async def attended_exec_in_trajectory(request: Request, ref: Ref, service: ServiceDep, stdin: Stdin = False) -> Response:
+    """The same for a client that goes on to speak while the command runs."""
+    lines = Lines(request)
+    body = _body(await lines.first())
+    return await _exec(request, _in_trajectory(service.engine, body), ref, body, service, stdin, lines)
 
 
 @router.post("/snapshots/{ref}/exec", response_class=Response, responses=_EXEC_DOC, tags=["runs"])  # type: ignore[arg-type]
-async def exec_in_snapshot(ref: Ref, body: models.ExecRequest, service: ServiceDep) -> Response:
-    """Run a command in a throw-away fork of a snapshot."""
-    if body.if_head is not None:
-        raise UsageError("a throw-away fork has no head to compare with; leave out `if_head`, or name a trajectory")
-    return await _exec(service.engine.exec_snapshot, ref, body, service)
+async def exec_in_snapshot(request: Request, ref: Ref, body: models.ExecRequest, service: ServiceDep) -> Response:
+    """Run a command in a throw-away fork of a snapshot. It ends when the client goes away."""
+    return await _exec(request, _in_snapshot(service.engine, body), ref, body, service)
+
+
+@router.post("/snapshots/{ref}/exec" + ATTENDED, tags=["runs"], **_ATTENDED)
+async def attended_exec_in_snapshot(request: Request, ref: Ref, service: ServiceDep, stdin: Stdin = False) -> Response:
+    """The same for a client that goes on to speak while the command runs."""
+    lines = Lines(request)
+    body = _body(await lines.first())
+    return await _exec(request, _in_snapshot(service.engine, body), ref, body, service, stdin, lines)
 
 
 @router.post("/snapshots/{ref}/fork", status_code=201, tags=["runs"])
@@ -128,21 +161,43 @@ async def fork(request: Request, ref: Ref, body: models.ForkRequest, service: Se
     return models.ForkAnswer.of(forked)
 
 
-async def _exec(method: Callable[..., ExecResult], ref: str, body: models.ExecRequest, service: ServiceDep) -> Response:
+def _body(line: bytes) -> models.ExecRequest:
+    try:
+        return models.ExecRequest.model_validate_json(line)
+    except ValidationError as exc:
+        raise RequestValidationError(exc.errors()) from exc
+
+
+def _in_trajectory(engine: Engine, body: models.ExecRequest) -> Callable[..., ExecResult]:
+    return engine.exec if body.if_head is None else functools.partial(engine.exec, expected_head=check_ref(body.if_head))
+
+
+def _in_snapshot(engine: Engine, body: models.ExecRequest) -> Callable[..., ExecResult]:
+    if body.if_head is not None:
+        raise UsageError("a throw-away fork has no head to compare with; leave out `if_head`, or name a trajectory")
+    return engine.exec_snapshot
+
+
+async def _exec(
+    request: Request, method: Callable[..., ExecResult], ref: str, body: models.ExecRequest, service: ServiceDep, stdin: bool = False,
+    lines: Lines | None = None,
+) -> Response:  # fmt: skip
     argv = tuple(body.argv)
     models.check_argv(argv)
     env = models.environment(body.env)
+    caller = Caller(gives_input=stdin)
 
     def produce(emit: streams.Emit) -> None:
-        def sink(stream: str, data: bytes) -> None:
-            emit(streams.output_event(stream, data))  # False when the client is gone: the command goes on all the same
+        def sink(stream: Stream, data: bytes) -> None:
+            emit(output_event(stream, data))  # False when the client is gone: the command goes on all the same
 
-        done: ExecResult = method(ref, argv, cwd=body.cwd, env=env, user=body.user, sink=sink)
-        snapshot = None if done.snapshot is None else models.Snapshot.of(done.snapshot).model_dump(mode="json")
-        call = models.Tool.of(done.call).model_dump(mode="json")
+        caller.taken = lambda count: emit({"event": "taken", "bytes": count})
+        done: ExecResult = method(ref, argv, cwd=body.cwd, env=env, user=body.user, sink=sink, caller=caller)
+        snapshot = None if done.snapshot is None else models.Snapshot.of(done.snapshot)
+        call = models.Tool.of(done.call)
         emit({"event": "result", "exit_code": done.exit_code, "snapshot": snapshot, "call": call})
 
-    return await streams.ndjson(service.streams, produce)
+    return await streams.ndjson(service.streams, produce, attend=attend(request, caller, lines))
 
 
 def _stop(engine: Engine, *trajectories: Trajectory) -> None:

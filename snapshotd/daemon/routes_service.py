@@ -9,10 +9,10 @@ from fastapi import APIRouter, Query
 import snapshotd
 from snapshotd import types as t
 from snapshotd.daemon import models
-from snapshotd.daemon.routes import ServiceDep
+from snapshotd.daemon.routes import Route, ServiceDep
 from snapshotd.daemon.wire import API_VERSION, check_ref
 
-router = APIRouter(tags=["service"])
+router = APIRouter(route_class=Route, tags=["service"])
 
 
 @router.get("/version")

@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from snapshotd import types as t
 from snapshotd.daemon import models, streams
-from snapshotd.daemon.routes import PathB64, Ref, ServiceDep, checked_ref, sandbox_path
+from snapshotd.daemon.routes import PathB64, Ref, Route, ServiceDep, checked_ref, sandbox_path
 from snapshotd.daemon.wire import check_ref
 from snapshotd.errors import UsageError
 
-router = APIRouter(tags=["snapshots"], dependencies=[Depends(checked_ref)])
+router = APIRouter(route_class=Route, tags=["snapshots"], dependencies=[Depends(checked_ref)])
 _WORKSPACE = base64.urlsafe_b64encode(b"workspace").decode()
 _BYTES_DOC = {200: {"content": {streams.BYTES: {}}, "description": "Raw bytes."}}
 

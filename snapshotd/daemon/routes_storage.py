@@ -12,11 +12,11 @@ from snapshotd import types as t
 from snapshotd.daemon import models, streams
 from snapshotd.daemon import models_storage as storage
 from snapshotd.daemon.peer import PEER_PID
-from snapshotd.daemon.routes import Ref, ServiceDep, checked_ref
+from snapshotd.daemon.routes import Ref, Route, ServiceDep, checked_ref
 from snapshotd.daemon.wire import FRAMES, UPLOAD_PATH, check_ref
 from snapshotd.errors import Unsupported, UsageError
 
-router = APIRouter(tags=["storage"], dependencies=[Depends(checked_ref)])
+router = APIRouter(route_class=Route, tags=["storage"], dependencies=[Depends(checked_ref)])
 _Line = Annotated[str | None, Query(description="A trajectory, for its own policy; else the global one.")]
 
 
@@ -68,7 +68,7 @@ async def prune(body: storage.PruneRequest, service: ServiceDep) -> Response:
 
     def produce(emit: streams.Emit) -> None:
         report = service.engine.prune(chosen, dry_run=body.dry_run, grace_s=body.grace_s, progress=streams.progress_lines(emit))
-        emit({"event": "result", "report": storage.PruneAnswer.of(report).model_dump(mode="json")})
+        emit({"event": "result", "report": storage.PruneAnswer.of(report)})
 
     return await streams.ndjson(service.streams, produce)
 
@@ -93,7 +93,7 @@ async def repair(service: ServiceDep) -> Response:
 
     def produce(emit: streams.Emit) -> None:
         report = service.engine.repair(streams.progress_lines(emit))
-        emit({"event": "result", "report": storage.RepairAnswer.of(report).model_dump(mode="json")})
+        emit({"event": "result", "report": storage.RepairAnswer.of(report)})
 
     return await streams.ndjson(service.streams, produce)
 
@@ -127,7 +127,7 @@ async def import_(
 
     def produce(emit: streams.Emit) -> None:
         imported = service.engine.import_bundle(upload.read, name, streams.progress_lines(emit))
-        emit({"event": "result", "imported": storage.ImportAnswer.of(imported).model_dump(mode="json")})
+        emit({"event": "result", "imported": storage.ImportAnswer.of(imported)})
 
     return await streams.ndjson(service.streams, produce, uploading=True)
 

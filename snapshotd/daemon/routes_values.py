@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from snapshotd.daemon import models_mind as mind
-from snapshotd.daemon.routes import ServiceDep
+from snapshotd.daemon.routes import Route, ServiceDep
 from snapshotd.types import DEFAULT_TENANT
 
-router = APIRouter(prefix="/store", tags=["store"])
+router = APIRouter(route_class=Route, prefix="/store", tags=["store"])
 Namespace = Annotated[str, Query(max_length=8192, description="Parts separated by slashes: `team/project`.")]
 Key = Annotated[str, Query(max_length=1024)]
 Tenant = Annotated[str, Query(max_length=1024)]

@@ -110,6 +110,7 @@ def serve_here(options: ServerOptions, open_engine: EngineFactory) -> int:
         _set_limits()
         engine = open_engine(options.state_dir)
         try:
+            lock.sign()
             listener = bind(options.socket_path)
             try:
                 return _run(options, engine, listener)

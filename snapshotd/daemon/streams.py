@@ -2,23 +2,22 @@
 
 Such a producer may block for hours in the engine (a long command, a followed run), so it never takes a thread of the pool that
 serves ordinary requests. At most `QUEUE_BYTES` wait between the two; a slow client slows the producer down.
-When the client goes away `Sender.send` says so: an exec goes on without it (never half a call), everything else stops.
+When the client goes away `Channel.send` says so: an exec in a trajectory goes on without it (never half a call), everything else stops.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import concurrent.futures
 import json
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from snapshotd.daemon.failures import error_json, failure_of
@@ -29,8 +28,15 @@ from snapshotd.kernel import turns
 QUEUE_BYTES = 1 << 20
 STREAMS_MAX = 1024
 """Open streams at once. Each is a thread; 256 commands and as many followers with room to spare."""
+JSON = "application/json"
 NDJSON = "application/x-ndjson"
 BYTES = "application/octet-stream"
+
+
+def json_bytes(value: Any) -> bytes:
+    """JSON in ASCII; models may stand in `value`. Everything that the API says in JSON goes through here. Text that programs in sandboxes
+    left may hold lone surrogates, for which UTF-8 has no bytes: pydantic refuses them, here an escape stands for each."""
+    return json.dumps(value, separators=(",", ":"), default=BaseModel.model_dump).encode()
 
 
 class ClientGone(Exception):  # noqa: N818 - not a failure: nobody is left to be told
@@ -150,21 +156,40 @@ Write = Callable[[bytes], None]
 """Sends raw bytes; raises ClientGone when nobody takes them."""
 
 
-async def ndjson(limit: StreamLimit, produce: Callable[[Emit], None], *, uploading: bool = False) -> Response:
+async def ndjson(
+    limit: StreamLimit, produce: Callable[[Emit], None], *, uploading: bool = False, attend: Coroutine[None, None, None] | None = None
+) -> Response:
     """Answer with one JSON object per line. A failure before the first is an ordinary error answer; later, an `error` event.
 
-    With `uploading`, the producer reads the request's body (`Upload`) while it answers.
+    With `uploading`, the producer reads the request's body (`Upload`) while it answers. `attend` receives what the client sends, beside,
+    and ends when the client is gone.
     """
     channel = Channel()
 
     def emit(event: dict[str, Any]) -> bool:
         return channel.send(_line(event))
 
-    failure = await _begin(limit, channel, lambda: produce(emit))
+    beside = None if attend is None else asyncio.ensure_future(_until_gone(attend, channel))
+    try:
+        failure = await _begin(limit, channel, lambda: produce(emit))
+    except BaseException:
+        _end(beside)
+        raise
     if failure is not None:
-        return _error_response(failure)
-    answer = _Uploading if uploading else StreamingResponse
-    return answer(_with_error_event(channel, _line), media_type=NDJSON)
+        _end(beside)
+        return error_response(failure)
+    answer = _Uploading if uploading or attend is not None else StreamingResponse
+    return answer(_with_error_event(channel, _line, beside), media_type=NDJSON)
+
+
+async def _until_gone(attend: Coroutine[None, None, None], channel: Channel) -> None:
+    await attend
+    channel.close()
+
+
+def _end(beside: asyncio.Future[None] | None) -> None:
+    if beside is not None:
+        beside.cancel()
 
 
 async def frames(limit: StreamLimit, produce: Callable[[Emit, Write], None]) -> Response:
@@ -183,7 +208,7 @@ async def frames(limit: StreamLimit, produce: Callable[[Emit, Write], None]) -> 
 
     failure = await _begin(limit, channel, lambda: produce(emit, write))
     if failure is not None:
-        return _error_response(failure)
+        return error_response(failure)
     return StreamingResponse(_with_error_event(channel, _frame), media_type=FRAMES)
 
 
@@ -192,8 +217,8 @@ def listed(items: Iterable[BaseModel]) -> Response:
     found = []
     for item in items:
         turns.give_way()
-        found.append(item.model_dump_json().encode())
-    return Response(b"[" + b",".join(found) + b"]", media_type="application/json")
+        found.append(json_bytes(item))
+    return Response(b"[" + b",".join(found) + b"]", media_type=JSON)
 
 
 async def octets(limit: StreamLimit, produce: Callable[[], Iterable[bytes]]) -> Response:
@@ -208,7 +233,7 @@ async def octets(limit: StreamLimit, produce: Callable[[], Iterable[bytes]]) -> 
 
     failure = await _begin(limit, channel, push)
     if failure is not None:
-        return _error_response(failure)
+        return error_response(failure)
 
     async def data() -> AsyncIterator[bytes]:
         try:
@@ -262,21 +287,24 @@ class _Uploading(StreamingResponse):
 
 
 def _line(event: dict[str, Any]) -> bytes:
-    return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+    return json_bytes(event) + b"\n"
 
 
 def _frame(event: dict[str, Any]) -> bytes:
-    content = json.dumps(event, separators=(",", ":")).encode()
+    content = json_bytes(event)
     return FRAME_HEADER.pack(FRAME_EVENT, len(content)) + content
 
 
-async def _with_error_event(channel: Channel, encode: Callable[[dict[str, Any]], bytes]) -> AsyncIterator[bytes]:
+async def _with_error_event(
+    channel: Channel, encode: Callable[[dict[str, Any]], bytes], beside: asyncio.Future[None] | None = None
+) -> AsyncIterator[bytes]:
     try:
         async for data in channel.pieces():
             yield data
     except SnapshotdError as exc:
         yield encode({"event": "error", **error_json(exc)})
     finally:
+        _end(beside)
         channel.close()
 
 
@@ -301,12 +329,8 @@ def _failure_of_producer(produce: Callable[[], None]) -> SnapshotdError | None:
     return None
 
 
-def _error_response(failure: SnapshotdError) -> Response:
-    return JSONResponse(error_json(failure), status_code=failure.http_status)
-
-
-def output_event(stream: str, data: bytes) -> dict[str, Any]:
-    return {"event": "output", "stream": stream, "data_b64": base64.b64encode(data).decode()}
+def error_response(failure: SnapshotdError) -> Response:
+    return Response(json_bytes(error_json(failure)), failure.http_status, media_type=JSON)
 
 
 def require(sent: bool) -> None:

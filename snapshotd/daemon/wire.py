@@ -26,6 +26,11 @@ BODY_MAX_BYTES = 8 << 20
 """Largest request body. Linux allows about 2 MiB of arguments to a program; as JSON, escaped, they can grow fourfold."""
 UPLOAD_PATH = "/import"
 """The one request whose body may have any size: it is read piece by piece, and whoever reads it sets the bounds."""
+ATTENDED = "/attended"
+"""Ends the path of a request that goes on while it is answered: one JSON object per line, what the client says while its command runs.
+Each line is bounded, their number is not."""
+STDIN_WINDOW_BYTES = 256 << 10
+"""So much of a command's standard input may be on its way; the daemon says how much more the command has taken."""
 FORK_MAX = 256
 """Most sandboxes one fork may start."""
 PRUNE_GRACE_S = 600.0

@@ -329,7 +329,7 @@ def _compensation(fields: dict[str, Any]) -> tuple[str, ...] | None:
 
 
 def _encode(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")  # lone surrogates, as JSON has it
 
 
 _Action = Callable[[Connection, Request], Answer]

@@ -46,6 +46,7 @@ class _Done:
     tree: TreeID
     record: RecordID
     archived: ArchivedTree | None
+    warnings: tuple[str, ...]
 
 
 class Archive:
@@ -240,7 +241,7 @@ class Archive:
             if item.archived is not None:
                 for layer, size in zip(item.snapshot.stack.layers, reversed(item.archived.layer_bytes), strict=False):
                     self._context.store.note_size(layer, size)
-            catalog.set_stored(item.snapshot.id, item.tree, item.record)
+            catalog.set_stored(item.snapshot.id, item.tree, item.record, item.warnings)
         self._context.secrecy.vault.flush()  # the records hold markers
         catalog.flush()
         hit("engine.archive.stored")
@@ -269,13 +270,13 @@ class Archive:
             return
         for warning in archived.warnings:
             _log.warning("snapshot %s: %s", short(snapshot_id), warning)
-        stored = replace(snapshot, tree=archived.tree, state=SnapshotState.STORED)
+        stored = replace(snapshot, tree=archived.tree, state=SnapshotState.STORED, warnings=archived.warnings)
         data = records.encode_from(context.catalog, stored, replace(image, tree=below))
         record = self._archiver.record(data, self._records.get(trajectory.id))
         if len(self._records) > _REMEMBERED_RECORDS:
             self._records.clear()
         self._records[trajectory.id] = record
-        done[snapshot_id] = _Done(snapshot, archived.tree, record, archived if archived.layer_bytes else None)
+        done[snapshot_id] = _Done(snapshot, archived.tree, record, archived if archived.layer_bytes else None, archived.warnings)
 
     def _give_up(self, snapshot_id: SnapshotID, why: SnapshotdError) -> None:
         """A snapshot that cannot be stored must not keep the others from it. What may be an accident is tried again, with the batch."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 
 from snapshotd.engine.archive import Archive
 from snapshotd.engine.context import Context
@@ -29,7 +30,7 @@ MAX_COUNTED_BEHIND = 16
 class _Job:
     snapshot: Snapshot | None
     captured: Captured | None
-    done: threading.Event | None = None
+    done: Callable[[], object] | None = None
 
 
 class Background:
@@ -50,8 +51,12 @@ class Background:
     def wait(self) -> None:
         """Return when every snapshot submitted so far is counted."""
         done = threading.Event()
-        self._queue.put(_Job(None, None, done))
+        self.later(done.set)
         done.wait()
+
+    def later(self, action: Callable[[], object]) -> None:
+        """Have something done after what is queued. It must not raise but what it logs itself."""
+        self._queue.put(_Job(None, None, action))
 
     def close(self) -> None:
         """Finish what is queued and end. Idempotent."""
@@ -63,16 +68,15 @@ class Background:
             if job.snapshot is not None:
                 self._settle(job.snapshot, job.captured)
             if job.done is not None:
-                job.done.set()
+                job.done()
 
     def _settle(self, snapshot: Snapshot, captured: Captured | None) -> None:
         if captured is not None and captured.cleanup is not None:
             captured.cleanup()
-        files = FileChanges()
+        files: FileChanges | None = None
         try:
-            counted = self._count(snapshot)
-            if counted is not None:
-                files = counted
+            files = self._count(snapshot)
+            if files is not None:
                 self._context.catalog.set_files(snapshot.id, files)
         except NotFound:
             return  # removed meanwhile
@@ -106,13 +110,13 @@ class Background:
         finally:
             store.release(layers)
 
-    def _tell(self, snapshot: Snapshot, captured: Captured | None, files: FileChanges) -> None:
+    def _tell(self, snapshot: Snapshot, captured: Captured | None, files: FileChanges | None) -> None:
         log = self._context.events.live(snapshot.trajectory)
         if log is None:
             return
         log.append({
             "event": "snapshot", "id": snapshot.id, "seq": snapshot.seq, "tool": snapshot.call.name, "status": snapshot.call.status,
-            "files": {"added": files.added, "changed": files.changed, "deleted": files.deleted, "bytes": files.bytes},
+            "files": None if files is None else asdict(files),
             "pause_ms": round(snapshot.pause_ns / 1e6, 3), "method": snapshot.method,
             **({"reason": captured.reason} if captured is not None and captured.reason else {}),
         })  # fmt: skip

@@ -10,12 +10,15 @@ Concurrency: every method may be called from any thread.
 
 from __future__ import annotations
 
+import base64
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from snapshotd.engine.caller import Caller as Caller
+from snapshotd.engine.caller import Stream as Stream
 from snapshotd.layers.base import Change, RestoreReport
 from snapshotd.types import (
     DEFAULT_TENANT,
@@ -36,7 +39,6 @@ from snapshotd.types import (
     TrajectoryID,
 )  # fmt: skip
 
-Stream = Literal["stdout", "stderr"]
 OutputSink = Callable[[Stream, bytes], None]
 """Receives raw output as it comes, from several threads but never two at once. May block (that slows the command down)."""
 ProgressSink = Callable[[str], None]
@@ -48,12 +50,17 @@ Event = dict[str, Any]
     output    stream ("stdout"/"stderr"), data_b64 (raw bytes, base64); `call` where a tool call printed it, else `shown_bytes` (how many
               bytes of the program's stream are shown with this)
     snapshot  id, seq, tool, status, files (added, changed, deleted, bytes), pause_ms, method
-    warning   message; `code` (of errors.py) where it ended the run
+    warning   message; `code` (of errors.py) where it ended the run; `left_out_bytes` where so much output is not among the events
     replayed  call, tool, snapshot: answered from the journal
     live      snapshot, replayed (how many): a resumed program has reached the end of what is recorded
     approval  id, tool, status: a person is asked, or has decided
     finished  trajectory, exit_code, snapshots (how many), status; always last
 """
+
+
+def output_event(stream: Stream, data: bytes) -> Event:
+    """An event `output`."""
+    return {"event": "output", "stream": stream, "data_b64": base64.b64encode(data).decode()}
 
 
 ProviderKind = Literal["openai", "anthropic"]
@@ -317,15 +324,17 @@ class Engine(ABC):
 
     @abstractmethod
     def exec(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
-             sink: OutputSink, expected_head: str | None = None) -> ExecResult:
+             sink: OutputSink, expected_head: str | None = None, caller: Caller | None = None) -> ExecResult:
         """Run a command as a tool call in a trajectory's sandbox (started from its head if it is stopped) and take the snapshot.
-        CommandNotFound and CommandNotRunnable leave no snapshot. With `expected_head`, Conflict (naming the head) when the head is another
-        one, before the command runs: of several writers that saw one head, one wins."""
+        CommandNotFound and CommandNotRunnable leave no snapshot. A command whose sandbox is ended under it (`stop`, or its program's end)
+        is killed and recorded as interrupted, with what it has printed and written. With `expected_head`, Conflict (naming the head) when
+        the head is another one, before the command runs: of several writers that saw one head, one wins. It goes on when the `caller` is
+        gone."""
 
     @abstractmethod
     def exec_snapshot(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...],
-                      user: str | None, sink: OutputSink) -> ExecResult:
-        """Run a command in a throw-away fork of a snapshot; nothing of it is kept."""
+                      user: str | None, sink: OutputSink, caller: Caller | None = None) -> ExecResult:
+        """Run a command in a throw-away fork of a snapshot; nothing of it is kept. It ends when the `caller` is gone."""
 
     @abstractmethod
     def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False) -> Forked:
@@ -376,11 +385,13 @@ class Engine(ABC):
 
     @abstractmethod
     def stop(self, ref: str) -> Trajectory:
-        """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running."""
+        """Cut off the commands that `exec` runs in it, take a last snapshot if anything changed, and end the sandbox. Not an error when it
+        is not running."""
 
     @abstractmethod
     def remove(self, ref: str, *, force: bool) -> None:
-        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks."""
+        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks; UsageError: `ref` is a tag
+        or a snapshot."""
 
     # -- looking -------------------------------------------------------------------------------------------------------------
 
@@ -398,7 +409,8 @@ class Engine(ABC):
 
     @abstractmethod
     def log(self, ref: str, last: int | None = None) -> list[Snapshot]:
-        """A trajectory's own snapshots, oldest first, with `files` filled in; with `last`, only so many of the newest."""
+        """A trajectory's own snapshots, oldest first; with `last`, only so many of the newest. Here and in `snapshot`, `files` is None
+        until the background has counted what changed, for which nobody waits."""
 
     @abstractmethod
     def all_snapshots(self) -> list[Snapshot]: ...
@@ -524,8 +536,9 @@ class Engine(ABC):
 
     @abstractmethod
     def import_bundle(self, read: Callable[[int], bytes], name: str | None, progress: ProgressSink) -> Imported:
-        """Take a bundle in, all or nothing. The bundle is hostile. UsageError (malformed), NotFound (the snapshot it builds on is not
-        here), Conflict (it is here already), LimitExceeded, VersionMismatch."""
+        """Take a bundle in, all or nothing. The bundle is hostile. If all its snapshots are here, only tags are taken, and `snapshots`
+        is 0. UsageError (malformed), NotFound (the snapshot it builds on is not here), Conflict (parts of it are here already),
+        LimitExceeded, VersionMismatch."""
 
     @abstractmethod
     def mount(self, directory: Path, namespace_pid: int) -> None:

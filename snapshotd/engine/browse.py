@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from pathlib import Path
 
 from snapshotd.engine.context import Context
 from snapshotd.errors import Conflict, NotFound, UsageError
-from snapshotd.fuse.child import Child
+from snapshotd.fuse.child import Child, detach_dead
+from snapshotd.kernel import namespaces
+
+_log = logging.getLogger(__name__)
+_Place = tuple[tuple[int, int], Path]
+"""The mount namespace that a directory is meant in, and the directory."""
 
 
 class Browse:
@@ -17,46 +23,58 @@ class Browse:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._lock = threading.Lock()
-        self._mounts: dict[tuple[int, Path], Child] = {}
+        self._mounts: dict[_Place, Child] = {}
 
     def mount(self, directory: Path, namespace_pid: int) -> None:
         """Show all snapshots below `directory`, by the paths of the process `namespace_pid`. UsageError, Conflict, Unsupported."""
         if not directory.is_absolute():
             raise UsageError(f"mount point {str(directory)!r} must be an absolute path")
-        key = (_namespace(namespace_pid), directory)
+        key = _place(directory, namespace_pid)
         seen = f"/proc/{namespace_pid}/root{directory}"
         with self._lock:
             known = self._mounts.get(key)
             if known is not None and known.alive():
                 raise Conflict(f"snapshots are mounted on {str(directory)!r} already; `snapshotd umount` ends it")
+            self._end(key)
             try:
                 with os.scandir(seen) as entries:
                     if next(entries, None) is not None:
                         raise UsageError(f"mount point {str(directory)!r} is not empty; name an empty directory")
             except OSError as exc:
                 raise UsageError(f"mount point {str(directory)!r} cannot be used: {exc.strerror}; name an empty directory") from exc
-            if known is not None:
-                known.close()
             self._mounts[key] = Child([*self._context.child("browse"), str(directory), str(namespace_pid)])
 
     def unmount(self, directory: Path, namespace_pid: int) -> None:
-        """End it. NotFound when nothing is mounted there by this daemon."""
+        """End it, also where its process has died. NotFound when nothing is mounted there, or another daemon's that lives."""
         with self._lock:
-            child = self._mounts.pop((_namespace(namespace_pid), directory), None)
-        if child is None:
-            raise NotFound(f"this daemon has no snapshots mounted on {str(directory)!r}")
-        child.close()
+            if not self._end(_place(directory, namespace_pid)):
+                raise NotFound(f"this daemon has no snapshots mounted on {str(directory)!r}")
 
     def close(self) -> None:
         """End all. Idempotent."""
         with self._lock:
-            children, self._mounts = list(self._mounts.values()), {}
-        for child in children:
+            for key in list(self._mounts):
+                try:
+                    self._end(key)
+                except Conflict as exc:
+                    _log.warning("%s", exc.message)
+
+    def _end(self, key: _Place) -> bool:
+        """End what is mounted at a place, and take away what a process left there that died: one of ours, or an earlier daemon's. Whether
+        there was anything. Caller holds the lock."""
+        (namespace, directory), child = key, self._mounts.pop(key, None)
+        if child is not None:
             child.close()
+        try:
+            return namespaces.in_known_mount_namespace(namespace, lambda: detach_dead(directory)) or child is not None
+        except ProcessLookupError:
+            return True  # the mount went with its namespace
+        except OSError as exc:
+            raise Conflict(f"what is mounted on {str(directory)!r} cannot be taken away: {exc.strerror}; `umount -l` it") from exc
 
 
-def _namespace(pid: int) -> int:
+def _place(directory: Path, pid: int) -> _Place:
     try:
-        return os.stat(f"/proc/{pid}/ns/mnt").st_ino
+        return namespaces.mount_namespace_of(pid), directory
     except OSError as exc:
         raise UsageError(f"process {pid}, in whose view of the files it should be mounted, is gone") from exc

@@ -1,6 +1,6 @@
 """The bundle: snapshots as one file, for another state directory. Its bytes are described in docs/bundle-format.md.
 
-    snapshotd-bundle.json       which snapshots, in order, and what they build on
+    snapshotd-bundle.json       which snapshots, in order, what they build on, and their tags
     snapshots/<n>.json          record of the n-th snapshot (records.py)
     outputs/<blob id>           its call's outputs, where no earlier snapshot had them
     layers/<n>/<k>              its files: what makes them of those before, a tar in pieces of 8 MiB
@@ -32,10 +32,11 @@ from snapshotd.layers.tar_reader import BLOCK, Member, MemberKind, TarReader
 from snapshotd.layers.tar_writer import END, Marks, file_header, write_tree
 from snapshotd.layers.view import View
 from snapshotd.repo.base import Reader, Repository
-from snapshotd.types import BlobID, Entry, Image, Message, Snapshot, SnapshotID, Trajectory, short
+from snapshotd.types import NAME_PATTERN, BlobID, Entry, Image, Message, Snapshot, SnapshotID, Trajectory, short
 
 FORMAT = "snapshotd bundle"
-VERSION = 1
+VERSION = 2
+"""Version 1 had no tags."""
 MAX_SNAPSHOTS = 100_000
 MAX_RECORD_BYTES = 128 << 20
 MAX_RECORD_VALUES = 4_000_000
@@ -125,8 +126,7 @@ def export_bundle(
     if since is not None and since.tree is None:
         raise UsageError(f"snapshot {short(since.id)} has no files (any more), so nothing can be exported since it; choose another")
     writer = _Writer(write, compress)
-    head = {"format": FORMAT, "version": VERSION, "since": since.id if since else None, "snapshots": [one.id for one in snapshots]}
-    writer.file(_HEAD, json.dumps(head, separators=(",", ":")).encode())
+    writer.file(_HEAD, _head(snapshots, since))
     warnings: list[str] = []
     sent: set[BlobID] = set()
     below = since
@@ -145,6 +145,18 @@ def export_bundle(
             below = snapshot
     writer.finish()
     return tuple(warnings)
+
+
+def _head(snapshots: Sequence[Snapshot], since: Snapshot | None) -> bytes:
+    tags = {name: snapshot.id for snapshot in snapshots for name in snapshot.tags}
+    head = {
+        "format": FORMAT, "version": VERSION, "since": since.id if since else None, "snapshots": [one.id for one in snapshots],
+        "tags": dict(sorted(tags.items())),
+    }  # fmt: skip
+    data = json.dumps(head, separators=(",", ":")).encode()
+    if len(data) > _MAX_HEAD_BYTES:
+        raise LimitExceeded(f"{len(snapshots)} snapshots with {len(tags)} tags cannot be one bundle; export them in parts with --since")
+    return data
 
 
 def line_of(catalog: Catalog, snapshot: Snapshot, *, whole: bool, since: SnapshotID | None) -> list[Snapshot]:
@@ -263,7 +275,7 @@ class _Writer:
 class BundleReader:
     """Reads a bundle front to back; nothing in it is trusted. Call the methods in the order of the file:
 
-        reader = BundleReader(read)     # .since, .snapshots
+        reader = BundleReader(read)     # .since, .snapshots, .tags
         for n in range(len(reader.snapshots)):
             reader.record(n)
             for blob, size in reader.outputs(n): ... reader.pieces()
@@ -292,6 +304,7 @@ class BundleReader:
             raise UsageError("the bundle is malformed: its snapshots do not follow each other")
         self.since = SnapshotID(since) if since is not None else None
         self.snapshots = tuple(SnapshotID(one) for one in snapshots)
+        self.tags = _tags(head, set(snapshots))
 
     def record(self, number: int) -> bytes:
         """The record of a snapshot, not decoded, of bounded size and number of values."""
@@ -438,6 +451,17 @@ class _Stream:
         if self._unpacker.unused_data or self._packed or self._source(1):
             raise UsageError("the bundle is malformed: something follows its end")
         return b""
+
+
+def _tags(head: dict[str, Any], snapshots: set[str]) -> dict[str, SnapshotID]:
+    """What the head of a bundle calls its snapshots, by name."""
+    tags = head.get("tags") if head["version"] > 1 else {}
+    if not isinstance(tags, dict):
+        raise UsageError("the bundle is malformed: it does not say which tags its snapshots have")
+    for name, snapshot in tags.items():
+        if not NAME_PATTERN.fullmatch(name) or not isinstance(snapshot, str) or snapshot not in snapshots:
+            raise UsageError(f"the bundle is malformed: {ascii(name)[:100]} cannot be a tag, or names no snapshot of it")
+    return {name: SnapshotID(snapshot) for name, snapshot in tags.items()}
 
 
 def _is_id(value: object) -> bool:

@@ -382,7 +382,7 @@ class AgentCalls:
             tenant, namespace, prefix=fields["prefix"], where=fields["where"], limit=fields["limit"], after=fields["after"]
         )  # fmt: skip
         listed = [{"key": row.key, "value": row.value, "version": row.version, "namespace": row.namespace} for row in rows]
-        return {"body": json.dumps(shared.reveal(listed), ensure_ascii=False).encode()}
+        return {"body": json.dumps(shared.reveal(listed), ensure_ascii=False).encode(errors="backslashreplace")}
 
 
 def _json(result: bytes | BodyWriter | None) -> Any:

@@ -40,6 +40,9 @@ class LazyLayers(Protocol):
         """O_PATH descriptor of the layer that makes `tree` of `below`, its ids shifted up by `shift`. Starts the mount if need be, with the
         errors of `start`. OSError, SandboxFailed."""
 
+    def server(self) -> object | None:
+        """Names the process that serves now, None when none does: what another one had opened is gone."""
+
     def drop_layer(self, tree: TreeID, below: TreeID, shift: int) -> None:
         """Nobody stands on it any more: what it takes in memory may go."""
 
@@ -116,6 +119,11 @@ class Cold:
         """Write a directory of a stored tree into an empty directory of the host. The tree is pinned by the caller."""
         answer = self._rebuilder.ask({"op": "restore", "tree": tree, "path": path.hex(), "target": str(target)})
         return RestoreReport(answer["files"], answer["directories"], answer["bytes"], tuple(answer["warnings"]))
+
+    def server(self) -> object | None:
+        """Names what serves layers now that are not written yet; None when nothing does."""
+        lazy = self._lazy
+        return None if lazy is None else lazy.server()
 
     def trees(self) -> set[TreeID]:
         """The trees of layers that are being written or served."""

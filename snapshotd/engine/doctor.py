@@ -50,7 +50,8 @@ def diagnose(state_dir: Path) -> list[Check]:
     """
     place = _existing(state_dir)
     machine = [_privileges(), _kernel_version(), *_kernel_features(place), _cgroups()]
-    return [*machine, *_programs(), _docker(), _fuse(), _reflink(place), _free_space(place), _python(), _policy(state_dir)]
+    storage = [_reflink(place), _disk_limits(place), _free_space(place)]
+    return [*machine, *_programs(), _docker(), _fuse(), *storage, _python(), _policy(state_dir)]
 
 
 def setup(progress: Callable[[str], None]) -> list[Check]:
@@ -210,6 +211,14 @@ def _reflink(place: Path) -> Check:
         return Check("reflink", True, f"{place} cannot ({reason}); an XFS image in the state directory will hold the layers")
     fix = "`apt-get install xfsprogs` and make loop devices available, or put the state directory on XFS or btrfs"
     return Check("reflink", None, f"{place}: {reason}, so the first write into a big file copies it whole", fix)
+
+
+def _disk_limits(place: Path) -> Check:
+    reason = features.project_quotas(place)
+    if reason is None:
+        return Check("disk limits", True, "kept by the file system of the layers")
+    fix = "boot a kernel with CONFIG_XFS_QUOTA, or mount the state directory's XFS with prjquota"
+    return Check("disk limits", None, f"{reason}: the daemon looks once a second and ends what takes too much", fix)
 
 
 def _free_space(place: Path) -> Check:

@@ -84,7 +84,7 @@ class Editing:
             began = self._catalog.get_trajectory(source.trajectory).began
             if began is not None:
                 self._catalog.set_began(trajectory.id, began)
-            with sandbox.lock:
+            with self._rewinding.quiet(sandbox, "edit"):
                 self._replace(sandbox, source, request.files)
                 sandbox.pending[:] = added
                 sandbox.state, sandbox.state_changed = state, True

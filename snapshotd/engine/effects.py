@@ -115,6 +115,11 @@ class Effects:
             sandbox, CallID(new_id()), COMPENSATE, arguments, SideEffect.IRREVERSIBLE, asked=False, expires_s=None,
             step=lambda call: self._step(sandbox, call), cancelled=threading.Event(),
         )  # fmt: skip
+        self._sessions.check_place(sandbox)
+        with sandbox.command():
+            self._make_up(sandbox, entry, argv, arguments)
+
+    def _make_up(self, sandbox: Sandbox, entry: Entry, argv: tuple[str, ...], arguments: dict[str, Any]) -> None:
         reveal = self._context.secrecy.of(sandbox.trajectory).reveal
         environment = (("SNAPSHOTD_CALL", self._describe(entry, reveal)),)
         compensations = self._catalog.compensations
@@ -128,12 +133,12 @@ class Effects:
             compensations.end(entry.id, CallStatus.FAILED, at_ns=time.time_ns(), exit_code=None, error=exc.message)
             raise
         hit("engine.compensate.ran")
-        status = CallStatus.DONE if done.exit_code == 0 else CallStatus.FAILED
-        compensations.end(entry.id, status, at_ns=time.time_ns(), exit_code=done.exit_code, error=None)
+        compensations.end(entry.id, done.call.status, at_ns=time.time_ns(), exit_code=done.exit_code, error=done.call.error)
         snapshot = self._step(sandbox, replace(done.call, name=COMPENSATE, arguments=arguments))
         if done.exit_code != 0:
+            how = "was cut off" if done.call.status is CallStatus.INTERRUPTED else f"failed with exit code {done.exit_code}"
             raise SandboxFailed(
-                f"the compensation of {entry.name} ({short(entry.id)}) failed with exit code {done.exit_code}; its output is with snapshot "
+                f"the compensation of {entry.name} ({short(entry.id)}) {how}; its output is with snapshot "
                 f"{short(snapshot.id)}; it does not run again: make up for the call by hand"
             )
 

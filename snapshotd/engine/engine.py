@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
@@ -35,10 +36,13 @@ from snapshotd.engine.base import (
     Usage,
 )  # fmt: skip
 from snapshotd.engine.browse import Browse
+from snapshotd.engine.caller import Caller
 from snapshotd.engine.calls import AgentCalls
 from snapshotd.engine.child import Child
 from snapshotd.engine.cold import Cold, LazyLayers
 from snapshotd.engine.context import Context
+from snapshotd.engine.disk_watch import DiskWatch
+from snapshotd.engine.events import completed
 from snapshotd.engine.forks import Forks
 from snapshotd.engine.gateways import GatewayMaker, Gateways, provider_env
 from snapshotd.engine.keyvalue import KeyValueStore, tenant_env
@@ -74,9 +78,11 @@ from snapshotd.types import (
     TrajectoryID,
     TrajectoryStatus,
     new_id,
+    short,
 )  # fmt: skip
 
 MAX_FORKS = 256
+_log = logging.getLogger(__name__)
 
 
 class LocalEngine(MindVerbs):
@@ -94,10 +100,11 @@ class LocalEngine(MindVerbs):
             lambda: self._archive.layer_came_back(),
         )  # fmt: skip
         links = LinkGroups(self._worker)
-        self._launcher = Launcher(context, self._cold.take, self._merger.apply, links.of)
+        self._launcher = Launcher(context, self._cold.take, self._merger.apply, links.of, self._cold.server)
         archiver = Archiver(context.child("archive"))
         self._archive = Archive(context, archiver, self._evict)
         self._background = Background(context, self._merger, links, self._worker, self._archive)
+        context.store.on_unneeded = lambda: self._background.later(self._sweep_what_was_held)
         self._webhooks = Webhooks()
         self._gate = Gate(context, self._webhooks)
         self._values = KeyValueStore(context.catalog)
@@ -117,6 +124,7 @@ class LocalEngine(MindVerbs):
             if snapshot.files is None:
                 self._background.submit(snapshot)
         self._closed = threading.Event()
+        self._disk_watch = DiskWatch(context, self._sessions.launched)
 
     def _store_what_has_no_layers(self) -> None:
         """Before anybody asks for them: snapshots captured on a layer that was still being rebuilt when the daemon died. What lies below
@@ -199,10 +207,8 @@ class LocalEngine(MindVerbs):
 
     def _install(self, spec: SandboxSpec, script: str, env: dict[str, str], ca_bundle: bytes) -> LayerID:
         trajectory, snapshot = _throw_away(spec, Stack(spec.image))
-        sandbox, calls = self._sessions.launch(trajectory, snapshot)
-        calls.bind(sandbox, None)
         errors: list[bytes] = []
-        try:
+        with self._sessions.throw_away(trajectory, snapshot) as sandbox:
             if ca_bundle:
                 (self._context.run_dir / "c" / sandbox.container.id / "ca.pem").write_bytes(ca_bundle)
             result = self._sessions.exec(
@@ -210,20 +216,18 @@ class LocalEngine(MindVerbs):
                 sink=lambda _, data: errors.append(data[-2000:]), record=False,
             )  # fmt: skip
             if result.exit_code != 0:
-                said = b"".join(errors)[-2000:].decode(errors="replace").strip()
+                said = result.call.error or b"".join(errors)[-2000:].decode(errors="replace").strip()
                 raise UsageError(f"the agent's dependencies cannot be installed (exit code {result.exit_code}): {said}")
             with sandbox.lock:
                 captured = sandbox.capture()
             if captured.method == "unchanged":
                 raise UsageError("the agent's dependencies cannot be installed: pip succeeded, but wrote nothing")
             return dependencies.keep_packages_only(self._context, captured.stack.layers[0])
-        finally:
-            self._sessions.discard(sandbox)
 
     def events(self, ref: str, *, follow: bool) -> Iterator[Event]:
         trajectory = self._catalog.resolve_trajectory(ref)
         last: Event | None = None
-        for last in self._context.events.follow(trajectory.id, wait=follow):
+        for last in completed(self._context.events.follow(trajectory.id, wait=follow), self.output):
             yield last
         if follow and last is not None and last["event"] != "finished":
             yield {
@@ -233,25 +237,24 @@ class LocalEngine(MindVerbs):
 
     def exec(
         self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None, sink: OutputSink,
-        expected_head: str | None = None,
+        expected_head: str | None = None, caller: Caller | None = None,
     ) -> ExecResult:  # fmt: skip
         trajectory = self._catalog.resolve_trajectory(ref)
         head = None if expected_head is None else self._catalog.resolve_snapshot(expected_head).id
         sandbox = self._sessions.running(trajectory)
-        return self._sessions.exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=True, expected_head=head)
+        return self._sessions.exec(
+            sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=True, expected_head=head, caller=caller
+        )  # fmt: skip
 
     def exec_snapshot(
-        self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None, sink: OutputSink
-    ) -> ExecResult:
+        self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None, sink: OutputSink,
+        caller: Caller | None = None,
+    ) -> ExecResult:  # fmt: skip
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
             owner = self._catalog.get_trajectory(source.trajectory)
             trajectory = replace(_throw_away(owner.spec, source.stack, env=owner.env)[0], head=source.id)
-            sandbox, calls = self._sessions.launch(trajectory, source)
-            calls.bind(sandbox, None)
-            try:
-                return self._sessions.exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=False)
-            finally:
-                self._sessions.discard(sandbox)
+            with self._sessions.throw_away(trajectory, source) as sandbox:
+                return self._sessions.exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=False, caller=caller)
 
     def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False) -> Forked:
         if not 1 <= n <= MAX_FORKS:
@@ -274,6 +277,7 @@ class LocalEngine(MindVerbs):
 
     def remove(self, ref: str, *, force: bool) -> None:
         trajectory = self._catalog.resolve_trajectory(ref)
+        self._check_whole(ref, trajectory)
         if not force:
             check_not_running(self._sessions.find(trajectory.id), trajectory)
         self._catalog.check_removable(trajectory.id)  # before anything ends that would stay
@@ -281,6 +285,17 @@ class LocalEngine(MindVerbs):
         self._sessions.stop(trajectory, keep=False)
         self._forget(trajectory.id)
         reserve.adjust(self._context.state_dir)
+
+    def _check_whole(self, ref: str, trajectory: Trajectory) -> None:
+        """UsageError: `ref` names one snapshot of the trajectory. Nobody means all of them by that."""
+        if ref in (trajectory.name, trajectory.id):
+            return
+        snapshot = self._catalog.resolve_snapshot(ref)
+        whole = f"`snapshotd rm {trajectory.name or short(trajectory.id)}` forgets the whole trajectory"
+        if ref in snapshot.tags:
+            raise UsageError(f"{ref} is a tag of snapshot {short(snapshot.id)}: `snapshotd tag --delete {ref}` takes it away, {whole}")
+        if not trajectory.id.startswith(ref):
+            raise UsageError(f"{ref} is a snapshot of trajectory {short(trajectory.id)}, and goes only with all of it: {whole}")
 
     def _forget(self, trajectory: TrajectoryID) -> None:
         layers = any(snapshot.own_layers for snapshot in self._catalog.snapshots(trajectory))
@@ -293,7 +308,15 @@ class LocalEngine(MindVerbs):
             self._sweep()
 
     def _sweep(self) -> None:
-        self._merger.forget(self._context.store.sweep(lambda: recover.referenced_layers(self._context)))
+        """Until nothing more goes: when layers went, those that were merged of them can go, too."""
+        while gone := self._context.store.sweep(lambda: recover.referenced_layers(self._context)):
+            self._merger.forget(gone)
+
+    def _sweep_what_was_held(self) -> None:
+        try:
+            self._sweep()
+        except (SnapshotdError, OSError) as exc:
+            _log.warning("layers that nothing needs are left for the next start: %s", exc)
 
     # -- looking -------------------------------------------------------------------------------------------------------------
 
@@ -311,20 +334,13 @@ class LocalEngine(MindVerbs):
         return self._catalog.resolve_trajectory(ref)
 
     def snapshot(self, ref: str) -> Snapshot:
-        return self._settled([self._catalog.resolve_snapshot(ref)])[0]
+        return self._catalog.resolve_snapshot(ref)
 
     def log(self, ref: str, last: int | None = None) -> list[Snapshot]:
-        return self._settled(self._catalog.snapshots(self._catalog.resolve_trajectory(ref).id, last))
+        return self._catalog.snapshots(self._catalog.resolve_trajectory(ref).id, last)
 
     def all_snapshots(self) -> list[Snapshot]:
         return list(self._catalog.all_snapshots())
-
-    def _settled(self, snapshots: list[Snapshot]) -> list[Snapshot]:
-        """The same, with files counted: waits for the background where it is still counting."""
-        if all(s.files is not None for s in snapshots):
-            return snapshots
-        self._background.wait()
-        return [self._catalog.get_snapshot(s.id) for s in snapshots]
 
     def conversation(self, ref: str) -> list[Message]:
         return list(self._catalog.conversation(self._catalog.resolve_snapshot(ref).id))
@@ -410,6 +426,8 @@ class LocalEngine(MindVerbs):
             self._context, read, name=name, policy=spec, base_image=self._context.images.empty, progress=progress
         )  # fmt: skip
         self._archive.kick()
+        if self._catalog.tags():
+            self._archive.tags_changed()
         return imported
 
     def mount(self, directory: Path, namespace_pid: int) -> None:
@@ -454,6 +472,7 @@ class LocalEngine(MindVerbs):
         if self._closed.is_set():
             return
         self._closed.set()
+        self._disk_watch.close()
         self._mind.close()
         self._webhooks.close()
         self._browse.close()

@@ -1,7 +1,8 @@
 """The events of runs: one append-only file of JSON lines per trajectory, which any number of readers can follow.
 
 A reader that comes late or comes back reads from the beginning; one that is slow holds nobody up; memory does not grow with output.
-After `MAX_BYTES` of one run only snapshots, warnings and the end are recorded; the whole output stays with the exit snapshot.
+After `MAX_BYTES` of one run only snapshots, warnings and the end are recorded. The whole output stays with the exit snapshot: an
+event `rest`, which no follower sees, names that snapshot, and `completed` takes what is missing from there.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from snapshotd.engine.base import Stream, output_event
 from snapshotd.engine.watch import Event, Watch
 from snapshotd.types import TrajectoryID
 
 MAX_BYTES = 256 << 20
 _PIECE_BYTES = 64 << 10
+_FULL = {"event": "warning", "message": "more output than is followed live; what comes now is shown when the program has ended"}
 
 
 class EventLog:
@@ -29,8 +33,14 @@ class EventLog:
         self._file: BinaryIO | None = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by `finish`
         self._changed = threading.Condition()
         self._bytes = _without_half_a_line(path)
-        self._full = False
+        self.left_out: Counter[str] = Counter()
+        """Bytes of output that this log has not, by stream of the program or "calls", since it was opened and before `rest`."""
         self.finished = False
+
+    @property
+    def full(self) -> bool:
+        """Whether no more output is recorded."""
+        return self._bytes >= MAX_BYTES
 
     def append(self, event: Event) -> None:
         """Record one event. Not an error after the end (a late line of output is dropped)."""
@@ -38,12 +48,13 @@ class EventLog:
         with self._changed:
             if self._file is None:
                 return
-            if event["event"] == "output" and self._bytes + len(line) > MAX_BYTES:
-                if self._full:
-                    return
-                self._full = True
-                warning = {"event": "warning", "message": "more output than is followed live; see the exit snapshot"}
-                line = json.dumps(warning).encode() + b"\n"
+            if event["event"] == "output" and self.full:
+                self.left_out[_source(event)] += _size(event)
+                return
+            if event["event"] == "rest":
+                self.left_out["stdout"] = self.left_out["stderr"] = 0
+            elif event["event"] != "finished" and not self.full and self._bytes + len(line) >= MAX_BYTES:
+                line += json.dumps(_FULL).encode() + b"\n"
             self._file.write(line)
             self._bytes += len(line)
             if event["event"] == "finished":
@@ -86,6 +97,45 @@ def _without_half_a_line(path: Path) -> int:
             end = begin
         f.truncate(end)
     return end
+
+
+def completed(events: Iterable[Event], recorded: Callable[[str, Stream], Iterator[bytes]]) -> Iterator[Event]:
+    """The same with the output that the log left out in place of `rest`. `recorded`: the output that a snapshot has.
+
+    The events come out equal each time: a follower that asks again compares them.
+    """
+    shown: dict[Stream, int] = {"stdout": 0, "stderr": 0}
+    for event in events:
+        if event["event"] == "rest":
+            for stream, size in shown.items():
+                for piece in _behind(recorded(event["snapshot"], stream), size):
+                    yield output_event(stream, piece)
+            continue
+        if event["event"] == "output" and "call" not in event:
+            shown[event["stream"]] += _size(event)
+        yield event
+
+
+def _source(event: Event) -> str:
+    return "calls" if "call" in event else event["stream"]
+
+
+def _size(event: Event) -> int:
+    encoded: str = event["data_b64"]
+    return len(encoded) // 4 * 3 - encoded[-2:].count("=")
+
+
+def _behind(pieces: Iterator[bytes], passed: int) -> Iterator[bytes]:
+    """What comes after the first `passed` bytes, in pieces of one size, however it is stored."""
+    held = bytearray()
+    for piece in pieces:
+        held += piece[passed:]
+        passed -= min(passed, len(piece))
+        while len(held) >= _PIECE_BYTES:
+            yield bytes(held[:_PIECE_BYTES])
+            del held[:_PIECE_BYTES]
+    if held:
+        yield bytes(held)
 
 
 class EventLogs:

@@ -6,8 +6,9 @@ see ids and mounts as those of any other snapshot, overlay's attributes are left
 
 A bundle without `since` stands on an empty image. One with `since` stands on that snapshot, which must be here; it becomes a trajectory
 that was forked there. What a snapshot follows is in the bundle, or on the way to `since`. Snapshots keep their ids, so that the next
-bundle finds the one it stands on, and journal entries theirs; a trajectory keeps its id and name when they are free. Imported snapshots
-are `captured`, and are stored like any others.
+bundle finds the one it stands on, and journal entries theirs; a trajectory keeps its id and name when they are free, a snapshot its tags.
+Imported snapshots are `captured`, and are stored like any others. A bundle whose snapshots are all here is read and checked, and only tags
+are taken from it.
 
     write order: layers and outputs, then the rows                                                            <- the commit point
     what a crash leaves before that is rubbish which the next start removes
@@ -15,6 +16,7 @@ are `captured`, and are stored like any others.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -60,6 +62,7 @@ the bundle's, checked."""
 FAN_IN = 16
 """So many neighbours become one layer: a stack of 10,000 snapshots stays below 50."""
 MAX_TRAJECTORIES = 1000
+_READ_BYTES = 1 << 20
 _WARNINGS_LIMIT = 200
 _PADDING_BYTES = 64 << 10
 _SEQ_LIMIT = 1 << 53
@@ -109,9 +112,9 @@ def import_bundle(
 ) -> Imported:  # fmt: skip
     """Take a bundle in, all or nothing. `policy`: what every imported trajectory gets but its image. `name`: for the last trajectory.
 
-    The snapshots are `captured` when this returns; the caller has them archived. UsageError (malformed, damaged, cut off), NotFound (the
-    snapshot it builds on), Conflict (a snapshot or `name` is here already; the base lost its files), LimitExceeded, OutOfSpace,
-    VersionMismatch.
+    The snapshots are `captured` when this returns; the caller has them archived. If all of them are here already, none is taken, and the
+    trajectories are those that hold them. UsageError (malformed, damaged, cut off), NotFound (the snapshot it builds on), Conflict (some
+    snapshots, or `name`, are here already; the base lost its files), LimitExceeded, OutOfSpace, VersionMismatch.
     """
     with tempfile.TemporaryFile(dir=context.state_dir) as kept:
         importer = _Importer(context, policy, base_image, kept, limits or BundleLimits())
@@ -147,15 +150,23 @@ class _Importer:
 
     def run(self, read: Reader, name: str | None, progress: ProgressSink) -> Imported:
         reader = BundleReader(read, self._limits.bytes)
-        self._check_free(reader.snapshots, name)
+        if name is not None and not NAME_PATTERN.fullmatch(name):
+            raise UsageError(f"{name[:80]!r} cannot be a name; use letters, digits, '.', '_' and '-', beginning with a letter or digit")
+        known = self._known(reader.snapshots)
+        if len(known) == len(reader.snapshots):
+            return self._again(reader, known, name, progress)
+        self._check_free(known, name)
         line = self._begin(reader.since)
         for number, snapshot_id in enumerate(reader.snapshots):
             progress(f"snapshot {number + 1} of {len(reader.snapshots)}")
             self._snapshot(reader, number, snapshot_id, line)
         reader.finish()
         hit("engine.import.ingested")
-        trajectories = self._commit(reader.since, name)
+        trajectories = self._commit(reader, name)
         hit("engine.import.committed")
+        return self._report(trajectories)
+
+    def _report(self, trajectories: tuple[Trajectory, ...]) -> Imported:
         if self._unlisted:
             self._warnings.append(f"{self._unlisted} more warnings are not listed")
         return Imported(trajectories, len(self._taken), tuple(self._warnings))
@@ -173,17 +184,61 @@ class _Importer:
 
     # -- before anything is taken ----------------------------------------------------------------------------------------------
 
-    def _check_free(self, snapshots: tuple[SnapshotID, ...], name: str | None) -> None:
-        if name is not None and not NAME_PATTERN.fullmatch(name):
-            raise UsageError(f"{name[:80]!r} cannot be a name; use letters, digits, '.', '_' and '-', beginning with a letter or digit")
+    def _known(self, snapshots: tuple[SnapshotID, ...]) -> list[Snapshot]:
+        """Those of the bundle that are here."""
+        known = []
         for snapshot_id in snapshots:
-            try:
-                self._context.catalog.get_snapshot(snapshot_id)
-            except NotFound:
-                continue
-            raise Conflict(f"snapshot {short(snapshot_id)} of the bundle is here already; import one that begins after it (--since)")
+            with contextlib.suppress(NotFound):
+                known.append(self._context.catalog.get_snapshot(snapshot_id))
+        return known
+
+    def _check_free(self, known: list[Snapshot], name: str | None) -> None:
+        for one in known:
+            raise Conflict(
+                f"snapshot {short(one.id)} of the bundle is here already and others are not; import one that begins after it (--since)"
+            )
         if name is not None and any(trajectory.name == name for trajectory in self._context.catalog.trajectories()):
             raise Conflict(f"the name {name} belongs to another trajectory; choose another name")
+        if name is not None and name in self._context.catalog.tags():
+            raise Conflict(f"the name {name} is a tag; choose another name, or take the tag away with `snapshotd tag --delete {name}`")
+
+    def _again(self, reader: BundleReader, known: list[Snapshot], name: str | None, progress: ProgressSink) -> Imported:
+        """A bundle whose snapshots are all here. It is read to its end all the same: until then nobody knows what it is."""
+        for number, snapshot in enumerate(known):
+            progress(f"snapshot {number + 1} of {len(known)} is here already")
+            theirs = decoded(reader.record(number)).snapshot
+            if (theirs.id, theirs.call.id, theirs.created_at_ns) != (snapshot.id, snapshot.call.id, snapshot.created_at_ns):
+                raise Conflict(f"snapshot {short(snapshot.id)} of the bundle is another one than the one here; nothing was taken")
+            if theirs.state is SnapshotState.STORED and snapshot.state in (SnapshotState.LOST, SnapshotState.PRUNED):
+                whole = f"`snapshotd rm {short(snapshot.trajectory)}` forgets its trajectory, then import the bundle again"
+                raise Conflict(f"snapshot {short(snapshot.id)} of the bundle is here, but its files are gone ({snapshot.state}); {whole}")
+            for _ in reader.outputs():
+                pass
+            stream = reader.layer(number)
+            while stream is not None and stream.read(_READ_BYTES):
+                pass
+        reader.finish()
+        catalog = self._context.catalog
+        trajectories = tuple(catalog.get_trajectory(one) for one in dict.fromkeys(snapshot.trajectory for snapshot in known))
+        if name is not None and name != trajectories[-1].name:
+            self._warn(f"the trajectory {short(trajectories[-1].id)} is here already and keeps its name")
+        for tag, snapshot_id in self._free_tags(reader, {one.name for one in catalog.trajectories()}):
+            catalog.tag(snapshot_id, tag)
+        return self._report(trajectories)
+
+    def _free_tags(self, reader: BundleReader, names: set[str | None]) -> Iterator[tuple[str, SnapshotID]]:
+        """The tags of the bundle that mean nothing else here. `names`: of trajectories, those of the bundle included."""
+        here = self._context.catalog.tags()
+        for name, snapshot_id in reader.tags.items():
+            if name in names:
+                self._warn(f"the tag {name} was not taken, because a trajectory has that name here; give {short(snapshot_id)} another one")
+            elif here.get(name, snapshot_id) != snapshot_id:
+                self._warn(
+                    f"the tag {name} was not taken, because snapshot {short(here[name])} has it here; "
+                    f"`snapshotd tag --move {short(snapshot_id)} {name}` moves it"
+                )
+            else:
+                yield name, snapshot_id
 
     def _begin(self, since: SnapshotID | None) -> _Line:
         if since is None:
@@ -333,22 +388,22 @@ class _Importer:
 
     # -- the rows --------------------------------------------------------------------------------------------------------------
 
-    def _commit(self, since: SnapshotID | None, name: str | None) -> tuple[Trajectory, ...]:
-        catalog = self._context.catalog
+    def _commit(self, reader: BundleReader, name: str | None) -> tuple[Trajectory, ...]:
+        catalog, since = self._context.catalog, reader.since
         if since is None:
             self._image = self._base_image(*self._image_defaults).id
         else:
             self._image = catalog.get_snapshot(since).stack.image
         heads = {taken.trajectory: taken.id for taken in self._taken}
         places: dict[SnapshotID | None, int] = {snapshot: place for place, snapshot in enumerate(self._before)}
-        names = {trajectory.name for trajectory in catalog.trajectories()}
+        names, here = {trajectory.name for trajectory in catalog.trajectories()}, catalog.tags()
         trajectories = []
         for made in self._trajectories.values():
             own = made.name
             if made is next(reversed(self._trajectories.values())) and name is not None:
                 own = name
-            elif own is not None and own in names:
-                self._warn(f"the trajectory {own} was imported without its name, which another one has here")
+            elif own is not None and (own in names or own in here):
+                self._warn(f"the trajectory {own} was imported without its name, which is taken here")
                 own = None
             names.add(own)
             spec = replace(self._policy, image=self._image)
@@ -356,11 +411,14 @@ class _Importer:
             began = made.began if on_the_way else None
             env = tuple((key, value) for key, value in made.env if key != TENANT)  # whose values it reaches here is not for a bundle to say
             trajectories.append(replace(made, name=own, spec=spec, env=env, head=heads[made.id], began=began))
-        catalog.restore_rows([], trajectories, self._rows())
+        tags: dict[SnapshotID, list[str]] = {}
+        for tag, snapshot_id in self._free_tags(reader, names):
+            tags.setdefault(snapshot_id, []).append(tag)
+        catalog.restore_rows([], trajectories, self._rows(tags))
         self._committed = True
         return tuple(trajectories)
 
-    def _rows(self) -> Iterator[SnapshotRow]:
+    def _rows(self, tags: dict[SnapshotID, list[str]]) -> Iterator[SnapshotRow]:
         for taken in self._taken:
             self._kept.seek(taken.record[0])
             record = decoded(self._kept.read(taken.record[1]))
@@ -368,7 +426,7 @@ class _Importer:
             snapshot = Snapshot(
                 taken.id, taken.parent, taken.trajectory, theirs.seq, Stack(self._image, taken.stack.layers), self._call(theirs.call),
                 theirs.messages, taken.state, theirs.pause_ns, theirs.created_at_ns, theirs.method, theirs.files,
-                base=taken.base, own_layers=taken.own_layers, follows=taken.follows,
+                tuple(tags.get(taken.id, ())), base=taken.base, own_layers=taken.own_layers, follows=taken.follows,
             )  # fmt: skip
             yield SnapshotRow(snapshot, record.messages, entries=record.entries, state=record.state)
 

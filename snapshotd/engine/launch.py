@@ -60,11 +60,11 @@ class Launcher:
 
     def __init__(
         self, context: Context, take: Callable[[Snapshot], Stack], merged: Callable[[Stack], Stack],
-        links: Callable[[Stack], Iterable[Group]],
+        links: Callable[[Stack], Iterable[Group]], server_of_lazy: Callable[[], object | None],
     ) -> None:  # fmt: skip
-        """`take`: a snapshot's files as a stack that can be mounted now, held (cold.py)."""
+        """`take`: a snapshot's files as a stack that can be mounted now, held (cold.py). The others: see `Sandbox`."""
         self._context = context
-        self._take, self._merged, self._links = take, merged, links
+        self._take, self._merged, self._links, self._server_of_lazy = take, merged, links, server_of_lazy
         self._spares: OrderedDict[SandboxSpec, deque[Prepared]] = OrderedDict()
         self._lock = threading.Lock()
         self._closed = False
@@ -79,9 +79,9 @@ class Launcher:
         stack = self._take(snapshot)
         try:
             prepared = self.take(trajectory.spec)
-            lazy = self._context.store.any_lazy(stack)
+            lazy, lazy_by = self._context.store.any_lazy(stack), self._server_of_lazy()
             try:
-                upper = enter(prepared.target, self._context.store, stack)
+                upper = enter(prepared.target, self._context.store, stack, trajectory.spec.limits.disk_bytes)
             except BaseException:
                 prepared.destroy()
                 raise
@@ -93,7 +93,7 @@ class Launcher:
             trajectory=trajectory, runtime=prepared.runtime, container=prepared.container, target=prepared.target,
             cgroup=prepared.cgroup, server=prepared.server, store=self._context.store, stack=stack, upper=upper, head=head.id,
             base=snapshot.id, seq=head.seq, message_count=head.messages, started_at_ns=time.time_ns(), merged=self._merged,
-            links=self._links, lazy=lazy, own_layers=[upper],
+            links=self._links, server_of_lazy=self._server_of_lazy, lazy=lazy, lazy_by=lazy_by, own_layers=[upper],
         )  # fmt: skip
         return sandbox, prepared.calls
 
@@ -212,7 +212,8 @@ class Launcher:
             trajectory=survivor.trajectory, runtime=survivor.runtime, container=survivor.container, target=survivor.target,
             cgroup=survivor.cgroup, server=server, store=self._context.store, stack=root.stack, upper=root.upper, head=head.id,
             base=base, seq=head.seq, message_count=head.messages, started_at_ns=survivor.facts["started_at_ns"], merged=self._merged,
-            links=self._links, fresh=fresh, own_layers=[root.upper], agent_running=True, kept=[survivor.container.id],
+            links=self._links, server_of_lazy=self._server_of_lazy, fresh=fresh, own_layers=[root.upper], agent_running=True,
+            kept=[survivor.container.id],
         )  # fmt: skip
         return sandbox, calls
 

@@ -40,13 +40,14 @@ class Places:
 
     def go_to(self, sandbox: Sandbox, snapshot: Snapshot) -> None:
         """Give a sandbox the files of a snapshot, in place: by switching its root where all that lives in it is parked, else file by file.
-        Files that a retention policy gave up stay what they are. SandboxFailed, DataLoss."""
+        Waits until no command of a client owns it. Files that a retention policy gave up stay what they are. SandboxFailed, DataLoss."""
         if snapshot.state is SnapshotState.LOST:
             raise gone(snapshot)
         if snapshot.state is SnapshotState.PRUNED:
             _log.warning("the files of snapshot %s were pruned: %s is not switched to them", snapshot.id, sandbox.trajectory.id)
             return
         with sandbox.lock:
+            sandbox.wait_for_commands()
             if sandbox.closed:
                 raise SandboxFailed(f"the sandbox of {short(sandbox.trajectory.id)} has ended")
             if self._is_there(sandbox, snapshot):

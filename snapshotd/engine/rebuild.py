@@ -7,7 +7,8 @@ record tells is made up or gone:
 - A trajectory's head is the last of its snapshots that came back; it is `stopped`, or `interrupted` if it has an agent, without exit code.
 - A fork that took no snapshot of its own has no record and is gone, and so is whatever was not stored, or in a journal was not bound.
 - Approvals, compensations and the key-value store are in no record.
-- What was removed and not collected yet comes back. Where that leaves a name to two trajectories, the newer one keeps it.
+- What was removed and not collected yet comes back. Where that leaves a name to two trajectories, the newer one keeps it; where
+  it is a tag too, it stays the tag's.
 - Tags are those of the latest tags record.
 """
 
@@ -81,7 +82,7 @@ def rebuild(
     read = _Read(records)
     line_up = _LineUp(read)
     rows, lost = _rows(line_up, read, has_tree)
-    lines, unnamed = _lines(line_up, read)
+    lines, unnamed = _lines(line_up, read, {name for row in rows for name in row.snapshot.tags})
     here = {image.id for image in catalog.images()}
     images = [replace(image, tree=image.tree if image.tree and has_tree(image.tree) else None) for image in read.images_for(lines, rows)]
     catalog.restore_rows([image for image in images if image.id not in here], lines, rows)
@@ -235,14 +236,13 @@ def _rows(line_up: _LineUp, read: _Read, has_tree: Callable[[TreeID], bool]) -> 
     return rows, lost
 
 
-def _lines(line_up: _LineUp, read: _Read) -> tuple[list[Trajectory], list[tuple[TrajectoryID, str]]]:
+def _lines(line_up: _LineUp, read: _Read, taken: set[str]) -> tuple[list[Trajectory], list[tuple[TrajectoryID, str]]]:
     heads: dict[TrajectoryID, SnapshotID] = {}
     for snapshot_id, record in line_up.placed.items():
         heads[record.snapshot.trajectory] = snapshot_id  # the last one stays
     lines = [replace(read.trajectories[one], head=head) for one, head in heads.items()]
     lines = [replace(line, began=line.began if line.began in line_up.placed else None) for line in lines]
     lines.sort(key=lambda line: (line.created_at_ns, line.id))
-    taken: set[str] = set()
     unnamed: list[tuple[TrajectoryID, str]] = []
     for index in range(len(lines) - 1, -1, -1):
         name = lines[index].name

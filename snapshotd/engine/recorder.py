@@ -95,6 +95,12 @@ class Recorder:
     def replaying(self) -> bool:
         return self._replay is not None
 
+    @property
+    def retraces(self) -> bool:
+        """Whether recorded calls are still to be met, each with another root."""
+        replay = self._replay
+        return replay is not None and not replay.exhausted
+
     def replayed(self, kind: EntryKind, name: str, arguments: Any, task: str | None = None) -> Recorded | None:
         """The recorded outcome of what begins now (in `task`), with the root switched to it; None: it has to be run. Diverged."""
         with self._lock:

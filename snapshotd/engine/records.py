@@ -7,7 +7,7 @@ One JSON document per stored snapshot, in ASCII, keys in a fixed order, without 
      "trajectory": {"id", "name", "spec": {"image", "runtime", "network", "limits": {...}}, "agent": {...} | null, "env", "forked_from",
                     "experiment", "created_at_ns", "began"},
      "snapshot":   {"id", "parent", "follows", "base", "own_layers", "seq", "image", "layers", "tree", "state", "messages", "pause_ns",
-                    "created_at_ns", "method", "files": {...} | null},
+                    "created_at_ns", "method", "files": {...} | null, "warnings": [...]},
      "call":       {"id", "name", "status", ..., "output", "stdout", "stderr", "arguments"},
      "start": n, "messages": [{"role", "content"}, ...],
      "entries":    [{"id", "kind", "name", "after", "began_at_ns", "side_effect", "key", "status", "ended_at_ns", "error", "facts",
@@ -163,6 +163,11 @@ def _dump(document: dict[str, Any], unknown: Mapping[str, Any] | None) -> bytes:
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
+def _limits(limits: Limits) -> dict[str, Any]:
+    """Without the disk's where it is the daemon's own, as records had it before there was one."""
+    return {name: value for name, value in asdict(limits).items() if name != "disk_bytes" or value}
+
+
 def _document(record: Record) -> dict[str, Any]:
     snapshot, trajectory, image = record.snapshot, record.trajectory, record.image
     spec, agent, call = trajectory.spec, trajectory.agent, snapshot.call
@@ -175,7 +180,7 @@ def _document(record: Record) -> dict[str, Any]:
         },
         "trajectory": {
             "id": trajectory.id, "name": trajectory.name,
-            "spec": {"image": spec.image, "runtime": spec.runtime, "network": spec.network.value, "limits": asdict(spec.limits)},
+            "spec": {"image": spec.image, "runtime": spec.runtime, "network": spec.network.value, "limits": _limits(spec.limits)},
             "agent": None if agent is None else {
                 "argv": list(agent.argv), "program": agent.program, "cwd": agent.cwd, "env": _pairs(agent.env),
             },
@@ -188,6 +193,7 @@ def _document(record: Record) -> dict[str, Any]:
             "tree": snapshot.tree, "state": snapshot.state.value, "messages": snapshot.messages, "pause_ns": snapshot.pause_ns,
             "created_at_ns": snapshot.created_at_ns,
             "method": snapshot.method, "files": None if snapshot.files is None else asdict(snapshot.files),
+            **({"warnings": list(snapshot.warnings)} if snapshot.warnings else {}),
         },
         "call": {
             "id": call.id, "name": call.name, "status": call.status.value, "started_at_ns": call.started_at_ns,
@@ -329,7 +335,8 @@ def _read_trajectory(fields: Fields, head: SnapshotID) -> Trajectory:
         TrajectoryID(fields.text("id", ID)), fields.text_or_none("name", NAME_PATTERN),
         SandboxSpec(
             ImageID(spec.text("image", ID)), spec.text("runtime", NAME_PATTERN), spec.one_of("network", Network),
-            Limits(limits.integer("memory_bytes"), limits.number("cpus"), limits.integer("pids")),
+            Limits(limits.integer("memory_bytes"), limits.number("cpus"), limits.integer("pids"),
+                   limits.integer_or_none("disk_bytes") or 0),
         ),
         None if agent is None else AgentSpec(agent.texts("argv"), agent.integer("program"), agent.text("cwd"), agent.pairs("env")),
         head, TrajectoryStatus.STOPPED if agent is None else TrajectoryStatus.INTERRUPTED, fields.integer("created_at_ns", ANY_TIME),
@@ -348,7 +355,7 @@ def _read_facts(fields: Fields, trajectory: TrajectoryID, call: ToolCall) -> Sna
         fields.integer("created_at_ns", ANY_TIME), fields.text("method", NAME_PATTERN),
         None if files is None else FileChanges(*(files.integer(name) for name in ("added", "changed", "deleted", "bytes"))), (),
         None if base is None else SnapshotID(base), fields.integer("own_layers"), None if tree is None else TreeID(tree),
-        None if follows is None else SnapshotID(follows),
+        None if follows is None else SnapshotID(follows), fields.texts("warnings") if fields.has("warnings") else (),
     )  # fmt: skip
 
 

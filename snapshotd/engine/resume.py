@@ -68,7 +68,7 @@ class Resumes:
         if trajectory.agent is None or trajectory.began is None:
             raise UsageError(f"trajectory {name} has no program that could be resumed; run commands in it with `snapshotd exec {name}`")
         sandbox = self._sessions.find(trajectory.id)
-        if sandbox is not None and sandbox.agent_running:
+        if sandbox is not None and sandbox.agent_running and not sandbox.closed:
             raise Conflict(f"the program of {name} is running; `snapshotd attach {name}` follows it")
         if trajectory.status is TrajectoryStatus.FINISHED:
             raise Conflict(f"the program of {name} has finished; rewind it first (`snapshotd rewind {name} ID`), or fork a snapshot of it")

@@ -98,9 +98,14 @@ class Rewinding:
 
     @contextmanager
     def quiet(self, sandbox: Sandbox, what: str) -> Iterator[None]:
-        """The sandbox's lock, while nothing but init lives in it. Conflict: something does."""
+        """The sandbox's lock, while nothing but init lives in it and it belongs to no command. Conflict: it does, or something lives."""
         with sandbox.lock:
-            reason = "its program is running" if sandbox.agent_running else _blocker(sandbox)
+            if sandbox.agent_running:
+                reason: str | None = "its program is running"
+            elif sandbox.commands:
+                reason = "a command in it has not ended"
+            else:
+                reason = _blocker(sandbox)
             if reason is not None:
                 name = short(sandbox.trajectory.id)
                 raise Conflict(f"cannot {what} {name} in place: {reason}; stop it first (`snapshotd stop {name}`), or fork the snapshot")

@@ -6,7 +6,8 @@
     upper        the live, writable layer
     head         the trajectory's head: the snapshot that the next one's parent will be
 
-Everything that changes these three happens under `lock`.
+Everything that changes these three happens under `lock`. A command that a client runs owns them from its start to its commit
+(`Sandbox.command`): meanwhile steps may be taken, but nobody gives the sandbox another root or another past.
 """
 
 from __future__ import annotations
@@ -23,18 +24,22 @@ from typing import Any
 from snapshotd.engine.agent_protocol import AgentServer
 from snapshotd.engine.live import LiveRecord, Root
 from snapshotd.engine.quiesce import blocker, writable_mappings
-from snapshotd.errors import DataLoss
+from snapshotd.errors import Conflict, DataLoss
 from snapshotd.failpoints import hit
 from snapshotd.gateway.base import Gateway
 from snapshotd.kernel import cgroup as cgroups
 from snapshotd.kernel.mounts import Layout
+from snapshotd.kernel.quota import Used
 from snapshotd.layers import capture as copying
 from snapshotd.layers import links
 from snapshotd.layers.links import Group
 from snapshotd.layers.pivot import Busy, Target, layout_of, pivot
 from snapshotd.layers.store import LayerStore
-from snapshotd.runtime.base import Container, Runtime
+from snapshotd.runtime.base import Container, Process, Runtime
 from snapshotd.types import LayerID, Message, SnapshotID, Stack, Trajectory, short
+
+CUT_OFF_DEADLINE_S = 10.0
+"""A killed command is captured as fast as any; each that waits for the lock before it may copy what changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,16 @@ class Captured:
     """See `types.Snapshot`."""
     cleanup: Callable[[], None] | None = None
     """What remains to be done once the sandbox goes on."""
+
+
+@dataclass(eq=False, slots=True)
+class Command:
+    """One that a client runs."""
+
+    process: Process | None = None
+    """Once it is started."""
+    cut_off: bool = False
+    """The sandbox ends, and the command with it."""
 
 
 @dataclass(slots=True)
@@ -74,9 +89,13 @@ class Sandbox:
     """Swaps runs of layers for their merged form, where one is ready (engine/merging.py)."""
     links: Callable[[Stack], Iterable[Group]]
     """The hard link groups that are known of a stack (engine/linkgroups.py)."""
+    server_of_lazy: Callable[[], object | None] = lambda: None
+    """Names what serves layers that are not there yet (engine/cold.py)."""
     fresh: int = 0
     lazy: bool = False
     """Its root has a layer that was not there yet when it was made."""
+    lazy_by: object | None = None
+    """What served that layer then."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     pending_bytes: int = 0
     pending: list[Message] = field(default_factory=list)
@@ -85,6 +104,12 @@ class Sandbox:
     """The agent's state: `values` (its own JSON) and `tasks` (engine/tasks.py). Replaced, never changed in place; under `lock`."""
     state_changed: bool = False
     """The next snapshot has to save it."""
+    commands: list[Command] = field(default_factory=list)
+    """Those of clients that run, or have ended and are not committed yet."""
+    ending: bool = False
+    """No more commands."""
+    changing: threading.Condition = field(init=False)
+    """Over `lock`: of `commands` and `closed`."""
     claimed: SnapshotID | None = None
     """The head from which a writer that named it is taking the next step."""
     fence: int | None = None
@@ -105,19 +130,58 @@ class Sandbox:
     """What `outlive` was given."""
     _roots: tuple[Root, ...] = ()
     """What `live` says: the present root last, or the one that it is about to become."""
+    ended_for: list[str] = field(default_factory=list)
+    """Why processes of the present command were ended, if that was for the disk that they took (engine/disk_watch.py)."""
     closed: bool = False
     """No more steps. Set under `lock`."""
     released: bool = False
+
+    def __post_init__(self) -> None:
+        self.changing = threading.Condition(self.lock)
 
     @property
     def changed(self) -> bool:
         """Whether it holds files that no snapshot has. Caller holds `lock`."""
         return self.fresh > 0 or not self.store.unchanged(self.upper, self.stack)
 
+    def room(self, stack: Stack | None = None) -> Used:
+        """How much its live upper may take: what its disk limit leaves above `stack`, or the present one."""
+        return self.store.room(stack or self.stack, self.trajectory.spec.limits.disk_bytes)
+
+    @contextlib.contextmanager
+    def command(self) -> Iterator[Command]:
+        """Inside, the sandbox belongs to a command that a client runs. Several may do so at once. Conflict: the sandbox is about to end."""
+        command = Command()
+        with self.lock:
+            if self.ending:
+                raise Conflict(f"the sandbox of {short(self.trajectory.id)} is just ending, so no command begins in it; try again")
+            self.commands.append(command)
+        try:
+            yield command
+        finally:
+            with self.lock:
+                self.commands.remove(command)
+                self.changing.notify_all()
+
+    def cut_off(self) -> None:
+        """The sandbox is about to end: no command begins any more, and those that run are killed. Returns when they are recorded; not later
+        than a while, for a client that does not take its output holds its command up. Caller holds `lock`, which others have meanwhile."""
+        self.ending = True
+        for command in self.commands:
+            command.cut_off = True
+            if command.process is not None:
+                command.process.kill()
+        self.changing.wait_for(lambda: not self.commands or self.closed, CUT_OFF_DEADLINE_S)
+
+    def wait_for_commands(self) -> None:
+        """Return when it belongs to none, or is closed. Caller holds `lock`, which others have meanwhile."""
+        self.changing.wait_for(lambda: not self.commands or self.closed)
+
     def capture(self) -> Captured:
         """Seal or copy what the live upper holds. Caller holds `lock`. On any error the sandbox goes on as before."""
         start = time.perf_counter_ns()
         if self.store.unchanged(self.upper, self.stack):
+            self.revive()
             return Captured(self.stack, "unchanged", None, time.perf_counter_ns() - start, self.base, self.fresh)
         layout = layout_of(self.target)
         reason = self.blocker(layout)
@@ -129,6 +193,23 @@ class Sandbox:
             except Busy as busy:
                 reason = str(busy)
         return self.capture_copy(reason)
+
+    def revive(self) -> None:
+        """Where the process died that served files of the root: go on on a root that is served again, or written. As long as something is
+        alive that is not parked, everything stays as it is. Caller holds `lock`. Errors as `capture`."""
+        if not self.lazy or (self.lazy_by is not None and self.lazy_by is self.server_of_lazy()):
+            return
+        layout, old = layout_of(self.target), self.upper
+        if self.blocker(layout) is not None:
+            return
+        changed = not self.store.unchanged(old, self.stack)
+        try:
+            retired = self._pivot_on(layout, changed=changed)
+        except Busy:
+            return
+        self._bury(retired)
+        if not changed:
+            self.store.remove(old)
 
     def blocker(self, layout: Layout | None = None) -> str | None:
         """Why the sandbox cannot be pivoted now, or None."""
@@ -152,13 +233,14 @@ class Sandbox:
                     f"taken: go on from its head {head} (`snapshotd fork {head}`)"
                 )
 
-    def _pivot_on(self, layout: Layout) -> tuple[LayerID, ...]:
+    def _pivot_on(self, layout: Layout, *, changed: bool = True) -> tuple[LayerID, ...]:
         """Seal the live upper as a layer and go on in a fresh one above it. Returns the layers of the old root, in use until it is buried.
+        An upper that is not `changed` becomes no layer; the caller removes it when the old root is buried.
 
         Nothing needs to be frozen: what lives is waiting for us, and whatever wrote all the same between the seal and the switch would get
         "read-only file system", not into the sealed layer.
         """
-        sealed = self.stack.push(self.upper)
+        sealed = self.stack.push(self.upper) if changed else self.stack
         below = self._hold(sealed)
         try:
             upper = self.store.create()
@@ -166,20 +248,24 @@ class Sandbox:
             self.store.release(below.layers)
             raise
         try:
+            self.store.limit(upper, self.room(sealed))
             self.store.dress(upper, sealed)
-            lazy = self.store.any_lazy(below)
-            announce = functools.partial(self._announce, upper, below, lazy)
+            lazy, lazy_by = self.store.any_lazy(below), self.server_of_lazy()
+            announce = functools.partial(self._announce, upper, below, lazy, self.fresh + changed)
             pivot(self.target, self.store, below, upper, layout, seal=True, announce=announce)
         except BaseException:
             self.store.release(below.layers)
             self.store.remove(upper)
             raise
-        self._relink(self.upper, self.stack)
+        if changed:
+            self._relink(self.upper, self.stack)
+        else:
+            self.own_layers.remove(self.upper)
         self.own_layers.append(upper)
         retired = (*self.stack.layers, *self._mirrored())
         self.stack, self.upper, self.mirror = below, upper, None
-        self.fresh += 1
-        self.lazy = lazy
+        self.fresh += changed
+        self.lazy, self.lazy_by = lazy, lazy_by
         self._roots = self._roots[-1:]
         return retired
 
@@ -229,10 +315,10 @@ class Sandbox:
         if self.live is not None:
             self.live.forget()
 
-    def _announce(self, upper: LayerID, stack: Stack, lazy: bool, mount_id: int) -> None:
+    def _announce(self, upper: LayerID, stack: Stack, lazy: bool, fresh: int, mount_id: int) -> None:
         """The root is about to become another one: whoever looks after a crash sees by the mount which of the two it is."""
         if self.live is not None and self.live.kept and self._facts is not None:
-            self._roots = (*self._roots[:1], Root(mount_id, upper, stack, self.base, self.fresh + 1, self.head, lazy))
+            self._roots = (*self._roots[:1], Root(mount_id, upper, stack, self.base, fresh, self.head, lazy))
             self.live.keep(self._facts, self._roots)
 
     def _relink(self, sealed: LayerID, parent: Stack) -> None:
@@ -282,15 +368,15 @@ class Sandbox:
         made sure that nothing but init lives. Returns what remains to be done, once and from any thread: letting go of the old root,
         which takes as long as much was touched there."""
         self.between_states()
-        lazy = self.store.any_lazy(stack)
+        lazy, lazy_by = self.store.any_lazy(stack), self.server_of_lazy()
         try:
-            upper = enter(self.target, self.store, stack)
+            upper = enter(self.target, self.store, stack, self.trajectory.spec.limits.disk_bytes)
         except BaseException:
             self.store.release(stack.layers)
             raise
         old, retired = self.upper, (*self.stack.layers, *self._mirrored())
         self.upper, self.stack, self.mirror = upper, stack, None
-        self.base, self.fresh, self.lazy = base, 0, lazy
+        self.base, self.fresh, self.lazy, self.lazy_by = base, 0, lazy, lazy_by
         given_up, self.own_layers = self.own_layers, [upper]
 
         def cleanup() -> None:
@@ -307,6 +393,7 @@ class Sandbox:
         """
         with self.lock:
             self.closed = True
+            self.changing.notify_all()
             if self.released:
                 return
             self.released = True
@@ -322,10 +409,12 @@ class Sandbox:
         self.store.remove(self.upper)  # last: on a full disk it may fail, and is then left to a sweep
 
 
-def enter(target: Target, store: LayerStore, stack: Stack) -> LayerID:
-    """Give a fresh container its first root over `stack`; returns the live upper. Nothing is left behind on error."""
+def enter(target: Target, store: LayerStore, stack: Stack, disk_bytes: int) -> LayerID:
+    """Give a fresh container its first root over `stack`; returns the live upper. Nothing is left behind on error. `disk_bytes`: as in
+    `Limits`."""
     upper = store.create()
     try:
+        store.limit(upper, store.room(stack, disk_bytes))
         store.dress(upper, stack)
         pivot(target, store, stack, upper, layout_of(target), seal=False)
         hit("engine.start.pivoted")

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -13,10 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from snapshotd.engine import users
 from snapshotd.engine.approvals import Gate
 from snapshotd.engine.attach import Survivor, record_of
 from snapshotd.engine.background import Background
-from snapshotd.engine.base import ExecResult, OutputSink, Stream
+from snapshotd.engine.base import ExecResult, OutputSink, Stream, output_event
+from snapshotd.engine.caller import Caller
 from snapshotd.engine.calls import AgentCalls
 from snapshotd.engine.cold import Cold, gone
 from snapshotd.engine.context import Context
@@ -30,14 +33,16 @@ from snapshotd.engine.places import Places
 from snapshotd.engine.pump import Outcome, Printed, Shown, pump
 from snapshotd.engine.recorder import Recorder
 from snapshotd.engine.replay import Resumption
-from snapshotd.engine.sandbox import Captured, Sandbox
+from snapshotd.engine.sandbox import Captured, Command, Sandbox
 from snapshotd.engine.step import commit_step, marker
-from snapshotd.errors import Conflict, SnapshotdError, UsageError
+from snapshotd.errors import Conflict, LimitExceeded, SandboxFailed, SnapshotdError, UsageError
 from snapshotd.kernel import turns
+from snapshotd.kernel.limits import Hits, hits
 from snapshotd.runtime.base import DEFAULT_PATH, LIBRARY_DIR, ExecSpec, Process
 from snapshotd.types import (
     AgentSpec,
     CallStatus,
+    ContainerID,
     Snapshot,
     SnapshotID,
     SnapshotState,
@@ -48,8 +53,14 @@ from snapshotd.types import (
 )  # fmt: skip
 
 _log = logging.getLogger(__name__)
-_ID_MAX = (1 << 31) - 1
+_KILLED = 128 + signal.SIGKILL
+_END_S = 10.0
 _STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
+_LEFT_OUT = {
+    "stdout": "{} bytes of the program's standard output are not shown and not recorded",
+    "stderr": "{} bytes of the program's standard error are not shown and not recorded",
+    "calls": "{} bytes that tool calls printed are not shown; `snapshotd show --output` has them, call by call",
+}
 
 
 @dataclass(slots=True)
@@ -69,8 +80,12 @@ class Sessions:
         self._places = Places(context, cold.take)
         self._recorders: dict[TrajectoryID, Recorder] = {}
         self._live: dict[TrajectoryID, Sandbox] = {}
+        self._launched: list[Sandbox] = []
         self._runs: dict[TrajectoryID, _Run] = {}
+        self._throw_aways: dict[ContainerID, Sandbox] = {}
+        self._closed = False
         self._lock = threading.RLock()
+        self._thrown_away = threading.Condition(self._lock)
         self._starting: WeakValueDictionary[TrajectoryID, threading.Lock] = WeakValueDictionary()
         """Each for as long as somebody has it."""
 
@@ -92,7 +107,15 @@ class Sessions:
         """A sandbox that is not registered yet: the caller either adopts or ends it. `head`: as `Launcher.launch`."""
         if snapshot.state is SnapshotState.LOST:
             raise gone(snapshot)
-        return self._launcher.launch(trajectory, snapshot, head)
+        sandbox, calls = self._launcher.launch(trajectory, snapshot, head)
+        with self._lock:
+            self._launched = [*(one for one in self._launched if not one.closed), sandbox]
+        return sandbox, calls
+
+    def launched(self) -> list[Sandbox]:
+        """Every sandbox in which something may run, throw-away ones, too."""
+        with self._lock:
+            return list({id(one): one for one in (*self._live.values(), *self._launched) if not one.closed}.values())
 
     def adopt(self, sandbox: Sandbox, calls: AgentCalls, resumption: Resumption | None = None, keys: Keys | None = None) -> None:
         """Register a launched sandbox: from now on its steps are recorded, by it alone. With a `resumption` its program is replayed
@@ -156,6 +179,27 @@ class Sessions:
         finally:
             self._unregister(sandbox)
 
+    @contextlib.contextmanager
+    def throw_away(self, trajectory: Trajectory, snapshot: Snapshot) -> Iterator[Sandbox]:
+        """A sandbox for the time being: no catalog row mentions it, nothing of it is recorded. `close` ends it."""
+        sandbox, calls = self.launch(trajectory, snapshot)
+        try:
+            with self._lock:
+                if self._closed:
+                    raise _stopped()
+                self._throw_aways[sandbox.container.id] = sandbox
+            calls.bind(sandbox, None)
+            yield sandbox
+            if sandbox.closed:
+                raise _stopped()
+        finally:
+            try:
+                self.discard(sandbox)
+            finally:
+                with self._thrown_away:
+                    self._throw_aways.pop(sandbox.container.id, None)
+                    self._thrown_away.notify_all()
+
     def _unregister(self, sandbox: Sandbox) -> None:
         """Unless another one has been started for its trajectory meanwhile: that one's stay."""
         trajectory = sandbox.trajectory.id
@@ -189,22 +233,36 @@ class Sessions:
             return sandbox
 
     def stop(self, trajectory: Trajectory, *, keep: bool = True, only: Sandbox | None = None) -> None:
-        """End a sandbox, with a last snapshot if something changed and `keep`. Not an error when it is not running, or not `only`."""
+        """End a sandbox, with a last snapshot if something changed and `keep`. Commands of clients are cut off and recorded. Not an error
+        when it is not running, or not `only`. Conflict: `only` belongs to a command."""
         with self._lock:
             sandbox, run = self._live.get(trajectory.id), self._runs.get(trajectory.id)
         if sandbox is None or (only is not None and sandbox is not only):
             return
         with sandbox.lock:
+            if only is not None and sandbox.commands and not sandbox.closed:
+                name = short(trajectory.id)
+                raise Conflict(f"a command in {name} has not ended: wait for it, or cut it off (`snapshotd stop {name}`)")
+            keep = keep and alive(sandbox)
+            if keep:
+                sandbox.cut_off()
             if not sandbox.closed:
-                keep = keep and alive(sandbox) and not self._replaying(trajectory)
-                if keep and sandbox.changed:
-                    commit_step(self._context.catalog, sandbox, marker("stop", {}), self._stepped)
-                self._context.catalog.set_status(trajectory.id, TrajectoryStatus.STOPPED)
-                sandbox.closed = True
+                self._close(trajectory, sandbox, keep=keep and not self._replaying(trajectory))
         self._launcher.end(sandbox)
         if run is not None and run.thread is not threading.current_thread():
             run.thread.join()
         self._unregister(sandbox)
+
+    def _close(self, trajectory: Trajectory, sandbox: Sandbox, *, keep: bool) -> None:
+        """Caller holds the sandbox's lock. On an error it goes on."""
+        try:
+            if keep and sandbox.changed:
+                commit_step(self._context.catalog, sandbox, marker("stop", {}), self._stepped)
+            self._context.catalog.set_status(trajectory.id, TrajectoryStatus.STOPPED)
+        except BaseException:
+            sandbox.ending = False
+            raise
+        sandbox.closed = True
 
     def _replaying(self, trajectory: Trajectory) -> bool:
         """Whether its program is still being replayed: what the sandbox holds then is nothing new."""
@@ -218,13 +276,26 @@ class Sessions:
 
     def exec(
         self, sandbox: Sandbox, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
-        sink: OutputSink, record: bool, expected_head: SnapshotID | None = None,
+        sink: OutputSink, record: bool, expected_head: SnapshotID | None = None, caller: Caller | None = None,
     ) -> ExecResult:  # fmt: skip
-        """Run one command to its end. With `record` it is a tool call and gets its snapshot. `expected_head`: see `Engine.exec`."""
+        """Run one command to its end. With `record` it is a tool call and gets its snapshot, also when its caller is gone; without, it ends
+        with its caller. `expected_head`: see `Engine.exec`."""
         if not argv:
             raise UsageError("no command given; write it after `--`")
-        with self._claimed(sandbox, expected_head):
-            return self._exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=record)
+        if record:
+            self.check_place(sandbox)
+        with sandbox.command() as command, self._claimed(sandbox, expected_head):
+            return self._exec(sandbox, command, argv, cwd=cwd, env=env, user=user, sink=sink, record=record, caller=caller)
+
+    def check_place(self, sandbox: Sandbox) -> None:
+        """Conflict: its program is being replayed, which gives it one root after another."""
+        recorder = self._recorders.get(sandbox.trajectory.id)
+        if recorder is not None and recorder.retraces:
+            name = short(sandbox.trajectory.id)
+            raise Conflict(
+                f"no command can be run in {name} now: its program is being replayed up to the head; try again when that is "
+                f"done (`snapshotd attach {name}`), or fork a snapshot"
+            )
 
     @contextlib.contextmanager
     def _claimed(self, sandbox: Sandbox, head: SnapshotID | None) -> Iterator[None]:
@@ -253,27 +324,52 @@ class Sessions:
                     sandbox.claimed = None
 
     def _exec(
-        self, sandbox: Sandbox, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
-        sink: OutputSink, record: bool,
+        self, sandbox: Sandbox, command: Command, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...],
+        user: str | None, sink: OutputSink, record: bool, caller: Caller | None,
     ) -> ExecResult:  # fmt: skip
         spec = self._exec_spec(sandbox, argv, cwd or self._workdir(sandbox.trajectory), env, user)
+        if caller is not None and caller.gives_input:
+            spec = replace(spec, stdin=True)
         funnel = self._context.secrecy.of(sandbox.trajectory)
         call = marker("exec", funnel.conceal({"argv": list(argv), "cwd": spec.cwd}))
         show = self._logging(sandbox, lambda stream, data, _: sink(stream, data))
-        outcome = pump(self._start(sandbox, spec), self._context.spool, funnel, show)
-        status = CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED
+        before = hits(sandbox.container.pid)
+        sandbox.ended_for.clear()
+        process = self._start(sandbox, spec, command=command)
+        outcome = pump(process, self._context.spool, funnel, show, caller=caller, abandon=not record)
+        for sentence in sandbox.ended_for:
+            sink("stderr", f"snapshotd: {sentence}\n".encode())
+        status = _status(outcome)
+        error = None if outcome.exit_code == 0 else _reached(sandbox, before)
+        if command.cut_off and outcome.exit_code == _KILLED:  # else it had ended before
+            status = CallStatus.INTERRUPTED
         call = replace(
             marker(call.name, call.arguments, status=status, exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr,
-                   started_at_ns=call.started_at_ns), id=call.id,
+                   started_at_ns=call.started_at_ns, error=error), id=call.id,
         )  # fmt: skip
         snapshot = commit_step(self._context.catalog, sandbox, call, self._stepped) if record else None
+        if outcome.exit_code is None:
+            raise SandboxFailed("the command has ended and its exit code is lost; its output and files are with its snapshot")
         return ExecResult(outcome.exit_code, snapshot, call)
 
-    def _start(self, sandbox: Sandbox, spec: ExecSpec, *, keep: str | None = None) -> Process:
-        """Start a command, never in the middle of a step: between the look at the live processes and the pivot none may come in. `keep`: as
-        `Runtime.exec`."""
+    def _start(self, sandbox: Sandbox, spec: ExecSpec, *, command: Command | None = None, keep: str | None = None) -> Process:
+        """Start a command, never in the middle of a step: between the look at the live processes and the pivot none may come in. `command`:
+        a client's; `keep`: as `Runtime.exec`."""
         with sandbox.lock, turns.first():
-            return sandbox.runtime.exec(sandbox.container, spec, keep=keep)
+            if command is not None and command.cut_off:
+                raise Conflict(f"the sandbox of {short(sandbox.trajectory.id)} ended before the command began; try again")
+            sandbox.revive()
+            before = hits(sandbox.container.pid)
+            try:
+                process = sandbox.runtime.exec(sandbox.container, spec, keep=keep)
+            except SandboxFailed as exc:
+                reached = _reached(sandbox, before)
+                if reached is None:
+                    raise
+                raise LimitExceeded(f"{spec.argv[0]!r} could not be started in {short(sandbox.trajectory.id)}: {reached}") from exc
+            if command is not None:
+                command.process = process
+            return process
 
     def _logging(self, sandbox: Sandbox, show: Shown) -> Shown:
         def both(stream: Stream, data: bytes, shown_bytes: int) -> None:
@@ -288,10 +384,10 @@ class Sessions:
     def _exec_spec(
         self, sandbox: Sandbox, argv: tuple[str, ...], cwd: str, env: tuple[tuple[str, str], ...], user: str | None
     ) -> ExecSpec:
-        uid, gid = _user(user)
+        who = users.look_up(sandbox.container, user) if user else users.ROOT
         image = self._context.image(sandbox.trajectory.spec.image)
         environment = {
-            "PATH": DEFAULT_PATH, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1",
+            "PATH": DEFAULT_PATH, "HOME": who.home, "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1",
             "SNAPSHOTD_TRAJECTORY": sandbox.trajectory.id,
             **dict(image.env if image else ()), **self._gateways.environment(sandbox),
             **self._context.secrecy.inside(sandbox.trajectory), **dict(env),
@@ -299,7 +395,7 @@ class Sessions:
         paths = [LIBRARY_DIR, "/opt/agent-packages", *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = ":".join(paths)
         environment["PATH"] = f"{environment['PATH']}:{LIBRARY_DIR}/snapshotd/agent/bin"  # last: an image's own programs come first
-        return ExecSpec(list(argv), cwd, environment, uid, gid)
+        return ExecSpec(list(argv), cwd, environment, who.user, who.group, who.groups)
 
     # -- agents --------------------------------------------------------------------------------------------------------------
 
@@ -369,8 +465,7 @@ class Sessions:
         trajectory = sandbox.trajectory
 
         def show(stream: Stream, data: bytes, shown_bytes: int) -> None:
-            encoded = base64.b64encode(data).decode()
-            log.append({"event": "output", "stream": stream, "data_b64": encoded, "shown_bytes": shown_bytes})
+            log.append({**output_event(stream, data), "shown_bytes": shown_bytes})
 
         exit_code: int | None = None
         status = TrajectoryStatus.INTERRUPTED
@@ -378,17 +473,24 @@ class Sessions:
             funnel = self._context.secrecy.of(trajectory)
             outcome = pump(process, self._context.spool, funnel, self._logging(sandbox, show), intakes=intakes, earlier=printed)
             exit_code = outcome.exit_code
-            status = self._ended(sandbox, outcome, began_at_ns)
+            reached = _reached(sandbox, Hits()) if exit_code == _KILLED else None  # the sandbox is this program's
+            if reached is not None:
+                log.append({"event": "warning", "message": reached})
+            status = self._ended(sandbox, outcome, began_at_ns, log, reached)
         except SnapshotdError as exc:
             if not sandbox.closed:
                 log.append({"event": "warning", "message": exc.message, "code": exc.code})
         finally:
             _close(intakes)
+            for source, count in (+log.left_out).items():
+                log.append({"event": "warning", "message": _LEFT_OUT[source].format(count), "left_out_bytes": count})
             self._finish(sandbox, log, exit_code, status)
         _log.info("run of %s ended: %s, exit code %s", trajectory.id, status, exit_code)
 
-    def _ended(self, sandbox: Sandbox, outcome: Outcome, began_at_ns: int) -> TrajectoryStatus:
-        """The agent's process is gone: take the exit snapshot, unless somebody stopped the sandbox under it."""
+    def _ended(self, sandbox: Sandbox, outcome: Outcome, began_at_ns: int, log: EventLog, reached: str | None) -> TrajectoryStatus:
+        """The agent's process is gone: take the exit snapshot, unless somebody stopped the sandbox under it. `reached`: its error."""
+        with sandbox.lock:
+            sandbox.cut_off()
         recorder = self._recorders.get(sandbox.trajectory.id)
         diverged = None if sandbox.closed or recorder is None else recorder.finish()
         if diverged is not None:
@@ -396,19 +498,28 @@ class Sessions:
         with sandbox.lock:
             if sandbox.closed:
                 return TrajectoryStatus.STOPPED
-            done = outcome.exit_code == 0
             agent = sandbox.trajectory.agent
             call = marker(
-                "exit", {"argv": list(agent.argv if agent is not None else ())}, status=CallStatus.DONE if done else CallStatus.FAILED,
-                exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr, started_at_ns=began_at_ns,
+                "exit", {"argv": list(agent.argv if agent is not None else ())}, status=_status(outcome),
+                exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr, started_at_ns=began_at_ns, error=reached,
             )  # fmt: skip
             last = self._context.catalog.get_snapshot(sandbox.head).call
             if (last.name, last.started_at_ns) != (call.name, began_at_ns):  # else an earlier daemon died just after this
                 commit_step(self._context.catalog, sandbox, call, self._stepped)
-        return TrajectoryStatus.FINISHED if done else TrajectoryStatus.FAILED
+            if log.full:
+                log.append({"event": "rest", "snapshot": sandbox.head})
+                log.left_out.update(outcome.lost_bytes)
+        if outcome.exit_code is None:
+            raise SandboxFailed(
+                "its program has ended and nobody knows how: its exit code is lost, because the keeper was killed; its output and files "
+                "are with the last snapshot"
+            )
+        return TrajectoryStatus.FINISHED if outcome.exit_code == 0 else TrajectoryStatus.FAILED
 
     def _finish(self, sandbox: Sandbox, log: EventLog, exit_code: int | None, status: TrajectoryStatus) -> None:
         trajectory = sandbox.trajectory
+        with sandbox.lock:
+            sandbox.cut_off()
         if sandbox.closed:
             status = TrajectoryStatus.STOPPED
         try:
@@ -430,7 +541,15 @@ class Sessions:
         })  # fmt: skip
 
     def close(self) -> None:
-        """Stop everything, each with a last snapshot. Errors are logged; the rest is stopped all the same."""
+        """Stop everything, each with a last snapshot, and end what is thrown away. Errors are logged; the rest is stopped all the same."""
+        with self._lock:
+            self._closed = True
+            throw_aways = list(self._throw_aways.values())
+        for sandbox in throw_aways:
+            try:
+                self._launcher.end(sandbox)
+            except Exception:  # noqa: BLE001 - as below
+                _log.exception("a throw-away sandbox is left behind")
         for sandbox in self.live():
             try:
                 self.stop(sandbox.trajectory)
@@ -440,6 +559,12 @@ class Sessions:
                     self._launcher.end(sandbox)
                 except Exception:  # noqa: BLE001 - as above
                     _log.exception("the sandbox of %s is left behind", sandbox.trajectory.id)
+        with self._thrown_away:
+            self._thrown_away.wait_for(lambda: not self._throw_aways, _END_S)  # those who had them notice
+
+
+def _stopped() -> SandboxFailed:
+    return SandboxFailed("the daemon was told to stop, which ended this throw-away sandbox; repeat the command")
 
 
 def _close(intakes: dict[Stream, Intake]) -> None:
@@ -454,19 +579,26 @@ def _printed(log: EventLog) -> Iterator[Printed]:
             yield Printed(event["stream"], base64.b64decode(event["data_b64"]), event.get("shown_bytes", 0))
 
 
-def _user(user: str | None) -> tuple[int, int]:
-    """`UID[:GID]` as numbers. UsageError."""
-    if user in (None, "", "root"):
-        return 0, 0
-    assert user is not None
-    uid, _, gid = user.partition(":")
-    try:
-        numbers = int(uid), int(gid or uid)
-    except ValueError as exc:
-        raise UsageError(f"user {user!r} is not numeric; give UID or UID:GID") from exc
-    if not all(0 <= n <= _ID_MAX for n in numbers):
-        raise UsageError(f"user {user!r} is out of range")
-    return numbers
+def _reached(sandbox: Sandbox, before: Hits) -> str | None:
+    """Which limit of the sandbox was reached since, how it shows, and what to do. None: no limit was."""
+    now, limits = hits(sandbox.container.pid).since(before), sandbox.trajectory.spec.limits
+    if now.killed > 0:
+        return (
+            f"out of memory: the kernel killed {now.killed} of the sandbox's processes at its limit of "
+            f"{limits.memory_bytes / 2**20:.0f} MiB; run it in a sandbox with more (--memory)"
+        )
+    if now.refused > 0:
+        return (
+            f"the sandbox has reached its limit of {limits.pids} processes; end some of them, end all with `snapshotd stop`, or run it in "
+            "a sandbox with more (--pids)"
+        )
+    return None
+
+
+def _status(outcome: Outcome) -> CallStatus:
+    if outcome.exit_code is None:
+        return CallStatus.UNKNOWN
+    return CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED
 
 
 def check_not_running(sandbox: Sandbox | None, trajectory: Trajectory) -> None:

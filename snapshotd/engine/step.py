@@ -117,9 +117,9 @@ def _capture(sandbox: Sandbox) -> Captured:
 
 def marker(
     name: str, arguments: Any, *, status: CallStatus = CallStatus.DONE, exit_code: int | None = None,
-    stdout: BlobID | None = None, stderr: BlobID | None = None, started_at_ns: int | None = None,
+    stdout: BlobID | None = None, stderr: BlobID | None = None, started_at_ns: int | None = None, error: str | None = None,
 ) -> ToolCall:  # fmt: skip
     """A call record for something the daemon itself did (start, exit, stop, checkpoint, exec)."""
     now = time.time_ns()
     began = started_at_ns or now
-    return ToolCall(CallID(new_id()), name, arguments, status, began, now - began, exit_code, None, None, stdout, stderr)
+    return ToolCall(CallID(new_id()), name, arguments, status, began, now - began, exit_code, error, None, stdout, stderr)

@@ -122,7 +122,10 @@ class Upkeep:
             with self._archive.paused():
                 # Without readers: a failed start from a snapshot that is lost by now is one, and nothing could repair its tree.
                 result = self._archiver.check(self._roots(readers=False), read_data=read_data, progress=progress)
-            return self._report(result)
+            report = self._report(result)
+        remedy = "`snapshotd daemon --rebuild-catalog` makes it again from what is stored"
+        found = [Damage(None, None, f"the catalog is damaged ({problem}); {remedy}") for problem in self._context.catalog.problems()]
+        return replace(report, damages=(*found, *report.damages))
 
     def _report(self, result: CheckResult) -> CheckReport:
         snapshots = {s.id: s for s in self._context.catalog.all_snapshots()}

@@ -1,4 +1,4 @@
-"""The daemon's side of a process that serves a mount: start it, see whether it lives, end it."""
+"""The daemon's side of a process that serves a mount: start it, see whether it lives, end it, and take away what a dead one left."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from snapshotd.errors import BY_CODE, InternalError, Unsupported
+from snapshotd.kernel import mounts
 
 _log = logging.getLogger(__name__)
 
+TYPE = "snapshotd"
+"""The type of our mounts, which the kernel calls `fuse.snapshotd`."""
 START_DEADLINE_S = 20.0
 END_DEADLINE_S = 5.0
 _MOUNTED = b"mounted\n"
@@ -100,3 +104,15 @@ class Child:
         if said != _MOUNTED:
             _, code, message = (said.decode("utf-8", "replace").rstrip() + "  ").split(" ", 2)
             raise BY_CODE.get(code, Unsupported)(message.strip() or "a mount could not be made; the log says why")
+
+
+def detach_dead(directory: Path) -> bool:
+    """Take away what processes left on a directory that served mounts there and died, as the calling thread sees the directory. False when
+    there is no such mount: nothing else is touched. OSError."""
+    point, found = os.fsencode(os.path.realpath(directory)), False
+    while True:
+        there = [mount for mount in mounts.read_mountinfo("thread-self") if mount.point == point]
+        if not there or there[-1].fs_type != f"fuse.{TYPE}" or mounts.answers(point):
+            return found
+        mounts.detach(point)
+        found = True

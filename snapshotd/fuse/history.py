@@ -129,7 +129,7 @@ class Tags(Folder):
         if text is None:
             return None
         try:
-            snapshot = self._catalog.resolve_snapshot(text)  # a tag wins over everything else
+            snapshot = self._catalog.resolve_snapshot(text)  # a tag wins over the beginning of an id
         except (NotFound, Ambiguous):
             return None
         return _to(snapshot) if text in snapshot.tags and snapshot.tree is not None else None

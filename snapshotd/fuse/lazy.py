@@ -6,7 +6,6 @@ new mount. Only names that lie below the mount are asked for with a deadline, be
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Sequence
@@ -19,8 +18,6 @@ from snapshotd.kernel import mounts
 from snapshotd.types import TreeID
 
 OPEN_DEADLINE_S = 10.0
-_GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNREFUSED)
-"""What a mount answers whose process is gone."""
 
 
 class LazyMount:
@@ -60,13 +57,18 @@ class LazyMount:
         try:
             return self._open(child, layer_name(tree, below, shift))
         except OSError as exc:
-            if exc.errno not in _GONE or not child.alive():
+            if exc.errno not in mounts.GONE or not child.alive():
                 raise _unreadable(tree, exc) from exc
         child.kill()  # it had died, and nobody had noticed yet
         try:
             return self._open(self._started(), layer_name(tree, below, shift))
         except OSError as exc:
             raise _unreadable(tree, exc) from exc
+
+    def server(self) -> object | None:
+        """Names the process that serves now, None when none does: what another one had opened is gone."""
+        child = self._child
+        return child if child is not None and child.alive() else None
 
     def drop_layer(self, tree: TreeID, below: TreeID, shift: int) -> None:
         """Free the memory (here and in the kernel, some 2 KiB for each file that was looked at) of a layer that no sandbox is mounted on

@@ -25,6 +25,7 @@ import pyfuse3
 import trio
 
 from snapshotd.errors import SnapshotdError, Unsupported, UsageError
+from snapshotd.fuse.child import TYPE
 from snapshotd.fuse.folders import Folder
 from snapshotd.fuse.operations import TreeOperations
 from snapshotd.kernel import mounts, namespaces
@@ -32,7 +33,6 @@ from snapshotd.kernel import mounts, namespaces
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-TYPE = "snapshotd"
 _MAX_SAID_BYTES = 2000
 READ_AHEAD_KB = 1024
 """The kernel's default of 128 would make eight requests of what can be one."""
@@ -50,7 +50,7 @@ class Mounted:
         self._namespace: tuple[int, int] | None = None
         if namespace_pid is not None:
             try:
-                self._namespace = _namespace_of(namespace_pid)
+                self._namespace = namespaces.mount_namespace_of(namespace_pid)
             except OSError as exc:
                 raise UsageError(f"there is no process {namespace_pid} whose mount namespace could be entered: {exc.strerror}") from exc
         self._point = Path()
@@ -99,21 +99,7 @@ class Mounted:
         os._exit(0)  # whatever the other threads are doing
 
     def _within(self, action: Callable[[], T]) -> T:
-        if self._namespace is None or self._namespace == _namespace_of(os.getpid()):
-            return action()
-        for entry in os.listdir("/proc"):
-            if entry.isdigit():
-                try:
-                    fd = os.open(f"/proc/{entry}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-                except OSError:
-                    continue  # it has ended meanwhile, or is a kernel thread
-                try:
-                    found = os.fstat(fd)
-                    if (found.st_dev, found.st_ino) == self._namespace:
-                        return namespaces.in_mount_namespace(fd, action)
-                finally:
-                    os.close(fd)
-        raise ProcessLookupError(errno.ESRCH, "no process is left in the mount namespace of the mount")
+        return action() if self._namespace is None else namespaces.in_known_mount_namespace(self._namespace, action)
 
     def _mount(self, mount_point: Path, options: set[str]) -> None:
         try:
@@ -166,8 +152,3 @@ def serve(
 
 def _say(line: str) -> None:
     os.write(sys.stdout.fileno(), line.encode("utf-8", "replace")[:_MAX_SAID_BYTES] + b"\n")
-
-
-def _namespace_of(pid: int) -> tuple[int, int]:
-    found = os.stat(f"/proc/{pid}/ns/mnt")
-    return found.st_dev, found.st_ino

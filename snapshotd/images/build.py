@@ -26,6 +26,8 @@ from snapshotd.kernel import files
 
 _SILENCE_S = 900
 """The package manager gives up on a mirror after minutes; longer silence means that something hangs."""
+_LINES_SHOWN = 5
+"""Of what a script printed that failed."""
 _EXCLUDED = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/lintian/*")
 _KEPT = ("/usr/share/doc/*/copyright", "/usr/share/locale/locale.alias")
 _EMPTIED = (b"var/cache/apt", b"var/cache/ldconfig", b"var/lib/apt/lists", b"dev", b"tmp")
@@ -151,6 +153,10 @@ def _follow(process: subprocess.Popen[bytes], last: deque[str], progress: Callab
 
 
 def _failure(recipe: Recipe, last: deque[str]) -> SnapshotdError:
+    if any(line.startswith("E: ") and "command failed: " in line and "/tmp/customize" in line for line in last):
+        printed = [line for line in last if not line.startswith(("E: ", "W: "))][-_LINES_SHOWN:]
+        said = f"the last it printed: {' / '.join(printed)}" if printed else "it printed nothing"
+        return UsageError(f"the image of recipe {recipe.name} cannot be built: its customize script failed; {said}")
     reasons = [line[3:] for line in last if line.startswith("E: ") and not line.startswith("E: apt-get")] or list(last)[-1:]
     reason = re.sub(r"//[^/@\s]*@", "//", "; ".join(dict.fromkeys(reasons))) or "mmdebstrap gave no reason"
     advice = "check the package names and the machine's package mirror"

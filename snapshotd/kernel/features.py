@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapshotd.kernel import files, mounts, namespaces
+from snapshotd.kernel import files, mounts, namespaces, quota
 from snapshotd.kernel import syscalls as sc
 from snapshotd.types import IdMap
 
@@ -170,6 +170,17 @@ def reflink(directory: Path) -> str | None:
             return None if files.reflink(source.fileno(), target.fileno()) else "its file system cannot share extents"
     except OSError as exc:
         return _reason(exc)
+
+
+def project_quotas(directory: Path) -> str | None:
+    """Whether what lies in `directory` can be given limits; where files cannot be reflinked there, whether an XFS image could."""
+    if reflink(directory) is not None:
+        return None if os.path.exists("/proc/fs/xfs/xqmstat") else "this kernel's XFS has no quotas, or is not loaded"
+    fd = os.open(directory, files.DIR_FLAGS)
+    try:
+        return None if quota.enforced(fd) else "its file system is not mounted with prjquota"
+    finally:
+        os.close(fd)
 
 
 FEATURES: tuple[Feature, ...] = (

@@ -12,13 +12,16 @@ import errno
 import fcntl
 import os
 import stat
+import struct
 from pathlib import Path
 
 from snapshotd.errors import NO_ROOM
 from snapshotd.kernel import syscalls as sc
 
 _FICLONE = 0x40049409
+_FITRIM = 0xC0185879
 _BENEATH = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLINKS
+_IN_ROOT = sc.RESOLVE_IN_ROOT | sc.RESOLVE_NO_XDEV | sc.RESOLVE_NO_MAGICLINKS
 _COPY_STEP_BYTES = 64 << 20
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -29,7 +32,19 @@ def open_beneath(dir_fd: int, path: bytes, flags: int, mode: int = 0) -> int:
 
     Raises OSError: ELOOP (a component is a link), EXDEV (`..` out of the tree), ENAMETOOLONG over 4095 bytes, and open's own.
     """
-    how = sc.OpenHow(flags | os.O_CLOEXEC | (0 if flags & os.O_PATH else os.O_NOCTTY), mode, _BENEATH)
+    return _open(dir_fd, path, flags, mode, _BENEATH)
+
+
+def open_in_root(root_fd: int, path: bytes, flags: int) -> int:
+    """Open `path` as a process would whose root is `root_fd`: links are followed and stay inside. Mounts below are not entered.
+
+    Raises OSError: ELOOP, EXDEV (a mount), and open's own. What is found may be a fifo or a device: hold it with O_PATH first.
+    """
+    return _open(root_fd, path, flags, 0, _IN_ROOT)
+
+
+def _open(dir_fd: int, path: bytes, flags: int, mode: int, resolve: int) -> int:
+    how = sc.OpenHow(flags | os.O_CLOEXEC | (0 if flags & os.O_PATH else os.O_NOCTTY), mode, resolve)
     while True:
         try:
             return sc.call("openat2", dir_fd, path or b".", ctypes.byref(how), ctypes.sizeof(how))
@@ -253,6 +268,12 @@ def punch_hole(fd: int, begin: int, size: int) -> None:
     """Give the space of a part of a file back; it reads as zeros. The file's size stays. OSError."""
     if size > 0:
         sc.call("fallocate", fd, sc.FALLOC_FL_KEEP_SIZE | sc.FALLOC_FL_PUNCH_HOLE, begin, size)
+
+
+def trim(fd: int, least_bytes: int) -> None:
+    """Tell the device below the file system that holds `fd` which blocks are free, in pieces of `least_bytes` or more. OSError
+    (EOPNOTSUPP: the device cannot use it)."""
+    fcntl.ioctl(fd, _FITRIM, struct.pack("=QQQ", 0, (1 << 64) - 1, least_bytes))
 
 
 def sync_filesystem(fd: int) -> None:

@@ -19,6 +19,8 @@ OVERLAY_OPTIONS: tuple[tuple[str, str], ...] = (
     ("metacopy", "off"),  # a layer must hold its files' bytes
     ("xino", "auto"),
 )
+GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNREFUSED)
+"""What a FUSE mount answers whose process is gone."""
 _OVERLAY_NEEDS_BYTES = 1 << 20
 """Free space with which no file system refuses a directory and an attribute: XFS reserves some hundred blocks for them."""
 
@@ -115,6 +117,16 @@ def attach(mount_fd: int, target_fd: int) -> None:
 def detach(path: bytes | str) -> None:
     """Lazy unmount: the tree disappears from `path` now, and from memory when its last user is gone."""
     sc.call("umount2", path, sc.MNT_DETACH)
+
+
+def answers(place: int | bytes) -> bool:
+    """Whether the process that serves a FUSE mount is there. Asks for its size, which no cache knows. Waits as long as the process does
+    not answer."""
+    try:
+        os.statvfs(place)
+    except OSError as exc:
+        return exc.errno not in GONE
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,34 @@ def in_mount_namespace(ns_fd: int, action: Callable[[], T]) -> T:
     return _in_thread("mount-namespace", joined)
 
 
+def mount_namespace_of(pid: int) -> tuple[int, int]:
+    """What names the mount namespace of a process, as long as it is there. OSError when the process is gone."""
+    found = os.stat(f"/proc/{pid}/ns/mnt")
+    return found.st_dev, found.st_ino
+
+
+def in_known_mount_namespace(namespace: tuple[int, int], action: Callable[[], T]) -> T:
+    """`in_mount_namespace` for one that is known by name and not held: held, it would outlive its processes, with all mounts in it.
+
+    ProcessLookupError when no process is left in it. Cost: a look at every process.
+    """
+    if namespace == mount_namespace_of(os.getpid()):
+        return action()
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                fd = os.open(f"/proc/{entry}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue  # it has ended meanwhile, or is a kernel thread
+            try:
+                found = os.fstat(fd)
+                if (found.st_dev, found.st_ino) == namespace:
+                    return in_mount_namespace(fd, action)
+            finally:
+                os.close(fd)
+    raise ProcessLookupError(errno.ESRCH, "no process is left in the mount namespace")
+
+
 def in_network_namespace(pid: int, action: Callable[[], T]) -> T:
     """Run `action` in a thread of its own that has joined the network namespace of a process: sockets it makes belong there for good. What
     `action` raises is raised here; OSError when the process is gone."""

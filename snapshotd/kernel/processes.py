@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
+import struct
 
 _PF_FORKNOEXEC = 0x40
 """linux/sched.h: forked, but no execve since."""
+_PIDFD_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
+_PIDFD_INFO_EXIT = 1 << 3
+_PIDFD_INFO = struct.Struct("Q52xi")
+"""linux/pidfd.h: `mask` and `exit_code` of struct pidfd_info in its first size, 64 bytes."""
 
 
 def stat_fields(pid: int) -> list[bytes]:
@@ -29,6 +36,26 @@ def start_time(pid: int) -> int:
         return int(stat_fields(pid)[19])
     except (FileNotFoundError, ProcessLookupError):
         return 0
+
+
+def wait_status(pid: int, pidfd: int) -> int | None:
+    """How a process ended whose parent is another, as wait(2) says it. None when the kernel does not tell: it still runs, or its parent has
+    reaped it and the kernel is older than 6.15. The caller may look into any process (CAP_SYS_PTRACE)."""
+    info = bytearray(_PIDFD_INFO.size)
+    _PIDFD_INFO.pack_into(info, 0, _PIDFD_INFO_EXIT, 0)
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
+        mask, status = _PIDFD_INFO.unpack(info)
+        if mask & _PIDFD_INFO_EXIT:
+            return int(status)
+    except OSError:
+        pass  # the kernel is older than that
+    try:
+        fields = stat_fields(pid)
+        signal.pidfd_send_signal(pidfd, 0)  # it was not reaped, so the number was still its own
+    except OSError:
+        return None
+    return int(fields[49]) if fields[0] == b"Z" else None
 
 
 def descendants(pid: int) -> list[int]:

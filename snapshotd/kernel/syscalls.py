@@ -16,6 +16,7 @@ _libc.syscall.restype = ctypes.c_long
 
 _COMMON = {
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "openat2": 437, "mount_setattr": 442,
+    "quotactl_fd": 443,
 }  # fmt: skip
 _BY_MACHINE = {
     "x86_64": {

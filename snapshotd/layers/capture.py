@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from snapshotd.errors import NO_ROOM, LimitExceeded
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files
-from snapshotd.layers.lookup import ORIGIN
+from snapshotd.layers.lookup import ORIGIN, get_xattr
 from snapshotd.layers.store import LayerStore
 from snapshotd.types import LayerID
 
@@ -228,9 +228,8 @@ class _Copier:
             try:
                 for mark in files.read_xattrs(target):
                     os.removexattr(target, mark)
-                xattrs = files.read_xattrs(source)
-                files.copy_metadata(os.fstat(source), _meaningful(xattrs), target)
-                if os.fsencode(ORIGIN) in xattrs:  # as `make_whiteout`: the handle in it means nothing in a lower layer, its presence does
+                files.copy_metadata(os.fstat(source), _xattrs(source, path), target)
+                if get_xattr(source, ORIGIN) is not None:  # as `make_whiteout`: its handle means nothing in a lower layer
                     os.setxattr(target, ORIGIN, b"")
             finally:
                 os.close(target)
@@ -256,6 +255,19 @@ def _meaningful(xattrs: dict[bytes, bytes]) -> dict[bytes, bytes]:
     return {k: v for k, v in xattrs.items() if not k.startswith(b"trusted.overlay.") or k in _KEPT_MARKS}
 
 
+def _xattrs(source: int, name: bytes) -> dict[bytes, bytes]:
+    """Those to copy. LimitExceeded: the kernel does not list them."""
+    try:
+        return _meaningful(files.read_xattrs(source))
+    except OSError as exc:
+        if exc.errno not in (errno.E2BIG, errno.ERANGE):
+            raise
+        raise LimitExceeded(
+            f"{os.fsdecode(name)!a} has more extended attributes than the kernel lists (64 KiB of names), so it cannot be copied while "
+            "processes run in the sandbox: remove some of them, or end the processes"
+        ) from exc
+
+
 def _copy_file(source_dir: int, target_dir: int, name: bytes, st: os.stat_result) -> None:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     source = os.open(name, flags, dir_fd=source_dir)
@@ -266,7 +278,7 @@ def _copy_file(source_dir: int, target_dir: int, name: bytes, st: os.stat_result
         target = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=target_dir)
         try:
             files.copy_data(source, target, now.st_size)
-            files.copy_metadata(st, _meaningful(files.read_xattrs(source)), target)
+            files.copy_metadata(st, _xattrs(source, name), target)
         finally:
             os.close(target)
     finally:
@@ -278,7 +290,7 @@ def _copy_xattrs(source_dir: int, target_dir: int, name: bytes) -> None:
     source = os.open(name, flags, dir_fd=source_dir)
     try:
         # /proc/self/fd follows to exactly what the descriptor holds, a link included; user.* is not allowed on these types
-        xattrs = _meaningful(files.read_xattrs(source))
+        xattrs = _xattrs(source, name)
         if xattrs:
             target = os.open(name, flags, dir_fd=target_dir)
             try:

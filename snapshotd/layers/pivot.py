@@ -76,6 +76,8 @@ class Target:
 
     def lazy_lower(self, key: str, opener: LazyOpener) -> int:
         """Like `lower`, for a layer that is served with its ids shifted already, because its file system cannot be id-mapped."""
+        if key in self.lowers and not mounts.answers(self.lowers[key]):
+            os.close(self.lowers.pop(key))  # its process died, and another may serve it
         if key not in self.lowers:
             self.lowers[key] = opener(self.id_map.base if self.id_map else 0)
         self.lowers.move_to_end(key)

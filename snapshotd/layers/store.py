@@ -30,9 +30,10 @@ from pathlib import Path
 
 from snapshotd.errors import NO_ROOM, NotFound, OutOfSpace, Unsupported
 from snapshotd.failpoints import hit
-from snapshotd.kernel import files, loop
+from snapshotd.kernel import files, loop, quota
 from snapshotd.kernel import syscalls as sc
 from snapshotd.layers.stack_view import StackView
+from snapshotd.layers.trim import Trimmer
 from snapshotd.layers.view import View
 from snapshotd.types import ImageID, LayerID, Stack, new_id
 
@@ -43,6 +44,13 @@ meets "no space left" inside, before the disk below is full and the image's own 
 _MOUNT_TRIES = 5
 """A device that was seen may be detached, and a free one taken, before the mount: in a busy container more than once."""
 READY_LAYERS = 4
+DISK_SHARE = 0.5
+"""How much of the file system that holds the layers one sandbox may take, where nobody says how much."""
+DISK_LEAST_BYTES = 16 << 20
+"""What a sandbox at its limit may still write in a step, so that it can remove things and say so."""
+_BYTES_PER_INODE = 4096
+_FIRST_PROJECT = 1 << 24
+"""Projects below are left to whoever else uses the file system."""
 _SIZE = "trusted.snapshotd.bytes"
 _TRASH = ".evicted-"
 LazyOpener = Callable[[int], int]
@@ -53,7 +61,8 @@ PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class LayerStore:
     """See the module's text. `root` must exist; `kind` says what it is on: `reflink`, `loop-xfs` or `plain`."""
 
-    def __init__(self, root: Path, kind: str) -> None:
+    def __init__(self, root: Path, kind: str, *, trims: bool = False) -> None:
+        """`trims`: the space of layers that go is given back to the disk on which the image lies."""
         self.root = root
         self.kind = kind
         self.failed = False
@@ -63,6 +72,10 @@ class LayerStore:
 
         self._pins: set[LayerID] = set()
         self._held: Counter[LayerID] = Counter()
+        self._spared: set[LayerID] = set()
+        """What a sweep would have removed, had nobody held it."""
+        self.on_unneeded: Callable[[], object] = lambda: None
+        """Called when such a layer is released, so that somebody sweeps again. It must not block."""
         self._lazy: dict[LayerID, LazyOpener] = {}
         self._sized: dict[LayerID, int] | None = None
         self._unnoted: dict[LayerID, int] = {}
@@ -70,6 +83,12 @@ class LayerStore:
         self._trash = threading.Lock()
         self._ready: list[LayerID] = []
         self._lock = threading.Lock()
+        self.quotas = quota.enforced(self._fd)
+        """The file system keeps the limits of live uppers."""
+        self._project = _FIRST_PROJECT
+        st = os.fstatvfs(self._fd)
+        self._disk_bytes = int(st.f_blocks * st.f_frsize * DISK_SHARE)
+        self._trimmer = Trimmer(self._fd) if trims else None
 
     def close(self) -> None:
         """Remove the layers made ahead and release the descriptor. Idempotent."""
@@ -77,6 +96,8 @@ class LayerStore:
             for layer in self._ready:
                 files.remove_tree(self._fd, layer)
             self._ready.clear()
+            if self._trimmer is not None:
+                self._trimmer.close()
             os.close(self._fd)
             self._fd = -1
 
@@ -181,8 +202,13 @@ class LayerStore:
         """Undo one `hold`."""
         with self._lock:
             self._held.subtract(layers)
-            for layer in [layer for layer, count in self._held.items() if count <= 0]:
+            free = {layer for layer, count in self._held.items() if count <= 0}
+            for layer in free:
                 del self._held[layer]
+            unneeded = bool(self._spared & free)
+            self._spared -= free
+        if unneeded:
+            self.on_unneeded()
 
     def is_held(self, layer: LayerID) -> bool:
         """Whether somebody holds the layer right now."""
@@ -206,9 +232,13 @@ class LayerStore:
     def sized_bytes(self) -> int:
         """What all layers take whose size is known. Cost: nothing per layer on disk, but for the first time."""
         with self._lock:
-            if self._sized is None:
-                self._sized = {layer: size for layer, (size, _) in self.sizes().items()}
-            return sum(self._sized.values())
+            return sum(self._known_sizes().values())
+
+    def _known_sizes(self) -> dict[LayerID, int]:
+        """Caller holds the lock."""
+        if self._sized is None:
+            self._sized = {layer: size for layer, (size, _) in self.sizes().items()}
+        return self._sized
 
     def _unsized(self, layer: LayerID) -> None:
         """The layer goes. Caller holds the lock."""
@@ -275,6 +305,44 @@ class LayerStore:
 
     # -- live layers -----------------------------------------------------------------------------------------------------------------
 
+    def room(self, stack: Stack, disk_bytes: int) -> quota.Used:
+        """How much may be written above `stack` by a sandbox whose layers may take `disk_bytes` together (0: `DISK_SHARE`). A layer whose
+        size is not known yet counts as nothing."""
+        disk_bytes = disk_bytes or self._disk_bytes
+        with self._lock:
+            known = self._known_sizes()
+            left = max(disk_bytes - sum(known.get(layer, 0) for layer in stack.layers), DISK_LEAST_BYTES)
+        return quota.Used(left, left // _BYTES_PER_INODE)
+
+    def limit(self, layer: LayerID, room: quota.Used) -> None:
+        """Let an empty layer that becomes a live upper take no more than this, where the file system can see to it. Before anything is in
+        it. OutOfSpace.
+
+        Only upper and work count to the project: a directory that hands its project on takes no hard link from elsewhere (EXDEV), as
+        merges and copies make them, so no layer is made in one that does.
+        """
+        if not self.quotas:
+            return
+        try:
+            project = self._free_project()
+            quota.limit(self._fd, project, room.bytes, room.inodes)
+            for part in ("upper", "work"):
+                fd = self._open(f"{layer}/{part}", files.DIR_FLAGS)
+                try:
+                    quota.join(fd, project)
+                finally:
+                    os.close(fd)
+        except OSError as exc:
+            raise _space(exc, "limit a layer") from exc
+
+    def _free_project(self) -> int:
+        """A number that no file has. Those of an earlier daemon's layers are passed over."""
+        with self._lock:
+            while quota.used(self._fd, self._project).inodes:
+                self._project += 1
+            self._project += 1
+            return self._project - 1
+
     def dress(self, layer: LayerID, stack: Stack) -> None:
         """Give an empty upper's root directory the owner, mode, xattrs and times that the root of `stack` has.
 
@@ -332,6 +400,11 @@ class LayerStore:
     def _empty_trash(self, layer: LayerID) -> None:
         with self._trash:
             files.remove_tree(self._fd, _TRASH + layer)
+        self._freed()
+
+    def _freed(self) -> None:
+        if self._trimmer is not None:
+            self._trimmer.wanted()
 
     def revive(self, upper: LayerID, stack: Stack) -> bool:
         """Take over a live upper of an earlier daemon, pinned, and the layers below it, held. False when one is not there."""
@@ -357,14 +430,17 @@ class LayerStore:
         """
         present = self.layers()
         with self._lock:
-            pinned = self._pins | self._held.keys()
+            pinned = set(self._pins)
         keep = referenced() | pinned
         gone = []
         for layer in present:
             if layer in keep:
                 continue
             with self._lock:
-                if layer in self._pins or self._held[layer] > 0 or not self._taken(layer):
+                if layer in self._held:
+                    self._spared.add(layer)
+                    continue
+                if layer in self._pins or not self._taken(layer):
                     continue  # it came into use meanwhile, or went
             self._empty_trash(layer)
             gone.append(layer)
@@ -372,6 +448,7 @@ class LayerStore:
             for name in os.listdir(self._fd):
                 if name.startswith(_TRASH):  # an eviction that was cut off
                     files.remove_tree(self._fd, name)
+                    self._freed()
         return gone
 
     def flush(self) -> None:
@@ -405,12 +482,12 @@ def prepare(state_dir: Path) -> LayerStore:
     directory.mkdir(mode=0o700, exist_ok=True)
     if image.exists():
         _mount_image(image, directory)
-        return LayerStore(directory, "loop-xfs")
+        return LayerStore(directory, "loop-xfs", trims=True)
     if can_reflink(directory):
         return LayerStore(directory, "reflink")
     if not any(directory.iterdir()) and _make_image(image):
         _mount_image(image, directory)
-        return LayerStore(directory, "loop-xfs")
+        return LayerStore(directory, "loop-xfs", trims=True)
     return LayerStore(directory, "plain")
 
 
@@ -451,12 +528,13 @@ def _mount_image(image: Path, directory: Path) -> None:
         except OSError as exc:
             reason = f"{exc.filename or 'loop devices'}: {exc.strerror}"
             break
-        options = "noatime,nodev,nosuid" if device else "loop,noatime,nodev,nosuid"
-        command = ["mount", "-t", "xfs", "-o", options, device or str(image), str(directory)]
-        result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-        if result.returncode == 0:
-            return
-        reason = result.stderr.strip()
+        for quotas in ("prjquota,", ""):  # without them where the kernel has none
+            options = f"{quotas}{'' if device else 'loop,'}noatime,nodev,nosuid"
+            command = ["mount", "-t", "xfs", "-o", options, device or str(image), str(directory)]
+            result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+            if result.returncode == 0:
+                return
+            reason = result.stderr.strip()
     raise Unsupported(f"cannot mount the layer image {image}: {reason}; it needs root, XFS and a free loop device (`snapshotd doctor`)")
 
 

@@ -1,6 +1,6 @@
 """The index: which pack holds an object, and where. One SQLite file, which can be rebuilt from the packs alone.
 
-Tables (`user_version` 2; ids are raw bytes):
+Tables (`user_version` 3; ids are raw bytes):
 
     packs     number (primary key), id (16 bytes), bytes, objects (frames in it)
     objects   id (primary key), kind, pack (number), offset, stored (the whole frame), plain, base (id or NULL), depth (0: no delta)
@@ -24,8 +24,9 @@ from snapshotd.repo.base import ObjectKind
 from snapshotd.sqlite import Database, Form, create
 from snapshotd.store.base import Store
 
-INDEX_VERSION = 2
-"""As in version 1, but there may be packs of version 2, which older versions of snapshotd do not read."""
+INDEX_VERSION = 3
+"""From version 2 on there may be packs of version 2, which older versions of snapshotd do not read; from 3 on each page has a checksum."""
+_PACKS_2_FROM, _CHECKSUMS_FROM = 2, 3
 APPLICATION_ID = 0x736E7078  # "snpx"
 _SCHEMA = """
 CREATE TABLE packs (number INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, bytes INTEGER NOT NULL, objects INTEGER NOT NULL);
@@ -37,7 +38,8 @@ CREATE TABLE records (number INTEGER PRIMARY KEY AUTOINCREMENT, id BLOB NOT NULL
 """
 _REMEDY = "run `snapshotd repair` to make it again from the packs"
 FORM = Form(
-    "the repository's index", APPLICATION_ID, INDEX_VERSION, 0, _REMEDY, durable_commits=True, pragmas="PRAGMA cache_size = -16384;"
+    "the repository's index", APPLICATION_ID, INDEX_VERSION, 0, _REMEDY, durable_commits=True, pragmas="PRAGMA cache_size = -16384;",
+    checksums_from=_CHECKSUMS_FROM,
 )  # fmt: skip
 _COLUMNS = "o.id, o.kind, p.id, o.offset, o.stored, o.plain, o.base, o.depth"
 _FROM = "FROM objects o JOIN packs p ON p.number = o.pack"
@@ -74,6 +76,9 @@ class Index:
         self.path = path
         self.writable = write
         self._db = Database(path, FORM, write=write)
+        if write and self._db.checksummed and self._db.pragma("user_version") < INDEX_VERSION:
+            with self._db.transaction():
+                self._db.write(f"PRAGMA user_version = {INDEX_VERSION}")
 
     def close(self) -> None:
         """Idempotent. The last one to close folds the WAL into the file."""
@@ -142,8 +147,8 @@ class Index:
 
     def add_pack(self, pack: PackRow) -> None:
         """Inside a transaction. Not an error if it is there."""
-        if self._db.pragma("user_version") != INDEX_VERSION:
-            self._db.write(f"PRAGMA user_version = {INDEX_VERSION}")
+        if self._db.pragma("user_version") < _PACKS_2_FROM:
+            self._db.write(f"PRAGMA user_version = {_PACKS_2_FROM}")
         self._db.write("INSERT OR IGNORE INTO packs (id, bytes, objects) VALUES (?, ?, ?)", pack)
 
     def add_objects(self, entries: Iterable[Entry]) -> None:

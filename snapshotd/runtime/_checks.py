@@ -31,7 +31,7 @@ def check_exec(spec: ExecSpec) -> None:
 def check_ids(spec: ExecSpec, id_map: IdMap | None) -> None:
     """Raise UsageError for a user or group that does not exist in the container."""
     count = id_map.count if id_map is not None else 2**32 - 1
-    for kind, number in (("user", spec.user), ("group", spec.group)):
+    for kind, number in (("user", spec.user), *(("group", group) for group in (spec.group, *spec.groups))):
         if not 0 <= number < count:
             raise UsageError(f"{kind} id {number} does not exist in the sandbox; use 0 to {count - 1}")
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,10 +58,12 @@ def start(
     check_ids(spec, container.id_map)
     if keep is not None and keeper is None:
         raise Unsupported("a command cannot outlive the daemon here: the runtime has no keeper")
+    if keep is not None and spec.stdin:
+        raise Unsupported("a command that outlives the daemon cannot have an input from it")
     become_subreaper()
     stem = f"exec-{secrets.token_hex(8)}"
     request, pid_file, log = (directory / f"{stem}.{kind}" for kind in ("json", "pid", "log"))
-    pipes = _Pipes(container.id_map, spec.user)
+    pipes = _Pipes(container.id_map, spec)
     try:
         request.write_text(json.dumps(_oci.process(spec)))
         argv = known_as.command(log, "exec", "--ignore-paused", "--detach", "--process", str(request), "--pid-file", str(pid_file))
@@ -90,8 +93,9 @@ def start(
 
 def _run(argv: Sequence[str], pid_file: Path, pipes: _Pipes) -> tuple[int | None, Command | None]:
     """Have runc start the command as a child of the daemon: runc's exit code, and the command if that is 0."""
-    code = run_bounded(argv, timeout_s=_START_DEADLINE_S, stdout=pipes.stdout_w, stderr=pipes.stderr_w)
-    return code, ChildProcess(int(pid_file.read_text()), pipes.stdout_r, pipes.stderr_r) if code == 0 else None
+    stdin = subprocess.DEVNULL if pipes.stdin_r is None else pipes.stdin_r
+    code = run_bounded(argv, timeout_s=_START_DEADLINE_S, stdin=stdin, stdout=pipes.stdout_w, stderr=pipes.stderr_w)
+    return code, ChildProcess(int(pid_file.read_text()), pipes.stdout_r, pipes.stderr_r, pipes.stdin_w) if code == 0 else None
 
 
 def _run_kept(
@@ -133,15 +137,22 @@ def _execve_failure(container: Container, spec: ExecSpec, process: Command) -> S
 
 
 class _Pipes:
-    """Two pipes for a command's output. Write ends belong to the command's user, or /dev/stdout could not be opened inside."""
+    """Pipes for a command's output and, if it is to have one, its input. The command's ends belong to its user, or /dev/stdout could not be
+    opened inside."""
 
-    def __init__(self, id_map: IdMap | None, user: int) -> None:
+    def __init__(self, id_map: IdMap | None, spec: ExecSpec) -> None:
         self.stdout_r, self.stdout_w = os.pipe2(os.O_CLOEXEC)
         self.stderr_r, self.stderr_w = os.pipe2(os.O_CLOEXEC)
         self._open = {self.stdout_r, self.stdout_w, self.stderr_r, self.stderr_w}
-        owner = user if id_map is None else id_map.base + user
-        for fd in (self.stdout_w, self.stderr_w):
-            os.fchown(fd, owner, -1)
+        self.stdin_r: int | None = None
+        self.stdin_w: int | None = None
+        if spec.stdin:
+            self.stdin_r, self.stdin_w = os.pipe2(os.O_CLOEXEC)
+            self._open |= {self.stdin_r, self.stdin_w}
+        owner = spec.user if id_map is None else id_map.base + spec.user
+        for fd in (self.stdout_w, self.stderr_w, self.stdin_r):
+            if fd is not None:
+                os.fchown(fd, owner, -1)
 
     def read_from(self, stdout_r: int, stderr_r: int) -> None:
         """Other descriptors of the read ends in place of the present ones."""
@@ -151,8 +162,8 @@ class _Pipes:
         self.stdout_r, self.stderr_r = stdout_r, stderr_r
 
     def hand_over(self) -> None:
-        """The read ends have a new owner; `close` leaves them alone from now on."""
-        self._open -= {self.stdout_r, self.stderr_r}
+        """The daemon's ends have a new owner; `close` leaves them alone from now on."""
+        self._open -= {self.stdout_r, self.stderr_r, self.stdin_w}
 
     def close(self) -> None:
         for fd in self._open:

@@ -77,7 +77,7 @@ def process(spec: ExecSpec) -> dict[str, Any]:
     held = list(CAPABILITIES) if spec.user == 0 else []  # else an unprivileged user could run what only root may reach: execve is still us
     return {
         "terminal": False,
-        "user": {"uid": spec.user, "gid": spec.group},
+        "user": {"uid": spec.user, "gid": spec.group, "additionalGids": list(spec.groups)},
         "args": list(spec.argv),
         "env": [f"{name}={value}" for name, value in spec.env.items()],
         "cwd": spec.cwd,

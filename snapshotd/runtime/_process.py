@@ -20,11 +20,12 @@ from typing import IO
 
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import syscalls as sc
-from snapshotd.kernel.processes import descendants, never_executed, stat_fields
+from snapshotd.kernel.processes import descendants, never_executed, stat_fields, wait_status
 from snapshotd.runtime.base import Process
 from snapshotd.types import ContainerID
 
 _REAP_DEADLINE_S = 10.0
+_TOLD_DEADLINE_S = 0.5
 
 Stream = int | IO[bytes]
 
@@ -42,14 +43,15 @@ def poll_fd(fd: int, timeout_s: float | None) -> bool:
 
 
 def run_bounded(
-    argv: Sequence[str], *, timeout_s: float, stdout: Stream = subprocess.DEVNULL, stderr: Stream = subprocess.DEVNULL
-) -> int | None:
-    """Run a helper with standard input from /dev/null and return its exit code, or None if it was killed after `timeout_s`.
+    argv: Sequence[str], *, timeout_s: float, stdin: Stream = subprocess.DEVNULL, stdout: Stream = subprocess.DEVNULL,
+    stderr: Stream = subprocess.DEVNULL,
+) -> int | None:  # fmt: skip
+    """Run a helper and return its exit code, or None if it was killed after `timeout_s`.
 
     Waits on a pidfd: Popen.wait with a timeout sleeps in growing steps of up to 50 ms. A helper that is killed takes its children
     along. Raises OSError when the program is missing.
     """
-    child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+    child = subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr)
     pidfd = os.pidfd_open(child.pid)
     try:
         if poll_fd(pidfd, timeout_s):
@@ -113,6 +115,20 @@ def reap(pidfd: int, timeout_s: float) -> int | None:
     return info.si_status if info.si_code == os.CLD_EXITED else 128 + info.si_status
 
 
+def exit_code(pid: int, pidfd: int) -> int | None:
+    """The exit code of a process that has ended, whoever is its parent; None when that is lost."""
+    code = reap(pidfd, 0)
+    if code is not None:
+        return code
+    deadline = time.monotonic() + _TOLD_DEADLINE_S
+    while (status := wait_status(pid, pidfd)) is None:
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.01)  # the kernel tells for a moment nothing while its parent reaps it; no event exists for that
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
 class Command(Process):
     """A command that runc started, whoever is its parent."""
 
@@ -129,11 +145,12 @@ class Command(Process):
 class ChildProcess(Command):
     """A process that is, or is about to become, a child of the daemon."""
 
-    def __init__(self, pid: int, stdout_fd: int, stderr_fd: int) -> None:
+    def __init__(self, pid: int, stdout_fd: int, stderr_fd: int, stdin_fd: int | None = None) -> None:
         """Takes over the descriptors. Raises ProcessLookupError when there is no such process: then it was not a child."""
         self.pid = pid
         self.stdout_fd = stdout_fd
         self.stderr_fd = stderr_fd
+        self.stdin_fd = stdin_fd
         self._pidfd = os.pidfd_open(pid)
         weakref.finalize(self, os.close, self._pidfd)  # not earlier: another thread may be waiting on it
         self._lock = threading.Lock()
@@ -146,7 +163,7 @@ class ChildProcess(Command):
             return None
         with self._lock:
             if self._exit_code is None and not self._lost:
-                self._exit_code = reap(self._pidfd, 0)
+                self._exit_code = exit_code(self.pid, self._pidfd)
                 self._lost = self._exit_code is None
             if self._exit_code is None:
                 raise SandboxFailed(f"process {self.pid} of a sandbox ended and its exit code is lost: something else reaped it")

@@ -70,13 +70,17 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class ExecSpec:
-    """One command: absolute `cwd`, complete environment (nothing is inherited), numeric `user` and `group` in the container."""
+    """One command: absolute `cwd`, complete environment (nothing is inherited), numeric `user` and `group` in the container, and
+    further `groups`."""
 
     argv: Sequence[str]
     cwd: str = "/workspace"
     env: Mapping[str, str] = field(default_factory=dict)
     user: int = 0
     group: int = 0
+    groups: Sequence[int] = ()
+    stdin: bool = False
+    """Whether its standard input is a pipe (`Process.stdin_fd`). Without, it is empty."""
 
 
 class Process(ABC):
@@ -90,6 +94,8 @@ class Process(ABC):
     """In the daemon's pid namespace. 0 when the driver cannot tell."""
     stdout_fd: int
     stderr_fd: int
+    stdin_fd: int | None = None
+    """The end of the pipe to write to, blocking, which the caller owns and must close; None without `ExecSpec.stdin`."""
     linger_s: float = 0.0
     """How long after the command's end its last output may still be on its way through the driver. 0: pipes straight from the command."""
 
@@ -97,7 +103,7 @@ class Process(ABC):
     def wait(self, timeout_s: float | None = None) -> int | None:
         """The exit code (128+N for signal N), or None when `timeout_s` passed. Returns at once if it ended before.
 
-        A command that ended in any way is a result, not an error. Raises SandboxFailed when the container went away first
+        A command that ended in any way is a result, not an error. Raises SandboxFailed when it has ended
         and no exit code can be had.
         """
 
@@ -162,7 +168,8 @@ class Runtime(ABC):
         """Start a command in the container's present root and return as soon as it runs.
 
         With `keep`, the driver's keeper is its parent: under that key the command and its pipes outlive this daemon, until the key is
-        dropped (also after `destroy`). Unsupported when the driver has no keeper; SandboxFailed when a command runs under that key.
+        dropped (also after `destroy`). Unsupported when the driver has no keeper, or with `spec.stdin`; SandboxFailed when a command runs
+        under that key.
 
         Raises CommandNotFound (no such program or working directory), CommandNotRunnable (found, but not executable)
         or SandboxFailed (container gone). In each case nothing was started.

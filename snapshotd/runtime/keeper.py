@@ -23,7 +23,7 @@ from typing import Any
 
 from snapshotd.errors import SandboxFailed
 from snapshotd.runtime import base, failure, keeper_main
-from snapshotd.runtime._process import Command, poll_fd, reap, wait_for_execve
+from snapshotd.runtime._process import Command, exit_code, poll_fd, reap, wait_for_execve
 from snapshotd.runtime.base import Process
 
 _ANSWER_DEADLINE_S = 30.0
@@ -272,12 +272,12 @@ class KeptCommand(Command):
             return self._exit_code
 
     def _learn(self) -> None:
-        """From the keeper; if it was killed, the command may have become this process's own child."""
+        """From the keeper; if it was killed, from the kernel."""
         status = self._keeper.status(self._key, self.pid)
         if status is not None:
             self._exit_code, self._executed = status
         elif self._pidfd is not None:
-            self._exit_code = reap(self._pidfd, 0)
+            self._exit_code = exit_code(self.pid, self._pidfd)
         self._lost = self._exit_code is None
 
     @property

@@ -6,6 +6,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from snapshotd import sqlite
 from snapshotd.catalog import schema
 from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.errors import Conflict, DataLoss, InternalError, NotFound, NotPermitted, OutOfSpace, Unsupported, VersionMismatch
+from snapshotd.errors import Ambiguous, Conflict, DataLoss, InternalError, NotFound, NotPermitted, OutOfSpace, Unsupported, VersionMismatch
 from snapshotd.testing.contracts.catalog import CHECKS
 from snapshotd.testing.records import begin, committed, ended_entry, follow, make_entry, make_image, started
 from snapshotd.types import CallStatus, Ended, Message, RecordID, Snapshot, SnapshotState, TreeID
@@ -49,6 +50,27 @@ def with_raw(path: Path, sql: str, expected: object | None = None) -> list[tuple
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_contract(check: Callable[[Catalog], None], catalog: Catalog) -> None:
     check(catalog)
+
+
+def test_a_name_that_an_older_version_gave_twice_means_neither(tmp_path: Path) -> None:
+    """Until it is taken from one of them: what it names is said, of both."""
+    path = tmp_path / "catalog.db"
+    with closing(SqliteCatalog(path)) as catalog:
+        trajectory, first = started(catalog, "twice")
+        second = committed(catalog, first)
+        catalog.tag(first.id, "once")
+    with_raw(path, "UPDATE tags SET name = 'twice'")
+    with closing(SqliteCatalog(path)) as catalog:
+        for find in (catalog.resolve_snapshot, catalog.resolve_trajectory):
+            with pytest.raises(Ambiguous, match="twice") as caught:
+                find("twice")
+            for word in (first.id[:12], trajectory.id[:12], "snapshotd tag --delete twice"):
+                assert word in caught.value.message
+        assert catalog.resolve_snapshot(trajectory.id).id == second.id
+        with pytest.raises(Conflict):
+            catalog.tag(second.id, "twice", move=True)
+        catalog.untag("twice")
+        assert catalog.resolve_snapshot("twice").id == second.id
 
 
 def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
@@ -347,7 +369,7 @@ def steps(catalog: SqliteCatalog, action: Callable[[], object]) -> int:
     return count
 
 
-@pytest.mark.parametrize("size", [1000, 10_000])
+@pytest.mark.parametrize("size", [1000, pytest.param(10_000, marks=pytest.mark.long)])
 def test_no_statement_of_a_commit_or_lookup_scans(tmp_path: Path, size: int) -> None:
     """Costs are counted in SQLite's own steps: they must not depend on how much history there is."""
     catalog = SqliteCatalog(tmp_path / "catalog.db")

@@ -17,6 +17,7 @@ from snapshotd.catalog import schema
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.repo.spool import FileSpool
 from snapshotd.types import SnapshotID, SnapshotState, TrajectoryID
+from tests import long
 
 CHILD = """
 import os, random, sys
@@ -90,7 +91,7 @@ def run_and_kill(directory: Path, seed: int, after_bytes: int) -> list[str]:
     return said.decode().split("\n")[:-1]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", long.seeds(4, 60))
 def test_kill_at_any_time_loses_nothing_reported(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     committed: dict[str, str] = {}

@@ -1,26 +1,23 @@
 """What `docs/examples/deploy` is built from where there is no registry: a base image of Debian's packages, and wheels.
 
-Both come from the package mirrors of the machine, take a minute, and are kept in `.cache/deploy` until what they are made of changes.
+Both come from the package mirrors of the machine, take a minute, and are kept (tests/e2e/kept.py).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from snapshotd.engine.packages import PACKAGES
 from snapshotd.images.build import build_root
 from snapshotd.images.recipes import load_recipe
+from tests.e2e.kept import cached
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-CACHE = CHECKOUT / ".cache" / "deploy"
 BASE_IMAGE = "snapshotd-base:test"
 _CONTEXT = ("pyproject.toml", "README.md", "LICENSE", ".dockerignore", "snapshotd", "sandbox-images", "docs/examples/deploy")
 _MADE_BY_COMPOSE = {"docs/examples/deploy": ("run", "data", ".env")}
@@ -44,7 +41,7 @@ def import_base() -> None:
     """Make the base image known to the engine of DOCKER_HOST."""
     packages = ["python3", "python3-venv", *(package.name for package in PACKAGES if package.level == "run")]
     recipe = f'suite = "bookworm"\nvariant = "minbase"\npackages = {json.dumps(packages)}\n'
-    archive = _cached("base.tar", recipe, lambda path: _make_base(recipe, path))
+    archive = cached("base.tar", recipe, lambda path: _make_base(recipe, path))
     subprocess.run(["docker", "import", str(archive), BASE_IMAGE], check=True, capture_output=True, timeout=240)
 
 
@@ -68,7 +65,7 @@ def _fill_wheelhouse(project: Path) -> None:
         _pip("download", "--only-binary=:all:", "--python-version", _PYTHON_OF_BOOKWORM, "--dest", str(target), str(own))
         (target / own.name).unlink()
 
-    others = _cached("wheels", (project / "pyproject.toml").read_text(), download)
+    others = cached("wheels", (project / "pyproject.toml").read_text(), download)
     shutil.copytree(others, house, dirs_exist_ok=True)
 
 
@@ -76,31 +73,3 @@ def _pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", *arguments]
     result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=240, check=False)
     assert result.returncode == 0, (command, result.stdout[-2000:], result.stderr[-2000:])
-
-
-def _cached(name: str, made_of: str, make: Callable[[Path], None]) -> Path:
-    """The file or folder `name` in the cache, made unless it is there. Not an error when another session makes it at the same time."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    stem, dot, suffix = name.partition(".")
-    path = CACHE / f"{stem}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}{dot}{suffix}"
-    if path.exists():
-        return path
-    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-        fresh = Path(scratch) / "fresh"
-        make(fresh)
-        try:
-            os.replace(fresh, path)
-        except OSError:
-            if not path.exists():
-                raise
-    for old in CACHE.glob(f"{stem}-*"):
-        if old != path:
-            _remove(old)
-    return path
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

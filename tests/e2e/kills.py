@@ -194,17 +194,15 @@ class Rig:
         self.snap("rm", "--force", name)
         return found, kills
 
-    def at_failpoint(self, failpoint: str) -> dict[str, Any]:
-        """What a run comes to whose daemon dies at a failpoint, and its sandbox with it, again and again at its next hits."""
+    def at_failpoints(self, name: str, *armed: str) -> dict[str, Any]:
+        """What a run comes to whose daemon dies at these failpoints (each is one's name and which hit), one after the other while it is
+        resumed, and its sandbox with it each time."""
         effects = Effects(self.host)
-        name = f"armed-{failpoint}"
         try:
             command: list[Any] = ["run", "--quiet", *self._options(name), self.program, effects.url]
-            for hit in (1, 2, 5, 9, None):
+            for failpoint in (*armed, ""):
                 self.snap.stop_daemon()
-                env = {**self.snap.env, "SNAPSHOTD_RECONNECT_S": "0"}
-                if hit is not None:
-                    env["SNAPSHOTD_FAILPOINT"] = f"{failpoint}:{hit}"
+                env = {**self.snap.env, "SNAPSHOTD_RECONNECT_S": "0", "SNAPSHOTD_FAILPOINT": failpoint}
                 Snap(self.snap.state_dir, env)(*command, code=None)
                 self.snap.forget_sandboxes()
                 self.snap.stop_daemon()

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests import forked
 from tests.leftovers import instance_of
 
 COMMAND_TIMEOUT_S = 240
@@ -58,20 +59,24 @@ class Snap:
         self.state_dir = state_dir
         self.env = {**os.environ, "SNAPSHOTD_STATE_DIR": str(state_dir), **(env or {})}
         self.env.pop("SNAPSHOTD_SOCKET", None)
-        self.env.pop("PYTHONDONTWRITEBYTECODE", None)  # half of a command's time would be compiling
 
     def __call__(self, *args: str | Path, code: int | None = 0) -> subprocess.CompletedProcess[str]:
         """Run a command; fail unless it exits with `code` (None: any)."""
-        result = subprocess.run(
-            [sys.executable, "-m", "snapshotd", *map(str, args)], env=self.env, capture_output=True, stdin=subprocess.DEVNULL,
-            timeout=self.timeout_s, encoding="utf-8", errors="surrogateescape",
-        )  # fmt: skip
+        words = list(map(str, args))
+        if forked.can_be_forked(self.env):
+            status, out, err = forked.run(words, env=self.env, timeout_s=self.timeout_s)
+            result = subprocess.CompletedProcess(words, status, _text(out), _text(err))
+        else:
+            result = subprocess.run(
+                [sys.executable, "-m", "snapshotd", *words], env=self.env, capture_output=True, stdin=subprocess.DEVNULL,
+                timeout=self.timeout_s, encoding="utf-8", errors="surrogateescape",
+            )  # fmt: skip
         if code is not None:
             assert result.returncode == code, (args, result.returncode, result.stdout[-3000:], result.stderr[-3000:])
         return result
 
     def start(self, *args: str | Path) -> subprocess.Popen[str]:
-        """Start a command in the background."""
+        """Start a command in the background, in an interpreter of its own."""
         return subprocess.Popen(
             [sys.executable, "-m", "snapshotd", *map(str, args)], env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True,
@@ -124,6 +129,10 @@ class Snap:
 
     def stop_daemon(self) -> None:
         self("daemon", "--stop", code=None)
+
+
+def _text(output: bytes) -> str:
+    return output.decode("utf-8", "surrogateescape").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def host_manifest(root: Path) -> dict[str, Any]:

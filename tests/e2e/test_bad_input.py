@@ -69,6 +69,7 @@ def test_a_workspace_with_odd_entries_is_taken_and_what_cannot_be_is_left(snap: 
     server.close()
 
 
+@pytest.mark.each_runtime
 def test_command_exit_codes_are_dockers(snap: Snap, runtime: str) -> None:
     trajectory, _ = snap.create("--runtime", runtime)
     before = len(snap.json("log", trajectory))
@@ -95,6 +96,11 @@ def test_names_and_tags_are_not_taken_twice(snap: Snap) -> None:
     _says(snap, "tag", other, "marked", code=6, words=("marked",))
     snap("tag", "--move", other, "marked")
     assert snap.json("show", "marked")["id"] == other
+    _says(snap, "rm", "--force", "marked", code=2, words=("marked", "snapshotd tag --delete marked", "snapshotd rm only-one"))
+    _says(snap, "rm", "--force", other[:12], code=2, words=(other[:12], "snapshotd rm only-one"))
+    _says(snap, "tag", other, "only-one", code=6, words=("only-one",))
+    _says(snap, "create", "--runtime", "runc", "--name", "marked", code=125, words=("marked", "snapshotd tag --delete marked"))
+    _says(snap, "fork", "only-one", "--name", "marked", code=6, words=("marked",))
     _says(snap, "rm", "only-one", code=6, words=("running",))
     (fork,) = snap.json("fork", "marked")["trajectories"]
     _says(snap, "rm", "--force", "only-one", code=6, words=("fork",))

@@ -11,6 +11,7 @@ from tests.e2e.support import Snap
 from tests.leftovers import nothing_left
 
 
+@pytest.mark.each_runtime
 def test_killed_between_any_two_calls(own_snap: Snap, runtime: str) -> None:
     snap = own_snap
     trajectory, first = snap.create("--runtime", runtime)
@@ -31,6 +32,7 @@ def test_killed_between_any_two_calls(own_snap: Snap, runtime: str) -> None:
     nothing_left(snap.state_dir, running=False)
 
 
+@pytest.mark.each_runtime
 def test_everything_is_killed_while_an_agent_runs(own_snap: Snap, runtime: str, tmp_path: Path) -> None:
     agent = tmp_path / "agent.py"
     agent.write_text("import time\nopen('started', 'w').close()\nprint('up', flush=True)\ntime.sleep(1000)\n")
@@ -53,6 +55,7 @@ PASSED = ("engine.step.", "engine.start.", "engine.fork.", "layers.capture.")
 """By a step and a fork. Who kills at the others: tests/crash/test_storage_kill.py (`ELSEWHERE`)."""
 
 
+@pytest.mark.long  # in the short set tests/crash/test_storage_kill.py kills at the same ones, and test_survive.py while an agent runs
 @pytest.mark.parametrize("name", [n for n in failpoints.NAMES if n.startswith(PASSED)])
 def test_killed_at_every_failpoint(own_snap: Snap, name: str) -> None:
     """Whatever the daemon was doing: a step is wholly there or wholly absent, and the next one works."""

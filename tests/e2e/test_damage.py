@@ -1,12 +1,11 @@
 """Damage to any file of the repository: every read gives the same data as before or an error that says what is wrong, check finds it, and
 repair brings back what was not damaged.
 
-SNAPSHOTD_DAMAGE_SEEDS=first:last runs those seeds instead; a seed's damage is always the same kind at the same relative place.
+tests/long.py says how to run one seed again; a seed's damage is always the same kind at the same relative place.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ import pytest
 
 from snapshotd.client import Snapshotd
 from snapshotd.errors import DataLoss, NotFound, SnapshotdError
-from tests import variety
+from tests import long, variety
 from tests.capabilities import require
 from tests.e2e.history import History, run_agent
 from tests.e2e.support import Snap, wait_until
@@ -26,8 +25,7 @@ from tests.leftovers import nothing_left
 
 pytestmark = pytest.mark.runc
 
-_first, _, _last = os.environ.get("SNAPSHOTD_DAMAGE_SEEDS", "0:8").partition(":")
-SEEDS = range(int(_first), int(_last))
+SEEDS = long.seeds(8, 24)
 KINDS = ("flip", "cut", "zero", "delete", "swap", "remove", "insert", "append")
 
 
@@ -208,6 +206,31 @@ def test_damaged_and_repaired(place: Place, seed: int) -> None:
         snap("stop", made)
         assert snap("cat", f"{more}:new").stdout == "new\n"
         assert len(snap.json("check", "--read-data", code=None)["damages"]) == len(left)
+    finally:
+        place.undo()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_flip_in_the_catalog_is_found_and_named(place: Place, seed: int) -> None:
+    """Or it says nothing: then all is shown as before."""
+    snap, rng, path = place.snap, random.Random(seed), place.snap.state_dir / "catalog.db"
+    lines = [("log", "--all", "--json", name) for name in ("line", place.fork)]
+    before = [snap(*line).stdout for line in lines]
+    snap.stop_daemon()
+    try:
+        data = bytearray(path.read_bytes())
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        shown = [snap(*line, code=None) for line in lines]
+        checked = snap("check", "--read-data", code=None)
+        for was, now in zip(before, shown, strict=True):
+            assert now.returncode == DataLoss.exit_code or now.stdout == was
+        for each in (*shown, checked):
+            assert each.returncode in (0, DataLoss.exit_code), each
+            assert each.returncode == 0 or "catalog" in each.stdout + each.stderr, each
+        assert checked.returncode == DataLoss.exit_code or [each.stdout for each in shown] == before
+        if any(each.returncode for each in (*shown, checked)):
+            assert "--rebuild-catalog" in "".join(each.stdout + each.stderr for each in (*shown, checked))
     finally:
         place.undo()
 

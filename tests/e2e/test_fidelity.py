@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.support import Snap, host_manifest
+from tests.e2e.support import Snap, host_manifest, wait_until
+
+pytestmark = pytest.mark.each_runtime
 
 STEPS = (
     "echo one > a.txt; mkdir -p d/e/f; echo deep > d/e/f/g; printf '\\377' > \"$(printf 'odd\\tname\\nx')\"; : > empty",
@@ -69,9 +71,27 @@ def test_cat_and_diff_follow_each_step(snap: Snap, history: list[tuple[str, dict
 
 
 def test_each_step_is_reported_with_its_counts(snap: Snap, history: list[tuple[str, dict[str, Any]]]) -> None:
+    wait_until(lambda: snap.json("show", history[-1][0])["files"] is not None, "all is counted")
     shown = snap.json("show", history[1][0])
     assert shown["tool"]["name"] == "exec"
     assert shown["files"]["added"] == 4
     assert shown["files"]["deleted"] == 0
     last = snap.json("show", history[-1][0])
     assert last["files"] == {"added": 0, "changed": 0, "deleted": 0, "bytes": 0}
+
+
+def test_attributes_that_cannot_be_recorded_are_said_on_the_snapshot(snap: Snap) -> None:
+    """The kernel refuses to list more than 64 KiB of names, to the daemon as to everybody else."""
+    trajectory, _ = snap.create("--runtime", "runc")
+    many = "import os; open('f', 'w'); [os.setxattr('f', f'user.{n:0245d}', b'x') for n in range(400)]"
+    done = snap.json("exec", "--wait", "stored", trajectory, "--", "python3", "-c", many)
+    assert done["exit_code"] == 0, done
+    (said,) = snap.json("show", done["snapshot"])["warnings"]
+    assert "workspace/f" in said
+    assert "extended attributes" in said
+    assert said in snap("show", done["snapshot"]).stdout
+    assert snap.json("log", trajectory)[-1]["warnings"] == [said]
+    assert done["snapshot"][:12] in snap("log", trajectory).stderr
+    refused = snap("exec", trajectory, "--", "sh", "-c", "sleep 1000 & echo x >> f", code=125).stderr  # a live process: it would be copied
+    assert "'f' has more extended attributes" in refused
+    snap("rm", "--force", trajectory)

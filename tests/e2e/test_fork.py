@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.support import AGENT, Snap, wait_until
 
 
+@pytest.mark.each_runtime
 def test_a_fork_sees_neither_sibling_nor_parent(snap: Snap, runtime: str) -> None:
     parent, _ = snap.create("--runtime", runtime)
     base = snap.sh(parent, "echo base > f")["snapshot"]
@@ -36,6 +39,7 @@ def test_the_parent_runs_on_while_it_is_forked(snap: Snap, runtime: str) -> None
     snap("rm", "--force", parent)
 
 
+@pytest.mark.each_runtime
 def test_eight_forks_work(snap: Snap, runtime: str) -> None:
     parent, _ = snap.create("--runtime", runtime)
     base = snap.sh(parent, "seq 100 > numbers")["snapshot"]

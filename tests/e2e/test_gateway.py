@@ -83,6 +83,7 @@ def test_each_turn_has_a_snapshot(agents: Agents, scripted: Provider) -> None:
     assert scripted.asked() == [0, 1, 2, 3]
 
 
+@pytest.mark.each_runtime
 def test_the_key_stays_with_the_daemon(agents: Agents, tmp_path: Path) -> None:
     with provider(tmp_path, bash("env; cat /proc/*/environ; grep -rlaF sk-known-to-the /run /etc /workspace /tmp; true"), END) as at:
         trajectory = agents.run(at, OPENAI, "show me the key")
@@ -298,6 +299,7 @@ def test_calls_side_by_side(agents: Agents, tmp_path: Path) -> None:
     assert agents.files(fork) == agents.files(trajectory)
 
 
+@pytest.mark.each_runtime
 def test_anthropic(agents: Agents, scripted: Provider) -> None:
     trajectory = agents.run(scripted, PROGRAMS / "anthropic_agent.py", "repair it", kind="anthropic")
     assert agents.names(trajectory) == ["start", "bash", "bash", "bash", "exit"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Any
 import pytest
 
 from snapshotd import failpoints
+from tests import long
 from tests.e2e.kills import CALLS, Rig, reachable_address
 from tests.e2e.support import Snap
 
-RUNS = int(os.environ.get("SNAPSHOTD_KILL_RUNS", "3"))
+RUNS = long.size(2, 20)
 """Of each runtime."""
-SEED = int(os.environ.get("SNAPSHOTD_KILL_SEED", "1"))
+SEED = long.SEED
 ON_THE_WAY = [
     name for name in failpoints.NAMES if name.startswith(("engine.step.", "engine.journal.", "engine.resume.", "engine.start."))
 ]  # fmt: skip
@@ -58,10 +58,22 @@ def test_killed_at_random_times(rig: Rig, calm: dict[str, tuple[dict[str, Any], 
 
 
 @pytest.mark.timeout(600)
+def test_killed_at_all_failpoints_one_after_the_other(
+    own_snap: Snap, tmp_path: Path, host: str, calm: dict[str, tuple[dict[str, Any], float]]
+) -> None:
+    rig = Rig(own_snap, "runc", tmp_path, host)
+    expected, _ = _calm(rig, calm)
+    assert rig.at_failpoints("armed", *ON_THE_WAY) == expected
+    log = (own_snap.state_dir / "daemon.log").read_text(errors="replace")
+    assert [name for name in ON_THE_WAY if f"failpoint {name} reached" not in log] == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("failpoint", ON_THE_WAY)
 def test_killed_at_every_failpoint(
     own_snap: Snap, tmp_path: Path, host: str, calm: dict[str, tuple[dict[str, Any], float]], failpoint: str
 ) -> None:
     rig = Rig(own_snap, "runc", tmp_path, host)
     expected, _ = _calm(rig, calm)
-    assert rig.at_failpoint(failpoint) == expected
+    assert rig.at_failpoints(f"armed-{failpoint}", *(f"{failpoint}:{hit}" for hit in (1, 2, 5, 9))) == expected

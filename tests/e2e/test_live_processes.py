@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.e2e.support import Snap, wait_until
+
+pytestmark = pytest.mark.each_runtime
 
 SERVER = r"""
 import http.server, threading, sys

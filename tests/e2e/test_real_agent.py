@@ -23,6 +23,7 @@ SCRIPT = (
 )  # fmt: skip
 
 
+@pytest.mark.long  # test_gateway.py has the same with the clients that such agents are made of
 @pytest.mark.timeout(1800)  # its packages are installed once for each runtime
 def test_mini_swe_agent(snap: Snap, runtime: str, tmp_path: Path) -> None:
     requirements = tmp_path / "requirements.txt"

@@ -13,7 +13,7 @@ import pytest
 from snapshotd.client import Snapshotd
 from snapshotd.errors import Conflict, Undecided
 from snapshotd.types import short
-from tests.e2e.support import AGENT, Snap
+from tests.e2e.support import AGENT, Snap, wait_until
 
 STARTED = """
 import os, sys, threading
@@ -39,6 +39,19 @@ DIVERGENT = AGENT + STARTED + """
 shell("echo one > file")
 shell("echo %s >> file" % ("two" if first_time else "other"))
 os._exit(9)
+"""
+WAITING = AGENT + STARTED + """
+import time
+shell("echo one > file")
+if not first_time:
+    open("/tmp/here", "w").close()
+    while not os.path.exists("/tmp/go"):
+        time.sleep(0.05)
+shell("echo two > file")
+if first_time:
+    os._exit(9)
+open("/tmp/there", "w").close()
+time.sleep(1000)
 """
 PARALLEL = STARTED + """
 import asyncio
@@ -113,9 +126,9 @@ def _killed(snap: Snap, runtime: str, name: str, program: str, folder: Path, *ar
 
 
 def _everything(snap: Snap, name: str) -> tuple[Any, ...]:
-    """But whether a snapshot is stored yet, which goes on in the background."""
+    """But whether a snapshot is stored and counted yet, which goes on in the background."""
     head = next(one["head"] for one in snap.json("ls") if one["name"] == name)
-    log = [{key: value for key, value in one.items() if key != "state"} for one in snap.json("log", name)]
+    log = [{key: value for key, value in one.items() if key not in ("state", "files")} for one in snap.json("log", name)]
     return (
         head, log, snap.json("journal", name), snap.json("state", name), snap.json("show", "--conversation", name),
     )  # fmt: skip
@@ -145,6 +158,23 @@ def test_a_program_that_does_something_else_is_told_what_and_where(snap: Snap, r
     (fork,) = snap.json("fork", "--resume", "--name", f"{name}-fork", before[0])["trajectories"]
     snap("attach", "--quiet", fork, code=9)
     assert snap("cat", f"{fork}:/workspace/file").stdout == "one\nother\n", "a fork goes its own way from there"
+
+
+@pytest.mark.runc
+def test_no_command_comes_between_replayed_calls(snap: Snap, runc_ready: None, name: str, tmp_path: Path) -> None:
+    """Until the program has met everything, its root becomes another one at each call."""
+    _killed(snap, "runc", name, WAITING, tmp_path)
+    head = snap.json("show", name)["id"]
+    snap("resume", "--detach", name)
+    (inside,) = [Path(f"/proc/{one['pid']}/root/tmp") for one in snap.json("ps") if one["trajectory"]["name"] == name]
+    wait_until((inside / "here").exists, "it waits between two calls")
+    assert "is being replayed" in snap("exec", name, "--", "sh", "-c", "echo mine > mine", code=125).stderr
+    assert snap.json("show", name)["id"] == head
+    (inside / "go").touch()
+    wait_until((inside / "there").exists, "everything is met")
+    done = snap.sh(name, "echo mine > mine")
+    assert snap("cat", f"{done['snapshot']}:/workspace/mine").stdout == "mine\n"
+    snap("stop", name)
 
 
 def test_calls_side_by_side_are_met_again(snap: Snap, runtime: str, name: str, tmp_path: Path) -> None:

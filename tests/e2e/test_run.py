@@ -12,6 +12,8 @@ import pytest
 
 from tests.e2e.support import AGENT, Snap, wait_until
 
+pytestmark = pytest.mark.each_runtime
+
 
 def _run(snap: Snap, runtime: str, agent: Path, *args: str, options: tuple[str, ...] = (), code: int = 0) -> list[dict[str, object]]:
     result = snap("run", "--json", "--runtime", runtime, *options, agent, *args, code=code)
@@ -135,10 +137,26 @@ def test_stop_takes_a_last_snapshot_and_exec_goes_on_from_it(snap: Snap, runtime
     snap("rm", "--force", trajectory)
 
 
+def test_stop_cuts_a_command_off_and_both_sides_see_what_it_did(snap: Snap, runtime: str) -> None:
+    trajectory, _ = snap.create("--runtime", runtime)
+    running = snap.start("exec", trajectory, "--", "sh", "-c", "echo half > half; echo said; exec sleep 1000")
+    assert running.stdout is not None
+    assert running.stdout.readline() == "said\n"
+    snap("stop", trajectory)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 137
+    assert "exec  interrupted" in errors
+    (call,) = [one for one in snap.json("log", trajectory) if one["tool"]["name"] == "exec"]
+    assert (call["tool"]["status"], call["tool"]["exit_code"]) == ("interrupted", 137)
+    assert snap("show", "--output", "stdout", call["id"]).stdout == "said\n"
+    assert snap("cat", f"{call['id']}:/workspace/half").stdout == "half\n"
+    snap("rm", "--force", trajectory)
+
+
 def test_hard_links_survive_a_change_of_both_names(snap: Snap, runtime: str) -> None:
     trajectory, _ = snap.create("--runtime", runtime)
     snap.sh(trajectory, "mkdir d; echo x > d/a; ln d/a d/b; ln d/a c; echo y > single; cp -p single twin")
-    snap("log", trajectory)  # waits until the layer's link groups are known
+    snap("exec", "--wait", "stored", trajectory, "--", "true")  # then the layer's link groups are known
     snap.sh(trajectory, "chmod 600 d/a d/b c; chmod 600 single twin")
     links = snap.sh(trajectory, "stat -c %i d/a d/b c | sort -u | wc -l; stat -c %i single twin | sort -u | wc -l")
     assert links["stdout"] == "1\n2\n"

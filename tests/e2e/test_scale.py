@@ -1,6 +1,6 @@
 """A long trajectory costs what a short one does: times of the verbs, memory, descriptors, threads, layers and packs.
 
-SNAPSHOTD_SCALE_STEPS asks for more snapshots than the suite takes.
+In the long set of tests it takes ten thousand snapshots.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import pytest
 
 from snapshotd.client import Policy, Snapshotd
 from snapshotd.engine.merging import FAN_IN
+from tests import long
 from tests.e2e.support import Snap
 from tests.leftovers import nothing_left
 
-STEPS = int(os.environ.get("SNAPSHOTD_SCALE_STEPS", "600"))
+STEPS = long.size(600, 10_000)
 FIRST = 100
 BUDGET_BYTES = 4 << 20
 FILES, FILE_BYTES = 500, 4096

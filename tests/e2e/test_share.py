@@ -100,7 +100,11 @@ def test_a_line_in_two_parts(here: Snap, there: Snap, history: History, tmp_path
     assert there.json("ls") == []
     there("import", tmp_path / "first")
     there("import", tmp_path / "rest", "--name", "other", "--wait", "stored")
-    assert "here already" in there("import", tmp_path / "rest", code=6).stderr
+    taken = [item["id"] for item in there.json("ls")]
+    again = there("import", tmp_path / "rest")
+    assert "here already" in again.stderr
+    assert again.stdout.split()[0] in taken
+    assert [item["id"] for item in there.json("ls")] == taken
     for snapshot in history.snapshots:
         mine, theirs = facts_of(here, snapshot), facts_of(there, snapshot)
         assert theirs == mine
@@ -111,6 +115,24 @@ def test_a_line_in_two_parts(here: Snap, there: Snap, history: History, tmp_path
     whole = tmp_path / "whole"
     there("export", last, "--trajectory", "-o", whole)  # across the seam: the imported second part is a fork of the first
     there("check", "--read-data")
+
+
+def test_a_tag_travels(here: Snap, there: Snap, history: History, tmp_path: Path) -> None:
+    """As docs/ci.md has it: a known-good state for another runner, which may take it in more than once."""
+    snapshot, bundle = history.snapshots[2], tmp_path / "bundle"
+    here("tag", snapshot, "known-good")
+    try:
+        here("export", "known-good", "-o", bundle)
+    finally:
+        here("tag", "--delete", "known-good")
+    (trajectory,) = there.json("import", bundle)["trajectories"]
+    assert there.json("show", "known-good")["id"] == snapshot
+    again = there.json("import", bundle)
+    assert (again["trajectories"], again["snapshots"], again["warnings"]) == ([trajectory], 0, [])
+    assert there.json("show", "known-good")["id"] == snapshot
+    there("rm", trajectory)
+    there("import", bundle)
+    assert there.json("show", "known-good")["id"] == snapshot, "the name is free again after its snapshot went"
 
 
 def test_a_damaged_bundle_leaves_nothing(here: Snap, there: Snap, history: History, tmp_path: Path) -> None:
@@ -229,15 +251,13 @@ def test_looking_through_folders(here: Snap, history: History, tmp_path: Path) -
 def test_the_browsing_process_is_killed(here: Snap, history: History, tmp_path: Path) -> None:
     here("mount", tmp_path)
     pid = here.daemon_pid()
-    try:
-        (child,) = [each for each in _children(pid) if b"browse" in Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")]
-        (tmp_path / "snapshots" / history.snapshots[1] / "workspace/log").read_text()
-        os.kill(child, signal.SIGKILL)
-        wait_until(lambda: _is_dead(tmp_path), "whoever reads gets an error", 5)
-        assert here.daemon_pid() == pid
-        assert here("cat", f"{history.snapshots[1]}:log").stdout == "line 1\n"
-    finally:
-        subprocess.run(["umount", "-l", tmp_path], check=True, timeout=60)
+    (child,) = [each for each in _children(pid) if b"browse" in Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")]
+    (tmp_path / "snapshots" / history.snapshots[1] / "workspace/log").read_text()
+    os.kill(child, signal.SIGKILL)
+    wait_until(lambda: _is_dead(tmp_path), "whoever reads gets an error", 5)
+    assert here.daemon_pid() == pid
+    assert here("cat", f"{history.snapshots[1]}:log").stdout == "line 1\n"
+    here("umount", tmp_path)
     assert os.listdir(tmp_path) == []
     here("mount", tmp_path)
     assert history.snapshots[1] in os.listdir(tmp_path / "snapshots")

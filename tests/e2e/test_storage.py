@@ -77,6 +77,7 @@ def test_the_lazy_process_may_die(small: Snap) -> None:
     (fork,) = small.json("fork", snapshot)["trajectories"]
     for pid in _children(small.daemon_pid(), "lazy"):
         os.kill(pid, signal.SIGKILL)
+    assert small.sh(fork, "tail -1 numbers")["stdout"] == "1000\n"
     (other,) = small.json("fork", snapshot)["trajectories"]
     assert small.sh(other, "tail -1 numbers")["stdout"] == "1000\n"
     small("rewind", fork, snapshot)

@@ -15,6 +15,7 @@ from tests.e2e.model_rig import WAITS, Agents, bash, let_go, provider, waits
 from tests.e2e.support import Snap, processes_with, wait_until
 from tests.leftovers import instance_of, nothing_left
 
+pytestmark = pytest.mark.each_runtime
 STEPS = 12
 PROGRAM = """
 import os, sys, threading, time
@@ -130,7 +131,7 @@ def test_killed_again_and_again(lone: Snap, runtime: str, program: Path) -> None
     snap = lone
     chance = random.Random(f"{runtime}-1")
     running = snap.start("run", "--runtime", runtime, "--name", "tough", program)
-    wait_until(lambda: bool(snap.json("ps")), "it runs")
+    wait_until(lambda: bool(snap.json("ls")) and len(snap.json("log", "tough")) > 1, "it runs")  # the follower has been answered, too
     kills = 0
     while running.poll() is None and kills < 6:
         snap.kill_daemon()
@@ -170,7 +171,7 @@ def test_commands_that_start_while_no_daemon_is_there(lone: Snap, runc_ready: No
 
 @pytest.mark.runc
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("hit", [1, 7])
+@pytest.mark.parametrize("hit", [pytest.param(1, marks=pytest.mark.long), 7])
 @pytest.mark.parametrize("failpoint", [name for name in failpoints.NAMES if name.startswith(WALKED)])
 def test_killed_at_a_failpoint(lone: Snap, runc_ready: None, program: Path, failpoint: str, hit: int) -> None:
     snap = lone
@@ -326,6 +327,36 @@ def test_what_ends_with_the_daemon(lone: Snap, runc_ready: None, tmp_path: Path)
     assert [one["status"] for one in lone.json("ls") if one["name"] == "sleeper"] == ["interrupted"]
     running.communicate(timeout=120)
     assert running.returncode == 125
+
+
+ORPHAN = """
+import os, time
+print("up", flush=True)
+while not os.path.exists("/workspace/go"):
+    time.sleep(0.05)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.runc
+@pytest.mark.parametrize("code", [0, 7])
+def test_the_keeper_dies_after_a_restart(lone: Snap, runc_ready: None, tmp_path: Path, code: int) -> None:
+    """The agent is nobody's child whom the daemon knows, and goes on. Whoever looks sees one truth at any time."""
+    program = tmp_path / "agent.py"
+    program.write_text(f"{ORPHAN}raise SystemExit({code})\n")
+    running = lone.start("run", "--runtime", "runc", "--name", "orphan", program)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "up\n"
+    lone("daemon", "--restart")
+    (keeper,) = [pid for pid, line in processes_with("keeper_main.py") if f"/{instance_of(lone.state_dir)}/" in line]
+    lone._kill([keeper])
+    lone.sh("orphan", "touch go")
+    out, errors = running.communicate(timeout=240)
+    (run,) = [one for one in lone.json("ls") if one["name"] == "orphan"]
+    assert (out, running.returncode, run["status"], run["exit_code"]) == ("done\n", code, "failed" if code else "finished", code), errors
+    last = lone.json("show", "orphan")
+    assert (last["tool"]["name"], last["tool"]["exit_code"]) == ("exit", code)
+    assert lone("show", "--output", "stdout", "orphan").stdout == "up\ndone\n"
 
 
 def _sleeps(init: int, seconds: str) -> bool:

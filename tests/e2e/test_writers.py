@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -14,10 +13,11 @@ from snapshotd.client import Snapshotd
 from snapshotd.client.results import ExecInfo
 from snapshotd.errors import Conflict
 from snapshotd.types import short
+from tests import long
 from tests.e2e.support import Snap
 
 pytestmark = pytest.mark.runc
-STEPS = int(os.environ.get("SNAPSHOTD_CONTENTION_STEPS", "1000"))
+STEPS = long.size(100, 1000)
 PROCESS_STEPS = max(10, STEPS // 10)
 WAIT_S = 120.0
 WRITER = """

@@ -84,5 +84,25 @@ def read(catalog: Catalog) -> dict[str, Any]:
     return json.loads(json.dumps(content))  # type: ignore[no-any-return]
 
 
+def expected(version: int) -> dict[str, Any]:
+    """What that version read, in the words of today."""
+    content: dict[str, Any] = json.loads((Path(__file__).parent / f"catalog-v{version}.json").read_text())
+    for image in content["images"] if version < 2 else ():
+        image["tree"] = None
+    for snapshot in content["snapshots"] if version < 2 else ():
+        was_flushed = snapshot["state"] == "stored"  # which is not yet in the repository
+        snapshot |= {"state": "captured" if was_flushed else snapshot["state"], "base": None, "tree": None}
+        snapshot["own_layers"] = len(snapshot["stack"]["layers"])
+    for snapshot in content["snapshots"] if version < 3 else ():
+        snapshot["follows"] = None
+    for snapshot in content["snapshots"] if version < 4 else ():
+        snapshot["warnings"] = []
+    for trajectory in content["trajectories"] if version < 3 else ():
+        trajectory["began"] = None
+    for trajectory in content["trajectories"] if version < 5 else ():
+        trajectory["spec"]["limits"]["disk_bytes"] = 0
+    return content
+
+
 if __name__ == "__main__":
     make(Path(sys.argv[1]))

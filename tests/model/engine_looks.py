@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snapshotd.errors import DataLoss, NotFound, SnapshotdError
@@ -83,6 +84,12 @@ class Looks:
         assert code == 0, printed
         same(parse_inside(printed), inside_view(line.tree.listing()), f"inside {line.id}")
 
+    def check_running(self, line: Line) -> None:
+        """Every directory of the running root, as a program in it lists it: a name that cannot be looked up is an error."""
+        (pid,) = [sandbox.pid for sandbox in self._client.sandboxes() if sandbox.trajectory.id == line.id]
+        found, _ = host_listing(Path(f"/proc/{pid}/root/workspace"))
+        same(_contents(found), _contents(line.tree.listing()), f"the running root of {line.id}")
+
     def refused(self) -> None:
         """What has no files cannot be read or started, and says why."""
         without = [item for item in self._world.snapshots.values() if not item.readable]
@@ -102,6 +109,11 @@ class Looks:
         else:
             raise AssertionError("it was read all the same")
         assert self._client.snapshot(item.id).id == item.id, "its call is still there"
+
+
+def _contents(listing: Listing) -> dict[str, tuple[Any, ...]]:
+    """Kinds and contents alone: owners are shifted outside of a sandbox, and `check_inside` compares the rest."""
+    return {path: (entry[0], entry[4]) for path, entry in listing.items()}
 
 
 def same(found: dict[str, Any], wanted: dict[str, Any] | Listing, what: str) -> None:

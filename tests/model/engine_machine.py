@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import random
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,7 @@ class Machine:
             (40, self.exec), (8, self.fork), (8, self.past.rewind), (4, self.past.undo), (4, self.past.edit), (4, self.tag),
             (2, self.untag), (5, self.stop), (5, self.prune), (5, self.flush), (1.5, kills.crash), (2.5, kills.crash_during),
             (3, kills.crash_at), (1, kills.restart), (2.5, kills.kill_child), (2, self.check), (0.7, self.repair), (3, self.remove),
-            (2, self.create), (2, self.live_process), (1, kills.power_cut), (10, self.looks.restored), (6, self.looks.compared),
+            (4, self.create), (2, self.live_process), (1, kills.power_cut), (10, self.looks.restored), (6, self.looks.compared),
             (3, self.looks.inside), (1.5, self.exported), (2, self.looks.refused),
         )  # fmt: skip
 
@@ -74,8 +75,6 @@ class Machine:
             exc.add_note("\n".join(what))
             self.snap("ls", code=None)  # a walk may fail while no daemon runs: the next one takes away what the last one left
             raise
-        finally:
-            self.kills.close()
 
     def _report(self) -> None:
         """What was done so far, and the failpoints that were reached, for whoever reads a long walk's output (`pytest -s` or `-rA`)."""
@@ -223,11 +222,20 @@ class Machine:
         if self.is_full():
             return self.exec()
         self.make_room()
-        made, info = self.client.create(runtime=self.runtime)
-        line = Line(made.id, info.id, None, Tree())
+        tree, workspace = Tree(), None
+        if self.readable() and self.rng.random() < 0.7:  # directories that user space writes into a layer lack the kernel's marks
+            item = self.any_readable()
+            tree, workspace = item.tree, self.folder / "given"
+            self.patient(lambda: self.client.restore(item.id, self.folder / "given", path="/workspace"))
+        try:
+            made, info = self.client.create(runtime=self.runtime, workspace=workspace)
+        finally:
+            shutil.rmtree(self.folder / "given", ignore_errors=True)
+        line = Line(made.id, info.id, None, tree)
         line.own.append(info.id)
         self.world.lines[line.id] = line
-        self.world.snapshots[info.id] = Taken(info.id, None, line.id, info.seq, Tree(), False, info.image, info.state)
+        self.world.snapshots[info.id] = Taken(info.id, None, line.id, info.seq, tree, False, info.image, info.state)
+        self.looks.check_running(line)
         self.note(f"created {line.id[:12]}")
         return None
 
@@ -254,6 +262,7 @@ class Machine:
     def _executed(self, line: Line, script: Script) -> None:
         line.running, line.upper = True, script.upper
         assert len(self.sync(line, {"exec": script.tree})) == 1
+        self.looks.check_running(line)
 
     def fork(self) -> None:
         source = self.any_readable()

@@ -91,6 +91,7 @@ class Past:
         if files_of is not None and files_of.times is not None:
             taken[-1].times = files_of.times
         self.check_mind(taken[-1])
+        m.looks.check_running(line)
         if m.rng.random() < 0.3:
             m.looks.check_inside(line)
 

@@ -14,6 +14,7 @@ from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.errors import Conflict, NotFound
 from snapshotd.testing.records import begin, ended_entry, follow, fork, make_call, make_entry, make_image
 from snapshotd.types import CallID, CallStatus, Ended, Message, Snapshot, SnapshotID, Trajectory, TrajectoryID
+from tests import long
 
 PICK = st.integers(0, 1 << 20)
 """Chooses one of a list, by what is left of it."""
@@ -219,5 +220,5 @@ class Lines(RuleBasedStateMachine):
 
 TestLines = Lines.TestCase
 TestLines.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=long.size(30, 600), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

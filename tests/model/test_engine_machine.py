@@ -1,12 +1,10 @@
 """Random walks of the whole engine (real runc sandboxes, real kernel, kills) against an oracle; see engine_machine.py.
 
-SNAPSHOTD_MACHINE_STEPS and SNAPSHOTD_MACHINE_SEEDS (comma-separated) ask for longer walks, or for one seed again, and
-SNAPSHOTD_MACHINE_RUNTIME for docker; `pytest -s` shows every 250 steps what was done.
+tests/long.py says how to run longer walks, or one seed again; `pytest -s` shows every 250 steps what was done.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import tempfile
@@ -18,13 +16,13 @@ import pytest
 
 from snapshotd.client import Policy, Snapshotd
 from snapshotd.kernel import syscalls
+from tests import long
 from tests.e2e.support import Snap, wait_until
 from tests.leftovers import nothing_left
 from tests.model.engine_machine import SLOW_S, Machine
 
-STEPS = int(os.environ.get("SNAPSHOTD_MACHINE_STEPS", "100"))
-SEEDS = tuple(int(seed) for seed in os.environ.get("SNAPSHOTD_MACHINE_SEEDS", "1,2,3").split(","))
-RUNTIME = os.environ.get("SNAPSHOTD_MACHINE_RUNTIME", "runc")
+STEPS = long.size(100, 1000)
+SEEDS = long.seeds(2, 2)
 
 
 @pytest.fixture
@@ -46,8 +44,7 @@ def no_hangs() -> Iterator[None]:
 @pytest.fixture
 def snap(small_root: Path, folder: Path, no_hangs: None) -> Iterator[Snap]:
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 0)  # what a killed daemon leaves is adopted by the first process, as on a real machine
-    snap = Snap(folder / "state", {"SNAPSHOTD_LAYER_BUDGET": "0", "PYTHONPYCACHEPREFIX": str(folder / "bytecode")})
-    snap.env.pop("PYTHONDONTWRITEBYTECODE", None)  # a walk starts its daemon hundreds of times
+    snap = Snap(folder / "state", {"SNAPSHOTD_LAYER_BUDGET": "0"})
     try:
         snap("image", "import", small_root, "--name", "default")
         yield snap
@@ -56,17 +53,13 @@ def snap(small_root: Path, folder: Path, no_hangs: None) -> Iterator[Snap]:
     nothing_left(snap.state_dir, running=False)
 
 
-@pytest.fixture
-def runtime(request: pytest.FixtureRequest, snap: Snap) -> str:
-    if RUNTIME == "docker":
-        snap.env["DOCKER_HOST"] = request.getfixturevalue("docker_engine")
-    return RUNTIME
-
-
 @pytest.mark.runc
 @pytest.mark.timeout(120 + STEPS * 3)
+@pytest.mark.parametrize("runtime", ["runc", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.long])])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_differs_from_the_oracle(seed: int, snap: Snap, folder: Path, runtime: str) -> None:
+def test_nothing_differs_from_the_oracle(request: pytest.FixtureRequest, seed: int, snap: Snap, folder: Path, runtime: str) -> None:
+    if runtime == "docker":
+        snap.env["DOCKER_HOST"] = request.getfixturevalue("docker_engine")
     snap.stop_daemon()
     Machine(snap, seed, folder, runtime).run(STEPS)
 

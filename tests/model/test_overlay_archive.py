@@ -1,7 +1,7 @@
 """Layers applied to stored trees, one after the other, against the view of the whole stack: random work on real overlays, and forged marks.
 And the variety tree, on the file systems that layers lie on.
 
-SNAPSHOTD_MODEL_SEEDS=first:last runs those seeds instead.
+tests/long.py says how to run one seed again.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from snapshotd.layers.merge import merge
 from snapshotd.repo.base import TreeEntry
 from snapshotd.testing.memory_repository import MemoryRepository
 from snapshotd.types import BlobID, Kind, TreeID
-from tests import variety
+from tests import long, variety
 from tests.capabilities import require
 
-_first, _, _last = os.environ.get("SNAPSHOTD_MODEL_SEEDS", "0:12").partition(":")
-SEEDS = range(int(_first), int(_last))
-MARK_SEEDS = range(int(_first) * 5, int(_last) * 5)
+SEEDS = long.seeds(6, 120)
+MARK_SEEDS = long.seeds(30, 600)
 ROUNDS = 8
 
 

@@ -18,9 +18,9 @@ from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.files import DIR_FLAGS
 from snapshotd.layers.diff import diff
 from snapshotd.layers.merge import merge
+from tests import long
 
-_first, _, _last = os.environ.get("SNAPSHOTD_MODEL_SEEDS", "0:60").partition(":")
-SEEDS = range(int(_first), int(_last))
+SEEDS = long.seeds(10, 300)
 NAMES = ("a", "b", "c")
 
 

@@ -1,6 +1,6 @@
 """View, diff, materialise and merge against the kernel's overlayfs, on random operations. The seed is in every failure message.
 
-SNAPSHOTD_MODEL_SEEDS=first:last runs those seeds instead (each is about 60 operations).
+tests/long.py says how to run one seed again (each is about 60 operations).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from snapshotd.layers.materialise import materialise
 from snapshotd.layers.merge import merge
 from snapshotd.layers.stack_view import StackView
 from snapshotd.layers.view import View
+from tests import long
 
-_first, _, _last = os.environ.get("SNAPSHOTD_MODEL_SEEDS", "0:12").partition(":")
-SEEDS = range(int(_first), int(_last))
+SEEDS = long.seeds(6, 150)
 ROUNDS = 10
 
 

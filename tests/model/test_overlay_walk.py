@@ -1,7 +1,7 @@
 """Walks over everything that makes layers, with every directory of the mounted stack listed after each step.
 
 A listing that shows a name which cannot be looked up is an error here, as it is for `ls`, `cp -r` and `rm -r`.
-SNAPSHOTD_MODEL_SEEDS=first:last runs those seeds instead, SNAPSHOTD_MODEL_STEPS walks of another length.
+tests/long.py says how to run one seed again.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from snapshotd.layers.materialise import materialise
 from snapshotd.layers.store import LayerStore
 from snapshotd.testing.memory_repository import MemoryRepository
 from snapshotd.types import TreeID
+from tests import long
 
-_first, _, _last = os.environ.get("SNAPSHOTD_MODEL_SEEDS", "8:11").partition(":")
-SEEDS = range(int(_first), int(_last))
-STEPS = int(os.environ.get("SNAPSHOTD_MODEL_STEPS", "150"))
+SEEDS = (*long.seeds(2, 200), 9)
+"""The last one is the walk that found names of deleted files in a merged layer."""
+STEPS = long.size(150, 200)
 
 
 class Walk:

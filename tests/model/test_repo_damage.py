@@ -18,6 +18,7 @@ from snapshotd.repo.ids import Identity
 from snapshotd.repo.index import Entry
 from snapshotd.store.local import LocalStore
 from snapshotd.types import BlobID
+from tests import long
 from tests.model.repo_world import KEY, Author, Opened, Saved, is_as_saved, load, open_reader, roots_of, save, silent
 
 TYPED = (DataLoss, NotFound, VersionMismatch)
@@ -152,7 +153,9 @@ def reads_are_right_or_typed(template: Template, directory: Path) -> set[bytes]:
     return fine
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=long.size(40, 500), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(damages=st.lists(DAMAGE, min_size=1, max_size=3))
 @example(damages=[("delete", 0, 0, 0)])
 def test_any_damage_is_found_and_repaired(template: Template, tmp_path: Path, damages: list[tuple[str, int, int, int]]) -> None:

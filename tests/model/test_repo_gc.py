@@ -25,6 +25,7 @@ from snapshotd.store.local import LocalStore
 from snapshotd.store.memory import MemoryStore
 from snapshotd.testing.faulty_store import Fault, FaultyStore, Script
 from snapshotd.types import BlobID
+from tests import long
 from tests.model.repo_world import KEY, Author, Opened, Saved, is_as_saved, load, open_reader, roots_of, save, silent
 
 NOTHING = Roots({}, {}, {})
@@ -104,7 +105,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=long.size(30, 400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(actions=ACTIONS)
 def test_what_is_reached_stays_and_nothing_else(tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int]]) -> None:
     directory = tmp_path_factory.mktemp("world") / "repo"
@@ -435,7 +436,7 @@ def test_an_index_is_made_anew_whole_or_not_at_all(disk: Path) -> None:
     assert set(outcomes) == {False, True}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", long.seeds(3, 60))
 def test_faults_of_the_store_harm_nothing(tmp_path: Path, seed: int) -> None:
     """Whatever call to the store fails, before or after it was done: the next collection without faults is right."""
     rng = random.Random(seed)
@@ -487,7 +488,7 @@ def crash(directory: Path, kept: Kept, point: str, count: int, what: str) -> boo
     return result.returncode == failpoints.EXIT_CODE
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(5, marks=pytest.mark.long)])
 @pytest.mark.parametrize("point", [name for name in failpoints.NAMES if name.startswith("repo.gc.")])
 def test_a_crash_loses_nothing_and_leaks_nothing(tmp_path: Path, point: str, count: int) -> None:
     directory = tmp_path / "repo"
@@ -511,7 +512,7 @@ def test_a_crash_loses_nothing_and_leaks_nothing(tmp_path: Path, point: str, cou
     assert_is(directory, kept)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("index_too", [False, True])
 @pytest.mark.parametrize("point", [name for name in failpoints.NAMES if name.startswith("repo.repair.")])
 def test_a_repair_that_is_cut_off_goes_on(tmp_path: Path, point: str, index_too: bool, count: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from snapshotd.layers.pivot import layout_of, pivot
 from tests.agent_daemon import FakeDaemon
-from tests.system.test_agent_parking import Box, box  # noqa: F401 - a fixture
+from tests.parking_box import Box
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes mount and pid namespaces")
 
@@ -43,7 +43,7 @@ PROGRAM = """
 
 
 @pytest.fixture
-def daemon(box: Box) -> Iterator[FakeDaemon]:  # noqa: F811 - the fixture
+def daemon(box: Box) -> Iterator[FakeDaemon]:
     """In the place of the box's own."""
     box.server.close()
     made = FakeDaemon()
@@ -51,7 +51,7 @@ def daemon(box: Box) -> Iterator[FakeDaemon]:  # noqa: F811 - the fixture
         yield made
 
 
-def pivoted(box: Box) -> None:  # noqa: F811 - the fixture
+def pivoted(box: Box) -> None:
     box._stack = box._stack.push(box._upper)
     box._upper = box._layer()
     pivot(box._target, box._store, box._stack, box._upper, layout_of(box._target), seal=True)
@@ -61,7 +61,7 @@ def parked(requests: list[dict[str, Any]]) -> list[Any]:
     return [request.get("parked", request.get("unparked_because")) for request in requests]
 
 
-def test_the_root_may_change_while_a_person_is_asked(box: Box, daemon: FakeDaemon) -> None:  # noqa: F811 - the fixture
+def test_the_root_may_change_while_a_person_is_asked(box: Box, daemon: FakeDaemon) -> None:
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(box.run, PROGRAM)
         for approved in (True, True, False):
@@ -74,7 +74,7 @@ def test_the_root_may_change_while_a_person_is_asked(box: Box, daemon: FakeDaemo
     assert len(daemon.pids) == 1  # parked, nothing else of it runs: there is no need for another connection
 
 
-def test_the_root_changes_at_every_replayed_call(box: Box, daemon: FakeDaemon) -> None:  # noqa: F811 - the fixture
+def test_the_root_changes_at_every_replayed_call(box: Box, daemon: FakeDaemon) -> None:
     program = PROGRAM.replace("try: pay(2)\n    except Denied: pass", "pass")
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(box.run, program)
@@ -91,7 +91,7 @@ def test_the_root_changes_at_every_replayed_call(box: Box, daemon: FakeDaemon) -
 
 
 @pytest.mark.parametrize("death", ["arriving", "after"])
-def test_the_root_may_change_while_no_daemon_is_there(box: Box, daemon: FakeDaemon, death: str) -> None:  # noqa: F811 - the fixture
+def test_the_root_may_change_while_no_daemon_is_there(box: Box, daemon: FakeDaemon, death: str) -> None:
     """A process that was parked stays so until a daemon answers: nothing of the old root is in use while it looks for one."""
     requests = ("approve", "call_begin", "call_end")
     daemon.deaths = dict.fromkeys(requests, death)

@@ -128,6 +128,41 @@ def test_a_cold_fork_whose_fuse_process_is_killed_while_it_is_read(engine: Local
     assert [_read(engine, first, number) for number in range(6)] == [_content(number) for number in range(6)]
 
 
+def test_the_next_command_finds_the_files_again(engine: LocalEngine, cold: Snapshot) -> None:
+    """In the sandbox that stood on the dead process's mount: while its layer is still being written, when it is, and with files of its own
+    that no snapshot has."""
+    agent = mind_rig.Agent(engine, _fork(engine, cold))
+    sandbox = agent.sandbox
+    with _held_back(engine):
+        assert _read(engine, agent.id, 0) == _content(0)
+        _kill_lazy(engine)
+        assert _read(engine, agent.id, 1) == _content(1)
+        assert not sandbox.changed
+        assert len(sandbox.own_layers) == 1, "an upper that held nothing is not kept"
+        agent.sh("echo note > note")
+        _kill_lazy(engine)
+        assert _read(engine, agent.id, 2) == _content(2)
+        assert agent.sh("cat note") == "note\n"
+    assert sandbox.lazy, "it still stands on what is served"
+    _kill_lazy(engine)
+    kept = agent.tool("look", {}, "cat data/3 > /dev/null; cat note")
+    assert not sandbox.lazy
+    assert agent.sandbox is sandbox
+    assert b"".join(engine.cat(kept.id, b"workspace/note")) == b"note\n"
+    assert b"".join(engine.cat(kept.id, b"workspace/data/3")) == _content(3)
+
+
+def test_a_step_without_a_command_leaves_the_dead_mount(engine: LocalEngine, cold: Snapshot) -> None:
+    """An agent's calls run no command of ours: its files are there again behind the call."""
+    agent = mind_rig.Agent(engine, _fork(engine, cold))
+    with _held_back(engine):
+        data = Path(f"/proc/{agent.sandbox.container.pid}/root/workspace/data")
+        call, _ = agent.begin("think", {})
+        _kill_lazy(engine)
+        assert agent.end(call).method == "unchanged"
+        assert (data / "4").read_bytes() == _content(4)
+
+
 def test_a_fuse_process_that_is_killed_while_it_starts_is_started_again(
     engine: LocalEngine, cold: Snapshot, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

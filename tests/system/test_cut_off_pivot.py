@@ -9,7 +9,7 @@ import pytest
 from snapshotd.kernel import mounts
 from snapshotd.layers import pivot as pivoting
 from snapshotd.layers.pivot import layout_of, pivot, settle
-from tests.system.test_agent_parking import Box, box  # noqa: F401 - a fixture
+from tests.parking_box import Box
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes mount and pid namespaces")
 
@@ -21,7 +21,7 @@ LOOKS = """
 """
 
 
-def _whole(box: Box, root_id: int, written: str) -> None:  # noqa: F811 - the fixture
+def _whole(box: Box, root_id: int, written: str) -> None:
     """The sandbox has this one root, can be written, and sees its processes."""
     found = mounts.read_mountinfo(box._target.pid)
     assert [mount.mount_id for mount in found if mount.point == b"/"] == [root_id]
@@ -29,7 +29,7 @@ def _whole(box: Box, root_id: int, written: str) -> None:  # noqa: F811 - the fi
     assert box.run(LOOKS)[0] == written
 
 
-def test_sealed(box: Box) -> None:  # noqa: F811 - the fixture
+def test_sealed(box: Box) -> None:
     assert box.run(LOOKS)[0] == "x"
     before = layout_of(box._target).root_id
     box.inside(mounts.seal_here)
@@ -37,7 +37,7 @@ def test_sealed(box: Box) -> None:  # noqa: F811 - the fixture
     _whole(box, before, "xx")
 
 
-def test_prepared(box: Box) -> None:  # noqa: F811 - the fixture
+def test_prepared(box: Box) -> None:
     assert box.run(LOOKS)[0] == "x"
     before = layout_of(box._target).root_id
     with pivoting._overlay(box._target, box._store, box._stack.push(box._upper), box._layer()) as coming:
@@ -47,7 +47,7 @@ def test_prepared(box: Box) -> None:  # noqa: F811 - the fixture
     _whole(box, before, "xx")
 
 
-def test_switched(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811 - the fixture
+def test_switched(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the last step: the old root is still there, below which nobody lives."""
     assert box.run(LOOKS)[0] == "x"
     announced: list[int] = []
@@ -61,7 +61,7 @@ def test_switched(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F
     _whole(box, announced[0], "xx")
 
 
-def test_nothing_was_cut_off(box: Box) -> None:  # noqa: F811 - the fixture
+def test_nothing_was_cut_off(box: Box) -> None:
     before = layout_of(box._target).root_id
     settle(box._target)
     _whole(box, before, "x")

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from snapshotd.client.results import Policy
+from snapshotd.daemon.lock import lock_holder
+from snapshotd.daemon.wire import lock_path_of
 from snapshotd.errors import OutOfSpace
 from snapshotd.kernel import mounts, syscalls
 from tests.capabilities import require
@@ -26,6 +28,7 @@ from tests.storage_rig import Daemon, Line, World, clean, in_own_mount_namespace
 pytestmark = pytest.mark.runc
 
 DISK_BYTES = 900 << 20
+SMALL_DISK_BYTES = 400 << 20
 LEFT_BYTES = (0, 100 << 10, 3 << 20)
 """How much of the disk the filler leaves."""
 
@@ -212,6 +215,36 @@ def test_prune_frees_space_on_a_full_disk(kind: str, small_root: Path) -> None:
                 assert rig.disk.free_bytes() > 10_000_000
                 rig.world.fill(rig.line)
             rig.whole()
+
+
+@pytest.mark.parametrize("kind", ["xfs", "ext4"])
+@in_own_mount_namespace
+def test_a_small_disk_that_was_filled_is_not_the_end(kind: str, small_root: Path) -> None:
+    """A daemon starts on it, and a removal gives space back."""
+    require("xfs")
+    with loop_disk(kind, SMALL_DISK_BYTES) as disk:
+        daemon = Daemon(disk.mount_point / "state")
+        try:
+            with daemon.explained():
+                client = daemon.start()
+                client.import_image(str(small_root), name="small")
+                greedy = client.create(image="small", runtime="runc")[0].id
+                client.exec(greedy, ["sh", "-c", "head -c 40000000 /dev/urandom > /root/random"], wait="stored")
+                os.sync()  # with ext4, what the layer takes is on the disk only when the image's own file system has written it
+                with filled(disk, 0) as fill:
+                    daemon.kill()
+                    os.truncate(lock_path_of(daemon.state_dir), 0)  # as a daemon left it that could not even write who it is
+                    fill()
+                    client = daemon.start()
+                    assert lock_holder(daemon.state_dir) == client.version().pid
+                    client.remove(greedy, force=True)
+                    client.prune(grace_s=0)
+                    wait_until(lambda: disk.free_bytes() > 70_000_000, "the spaces of layer and pack are back")
+                    client.create(image="small", runtime="runc")
+                daemon.stop()
+        finally:
+            daemon.end()
+        nothing_left(daemon.state_dir, running=False)
 
 
 @pytest.mark.parametrize("kind", ["xfs"])

@@ -3,6 +3,7 @@ processes die."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -17,11 +18,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.errors import SandboxFailed, Unsupported, UsageError
+from snapshotd.engine.browse import Browse
+from snapshotd.engine.context import Context
+from snapshotd.errors import NotFound, SandboxFailed, Unsupported, UsageError
 from snapshotd.fuse.child import Child
 from snapshotd.fuse.lazy import LazyMount
 from snapshotd.kernel import mounts, namespaces
@@ -564,6 +569,70 @@ def test_it_mounts_in_the_namespace_of_another_process_and_leaves_nothing(browse
         other.wait()
         other.stdin.close()
         other.stdout.close()
+
+
+@contextlib.contextmanager
+def elsewhere() -> Iterator[int]:
+    """A process in a mount namespace of its own."""
+    other = subprocess.Popen(["unshare", "--mount", "--", "sh", "-c", "echo ready; read x"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"ready\n"
+        try:
+            yield other.pid
+        finally:
+            other.kill()
+
+
+def test_what_a_dead_server_left_goes(browsed: Browsed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it is unmounted, mounted again, when the daemon ends, and when the daemon that had begun it ended before."""
+    monkeypatch.setattr("snapshotd.fuse.child.END_DEADLINE_S", 1.0)
+    command = [*CHILD, "browse", str(browsed.rig.saved()), str(browsed.catalog_path)]
+
+    def daemon() -> Browse:
+        browse = Browse(cast(Context, SimpleNamespace(child=lambda _: command)))
+        browsed.rig.opened.callback(browse.close)
+        return browse
+
+    with elsewhere() as pid:
+
+        def there() -> int:
+            return sum(m.point == os.fsencode(browsed.point) for m in mounts.read_mountinfo(pid))
+
+        def mounted(browse: Browse) -> Child:
+            browse.mount(browsed.point, pid)
+            (child,) = browse._mounts.values()
+            assert there() == 1
+            return child
+
+        def killed(browse: Browse) -> None:
+            child = mounted(browse)
+            child._process.kill()
+            poll(lambda: not child.alive())
+
+        browse = daemon()
+        killed(browse)
+        browse.unmount(browsed.point, pid)
+        assert there() == 0
+        killed(browse)
+        killed(browse)
+        browse.close()
+        assert there() == 0
+        hung = mounted(browse)
+        os.kill(hung.pid, signal.SIGSTOP)
+        browse.unmount(browsed.point, pid)
+        assert there() == 0
+        killed(browse)
+        killed(daemon())  # which knows nothing of it
+        browse = daemon()
+        browse.unmount(browsed.point, pid)
+        assert there() == 0
+        with pytest.raises(NotFound, match="no snapshots mounted"):
+            browse.unmount(browsed.point, pid)
+        mounted(daemon())
+        with pytest.raises(NotFound, match="no snapshots mounted"):
+            browse.unmount(browsed.point, pid)
+        assert there() == 1, "that of a server that lives is another daemon's"
 
 
 def test_numbers_of_files_stay_the_same_over_mounts(browsed: Browsed, tmp_path: Path) -> None:

@@ -422,6 +422,7 @@ def test_a_recipe_of_ones_own_and_building_twice_gives_one_tree(built: Bench, tm
     other.catalog.close()
 
 
+@pytest.mark.long  # how the message is made: tests/unit/images/test_recipes.py
 def test_a_package_that_does_not_exist(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad/image.toml").write_text('variant = "essential"\npackages = ["no-such-package-anywhere"]\n')

@@ -1,4 +1,4 @@
-"""A conversation of ten thousand messages: the last thousand cost what the first thousand did, in statements and in bytes."""
+"""A conversation of thousands of messages: the last thousand cost what the first thousand did, in statements and in bytes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.engine import LocalEngine
-from tests import mind_rig
+from tests import long, mind_rig
 from tests.mind_rig import Agent
 
 pytestmark = pytest.mark.runc
-MESSAGES, PART, WINDOW, EACH = 10_000, 1_000, 100, 20
+MESSAGES, PART, WINDOW, EACH = long.size(4_000, 10_000), 1_000, 100, 20
 """All; those that are measured at both ends; in so many at once; those before each step."""
 
 
@@ -73,7 +73,7 @@ def _packs_bytes(engine: LocalEngine) -> int:
 
 def _say(agent: Agent, first: int, count: int) -> None:
     for number in range(first, first + count):
-        agent.say(f"message {number:06} of ten thousand, which says no more than that it is there")
+        agent.say(f"message {number:06} of many thousands, which says no more than that it is there")
         if number % EACH == EACH - 1:
             agent.tool("step", {"number": f"{number:06}"})
 

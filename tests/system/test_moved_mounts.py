@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.layers.pivot import Busy, layout_of, pivot
-from tests.system.test_agent_parking import Box, box  # noqa: F401 - a fixture
+from tests.parking_box import Box
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes mount and pid namespaces")
 
@@ -27,7 +27,7 @@ def _forge() -> None:
     Path("/victim/new").write_text("forged")
 
 
-def _sealed(box: Box) -> dict[str, str]:  # noqa: F811 - the fixture
+def _sealed(box: Box) -> dict[str, str]:
     """Pivot, let the sandbox write where it wrote before, and read what the sealed layer holds then."""
     layer = box._upper
     box.snapshot_now()
@@ -36,7 +36,7 @@ def _sealed(box: Box) -> dict[str, str]:  # noqa: F811 - the fixture
 
 
 @pytest.mark.parametrize("name", [b"/victim\rx", b"/victim\x0bx", b"/victim\x85x", b"/victim x", b"/victim\nx", b"/victim\rx\ry"])
-def test_a_name_with_a_line_break(box: Box, name: bytes) -> None:  # noqa: F811 - the fixture
+def test_a_name_with_a_line_break(box: Box, name: bytes) -> None:
     box.inside(_mount_in_a_plain_directory)
     box.inside(lambda: os.rename(b"/outer", name))
     assert _sealed(box) == {"file": "sealed"}
@@ -44,7 +44,7 @@ def test_a_name_with_a_line_break(box: Box, name: bytes) -> None:  # noqa: F811 
 
 
 @pytest.mark.parametrize("instead", ["directory", "file", "link", "nothing", "mount"])
-def test_moved_between_looking_and_pivoting(box: Box, instead: str) -> None:  # noqa: F811 - the fixture
+def test_moved_between_looking_and_pivoting(box: Box, instead: str) -> None:
     box.inside(_mount_in_a_plain_directory)
     seen = layout_of(box._target)
 

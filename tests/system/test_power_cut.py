@@ -1,13 +1,12 @@
 """The power goes at a random moment, on XFS and on ext4: what was reported stored is there, whole; nothing else is half there.
 
 A shutdown of the file system under a loop mount drops everything that was not flushed (research into how real file systems lose data says
-what that can and cannot show: it tears no block). SNAPSHOTD_POWER_CUTS is the number of rounds on each; SNAPSHOTD_POWER_CUT_SEED the first.
+what that can and cannot show: it tears no block). SNAPSHOTD_SEED=N begins with that round.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ import pytest
 from snapshotd.client.results import Policy
 from snapshotd.errors import SnapshotdError
 from snapshotd.kernel import syscalls
+from tests import long
 from tests.capabilities import require
 from tests.leftovers import nothing_left
 from tests.loop_disk import Disk, loop_disk
@@ -25,8 +25,8 @@ from tests.storage_rig import Daemon, Line, World, another_boot, clean, in_own_m
 
 pytestmark = pytest.mark.runc
 
-ROUNDS = int(os.environ.get("SNAPSHOTD_POWER_CUTS", "3"))
-SEED = int(os.environ.get("SNAPSHOTD_POWER_CUT_SEED", str(random.randrange(1 << 30))))
+ROUNDS = long.size(2, 30)
+SEED = long.SEED
 MAX_LINES = 4
 
 
@@ -64,7 +64,7 @@ def _rounds(disk: Disk, daemon: Daemon, small_root: Path) -> None:
                 lines = _go_on(world, rng)
                 clean(daemon)
             except BaseException as exc:
-                exc.add_note(f"round {number}, SNAPSHOTD_POWER_CUT_SEED={SEED + number}")
+                exc.add_note(f"round {number}, SNAPSHOTD_SEED={SEED + number}")
                 raise
         daemon.stop()
     nothing_left(daemon.state_dir, running=False)

@@ -1,6 +1,6 @@
 """Layers rebuilt from stored trees, as the kernel sees them: random work on real overlays, archived, and brought back as one layer.
 
-SNAPSHOTD_MODEL_SEEDS=first:last runs those seeds instead (each is about 60 operations).
+tests/long.py says how to run one seed again (each is about 60 operations).
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from snapshotd.layers.stored_view import StoredView
 from snapshotd.layers.view import View
 from snapshotd.testing.memory_repository import MemoryRepository
 from snapshotd.types import Kind, TreeID
-from tests import variety
+from tests import long, variety
 from tests.capabilities import require
 from tests.model.overlay_world import World, difference
 from tests.stored_trees import save
 
-_first, _, _last = os.environ.get("SNAPSHOTD_MODEL_SEEDS", "0:12").partition(":")
-SEEDS = range(int(_first), int(_last))
+SEEDS = long.seeds(6, 100)
 ROUNDS = 6
 Rows = dict[bytes, tuple[Any, ...]]
 

@@ -6,6 +6,7 @@ Imports count wherever they stand: at the top, inside functions, under TYPE_CHEC
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -234,3 +235,11 @@ if TYPE_CHECKING:
 """
     found = set(imported_names(source, ("snapshotd", "repo")))
     assert found == {"a.b", "c.d", "snapshotd.repo.f", "snapshotd.repo.g.h", "snapshotd.i", "j", "k.l"}
+
+
+def test_no_test_imports_another() -> None:
+    """What several need is in a module that is none: so tests can be moved, and run alone."""
+    files = sorted((ROOT.parent / "tests").rglob("*.py"))
+    assert len(files) > 200
+    imported = re.compile(r"^\s*(?:from|import) (tests\.[\w.]*\btest_\w+)", re.MULTILINE)
+    assert [(str(path), name) for path in files for name in imported.findall(path.read_text())] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from snapshotd.catalog.base import Catalog
+from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.errors import Ambiguous, Conflict, NotFound, UsageError
 from snapshotd.testing.contracts.refusal import refuses
 from snapshotd.testing.records import begin, committed, fork, make_call, make_image, started
@@ -93,15 +93,32 @@ def references_are_found_in_order(catalog: Catalog) -> None:
     assert catalog.resolve_snapshot(first.id[:12]) == first
     assert catalog.resolve_trajectory(first.id[:12]).id == trajectory.id
     assert catalog.resolve_trajectory(trajectory.id).id == trajectory.id
-    catalog.tag(first.id, "child")
     catalog.tag(first.id, second.id[:12])
     assert catalog.resolve_snapshot(second.id[:12]).id == first.id  # a tag wins over a prefix
-    assert catalog.resolve_snapshot("child").id == first.id
-    assert catalog.resolve_trajectory("child").id == child.id  # here a name wins over a tag
     assert catalog.resolve_trajectory(second.id[:12]).id == trajectory.id
     for ref in ("", "run%", "abc", first.id[:3], "run ", "RUN", first.id + "0"):
         refuses(NotFound, catalog.resolve_snapshot, ref)
         refuses(NotFound, catalog.resolve_trajectory, ref)
+
+
+def a_tag_and_a_trajectory_never_share_a_name(catalog: Catalog) -> None:
+    trajectory, first = started(catalog, "run")
+    second = committed(catalog, first)
+    for snapshot, move in ((first, False), (first, True), (second, False)):
+        refuses(Conflict, lambda s=snapshot, m=move: catalog.tag(s.id, "run", move=m), says=("run", trajectory.id[:12]))
+    catalog.tag(first.id, "best")
+    image = catalog.find_image(trajectory.spec.image)
+    other, begun = begin(image, "best")
+    refuses(Conflict, catalog.add_trajectories, [(other, begun)], says=("best", first.id[:12], "snapshotd tag --delete best"))
+    refuses(Conflict, catalog.add_trajectories, [(fork(first, trajectory, "best"), None)], says=("best",))
+    refuses(Conflict, catalog.restore_rows, [], [other], [SnapshotRow(begun)], says=("best",))
+    named, begun = begin(image, "new")
+    refuses(Conflict, catalog.restore_rows, [], [named], [SnapshotRow(replace(begun, tags=("new",)))], says=("new", named.id[:12]))
+    refuses(Conflict, catalog.restore_rows, [], [named], [SnapshotRow(replace(begun, tags=("run",)))], says=("run", trajectory.id[:12]))
+    assert catalog.trajectories() == [catalog.get_trajectory(trajectory.id)]
+    assert catalog.tags() == {"best": first.id}
+    catalog.untag("best")
+    catalog.add_trajectories([(fork(first, trajectory, "best"), None)])  # the name is free again
 
 
 def ambiguous_prefixes_list_candidates(catalog: Catalog) -> None:
@@ -152,6 +169,7 @@ CHECKS: tuple[Callable[[Catalog], None], ...] = (
     all_tags_are_listed,
     tags_move_only_when_told,
     references_are_found_in_order,
+    a_tag_and_a_trajectory_never_share_a_name,
     ambiguous_prefixes_list_candidates,
     everything_referenced_is_listed,
 )

@@ -124,6 +124,12 @@ def bases_are_kept_and_states_follow_the_archive(catalog: Catalog) -> None:
     catalog.set_stored(second.id, TREES[2], RECORDS[2])  # a lost one can come back
     assert catalog.get_snapshot(second.id).tree == TREES[2]
     assert catalog.unstored() == [rewound.id, merged.id]
+    catalog.set_stored(merged.id, TREES[0], RECORDS[0], ("one", "two\n\ud800"))
+    assert catalog.get_snapshot(merged.id).warnings == ("one", "two\n\ud800")
+    assert catalog.get_snapshot(second.id).warnings == ()
+    catalog.set_state([merged.id], SnapshotState.LOST)
+    catalog.set_stored(merged.id, TREES[0], RECORDS[0])  # and this time everything was recorded
+    assert catalog.get_snapshot(merged.id).warnings == ()
     refuses(NotFound, catalog.record, SnapshotID(new_id()))
 
 

@@ -43,6 +43,32 @@ def check_streams(rig: Rig) -> None:
         assert rig.run(container, "cat") == Output(0, b"", b"")
 
 
+def check_standard_input(rig: Rig) -> None:
+    """A pipe for whoever asks for one, to its end, also under its name and for another user; nobody else has it open."""
+    data = bytes(range(256)) * 200
+    with rig.container() as container:
+        for user, argv in ((0, ["cat"]), (1000, ["cat", "/dev/stdin"])):
+            process = rig.start(container, *argv, stdin=True, user=user, group=user)
+            assert process.stdin_fd is not None
+            os.write(process.stdin_fd, data)
+            os.close(process.stdin_fd)
+            stdout, stderr = read_all([process.stdout_fd, process.stderr_fd])
+            for fd in (process.stdout_fd, process.stderr_fd):
+                os.close(fd)
+            assert (process.wait(DEADLINE_S), stdout, stderr) == (0, data, b"")
+        process = rig.start(container, "true", stdin=True)
+        assert process.stdin_fd is not None
+        assert process.wait(DEADLINE_S) == 0, "nothing was sent, and its input has not ended"
+        try:
+            os.write(process.stdin_fd, b"x")
+        except BrokenPipeError:
+            pass
+        else:
+            raise AssertionError("somebody else has the other end")
+        for fd in (process.stdin_fd, process.stdout_fd, process.stderr_fd):
+            os.close(fd)
+
+
 def check_big_output(rig: Rig) -> None:
     size = 10 << 20
     with rig.container() as container:

@@ -21,6 +21,7 @@ from snapshotd.engine.agent_handler import MESSAGE_LIMIT_BYTES, OPEN_CALL_LIMIT
 from snapshotd.engine.agent_protocol import AgentServer
 from snapshotd.errors import OutOfSpace
 from snapshotd.kernel import turns
+from snapshotd.types import Message
 
 Connect = Callable[..., Any]
 CALL = "0123456789abcdef" * 2
@@ -228,6 +229,15 @@ def test_requests_may_come_at_once(connect: Connect) -> None:
     client = connect()
     client.send(b"".join(b'{"id":%d,"op":"message","role":"u","content":%d}\n' % (n, n) for n in range(500)))
     assert [client.read()["id"] for _ in range(500)] == list(range(500))
+
+
+def test_text_that_is_no_unicode_is_handed_out_as_it_is(connect: Connect, recorder: Any) -> None:
+    """The agent's requests cannot hold such; what a model said, or an older version recorded, can."""
+    strange = {"\ud800": ["\udcff", "ü"]}
+    recorder.conversation.append(Message("u", strange))
+    recorder.values["key"] = strange
+    assert connect().ask("messages")["body"] == [{"role": "u", "content": strange}]
+    assert connect().ask("state")["body"] == {"key": strange}
 
 
 def test_connections_are_limited(connect: Connect, server: AgentServer) -> None:

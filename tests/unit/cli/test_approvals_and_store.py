@@ -13,8 +13,7 @@ import pytest
 from snapshotd.cli.documents import as_page, in_short
 from snapshotd.types import new_id, short
 from tests.unit.cli.conftest import Cli
-from tests.unit.cli.test_errors_and_options import environment
-from tests.unit.daemon.process import Daemon
+from tests.unit.daemon.process import Daemon, environment
 
 # -- approvals -----------------------------------------------------------------------------------------------------------------
 

@@ -119,16 +119,17 @@ def test_attaching_to_a_sandbox_without_an_agent_is_told_apart(cli: Cli, box: st
 
 
 def test_limits_reach_the_sandbox(cli: Cli) -> None:
-    made = cli("create", "--memory", "512m", "--cpus", "0.5", "--pids", "64", "--runtime", "docker", "--json").json["trajectory"]
+    options = ("--memory", "512m", "--cpus", "0.5", "--pids", "64", "--disk", "1g", "--runtime", "docker")
+    made = cli("create", *options, "--json").json["trajectory"]
     found = next(item for item in cli("ls", "--json").json if item["id"] == made)
-    assert found["limits"] == {"memory_bytes": 512 << 20, "cpus": 0.5, "pids": 64}
+    assert found["limits"] == {"memory_bytes": 512 << 20, "cpus": 0.5, "pids": 64, "disk_bytes": 1 << 30}
     assert found["runtime"] == "docker"
 
 
 def test_log_json_has_the_shape_of_the_contract(cli: Cli, box: str) -> None:
     cli("exec", box, "--", "ls")
     first, second = cli("log", "--json", box).json
-    assert list(second) == ["id", "parent", "trajectory", "seq", "tool", "files", "state", "pause_ms", "created_at", "tags"]
+    assert list(second) == ["id", "parent", "trajectory", "seq", "tool", "files", "state", "pause_ms", "created_at", "tags", "warnings"]
     assert list(second["tool"]) == ["name", "arguments", "status", "exit_code", "duration_ms"]
     assert second["files"] == {"added": 1, "changed": 2, "deleted": 0, "bytes": 1234}
     assert (second["parent"], second["seq"], second["state"]) == (first["id"], 1, "captured")

@@ -6,6 +6,7 @@ import fcntl
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +60,32 @@ def test_another_takes_the_place_of_the_running_one(state_dir: Path, restart: Cl
     again = restart()
     assert (again.code, again.out) == (0, "")
     assert again.err == f"snapshotd: daemon {lock_holder(state_dir)} ready on {state_dir}/snapshotd.sock in place of {pid}\n"
+
+
+LAST_MOMENTS = """
+import os, signal, sys, time
+from pathlib import Path
+from snapshotd.daemon.lock import StateLock
+
+lock = StateLock(Path(sys.argv[1]))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print("up", flush=True)
+signal.sigwait([signal.SIGTERM])
+lock.release()
+time.sleep(0.5)
+os.write(1, b"gone")
+os._exit(0)
+"""
+
+
+def test_it_has_stopped_when_its_process_is_gone(tmp_path: Path) -> None:
+    """And with it its mounts, which keep a disk busy: its last moments come after it let go of the state directory."""
+    with subprocess.Popen([sys.executable, "-c", LAST_MOMENTS, str(tmp_path)], stdout=subprocess.PIPE) as daemon:
+        assert daemon.stdout is not None
+        assert daemon.stdout.readline() == b"up\n"
+        assert main(["--state-dir", str(tmp_path), "daemon", "--stop"]) == 0
+        os.set_blocking(daemon.stdout.fileno(), False)
+        assert daemon.stdout.read() == b"gone"
 
 
 def test_one_is_started_where_none_runs(state_dir: Path, restart: Cli) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import importlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from snapshotd.cli.reference import reference
 from snapshotd.cli.text import ago, printable, size
 from snapshotd.cli.values import Memory
 from tests.unit.cli.conftest import Cli
-from tests.unit.daemon.process import Daemon
+from tests.unit.daemon.process import Daemon, environment
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -48,6 +47,7 @@ ROOT = Path(__file__).resolve().parents[3]
         (["run", "--memory", "1k", "--", "ls"], 125, "too little"),
         (["run", "--cpus", "0", "--", "ls"], 125, "0.01"),
         (["run", "--cpus", "nan", "--", "ls"], 125, "0.01"),
+        (["run", "--disk", "5", "--", "ls"], 125, "from 16m"),
         (["run", "--pids", "x", "--", "ls"], 125, "whole number"),
         (["run", "--pids", "1", "--", "ls"], 125, "from 8"),
         (["run", "--pids", "²", "--", "ls"], 125, "whole number"),
@@ -157,10 +157,6 @@ def test_daemon_stop_waits_for_its_end(daemon: Daemon, capfd: pytest.CaptureFixt
     assert main(["daemon", "--stop", "--json", "--state-dir", str(daemon.state_dir)]) == 0
     assert json.loads(capfd.readouterr().out) == {"stopped": daemon.process.pid}
     assert daemon.process.wait(20) == 0
-
-
-def environment(daemon: Daemon) -> dict[str, str]:
-    return {**os.environ, "SNAPSHOTD_STATE_DIR": str(daemon.state_dir), "SNAPSHOTD_SOCKET": str(daemon.socket_path)}
 
 
 def start(daemon: Daemon, *words: str) -> subprocess.Popen[bytes]:

@@ -17,8 +17,7 @@ import pytest
 from snapshotd.cli.follow import Replay
 from snapshotd.types import short
 from tests.unit.cli.conftest import Cli
-from tests.unit.cli.test_errors_and_options import environment
-from tests.unit.daemon.process import Daemon
+from tests.unit.daemon.process import Daemon, environment
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ from snapshotd.cli.progress import Meter
 from snapshotd.cli.values import Count, Duration, Size
 from snapshotd.types import new_id
 from tests.unit.cli.conftest import Cli
-from tests.unit.cli.test_errors_and_options import environment
-from tests.unit.daemon.process import Daemon
+from tests.unit.daemon.process import Daemon, environment
 
 MIB = 1 << 20
 

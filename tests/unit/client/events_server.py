@@ -22,7 +22,7 @@ def trajectory(status: str) -> dict[str, Any]:
     """As the API tells of one."""
     return {
         "id": TRAJECTORY, "name": None, "status": status, "head": "b" * 32, "image": "default", "runtime": "runc", "network": "none",
-        "limits": {"memory_bytes": 1 << 30, "cpus": 1.0, "pids": 512}, "agent": None, "created_at": "2026-01-01T00:00:00Z",
+        "limits": {"memory_bytes": 1 << 30, "cpus": 1.0, "pids": 512, "disk_bytes": 0}, "agent": None, "created_at": "2026-01-01T00:00:00Z",
         "forked_from": None, "experiment": None, "exit_code": None,
     }  # fmt: skip
 

@@ -208,7 +208,7 @@ def test_only_a_follower_asks_again(server: EventsServer, client: Snapshotd) -> 
         client.exec("box", ["ls"])
     with pytest.raises(DaemonUnavailable):
         client.stop("box")
-    assert [line.split("?")[0].rpartition("/")[2] for line in server.requests] == ["events", "exec", "stop"]
+    assert [line.split("?")[0].rpartition("/")[2] for line in server.requests] == ["events", "attended", "stop"]
 
 
 def _following(transport: Transport, *, on_lost: Any) -> Following:

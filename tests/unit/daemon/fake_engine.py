@@ -33,6 +33,7 @@ from typing import Any, Literal
 
 from snapshotd import types as t
 from snapshotd.engine import base
+from snapshotd.engine.caller import Caller
 from snapshotd.errors import Ambiguous, CommandNotFound, CommandNotRunnable, Conflict, DataLoss, NotFound, OutOfSpace, UsageError
 from snapshotd.layers.base import Change, ChangeKind, Entry, RestoreReport
 from snapshotd.types import Kind
@@ -157,7 +158,7 @@ class FakeEngine(FakeMind):
                 return
 
     def exec(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
-             sink: base.OutputSink, expected_head: str | None = None) -> base.ExecResult:  # fmt: skip
+             sink: base.OutputSink, expected_head: str | None = None, caller: Caller | None = None) -> base.ExecResult:  # fmt: skip
         line = self.trajectory(ref)
         if expected_head is not None and self.snapshot(expected_head).id != line.head:
             raise Conflict(f"the head is {t.short(line.head)}: go on from there, or `snapshotd fork {expected_head[:12]}`")
@@ -171,7 +172,7 @@ class FakeEngine(FakeMind):
         return base.ExecResult(code, taken, call)
 
     def exec_snapshot(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...],
-                      user: str | None, sink: base.OutputSink) -> base.ExecResult:  # fmt: skip
+                      user: str | None, sink: base.OutputSink, caller: Caller | None = None) -> base.ExecResult:  # fmt: skip
         self.snapshot(ref)
         code = self._execute(argv, sink)
         return base.ExecResult(code, None, self._call("exec", {"argv": list(argv)}, code))

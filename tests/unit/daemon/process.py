@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from snapshotd.client import autostart
 from snapshotd.client.client import Snapshotd
+from tests import forked
 
 FAKE_DAEMON = Path(__file__).with_name("fake_daemon.py")
 
@@ -33,7 +33,7 @@ class Daemon:
 
     state_dir: Path
     socket_path: Path
-    process: subprocess.Popen[bytes]
+    process: forked.Process
 
     @property
     def client(self) -> Snapshotd:
@@ -59,8 +59,11 @@ def start(state_dir: Path, socket_path: Path, **environment: str) -> Daemon:
     Its own end of the ready pipe closes when it dies, so nothing can hang.
     """
     ready_r, ready_w = os.pipe()
-    argv = [sys.executable, str(FAKE_DAEMON), str(state_dir), str(socket_path), str(ready_w)]
-    process = subprocess.Popen(argv, pass_fds=(ready_w,), stderr=subprocess.PIPE, env={**os.environ, **environment})
+    error_r, error_w = os.pipe()
+    args, fds = [str(state_dir), str(socket_path), str(ready_w)], {2: error_w, ready_w: ready_w}
+    process = forked.start(args, fds, env={**os.environ, **environment}, cwd=os.getcwd(), module=forked.FAKE_DAEMON)
+    process.stderr = os.fdopen(error_r, "rb")
+    os.close(error_w)
     os.close(ready_w)
     with os.fdopen(ready_r, "rb") as ready:
         line = ready.readline()
@@ -72,3 +75,7 @@ def start(state_dir: Path, socket_path: Path, **environment: str) -> Daemon:
         raise AssertionError(f"the daemon did not start: {error}")
     return Daemon(state_dir, socket_path, process)
 
+
+def environment(daemon: Daemon) -> dict[str, str]:
+    """What commands in processes of their own find this daemon by."""
+    return {**os.environ, "SNAPSHOTD_STATE_DIR": str(daemon.state_dir), "SNAPSHOTD_SOCKET": str(daemon.socket_path)}

@@ -6,10 +6,7 @@ import base64
 import http.client
 import json
 import os
-import socket
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,42 +15,8 @@ import pytest
 from snapshotd.daemon.api import openapi
 from snapshotd.daemon.wire import API_VERSION, BODY_MAX_BYTES, VERSION_HEADER
 from snapshotd.types import new_id
+from tests.unit.daemon.asking import JSON, Connection, ask, eventually, lines, memory_of
 from tests.unit.daemon.process import Daemon
-
-JSON = {"Content-Type": "application/json"}
-
-
-class Connection(http.client.HTTPConnection):
-    """HTTP over the daemon's socket, without our client."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        super().__init__("snapshotd", timeout=30)
-        self._path = daemon.socket_path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(30)
-        self.sock.connect(str(self._path))
-
-
-def ask(daemon: Daemon, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-    """One request; status and decoded JSON (or None)."""
-    connection = Connection(daemon)
-    data = None if body is None else json.dumps(body).encode()
-    connection.request(method, "/v1" + path, data, {**(JSON if data else {}), **(headers or {})})
-    answer = connection.getresponse()
-    text = answer.read()
-    connection.close()
-    assert answer.headers[VERSION_HEADER] == API_VERSION
-    return answer.status, json.loads(text) if text else None
-
-
-def lines(daemon: Daemon, method: str, path: str, body: Any = None) -> list[dict[str, Any]]:
-    connection = Connection(daemon)
-    connection.request(method, "/v1" + path, None if body is None else json.dumps(body), JSON)
-    text = connection.getresponse().read()
-    connection.close()
-    return [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.fixture
@@ -64,17 +27,10 @@ def box(shared_daemon: Daemon) -> str:
     return name
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it never became true"
-        time.sleep(0.01)
-
-
 def test_a_sandbox_from_creation_to_removal(daemon: Daemon) -> None:
     status, made = ask(daemon, "POST", "/sandboxes", {"name": "box", "env": {"A": "1"}, "limits": {"cpus": 0.5}})
     assert status == 201
-    assert made["trajectory"]["limits"] == {"memory_bytes": 2 << 30, "cpus": 0.5, "pids": 1024}
+    assert made["trajectory"]["limits"] == {"memory_bytes": 2 << 30, "cpus": 0.5, "pids": 1024, "disk_bytes": 0}
     assert made["trajectory"]["head"] == made["snapshot"]["id"]
     snapshot = made["snapshot"]
     assert snapshot["created_at"] == "2023-11-14T22:13:20.123456Z"
@@ -100,6 +56,7 @@ def test_a_sandbox_from_creation_to_removal(daemon: Daemon) -> None:
         ("POST", "/sandboxes", {"workspace": "relative"}, 400, "UsageError"),
         ("POST", "/sandboxes", {"env": {"A=B": "1"}}, 400, "UsageError"),
         ("POST", "/sandboxes", {"limits": {"memory_bytes": 5}}, 400, "UsageError"),
+        ("POST", "/sandboxes", {"limits": {"disk_bytes": 5}}, 400, "UsageError"),
         ("POST", "/runs", {}, 400, "UsageError"),
         ("POST", "/runs", {"agent": "/a.py", "command": ["ls"]}, 400, "UsageError"),
         ("POST", "/runs", {"command": ["ls\0"]}, 400, "UsageError"),
@@ -215,11 +172,6 @@ def test_a_slow_reader_slows_the_command_down(shared_daemon: Daemon, box: str) -
     assert memory_of(shared_daemon) - before < 24 << 20
     assert len(answer.read()) > 64 << 20
     connection.close()
-
-
-def memory_of(daemon: Daemon) -> int:
-    text = Path(f"/proc/{daemon.process.pid}/status").read_text()
-    return int(text.partition("VmRSS:")[2].split()[0]) << 10
 
 
 def test_many_commands_block_nobody(shared_daemon: Daemon, box: str, short_dir: Path) -> None:

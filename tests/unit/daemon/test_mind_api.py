@@ -12,9 +12,9 @@ from snapshotd.daemon.models_mind import check_json
 from snapshotd.daemon.watching import KEPT_MAX, Watchers
 from snapshotd.errors import LimitExceeded, UsageError
 from snapshotd.types import new_id, short
+from tests.unit.daemon.asking import JSON, Connection, ask, lines
 from tests.unit.daemon.fake_engine import FakeEngine
 from tests.unit.daemon.process import Daemon
-from tests.unit.daemon.test_api import JSON, Connection, ask, lines
 
 STORE = "/store/value?namespace=team/plans&key="
 

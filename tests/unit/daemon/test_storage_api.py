@@ -17,8 +17,8 @@ from snapshotd.daemon.routes_storage import _namespace_pid
 from snapshotd.daemon.wire import BODY_MAX_BYTES, FRAMES
 from snapshotd.errors import Unsupported
 from snapshotd.types import new_id
+from tests.unit.daemon.asking import Connection, ask, eventually, lines, memory_of
 from tests.unit.daemon.process import Daemon
-from tests.unit.daemon.test_api import Connection, ask, eventually, lines, memory_of
 
 MIB = 1 << 20
 

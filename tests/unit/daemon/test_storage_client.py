@@ -15,8 +15,8 @@ from snapshotd.client.part_file import part_file
 from snapshotd.client.results import Policy
 from snapshotd.errors import Conflict, DaemonUnavailable, DataLoss, InternalError, NotFound, OutOfSpace, UsageError
 from snapshotd.types import new_id
+from tests.unit.daemon.asking import eventually
 from tests.unit.daemon.process import Daemon
-from tests.unit.daemon.test_api import eventually
 
 MIB = 1 << 20
 

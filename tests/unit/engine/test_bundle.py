@@ -23,9 +23,10 @@ from snapshotd.engine.imports import BundleLimits
 from snapshotd.engine.secrecy import TENANT
 from snapshotd.errors import Conflict, DataLoss, LimitExceeded, NotFound, SnapshotdError, UsageError, VersionMismatch
 from snapshotd.types import Snapshot, SnapshotState, TrajectoryStatus
+from tests import long
+from tests.archives import archive, directory, entry, link, pax_record, raw_header
 from tests.unit.engine import bundles
 from tests.unit.engine.bundles import POLICY, STEPS, World, forged, members
-from tests.unit.layers.test_ingest import archive, directory, entry, link, pax_record, raw_header
 
 
 @pytest.fixture
@@ -219,13 +220,89 @@ def test_a_bundle_does_not_say_whose_values_its_agents_reach(worlds: tuple[World
 
 def test_what_is_here_stays(worlds: tuple[World, World], line: list[Snapshot]) -> None:
     here, there = worlds
-    data = here.export(line)
-    there.take(data)
+    there.take(here.export(line[:3]))
     before = there.store.layers(), list(there.catalog.all_snapshots()), there.catalog.trajectories()
-    for again in (data, here.export([line[2]])):
-        with pytest.raises(Conflict, match="is here already"):
-            there.take(again)
+    for part in (line, line[2:]):
+        with pytest.raises(Conflict, match=f"{part[0].id[:12]} of the bundle is here already and others are not"):
+            there.take(here.export(part))
+    for fields in ({"created_at_ns": 1}, {"id": line[3].id}):
+        with pytest.raises((Conflict, UsageError), match="another"):
+            there.take(_edited(members(here.export(line[2:3])), 0, _set("snapshot", **fields)))
     assert (there.store.layers(), list(there.catalog.all_snapshots()), there.catalog.trajectories()) == before
+
+
+def test_the_same_again_changes_nothing(worlds: tuple[World, World], line: list[Snapshot]) -> None:
+    here, there = worlds
+    here.catalog.tag(line[1].id, "good")
+    data = here.export(tagged(here, line))
+    taken = there.take(data, name="mine").trajectories
+    before = there.store.layers(), list(there.catalog.all_snapshots()), there.catalog.trajectories()
+    for again in (data, here.export(tagged(here, line[2:3])), here.export(tagged(here, line), compress=True)):
+        result = there.take(again, name="mine")
+        assert (result.trajectories, result.snapshots, result.warnings) == (taken, 0, ())
+        assert (there.store.layers(), list(there.catalog.all_snapshots()), there.catalog.trajectories()) == before
+    assert "keeps its name" in there.take(data, name="other").warnings[0]
+    with pytest.raises(UsageError, match="cut off"):
+        there.take(data[:-2048])
+    there.catalog.untag("good")
+    assert there.take(data).snapshots == 0
+    assert there.catalog.tags() == {"good": line[1].id}
+    there.archive_all()
+    there.catalog.set_pruned([line[2].id])
+    with pytest.raises(Conflict, match="files are gone"):
+        there.take(data)
+
+
+# -- tags ------------------------------------------------------------------------------------------------------------------------
+
+
+def tagged(world: World, line: list[Snapshot]) -> list[Snapshot]:
+    """The snapshots with the tags that they have by now."""
+    return [world.catalog.get_snapshot(snapshot.id) for snapshot in line]
+
+
+def test_tags_come_along(worlds: tuple[World, World], line: list[Snapshot]) -> None:
+    here, there = worlds
+    for number, name in ((0, "before"), (1, "good"), (1, "also-good"), (3, "last")):
+        here.catalog.tag(line[number].id, name)
+    there.take(here.export(tagged(here, line[:3])))
+    assert there.catalog.tags() == {"before": line[0].id, "good": line[1].id, "also-good": line[1].id}
+    there.take(here.export(tagged(here, line[3:]), since=line[2]))
+    assert there.catalog.resolve_snapshot("last").id == line[3].id
+
+
+def test_a_tag_that_is_taken_is_said_and_stays_where_it_is(worlds: tuple[World, World], line: list[Snapshot]) -> None:
+    here, there = worlds
+    there.take(here.export(line[:1]), name="mine")
+    there.catalog.tag(line[0].id, "good")
+    for name in ("good", "mine", "other", "new"):
+        here.catalog.tag(line[1].id, name)
+    result = there.take(here.export(tagged(here, line[1:]), since=line[0]), name="other")
+    assert there.catalog.tags() == {"good": line[0].id, "new": line[1].id}
+    good, mine, other = result.warnings
+    assert "tag good was not taken" in good
+    assert line[0].id[:12] in good
+    assert f"snapshotd tag --move {line[1].id[:12]} good" in good
+    assert "tag mine was not taken" in mine
+    assert "tag other was not taken" in other
+
+
+def test_a_bundle_of_an_older_version_has_no_tags(worlds: tuple[World, World], line: list[Snapshot]) -> None:
+    here, there = worlds
+    content = members(here.export(line))
+    head = json.loads(content[0][1])
+    assert head.pop("tags") == {}
+    there.take(forged([(content[0][0], json.dumps({**head, "version": 1}).encode()), *content[1:]]))
+    imported_whole(here, there, line)
+
+
+def test_a_name_of_a_trajectory_that_is_a_tag_here_is_left_out(worlds: tuple[World, World], line: list[Snapshot], tmp_path: Path) -> None:
+    here, there = worlds
+    there.take(here.export(line[:1]), name="mine")
+    there.catalog.tag(line[0].id, "line")
+    result = there.take(here.export(line[1:], since=line[0]))
+    assert result.trajectories[0].name is None
+    assert "without its name" in result.warnings[0]
 
 
 def test_an_increment_without_what_it_stands_on_is_not_taken(worlds: tuple[World, World], line: list[Snapshot]) -> None:
@@ -339,7 +416,7 @@ def test_something_after_the_end_is_refused(worlds: tuple[World, World], line: l
             assert there.is_empty()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=long.size(80, 2000), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_is_found_or_changes_nothing(worlds: tuple[World, World], line: list[Snapshot], data: st.DataObject) -> None:
     here, there = worlds
@@ -547,12 +624,14 @@ def test_an_environment_has_bounds(worlds: tuple[World, World], line: list[Snaps
 
 @pytest.mark.parametrize("head", [
     {"format": "x"}, {"version": 0.5}, {"snapshots": []}, {"snapshots": ["x"]}, {"snapshots": "x"}, {"since": "x"}, {"since": 5},
+    {"tags": None}, {"tags": []}, {"tags": {"../x": "LAST"}}, {"tags": {"": "LAST"}}, {"tags": {"x" * 65: "LAST"}},
+    {"tags": {"a\n": "LAST"}}, {"tags": {"a": "f" * 32}}, {"tags": {"a": 5}}, {"tags": {"a": ["LAST"]}}, {"tags": {"\ud800": "LAST"}},
     {"snapshots": ["a" * 32, "a" * 32]}, {"snapshots": ["a" * 32], "since": "a" * 32}, {"snapshots": [["a" * 32]]},
 ])  # fmt: skip
 def test_heads_that_make_no_sense_are_refused(worlds: tuple[World, World], line: list[Snapshot], head: dict[str, Any]) -> None:
     here, there = worlds
     content = members(here.export(line))
-    value = json.dumps({**json.loads(content[0][1]), **head}).encode()
+    value = json.dumps({**json.loads(content[0][1]), **head}).replace("LAST", line[-1].id).encode()
     with pytest.raises(UsageError):
         there.take(forged([(content[0][0], value), *content[1:]]))
     assert there.is_empty()
@@ -561,8 +640,8 @@ def test_heads_that_make_no_sense_are_refused(worlds: tuple[World, World], line:
 def test_a_newer_version_is_named(worlds: tuple[World, World], line: list[Snapshot]) -> None:
     here, there = worlds
     content = members(here.export(line))
-    with pytest.raises(VersionMismatch, match="version 2"):
-        there.take(forged([(content[0][0], content[0][1].replace(b'"version":1', b'"version":2')), *content[1:]]))
+    with pytest.raises(VersionMismatch, match="version 3"):
+        there.take(forged([(content[0][0], content[0][1].replace(b'"version":2', b'"version":3')), *content[1:]]))
 
 
 def test_members_out_of_place_are_refused(worlds: tuple[World, World], line: list[Snapshot]) -> None:

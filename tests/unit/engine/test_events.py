@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from snapshotd.engine import events
-from snapshotd.engine.events import EventLogs
+from snapshotd.engine.base import Event, Stream, output_event
+from snapshotd.engine.events import EventLogs, completed
 from snapshotd.types import TrajectoryID
 
 RUN = TrajectoryID("0" * 32)
@@ -49,8 +54,44 @@ def test_endless_output_does_not_fill_the_disk(tmp_path: Path) -> None:
         log.append(line)
     log.append({"event": "snapshot"})
     log.append({"event": "finished"})
-    assert (tmp_path / "runs" / f"{RUN}.ndjson").stat().st_size <= events.MAX_BYTES + 1000
+    assert (tmp_path / "runs" / f"{RUN}.ndjson").stat().st_size <= events.MAX_BYTES + (1 << 20) + 1000
     assert [e["event"] for e in logs.follow(RUN, wait=True)][-3:] == ["warning", "snapshot", "finished"]
+
+
+def _printed(found: list[Event], stream: str) -> bytes:
+    return b"".join(base64.b64decode(e["data_b64"]) for e in found if e["event"] == "output" and e["stream"] == stream and "call" not in e)
+
+
+def test_what_a_full_log_left_out_comes_from_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MAX_BYTES", 20_000)
+    logs = EventLogs(tmp_path / "runs")
+    log = logs.begin(RUN)
+    lines = {"stdout": b"".join(b"%d\n" % n for n in range(40_000)), "stderr": b"short"}
+    log.append(output_event("stderr", lines["stderr"]))
+    for at in range(0, 120_000, 1000):
+        log.append(output_event("stdout", lines["stdout"][at : at + 1000]))
+        if at == 60_000:
+            logs = EventLogs(tmp_path / "runs")
+            log = logs.begin(RUN)  # another daemon: what is left out stays one piece
+            log.append(output_event("stdout", b"tiny"))
+            log.append({**output_event("stdout", b"of a call"), "call": "c" * 32})
+    log.append({"event": "rest", "snapshot": "s" * 32})
+    assert +log.left_out == {"calls": 9}
+    log.append({"event": "finished"})
+    asked: list[tuple[str, Stream]] = []
+
+    def recorded(piece_bytes: int) -> list[Event]:
+        def of(snapshot: str, stream: Stream) -> Iterator[bytes]:
+            asked.append((snapshot, stream))
+            yield from (lines[stream][at : at + piece_bytes] for at in range(0, len(lines[stream]), piece_bytes))
+
+        return list(completed(logs.follow(RUN, wait=True), of))
+
+    found = recorded(777)
+    assert [_printed(found, stream) for stream in ("stdout", "stderr")] == [lines["stdout"], lines["stderr"]]
+    assert found[-1] == {"event": "finished"}
+    assert asked == [("s" * 32, "stdout"), ("s" * 32, "stderr")]
+    assert recorded(100_000) == found, "a follower that asks again sees the same events, however the output is stored by then"
 
 
 def test_a_removed_run_has_no_events(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.engine import pump as pumping
 from snapshotd.engine.base import Stream
+from snapshotd.engine.caller import Caller
 from snapshotd.engine.intake import Intake, memory
 from snapshotd.engine.pump import Outcome, Printed, pump
 from snapshotd.repo.base import Spool
@@ -31,8 +33,13 @@ _TRAJECTORY = TrajectoryID(new_id())
 class Shell(Process):
     """A real command on this machine, with pipes straight from it."""
 
-    def __init__(self, script: str) -> None:
-        self._child = subprocess.Popen(["sh", "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    def __init__(self, script: str, *, stdin: bool = False) -> None:
+        self._child = subprocess.Popen(
+            ["sh", "-c", script], stdin=subprocess.PIPE if stdin else subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        if self._child.stdin is not None:
+            self.stdin_fd = os.dup(self._child.stdin.fileno())
+            self._child.stdin.close()
         assert self._child.stdout is not None
         assert self._child.stderr is not None
         self.pid = self._child.pid
@@ -102,6 +109,72 @@ def test_large_output_is_whole(repo: Spool, funnel: Funnel) -> None:
     assert outcome.stdout is not None
     assert repo.size_bytes(outcome.stdout) == 20_000_000
     assert _read(repo, outcome.stdout) == seen["stdout"]
+
+
+def test_input_is_passed_on_as_far_as_it_is_taken(repo: Spool, funnel: Funnel) -> None:
+    taken: list[int] = []
+    caller = Caller(gives_input=True, taken=taken.append)
+    data = os.urandom(1_000_000)  # more than a pipe holds
+    caller.send(data[:10])
+    caller.send(data[10:])
+    caller.end_input()
+    outcome = pump(Shell("cat", stdin=True), repo, funnel, lambda *_: None, caller=caller)
+    assert _read(repo, outcome.stdout) == data
+    assert sum(taken) == len(data)
+    caller = Caller(gives_input=True, taken=taken.append)
+    caller.send(data)
+    outcome = pump(Shell("head -c 5; exit 3", stdin=True), repo, funnel, lambda *_: None, caller=caller)
+    assert (outcome.exit_code, _read(repo, outcome.stdout)) == (3, data[:5]), "an input that was neither read nor ended holds nothing up"
+
+
+def test_a_stream_that_nobody_reads_is_a_broken_pipe(repo: Spool, funnel: Funnel) -> None:
+    caller = Caller()
+    seen: list[str] = []
+
+    def show(stream: str, data: bytes, _: int) -> None:
+        seen.append(stream)
+        caller.close_output("stdout")
+
+    outcome = pump(Shell("yes; echo $? >&2; echo more >&2; exit 4"), repo, funnel, show, caller=caller)
+    assert outcome.exit_code == 4
+    assert _read(repo, outcome.stderr).endswith(b"more\n")
+    assert seen[0] == "stdout"
+
+
+@pytest.mark.parametrize("abandon", [False, True])
+def test_a_command_goes_on_without_its_caller_unless_it_is_to_be_abandoned(repo: Spool, funnel: Funnel, abandon: bool) -> None:
+    caller = Caller()
+    caller.leave()
+    command = Shell(f"exec sleep {1000 if abandon else 0.2}")
+    outcome = pump(command, repo, funnel, lambda *_: None, caller=caller, abandon=abandon)
+    assert outcome.exit_code == (-9 if abandon else 0)
+
+
+def test_what_is_beyond_the_limit_is_counted(repo: Spool, funnel: Funnel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pumping, "MAX_OUTPUT_BYTES", 1_000_000)
+    outcome, seen = _run(repo, funnel, "head -c 3000000 /dev/zero; echo short >&2")
+    kept = _read(repo, outcome.stdout)
+    assert 1_000_000 <= len(kept) < 1_100_000
+    assert outcome.lost_bytes == {"stdout": 3_000_000 - len(kept)}
+    assert len(seen["stdout"]) == 3_000_000
+
+
+def test_what_is_neither_shown_nor_in_memory_is_counted(repo: Spool, funnel: Funnel) -> None:
+    """A daemon's record of a run was full, it showed more and gave that back; then it died."""
+    intakes: dict[Stream, Intake] = {"stdout": Intake(memory()), "stderr": Intake(memory())}
+    read_end, write_end = os.pipe()
+    os.write(write_end, b"x" * 40_000)
+    intakes["stdout"].move(read_end, 40_000)
+    intakes["stdout"].give_back(36_000)
+    outcome = pump(Shell("echo more"), repo, funnel, lambda *_: None, intakes=intakes, earlier=[Printed("stdout", b"x" * 10_000, 10_000)])
+    kept = _read(repo, outcome.stdout)
+    assert outcome.lost_bytes == {"stdout": 40_005 - len(kept)}
+    assert kept == b"x" * (len(kept) - 5) + b"more\n"
+    assert 14_000 <= len(kept) < 19_000
+    for fd in (read_end, write_end):
+        os.close(fd)
+    for intake in intakes.values():
+        intake.close()
 
 
 def test_what_is_in_the_pipe_at_the_end_is_not_lost(repo: Spool, funnel: Funnel) -> None:

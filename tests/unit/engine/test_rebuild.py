@@ -18,6 +18,7 @@ from snapshotd.engine.records import encode, encode_from, encode_tags
 from snapshotd.errors import Conflict
 from snapshotd.testing.records import CREATED_AT_NS, World, begin, committed, ended_entry, fork, make_entry, make_image, new_digest, started
 from snapshotd.types import CallID, RecordID, Snapshot, SnapshotID, SnapshotState, TrajectoryStatus, TreeID, short
+from tests import long
 
 Records = dict[RecordID, bytes]
 
@@ -123,7 +124,7 @@ def test_a_rebuilt_catalog_goes_on(old: SqliteCatalog, new: SqliteCatalog, seed:
         rebuild(records.items(), new)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=long.size(25, 400), deadline=None)
 @given(st.integers(0, 1 << 30), st.data())
 def test_what_hangs_together_comes_back_whatever_is_gone(seed: int, data: st.DataObject) -> None:
     old, new, mirrored = (SqliteCatalog(":memory:") for _ in range(3))
@@ -231,6 +232,26 @@ def test_a_name_that_two_had_in_turn_goes_to_the_newer(old: SqliteCatalog, new: 
     assert new.resolve_trajectory("same").id == ids[0]
     assert sorted(report.unnamed) == sorted((one, "same") for one in ids[1:])
     assert report.trajectories == 3
+
+
+def test_a_name_that_is_a_tag_too_stays_the_tags(old: SqliteCatalog, new: SqliteCatalog) -> None:
+    """A removed trajectory that comes back may bear the name of a tag that was given since."""
+    records = Records()
+    image = make_image()
+    old.add_image(image)
+    removed, first = begin(image, "best")
+    old.add_trajectories([(removed, first)])
+    stored(old, first, records)
+    old.remove_trajectory(removed.id)
+    line, second = begin(image, "line")
+    old.add_trajectories([(line, second)])
+    stored(old, second, records)
+    old.tag(second.id, "best")
+    records[RecordID("e" * 64)] = encode_tags(old.tags(), CREATED_AT_NS)
+    report = rebuild(records.items(), new)
+    assert new.resolve_snapshot("best").id == second.id
+    assert report.unnamed == ((removed.id, "best"),)
+    assert new.get_trajectory(removed.id).name is None
 
 
 def test_an_image_that_is_there_gets_its_tree(old: SqliteCatalog, new: SqliteCatalog) -> None:

@@ -38,7 +38,7 @@ Facts = tuple[Snapshot, Trajectory, Image, tuple[Message, ...]]
 def full() -> Record:
     """A record with every field filled in."""
     snapshot, trajectory, image, messages = facts()
-    snapshot = replace(snapshot, follows=SnapshotID("f" * 32), messages=7)
+    snapshot = replace(snapshot, follows=SnapshotID("f" * 32), messages=7, warnings=("a", "b"))
     own = ended_entry(snapshot, id=snapshot.call.id, kind=EntryKind.TOOL, arguments=snapshot.call.arguments, number=3)
     entries = (own, ended_entry(snapshot, name="\ud800", result={"z": [1.5]}, number=9))
     bound = tuple(replace(entry, snapshot=snapshot.id) for entry in entries)

@@ -41,6 +41,7 @@ class World:
         sandbox = SimpleNamespace(
             trajectory=trajectory, head=head.id, closed=False, ended=False, changed=False, lock=threading.RLock(), seq=0, fence=None,
             state={}, container=SimpleNamespace(id="container"), live=None, residue=dict, pending=[], message_count=0,
+            commands=[], cut_off=lambda: None,
         )  # fmt: skip
         self.made.append(sandbox)
         return sandbox, SimpleNamespace(bind=lambda *_: None)

@@ -124,6 +124,17 @@ def test_the_digest_sees_all_that_decides_the_image(tmp_path: Path) -> None:
     assert load_recipe(tmp_path).source_id in seen
 
 
+def test_a_customize_script_that_fails_shows_what_it_printed_last(tmp_path: Path) -> None:
+    (tmp_path / "image.toml").write_text("")
+    printed = [f"line {number}" for number in range(9)]
+    lines = deque([*printed, f"E: setup failed: E: command failed: {build._CUSTOMIZE_HOOK}", "E: mmdebstrap failed to run"])
+    message = build._failure(load_recipe(tmp_path), lines).message
+    assert "customize" in message
+    assert "line 4 / line 5 / line 6 / line 7 / line 8" in message
+    assert "line 3" not in message
+    assert "install -m" not in message
+
+
 def test_a_failed_build_says_why_without_passwords(tmp_path: Path) -> None:
     (tmp_path / "image.toml").write_text("")
     lines = deque(["E: setup failed", "E: apt-get update failed", "E: http://user:secret@mirror.example/debian is unreachable"])

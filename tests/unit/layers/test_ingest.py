@@ -13,35 +13,9 @@ import pytest
 
 from snapshotd.errors import LimitExceeded, SnapshotdError, UsageError
 from snapshotd.layers.ingest import IngestReport, TarLimits, ingest_tar
+from tests.archives import PAST_S, archive, directory, entry, fixed_checksum, link, pax_record, raw_header, with_size
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes")
-PAST_S = 1_600_000_000
-
-
-def entry(name: str | bytes, kind: bytes = tarfile.REGTYPE, data: bytes = b"", **fields: object) -> tuple[tarfile.TarInfo, bytes]:
-    info = tarfile.TarInfo(os.fsdecode(name))
-    info.type, info.size, info.mtime = kind, len(data), PAST_S
-    info.uid, info.gid = os.getuid(), os.getgid()
-    info.mode = 0o755 if kind == tarfile.DIRTYPE else 0o644
-    for key, value in fields.items():
-        setattr(info, key, value)
-    return info, data
-
-
-def directory(name: str, **fields: object) -> tuple[tarfile.TarInfo, bytes]:
-    return entry(name, tarfile.DIRTYPE, **fields)
-
-
-def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tuple[tarfile.TarInfo, bytes]:
-    return entry(name, kind, linkname=target)
-
-
-def archive(*entries: tuple[tarfile.TarInfo, bytes], tar_format: int = tarfile.PAX_FORMAT) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tar_format, encoding="utf-8", errors="surrogateescape") as tar:
-        for info, data in entries:
-            tar.addfile(info, io.BytesIO(data))
-    return out.getvalue()
 
 
 def apply(target: Path, *entries: tuple[tarfile.TarInfo, bytes], whiteouts: bool = False, limits: TarLimits | None = None) -> IngestReport:
@@ -464,31 +438,7 @@ def test_marks_are_plain_names_in_a_root_file_system(target: Path) -> None:
 # -- making headers by hand ----------------------------------------------------------------------------------------------------
 
 
-def pax_record(key: bytes, value: bytes) -> bytes:
-    body = b" " + key + b"=" + value + b"\n"
-    length = len(body) + 1
-    while len(str(length)) + len(body) != length:
-        length += 1
-    return str(length).encode() + body
-
-
 def raw_pax(records: dict[bytes, bytes]) -> bytes:
     return raw_header(b"x", b"".join(pax_record(key, value) for key, value in records.items()))
 
 
-def raw_header(kind: bytes, data: bytes) -> bytes:
-    header = fixed_checksum(bytearray(with_size(bytearray(archive(entry("PaxHeader"))[:512]), len(data))), kind=kind)
-    return header + data + bytes(-len(data) % 512)
-
-
-def with_size(header: bytearray, size: int) -> bytes:
-    header[124:136] = b"\x80" + size.to_bytes(11, "big")
-    return fixed_checksum(header)
-
-
-def fixed_checksum(header: bytearray, kind: bytes | None = None) -> bytes:
-    if kind is not None:
-        header[156:157] = kind
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    return bytes(header)

@@ -25,7 +25,7 @@ from snapshotd.layers.ingest import TarLimits, ingest_tar
 from snapshotd.layers.stack_view import StackView
 from snapshotd.layers.tar_reader import TarReader
 from snapshotd.layers.tar_writer import Marks, write_tree
-from tests.unit.layers.test_ingest import archive, entry, pax_record, raw_header
+from tests.archives import archive, entry, pax_record, raw_header
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="owners and device nodes")
 ACL = bytes.fromhex("02000000" "01000700ffffffff" "02000600e8030000" "04000500ffffffff" "10000700ffffffff" "20000000ffffffff")

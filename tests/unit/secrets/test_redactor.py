@@ -21,7 +21,7 @@ from snapshotd.secrets.configured import MAX_TOTAL_BYTES, MAX_VALUES
 from snapshotd.secrets.redactor import MAX_JSON_LEVELS, Funnel, Redactor
 from snapshotd.secrets.vault import FileVault
 from snapshotd.types import TrajectoryID, new_id
-from tests.unit.secrets.test_shapes import CONTEXT, TOKENS
+from tests.unit.secrets.samples import CONTEXT, TOKENS
 
 VALUES = {
     "env-PASSWORD": "hunter2",

@@ -1,0 +1,56 @@
+"""Gives a command its standard input while its output comes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from typing import Protocol
+
+from snapshotd.client.transport import Conversation
+from snapshotd.daemon.wire import STDIN_WINDOW_BYTES
+
+_PIECE_BYTES = 64 << 10
+
+
+class Readable(Protocol):
+    """Any file opened for bytes."""
+
+    def read(self, count: int, /) -> bytes | None:
+        """At most `count` bytes; nothing at the end."""
+
+
+class Feeder:
+    """A thread that reads the input and says it. It may stay in `read` when the command has ended: nothing waits for it. `failure`: what
+    reading has raised, which breaks the conversation off."""
+
+    def __init__(self, conversation: Conversation, source: Readable) -> None:
+        self._conversation, self._source = conversation, source
+        self._room = threading.Condition()
+        self._bytes = STDIN_WINDOW_BYTES
+        self.failure: BaseException | None = None
+        threading.Thread(target=self._run, name="stdin", daemon=True).start()
+
+    def taken(self, count: int) -> None:
+        """The command has taken so much more."""
+        with self._room:
+            self._bytes += count
+            self._room.notify()
+
+    def _run(self) -> None:
+        try:
+            while data := self._source.read(_PIECE_BYTES):
+                self._take_room(len(data))
+                self._say({"event": "stdin", "data_b64": base64.b64encode(data).decode()})
+            self._say({"event": "stdin_end"})
+        except BaseException as exc:  # noqa: BLE001 - raised again by whoever waits for the command
+            self.failure = exc
+            self._conversation.break_off()
+
+    def _take_room(self, count: int) -> None:
+        with self._room:
+            self._room.wait_for(lambda: self._bytes >= count)
+            self._bytes -= count
+
+    def _say(self, event: dict[str, str]) -> None:
+        self._conversation.say(json.dumps(event).encode())

@@ -1,0 +1,98 @@
+"""Whoever asked for a command, while it runs: what it sends to the command's standard input, which output it does not read any more, and
+whether it is still there.
+
+One thread tells (`send`, `end_input`, `close_output`, `leave`), another one (the pump) listens: `fd` is readable when there is
+something new.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Literal
+
+Stream = Literal["stdout", "stderr"]
+
+
+class Caller:
+    """See the module's text. Memory: what was sent and is not taken yet; whoever sends keeps that small."""
+
+    def __init__(self, *, gives_input: bool = False, taken: Callable[[int], object] = lambda _: None) -> None:
+        """`gives_input`: the command's standard input is what is sent, else it is empty. `taken` is told how many bytes more the command's
+        pipe has taken."""
+        self.gives_input, self.taken = gives_input, taken
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        weakref.finalize(self, os.close, self.fd)
+        self._lock = threading.Lock()
+        self._waiting = bytearray()
+        self._ended = False
+        self._unread: set[Stream] = set()
+        self.gone = False
+
+    # -- telling -----------------------------------------------------------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        with self._lock:
+            self._waiting += data
+        self._tell()
+
+    def end_input(self) -> None:
+        """Nothing more will be sent."""
+        self._ended = True
+        self._tell()
+
+    def close_output(self, stream: Stream) -> None:
+        """Nobody reads this stream any more: the command is told as with any pipe, by SIGPIPE or EPIPE when it writes again."""
+        with self._lock:
+            self._unread.add(stream)
+        self._tell()
+
+    def leave(self) -> None:
+        """The caller is gone: a command that is nothing without it ends."""
+        self.gone = True
+        self._tell()
+
+    def _tell(self) -> None:
+        os.eventfd_write(self.fd, 1)
+
+    # -- listening ---------------------------------------------------------------------------------------------------------------
+
+    def heard(self) -> set[Stream]:
+        """Make `fd` unreadable until there is something new. The streams that were closed since the last time."""
+        try:
+            os.eventfd_read(self.fd)
+        except BlockingIOError:
+            return set()
+        with self._lock:
+            unread, self._unread = self._unread, set()
+            return unread
+
+    @property
+    def waiting_bytes(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something of the input can be passed on now: data, or its end."""
+        return bool(self._waiting) or self._ended
+
+    def pass_on(self, fd: int) -> bool:
+        """Write what waits to the command's pipe, as much as that takes without blocking. False when there is nothing more to write, ever:
+        the input has ended, or the command has closed its side."""
+        ended = self._ended  # read first: nothing is sent after the end
+        with self._lock:
+            data = bytes(self._waiting)
+        count = 0
+        try:
+            count = os.write(fd, data) if data else 0
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            return False
+        if count:
+            with self._lock:
+                del self._waiting[:count]
+            self.taken(count)
+        return not ended or count < len(data)

@@ -1,0 +1,40 @@
+"""What takes a minute to make and is the same for every run, kept in `.cache/tests` of the checkout until what it is made of changes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+CACHE = Path(__file__).resolve().parents[2] / ".cache" / "tests"
+
+
+def cached(name: str, made_of: str, make: Callable[[Path], None]) -> Path:
+    """The file or folder `name` in the cache, made unless it is there. Not an error when another session makes it at the same time."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    stem, dot, suffix = name.partition(".")
+    path = CACHE / f"{stem}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}{dot}{suffix}"
+    if path.exists():
+        return path
+    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        fresh = Path(scratch) / "fresh"
+        make(fresh)
+        try:
+            os.replace(fresh, path)
+        except OSError:
+            if not path.exists():
+                raise
+    for old in CACHE.glob(f"{stem}-*"):
+        if old != path:
+            _remove(old)
+    return path
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,56 @@
+"""Looking at snapshots (`log`, `show`, `tree`) while the daemon has other things to do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from snapshotd.client import Snapshotd
+from snapshotd.client.results import Files
+from tests.e2e.support import Snap, processes_with, wait_until
+from tests.leftovers import nothing_left
+
+pytestmark = pytest.mark.runc
+
+
+@pytest.fixture(scope="module")
+def place(small_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
+    snap = Snap(tmp_path_factory.mktemp("looking") / "state")
+    snap("image", "import", small_root, "--name", "default")
+    yield snap
+    snap.stop_daemon()
+    nothing_left(snap.state_dir, running=False)
+
+
+def test_nobody_waits_for_changes_to_be_counted(place: Snap) -> None:
+    """They are shown as not counted yet: the queue behind them may be that of fifty busy sandboxes."""
+    trajectory, _ = place.create("--runtime", "runc")
+    client = Snapshotd(state_dir=place.state_dir, autostart=False)
+    place.sh(trajectory, "echo first > first")
+    client.flush()  # the processes that count, in layers and in trees, are there from now on
+    counting = [pid for pid, line in processes_with(str(place.state_dir)) if "engine.worker" in line or "children archive" in line]
+    assert len(counting) == 2
+    for pid in counting:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        taken = place.sh(trajectory, "echo second > second")["snapshot"]
+        assert [one["files"] is None for one in place.json("log", trajectory)] == [False, False, True]
+        last = place("log", trajectory).stdout.splitlines()[-1].split()
+        assert last[5:7] == ["…", "-"]
+        assert place.json("show", taken)["files"] is None
+        assert "files        …\n" in place("show", taken).stdout
+        assert place.json("tree")[0]["snapshots"][-1]["files"] is None
+        assert client.snapshot(taken).files is None
+        done = place("exec", trajectory, "--", "sh", "-c", "echo third > third")
+        assert "exec  done  …  " in done.stderr
+        assert place.json("rewind", trajectory, taken, "--files")["files"] is None
+    finally:
+        for pid in counting:
+            os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: client.snapshot(taken).files is not None, "it is counted")
+    assert client.snapshot(taken).files == Files(1, 0, 0, 7)
+    place("rm", "--force", trajectory)

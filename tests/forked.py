@@ -1,0 +1,360 @@
+"""Commands and daemons without a new interpreter: a process that has imported all of snapshotd forks one on request.
+
+Imports are most of what a command costs, and nearly all of a daemon's start: a second. A process made here is a process like any other:
+environment, working directory, mounts, standard streams, exit code, signals. It differs in its memory, part of which it shares with its
+parent, and in being that one's child. Its command line in /proc is the one that it would have.
+
+What Python or a module reads once, when it starts, cannot be given to a fork: `can_be_forked` says whether an environment has any of it.
+Tests of how a process starts, of its pipes and of its memory start it themselves.
+
+This file is also the program that forks; it imports nothing of the tests then, but for the daemon over the fake engine.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import pkgutil
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).parents[1]
+FAKE_DAEMON = "tests.unit.daemon.fake_daemon"
+_READ_AT_START = ("PATH", "TMPDIR", "TZ", "LANG", "SNAPSHOTD_WARM")
+_READ_AT_START_BEGIN = ("PYTHON", "LC_")
+_LATER = ("snapshotd.gateway.server", "uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on", "uvicorn.loops.asyncio", "rich.live")
+"""Imported by a daemon or a command when they are needed."""
+_COMMAND_LINE_BYTES = 4000
+_HIGH_FD = 500
+_LENGTH = struct.Struct("=I")
+_MAX_FDS = 16
+CLONE_NEWNS = 0x20000
+
+
+def _at_start(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name in _READ_AT_START or name.startswith(_READ_AT_START_BEGIN)}
+
+
+# -- for tests -----------------------------------------------------------------------------------------------------------------------
+
+
+class Process:
+    """What is used of `subprocess.Popen`."""
+
+    def __init__(self, args: Sequence[str], connection: socket.socket, pid: int, pidfd: int) -> None:
+        self.args, self.pid = list(args), pid
+        self.returncode: int | None = None
+        self.stderr: IO[bytes] | None = None
+        self._connection, self._pidfd = connection, pidfd
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        with self._lock:
+            if self.returncode is None:
+                if not select.select([self._connection], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0)
+                told = self._connection.recv(_LENGTH.size)
+                assert told, "the process that forks has died"
+                self.returncode = os.waitstatus_to_exitcode(_LENGTH.unpack(told)[0])
+                self._connection.close()
+                os.close(self._pidfd)
+            return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def __del__(self) -> None:
+        if self.returncode is None:
+            self._connection.close()
+            os.close(self._pidfd)
+
+
+class _Parent:
+    """The process that forks, started when it is first needed and ended with this one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._address = ""
+        self._at_start: dict[str, str] = {}
+        self._owner = 0
+
+    def address(self) -> str:
+        with self._lock:
+            if self._owner != os.getpid():
+                self._start()
+            return self._address
+
+    def at_start(self) -> dict[str, str]:
+        self.address()
+        return self._at_start
+
+    def _start(self) -> None:
+        self._address = f"\0snapshotd-tests-{os.getpid()}-{os.urandom(8).hex()}"
+        env = {**os.environ}
+        self._at_start = _at_start(env)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(self._address)
+            listener.listen(64)
+            ends, self._ours = os.pipe()
+            argv = [sys.executable, "-P", __file__, str(listener.fileno()), str(ends), "x" * _COMMAND_LINE_BYTES]
+            subprocess.Popen(argv, env=env, pass_fds=[listener.fileno(), ends], stdin=subprocess.DEVNULL, cwd="/").returncode = 0
+            os.close(ends)
+        self._owner = os.getpid()
+
+
+_parent = _Parent()
+
+
+def can_be_forked(env: Mapping[str, str]) -> bool:
+    """Whether a fork can have this environment."""
+    return _at_start(env) == _parent.at_start()
+
+
+def start(
+    args: Sequence[str], fds: Mapping[int, int], *, env: Mapping[str, str], cwd: str, module: str = "snapshotd", new_session: bool = False
+) -> Process:
+    """Fork `python -m MODULE ARGS`. `fds`: its descriptors to those of this process. Standard streams
+    that are not among them are those of the first test: nothing to read, and wherever pytest prints to."""
+    return _ask(_parent.address(), args, fds, env, cwd, module, new_session)
+
+
+def run(args: Sequence[str], *, env: Mapping[str, str], timeout_s: float) -> tuple[int, bytes, bytes]:
+    """A command's exit code and what it printed. TimeoutExpired, and it is killed."""
+    with _nothing() as nothing, _memory() as out, _memory() as err:
+        process = start(args, {0: nothing, 1: out, 2: err}, env=env, cwd=os.getcwd())
+        try:
+            code = process.wait(timeout_s)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        return code, _all_of(out), _all_of(err)
+
+
+@contextlib.contextmanager
+def _nothing() -> Iterator[int]:
+    fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _memory() -> Iterator[int]:
+    fd = os.memfd_create("output")
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _all_of(fd: int) -> bytes:
+    return os.pread(fd, os.fstat(fd).st_size, 0)
+
+
+def _ask(
+    address: str, args: Sequence[str], fds: Mapping[int, int], env: Mapping[str, str], cwd: str, module: str, new_session: bool
+) -> Process:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(None)  # whatever a test makes the default
+    mounts = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        connection.connect(address)
+        request = json.dumps([list(args), list(fds), dict(env), cwd, module, new_session]).encode("utf-8", "surrogateescape")
+        socket.send_fds(connection, [_LENGTH.pack(len(request))], [mounts, *fds.values()])
+        connection.sendall(request)
+        answer, (pidfd,), _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
+    except BaseException:
+        connection.close()
+        raise
+    finally:
+        os.close(mounts)
+    return Process(args, connection, _LENGTH.unpack(answer)[0], pidfd)
+
+
+# -- the process that forks ----------------------------------------------------------------------------------------------------------
+
+
+class _Server:
+    """One thread. Each connection is a request, and lives as long as the process that was asked for."""
+
+    def __init__(self, listener: socket.socket, end: int, address: str) -> None:
+        self._listener, self._end, self._address = listener, end, address
+        self._children: dict[int, tuple[int, socket.socket]] = {}
+        self._own_mounts = os.stat("/proc/self/ns/mnt").st_ino
+
+    def serve(self) -> None:
+        """Until the process that started this one is gone."""
+        poll = select.poll()
+        for fd in (self._listener.fileno(), self._end):
+            poll.register(fd, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd == self._end:
+                    return
+                if fd in self._children:
+                    poll.unregister(fd)
+                    self._has_ended(fd)
+                elif fd == self._listener.fileno():
+                    poll.register(self._fork(self._listener.accept()[0]), select.POLLIN)
+
+    def _has_ended(self, pidfd: int) -> None:
+        pid, connection = self._children.pop(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        with contextlib.suppress(OSError):  # nobody asks any more
+            connection.send(_LENGTH.pack(status), socket.MSG_NOSIGNAL)
+        connection.close()
+
+    def _fork(self, connection: socket.socket) -> int:
+        """Returns what tells of the child's end."""
+        head, fds, _, _ = socket.recv_fds(connection, _LENGTH.size, _MAX_FDS)
+        (left,) = _LENGTH.unpack(head)
+        request = b""
+        while len(request) < left:
+            request += connection.recv(left - len(request))
+        pid = os.fork()
+        if pid == 0:
+            _be_child(json.loads(request), fds, self._own_mounts, self._address)
+        pidfd = os.pidfd_open(pid)
+        self._children[pidfd] = (pid, connection)
+        with contextlib.suppress(OSError):
+            socket.send_fds(connection, [_LENGTH.pack(pid)], [pidfd])
+        for fd in fds:
+            os.close(fd)
+        return pidfd
+
+
+def _be_child(request: list[Any], fds: list[int], own_mounts: int, address: str) -> None:
+    """Never returns."""
+    code: object = 1
+    try:
+        args, targets, env, cwd, module, new_session = request
+        if new_session:
+            os.setsid()
+        if os.stat(fds[0]).st_ino != own_mounts:
+            from snapshotd.kernel.syscalls import call
+
+            call("setns", fds[0], CLONE_NEWNS)
+        _take(dict(zip(targets, fds[1:], strict=True)))
+        os.chdir(cwd)
+        _call_it([sys.executable, "-m", module, *args])
+        code = _run_in(env, module, args, address)
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        threading._shutdown()  # type: ignore[attr-defined] # as at the end of any program: other threads, and then what wants to be called
+        atexit._run_exitfuncs()
+    except SystemExit as exc:
+        code = exc.code
+    except BaseException:  # noqa: BLE001 - as at the end of any program
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1 if code else 0)
+
+
+def _take(wanted: dict[int, int]) -> None:
+    """These descriptors under these numbers, the standard ones as they are if they are not among them, and no others."""
+    import fcntl
+
+    wanted = {0: 0, 1: 1, 2: 2} | wanted
+    high = {target: fcntl.fcntl(fd, fcntl.F_DUPFD, _HIGH_FD) for target, fd in wanted.items()}
+    for target, fd in high.items():
+        os.dup2(fd, target, inheritable=True)
+    keep = sorted(wanted)
+    for low, above in zip(keep, [*keep[1:], 1 << 20], strict=True):
+        os.closerange(low + 1, min(above, 65536))
+
+
+def _call_it(argv: list[str]) -> None:
+    """Put a command line in place of this process's in /proc."""
+    fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+    begin, end = int(fields[45]), int(fields[46])
+    text = b"\0".join(os.fsencode(word) for word in argv)[: end - begin - 1]
+    ctypes.memset(begin, 0, end - begin)
+    ctypes.memmove(begin, text, len(text))
+
+
+def _run_in(env: dict[str, str], module: str, args: list[str], address: str) -> int:
+    from snapshotd import failpoints
+    from snapshotd.cli.main import main
+    from snapshotd.client import autostart
+    from snapshotd.engine import evict
+
+    os.environ.clear()
+    os.environ.update(env)
+    importlib.reload(failpoints)  # into the same names, which those who have imported `hit` see
+    evict.BUDGET = env.get("SNAPSHOTD_LAYER_BUDGET", "")
+    if module == FAKE_DAEMON:
+        sys.argv = [module, *args]
+        return int(importlib.import_module(module).main())
+    sys.argv = ["snapshotd", *args]
+
+    def spawn(state_dir: Path, socket_path: Path, ready_fd: int) -> Process:
+        """A command's own way to a daemon, but for who forks it."""
+        argv = autostart.daemon_argv(state_dir, socket_path, ready_fd)
+        with _nothing() as nothing, autostart._open_log(state_dir) as log:
+            fds = {0: nothing, 1: log.fileno(), 2: log.fileno(), ready_fd: ready_fd}
+            return _ask(address, argv[argv.index("snapshotd") + 1 :], fds, os.environ, "/", "snapshotd", True)
+
+    autostart._spawn = spawn  # type: ignore[assignment]
+    return main(args)
+
+
+def _import_everything() -> None:
+    import snapshotd.cli
+    import snapshotd.client
+    import snapshotd.daemon
+
+    for package in (snapshotd.cli, snapshotd.client, snapshotd.daemon):
+        for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(found.name)
+    for name in _LATER:
+        importlib.import_module(name)
+    sys.path.append(str(ROOT))
+    importlib.import_module(FAKE_DAEMON)
+
+
+def _main() -> None:
+    import gc
+
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    listener.settimeout(None)
+    _import_everything()
+    assert threading.active_count() == 1, threading.enumerate()
+    gc.collect()
+    gc.freeze()
+    _Server(listener, int(sys.argv[2]), listener.getsockname().decode()).serve()
+
+
+if __name__ == "__main__":
+    _main()

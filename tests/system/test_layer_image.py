@@ -1,0 +1,115 @@
+"""The layers' image gives the disk below back what its layers no longer take."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from snapshotd.errors import NO_ROOM
+from snapshotd.kernel.quota import Used
+from snapshotd.layers import store as layer_store
+from snapshotd.layers.capture import capture
+from snapshotd.layers.merge import merge
+from snapshotd.layers.store import LayerStore
+from snapshotd.types import LayerID
+from tests.capabilities import require
+from tests.storage_rig import in_own_mount_namespace, wait_until
+
+BIG_BYTES = 64 << 20
+
+
+def big_layer(store: LayerStore) -> LayerID:
+    layer = store.create()
+    store.unpin([layer])
+    with open(store.root / layer / "upper" / "big", "wb") as file:
+        file.write(os.urandom(BIG_BYTES))
+        os.fsync(file.fileno())
+    return layer
+
+
+def taken_bytes(state: Path) -> int:
+    return (state / "layers.img").stat().st_blocks * 512
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    require("root", "xfs")
+    layer_store._make_image(tmp_path / "layers.img")
+    yield tmp_path
+    assert not os.path.ismount(tmp_path / "layers")
+
+
+@in_own_mount_namespace
+def test_a_limited_layer_takes_no_more_and_can_still_be_copied_and_merged(state: Path) -> None:
+    """Hard links into a directory that hands its project on fail, so those of captures and merges must go elsewhere."""
+    require("quotas")
+    store = layer_store.prepare(state)
+    try:
+        assert store.quotas
+        uppers = [store.create() for _ in range(2)]
+        for live in uppers:
+            store.limit(live, Used(8 << 20, 100))
+            upper = store.root / live / "upper"
+            (upper / "dir").mkdir()
+            (upper / "dir" / f"kept-{live}").write_bytes(b"kept")
+            with pytest.raises(OSError, match="No space left") as failed, open(upper / "big", "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, 1 << 40)
+            assert failed.value.errno in NO_ROOM
+            names = (upper / f"small{n}" for n in range(100))
+            with pytest.raises(OSError, match="No space left"):
+                deque((name.touch() for name in names), maxlen=0)
+            (upper / "big").unlink()
+            os.rename(upper / "small0", store.root / live / "work" / "small0")  # as overlayfs does
+            os.rename(store.root / live / "work" / "small0", upper / "small0")
+            os.link(upper / "small1", upper / "dir" / "linked")
+        first = capture(store, uppers[0], None, nullcontext(), set)
+        again = capture(store, uppers[0], first, nullcontext(), set)
+        assert (store.root / again.layer / "upper" / "small2").stat().st_nlink == 2
+        merged = store.create()
+        fds = [store.read_upper(layer) for layer in (*uppers, merged)]
+        merge(fds[:-1], fds[-1])
+        for fd in fds:
+            os.close(fd)
+        assert {path.name for path in (store.root / merged / "upper" / "dir").iterdir()} >= {f"kept-{live}" for live in uppers}
+        for layer in (*uppers, first.layer, again.layer, merged):
+            store.remove(layer)
+    finally:
+        layer_store.release(store)
+
+
+@in_own_mount_namespace
+def test_a_removed_layer_gives_its_space_back(state: Path) -> None:
+    store = layer_store.prepare(state)
+    try:
+        empty = taken_bytes(state)
+        layers = [big_layer(store) for _ in range(3)]
+        assert taken_bytes(state) > empty + 3 * BIG_BYTES - (1 << 20)
+        store.remove(layers[0])
+        wait_until(lambda: taken_bytes(state) < empty + 2 * BIG_BYTES + (8 << 20), "the removed layer's space is back")
+        assert store.evict(layers[1])
+        wait_until(lambda: taken_bytes(state) < empty + BIG_BYTES + (8 << 20), "the evicted layer's space is back")
+        assert store.sweep(set) == layers[2:]
+        wait_until(lambda: taken_bytes(state) < empty + (8 << 20), "the swept layer's space is back")
+    finally:
+        layer_store.release(store)
+
+
+@in_own_mount_namespace
+def test_what_an_earlier_daemon_left_behind_comes_back_at_the_next_start(state: Path) -> None:
+    (state / "layers").mkdir()
+    layer_store._mount_image(state / "layers.img", state / "layers")
+    killed = LayerStore(state / "layers", "loop-xfs")
+    empty = taken_bytes(state)
+    killed.remove(big_layer(killed))
+    layer_store.release(killed)
+    assert taken_bytes(state) > empty + BIG_BYTES - (1 << 20)
+    store = layer_store.prepare(state)
+    try:
+        wait_until(lambda: taken_bytes(state) < empty + (8 << 20), "the space is back")
+    finally:
+        layer_store.release(store)
