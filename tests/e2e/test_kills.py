@@ -18,9 +18,9 @@ RUNS = long.size(2, 20)
 """Of each runtime."""
 SEED = long.SEED
 ON_THE_WAY = [
-    name for name in failpoints.NAMES if name.startswith(("engine.step.", "engine.journal.", "engine.resume.", "engine.start."))
+    name for name in failpoints.NAMES if name.startswith(("engine.step.", "engine.journal.begun", "engine.resume.", "engine.start."))
 ]  # fmt: skip
-"""Failpoints that a run or its resume passes."""
+"""Failpoints that a run or its resume passes. (The end of a model's call, of which it has none: test_survive.py.)"""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,8 @@ def test_killed_at_all_failpoints_one_after_the_other(
 ) -> None:
     rig = Rig(own_snap, "runc", tmp_path, host)
     expected, _ = _calm(rig, calm)
-    assert rig.at_failpoints("armed", *ON_THE_WAY) == expected
+    in_turn = sorted(ON_THE_WAY, key=lambda name: name == "engine.step.outputs_saved")  # only the end of the run has outputs
+    assert rig.at_failpoints("armed", *in_turn) == expected
     log = (own_snap.state_dir / "daemon.log").read_text(errors="replace")
     assert [name for name in ON_THE_WAY if f"failpoint {name} reached" not in log] == []
 
