@@ -10,7 +10,7 @@ import re
 import secrets
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NewType
+from typing import Any, Literal, NewType
 
 SnapshotID = NewType("SnapshotID", str)
 TrajectoryID = NewType("TrajectoryID", str)
@@ -191,9 +191,22 @@ class FileChanges:
     bytes: int = 0
 
 
+OutputKind = Literal["output", "stderr", "stdout"]
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedOutput:
+    """An output whose bytes a repair gave up: which of the three, its id, which is a hash of its content, its length (None: unknown)."""
+
+    which: OutputKind
+    hash: BlobID
+    bytes: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One recorded call. `arguments` is any JSON value; outputs live in the repository under their blob ids."""
+    """One recorded call. `arguments` is any JSON value; outputs live in the repository under their blob ids. `damaged`: outputs that it had
+    and that are gone, by name."""
 
     id: CallID
     name: str
@@ -206,6 +219,11 @@ class ToolCall:
     output: BlobID | None = None
     stdout: BlobID | None = None
     stderr: BlobID | None = None
+    damaged: tuple[DamagedOutput, ...] = ()
+
+    def lost(self, which: OutputKind) -> DamagedOutput | None:
+        """The output, if it is damaged for good."""
+        return next((one for one in self.damaged if one.which == which), None)
 
     @property
     def outputs(self) -> tuple[BlobID, ...]:

@@ -53,6 +53,8 @@ def add_snapshot(db: Database, snapshot: Snapshot, place: rows.Place, record: Re
         add_tag(db, number, name, move=False)
     if snapshot.warnings:
         set_warnings(db, snapshot.id, snapshot.warnings)
+    for lost in snapshot.call.damaged:
+        db.write("INSERT INTO damaged_outputs VALUES (?,?,?,?)", (number, lost.which, lost.hash, lost.bytes))
     return number
 
 

@@ -64,7 +64,8 @@ def remove_trajectory(db: Database, trajectory_id: TrajectoryID) -> None:
         rows.encode_json([n for (n,) in db.read(f"SELECT DISTINCT {column} FROM snapshots WHERE trajectory = ?", own) if n is not None])
         for column in ("stack", "agent_state")
     )
-    db.write("DELETE FROM tags WHERE snapshot IN (SELECT pk FROM snapshots WHERE trajectory = ?)", own)
+    for table in ("tags", "damaged_outputs"):
+        db.write(f"DELETE FROM {table} WHERE snapshot IN (SELECT pk FROM snapshots WHERE trajectory = ?)", own)
     db.write("DELETE FROM meta WHERE key IN (SELECT 'warnings/' || id FROM snapshots WHERE trajectory = ?)", own)
     db.write(_INHERITED_COMPENSATIONS, own)
     for table in ("messages", "entries"):

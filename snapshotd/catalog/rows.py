@@ -14,6 +14,7 @@ from snapshotd.errors import DataLoss, LimitExceeded, UsageError
 from snapshotd.types import (
     AgentSpec,
     CallStatus,
+    DamagedOutput,
     FileChanges,
     Image,
     ImageID,
@@ -62,7 +63,8 @@ SELECT s.pk, s.id, p.id, t.id, s.seq, i.id, k.layers, s.messages, s.state, s.pau
        (SELECT group_concat(name, '/' ORDER BY name) FROM tags WHERE snapshot = s.pk),
        s.call_id, s.call_name, s.call_status, s.call_started_at_ns, s.call_duration_ns, s.call_exit_code, s.call_error,
        s.call_output, s.call_stdout, s.call_stderr, b.id, s.own_layers, s.tree, w.id,
-       (SELECT value FROM meta WHERE key = 'warnings/' || s.id), s.call_arguments
+       (SELECT value FROM meta WHERE key = 'warnings/' || s.id),
+       (SELECT json_group_array(json_array(which, hash, bytes) ORDER BY which) FROM damaged_outputs WHERE snapshot = s.pk), s.call_arguments
 FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory JOIN stacks k ON k.pk = s.stack JOIN images i ON i.pk = k.image
      LEFT JOIN snapshots p ON p.pk = s.parent LEFT JOIN snapshots b ON b.pk = s.base LEFT JOIN snapshots w ON w.pk = s.follows
 """
@@ -217,11 +219,12 @@ class SnapshotDecoder:
             (
                 _, snapshot_id, parent, trajectory, seq, image, layers, messages, state, pause, created, method, added, changed, deleted,
                 size, tags, call_id, name, status, started, duration, exit_code, error, output, stdout, stderr, base, own_layers, tree,
-                follows, warnings, arguments,
+                follows, warnings, damaged, arguments,
             ) = row  # fmt: skip
             call = ToolCall(
                 call_id, decode_text(name), json.loads(arguments), CallStatus(status), started, duration, exit_code,
                 decode_text_or_none(error), output, stdout, stderr,
+                tuple(DamagedOutput(*item) for item in json.loads(damaged)) if damaged != "[]" else (),
             )  # fmt: skip
             return Snapshot(
                 snapshot_id, parent, trajectory, seq, self._stack(image, layers), call, messages, SnapshotState(state), pause, created,

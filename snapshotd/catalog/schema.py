@@ -273,6 +273,14 @@ CREATE UNIQUE INDEX key_versions_by_request ON key_versions (key, request) WHERE
 
 _V5 = """
 ALTER TABLE trajectories ADD COLUMN disk_bytes INTEGER NOT NULL DEFAULT 0;  -- types.Limits; 0: the daemon's own limit
+-- Outputs of calls that were damaged and given up. The call's own column is NULL.
+CREATE TABLE damaged_outputs (
+    snapshot INTEGER NOT NULL REFERENCES snapshots DEFERRABLE INITIALLY DEFERRED,
+    which    TEXT NOT NULL,                 -- output, stdout or stderr
+    hash     TEXT NOT NULL,                 -- its blob id
+    bytes    INTEGER,                       -- its length; NULL: unknown
+    PRIMARY KEY (snapshot, which)
+) STRICT;
 -- Besides, each page has a checksum (database.py).
 """
 

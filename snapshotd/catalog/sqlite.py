@@ -6,7 +6,7 @@ Cost: every lookup and `commit_snapshot` is O(log n) in the size of the catalog;
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -273,11 +273,14 @@ class SqliteCatalog(Catalog):
         with self._db.transaction():
             self._db.write("UPDATE snapshots SET record = ? WHERE id = ?", (record, snapshot_id))
 
-    def forget_outputs(self, blobs: Iterable[BlobID]) -> None:
-        gone = [(blob,) for blob in blobs]
+    def forget_outputs(self, blobs: Mapping[BlobID, int | None]) -> None:
         with self._db.transaction():
-            for column in ("call_output", "call_stdout", "call_stderr"):
-                self._db.write_many(f"UPDATE snapshots SET {column} = NULL WHERE {column} = ?", iter(gone))
+            for which in ("output", "stdout", "stderr"):
+                having = f"call_{which} = ?1 AND state <> 'captured'"
+                self._db.write_many(
+                    f"INSERT INTO damaged_outputs SELECT pk, '{which}', ?1, ?2 FROM snapshots WHERE {having}", blobs.items()
+                )
+                self._db.write_many(f"UPDATE snapshots SET call_{which} = NULL WHERE {having}", ((blob,) for blob in blobs))
 
     def set_image_tree(self, image_id: ImageID, tree: TreeID) -> None:
         with self._db.transaction():

@@ -36,7 +36,8 @@ def command(
     """Show everything about one snapshot.
 
     Its tool call with arguments and the beginning of its outputs, its files, state and tags, and how long the conversation was.
-    With --json: as `log --json`, and method, messages, image, layers, follows, and the tool's error, outputs and started_at.
+    With --json: as `log --json`, and method, messages, image, layers, follows, and the tool's error, outputs,
+    damaged and started_at. An output that was damaged on disk and given up by a repair is shown as that, and asking for it fails (20).
     """
     client = connect(ctx)
     if output is not None:
@@ -54,7 +55,10 @@ def command(
 
 def _details(item: SnapshotInfo) -> dict[str, Any]:
     answer = snapshot_json(item)
-    answer["tool"] |= {"error": item.tool.error, "outputs": list(item.tool.outputs), "started_at": item.tool.started_at}
+    answer["tool"] |= {
+        "error": item.tool.error, "outputs": list(item.tool.outputs), "damaged": [dataclasses.asdict(one) for one in item.tool.damaged],
+        "started_at": item.tool.started_at,
+    }  # fmt: skip
     return answer | {"method": item.method, "messages": item.messages, "image": item.image, "layers": item.layers, "follows": item.follows}
 
 
@@ -95,6 +99,9 @@ def _print(client: Snapshotd, item: SnapshotInfo) -> None:
     for which in ("stdout", "stderr", "output"):
         if which in tool.outputs:
             _print_head(client, item.id, which)
+    for lost in tool.damaged:
+        count = "its bytes" if lost.bytes is None else f"its {lost.bytes} bytes"
+        click.echo(f"{click.style(f'{lost.output}:', bold=True)}\n  damaged: {count} are gone (hash {lost.hash})")
 
 
 def _print_head(client: Snapshotd, ref: str, which: Literal["stdout", "stderr", "output"]) -> None:

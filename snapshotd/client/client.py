@@ -236,7 +236,7 @@ class Snapshotd(Mind, Approvals, Values):
         return [MessageInfo.of(item) for item in self._transport.request("GET", f"/snapshots/{ref_segment(ref)}/conversation")]
 
     def output(self, ref: str, which: Which = "output") -> Iterator[bytes]:
-        """A tool call's recorded output in pieces."""
+        """A tool call's recorded output in pieces. DataLoss: it is damaged, or gone since it was."""
         return self._transport.pieces("GET", f"/snapshots/{ref_segment(ref)}/output/{which}")
 
     def diff(self, a: str, b: str | None = None) -> Iterator[ChangeInfo]:

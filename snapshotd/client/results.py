@@ -39,8 +39,22 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True)
+class DamagedOutput:
+    """An output that was damaged on disk and is gone: stdout, stderr or output; its length (None: unknown) and the hash of what it held."""
+
+    output: str
+    bytes: int | None
+    hash: str
+
+    @classmethod
+    def of(cls, data: Json) -> DamagedOutput:
+        return plain(cls, data)
+
+
+@dataclass(frozen=True, slots=True)
 class Tool:
-    """A recorded tool call. `status` is done, failed, interrupted or unknown; `outputs` names what can be had from `Snapshotd.output`."""
+    """A recorded tool call. `status` is done, failed, interrupted or unknown; `outputs` names what can be had from `Snapshotd.output`,
+    `damaged` what was there and cannot."""
 
     name: str
     arguments: Any
@@ -50,10 +64,11 @@ class Tool:
     started_at: str
     error: str | None
     outputs: tuple[str, ...]
+    damaged: tuple[DamagedOutput, ...]
 
     @classmethod
     def of(cls, data: Json) -> Tool:
-        return plain(cls, data, outputs=tuple(data["outputs"]))
+        return plain(cls, data, outputs=tuple(data["outputs"]), damaged=tuple(DamagedOutput.of(item) for item in data["damaged"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,12 @@ class FileCounts(Answer):
         return FileCounts(added=files.added, changed=files.changed, deleted=files.deleted, bytes=files.bytes)
 
 
+class DamagedOutput(Answer):
+    output: t.OutputKind
+    bytes: int | None = Field(description="Its length, if it is known.")
+    hash: str = Field(description="Of its content, under this repository's key.")
+
+
 class Tool(Answer):
     """One recorded tool call."""
 
@@ -81,6 +87,7 @@ class Tool(Answer):
     started_at: str
     error: str | None = Field(description="What a failed call raised.")
     outputs: list[Literal["stdout", "stderr", "output"]] = Field(description="Which outputs were recorded.")
+    damaged: list[DamagedOutput] = Field(description="Outputs that were recorded, and that were damaged on disk and are gone.")
 
     @staticmethod
     def of(call: t.ToolCall) -> Tool:
@@ -94,6 +101,7 @@ class Tool(Answer):
         return Tool(
             name=call.name, arguments=call.arguments, status=call.status, exit_code=call.exit_code,
             duration_ms=milliseconds(call.duration_ns), started_at=iso_time(call.started_at_ns), error=call.error, outputs=outputs,
+            damaged=[DamagedOutput(output=lost.which, bytes=lost.bytes, hash=lost.hash) for lost in call.damaged],
         )  # fmt: skip
 
 

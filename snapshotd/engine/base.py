@@ -432,7 +432,7 @@ class Engine(ABC):
 
     @abstractmethod
     def output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
-        """A tool call's recorded output in pieces; empty if it has none."""
+        """A tool call's recorded output in pieces; empty if it has none. DataLoss: it is damaged, or a repair gave it up."""
 
     @abstractmethod
     def diff(self, a: str, b: str | None) -> Iterator[Change]:

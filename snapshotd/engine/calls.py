@@ -7,6 +7,7 @@ import io
 import json
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -154,13 +155,14 @@ class AgentCalls:
             return answer
         error = None if snapshot.call.error is None else funnel.reveal_text(snapshot.call.error)
         replayed.update(status=snapshot.call.status, error=error, exit_code=snapshot.call.exit_code)
-        if snapshot.call.output is not None:
-            answer["body"] = self._load(snapshot.call.output, funnel)
+        result = self._context.recorded(snapshot, "output")
+        if result is not None:
+            answer["body"] = self._whole(result, funnel)
         return answer
 
-    def _load(self, blob: BlobID, funnel: Funnel) -> bytes:
+    def _whole(self, result: Iterator[bytes], funnel: Funnel) -> bytes:
         pieces, size = [], 0
-        for piece in funnel.reveal_stream(self._context.output(blob)):
+        for piece in funnel.reveal_stream(result):
             size += len(piece)
             if size > MAX_REPLAYED_BYTES:
                 raise LimitExceeded(f"a recorded result of more than {MAX_REPLAYED_BYTES} bytes cannot be replayed; rewind to before it")
@@ -188,10 +190,12 @@ class AgentCalls:
                 return sandbox.head
             if opened.entry.kind is EntryKind.TASK:
                 return self._end_task(recorder, opened, outcome)
+            saved = {} if output is None else {stream: writer.save() for stream, writer in output.writers.items()}
             call = ToolCall(
                 id=opened.entry.id, name=opened.entry.name, arguments=opened.entry.arguments, status=outcome.status,
                 started_at_ns=opened.entry.began_at_ns, duration_ns=time.perf_counter_ns() - opened.clock_ns, exit_code=outcome.exit_code,
-                error=recorder.funnel.conceal(outcome.error), output=self._save(outcome.result), **_saved(output),
+                error=recorder.funnel.conceal(outcome.error), output=self._save(outcome.result),
+                stdout=saved.get("stdout"), stderr=saved.get("stderr"),
             )  # fmt: skip
             return recorder.end_step(opened, call).id
         finally:
@@ -398,7 +402,3 @@ def _json(result: bytes | BodyWriter | None) -> Any:
 
 def _usage(outcome: Outcome) -> dict[str, Any]:
     return {} if outcome.usage is None else {"usage": outcome.usage}
-
-
-def _saved(output: _Output | None) -> dict[str, BlobID]:
-    return {} if output is None else {stream: writer.save() for stream, writer in output.writers.items()}

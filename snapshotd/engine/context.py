@@ -10,12 +10,12 @@ from snapshotd.catalog.base import Catalog
 from snapshotd.engine.events import EventLogs
 from snapshotd.engine.pins import Pins
 from snapshotd.engine.secrecy import Secrecy
-from snapshotd.errors import NotFound, Unsupported, UsageError
+from snapshotd.errors import DataLoss, NotFound, Unsupported, UsageError
 from snapshotd.images.base import Images
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.base import Repository, Spool
 from snapshotd.runtime.base import Keeper, Runtime
-from snapshotd.types import BlobID, Image, ImageID
+from snapshotd.types import BlobID, Image, ImageID, OutputKind, Snapshot, short
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,18 @@ class Context:
             return self.spool.load_blob(blob)
         except NotFound:
             return self.repo.load(blob)  # archived
+
+    def recorded(self, snapshot: Snapshot, which: OutputKind) -> Iterator[bytes] | None:
+        """An output of a snapshot's call; None if it had none. As `output`; DataLoss also where a repair has given it up."""
+        lost = snapshot.call.lost(which)
+        if lost is not None:
+            size = "an unknown number of" if lost.bytes is None else lost.bytes
+            raise DataLoss(
+                f"the {which} of snapshot {short(snapshot.id)} was damaged on disk and is gone: {size} bytes with the hash {lost.hash}; "
+                "its call and files are still there"
+            )
+        blob: BlobID | None = getattr(snapshot.call, which)
+        return None if blob is None else self.output(blob)
 
     def runtime(self, name: str) -> Runtime:
         """The driver for `--runtime NAME`. `auto`: docker if its engine answers, else runc. UsageError, Unsupported."""

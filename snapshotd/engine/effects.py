@@ -156,10 +156,13 @@ class Effects:
         return json.dumps({**call, "arguments": None, "arguments_omitted": True, "result": None, "result_omitted": True})
 
     def result(self, entry: Entry, limit_bytes: int) -> tuple[Any, bool]:
-        """What a call returned, and whether that is known: not if there is more than `limit_bytes` of it, or if it is no JSON."""
+        """What a call returned, and whether that is known: not if there is more than `limit_bytes` of it, if it is no JSON, or if
+        it is damaged."""
         if entry.snapshot is None:
             return entry.result, True
         call = self._catalog.get_snapshot(entry.snapshot).call
+        if call.id == entry.id and call.lost("output") is not None:
+            return None, False
         if call.id != entry.id or call.output is None:
             return entry.result, True
         text = bytearray()

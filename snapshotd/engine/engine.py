@@ -346,9 +346,7 @@ class LocalEngine(MindVerbs):
         return list(self._catalog.conversation(self._catalog.resolve_snapshot(ref).id))
 
     def output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
-        call = self._catalog.resolve_snapshot(ref).call
-        blob = {"stdout": call.stdout, "stderr": call.stderr, "output": call.output}[which]
-        return iter(()) if blob is None else self._context.output(blob)
+        return self._context.recorded(self._catalog.resolve_snapshot(ref), which) or iter(())
 
     def diff(self, a: str, b: str | None) -> Iterator[Change]:
         return look.changes(self._context, a, b)

@@ -8,7 +8,7 @@ One JSON document per stored snapshot, in ASCII, keys in a fixed order, without 
                     "experiment", "created_at_ns", "began"},
      "snapshot":   {"id", "parent", "follows", "base", "own_layers", "seq", "image", "layers", "tree", "state", "messages", "pause_ns",
                     "created_at_ns", "method", "files": {...} | null, "warnings": [...]},
-     "call":       {"id", "name", "status", ..., "output", "stdout", "stderr", "arguments"},
+     "call":       {"id", "name", "status", ..., "output", "stdout", "stderr", "arguments", "damaged": {"stdout": [blob id, bytes], ...}},
      "start": n, "messages": [{"role", "content"}, ...],
      "entries":    [{"id", "kind", "name", "after", "began_at_ns", "side_effect", "key", "status", "ended_at_ns", "error", "facts",
                      "details", "result", "number", "arguments"}, ...],
@@ -16,8 +16,8 @@ One JSON document per stored snapshot, in ASCII, keys in a fixed order, without 
 
 `messages` are those that the snapshot added, and `start` the position of the first of them in the whole conversation. `entries` are those
 of the journal that it binds, with their places among those of its line; where one has no `arguments`, it is the call's entry and has the
-call's. `state` is the agent's where the snapshot changed it. Where it lies in the line now (head, status, exit code, tags) is no part of
-it. Tags have documents of their own, each with all tags there were at `at_ns`:
+call's. `damaged` is there only where outputs of the call are gone. `state` is the agent's where the snapshot changed it. Where it lies in
+the line now (head, status, exit code, tags) is no part of it. Tags have documents of their own, each with all tags there were at `at_ns`:
 
     {"format": "snapshotd record", "version": 2, "kind": "tags", "at_ns": n, "tags": {name: snapshot id, ...}}
 
@@ -46,6 +46,7 @@ from snapshotd.types import (
     BlobID,
     CallID,
     CallStatus,
+    DamagedOutput,
     Entry,
     ExperimentID,
     FileChanges,
@@ -55,6 +56,7 @@ from snapshotd.types import (
     Limits,
     Message,
     Network,
+    OutputKind,
     SandboxSpec,
     Snapshot,
     SnapshotID,
@@ -71,6 +73,7 @@ FORMAT = "snapshotd record"
 VERSION = 2
 
 _ENVELOPE_LEVELS = 8
+_OUTPUTS: tuple[OutputKind, ...] = ("output", "stderr", "stdout")
 _IMAGE_NAME = re.compile(r"[ -~]{0,255}")
 
 
@@ -199,6 +202,7 @@ def _document(record: Record) -> dict[str, Any]:
             "id": call.id, "name": call.name, "status": call.status.value, "started_at_ns": call.started_at_ns,
             "duration_ns": call.duration_ns, "exit_code": call.exit_code, "error": call.error, "output": call.output,
             "stdout": call.stdout, "stderr": call.stderr, "arguments": call.arguments,
+            **({"damaged": {lost.which: [lost.hash, lost.bytes] for lost in call.damaged}} if call.damaged else {}),
         },
         "start": snapshot.messages - len(record.messages),
         "messages": [{"role": message.role, "content": message.content} for message in record.messages],
@@ -365,5 +369,17 @@ def _read_call(fields: Fields) -> ToolCall:
         CallID(fields.text("id", ID)), fields.text("name"), shallow(fields.value("arguments")), fields.one_of("status", CallStatus),
         fields.integer("started_at_ns", ANY_TIME), fields.integer("duration_ns", ANY_TIME), fields.integer_or_none("exit_code", ANY_TIME),
         fields.text_or_none("error"), None if output is None else BlobID(output), None if stdout is None else BlobID(stdout),
-        None if stderr is None else BlobID(stderr),
+        None if stderr is None else BlobID(stderr), _read_damaged(fields.within("damaged")) if fields.has("damaged") else (),
     )  # fmt: skip
+
+
+def _read_damaged(fields: Fields) -> tuple[DamagedOutput, ...]:
+    found = []
+    for which in _OUTPUTS:
+        if fields.has(which):
+            lost = fields.items(which)
+            if len(lost) != 2:
+                raise ValueError("a damaged output has an id and a length")
+            facts = Fields({"hash": lost[0], "bytes": lost[1]}, "damaged")
+            found.append(DamagedOutput(which, BlobID(facts.text("hash", DIGEST)), facts.integer_or_none("bytes")))
+    return tuple(found)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 from snapshotd.engine import records, retention
@@ -20,6 +21,7 @@ from snapshotd.engine.base import CheckReport, Damage, ProgressSink, PrunedSnaps
 from snapshotd.engine.cold import Cold
 from snapshotd.engine.context import Context
 from snapshotd.engine.retention import Decision
+from snapshotd.errors import DataLoss, NotFound
 from snapshotd.failpoints import hit
 from snapshotd.repo.base import CheckResult, Roots
 from snapshotd.types import BlobID, RecordID, Snapshot, SnapshotID, SnapshotState, TreeID, short
@@ -147,11 +149,12 @@ class Upkeep:
         """See `Engine.repair`."""
         with self._one_at_a_time:
             with self._archive.paused():
+                sizes = self._output_sizes()
                 actions = list(self._archiver.repair(progress).actions)
                 progress("checking every byte")
                 bad = self._unreadable(progress)
                 actions += self._images_again(bad)
-                actions += self._drop_outputs(bad)
+                actions += self._drop_outputs(bad, sizes)
             self._archive.retry()
             stored = [s for s in self._context.catalog.all_snapshots() if s.tree in bad and s.state is SnapshotState.STORED]
             hot = [s for s in stored if self._cold.is_hot(s)]
@@ -183,11 +186,19 @@ class Upkeep:
         self._archiver.flush()
         return [f"image {image.name or short(image.id)} was stored again from its directory" for image in damaged]
 
-    def _drop_outputs(self, bad: set[str]) -> list[str]:
+    def _output_sizes(self) -> dict[BlobID, int]:
+        """How long outputs are, as far as the index can say: a repair takes what is damaged out of it."""
+        sizes: dict[BlobID, int] = {}
+        for blob in self._roots(readers=False).contents:
+            with suppress(DataLoss, NotFound):
+                sizes[blob] = self._context.repo.size_bytes(blob)
+        return sizes
+
+    def _drop_outputs(self, bad: set[str], sizes: dict[BlobID, int]) -> list[str]:
         """A damaged output must not take the files of its snapshot along."""
         having = [(s, set(s.call.outputs) & bad) for s in self._context.catalog.all_snapshots() if s.state is not SnapshotState.CAPTURED]
         gone = {BlobID(blob) for _, blobs in having for blob in blobs}
-        self._context.catalog.forget_outputs(gone)
+        self._context.catalog.forget_outputs({blob: sizes.get(blob) for blob in gone})
         return [f"an output of snapshot {short(s.id)} is damaged and was given up" for s, blobs in having if blobs]
 
     def _records_again(self, bad: set[str]) -> list[str]:

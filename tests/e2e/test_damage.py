@@ -9,14 +9,19 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.client import Snapshotd
 from snapshotd.errors import DataLoss, NotFound, SnapshotdError
+from snapshotd.repo.index import Index
+from snapshotd.repo.pack import pack_key
+from snapshotd.types import SnapshotID
 from tests import long, variety
 from tests.capabilities import require
 from tests.e2e.history import History, run_agent
@@ -231,6 +236,40 @@ def test_a_flip_in_the_catalog_is_found_and_named(place: Place, seed: int) -> No
         assert checked.returncode == DataLoss.exit_code or [each.stdout for each in shown] == before
         if any(each.returncode for each in (*shown, checked)):
             assert "--rebuild-catalog" in "".join(each.stdout + each.stderr for each in (*shown, checked))
+    finally:
+        place.undo()
+
+
+def test_a_damaged_output_is_shown_as_damaged(place: Place) -> None:
+    """And not as that of a call that printed nothing, which it looks like where only the bytes are gone."""
+    snap, snapshot = place.snap, place.snapshots[-1]
+    with closing(SqliteCatalog(snap.state_dir / "catalog.db")) as catalog:
+        blob = catalog.get_snapshot(SnapshotID(snapshot)).call.stdout
+    assert blob is not None
+    with closing(Index(snap.state_dir / "repo/index.db", write=False)) as index:
+        entry = index.find(bytes.fromhex(blob))
+    assert entry is not None
+    pack = snap.state_dir / "repo/store" / pack_key(entry.pack)
+    data, at = bytearray(pack.read_bytes()), entry.offset + entry.stored // 2
+    data[at] ^= 1
+    try:
+        pack.chmod(0o600)
+        pack.write_bytes(data)
+        assert "was given up" in " ".join(snap.json("repair", code=None)["actions"])
+        for words in (("show", "--output", "stdout", snapshot), ("show", "--output", "stdout", "--json", snapshot)):
+            refused = snap(*words, code=DataLoss.exit_code)
+            for word in ("stdout", snapshot[:12], "7 bytes", blob):
+                assert word in refused.stderr
+        tool = snap.json("show", snapshot)["tool"]
+        assert (tool["outputs"], tool["damaged"]) == ([], [{"output": "stdout", "bytes": 7, "hash": blob}])
+        assert f"stdout:\n  damaged: its 7 bytes are gone (hash {blob})\n" in snap("show", snapshot).stdout
+        assert snap("show", "--output", "stderr", snapshot).stdout == "", "it printed nothing there"
+        assert snap.json("repair")["actions"] == []
+        assert snap.json("check", "--read-data")["damages"] == []
+        snap("export", snapshot, "-o", place.scratch / "bundle")
+        snap("rm", place.fork)
+        snap("import", place.scratch / "bundle")
+        assert snap.json("show", snapshot)["tool"]["damaged"] == tool["damaged"], "it goes along in bundles"
     finally:
         place.undo()
 

@@ -97,6 +97,8 @@ def expected(version: int) -> dict[str, Any]:
         snapshot["follows"] = None
     for snapshot in content["snapshots"] if version < 4 else ():
         snapshot["warnings"] = []
+    for snapshot in content["snapshots"] if version < 5 else ():
+        snapshot["call"]["damaged"] = []
     for trajectory in content["trajectories"] if version < 3 else ():
         trajectory["began"] = None
     for trajectory in content["trajectories"] if version < 5 else ():

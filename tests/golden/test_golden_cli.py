@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from snapshotd.client import Snapshotd
+from snapshotd.types import new_id
 from tests.e2e.support import Snap
 from tests.golden import make_catalog
 from tests.leftovers import nothing_left
@@ -19,7 +21,7 @@ pytestmark = pytest.mark.runc
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=[1, 2, 3, 4])
 def version(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
@@ -34,6 +36,9 @@ def snap(tmp_path: Path, version: int) -> Iterator[Snap]:
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
     shutil.copyfile(HERE / f"catalog-v{version}.db", state / "catalog.db")
+    connection = apsw.Connection(str(state / "catalog.db"))
+    connection.execute("UPDATE meta SET value = ? WHERE key = 'instance'", (new_id()[:12],))  # two of them may be served at once
+    connection.close()
     snap = Snap(state)
     yield snap
     snap.stop_daemon()

@@ -43,8 +43,8 @@ def _content(path: bytes, st: os.stat_result) -> bytes:
     return b""
 
 
-def manifest(root: bytes | str, *, listed_only: bool = False) -> Manifest:
-    """Everything below a directory, by ordinary system calls. `listed_only`: the kernel may list names that it cannot find."""
+def manifest(root: bytes | str) -> Manifest:
+    """Everything below a directory, by ordinary system calls. FileNotFoundError: a name is listed and cannot be found."""
     top = os.fsencode(root)
     result: Manifest = {}
     groups: dict[int, int] = {}
@@ -52,12 +52,7 @@ def manifest(root: bytes | str, *, listed_only: bool = False) -> Manifest:
     while todo:
         path = todo.pop()
         full = os.path.join(top, path) if path else top
-        try:
-            st = os.lstat(full)
-        except FileNotFoundError:
-            if not listed_only:
-                raise
-            continue
+        st = os.lstat(full)
         is_dir = stat.S_ISDIR(st.st_mode)
         xattrs = {
             os.fsencode(name): os.getxattr(full, name, follow_symlinks=False)
@@ -214,13 +209,13 @@ class World:
         self.log.append(f"gave {folder.name}")
         self.remount([layer, *self.layers])
 
-    def fresh_manifest(self, lowers: Sequence[Path], *, listed_only: bool = False) -> Manifest:
+    def fresh_manifest(self, lowers: Sequence[Path]) -> Manifest:
         """What a new mount of a stack shows."""
         at = self._new_dir("fresh")
         upper = self._new_dir("empty")
         self.mount_overlay(lowers, upper, os.fsencode(at))
         try:
-            result = manifest(str(at), listed_only=listed_only)
+            result = manifest(str(at))
         finally:
             sc.call("umount2", str(at), 0)
         st, row = os.stat(lowers[0]), result[b""]  # a root's own metadata came from the empty upper layer

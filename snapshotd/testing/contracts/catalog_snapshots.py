@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from snapshotd.catalog.base import Catalog
+from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, UsageError
 from snapshotd.testing.contracts.refusal import refuses
 from snapshotd.testing.records import committed, follow, fork, make_call, started
 from snapshotd.types import (
     BlobID,
+    DamagedOutput,
     FileChanges,
     Message,
     RecordID,
@@ -156,14 +157,27 @@ def what_a_repair_found_gone_can_be_recorded(catalog: Catalog) -> None:
     kept, gone = BlobID("1" * 64), BlobID("2" * 64)
     second = committed(catalog, first, call=make_call(output=gone, stdout=kept, stderr=gone))
     third = committed(catalog, second, call=make_call(output=kept, stdout=gone, stderr=None))
-    catalog.forget_outputs(iter([gone, BlobID("3" * 64)]))
-    assert catalog.get_snapshot(second.id).call == replace(second.call, output=None, stderr=None)
-    assert catalog.get_snapshot(third.id).call == replace(third.call, stdout=None)
-    catalog.set_stored(second.id, TREES[0], RECORDS[0])
+    captured = committed(catalog, third, call=make_call(output=gone, stdout=None, stderr=None))
+    for number, stored in enumerate((second, third)):
+        catalog.set_stored(stored.id, TREES[number], RECORDS[number])
+    catalog.forget_outputs({gone: 7, BlobID("3" * 64): 8})
+    catalog.forget_outputs({gone: 7})
+    lost = [DamagedOutput("output", gone, 7), DamagedOutput("stderr", gone, 7)]
+    assert catalog.get_snapshot(second.id).call == replace(second.call, output=None, stderr=None, damaged=tuple(lost))
+    assert catalog.get_snapshot(third.id).call == replace(third.call, stdout=None, damaged=(DamagedOutput("stdout", gone, 7),))
+    assert catalog.get_snapshot(captured.id) == captured, "its output is in the spool"
+    catalog.forget_outputs({kept: None})
+    assert catalog.get_snapshot(second.id).call.damaged == (*lost[:1], lost[1], DamagedOutput("stdout", kept, None))
+    assert catalog.referenced_blobs() == {gone, *first.call.outputs}
     catalog.set_record(second.id, RECORDS[1])
     catalog.set_record(SnapshotID(new_id()), RECORDS[2])  # gone meanwhile
     assert catalog.record(second.id) == RECORDS[1]
     assert catalog.referenced_records() == {RECORDS[1]}
+    (copy,) = (replace(one, id=SnapshotID(new_id()), trajectory=TrajectoryID("e" * 32)) for one in [catalog.get_snapshot(second.id)])
+    line = replace(catalog.get_trajectory(first.trajectory), id=copy.trajectory, name=None, head=copy.id, forked_from=first.id)
+    catalog.restore_rows([], [line], [SnapshotRow(copy)])
+    assert catalog.get_snapshot(copy.id) == copy
+    catalog.remove_trajectory(line.id)
 
 
 def the_newest_can_be_listed_alone(catalog: Catalog) -> None:

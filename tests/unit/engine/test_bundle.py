@@ -597,6 +597,8 @@ def _agent(**fields: Any) -> Any:
     (1, _set("snapshot", id="f" * 32)), (1, _set("snapshot", parent="f" * 32)), (1, _set("snapshot", messages=9)),
     (1, _set("snapshot", id="../../x")), (1, _set("snapshot", seq=0)), (1, _set("snapshot", state="captured")),
     (1, _set("snapshot", tree=None)), (1, _set("snapshot", state="pruned", tree=None)), (0, _set("snapshot", state="pruned", tree=None)),
+    (1, _set("call", damaged=[])), (1, _set("call", damaged={"stdout": ["x", 1]})), (1, _set("call", damaged={"stdout": ["f" * 64, -1]})),
+    (1, _set("call", damaged={"stdout": ["f" * 64]})),
     (1, _set("trajectory", id="x")), (1, _set("trajectory", id="e" * 32)), (1, _set("call", stdout="f" * 64)), (1, lambda v: v.clear()),
     (1, lambda v: v["messages"].append({"role": "x", "content": 1})), (1, lambda v: v.update(version=1.5)),
     (0, _agent(argv=[])), (0, _agent(argv=["a\0"])), (0, _agent(program=99)), (0, _agent(cwd="x")), (0, _agent(env=[["", "b"]])),
