@@ -176,15 +176,16 @@ class Rig:
         try:
             command = ["run", "--quiet", *self._options(name), self.program, effects.url]
             for _ in range(ROUNDS):
-                process = self.snap.start(*command)
+                process, before = self.snap.start(*command), len(kills)
                 if not kills or chance.random() < 0.5:
                     self._kill_after(chance.uniform(0, 1.1 * took), process, chance.choice(VICTIMS), kills)
-                process.communicate(timeout=240)
+                _, said = process.communicate(timeout=240)
                 known = {one["name"]: one for one in self.snap.json("ls")}
                 if name not in known:
                     continue  # killed before there was anything
                 if known[name]["status"] == "finished":
                     break
+                assert len(kills) > before, f"nothing was killed, and {command[0]} did not come to the end: {said}"
                 command = ["resume", "--quiet", name, *self.decisions(name, effects)]
             else:
                 raise AssertionError(f"{name} has not come to its end after {ROUNDS} resumes: killed {kills}")
