@@ -20,8 +20,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 INSTALLED := $(STAMPS)/installed
-# The list of system packages is in snapshotd/engine/packages.py: standard library only, so it runs before anything is installed.
-PACKAGES := $(PYTHON) -m snapshotd.engine.packages
+# The list of system packages is in snapshotd/engine/host/packages.py: standard library only, so it runs before anything is installed.
+PACKAGES := $(PYTHON) -m snapshotd.engine.host.packages
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -64,7 +64,7 @@ bench-storage: $(STAMPS)/packages-demo $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python -m snapshotd.cli.reference > docs/cli.md
-	$(BIN)/python -m snapshotd.daemon.api > docs/openapi.json
+	$(BIN)/python -m snapshotd.daemon.http.api > docs/openapi.json
 
 setup: $(STAMPS)/packages-develop $(INSTALLED)
 
@@ -73,7 +73,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp remembers that the packages were all there.
-$(STAMPS)/packages-%: snapshotd/engine/packages.py
+$(STAMPS)/packages-%: snapshotd/engine/host/packages.py
 	@$(PACKAGES) --install $*
 	@mkdir -p $(STAMPS)
 	@touch $@

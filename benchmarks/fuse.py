@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from snapshotd.fuse.lazy import LazyMount
 from snapshotd.kernel import mounts
-from snapshotd.layers.archive import apply
-from snapshotd.repo.writer import PackRepository
+from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.local import LocalStore
+from snapshotd.trees.archive import apply
 from snapshotd.types import TreeID
 from tests import root_tree
 from tests.fuse_rig import CHILD

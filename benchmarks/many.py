@@ -122,7 +122,7 @@ def memory(client: Snapshotd) -> dict[str, float]:
     for pid in (daemon, *_children(daemon)):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         role = "daemon" if pid == daemon else next((w.decode() for w in words if w in (b"archive", b"cold", b"lazy", b"browse")), "")
-        if not role and b"snapshotd.engine.worker" in words:
+        if not role and b"snapshotd.engine.storing.worker" in words:
             role = "worker"
         if role:
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()

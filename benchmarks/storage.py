@@ -31,13 +31,13 @@ from typing import Any
 
 from snapshotd.daemon.children import Places
 from snapshotd.kernel import memory
-from snapshotd.layers import archive
-from snapshotd.layers.materialise import materialise
-from snapshotd.layers.stored_view import StoredView
 from snapshotd.repo.key import load_key
-from snapshotd.repo.reader import PackReader
-from snapshotd.repo.writer import PackRepository
+from snapshotd.repo.reading.reader import PackReader
+from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.local import LocalStore
+from snapshotd.trees import archive
+from snapshotd.trees.materialise import materialise
+from snapshotd.trees.stored_view import StoredView
 from snapshotd.types import RecordID, TreeID
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.engine import packages
+from snapshotd.engine.host import packages
 from snapshotd.kernel import features
 from tests import dockerd
 

@@ -308,7 +308,7 @@ def _run_in(env: dict[str, str], module: str, args: list[str], address: str) -> 
     from snapshotd import failpoints
     from snapshotd.cli.main import main
     from snapshotd.client import autostart
-    from snapshotd.engine import evict
+    from snapshotd.engine.storing import evict
 
     os.environ.clear()
     os.environ.update(env)

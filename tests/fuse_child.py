@@ -14,7 +14,7 @@ from pathlib import Path
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.fuse import server
 from snapshotd.repo.base import Repository
-from snapshotd.repo.reader import PackReader
+from snapshotd.repo.reading.reader import PackReader
 from snapshotd.store.local import LocalStore
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from snapshotd.daemon.wiring import open_engine
-from snapshotd.engine.agent_handler import Intent, Outcome
 from snapshotd.engine.base import SandboxRequest
-from snapshotd.engine.calls import AgentCalls
 from snapshotd.engine.engine import LocalEngine
-from snapshotd.engine.sandbox import Sandbox
+from snapshotd.engine.mind.calls import AgentCalls
+from snapshotd.engine.protocol.agent_handler import Intent, Outcome
+from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.types import CallStatus, EntryKind, Message, SideEffect, Snapshot, SnapshotID, new_id
 from tests.leftovers import nothing_left
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import snapshotd
-from snapshotd.engine.agent_handler import BodyWriter, Intent, Outcome
-from snapshotd.engine.agent_protocol import AgentServer
+from snapshotd.engine.protocol.agent_handler import BodyWriter, Intent, Outcome
+from snapshotd.engine.protocol.agent_protocol import AgentServer
 from snapshotd.kernel import namespaces
 from snapshotd.layers.pivot import Target, layout_of, pivot
 from snapshotd.layers.store import LayerStore

@@ -26,7 +26,7 @@ from snapshotd.client.autostart import daemon_argv
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import ExecInfo, Policy, SnapshotInfo
 from snapshotd.client.transport import error_of
-from snapshotd.daemon.wire import log_path_of, socket_path_of
+from snapshotd.daemon.http.wire import log_path_of, socket_path_of
 from snapshotd.errors import OutOfSpace
 from snapshotd.failpoints import EXIT_CODE
 from snapshotd.kernel import syscalls
@@ -132,7 +132,7 @@ class Daemon:
                 words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            ours = b"snapshotd.daemon.children" in words or b"snapshotd.engine.worker" in words
+            ours = b"snapshotd.daemon.children" in words or b"snapshotd.engine.storing.worker" in words
             if parent == self.process.pid and ours and (not role or role.encode() in words or f"snapshotd.engine.{role}".encode() in words):
                 found.append(int(name))
         return found

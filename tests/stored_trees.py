@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from snapshotd.kernel.files import DIR_FLAGS
-from snapshotd.layers.base import Entry
 from snapshotd.repo.base import RepositoryWriter, Tree, TreeEntry
+from snapshotd.trees.base import Entry
 from snapshotd.types import BlobID, Kind, TreeID
 
 OWN = TreeEntry(b"", Kind.DIRECTORY, 0o755, 0, 0, 1_000_000_007)

@@ -31,7 +31,6 @@ docs/agent-protocol.md.
 
 from snapshotd.agent.approvals import Approval, approve
 from snapshotd.agent.calls import current_call, emit, record_usage
-from snapshotd.agent.connection import Denied, SnapshotdError, SnapshotdUnavailable
 from snapshotd.agent.conversation import checkpoint, message, messages
 from snapshotd.agent.facts import now, randint, random, uuid
 from snapshotd.agent.keyvalue import store
@@ -40,6 +39,7 @@ from snapshotd.agent.replay import ReplayedError
 from snapshotd.agent.states import state
 from snapshotd.agent.subtasks import task, tasks
 from snapshotd.agent.tools import tool
+from snapshotd.agent.wire.connection import Denied, SnapshotdError, SnapshotdUnavailable
 
 __all__ = [
     "Approval", "Denied", "ReplayedError", "SnapshotdError", "SnapshotdUnavailable", "approve", "checkpoint", "current_call", "emit",

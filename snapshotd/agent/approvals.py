@@ -8,7 +8,7 @@ from typing import Any, Dict, Optional
 from snapshotd.agent import terminal
 from snapshotd.agent.calls import within
 from snapshotd.agent.session import session
-from snapshotd.agent.values import ARGUMENT_LIMIT_BYTES, arguments, bound, clean
+from snapshotd.agent.wire.values import ARGUMENT_LIMIT_BYTES, arguments, bound, clean
 
 
 class Approval:

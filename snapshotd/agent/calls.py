@@ -15,12 +15,12 @@ from contextvars import ContextVar
 from typing import Any, Dict, Iterator, Optional, Tuple, Union
 
 from snapshotd.agent import terminal
-from snapshotd.agent.connection import INLINE_LIMIT_BYTES, Denied, SnapshotdError
-from snapshotd.agent.link import Link
 from snapshotd.agent.replay import Replayed
 from snapshotd.agent.session import Waiting, session
 from snapshotd.agent.spec import Spec
-from snapshotd.agent.values import arguments, bound, clean, encode, outputs, plain, text_of
+from snapshotd.agent.wire.connection import INLINE_LIMIT_BYTES, Denied, SnapshotdError
+from snapshotd.agent.wire.link import Link
+from snapshotd.agent.wire.values import arguments, bound, clean, encode, outputs, plain, text_of
 
 ERROR_LIMIT_BYTES = 64 << 10
 MODEL_REQUEST_LIMIT_BYTES = 7 << 20

@@ -15,11 +15,11 @@ from typing import Any, Callable, Dict, List, Optional
 
 from snapshotd.agent import approvals, conversation, facts, holder, runner, subtasks, terminal
 from snapshotd.agent.calls import PIECE_BYTES, put
-from snapshotd.agent.connection import Denied, SnapshotdError, SnapshotdUnavailable
 from snapshotd.agent.session import session, warn
 from snapshotd.agent.spec import SIDE_EFFECTS, compensation
 from snapshotd.agent.states import state
-from snapshotd.agent.values import clean, label, strict
+from snapshotd.agent.wire.connection import Denied, SnapshotdError, SnapshotdUnavailable
+from snapshotd.agent.wire.values import clean, label, strict
 
 REFUSED, REPLAYED, DENIED, UNAVAILABLE = 1, 10, 11, 69
 

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional
 
 from snapshotd.agent.calls import put, within
 from snapshotd.agent.session import session
-from snapshotd.agent.values import clean, plain
+from snapshotd.agent.wire.values import clean, plain
 
 _PAGES_LIMIT = 1000000
 

@@ -21,10 +21,10 @@ import struct
 from typing import Any, Dict, List, Optional, Tuple
 
 from snapshotd.agent.calls import put
-from snapshotd.agent.connection import Denied, SnapshotdError, SnapshotdUnavailable
-from snapshotd.agent.link import Link
 from snapshotd.agent.session import session
-from snapshotd.agent.values import encode
+from snapshotd.agent.wire.connection import Denied, SnapshotdError, SnapshotdUnavailable
+from snapshotd.agent.wire.link import Link
+from snapshotd.agent.wire.values import encode
 
 _FORWARDED = ("call_end", "output")
 _STALL_S = 60.0

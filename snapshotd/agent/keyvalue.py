@@ -10,9 +10,9 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from snapshotd.agent.calls import put, within
-from snapshotd.agent.connection import SnapshotdError
 from snapshotd.agent.session import session
-from snapshotd.agent.values import strict
+from snapshotd.agent.wire.connection import SnapshotdError
+from snapshotd.agent.wire.values import strict
 
 
 class StoredValue(NamedTuple):

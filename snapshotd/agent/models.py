@@ -13,7 +13,7 @@ from snapshotd.agent.calls import Call
 from snapshotd.agent.replay import Replayed
 from snapshotd.agent.spec import Spec
 from snapshotd.agent.tools import Items, end_of, items_of, recording
-from snapshotd.agent.values import plain, text_of
+from snapshotd.agent.wire.values import plain, text_of
 
 _USAGE_FIELDS = 32
 _RENAMED = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens"}

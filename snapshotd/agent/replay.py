@@ -14,7 +14,7 @@ import re
 import sys
 from typing import Any, Dict, Iterator, Optional, Type
 
-from snapshotd.agent.values import restored, restored_outputs
+from snapshotd.agent.wire.values import restored, restored_outputs
 
 _CLASS_LIMIT = 20000
 _OS_ERROR = re.compile(r"\[Errno (\d+)\] (.*?)(?:: (.*?))?(?: -> (.*))?\Z", re.DOTALL)

@@ -11,10 +11,10 @@ import sys
 from typing import Any, Dict, List, Optional
 
 from snapshotd.agent.calls import put
-from snapshotd.agent.link import Link
 from snapshotd.agent.replay import Replayed
 from snapshotd.agent.session import session, warn
-from snapshotd.agent.values import clean, encode, plain
+from snapshotd.agent.wire.link import Link
+from snapshotd.agent.wire.values import clean, encode, plain
 
 KEPT_BYTES = 8 << 20
 """Of each stream, in the recorded result; all of it is passed through and streamed."""

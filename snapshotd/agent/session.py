@@ -20,9 +20,9 @@ import threading
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
-from snapshotd.agent import parking
-from snapshotd.agent.connection import SnapshotdError, socket_path
-from snapshotd.agent.link import Link, Steps, begin, finish
+from snapshotd.agent.wire import parking
+from snapshotd.agent.wire.connection import SnapshotdError, socket_path
+from snapshotd.agent.wire.link import Link, Steps, begin, finish
 
 _NAMED = ("message", "fact", "output", "store_get", "store_put", "store_delete", "store_search")
 """Requests that do or record something each time, and have no call id of their own to be known by when they are sent again: these get a

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from snapshotd.agent.replay import Replayed
-from snapshotd.agent.values import clean, label, restored
+from snapshotd.agent.wire.values import clean, label, restored
 
 if TYPE_CHECKING:
     from snapshotd.agent.calls import Call

@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterator, MutableMapping, Optional
 
 from snapshotd.agent.calls import put, within
 from snapshotd.agent.session import session
-from snapshotd.agent.values import label, strict
+from snapshotd.agent.wire.values import label, strict
 
 
 class State(MutableMapping[str, Any]):

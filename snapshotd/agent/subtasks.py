@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import Any, Callable, Dict, List, Optional, Sequence, Type, TypeVar, cast
 
 from snapshotd.agent.calls import Call, begin, begin_async, subtask, within
-from snapshotd.agent.connection import SnapshotdError
 from snapshotd.agent.session import session
 from snapshotd.agent.spec import Spec
-from snapshotd.agent.values import bound, clean, label, text_of
+from snapshotd.agent.wire.connection import SnapshotdError
+from snapshotd.agent.wire.values import bound, clean, label, text_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 STATUSES = ("pending", "in-progress", "completed", "failed", "skipped")

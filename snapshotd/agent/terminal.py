@@ -6,7 +6,7 @@ import getpass
 import sys
 from typing import Any, Dict
 
-from snapshotd.agent.values import clean, encode, plain
+from snapshotd.agent.wire.values import clean, encode, plain
 
 _DETAILS_CHARS = 2000
 

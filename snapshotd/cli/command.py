@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO, TypeVar
 
 import click
 
-from snapshotd.daemon.wire import DEFAULT_STATE_DIR, SOCKET_VARIABLE, STATE_DIR_VARIABLE
+from snapshotd.daemon.http.wire import DEFAULT_STATE_DIR, SOCKET_VARIABLE, STATE_DIR_VARIABLE
 from snapshotd.errors import NO_ROOM, CommandNotFound, CommandNotRunnable, OutOfSpace, SandboxFailed, SnapshotdError, UsageError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import click
 
 from snapshotd.cli.command import refuse
 from snapshotd.cli.text import printable
-from snapshotd.daemon.wire import BODY_MAX_BYTES
+from snapshotd.daemon.http.wire import BODY_MAX_BYTES
 
 _SHORT_CHARS = 60
 

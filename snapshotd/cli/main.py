@@ -1,6 +1,7 @@
 """The command `snapshotd`: finds the command, reports errors as one line, sets the exit code.
 
-Command `x` lives in `cli/x.py` as `command` and is imported when it is used, so that `snapshotd exec` does not pay for `tree`.
+Command `x` lives in `cli/commands/FOLDER/x.py` as `command` and is imported when it is used, so that `snapshotd exec` does not
+pay for `tree`.
 """
 
 from __future__ import annotations
@@ -16,67 +17,88 @@ import click
 from snapshotd.cli.command import CONTEXT_SETTINGS, Failure, ReaderGone, drop_output, global_options, no_space, usage_error
 from snapshotd.errors import SnapshotdError
 
-COMMANDS: dict[str, str] = {
-    "run": "Run an agent or a command in a sandbox, with a snapshot after every tool call.",
-    "create": "Start a sandbox without an agent.",
-    "exec": "Run a command as a tool call in a sandbox, or in a throw-away fork.",
-    "attach": "Follow a run from its beginning.",
-    "stop": "End sandboxes after a last snapshot.",
-    "rm": "Forget trajectories and free what only they used.",
-    "ls": "List trajectories.",
-    "ps": "List live sandboxes.",
-    "log": "List a trajectory's snapshots.",
-    "tree": "Show all trajectories as a forest.",
-    "show": "Show everything about one snapshot.",
-    "diff": "Show what changed between two snapshots.",
-    "cat": "Print a file as it was in a snapshot.",
-    "fork": "Start new sandboxes from a snapshot.",
-    "resume": "Let an agent go on where it stopped.",
-    "rewind": "Go back to an older snapshot, in place.",
-    "undo": "Take the last rewind of a trajectory back.",
-    "edit": "Make a new trajectory from a snapshot with something changed.",
-    "retry": "Do one task of an agent again.",
-    "journal": "Show what a program did, call by call.",
-    "state": "Show the agent's state.",
-    "tasks": "List the agent's subtasks.",
-    "approvals": "List what waits for a person.",
-    "approval": "Show what an approval is about.",
-    "approve": "Let a call run that waits for it.",
-    "deny": "Refuse a call that waits for approval.",
-    "effects": "List irreversible calls that rewinds left behind.",
-    "compensate": "Run the compensations of irreversible calls that were left behind.",
-    "store": "Read and write the key-value store across trajectories.",
-    "restore": "Write a snapshot's files into a folder.",
-    "export": "Write a snapshot, or a whole trajectory, as one file.",
-    "import": "Take in what `snapshotd export` wrote.",
-    "mount": "Show every stored snapshot as a folder.",
-    "umount": "End what `snapshotd mount` began.",
-    "tag": "Name a snapshot, or take a name away.",
-    "image": "Build, import, list and remove images.",
-    "df": "Show what takes space.",
-    "policy": "Show or set which snapshots keep their files.",
-    "prune": "Give up the files of snapshots that no policy keeps, and free the space.",
-    "check": "Verify the repository.",
-    "repair": "Rebuild what is damaged in the repository from what is not.",
-    "doctor": "Say what this machine lacks, and the fix for each.",
-    "setup": "Install what is missing, where that is possible.",
-    "daemon": "Be the daemon, ask after it, stop it, or put another in its place.",
-    "version": "Print the versions of client and daemon.",
-    "completion": "Print the completion script for a shell.",
+SECTIONS: dict[str, str] = {
+    "running": "Running",
+    "looking": "Looking",
+    "past": "The past, and people",
+    "storage": "Storage",
+    "service": "The daemon and this machine",
 }
-"""Name to what it does: the first line of the command's docstring (a test compares them)."""
+"""Folder of `cli/commands/` to its heading in the help."""
+
+COMMANDS: dict[str, dict[str, str]] = {
+    "running": {
+        "run": "Run an agent or a command in a sandbox, with a snapshot after every tool call.",
+        "create": "Start a sandbox without an agent.",
+        "exec": "Run a command as a tool call in a sandbox, or in a throw-away fork.",
+        "attach": "Follow a run from its beginning.",
+        "stop": "End sandboxes after a last snapshot.",
+        "rm": "Forget trajectories and free what only they used.",
+        "ls": "List trajectories.",
+        "ps": "List live sandboxes.",
+        "fork": "Start new sandboxes from a snapshot.",
+        "resume": "Let an agent go on where it stopped.",
+        "image": "Build, import, list and remove images.",
+    },
+    "looking": {
+        "log": "List a trajectory's snapshots.",
+        "tree": "Show all trajectories as a forest.",
+        "show": "Show everything about one snapshot.",
+        "diff": "Show what changed between two snapshots.",
+        "cat": "Print a file as it was in a snapshot.",
+        "journal": "Show what a program did, call by call.",
+        "state": "Show the agent's state.",
+        "tasks": "List the agent's subtasks.",
+        "tag": "Name a snapshot, or take a name away.",
+    },
+    "past": {
+        "rewind": "Go back to an older snapshot, in place.",
+        "undo": "Take the last rewind of a trajectory back.",
+        "edit": "Make a new trajectory from a snapshot with something changed.",
+        "retry": "Do one task of an agent again.",
+        "approvals": "List what waits for a person.",
+        "approval": "Show what an approval is about.",
+        "approve": "Let a call run that waits for it.",
+        "deny": "Refuse a call that waits for approval.",
+        "effects": "List irreversible calls that rewinds left behind.",
+        "compensate": "Run the compensations of irreversible calls that were left behind.",
+        "store": "Read and write the key-value store across trajectories.",
+    },
+    "storage": {
+        "restore": "Write a snapshot's files into a folder.",
+        "export": "Write a snapshot, or a whole trajectory, as one file.",
+        "import": "Take in what `snapshotd export` wrote.",
+        "mount": "Show every stored snapshot as a folder.",
+        "umount": "End what `snapshotd mount` began.",
+        "df": "Show what takes space.",
+        "policy": "Show or set which snapshots keep their files.",
+        "prune": "Give up the files of snapshots that no policy keeps, and free the space.",
+        "check": "Verify the repository.",
+        "repair": "Rebuild what is damaged in the repository from what is not.",
+    },
+    "service": {
+        "doctor": "Say what this machine lacks, and the fix for each.",
+        "setup": "Install what is missing, where that is possible.",
+        "daemon": "Be the daemon, ask after it, stop it, or put another in its place.",
+        "version": "Print the versions of client and daemon.",
+        "completion": "Print the completion script for a shell.",
+    },
+}
+"""Folder to names to what each command does: the first line of its docstring (a test compares them)."""
+
+FOLDERS: dict[str, str] = {name: folder for folder, commands in COMMANDS.items() for name in commands}
 
 
 class LazyGroup(click.Group):
     """Lists commands without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(FOLDERS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in FOLDERS:
             return None
-        found: click.Command = importlib.import_module(f"snapshotd.cli.{cmd_name}").command
+        found: click.Command = importlib.import_module(f"snapshotd.cli.commands.{FOLDERS[cmd_name]}.{cmd_name}").command
         return found
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
@@ -86,14 +108,15 @@ class LazyGroup(click.Group):
         except click.UsageError as exc:
             import difflib
 
-            near = difflib.get_close_matches(args[0], COMMANDS, 1)
+            near = difflib.get_close_matches(args[0], FOLDERS, 1)
             if not near:
                 raise
             raise click.UsageError(f"{exc.message.rstrip('.')}, did you mean {near[0]!r}?", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        for folder, heading in SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl(list(COMMANDS[folder].items()))
 
 
 def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:

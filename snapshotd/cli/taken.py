@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import Any
 
 import click
 
-from snapshotd.cli.log import snapshot_json
 from snapshotd.cli.text import print_json, snapshot_line
 from snapshotd.cli.waiting import Wait
 from snapshotd.client.client import Snapshotd
@@ -36,3 +36,18 @@ def report_taken(client: Snapshotd, taken: SnapshotInfo, wait: Wait | None, *, a
         files=None if taken.files is None else dataclasses.asdict(taken.files), method=taken.method,
         state=None if wait is None else taken.state,
     ), err=True)  # fmt: skip
+
+
+def snapshot_json(item: SnapshotInfo) -> dict[str, Any]:
+    """One snapshot as `log --json` prints it."""
+    tool = item.tool
+    return {
+        "id": item.id, "parent": item.parent, "trajectory": item.trajectory, "seq": item.seq,
+        "tool": {
+            "name": tool.name, "arguments": tool.arguments, "status": tool.status, "exit_code": tool.exit_code,
+            "duration_ms": tool.duration_ms,
+        },
+        "files": None if item.files is None else dataclasses.asdict(item.files),
+        "state": item.state, "pause_ms": item.pause_ms, "created_at": item.created_at, "tags": list(item.tags),
+        "warnings": list(item.warnings),
+    }  # fmt: skip

@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from snapshotd.cli.command import connect
 from snapshotd.client.results import Provider
-from snapshotd.daemon.wire import FORK_MAX, PROVIDER_URLS
+from snapshotd.daemon.http.wire import FORK_MAX, PROVIDER_URLS
 from snapshotd.errors import SnapshotdError
 from snapshotd.types import DEFAULT_TENANT, NAME_PATTERN, short
 

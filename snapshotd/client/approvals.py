@@ -8,7 +8,7 @@ from typing import Any
 from snapshotd.client.mind import RECORDED
 from snapshotd.client.results_mind import ApprovalInfo, ApprovalView
 from snapshotd.client.verbs import Verbs, ref_segment
-from snapshotd.daemon.wire import PREVIEW_FILES
+from snapshotd.daemon.http.wire import PREVIEW_FILES
 
 
 class Approvals(Verbs):

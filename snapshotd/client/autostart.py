@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from snapshotd.client.transport import error_of
+from snapshotd.daemon.http.wire import log_path_of
 from snapshotd.daemon.lock import lock_holder, make_state_dir
-from snapshotd.daemon.wire import log_path_of
 from snapshotd.errors import Conflict, DaemonUnavailable
 
 START_TIMEOUT_S = 60.0

@@ -37,7 +37,7 @@ from snapshotd.client.results import (
 from snapshotd.client.transport import Transport, segment
 from snapshotd.client.values import Values
 from snapshotd.client.verbs import Wait, absolute, b64, check_wait, local_path, ref_segment
-from snapshotd.daemon.wire import (
+from snapshotd.daemon.http.wire import (
     ATTENDED,
     DEFAULT_STATE_DIR,
     FORK_MAX,

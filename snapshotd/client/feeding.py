@@ -8,7 +8,7 @@ import threading
 from typing import Protocol
 
 from snapshotd.client.transport import Conversation
-from snapshotd.daemon.wire import STDIN_WINDOW_BYTES
+from snapshotd.daemon.http.wire import STDIN_WINDOW_BYTES
 
 _PIECE_BYTES = 64 << 10
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from snapshotd.client.results import Json, SnapshotInfo, TrajectoryInfo
 from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
 from snapshotd.client.verbs import Verbs, Wait, b64, check_wait, ref_segment
-from snapshotd.daemon.wire import PREVIEW_FILES, check_ref
+from snapshotd.daemon.http.wire import PREVIEW_FILES, check_ref
 from snapshotd.errors import DaemonUnavailable
 
 Mode = Literal["files", "conversation", "both"]

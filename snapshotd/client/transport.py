@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from snapshotd.daemon.wire import (
+from snapshotd.daemon.http.wire import (
     API_PREFIX,
     API_VERSION,
     BODY_MAX_BYTES,

@@ -9,7 +9,7 @@ from typing import Literal
 
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.client.transport import Transport, segment
-from snapshotd.daemon.wire import check_ref
+from snapshotd.daemon.http.wire import check_ref
 from snapshotd.errors import UsageError
 
 Wait = Literal["captured", "stored"]

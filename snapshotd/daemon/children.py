@@ -1,8 +1,8 @@
 """The composition root of the daemon's child processes, each started with its role and the places it needs (see `command`).
 
-    archive   owns the repository for writing (engine/archiver.py)
-    pack      makes packs of a large step's files for it (repo/packer.py)
-    cold      writes files back from it (engine/cold_worker.py)
+    archive   owns the repository for writing (engine/storing/archiver.py)
+    pack      makes packs of a large step's files for it (repo/writing/packer.py)
+    cold      writes files back from it (engine/storing/cold_worker.py)
     lazy      serves layers that are not written yet, through FUSE (fuse/)
     browse    shows snapshots as folders, through FUSE
 
@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from snapshotd.repo import packer
 from snapshotd.repo.key import load_key
-from snapshotd.repo.reader import PackReader
+from snapshotd.repo.reading.reader import PackReader
+from snapshotd.repo.writing import packer
 from snapshotd.store.open import open_store
 
 
@@ -47,11 +47,11 @@ def open_repository(places: Places) -> PackReader:
 
 
 def _archive(places: Places, _: list[str]) -> None:
-    from snapshotd.engine import archiver, child
+    from snapshotd.engine.storing import archiver, child
     from snapshotd.kernel import memory
     from snapshotd.layers.store import LayerStore
-    from snapshotd.repo.maintenance import PackMaintenance
     from snapshotd.repo.spool import FileSpool
+    from snapshotd.repo.upkeep.maintenance import PackMaintenance
 
     memory.keep_freed()
     memory.collect_rarely()
@@ -66,7 +66,7 @@ def _pack(places: Places, _: list[str]) -> None:
 
 
 def _cold(places: Places, _: list[str]) -> None:
-    from snapshotd.engine import child, cold_worker
+    from snapshotd.engine.storing import child, cold_worker
     from snapshotd.layers.store import LayerStore
 
     child.serve(cold_worker.Service(open_repository(places), LayerStore(places.layers_root, places.layers_kind)))

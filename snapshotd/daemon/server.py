@@ -28,14 +28,14 @@ from typing import TypeVar
 import uvicorn
 
 import snapshotd
-from snapshotd.daemon.api import create_app
-from snapshotd.daemon.failures import error_json
 from snapshotd.daemon.host import check_host, enter_own_mount_namespace
+from snapshotd.daemon.http.api import create_app
+from snapshotd.daemon.http.failures import error_json
+from snapshotd.daemon.http.peer import SandboxPredicate, in_sandbox_of, protocol_class
+from snapshotd.daemon.http.routes.shared import Service
+from snapshotd.daemon.http.wire import check_socket_path
 from snapshotd.daemon.lock import StateLock, make_state_dir
 from snapshotd.daemon.logs import start_logging
-from snapshotd.daemon.peer import SandboxPredicate, in_sandbox_of, protocol_class
-from snapshotd.daemon.routes import Service
-from snapshotd.daemon.wire import check_socket_path
 from snapshotd.engine.base import Engine
 from snapshotd.errors import Conflict, SnapshotdError, UsageError
 from snapshotd.kernel import memory

@@ -17,15 +17,15 @@ from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.daemon.children import Places, open_repository
 from snapshotd.daemon.host import host_mounts
-from snapshotd.engine import rebuild, reserve
 from snapshotd.engine.base import Engine
 from snapshotd.engine.context import Context
 from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.events import EventLogs
-from snapshotd.engine.gateways import GatewayMaker
-from snapshotd.engine.packages import CATATONIT
+from snapshotd.engine.host.packages import CATATONIT
+from snapshotd.engine.mind.gateways import GatewayMaker
 from snapshotd.engine.pins import Pins
 from snapshotd.engine.secrecy import Secrecy
+from snapshotd.engine.storing import rebuild, reserve
 from snapshotd.errors import SnapshotdError, Unsupported, UsageError
 from snapshotd.fuse.lazy import LazyMount
 from snapshotd.gateway.base import Budget, Gateway, GatewayHandler, Upstream
@@ -33,8 +33,8 @@ from snapshotd.images.store import ImageStore
 from snapshotd.kernel import features
 from snapshotd.layers import store as layer_store
 from snapshotd.repo.key import load_key
-from snapshotd.repo.maintenance import PackMaintenance
 from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.upkeep.maintenance import PackMaintenance
 from snapshotd.runtime.base import Runtime
 from snapshotd.runtime.docker import DockerRuntime
 from snapshotd.runtime.keeper import KeeperClient

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from snapshotd.engine.caller import Caller as Caller
 from snapshotd.engine.caller import Stream as Stream
-from snapshotd.layers.base import Change, RestoreReport
+from snapshotd.trees.base import Change, RestoreReport
 from snapshotd.types import (
     DEFAULT_TENANT,
     Approval,

@@ -13,11 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from snapshotd import __version__
-from snapshotd.engine import bundle, dependencies, evict, imports, inputs, look, recover, reserve, retention, share
-from snapshotd.engine.approvals import Gate
-from snapshotd.engine.archive import Archive
-from snapshotd.engine.archiver import Archiver
-from snapshotd.engine.background import Background
+from snapshotd.engine import share
 from snapshotd.engine.base import (
     CheckReport,
     Decision,
@@ -35,32 +31,39 @@ from snapshotd.engine.base import (
     SandboxRequest,
     Usage,
 )  # fmt: skip
-from snapshotd.engine.browse import Browse
 from snapshotd.engine.caller import Caller
-from snapshotd.engine.calls import AgentCalls
-from snapshotd.engine.child import Child
-from snapshotd.engine.cold import Cold, LazyLayers
 from snapshotd.engine.context import Context
-from snapshotd.engine.disk_watch import DiskWatch
 from snapshotd.engine.events import completed
-from snapshotd.engine.forks import Forks
-from snapshotd.engine.gateways import GatewayMaker, Gateways, provider_env
-from snapshotd.engine.keyvalue import KeyValueStore, tenant_env
-from snapshotd.engine.launch import Launcher
-from snapshotd.engine.linkgroups import LinkGroups
-from snapshotd.engine.merging import Merger
-from snapshotd.engine.mind import Mind, MindVerbs
-from snapshotd.engine.resume import Resumes
-from snapshotd.engine.sandbox import Sandbox
-from snapshotd.engine.sessions import Sessions, check_not_running, free_bytes
-from snapshotd.engine.step import marker
-from snapshotd.engine.upkeep import Upkeep
-from snapshotd.engine.webhook import Webhooks
-from snapshotd.engine.worker import Worker
+from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.mind.calls import AgentCalls
+from snapshotd.engine.mind.gateways import GatewayMaker, Gateways, provider_env
+from snapshotd.engine.mind.keyvalue import KeyValueStore, tenant_env
+from snapshotd.engine.mind.webhook import Webhooks
+from snapshotd.engine.mind_verbs import Mind, MindVerbs
+from snapshotd.engine.runs import dependencies, inputs, recover
+from snapshotd.engine.runs.forks import Forks
+from snapshotd.engine.runs.launch import Launcher
+from snapshotd.engine.runs.resume import Resumes
+from snapshotd.engine.runs.sessions import Sessions, check_not_running, free_bytes
+from snapshotd.engine.sandbox.background import Background
+from snapshotd.engine.sandbox.disk_watch import DiskWatch
+from snapshotd.engine.sandbox.sandbox import Sandbox
+from snapshotd.engine.sandbox.step import marker
+from snapshotd.engine.storing import evict, look, needed, reserve, retention
+from snapshotd.engine.storing.archive import Archive
+from snapshotd.engine.storing.archiver import Archiver
+from snapshotd.engine.storing.browse import Browse
+from snapshotd.engine.storing.child import Child
+from snapshotd.engine.storing.cold import Cold, LazyLayers
+from snapshotd.engine.storing.linkgroups import LinkGroups
+from snapshotd.engine.storing.merging import Merger
+from snapshotd.engine.storing.upkeep import Upkeep
+from snapshotd.engine.storing.worker import Worker
+from snapshotd.engine.transfer import bundle, imports
 from snapshotd.errors import SnapshotdError, UsageError
 from snapshotd.failpoints import hit
-from snapshotd.layers.base import Change, RestoreReport
 from snapshotd.layers.store import release
+from snapshotd.trees.base import Change, RestoreReport
 from snapshotd.types import (
     NAME_PATTERN,
     AgentSpec,
@@ -309,7 +312,7 @@ class LocalEngine(MindVerbs):
 
     def _sweep(self) -> None:
         """Until nothing more goes: when layers went, those that were merged of them can go, too."""
-        while gone := self._context.store.sweep(lambda: recover.referenced_layers(self._context)):
+        while gone := self._context.store.sweep(lambda: needed.referenced_layers(self._context)):
             self._merger.forget(gone)
 
     def _sweep_what_was_held(self) -> None:

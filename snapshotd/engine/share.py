@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from snapshotd.engine import bundle, export
 from snapshotd.engine.base import ProgressSink
 from snapshotd.engine.context import Context
-from snapshotd.engine.look import open_view
+from snapshotd.engine.storing.look import open_view
+from snapshotd.engine.transfer import bundle, export
 from snapshotd.errors import DataLoss
 from snapshotd.types import Image, Snapshot, short
 

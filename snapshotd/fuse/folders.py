@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from snapshotd.layers.view import View
+from snapshotd.trees.view import View
 
 FOREVER_S = 365 * 24 * 3600.0
 """How long the kernel may keep what never changes."""

@@ -18,7 +18,7 @@ from functools import partial
 from snapshotd.catalog.base import Catalog
 from snapshotd.errors import Ambiguous, NotFound
 from snapshotd.fuse.folders import Fixed, Folder, Item, Link, Place
-from snapshotd.layers.view import View
+from snapshotd.trees.view import View
 from snapshotd.types import NAME_PATTERN, Snapshot, SnapshotID, TrajectoryID, TreeID
 
 CURRENT_S = 1.0

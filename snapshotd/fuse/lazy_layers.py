@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from snapshotd.fuse.folders import FOREVER_S, Folder, Item, Place
-from snapshotd.layers.view import View
+from snapshotd.trees.view import View
 from snapshotd.types import TreeID
 
 _NAME = re.compile(rb"(\d{1,10})\.([0-9a-f]{64})\.([0-9a-f]{64})")

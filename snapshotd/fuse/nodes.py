@@ -17,8 +17,8 @@ from typing import Any
 import trio
 
 from snapshotd.fuse.folders import Folder, Item, Place
-from snapshotd.layers.base import Child, Entry
-from snapshotd.layers.view import View
+from snapshotd.trees.base import Child, Entry
+from snapshotd.trees.view import View
 from snapshotd.types import Kind
 
 _log = logging.getLogger(__name__)

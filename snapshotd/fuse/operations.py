@@ -27,7 +27,7 @@ from snapshotd.errors import DataLoss
 from snapshotd.fuse.folders import FOREVER_S, Folder, Link, Place
 from snapshotd.fuse.ids import PRIVATE_PREFIX, shifted_id, shifted_xattrs
 from snapshotd.fuse.nodes import Node, Nodes, Tree
-from snapshotd.layers.base import Child, Entry
+from snapshotd.trees.base import Child, Entry
 from snapshotd.types import Kind
 
 _log = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ from snapshotd.catalog.base import Catalog
 from snapshotd.fuse import mount
 from snapshotd.fuse.history import history
 from snapshotd.fuse.lazy_layers import LazyLayers
-from snapshotd.layers.difference import DifferenceView
-from snapshotd.layers.stored_view import StoredView
 from snapshotd.repo.base import Repository
+from snapshotd.trees.difference import DifferenceView
+from snapshotd.trees.stored_view import StoredView
 
 LAZY_OPTIONS = {"default_permissions", "nosuid", "nodev"}
 """Overlayfs asks with the credentials of who mounted it and heeds its own mount's flags only: nobody but root needs to get in here, and

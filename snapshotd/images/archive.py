@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
 from snapshotd.errors import LimitExceeded, UsageError
+from snapshotd.formats.ingest import IngestReport, TarLimits, ingest_tar
+from snapshotd.formats.ingest_nodes import printable
+from snapshotd.formats.tar_reader import MemberKind, Readable, TarReader
 from snapshotd.images.config import ImageConfig, check_platform, parse_config
 from snapshotd.images.decompress import drain, plain
 from snapshotd.images.hashing import HashingReader
 from snapshotd.kernel import files
-from snapshotd.layers.ingest import IngestReport, TarLimits, ingest_tar
-from snapshotd.layers.ingest_nodes import printable
-from snapshotd.layers.tar_reader import MemberKind, Readable, TarReader
 
 MAX_JSON_BYTES = 4 << 20
 MAX_LAYERS = 512

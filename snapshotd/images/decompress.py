@@ -10,7 +10,7 @@ from typing import Any, cast
 import zstandard
 
 from snapshotd.errors import LimitExceeded, UsageError
-from snapshotd.layers.tar_reader import Readable
+from snapshotd.formats.tar_reader import Readable
 
 _XZ_MEMORY_BYTES = 256 << 20
 _ZSTD_WINDOW_BYTES = 128 << 20

@@ -10,9 +10,9 @@ import requests
 from docker.errors import DockerException, ImageNotFound
 
 from snapshotd.errors import NotFound, SandboxFailed, Unsupported
+from snapshotd.formats.ingest import IngestReport, ingest_tar
 from snapshotd.images.config import ImageConfig, check_platform, parse_config
 from snapshotd.kernel import files
-from snapshotd.layers.ingest import IngestReport, ingest_tar
 
 _TIMEOUT_S = 300
 """Before an engine sends the first byte of an export it mounts the image, which can take long on slow disks."""

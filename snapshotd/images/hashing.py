@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from snapshotd.layers.tar_reader import Readable
+from snapshotd.formats.tar_reader import Readable
 
 _PIECE_BYTES = 1 << 20
 

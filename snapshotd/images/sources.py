@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from snapshotd.errors import LimitExceeded, NotFound, NotPermitted, UsageError
+from snapshotd.formats.ingest import IngestReport, ingest_folder, ingest_tar
+from snapshotd.formats.tar_reader import Readable, TarReader
 from snapshotd.images.archive import FolderBlobs, ImageArchive, TarBlobs, looks_like_archive, open_archive
 from snapshotd.images.config import DEFAULT_WORKDIR
 from snapshotd.images.decompress import drain, plain
 from snapshotd.images.hashing import HashingReader
-from snapshotd.layers.ingest import IngestReport, ingest_folder, ingest_tar
-from snapshotd.layers.tar_reader import Readable, TarReader
 from snapshotd.types import new_id
 
 MAX_ARCHIVE_BYTES = 64 << 30

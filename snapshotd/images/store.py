@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapshotd.errors import NO_ROOM, InternalError, NotFound, OutOfSpace, Unsupported, UsageError
+from snapshotd.formats.ingest_nodes import printable
 from snapshotd.images import build, recipes
 from snapshotd.images.base import ImageRows, Images, Progress
 from snapshotd.images.config import DEFAULT_WORKDIR
@@ -32,7 +33,6 @@ from snapshotd.images.docker import DockerImages
 from snapshotd.images.root import MADE_AT_NS, measure, prepare_root
 from snapshotd.images.sources import Source, open_source
 from snapshotd.kernel import files
-from snapshotd.layers.ingest_nodes import printable
 from snapshotd.types import Image, ImageID, new_id
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,254}")

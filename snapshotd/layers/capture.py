@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from snapshotd.errors import NO_ROOM, LimitExceeded
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files
-from snapshotd.layers.lookup import ORIGIN, get_xattr
 from snapshotd.layers.store import LayerStore
+from snapshotd.trees.lookup import ORIGIN, get_xattr
 from snapshotd.types import LayerID
 
 _KEPT_MARKS = (b"trusted.overlay.opaque", b"trusted.overlay.redirect", b"trusted.overlay.whiteout")

@@ -7,7 +7,7 @@ import stat
 
 from snapshotd.kernel import turns
 from snapshotd.kernel.quota import Used
-from snapshotd.layers.lookup import Handles, Node
+from snapshotd.trees.lookup import Handles, Node
 
 
 def measure(root_fd: int, most: Used) -> Used:

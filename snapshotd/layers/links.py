@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from snapshotd.kernel import files
-from snapshotd.layers.lookup import Handles, Node
-from snapshotd.layers.view import View
+from snapshotd.trees.lookup import Handles, Node
+from snapshotd.trees.view import View
 
 MAX_NAMES = 512
 """Names looked at for one step; each costs an lstat while the sandbox waits. A tree with more keeps the rest as overlayfs left it."""

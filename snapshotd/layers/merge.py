@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from snapshotd import failpoints
 from snapshotd.errors import NO_ROOM, LimitExceeded, OutOfSpace
 from snapshotd.kernel.files import copy_data, fd_path, is_empty_dir, open_dir
-from snapshotd.layers.base import Child
-from snapshotd.layers.lookup import OPAQUE, REDIRECT, Directory, Handles, Lookup, Node, make_whiteout, public_xattrs
+from snapshotd.trees.base import Child
+from snapshotd.trees.lookup import OPAQUE, REDIRECT, Directory, Handles, Lookup, Node, make_whiteout, public_xattrs
 from snapshotd.types import Kind
 
 _KEPT_COPIES = 64

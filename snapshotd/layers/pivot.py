@@ -130,7 +130,7 @@ def pivot(
     becomes the root, when everything is prepared.
     Raises Busy, SandboxFailed when the container is gone or its root cannot hold the sub-mounts, or OSError (ENOSPC). Then the root is as
     before.
-    The caller makes sure that every live process has its working directory and open files outside the root (see engine/quiesce.py).
+    The caller makes sure that every live process has its working directory and open files outside the root (see engine/sandbox/quiesce.py).
     """
     with _overlay(target, store, stack, upper) as new_root:
         owner = target.id_map.base if target.id_map else 0

@@ -32,9 +32,9 @@ from snapshotd.errors import NO_ROOM, NotFound, OutOfSpace, Unsupported
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files, loop, quota
 from snapshotd.kernel import syscalls as sc
-from snapshotd.layers.stack_view import StackView
 from snapshotd.layers.trim import Trimmer
-from snapshotd.layers.view import View
+from snapshotd.trees.stack_view import StackView
+from snapshotd.trees.view import View
 from snapshotd.types import ImageID, LayerID, Stack, new_id
 
 MAX_IMAGE_BYTES, MIN_IMAGE_BYTES = 1 << 40, 1 << 30

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from snapshotd.errors import Conflict, DataLoss, InternalError, NotFound, OutOfSpace, VersionMismatch
-from snapshotd.repo import encode, pack
 from snapshotd.repo.base import RepositoryWriter
-from snapshotd.repo.reader import PackReader
-from snapshotd.repo.writer import PackRepository
+from snapshotd.repo.format import encode, pack
+from snapshotd.repo.reading.reader import PackReader
+from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.base import Store
 from snapshotd.store.local import LocalStore
 from snapshotd.store.memory import MemoryStore

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.policy import FILE_NAME
+from snapshotd.engine.mind.policy import FILE_NAME
 from tests.e2e.support import Snap, wait_until
 
 PROGRAM = """

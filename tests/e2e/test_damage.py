@@ -19,8 +19,8 @@ import pytest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.client import Snapshotd
 from snapshotd.errors import DataLoss, NotFound, SnapshotdError
-from snapshotd.repo.index import Index
-from snapshotd.repo.pack import pack_key
+from snapshotd.repo.format.index import Index
+from snapshotd.repo.format.pack import pack_key
 from snapshotd.types import SnapshotID
 from tests import long, variety
 from tests.capabilities import require

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.client import Policy, Snapshotd
-from snapshotd.engine.merging import FAN_IN
+from snapshotd.engine.storing.merging import FAN_IN
 from tests import long
 from tests.e2e.support import Snap
 from tests.leftovers import nothing_left

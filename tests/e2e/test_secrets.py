@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from snapshotd.repo.index import Index
+from snapshotd.repo.format.index import Index
 from snapshotd.repo.key import load_key
-from snapshotd.repo.reader import PackReader
+from snapshotd.repo.reading.reader import PackReader
 from snapshotd.store.local import LocalStore
 from snapshotd.testing.provider import ScriptedProvider
 from tests.e2e.support import Snap, wait_until

@@ -18,17 +18,17 @@ from typing import Any
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine import records
-from snapshotd.layers.stored_view import StoredView
-from snapshotd.layers.view import Directory, View, join
+from snapshotd.engine.storing import records
 from snapshotd.repo.base import Repository, TreeEntry
 from snapshotd.repo.key import load_key
-from snapshotd.repo.reader import PackReader
+from snapshotd.repo.reading.reader import PackReader
 from snapshotd.repo.spool import FileSpool
-from snapshotd.repo.writer import PackRepository
+from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.base import Store
 from snapshotd.store.open import open_store
 from snapshotd.testing.records import begin, follow, fork, make_call, make_image
+from snapshotd.trees.stored_view import StoredView
+from snapshotd.trees.view import Directory, View, join
 from snapshotd.types import BlobID, Kind, Message, Snapshot, SnapshotState, TreeID
 from tests import stored_trees
 

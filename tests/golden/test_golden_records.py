@@ -11,8 +11,8 @@ import pytest
 
 from snapshotd.catalog.base import SnapshotRow
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine import records
-from snapshotd.engine.records import Record, Tags, decode, decode_any, encode, encode_tags
+from snapshotd.engine.storing import records
+from snapshotd.engine.storing.records import Record, Tags, decode, decode_any, encode, encode_tags
 from snapshotd.errors import VersionMismatch
 
 HERE = Path(__file__).parent / "records"

@@ -16,15 +16,15 @@ import apsw
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.rebuild import rebuild
-from snapshotd.repo import pack
+from snapshotd.engine.storing.rebuild import rebuild
 from snapshotd.repo.base import Roots
-from snapshotd.repo.index import INDEX_VERSION
+from snapshotd.repo.format import pack
+from snapshotd.repo.format.index import INDEX_VERSION
 from snapshotd.repo.key import load_key
-from snapshotd.repo.maintenance import PackMaintenance
-from snapshotd.repo.reader import PackReader
+from snapshotd.repo.reading.reader import PackReader
 from snapshotd.repo.spool import FileSpool
-from snapshotd.repo.writer import PackRepository
+from snapshotd.repo.upkeep.maintenance import PackMaintenance
+from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.types import BlobID, SnapshotID, SnapshotState
 from tests.golden import make
 

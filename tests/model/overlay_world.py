@@ -15,8 +15,8 @@ import pytest
 from snapshotd.kernel import mounts
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.files import DIR_FLAGS
-from snapshotd.layers.base import Change
-from snapshotd.layers.view import View
+from snapshotd.trees.base import Change
+from snapshotd.trees.view import View
 from snapshotd.types import Kind
 
 RENAME_EXCHANGE = 2

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from snapshotd.repo.base import Repository, RepositoryWriter, Roots, Tree, TreeEntry
-from snapshotd.repo.maintenance import PackMaintenance
-from snapshotd.repo.reader import PackReader
-from snapshotd.repo.writer import PackRepository
+from snapshotd.repo.reading.reader import PackReader
+from snapshotd.repo.upkeep.maintenance import PackMaintenance
+from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.base import Store
 from snapshotd.store.local import LocalStore
 from snapshotd.types import BlobID, Kind, RecordID, TreeID

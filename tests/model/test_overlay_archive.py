@@ -24,11 +24,11 @@ from test_overlay_marks import NAMES, new_layer, random_layer, whiteout
 from test_overlay_view import base, open_view  # noqa: F401 - base is a fixture
 
 from snapshotd.kernel.files import DIR_FLAGS, remove_tree, sync_filesystem
-from snapshotd.layers.archive import Applied, apply
-from snapshotd.layers.lookup import is_whiteout
 from snapshotd.layers.merge import merge
 from snapshotd.repo.base import TreeEntry
 from snapshotd.testing.memory_repository import MemoryRepository
+from snapshotd.trees.archive import Applied, apply
+from snapshotd.trees.lookup import is_whiteout
 from snapshotd.types import BlobID, Kind, TreeID
 from tests import long, variety
 from tests.capabilities import require

@@ -16,11 +16,11 @@ import pytest
 from overlay_world import World, difference, view_manifest
 from test_overlay_view import base, open_view  # noqa: F401 - base is a fixture
 
+from snapshotd.formats.ingest import ingest_tar
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.files import DIR_FLAGS
-from snapshotd.layers.diff import diff
-from snapshotd.layers.ingest import ingest_tar
 from snapshotd.layers.merge import merge
+from snapshotd.trees.diff import diff
 from tests import long
 
 SEEDS = long.seeds(10, 300)

@@ -15,11 +15,11 @@ import pytest
 from overlay_world import Manifest, World, difference, expected_changes, manifest, need_root, said, view_manifest
 
 from snapshotd.kernel.files import DIR_FLAGS
-from snapshotd.layers.diff import diff
-from snapshotd.layers.materialise import materialise
 from snapshotd.layers.merge import merge
-from snapshotd.layers.stack_view import StackView
-from snapshotd.layers.view import View
+from snapshotd.trees.diff import diff
+from snapshotd.trees.materialise import materialise
+from snapshotd.trees.stack_view import StackView
+from snapshotd.trees.view import View
 from tests import long
 
 SEEDS = long.seeds(6, 150)

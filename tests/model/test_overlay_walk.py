@@ -18,10 +18,10 @@ from test_overlay_view import base, check_merge, open_view, same  # noqa: F401 -
 
 from snapshotd.kernel.files import DIR_FLAGS
 from snapshotd.layers.capture import capture
-from snapshotd.layers.difference import DifferenceView
-from snapshotd.layers.materialise import materialise
 from snapshotd.layers.store import LayerStore
 from snapshotd.testing.memory_repository import MemoryRepository
+from snapshotd.trees.difference import DifferenceView
+from snapshotd.trees.materialise import materialise
 from snapshotd.types import TreeID
 from tests import long
 

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from snapshotd.errors import DataLoss, NotFound, SnapshotdError, VersionMismatch
-from snapshotd.repo import chunks, compress, pack
 from snapshotd.repo.base import ObjectKind
-from snapshotd.repo.ids import Identity
-from snapshotd.repo.index import Entry
+from snapshotd.repo.format import chunks, compress, pack
+from snapshotd.repo.format.ids import Identity
+from snapshotd.repo.format.index import Entry
 from snapshotd.store.local import LocalStore
 from snapshotd.types import BlobID
 from tests import long

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from snapshotd import failpoints
 from snapshotd.errors import DataLoss, NotFound, OutOfSpace
-from snapshotd.repo import pack
 from snapshotd.repo.base import ObjectKind, Reclaimed, Roots
-from snapshotd.repo.maintenance import PackMaintenance
-from snapshotd.repo.reader import PackReader
+from snapshotd.repo.format import pack
+from snapshotd.repo.reading.reader import PackReader
+from snapshotd.repo.upkeep.maintenance import PackMaintenance
 from snapshotd.store.local import LocalStore
 from snapshotd.store.memory import MemoryStore
 from snapshotd.testing.faulty_store import Fault, FaultyStore, Script

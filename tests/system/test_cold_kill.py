@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.engine import evict
 from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.storing import evict
 from snapshotd.errors import InternalError
 from snapshotd.types import Snapshot
 from tests import mind_rig

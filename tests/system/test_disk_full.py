@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from snapshotd.client.results import Policy
+from snapshotd.daemon.http.wire import lock_path_of
 from snapshotd.daemon.lock import lock_holder
-from snapshotd.daemon.wire import lock_path_of
 from snapshotd.errors import OutOfSpace
 from snapshotd.kernel import mounts, syscalls
 from tests.capabilities import require

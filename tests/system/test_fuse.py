@@ -24,17 +24,17 @@ from typing import cast
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.browse import Browse
 from snapshotd.engine.context import Context
+from snapshotd.engine.storing.browse import Browse
 from snapshotd.errors import NotFound, SandboxFailed, Unsupported, UsageError
 from snapshotd.fuse.child import Child
 from snapshotd.fuse.lazy import LazyMount
 from snapshotd.kernel import mounts, namespaces
-from snapshotd.layers.archive import apply
-from snapshotd.repo.writer import PackRepository
+from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.local import LocalStore
 from snapshotd.testing import records
 from snapshotd.testing.memory_repository import MemoryRepository
+from snapshotd.trees.archive import apply
 from snapshotd.types import IdMap, RecordID, Snapshot, TreeID
 from tests.capabilities import require
 from tests.fuse_rig import CHILD, READ_ANY, acl, in_user_namespace, make_variety, manifest

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine import merging
 from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.storing import merging
 from snapshotd.types import Snapshot
 from tests import mind_rig
 from tests.mind_rig import Agent

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.engine.export import ImageFacts, export_oci
+from snapshotd.engine.transfer.export import ImageFacts, export_oci
 from snapshotd.kernel import files
-from snapshotd.layers.stack_view import StackView
+from snapshotd.trees.stack_view import StackView
 
 pytestmark = pytest.mark.docker
 

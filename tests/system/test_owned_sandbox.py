@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine import editing, effects, sessions
 from snapshotd.engine.base import EditRequest, ExecResult, FileEdit, RunRequest, SandboxRequest
 from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.past import editing, effects
+from snapshotd.engine.runs import sessions
 from snapshotd.errors import Conflict, OutOfSpace, SandboxFailed
 from snapshotd.types import CallStatus, Snapshot, TrajectoryStatus
 from tests import mind_rig

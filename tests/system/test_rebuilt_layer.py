@@ -18,13 +18,13 @@ import pytest
 
 from snapshotd.errors import OutOfSpace
 from snapshotd.kernel.files import DIR_FLAGS, remove_tree
-from snapshotd.layers.archive import apply
-from snapshotd.layers.base import RestoreReport
-from snapshotd.layers.difference import DifferenceView
-from snapshotd.layers.materialise import materialise
-from snapshotd.layers.stored_view import StoredView
-from snapshotd.layers.view import View
 from snapshotd.testing.memory_repository import MemoryRepository
+from snapshotd.trees.archive import apply
+from snapshotd.trees.base import RestoreReport
+from snapshotd.trees.difference import DifferenceView
+from snapshotd.trees.materialise import materialise
+from snapshotd.trees.stored_view import StoredView
+from snapshotd.trees.view import View
 from snapshotd.types import Kind, TreeID
 from tests import long, variety
 from tests.capabilities import require

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.engine.archiver import ArchivedTree
 from snapshotd.engine.engine import LocalEngine
-from snapshotd.engine.merging import FAN_IN
+from snapshotd.engine.storing.archiver import ArchivedTree
+from snapshotd.engine.storing.merging import FAN_IN
 from snapshotd.errors import InternalError
 from snapshotd.types import BlobID, LayerID, SnapshotState, TreeID
 from tests import mind_rig
@@ -65,7 +65,7 @@ def test_nothing_is_stored_again_on_a_damaged_tree(engine: LocalEngine, monkeypa
 def test_what_the_archive_cannot_store_costs_the_others_nothing(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Storing one snapshot ends the archive's process each time, also at the last try: what was stored with it was not durable yet."""
     agent = mind_rig.agent(engine)
-    monkeypatch.setattr("snapshotd.engine.archive._RETRY_S", (0.05,))
+    monkeypatch.setattr("snapshotd.engine.storing.archive._RETRY_S", (0.05,))
     archiver = engine._archive._archiver
     store_tree = archiver.tree
     poisonous: list[BlobID] = []

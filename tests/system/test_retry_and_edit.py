@@ -9,7 +9,7 @@ import pytest
 
 from snapshotd.engine.base import EditRequest, FileEdit
 from snapshotd.engine.engine import LocalEngine
-from snapshotd.engine.replay import Kept, Replay
+from snapshotd.engine.mind.replay import Kept, Replay
 from snapshotd.errors import Conflict, NotFound, UsageError
 from snapshotd.types import CallStatus, EntryKind, SideEffect
 from tests import mind_rig

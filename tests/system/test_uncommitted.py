@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine import evict
 from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.storing import evict
 from snapshotd.errors import OutOfSpace
 from tests import mind_rig
 from tests.e2e.support import wait_until

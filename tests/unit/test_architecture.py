@@ -20,26 +20,53 @@ RANKS: tuple[tuple[str, ...], ...] = (
     ("daemon",),
     ("engine",),
     ("fuse",),
-    ("layers", "repo", "catalog", "runtime", "images", "secrets"),
+    ("layers", "formats", "trees", "repo", "catalog", "runtime", "images", "secrets"),
     ("store", "gateway", "sqlite"),
     ("kernel",),
 )
 """Packages from high to low (`sqlite` is a single module). One may import any of a lower rank, none of a higher one, and of its own rank
 only itself."""
 
-EXTRA_ARROWS: dict[str, str] = {
-    "layers": "repo",  # layers are archived to the repository and come back from it
-    "images": "layers",  # an image is ingested like any other foreign tree
-    "cli": "client",  # every command goes through the client
+EXTRA_ARROWS: dict[str, tuple[str, ...]] = {
+    "layers": ("trees",),  # a stack is one way to read a tree
+    "formats": ("trees",),  # an archive is written from a tree, and made into one
+    "trees": ("repo",),  # layers are archived to the repository and come back from it
+    "images": ("layers", "formats", "trees"),  # an image is ingested like any other foreign tree
+    "cli": ("client",),  # every command goes through the client
 }
-"""Package to the one other package of its own rank that it may import."""
+"""Package to the other packages of its own rank that it may import."""
 
 FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
-    ("cli", "engine"): ("base", "doctor"),  # the doctor works where no daemon can
+    ("cli", "engine"): ("base", "host.doctor"),  # the doctor works where no daemon can
     ("client", "engine"): ("base",),
     ("engine", "secrets"): ("base", "configured", "redactor", "stream"),  # not which vault
 }
 """(importer, imported): the only modules it may import. The other side of the socket knows the words of the engine, not the engine."""
+
+ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "engine": (
+        ("engine", "mind_verbs", "share"),
+        ("past",),
+        ("runs", "host"),
+        ("transfer", "mind"),
+        ("sandbox",),
+        ("storing",),
+        ("protocol",),
+        ("base", "caller", "context", "events", "pins", "secrecy", "watch"),
+    ),
+    "repo": (("upkeep",), ("writing",), ("reading",), ("format", "spool", "spool_format"), ("base", "key")),
+    "daemon": (("children", "host", "lock", "logs", "server", "wiring"), ("http",)),
+    "cli": (
+        ("main", "reference"), ("commands",),
+        ("changes", "command", "documents", "follow", "progress", "retention", "taken", "text",
+         "values", "waiting"),
+    ),
+}
+"""Package to its folders and its own modules, from high to low. One may import what stands lower, and its own folder; modules of one line
+may import each other."""
+
+MOST_MODULES = 20
+"""A folder with more is no room where something is found at a glance."""
 
 FOR_ALL = ("types", "errors", "failpoints")
 """Modules at the top that everybody may import, and that import only each other."""
@@ -103,8 +130,10 @@ def violation(file: str, name: str) -> str | None:
     if top != "snapshotd":
         return foreign_violation(file, top)
     own = file.split("/")[0].removesuffix(".py")
-    target, module = (inside[0] if inside else ""), (inside[1] if len(inside) > 1 else "")
-    if own in TEST_ONLY or target == own or (file == ENTRY and target == "cli"):
+    target, module = (inside[0] if inside else ""), ".".join(inside[1:])
+    if target == own:
+        return room_violation(file, own, module)
+    if own in TEST_ONLY or (file == ENTRY and target == "cli"):
         return None
     if own in SELF_CONTAINED:
         return f"{file}: {own} may import only the standard library and itself, not {name}"
@@ -115,6 +144,19 @@ def violation(file: str, name: str) -> str | None:
     if own in FOR_ALL or own == "__init__":
         return f"{file}: {own} stands at the bottom and may not import {name}"
     return arrow_violation(file, own, target, module)
+
+
+def room_violation(file: str, package: str, module: str) -> str | None:
+    """What is wrong when `file` imports `module` of its own package."""
+    if package not in ROOMS or file in WIRING or "/" not in file:
+        return None
+    rank = {room: number for number, rooms in enumerate(ROOMS[package]) for room in rooms}
+    own, target = file.split("/")[1].removesuffix(".py"), module.split(".")[0]
+    if own == "__init__" or target not in rank or own == target:
+        return None if own == "__init__" or own in rank else f"{file}: {own} is in no line of ROOMS: give it one"
+    if own not in rank:
+        return f"{file}: {own} is in no line of ROOMS: give it one"
+    return None if rank[own] <= rank[target] else f"{file}: {package}/{own} may not import {target}, which stands above it"
 
 
 def foreign_violation(file: str, top: str) -> str | None:
@@ -137,15 +179,21 @@ def arrow_violation(file: str, own: str, target: str, module: str) -> str | None
         return None
     if rank[target] < rank[own]:
         return f"{file}: {own} may not import {target}, which stands above it"
-    if rank[target] == rank[own] and EXTRA_ARROWS.get(own) != target:
+    if rank[target] == rank[own] and target not in EXTRA_ARROWS.get(own, ()):
         return f"{file}: {own} may not import {target}, which stands beside it"
     if (own, target) in FAR_ARROWS:
-        return None if module in FAR_ARROWS[own, target] else f"{file}: {own} may import only {FAR_ARROWS[own, target]} of {target}"
+        allowed = FAR_ARROWS[own, target]
+        return None if starts_with(module, allowed) else f"{file}: {own} may import only {allowed} of {target}"
     if own in RANKS[0] and rank[target] > rank["daemon"]:
         return f"{file}: {own} may not reach past the daemon to {target}"
-    if target in INTERFACES and module != "base":
+    if target in INTERFACES and not starts_with(module, ("base",)):
         return f"{file}: import snapshotd.{target}.base, not {module or 'the package'}; only {' and '.join(WIRING)} name concrete classes"
     return None
+
+
+def starts_with(module: str, allowed: tuple[str, ...]) -> bool:
+    """Whether a dotted name is one of these modules, or something in one."""
+    return any(module == name or module.startswith(f"{name}.") for name in allowed)
 
 
 def violations(root: Path) -> list[str]:
@@ -162,6 +210,11 @@ def test_imports_follow_the_arrows() -> None:
     assert violations(ROOT) == []
 
 
+def test_no_folder_is_crowded() -> None:
+    counts = {folder: len(list(folder.glob("*.py"))) for folder in {path.parent for path in ROOT.rglob("*.py")}}
+    assert {str(folder.relative_to(ROOT)): count for folder, count in counts.items() if count > MOST_MODULES} == {}
+
+
 def test_every_package_is_in_the_tables() -> None:
     """A package that is in no table would be checked by nothing."""
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
@@ -173,46 +226,46 @@ def test_every_package_is_in_the_tables() -> None:
 @pytest.mark.parametrize(
     ("file", "name", "allowed"),
     [
-        ("engine/step.py", "snapshotd.catalog.base.Catalog", True),
-        ("engine/step.py", "snapshotd.catalog.sqlite.SqliteCatalog", False),
-        ("engine/step.py", "snapshotd.layers.pivot.pivot", True),
+        ("engine/sandbox/step.py", "snapshotd.catalog.base.Catalog", True),
+        ("engine/sandbox/step.py", "snapshotd.catalog.sqlite.SqliteCatalog", False),
+        ("engine/sandbox/step.py", "snapshotd.layers.pivot.pivot", True),
         ("catalog/sqlite.py", "snapshotd.sqlite.Database", True),
         ("sqlite.py", "snapshotd.catalog.schema", False),
-        ("engine/step.py", "snapshotd.daemon.api", False),
+        ("engine/sandbox/step.py", "snapshotd.daemon.http.api", False),
         ("daemon/wiring.py", "snapshotd.catalog.sqlite.SqliteCatalog", True),
         ("daemon/wiring.py", "snapshotd.cli.main", False),
-        ("daemon/api.py", "snapshotd.engine.base.Engine", True),
-        ("daemon/api.py", "snapshotd.engine.engine", False),
-        ("images/build.py", "snapshotd.layers.ingest", True),
-        ("layers/ingest.py", "snapshotd.images.base", False),
-        ("runtime/runc.py", "snapshotd.layers.base", False),
-        ("kernel/files.py", "snapshotd.layers.base", False),
+        ("daemon/http/api.py", "snapshotd.engine.base.Engine", True),
+        ("daemon/http/api.py", "snapshotd.engine.engine", False),
+        ("images/build.py", "snapshotd.formats.ingest", True),
+        ("formats/ingest.py", "snapshotd.images.base", False),
+        ("runtime/runc.py", "snapshotd.trees.base", False),
+        ("kernel/files.py", "snapshotd.trees.base", False),
         ("kernel/files.py", "snapshotd.errors.NotFound", True),
         ("types.py", "snapshotd.kernel.files", False),
-        ("cli/run.py", "snapshotd.client", True),
+        ("cli/commands/running/run.py", "snapshotd.client", True),
         ("client/sync.py", "snapshotd.cli", False),
-        ("cli/run.py", "snapshotd.catalog.base", False),
-        ("cli/run.py", "snapshotd.engine.step", False),
+        ("cli/commands/running/run.py", "snapshotd.catalog.base", False),
+        ("cli/commands/running/run.py", "snapshotd.engine.sandbox.step", False),
         ("agent/calls.py", "snapshotd.types", False),
         ("agent/calls.py", "snapshotd.agent.session", True),
         ("agent/calls.py", "json", True),
         ("agent/calls.py", "requests", False),
-        ("engine/step.py", "snapshotd.testing.records", False),
-        ("engine/step.py", "snapshotd.agent", False),
+        ("engine/sandbox/step.py", "snapshotd.testing.records", False),
+        ("engine/sandbox/step.py", "snapshotd.agent", False),
         ("testing/records.py", "snapshotd.catalog.base", True),
         ("testing/records.py", "pytest", False),
         ("runtime/docker.py", "docker", True),
         ("images/docker.py", "docker.errors", True),
         ("images/build.py", "docker", False),
         ("catalog/sqlite.py", "apsw", False),
-        ("engine/step.py", "numpy", False),
-        ("engine/step.py", "snapshotd.gateway.base.Gateway", True),
-        ("engine/step.py", "snapshotd.gateway.server.GatewayServer", False),
+        ("engine/sandbox/step.py", "numpy", False),
+        ("engine/sandbox/step.py", "snapshotd.gateway.base.Gateway", True),
+        ("engine/sandbox/step.py", "snapshotd.gateway.server.GatewayServer", False),
         ("gateway/server.py", "snapshotd.store.base", False),
         ("gateway/forward.py", "httpx2", True),
-        ("engine/step.py", "httpx2", False),
-        ("engine/step.py", "snapshotd.secrets.redactor.Funnel", True),
-        ("engine/step.py", "snapshotd.secrets.vault.FileVault", False),
+        ("engine/sandbox/step.py", "httpx2", False),
+        ("engine/sandbox/step.py", "snapshotd.secrets.redactor.Funnel", True),
+        ("engine/sandbox/step.py", "snapshotd.secrets.vault.FileVault", False),
         ("secrets/vault.py", "snapshotd.catalog.base", False),
         ("new/thing.py", "snapshotd.kernel.files", False),
     ],

@@ -13,7 +13,7 @@ import pytest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.errors import DataLoss
 from snapshotd.repo.base import ObjectKind
-from snapshotd.repo.index import Entry, Index, PackRow, create_index
+from snapshotd.repo.format.index import Entry, Index, PackRow, create_index
 from snapshotd.sqlite import remove
 from tests.golden import make_catalog
 

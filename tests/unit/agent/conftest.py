@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import snapshotd
-from snapshotd.engine.agent_handler import BodyWriter, Intent, Outcome
-from snapshotd.engine.agent_protocol import AgentServer
+from snapshotd.engine.protocol.agent_handler import BodyWriter, Intent, Outcome
+from snapshotd.engine.protocol.agent_protocol import AgentServer
 from snapshotd.errors import Conflict
 from snapshotd.types import Message
 

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from snapshotd.engine import agent_connection, agent_protocol, agent_wire
-from snapshotd.engine.agent_handler import MESSAGE_LIMIT_BYTES, OPEN_CALL_LIMIT
-from snapshotd.engine.agent_protocol import AgentServer
+from snapshotd.engine.protocol import agent_connection, agent_protocol, agent_wire
+from snapshotd.engine.protocol.agent_handler import MESSAGE_LIMIT_BYTES, OPEN_CALL_LIMIT
+from snapshotd.engine.protocol.agent_protocol import AgentServer
 from snapshotd.errors import OutOfSpace
 from snapshotd.kernel import turns
 from snapshotd.types import Message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from snapshotd.engine.agent_protocol import AgentServer
+from snapshotd.engine.protocol.agent_protocol import AgentServer
 
 PROGRAM = """
     from snapshotd.agent import (approve, checkpoint, current_call, emit, message, messages, model, now, randint, random, record_usage,

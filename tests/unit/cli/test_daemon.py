@@ -14,8 +14,8 @@ import pytest
 
 from snapshotd.cli.main import main
 from snapshotd.client.client import Snapshotd
+from snapshotd.daemon.http.wire import lock_path_of
 from snapshotd.daemon.lock import lock_holder
-from snapshotd.daemon.wire import lock_path_of
 from tests.unit.cli.conftest import Cli, Ran
 from tests.unit.daemon.process import start, start_fakes
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from snapshotd.cli.main import COMMANDS, main
+from snapshotd.cli.main import COMMANDS, FOLDERS, main
 from snapshotd.cli.main import cli as group
 from snapshotd.cli.reference import reference
 from snapshotd.cli.text import ago, printable, size
@@ -113,8 +113,8 @@ def test_global_options_stand_before_or_after_the_name(shared_daemon: Daemon, cl
 
 
 def test_every_command_takes_the_global_options_has_examples_and_json() -> None:
-    for name in COMMANDS:
-        command = importlib.import_module(f"snapshotd.cli.{name}").command
+    for name in FOLDERS:
+        command = importlib.import_module(f"snapshotd.cli.commands.{FOLDERS[name]}.{name}").command
         leaves = command.commands.values() if isinstance(command, click.Group) else [command]
         for leaf in leaves:
             options = {option for param in leaf.params for option in param.opts}
@@ -124,7 +124,7 @@ def test_every_command_takes_the_global_options_has_examples_and_json() -> None:
 
 
 def test_the_overview_says_what_the_commands_say() -> None:
-    for name, text in COMMANDS.items():
+    for name, text in ((name, text) for commands in COMMANDS.values() for name, text in commands.items()):
         command = group.get_command(click.Context(group), name)
         assert command is not None
         assert command.help is not None

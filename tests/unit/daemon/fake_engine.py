@@ -35,7 +35,7 @@ from snapshotd import types as t
 from snapshotd.engine import base
 from snapshotd.engine.caller import Caller
 from snapshotd.errors import Ambiguous, CommandNotFound, CommandNotRunnable, Conflict, DataLoss, NotFound, OutOfSpace, UsageError
-from snapshotd.layers.base import Change, ChangeKind, Entry, RestoreReport
+from snapshotd.trees.base import Change, ChangeKind, Entry, RestoreReport
 from snapshotd.types import Kind
 from tests.unit.daemon.fake_mind import MIND_WORDS, NOW_NS, FakeMind
 

@@ -24,7 +24,7 @@ from typing import Any
 from snapshotd import types as t
 from snapshotd.engine import base
 from snapshotd.errors import Ambiguous, Conflict, NotFound, SandboxFailed, Undecided, UsageError
-from snapshotd.layers.base import Change, ChangeKind, Entry
+from snapshotd.trees.base import Change, ChangeKind, Entry
 
 NOW_NS = 1_700_000_000_123_456_789
 MIND_WORDS = ("effect", "cutoff", "ask", "remember")

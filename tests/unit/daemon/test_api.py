@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from snapshotd.daemon.api import openapi
-from snapshotd.daemon.wire import API_VERSION, BODY_MAX_BYTES, VERSION_HEADER
+from snapshotd.daemon.http.api import openapi
+from snapshotd.daemon.http.wire import API_VERSION, BODY_MAX_BYTES, VERSION_HEADER
 from snapshotd.types import new_id
 from tests.unit.daemon.asking import JSON, Connection, ask, eventually, lines, memory_of
 from tests.unit.daemon.process import Daemon
@@ -236,4 +236,4 @@ def test_openapi_describes_every_error_and_stream() -> None:
             assert "default" in operation["responses"], (method, path)
     assert "application/x-ndjson" in described["paths"]["/v1/trajectories/{ref}/exec"]["post"]["responses"]["200"]["content"]
     written = json.loads((Path(__file__).parents[3] / "docs" / "openapi.json").read_text())
-    assert sorted(written["paths"]) == sorted(described["paths"]), "regenerate docs/openapi.json: python -m snapshotd.daemon.api"
+    assert sorted(written["paths"]) == sorted(described["paths"]), "regenerate docs/openapi.json: python -m snapshotd.daemon.http.api"

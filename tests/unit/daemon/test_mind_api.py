@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from snapshotd.daemon.models_mind import check_json
-from snapshotd.daemon.watching import KEPT_MAX, Watchers
+from snapshotd.daemon.http.models_mind import check_json
+from snapshotd.daemon.http.watching import KEPT_MAX, Watchers
 from snapshotd.errors import LimitExceeded, UsageError
 from snapshotd.types import new_id, short
 from tests.unit.daemon.asking import JSON, Connection, ask, lines

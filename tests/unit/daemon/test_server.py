@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from snapshotd.daemon.host import check_host, check_kernel
+from snapshotd.daemon.http.peer import in_sandbox, in_sandbox_of, refusal
+from snapshotd.daemon.http.wire import check_ref, check_socket_path
 from snapshotd.daemon.lock import StateLock, lock_holder, make_state_dir
-from snapshotd.daemon.peer import in_sandbox, in_sandbox_of, refusal
 from snapshotd.daemon.server import bind
-from snapshotd.daemon.wire import check_ref, check_socket_path
 from snapshotd.engine.base import SandboxRequest
 from snapshotd.errors import Conflict, NotFound, NotPermitted, Unsupported, UsageError
 from tests.unit.daemon.fake_engine import FakeEngine

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from snapshotd.daemon.api import openapi
-from snapshotd.daemon.peer import PEER_PID
-from snapshotd.daemon.routes_storage import _namespace_pid
-from snapshotd.daemon.wire import BODY_MAX_BYTES, FRAMES
+from snapshotd.daemon.http.api import openapi
+from snapshotd.daemon.http.peer import PEER_PID
+from snapshotd.daemon.http.routes.storage import _namespace_pid
+from snapshotd.daemon.http.wire import BODY_MAX_BYTES, FRAMES
 from snapshotd.errors import Unsupported
 from snapshotd.types import new_id
 from tests.unit.daemon.asking import Connection, ask, eventually, lines, memory_of

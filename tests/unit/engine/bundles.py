@@ -15,19 +15,19 @@ from typing import Any, cast
 from snapshotd.catalog.base import SnapshotRow
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.base import Imported
-from snapshotd.engine.bundle import StoredSource, _Writer, export_bundle
 from snapshotd.engine.context import Context
-from snapshotd.engine.imports import BundleLimits, import_bundle
 from snapshotd.engine.pins import Pins
+from snapshotd.engine.transfer.bundle import StoredSource, _Writer, export_bundle
+from snapshotd.engine.transfer.imports import BundleLimits, import_bundle
+from snapshotd.formats.tar_reader import TarReader
 from snapshotd.kernel import files
-from snapshotd.layers import archive
 from snapshotd.layers.store import LayerStore
-from snapshotd.layers.stored_view import StoredView
-from snapshotd.layers.tar_reader import TarReader
-from snapshotd.layers.view import View
 from snapshotd.repo.spool import FileSpool
 from snapshotd.testing.memory_repository import MemoryRepository
 from snapshotd.testing.records import begin, follow, fork, make_call, make_image
+from snapshotd.trees import archive
+from snapshotd.trees.stored_view import StoredView
+from snapshotd.trees.view import View
 from snapshotd.types import (
     BlobID,
     Image,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.archiver import Archiver, Service
+from snapshotd.engine.storing.archiver import Archiver, Service
 from snapshotd.errors import InternalError
 from snapshotd.layers.store import LayerStore
-from snapshotd.repo.maintenance import PackMaintenance
 from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.upkeep.maintenance import PackMaintenance
 from snapshotd.store.memory import MemoryStore
 from snapshotd.types import RecordID
 

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from snapshotd.engine import bundle, imports
-from snapshotd.engine.bundle import StoredSource, export_bundle, line_of
-from snapshotd.engine.imports import BundleLimits
 from snapshotd.engine.secrecy import TENANT
+from snapshotd.engine.transfer import bundle, imports
+from snapshotd.engine.transfer.bundle import StoredSource, export_bundle, line_of
+from snapshotd.engine.transfer.imports import BundleLimits
 from snapshotd.errors import Conflict, DataLoss, LimitExceeded, NotFound, SnapshotdError, UsageError, VersionMismatch
 from snapshotd.types import Snapshot, SnapshotState, TrajectoryStatus
 from tests import long
@@ -692,7 +692,7 @@ def test_a_full_disk_is_named(worlds: tuple[World, World], line: list[Snapshot],
 
     data = here.export(line)
     with monkeypatch.context() as patched:
-        patched.setattr("snapshotd.layers.ingest_tar.os.pwrite", full)
+        patched.setattr("snapshotd.formats.ingest_tar.os.pwrite", full)
         with pytest.raises(SnapshotdError, match="disk"):
             there.take(data)
     assert there.is_empty()

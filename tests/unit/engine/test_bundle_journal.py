@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.bundle import line_of
+from snapshotd.engine.transfer.bundle import line_of
 from snapshotd.errors import Conflict, UsageError, VersionMismatch
 from snapshotd.testing.records import begin, committed, ended_entry, follow, fork, make_call, make_entry
 from snapshotd.types import CallStatus, Ended, Message, RecordID, Snapshot

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from snapshotd.engine.child import Child
+from snapshotd.engine.storing.child import Child
 
 CHILD = """
 from snapshotd.engine import child

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.daemon import host
-from snapshotd.engine import doctor, packages
+from snapshotd.engine.host import doctor, packages
 from snapshotd.errors import Unsupported
 from snapshotd.kernel import features
 
@@ -94,7 +94,7 @@ def test_setup_explains_what_it_cannot_install(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_list_of_packages_runs_before_anything_is_installed() -> None:
     """With the standard library alone: no site-packages."""
-    command = [sys.executable, "-S", "-m", "snapshotd.engine.packages", "develop"]
+    command = [sys.executable, "-S", "-m", "snapshotd.engine.host.packages", "develop"]
     said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert set(said.stdout.split()) <= {package.name for package in packages.PACKAGES}
     wrong = subprocess.run([*command[:-1], "everything"], cwd=REPOSITORY, capture_output=True, text=True, check=False)

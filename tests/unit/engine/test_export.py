@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.export import ImageFacts, export_oci, export_tar, reference_of
+from snapshotd.engine.transfer.export import ImageFacts, export_oci, export_tar, reference_of
 from snapshotd.errors import OutOfSpace
 from snapshotd.images.archive import TarBlobs, open_archive
 from snapshotd.kernel import files
-from snapshotd.layers.stack_view import StackView
-from snapshotd.layers.view import View
 from snapshotd.testing.records import begin, make_image
+from snapshotd.trees.stack_view import StackView
+from snapshotd.trees.view import View
 from tests.unit.engine.bundles import first, manifest
 
 FACTS = ImageFacts("snapshotd/line:0123456789ab", 1_700_000_000_000_000_001, (("A", "b=c"), ("EMPTY", "")), "/home")
@@ -97,7 +97,7 @@ def test_a_full_disk_is_named(view: View, tmp_path: Path, monkeypatch: pytest.Mo
         def write(self, _: Any, /) -> int:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("snapshotd.engine.export.tempfile.TemporaryFile", lambda **_: Full(tmp_path / "spool", "w"))
+    monkeypatch.setattr("snapshotd.engine.transfer.export.tempfile.TemporaryFile", lambda **_: Full(tmp_path / "spool", "w"))
     with pytest.raises(OutOfSpace, match="cannot be gathered"):
         export_oci(view, FACTS, io.BytesIO().write, tmp_path)
 

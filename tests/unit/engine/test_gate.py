@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.approvals import Gate
 from snapshotd.engine.context import Context
-from snapshotd.engine.sandbox import Sandbox
-from snapshotd.engine.webhook import Webhooks
+from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.mind.webhook import Webhooks
+from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import Conflict
 from snapshotd.testing.records import committed, started
 from snapshotd.types import Approval, ApprovalStatus, CallID, SideEffect, Snapshot, ToolCall, Trajectory, new_id

@@ -13,11 +13,11 @@ from unittest.mock import MagicMock
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.agent_handler import Intent
-from snapshotd.engine.live import LiveRecord
-from snapshotd.engine.recorder import Recorder
-from snapshotd.engine.resume import Resumes
-from snapshotd.engine.sessions import Sessions
+from snapshotd.engine.mind.recorder import Recorder
+from snapshotd.engine.protocol.agent_handler import Intent
+from snapshotd.engine.runs.resume import Resumes
+from snapshotd.engine.runs.sessions import Sessions
+from snapshotd.engine.sandbox.live import LiveRecord
 from snapshotd.testing.records import committed, fork, started
 from snapshotd.types import CallStatus, Ended, SideEffect, Snapshot, Trajectory, TrajectoryStatus, new_id
 

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from snapshotd.engine import live
-from snapshotd.engine.live import LiveRecord, Root
-from snapshotd.engine.pending import Pending
-from snapshotd.engine.sandbox import Sandbox
+from snapshotd.engine.mind.pending import Pending
+from snapshotd.engine.sandbox import live
+from snapshotd.engine.sandbox.live import LiveRecord, Root
+from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import Conflict, LimitExceeded, NotFound
 from snapshotd.types import CallID, Entry, EntryKind, ImageID, LayerID, Message, SideEffect, SnapshotID, Stack, new_id
 
@@ -211,9 +211,9 @@ def test_the_notes_do_not_grow(record: LiveRecord) -> None:
 
 def test_limits(record: LiveRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     pending = _pending(_sandbox(record))
-    monkeypatch.setattr("snapshotd.engine.pending.MAX_OPEN_CALLS", 1)
-    monkeypatch.setattr("snapshotd.engine.pending.MAX_FACTS", 1)
-    monkeypatch.setattr("snapshotd.engine.pending.MAX_PENDING_BYTES", 10)
+    monkeypatch.setattr("snapshotd.engine.mind.pending.MAX_OPEN_CALLS", 1)
+    monkeypatch.setattr("snapshotd.engine.mind.pending.MAX_FACTS", 1)
+    monkeypatch.setattr("snapshotd.engine.mind.pending.MAX_PENDING_BYTES", 10)
     pending.begin(_entry("one"), lambda _: None)
     pending.fact("now", 1, None)
     with pytest.raises(LimitExceeded):
@@ -222,8 +222,8 @@ def test_limits(record: LiveRecord, monkeypatch: pytest.MonkeyPatch) -> None:
         pending.fact("now", 2, None)
     with pytest.raises(LimitExceeded):
         pending.message(Message("user", "a text of more than ten bytes"))
-    monkeypatch.setattr("snapshotd.engine.live.MAX_PENDING_BYTES", 10)
+    monkeypatch.setattr("snapshotd.engine.sandbox.live.MAX_PENDING_BYTES", 10)
     record.keep({}, [_root(1)])
-    monkeypatch.setattr("snapshotd.engine.pending.MAX_FACTS", 2)
+    monkeypatch.setattr("snapshotd.engine.mind.pending.MAX_FACTS", 2)
     pending.fact("now", 2, None)
     assert not record.kept, "more than is kept for another daemon"

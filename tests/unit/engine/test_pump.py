@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.engine import pump as pumping
 from snapshotd.engine.base import Stream
 from snapshotd.engine.caller import Caller
-from snapshotd.engine.intake import Intake, memory
-from snapshotd.engine.pump import Outcome, Printed, pump
+from snapshotd.engine.sandbox import pump as pumping
+from snapshotd.engine.sandbox.intake import Intake, memory
+from snapshotd.engine.sandbox.pump import Outcome, Printed, pump
 from snapshotd.repo.base import Spool
 from snapshotd.repo.spool import FileSpool
 from snapshotd.runtime.base import Process

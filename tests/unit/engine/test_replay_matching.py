@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.replay import Mismatch, Replay, shown
+from snapshotd.engine.mind.replay import Mismatch, Replay, shown
 from snapshotd.types import CallID, CallStatus, Entry, EntryKind, SnapshotID
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.retelling import OtherWords, Retelling
+from snapshotd.engine.mind.retelling import OtherWords, Retelling
 from snapshotd.testing.records import committed, fork, make_call, started
 from snapshotd.types import Message
 

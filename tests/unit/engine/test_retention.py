@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.base import RetentionPolicy
-from snapshotd.engine.retention import (
+from snapshotd.engine.storing.retention import (
     Decision,
     duration,
     format_policy,

@@ -13,15 +13,15 @@ from typing import Any, cast
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine import sandbox as sandboxes
-from snapshotd.engine import sessions
-from snapshotd.engine.approvals import Gate
 from snapshotd.engine.context import Context
-from snapshotd.engine.places import Places
-from snapshotd.engine.rewinding import Rewinding
-from snapshotd.engine.sandbox import Sandbox
-from snapshotd.engine.sessions import Sessions
-from snapshotd.engine.step import commit_step, marker
+from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.past.rewinding import Rewinding
+from snapshotd.engine.runs import sessions
+from snapshotd.engine.runs.sessions import Sessions
+from snapshotd.engine.sandbox import sandbox as sandboxes
+from snapshotd.engine.sandbox.places import Places
+from snapshotd.engine.sandbox.sandbox import Sandbox
+from snapshotd.engine.sandbox.step import commit_step, marker
 from snapshotd.errors import DataLoss, OutOfSpace
 from snapshotd.kernel import turns
 from snapshotd.layers.store import LayerStore
@@ -134,14 +134,14 @@ def test_what_goes_back_in_place_keeps_it(world: World) -> None:
 
 
 def test_a_preview_shows_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapshotd.engine.rewinding._blocker", lambda _: None)
+    monkeypatch.setattr("snapshotd.engine.past.rewinding._blocker", lambda _: None)
     world.seal_in_vain()
     with world.rewinding()._present(world.trajectory.id, world.first) as view:
         assert b"result" in [path for path, _ in view.walk()]
 
 
 def test_an_approval_is_of_other_files(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapshotd.engine.look.changes", lambda *_: iter(["result"]))
+    monkeypatch.setattr("snapshotd.engine.storing.look.changes", lambda *_: iter(["result"]))
     world.seal_in_vain()
     gate = Gate(world.context, cast(Any, None))
     assert not gate._same_files(make_approval(world.first), world.sandbox, world.step)

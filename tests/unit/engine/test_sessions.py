@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine import sessions
 from snapshotd.engine.engine import LocalEngine
-from snapshotd.engine.resume import Resumes
-from snapshotd.engine.sessions import Sessions
+from snapshotd.engine.runs import sessions
+from snapshotd.engine.runs.resume import Resumes
+from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.errors import Conflict, OutOfSpace
 from snapshotd.testing.records import begin, make_image
 from snapshotd.types import Snapshot, Trajectory, TrajectoryID, TrajectoryStatus

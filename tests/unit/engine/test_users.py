@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.engine.users import User, look_up_below
+from snapshotd.engine.sandbox.users import User, look_up_below
 from snapshotd.errors import UsageError
 
 _PASSWD = b"""root:x:0:0:root:/root:/bin/sh

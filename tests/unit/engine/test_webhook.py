@@ -13,10 +13,11 @@ from queue import Queue
 
 import pytest
 
-from snapshotd.engine import watch, webhook
-from snapshotd.engine.policy import Webhook
+from snapshotd.engine import watch
+from snapshotd.engine.mind import webhook
+from snapshotd.engine.mind.policy import Webhook
+from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.watch import Watch
-from snapshotd.engine.webhook import Webhooks
 
 WAIT_S = 30.0
 

@@ -11,8 +11,8 @@ import trio
 from snapshotd.fuse import nodes as module
 from snapshotd.fuse.folders import Fixed, Place
 from snapshotd.fuse.nodes import ROOT_NUMBER, Node, Nodes, Source
-from snapshotd.layers.stack_view import StackView
-from snapshotd.layers.view import View
+from snapshotd.trees.stack_view import StackView
+from snapshotd.trees.view import View
 
 
 class Counted(StackView):

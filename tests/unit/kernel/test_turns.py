@@ -16,20 +16,20 @@ from types import SimpleNamespace
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.daemon.models import Tagged
-from snapshotd.daemon.streams import Channel, listed
-from snapshotd.engine.look import _pieces
+from snapshotd.daemon.http.models import Tagged
+from snapshotd.daemon.http.streams import Channel, listed
+from snapshotd.engine.storing.look import _pieces
+from snapshotd.formats.ingest import ingest_folder, ingest_tar
+from snapshotd.formats.tar_writer import write_tree
 from snapshotd.kernel import turns
 from snapshotd.kernel.files import DIR_FLAGS
-from snapshotd.layers.diff import diff
-from snapshotd.layers.hunks import hunks
-from snapshotd.layers.ingest import ingest_folder, ingest_tar
-from snapshotd.layers.materialise import materialise
-from snapshotd.layers.patch import write_patch
-from snapshotd.layers.stack_view import StackView
-from snapshotd.layers.stored_view import StoredView
-from snapshotd.layers.tar_writer import write_tree
 from snapshotd.testing.memory_repository import MemoryRepository
+from snapshotd.trees.diff import diff
+from snapshotd.trees.hunks import hunks
+from snapshotd.trees.materialise import materialise
+from snapshotd.trees.patch import write_patch
+from snapshotd.trees.stack_view import StackView
+from snapshotd.trees.stored_view import StoredView
 from tests.stored_trees import save
 
 COUNT = 20

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from snapshotd.kernel.files import DIR_FLAGS
-from snapshotd.layers import diff
 from snapshotd.layers.amend import amend
-from snapshotd.layers.apply import apply
-from snapshotd.layers.base import RestoreReport
-from snapshotd.layers.materialise import materialise
-from snapshotd.layers.stack_view import StackView
 from snapshotd.layers.store import LayerStore
+from snapshotd.trees import diff
+from snapshotd.trees.apply import apply
+from snapshotd.trees.base import RestoreReport
+from snapshotd.trees.materialise import materialise
+from snapshotd.trees.stack_view import StackView
 from snapshotd.types import ImageID, Stack
 from tests import oracles, variety
 from tests.capabilities import require

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from snapshotd.kernel.files import DIR_FLAGS
-from snapshotd.layers import archive, archive_links
-from snapshotd.layers.archive import Applied, apply
 from snapshotd.repo.base import Reader, Tree, TreeEntry
 from snapshotd.testing.memory_repository import MemoryRepository
+from snapshotd.trees import archive, archive_links
+from snapshotd.trees.archive import Applied, apply
 from snapshotd.types import BlobID, Kind, TreeID
 from tests.capabilities import require
 

@@ -15,11 +15,11 @@ from test_archive import Recorder, at, layer, run
 
 from snapshotd.errors import LimitExceeded
 from snapshotd.kernel.files import DIR_FLAGS
-from snapshotd.layers import archive, archive_data
-from snapshotd.layers.archive import apply
-from snapshotd.layers.archive_data import find_extents
 from snapshotd.repo.base import TreeEntry
 from snapshotd.testing.memory_repository import MemoryRepository
+from snapshotd.trees import archive, archive_data
+from snapshotd.trees.archive import apply
+from snapshotd.trees.archive_data import find_extents
 
 
 def logical(repository: MemoryRepository, entry: TreeEntry) -> bytes:

@@ -12,9 +12,9 @@ from test_archive import Recorder, at, layer, names, run
 
 from snapshotd.errors import DataLoss
 from snapshotd.kernel.files import DIR_FLAGS, open_dir, remove_tree
-from snapshotd.layers import archive, archive_data, archive_links
-from snapshotd.layers.archive import apply
 from snapshotd.testing.memory_repository import MemoryRepository
+from snapshotd.trees import archive, archive_data, archive_links
+from snapshotd.trees.archive import apply
 from snapshotd.types import BlobID, TreeID
 
 

@@ -7,11 +7,11 @@ import os
 import pytest
 
 from snapshotd.errors import DataLoss
-from snapshotd.layers.difference import DifferenceView
-from snapshotd.layers.stored_view import StoredView
-from snapshotd.layers.view import View
 from snapshotd.repo.base import Tree, TreeEntry
 from snapshotd.testing.memory_repository import MemoryRepository
+from snapshotd.trees.difference import DifferenceView
+from snapshotd.trees.stored_view import StoredView
+from snapshotd.trees.view import View
 from snapshotd.types import Kind, TreeID
 from tests.stored_trees import OWN, Plan, file, save, save_deep
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.errors import LimitExceeded, SnapshotdError, UsageError
-from snapshotd.layers.ingest import IngestReport, TarLimits, ingest_tar
+from snapshotd.formats.ingest import IngestReport, TarLimits, ingest_tar
 from tests.archives import PAST_S, archive, directory, entry, fixed_checksum, link, pax_record, raw_header, with_size
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes")

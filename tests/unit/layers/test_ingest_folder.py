@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from snapshotd.errors import NotFound, NotPermitted, UsageError
+from snapshotd.formats import ingest_folder as module
+from snapshotd.formats.ingest import IngestReport, ingest_folder
 from snapshotd.kernel import files
 from snapshotd.kernel import syscalls as sc
-from snapshotd.layers import ingest_folder as module
-from snapshotd.layers.ingest import IngestReport, ingest_folder
 
 RENAME_EXCHANGE = 2
 

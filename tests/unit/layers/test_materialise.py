@@ -14,14 +14,14 @@ import pytest
 
 from snapshotd.errors import DataLoss
 from snapshotd.kernel.files import DIR_FLAGS, remove_tree
-from snapshotd.layers import materialise as module
-from snapshotd.layers.base import RestoreReport
-from snapshotd.layers.difference import DifferenceView
-from snapshotd.layers.materialise import materialise
-from snapshotd.layers.stored_view import StoredView
-from snapshotd.layers.view import View
 from snapshotd.repo.base import TreeEntry
 from snapshotd.testing.memory_repository import MemoryRepository
+from snapshotd.trees import materialise as module
+from snapshotd.trees.base import RestoreReport
+from snapshotd.trees.difference import DifferenceView
+from snapshotd.trees.materialise import materialise
+from snapshotd.trees.stored_view import StoredView
+from snapshotd.trees.view import View
 from snapshotd.types import BlobID, Kind
 from tests import stored_trees
 from tests.stored_trees import Plan, save, save_deep

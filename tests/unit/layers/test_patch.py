@@ -14,11 +14,11 @@ import pytest
 
 from snapshotd.errors import LimitExceeded
 from snapshotd.kernel.files import DIR_FLAGS
-from snapshotd.layers import hunks as hunks_module
-from snapshotd.layers import patch as patch_module
-from snapshotd.layers.hunks import hunks
-from snapshotd.layers.patch import write_patch
-from snapshotd.layers.stack_view import StackView
+from snapshotd.trees import hunks as hunks_module
+from snapshotd.trees import patch as patch_module
+from snapshotd.trees.hunks import hunks
+from snapshotd.trees.patch import write_patch
+from snapshotd.trees.stack_view import StackView
 
 Tree = dict[bytes, tuple[str, bytes]]
 """Path to ("file" | "program" | "link", content or target)."""

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from snapshotd.errors import DataLoss, NotFound
-from snapshotd.layers.base import ChangeKind, Entry
-from snapshotd.layers.diff import diff
-from snapshotd.layers.stored_view import StoredView
 from snapshotd.repo.base import Tree, TreeEntry
 from snapshotd.testing.memory_repository import MemoryRepository
+from snapshotd.trees.base import ChangeKind, Entry
+from snapshotd.trees.diff import diff
+from snapshotd.trees.stored_view import StoredView
 from snapshotd.types import BlobID, Kind, TreeID
 from tests.stored_trees import OWN, Plan, file, save, save_deep
 

@@ -19,12 +19,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from snapshotd.errors import DataLoss, LimitExceeded, UsageError
+from snapshotd.formats.ingest import TarLimits, ingest_tar
+from snapshotd.formats.tar_reader import TarReader
+from snapshotd.formats.tar_writer import Marks, write_tree
 from snapshotd.kernel import files
-from snapshotd.layers.base import Child, Entry
-from snapshotd.layers.ingest import TarLimits, ingest_tar
-from snapshotd.layers.stack_view import StackView
-from snapshotd.layers.tar_reader import TarReader
-from snapshotd.layers.tar_writer import Marks, write_tree
+from snapshotd.trees.base import Child, Entry
+from snapshotd.trees.stack_view import StackView
 from tests.archives import archive, entry, pax_record, raw_header
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="owners and device nodes")
@@ -377,7 +377,7 @@ def test_a_whole_tree_has_no_deletions(layer: Path) -> None:
 
 
 def test_a_file_in_too_many_pieces_gets_its_short_holes_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapshotd.layers.tar_writer.MAX_EXTENTS", 20)
+    monkeypatch.setattr("snapshotd.formats.tar_writer.MAX_EXTENTS", 20)
     root = tmp_path / "root"
     root.mkdir()
     with open(root / "f", "wb") as f:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from snapshotd.kernel.files import DIR_FLAGS, open_dir, remove_tree
-from snapshotd.layers.base import ChangeKind
-from snapshotd.layers.diff import count, diff
-from snapshotd.layers.lookup import MAX_OPEN_DIRS
-from snapshotd.layers.materialise import materialise
-from snapshotd.layers.stack_view import StackView
-from snapshotd.layers.view import View
+from snapshotd.trees.base import ChangeKind
+from snapshotd.trees.diff import count, diff
+from snapshotd.trees.lookup import MAX_OPEN_DIRS
+from snapshotd.trees.materialise import materialise
+from snapshotd.trees.stack_view import StackView
+from snapshotd.trees.view import View
 from snapshotd.types import FileChanges, Kind
 
 

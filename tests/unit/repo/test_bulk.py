@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from snapshotd.errors import DataLoss, NotFound
-from snapshotd.repo import bulk, compress, pack
 from snapshotd.repo.base import ObjectKind
-from snapshotd.repo.ids import raw_id
-from snapshotd.repo.pack import Frame
-from snapshotd.repo.reader import PackReader
-from snapshotd.repo.writer import PackRepository
+from snapshotd.repo.format import compress, pack
+from snapshotd.repo.format.ids import raw_id
+from snapshotd.repo.format.pack import Frame
+from snapshotd.repo.reading import bulk
+from snapshotd.repo.reading.reader import PackReader
+from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.local import LocalStore
 from snapshotd.types import BlobID
 

@@ -11,7 +11,7 @@ import pytest
 
 from snapshotd import sqlite
 from snapshotd.errors import Conflict, DataLoss
-from snapshotd.repo.index import Index, create_index
+from snapshotd.repo.format.index import Index, create_index
 
 
 @pytest.fixture

@@ -20,14 +20,14 @@ import pytest
 from snapshotd.daemon.children import Places
 from snapshotd.errors import InternalError
 from snapshotd.kernel import processes
-from snapshotd.layers import archive
-from snapshotd.repo import packer, packers
 from snapshotd.repo.base import PlainFile, Roots, Tree, TreeEntry
 from snapshotd.repo.key import load_key
-from snapshotd.repo.maintenance import PackMaintenance
-from snapshotd.repo.reader import PackReader
-from snapshotd.repo.writer import PackRepository
+from snapshotd.repo.reading.reader import PackReader
+from snapshotd.repo.upkeep.maintenance import PackMaintenance
+from snapshotd.repo.writing import packer, packers
+from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.local import LocalStore
+from snapshotd.trees import archive
 from snapshotd.types import BlobID, Kind, TreeID
 
 KIB, MIB = 1 << 10, 1 << 20

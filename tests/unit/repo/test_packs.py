@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 
 from snapshotd import failpoints
 from snapshotd.errors import DataLoss, InternalError, LimitExceeded, VersionMismatch
-from snapshotd.repo import chunks, compress, dictionary, encode, pack, writer
 from snapshotd.repo.base import ObjectKind, Tree, TreeEntry
-from snapshotd.repo.pack import BadFrame, Frame
-from snapshotd.repo.reader import PackReader
-from snapshotd.repo.record import decode_record, encode_record
-from snapshotd.repo.writer import PackRepository
+from snapshotd.repo.format import chunks, compress, dictionary, encode, pack
+from snapshotd.repo.format.pack import BadFrame, Frame
+from snapshotd.repo.format.record import decode_record, encode_record
+from snapshotd.repo.reading.reader import PackReader
+from snapshotd.repo.writing import writer
+from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.local import LocalStore
 from snapshotd.store.memory import MemoryStore
 from snapshotd.types import BlobID, Kind
@@ -388,7 +389,7 @@ WRITE = """
 import sys
 import time
 from pathlib import Path
-from snapshotd.repo.writer import PackRepository
+from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.local import LocalStore
 repo = PackRepository(LocalStore(Path(sys.argv[1]) / "store"), Path(sys.argv[1]) / "index", bytes(range(32)))
 for number in range(6):
@@ -430,7 +431,7 @@ FULL = """
 import random, subprocess, sys
 from pathlib import Path
 from snapshotd.errors import OutOfSpace
-from snapshotd.repo.writer import PackRepository
+from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.local import LocalStore
 root = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", root], check=True)

@@ -6,7 +6,7 @@ import random
 from contextlib import closing
 from pathlib import Path
 
-from snapshotd.repo.writer import PackRepository
+from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.memory import MemoryStore
 
 KEY = bytes(range(32))

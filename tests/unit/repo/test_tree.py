@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapshotd.repo.base import Tree, TreeEntry
-from snapshotd.repo.tree import BadTree, decode_tree, encode_tree
+from snapshotd.repo.format.tree import BadTree, decode_tree, encode_tree
 from snapshotd.types import BlobID, Kind, TreeID
 
 U16, U32, U64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 64) - 1

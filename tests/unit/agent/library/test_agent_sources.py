@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import snapshotd
-from snapshotd.agent import connection as agent_connection
-from snapshotd.engine import agent_handler, agent_wire
+from snapshotd.agent.wire import connection as agent_connection
+from snapshotd.engine.protocol import agent_handler, agent_wire
 
 SOURCES = sorted((Path(snapshotd.__file__).parent / "agent").glob("*.py"))
 

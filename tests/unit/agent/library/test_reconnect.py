@@ -376,7 +376,7 @@ def test_a_child_that_is_forked_while_the_daemon_is_away(daemon: FakeDaemon, ser
     running = meanwhile(lambda: run_agent("""
         import os, time
         from snapshotd.agent import message
-        from snapshotd.agent.connection import socket_path
+        from snapshotd.agent.wire.connection import socket_path
         message("user", "parent")
         open("greeted", "w").close()
         while os.path.exists(socket_path()): time.sleep(0.005)

@@ -1,0 +1,78 @@
+"""`snapshotd log`."""
+
+from __future__ import annotations
+
+import click
+
+from snapshotd.cli.command import connect, declare, json_option, refuse
+from snapshotd.cli.follow import note
+from snapshotd.cli.taken import snapshot_json
+from snapshotd.cli.text import file_counts, milliseconds, print_json, printable, shown_id, size, status, table
+from snapshotd.cli.values import Count, complete_trajectory
+from snapshotd.client.client import Snapshotd
+from snapshotd.client.results import SnapshotInfo
+
+_LAST = 100
+
+
+@declare("log", examples=["snapshotd log box", "snapshotd log -n 10 box",
+                          "snapshotd log --all --json box | jq '.[] | {id, tool: .tool.name}'"])  # fmt: skip
+@click.option("-n", "--last", metavar="N", type=Count(1), help=f"Only the newest N.  [default: {_LAST}]")
+@click.option("--all", "everything", is_flag=True, help="All of them, however many.")
+@click.option("-q", "--quiet", is_flag=True, help="Only ids.")
+@click.option("--no-trunc", is_flag=True, help="Whole ids.")
+@json_option
+@click.argument("trajectory", shell_complete=complete_trajectory)
+@click.pass_context
+def command(
+    ctx: click.Context, trajectory: str, last: int | None, everything: bool, quiet: bool, no_trunc: bool, as_json: bool
+) -> int:
+    """List a trajectory's snapshots.
+
+    Oldest first, with the tool call that each was taken after, what it changed, and whether it is captured (survives a crash of the
+    daemon), stored (survives power loss too), lost, or pruned (its files were given up). What changed is counted in the background: until
+    then it is shown as "…", and "files" is null. With --json: an array of
+    {id,parent,trajectory,seq,tool,files,state,pause_ms,created_at,tags,warnings}.
+    """
+    if everything and last is not None:
+        refuse("--all and -n exclude each other; choose one")
+    client = connect(ctx)
+    wanted = None if everything else last or _LAST
+    found = client.log(trajectory, None if wanted is None else wanted + 1)  # one more, to know whether there are more
+    more = wanted is not None and len(found) > wanted
+    found = found[1:] if more else found
+    if as_json:
+        print_json([snapshot_json(item) for item in found])
+    elif quiet:
+        for item in found:
+            click.echo(shown_id(item.id, full=no_trunc))
+    else:
+        _table(found, no_trunc)
+        for item in found:
+            if item.warnings:
+                which = shown_id(item.id, full=no_trunc)
+                note(f"{which} lacks some of what the sandbox had; `snapshotd show {which}` says what")
+    if more:
+        note(f"{_older(client, found[0])} older snapshots are not listed; --all lists them, too")
+    return 0
+
+
+def _older(client: Snapshotd, first: SnapshotInfo) -> int:
+    """How many snapshots its trajectory has before this one. They are numbered without gaps, a fork's from where it began."""
+    forked_from = client.trajectory(first.trajectory).forked_from
+    return first.seq if forked_from is None else first.seq - client.snapshot(forked_from).seq - 1
+
+
+def _table(found: list[SnapshotInfo], no_trunc: bool) -> None:
+    rows = [
+        (
+            str(item.seq), shown_id(item.id, full=no_trunc), printable(item.tool.name), status(item.tool.status),
+            "-" if item.tool.exit_code is None else str(item.tool.exit_code), file_counts(item.files),
+            "-" if item.files is None else size(item.files.bytes), milliseconds(item.pause_ms), status(item.state),
+            " ".join(item.tags) or "-",
+        )
+        for item in found
+    ]  # fmt: skip
+    table(("SEQ", "SNAPSHOT", "TOOL", "STATUS", "EXIT", "FILES", "BYTES", "PAUSE", "STATE", "TAGS"), rows, right=(0, 4, 6, 7))
+
+

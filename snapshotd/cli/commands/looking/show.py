@@ -1,0 +1,122 @@
+"""`snapshotd show`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from typing import Any, Literal
+
+import click
+
+from snapshotd.cli.command import connect, declare, json_option
+from snapshotd.cli.follow import RawOutput
+from snapshotd.cli.taken import snapshot_json
+from snapshotd.cli.text import file_counts, milliseconds, print_json, printable, size
+from snapshotd.cli.values import complete_snapshot
+from snapshotd.client.client import Snapshotd
+from snapshotd.client.results import SnapshotInfo
+
+_HEAD_LINES = 10
+_HEAD_BYTES = 4096
+_ARGUMENTS_CHARS = 2000
+_STATES = {"lost": "its files are gone, ", "pruned": "its files were given up by a retention policy, "}
+
+
+@declare("show", examples=["snapshotd show a1b2c3", "snapshotd show --output stdout a1b2c3 > log.txt",
+                           "snapshotd show --conversation best"])  # fmt: skip
+@click.option("--output", type=click.Choice(["stdout", "stderr", "output"]), help="Only this output of the tool call, raw and whole.")
+@click.option("--conversation", is_flag=True, help="Only the conversation up to it.")
+@json_option
+@click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
+@click.pass_context
+def command(
+    ctx: click.Context, snapshot: str, output: Literal["stdout", "stderr", "output"] | None, conversation: bool, as_json: bool
+) -> int:
+    """Show everything about one snapshot.
+
+    Its tool call with arguments and the beginning of its outputs, its files, state and tags, and how long the conversation was.
+    With --json: as `log --json`, and method, messages, image, layers, follows, and the tool's error, outputs,
+    damaged and started_at. An output that was damaged on disk and given up by a repair is shown as that, and asking for it fails (20).
+    """
+    client = connect(ctx)
+    if output is not None:
+        raw = RawOutput()
+        for piece in client.output(snapshot, output):
+            raw.write("stdout", piece)
+    elif conversation:
+        _conversation(client, snapshot, as_json)
+    elif as_json:
+        print_json(_details(client.snapshot(snapshot)))
+    else:
+        _print(client, client.snapshot(snapshot))
+    return 0
+
+
+def _details(item: SnapshotInfo) -> dict[str, Any]:
+    answer = snapshot_json(item)
+    answer["tool"] |= {
+        "error": item.tool.error, "outputs": list(item.tool.outputs), "damaged": [dataclasses.asdict(one) for one in item.tool.damaged],
+        "started_at": item.tool.started_at,
+    }  # fmt: skip
+    return answer | {"method": item.method, "messages": item.messages, "image": item.image, "layers": item.layers, "follows": item.follows}
+
+
+def _conversation(client: Snapshotd, ref: str, as_json: bool) -> None:
+    messages = client.conversation(ref)
+    if as_json:
+        print_json([dataclasses.asdict(message) for message in messages])
+        return
+    for message in messages:
+        text = message.content if isinstance(message.content, str) else json.dumps(message.content, ensure_ascii=False)
+        click.echo(click.style(f"{printable(message.role)}:", bold=True))
+        for line in text.split("\n"):
+            click.echo(f"  {printable(line)}")
+
+
+def _print(client: Snapshotd, item: SnapshotInfo) -> None:
+    tool = item.tool
+    arguments = printable(json.dumps(tool.arguments, ensure_ascii=False))
+    if len(arguments) > _ARGUMENTS_CHARS:
+        arguments = f"{arguments[:_ARGUMENTS_CHARS]}… ({len(arguments)} characters; all of them with --json)"
+    outcome = tool.status if tool.exit_code is None else f"{tool.status}, exit code {tool.exit_code}"
+    facts = [
+        ("snapshot", item.id), ("parent", item.parent or "-"), ("trajectory", f"{item.trajectory}  (seq {item.seq})"),
+        ("tags", " ".join(item.tags) or "-"), ("created", item.created_at),
+        ("state", f"{item.state}, {_STATES.get(item.state, '')}captured by {item.method}"),
+        ("pause", milliseconds(item.pause_ms)), ("image", f"{item.image}  (+ {item.layers} layers)"),
+        ("files", file_counts(item.files) + ("" if item.files is None else f"  {size(item.files.bytes)}")),
+        ("conversation", f"{item.messages} messages" + ("  (--conversation shows them)" if item.messages else "")),
+        ("tool", printable(tool.name)), ("arguments", arguments), ("outcome", f"{outcome}, {milliseconds(tool.duration_ms)}"),
+    ]  # fmt: skip
+    if item.follows is not None:
+        facts.insert(2, ("mind", f"continues that of {item.follows}"))
+    if tool.error:
+        facts.append(("error", printable(tool.error)))
+    facts += [("warning", printable(warning)) for warning in item.warnings]
+    for key, value in facts:
+        click.echo(click.style(f"{key:13}", bold=True) + value)
+    for which in ("stdout", "stderr", "output"):
+        if which in tool.outputs:
+            _print_head(client, item.id, which)
+    for lost in tool.damaged:
+        count = "its bytes" if lost.bytes is None else f"its {lost.bytes} bytes"
+        click.echo(f"{click.style(f'{lost.output}:', bold=True)}\n  damaged: {count} are gone (hash {lost.hash})")
+
+
+def _print_head(client: Snapshotd, ref: str, which: Literal["stdout", "stderr", "output"]) -> None:
+    head = b""
+    pieces = client.output(ref, which)
+    for piece in pieces:
+        head += piece
+        if len(head) > _HEAD_BYTES or head.count(b"\n") > _HEAD_LINES:
+            break
+    else:
+        if not head:
+            return
+    lines = head[:_HEAD_BYTES].decode(errors="surrogateescape").splitlines()
+    click.echo(click.style(f"{which}:", bold=True))
+    for line in itertools.islice(lines, _HEAD_LINES):
+        click.echo(f"  {printable(line)}")
+    if len(lines) > _HEAD_LINES or len(head) > _HEAD_BYTES:
+        click.echo(f"  … (all of it: snapshotd show --output {which} {ref[:12]})")

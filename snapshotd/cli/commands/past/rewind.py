@@ -1,0 +1,113 @@
+"""`snapshotd rewind`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from typing import Any
+
+import click
+
+from snapshotd.cli.changes import change_json, change_line
+from snapshotd.cli.command import connect, declare, json_option, refuse
+from snapshotd.cli.commands.past.effects import effect_rows
+from snapshotd.cli.documents import content_text, shortened
+from snapshotd.cli.taken import report_taken
+from snapshotd.cli.text import print_json, printable
+from snapshotd.cli.values import complete_snapshot, complete_trajectory
+from snapshotd.cli.waiting import Wait, wait_option
+from snapshotd.client.mind import Mode
+from snapshotd.client.results_mind import EffectInfo, RewindPreview
+from snapshotd.types import short
+
+_EXAMPLES = [
+    "snapshotd rewind box a1b2c3",
+    "snapshotd rewind --files box before-the-mess",
+    "snapshotd rewind --preview box a1b2c3",
+    "snapshotd rewind --compensate box a1b2c3 && snapshotd undo box",
+]
+_SHOWN_FILES, _SHOWN_MESSAGES = 40, 20
+_WORDS: dict[str, str] = {"files": "the files", "conversation": "the agent's mind", "both": "files and the agent's mind"}
+
+
+@declare("rewind", examples=_EXAMPLES)
+@click.option("--files", "mode", flag_value="files", help="Only the files; conversation, journal and state go on.")
+@click.option("--conversation", "mode", flag_value="conversation", help="Only the agent's mind; the files stay.")
+@click.option("--both", "mode", flag_value="both", help="Both; the default.")
+@click.option("--preview", is_flag=True, help="Only show what would happen.")
+@click.option("--compensate", is_flag=True, help="Run the compensations of irreversible calls that are left behind, newest first.")
+@click.option("-y", "--yes", is_flag=True, help="Leave irreversible calls behind without asking.")
+@wait_option
+@json_option
+@click.argument("trajectory", shell_complete=complete_trajectory)
+@click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
+@click.pass_context
+def command(
+    ctx: click.Context, /, trajectory: str, snapshot: str, mode: Mode | None, preview: bool, compensate: bool, yes: bool,
+    wait: Wait | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Go back to an older snapshot, in place.
+
+    Files, conversation, journal and state, or one of the two. In a few milliseconds, and recorded as a new snapshot: nothing is lost, and
+    `snapshotd undo` takes it back. Where irreversible calls would be left behind, asks on a terminal, and elsewhere refuses without
+    --compensate or --yes. Refused while processes live in the sandbox. With --json: the new snapshot as `log --json` has it; with
+    --preview, {"head","target","mode","files","file_count","messages","effects"}.
+    """
+    client = connect(ctx)
+    chosen: Mode = mode or "both"
+    if preview:
+        found = client.preview_rewind(trajectory, snapshot, mode=chosen)
+        if as_json:
+            print_json(_json(found))
+        else:
+            _show(trajectory, found)
+        return 0
+    if chosen != "files" and not compensate and not yes:
+        # Asked for the mind alone, which needs no comparison of files: that would take longer than the rewind.
+        left = client.preview_rewind(trajectory, snapshot, mode="conversation", max_files=0).effects
+        if left and (as_json or not sys.stdin.isatty()):
+            refuse(
+                f"rewinding {trajectory} would leave {_named(left)} behind, which cannot be undone; choose --compensate or --yes, or look "
+                f"at it with --preview"
+            )
+        if left:
+            _show(trajectory, client.preview_rewind(trajectory, snapshot, mode=chosen))
+            if not click.confirm("Rewind all the same?", err=True):
+                return 1
+    report_taken(client, client.rewind(trajectory, snapshot, mode=chosen, compensate=compensate, wait=wait or "captured"), wait,
+                 as_json=as_json)  # fmt: skip
+    return 0
+
+
+def _named(left: tuple[EffectInfo, ...]) -> str:
+    names = [f"{printable(item.name)} ({short(item.call)})" for item in left[:5]]
+    return ", ".join(names) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+
+
+def _json(preview: RewindPreview) -> dict[str, Any]:
+    return {
+        "head": preview.head, "target": preview.target, "mode": preview.mode, "files": [change_json(item) for item in preview.files],
+        "file_count": preview.file_count, "messages": [dataclasses.asdict(item) for item in preview.messages],
+        "effects": [dataclasses.asdict(item) for item in preview.effects],
+    }  # fmt: skip
+
+
+def _show(trajectory: str, preview: RewindPreview) -> None:
+    click.echo(f"{trajectory} from {short(preview.head)} to {short(preview.target)}: {_WORDS[preview.mode]}")
+    click.echo(click.style(f"files that change: {preview.file_count}", bold=True))
+    for change in itertools.islice(preview.files, _SHOWN_FILES):
+        click.echo(f"  {change_line(change)}")
+    _rest(preview.file_count - min(len(preview.files), _SHOWN_FILES))
+    click.echo(click.style(f"messages that go: {len(preview.messages)}", bold=True))
+    for message in preview.messages[:_SHOWN_MESSAGES]:
+        click.echo(f"  {printable(message.role)}: {shortened(printable(content_text(message.content)))}")
+    _rest(len(preview.messages) - _SHOWN_MESSAGES)
+    click.echo(click.style(f"calls that cannot be undone: {len(preview.effects)}", bold=True))
+    for row in effect_rows(preview.effects, full=False):
+        click.echo("  " + "  ".join(row))
+
+
+def _rest(count: int) -> None:
+    if count > 0:
+        click.echo(f"  … and {count} more")

@@ -1,0 +1,191 @@
+"""`snapshotd daemon`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from snapshotd.cli.command import connect, declare, json_option, refuse
+from snapshotd.cli.text import print_json, printable
+from snapshotd.client.client import Snapshotd
+from snapshotd.daemon.http.wire import lock_path_of, log_path_of
+from snapshotd.errors import DaemonUnavailable, NotPermitted
+
+if TYPE_CHECKING:
+    from snapshotd.engine.base import Engine
+
+STOP_TIMEOUT_S = 120.0
+"""A last snapshot of every sandbox; with live processes and much changed, seconds each."""
+
+
+KILL_TIMEOUT_S = 60.0
+"""What is killed ends at once, unless the kernel holds it (a disk that does not answer)."""
+_EXAMPLES = ["sudo snapshotd daemon --foreground", "snapshotd daemon --status", "snapshotd daemon --stop", "snapshotd daemon --restart"]
+
+
+@declare("daemon", examples=_EXAMPLES)
+@click.option("--foreground", is_flag=True, help="Log to standard error instead of daemon.log in the state directory.")
+@click.option("--stop", is_flag=True, help="Stop the running daemon, after a last snapshot of every sandbox, and wait for its end.")
+@click.option(
+    "--restart", is_flag=True,
+    help="End the running daemon at once, without a last snapshot, and start one in its place: running agents go on, commands of "
+    "`exec` are cut off.",
+)
+@click.option("--status", is_flag=True, help="Say what the running daemon is and has; starts none.")
+@click.option(
+    "--rebuild-catalog", is_flag=True, help="Make a damaged catalog.db again from what is stored, and end; the old one is kept beside it."
+)
+@click.option("--ready-fd", type=int, hidden=True)
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context, foreground: bool, stop: bool, restart: bool, status: bool, rebuild_catalog: bool, ready_fd: int | None,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Be the daemon, ask after it, stop it, or put another in its place.
+
+    Without --stop, --restart or --status this process becomes the daemon until SIGTERM or Ctrl-C. Nobody needs to: commands run as root
+    start one. --restart starts one also where none ran; commands that follow a run go on at the new one. Where systemd keeps the daemon,
+    `systemctl kill --signal=KILL snapshotd` does the same. With --json: --status and --rebuild-catalog print an object, --stop
+    {"stopped":pid}, --restart {"stopped","started"}: two process ids, the first null where none ran.
+    """
+    if stop + restart + status + rebuild_catalog > 1:
+        refuse("--stop, --restart, --status and --rebuild-catalog exclude each other; choose one")
+    client = connect(ctx, autostart=False)
+    if stop:
+        return _stop(client, as_json)
+    if restart:
+        return _restart(client, as_json)
+    if status:
+        return _status(client, as_json)
+    if rebuild_catalog:
+        return _rebuild(client, as_json)
+    return _serve(client, foreground, ready_fd)
+
+
+def _rebuild(client: Snapshotd, as_json: bool) -> int:
+    """Without a daemon: it cannot start on a damaged catalog."""
+    from snapshotd.daemon import server, wiring
+
+    def progress(text: str) -> None:
+        click.echo(f"snapshotd: {printable(text)}", err=True)
+
+    report = server.alone(client.state_dir, lambda path: wiring.rebuild_catalog(path, progress))
+    if as_json:
+        print_json({
+            "images": report.images, "trajectories": report.trajectories, "snapshots": report.snapshots, "tags": report.tags,
+            "lost": list(report.lost), "left_out": [{"snapshot": item.snapshot, "reason": item.reason} for item in report.left_out],
+        })  # fmt: skip
+        return 0
+    for item in report.left_out:
+        click.echo(f"snapshot {item.snapshot} could not be brought back: {printable(item.reason)}", err=True)
+    for lost in report.lost:
+        click.echo(f"snapshot {lost} came back without its files", err=True)
+    counts = f"{report.trajectories} trajectories with {report.snapshots} snapshots, {report.images} images, {report.tags} tags"
+    click.echo(f"brought back {counts}")
+    return 0
+
+
+def _serve(client: Snapshotd, foreground: bool, ready_fd: int | None) -> int:
+    from snapshotd.daemon.server import ServerOptions, serve
+
+    def open_engine(state_dir: Path) -> Engine:
+        from snapshotd.daemon import wiring
+
+        return wiring.open_engine(state_dir)
+
+    options = ServerOptions(client.state_dir, client.socket_path, foreground=foreground, ready_fd=ready_fd)
+    return serve(options, open_engine)
+
+
+def _status(client: Snapshotd, as_json: bool) -> int:
+    facts = client.status()
+    if as_json:
+        print_json(facts)
+        return 0
+    for key, value in facts.items():
+        click.echo(click.style(f"{printable(key):20}", bold=True) + printable(str(value)))
+    return 0
+
+
+def _stop(client: Snapshotd, as_json: bool) -> int:
+    """By signal, not through the API, so that a daemon of any version can be stopped."""
+    pid = _end(client.state_dir, signal.SIGTERM, STOP_TIMEOUT_S)
+    if pid is None:
+        raise DaemonUnavailable(f"no daemon serves the state directory {client.state_dir}, so there is none to stop")
+    if as_json:
+        print_json({"stopped": pid})
+    else:
+        click.echo(f"snapshotd: daemon {pid} has stopped", err=True)
+    return 0
+
+
+def _restart(client: Snapshotd, as_json: bool) -> int:
+    """Without a word to the old one, so that one that hangs can be replaced, too."""
+    from snapshotd.client.autostart import start_daemon
+
+    stopped = _end(client.state_dir, signal.SIGKILL, KILL_TIMEOUT_S)
+    start_daemon(client.state_dir, client.socket_path)
+    started = client.version().pid
+    if as_json:
+        print_json({"stopped": stopped, "started": started})
+    else:
+        before = "" if stopped is None else f" in place of {stopped}"
+        click.echo(f"snapshotd: daemon {started} ready on {client.socket_path}{before}", err=True)
+    return 0
+
+
+def _end(state_dir: Path, number: signal.Signals, timeout_s: float) -> int | None:
+    """Send the daemon of a state directory a signal and wait until its process is gone, and with it what it had mounted. Its process id,
+    or None when there is none."""
+    from snapshotd.daemon.lock import lock_holder
+
+    pid = lock_holder(state_dir)
+    if pid is None:
+        return None
+    pidfd: int | None = None
+    try:
+        if _has_open(pid, lock_path_of(state_dir)):
+            pidfd = os.pidfd_open(pid)
+            signal.pidfd_send_signal(pidfd, number)
+        elif lock_holder(state_dir) == pid:
+            raise DaemonUnavailable(
+                f"the daemon of {state_dir} calls itself process {pid}, but process {pid} here is another: it runs in a container; run the "
+                f"command there"
+            )
+    except ProcessLookupError:
+        pass  # it has just ended
+    except PermissionError as exc:
+        raise NotPermitted(f"the daemon (pid {pid}) belongs to another user; run the command with sudo") from exc
+    deadline = time.monotonic() + timeout_s
+    while lock_holder(state_dir) == pid or (pidfd is not None and not select.select([pidfd], [], [], 0)[0]):
+        if time.monotonic() > deadline:
+            raise DaemonUnavailable(
+                f"the daemon (pid {pid}) has not ended {timeout_s:.0f} s after {number.name}; {log_path_of(state_dir)} says why"
+            )
+        time.sleep(0.02)
+    if pidfd is not None:
+        os.close(pidfd)
+    return pid
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    """Whether a process of this machine's has a file open. A process id from a container means somebody else here."""
+    wanted = path.stat()
+    folder = Path(f"/proc/{pid}/fd")
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return False
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(wanted, (folder / name).stat()):
+                return True
+    return False

@@ -1,0 +1,32 @@
+"""`snapshotd setup`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+from snapshotd.cli.command import declare, json_option
+from snapshotd.cli.commands.service.doctor import show
+from snapshotd.cli.follow import note
+from snapshotd.cli.text import print_json
+from snapshotd.engine.host import doctor
+from snapshotd.errors import Unsupported
+
+
+@declare("setup", examples=["sudo snapshotd setup && snapshotd doctor"])
+@json_option
+def command(as_json: bool) -> int:
+    """Install what is missing, where that is possible.
+
+    System packages, with apt-get on Debian and Ubuntu, as root. What is there is left alone. The exit code is 7 when something could not
+    be installed. With --json: an array of {name,ok,detail,fix}, one per package that was missing.
+    """
+    checks = doctor.setup(note)
+    if as_json:
+        print_json([dataclasses.asdict(check) for check in checks])
+    elif checks:
+        show(checks)
+    else:
+        click.echo("nothing is missing that packages could bring; `snapshotd doctor` looks at the rest", err=True)
+    return Unsupported.exit_code if any(check.ok is False for check in checks) else 0

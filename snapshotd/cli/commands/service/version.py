@@ -1,0 +1,33 @@
+"""`snapshotd version`."""
+
+from __future__ import annotations
+
+import click
+
+import snapshotd
+from snapshotd.cli.command import connect, declare, json_option
+from snapshotd.cli.text import print_json
+from snapshotd.daemon.http.wire import API_VERSION
+from snapshotd.errors import SnapshotdError
+
+
+@declare("version", examples=["snapshotd version", "snapshotd version --json"])
+@json_option
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> int:
+    """Print the versions of client and daemon.
+
+    Starts no daemon. With --json: {"client","api","daemon"}, where daemon is null when none answers.
+    """
+    daemon: str | None = None
+    problem: str | None = None
+    try:
+        daemon = connect(ctx, autostart=False).version().version
+    except SnapshotdError as exc:  # whatever is wrong with the daemon, the client's version is what was asked for
+        problem = exc.message
+    if as_json:
+        print_json({"client": snapshotd.__version__, "api": API_VERSION, "daemon": daemon})
+        return 0
+    click.echo(f"client {snapshotd.__version__} (API {API_VERSION})")
+    click.echo(f"daemon {daemon}" if daemon else f"daemon -  ({problem})")
+    return 0

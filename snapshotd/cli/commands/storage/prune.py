@@ -1,0 +1,91 @@
+"""`snapshotd prune`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any
+
+import click
+
+from snapshotd.cli.command import connect, declare, json_option, refuse
+from snapshotd.cli.follow import note
+from snapshotd.cli.progress import Meter
+from snapshotd.cli.retention import policy_of, retention_options
+from snapshotd.cli.text import ago, print_json, printable, shown_id, size, table
+from snapshotd.cli.values import Duration
+from snapshotd.client.results import PruneInfo
+from snapshotd.daemon.http.wire import PRUNE_GRACE_S
+
+_DECLINED = 1
+
+
+@declare("prune", examples=["snapshotd prune --dry-run", "snapshotd prune --force",
+                            "snapshotd prune --dry-run --keep-last 5 --keep-within 2d"])  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Only show what would go, and why.")
+@click.option("-f", "--force", is_flag=True, help="Do not ask.")
+@retention_options
+@click.option("--grace", metavar="TIME", type=Duration(zero=True), default=f"{PRUNE_GRACE_S / 60:.0f}m", show_default=True,
+              help="Leave alone what was written less than this ago; a later prune takes it. 0 is nothing.")  # fmt: skip
+@click.option("--no-trunc", is_flag=True, help="Whole ids.")
+@json_option
+@click.pass_context
+def command(ctx: click.Context, /, dry_run: bool, force: bool, no_trunc: bool, grace: float, as_json: bool, **options: Any) -> int:
+    """Give up the files of snapshots that no policy keeps, and free the space.
+
+    Rules given here count instead of the policies that are set. What a policy is and what is always kept: `snapshotd policy --help`.
+    Shows what would go and asks before anything does; where nobody can be asked, --force is needed. Interrupted at any point, it can be
+    run again. With --json: {dry_run,snapshots:[{snapshot,trajectory,seq,created_at,reason}],kept,freed_bytes,evicted_layer_bytes,
+    repository_bytes}.
+    """
+    policy = policy_of(options)
+    asks = not dry_run and not force
+    if asks and not sys.stdin.isatty():
+        refuse("a prune removes files for good and nobody can be asked here; look with --dry-run, then give --force")
+    client = connect(ctx)
+    if asks:
+        with Meter("looking what would go", quiet=as_json) as meter:
+            plan = client.prune(policy, dry_run=True, grace_s=grace, progress=meter.line)
+        if not as_json:
+            _print(plan, no_trunc)
+        question = f"Give up the files of {len(plan.snapshots)} snapshots for good, to free {size(plan.freed_bytes)}?"
+        if not _agreed(question):
+            note("nothing was removed")
+            return _DECLINED
+    with Meter("looking what would go" if dry_run else "pruning", quiet=as_json) as meter:
+        report = client.prune(policy, dry_run=dry_run, grace_s=grace, progress=meter.line)
+    if as_json:
+        print_json(dataclasses.asdict(report))
+    elif asks:
+        click.echo(_totals(report))  # which snapshots was said before the question
+    else:
+        _print(report, no_trunc)
+    return 0
+
+
+def _agreed(question: str) -> bool:
+    """Ask on standard error. Not click's own, which writes a blank to standard output, where only data belongs."""
+    click.echo(f"{question} [y/N] ", nl=False, err=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _print(report: PruneInfo, full: bool) -> None:
+    if report.snapshots:
+        rows = [
+            (
+                shown_id(item.snapshot, full=full), shown_id(item.trajectory, full=full), str(item.seq), ago(item.created_at),
+                printable(item.reason),
+            )
+            for item in report.snapshots
+        ]  # fmt: skip
+        table(("SNAPSHOT", "TRAJECTORY", "SEQ", "CREATED", "WHY"), rows, right=(2,))
+    click.echo(_totals(report))
+
+
+def _totals(report: PruneInfo) -> str:
+    gone, freed = ("would go", "would be freed") if report.dry_run else ("went", "freed")
+    evicted = f", {size(report.evicted_layer_bytes)} of layers evicted" if report.evicted_layer_bytes else ""
+    return (
+        f"{len(report.snapshots)} snapshots {gone}, {report.kept} stay; {size(report.freed_bytes)} {freed}{evicted}; the repository takes "
+        f"{size(report.repository_bytes)}"
+    )

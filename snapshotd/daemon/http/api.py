@@ -1,0 +1,86 @@
+"""The HTTP API: a thin skin over `Engine`, all of it under /v1. `python -m snapshotd.daemon.http.api` prints its OpenAPI description.
+
+Every handler decodes, calls one engine method and encodes. Errors are `{"error": {"code", "message"}}` with the class's status.
+Handlers that answer at once run in the thread pool; the ones that answer piece by piece have a thread of their own (streams.py).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+import snapshotd
+from snapshotd.daemon.http import models
+from snapshotd.daemon.http.failures import failure_of
+from snapshotd.daemon.http.gate import Gate
+from snapshotd.daemon.http.routes import approvals, images, mind, runs, snapshots, storage, values
+from snapshotd.daemon.http.routes import service as service_routes
+from snapshotd.daemon.http.routes.shared import Service
+from snapshotd.daemon.http.streams import error_response
+from snapshotd.daemon.http.wire import API_PREFIX, API_VERSION
+from snapshotd.errors import NotFound, SnapshotdError, UsageError
+
+HANDLER_THREADS = 288
+"""Ordinary requests served at the same moment: 256 blocking ones and room for looking around meanwhile."""
+
+
+def create_app(service: Service) -> FastAPI:
+    """The ASGI application over one engine."""
+    app = FastAPI(
+        title="snapshotd", version=API_VERSION, lifespan=_lifespan, docs_url=None, redoc_url=None,
+        openapi_url=f"{API_PREFIX}/openapi.json", summary=snapshotd.__doc__, redirect_slashes=False,
+        responses={"default": {"model": models.ErrorAnswer, "description": "An error, as one sentence."}},
+    )  # fmt: skip
+    app.state.service = service
+    for module in (runs, mind, approvals, snapshots, values, images, storage, service_routes):
+        app.include_router(module.router, prefix=API_PREFIX)
+    for kind in (SnapshotdError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _answer_error)
+    app.add_middleware(Gate, pid=service.pid)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    anyio.to_thread.current_default_thread_limiter().total_tokens = HANDLER_THREADS
+    yield
+
+
+async def _answer_error(request: Request, exc: Exception) -> Response:
+    failure: SnapshotdError
+    if isinstance(exc, RequestValidationError):
+        failure = UsageError(_first_problem(exc))
+    elif isinstance(exc, HTTPException):
+        failure = NotFound(f"the API has no {request.method} {request.url.path}; {API_PREFIX}/openapi.json describes what it has")
+        if exc.status_code not in (404, 405):
+            failure = UsageError(f"the request was refused: {exc.detail}")
+    else:
+        failure = failure_of(exc)
+    return error_response(failure)
+
+
+def _first_problem(exc: RequestValidationError) -> str:
+    """One sentence about the first of the problems: where and what."""
+    first = exc.errors()[0]
+    where = ".".join(str(part) for part in first.get("loc", ()) if part != "body")
+    return f"the request's {where or 'body'} is not acceptable: {first.get('msg', 'malformed')}; {API_PREFIX}/openapi.json describes it"
+
+
+def openapi() -> dict[str, Any]:
+    """The API's description, without a running daemon."""
+    return create_app(Service(engine=None, state_dir=Path("/"), pid=0)).openapi()  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    json.dump(openapi(), sys.stdout, indent=2, sort_keys=True)
+    sys.stdout.write("\n")

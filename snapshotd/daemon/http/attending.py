@@ -1,0 +1,76 @@
+"""What a client says while its command runs: input, and which output it does not read any more. And whether the client is still there."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from snapshotd.daemon.http.wire import BODY_MAX_BYTES, STDIN_WINDOW_BYTES
+from snapshotd.engine.base import Caller
+from snapshotd.errors import LimitExceeded, UsageError
+
+log = logging.getLogger("snapshotd.daemon")
+
+
+class Lines:
+    """A request's body, line by line, as it comes."""
+
+    def __init__(self, request: Request) -> None:
+        self._pieces = request.stream()
+        self._rest = b""
+
+    async def first(self) -> bytes:
+        """The first line. UsageError, LimitExceeded."""
+        async for line in self.rest():
+            return line
+        raise UsageError("the request has no line; the first says what to execute")
+
+    async def rest(self) -> AsyncIterator[bytes]:
+        """The other lines, until the body ends. ClientDisconnect, LimitExceeded."""
+        while True:
+            line, end, rest = self._rest.partition(b"\n")
+            if end:
+                self._rest = rest
+                yield line
+                continue
+            if len(line) > BODY_MAX_BYTES:
+                raise LimitExceeded(f"a line of the request is longer than {BODY_MAX_BYTES >> 20} MiB; put long arguments into a file")
+            try:
+                self._rest += await anext(self._pieces)
+            except StopAsyncIteration:
+                return
+
+
+async def attend(request: Request, caller: Caller, lines: Lines | None = None) -> None:
+    """Pass on what the client says in `lines` until it is gone, and say that."""
+    try:
+        if lines is not None:
+            async for line in lines.rest():
+                _pass_on(json.loads(line), caller)
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+    except ClientDisconnect:
+        pass
+    except (LimitExceeded, ValueError, KeyError, TypeError) as exc:
+        log.warning("a client says what is no part of the API; its connection is given up", extra={"fields": {"reason": repr(exc)[:200]}})
+    caller.leave()
+
+
+def _pass_on(event: dict[str, Any], caller: Caller) -> None:
+    match event["event"]:
+        case "stdin":
+            data = base64.b64decode(event["data_b64"], validate=True)
+            if caller.waiting_bytes + len(data) > STDIN_WINDOW_BYTES:
+                raise ValueError("more input than was asked for")
+            caller.send(data)
+        case "stdin_end":
+            caller.end_input()
+        case "unread" if event["stream"] in ("stdout", "stderr"):
+            caller.close_output(event["stream"])
+        case _:
+            raise ValueError("no such event")

@@ -1,0 +1,113 @@
+"""What every request passes first: the version check, the bound on its body, and one line in the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import snapshotd
+from snapshotd.daemon.http.failures import error_json
+from snapshotd.daemon.http.wire import API_PREFIX, API_VERSION, ATTENDED, BODY_MAX_BYTES, UPLOAD_PATH, VERSION_HEADER
+from snapshotd.errors import LimitExceeded, SnapshotdError, VersionMismatch
+
+log = logging.getLogger("snapshotd.request")
+_HEADER = VERSION_HEADER.lower().encode()
+
+
+class _BodyTooLarge(Exception):  # noqa: N818 - never leaves this module
+    pass
+
+
+class Gate:
+    """ASGI middleware. A request without a version header is let through (curl); one of another version is not."""
+
+    def __init__(self, app: ASGIApp, pid: int) -> None:
+        self._app = app
+        self._pid = pid
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.monotonic_ns()
+        status = 0
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (_HEADER, API_VERSION.encode())]
+            await send(message)
+
+        try:
+            refusal = self._refusal(scope)
+            if refusal is not None:
+                await _answer(sending, refusal)
+            elif _is_upload(scope):
+                await self._app(scope, receive, sending)
+            else:
+                await self._bounded(scope, receive, sending)
+        finally:
+            log.info("request", extra={"fields": {
+                "method": scope["method"], "path": scope["path"], "status": status,
+                "duration_ms": (time.monotonic_ns() - started) // 1000 / 1000,
+            }})  # fmt: skip
+
+    def _refusal(self, scope: Scope) -> SnapshotdError | None:
+        headers = dict(scope["headers"])
+        theirs = headers.get(_HEADER)
+        if theirs is not None and theirs != API_VERSION.encode():
+            shown = ascii(theirs.decode(errors="replace")[:32]).strip("'")
+            return VersionMismatch(
+                f"the client speaks API version {shown}, but this daemon (snapshotd {snapshotd.__version__}, pid {self._pid}) speaks "
+                f"{API_VERSION}; run `snapshotd daemon --stop` and the next command starts a daemon of the client's version"
+            )
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or (int(length) > BODY_MAX_BYTES and not _is_upload(scope)):
+            return _too_large()
+        return None
+
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        seen = 0
+        answered = False
+
+        async def receiving() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > BODY_MAX_BYTES:
+                raise _BodyTooLarge
+            return message
+
+        async def sending(message: Message) -> None:
+            nonlocal answered
+            if seen > BODY_MAX_BYTES:
+                return  # FastAPI's own answer to a body it could not read; ours follows
+            answered = True
+            await send(message)
+
+        try:
+            await self._app(scope, receiving, sending)
+        except _BodyTooLarge:
+            pass  # answered below
+        if seen > BODY_MAX_BYTES and not answered:
+            await _answer(send, _too_large())
+
+
+def _is_upload(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return scope["method"] == "POST" and (path == API_PREFIX + UPLOAD_PATH or path.endswith(ATTENDED))
+
+
+def _too_large() -> SnapshotdError:
+    return LimitExceeded(f"the request's body is larger than {BODY_MAX_BYTES >> 20} MiB; put large input into the workspace instead")
+
+
+async def _answer(send: Send, failure: SnapshotdError) -> None:
+    body = json.dumps(error_json(failure)).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": failure.http_status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,125 @@
+"""Who may talk to the daemon: root, or the daemon's own user, and nobody from inside a sandbox.
+
+The socket's mode (0600) already keeps other users out; this also holds when someone widens it, or hands it into a container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from snapshotd.daemon.http.failures import error_json
+from snapshotd.engine.base import Engine
+from snapshotd.errors import NotPermitted
+from snapshotd.kernel import cgroup
+
+log = logging.getLogger("snapshotd.daemon")
+_LINGER_S = 1.0
+"""How long a refused peer may take to read why."""
+_UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid (unix(7))
+
+PEER_PID = "peer_pid"
+"""Where a request's state (`request.state`) holds the id of the process that made its connection, in the daemon's pid namespace; 0 if
+it lives outside of that. It is alive as long as it waits for the answer."""
+PEER_UID = "peer_uid"
+"""Where a request's state holds that process's user id."""
+
+SandboxPredicate = Callable[[int], bool]
+"""Whether a process, by its id in the daemon's pid namespace, lives in one of our sandboxes."""
+
+
+def in_sandbox(pid: int) -> bool:
+    """Whether the process's cgroup is one of the runc driver's ("/snapshotd-..."). One that is gone counts: nobody can tell any more."""
+    text = cgroup.path_of(pid)
+    return text is None or "/snapshotd-" in text
+
+
+def in_sandbox_of(engine: Engine) -> SandboxPredicate:
+    """`in_sandbox`, and for every driver: whether the process shares the cgroup of a live sandbox's init.
+
+    A process of the daemon's own pid namespace is in none, which spares the usual client the search.
+    """
+    own_namespace = os.readlink("/proc/self/ns/pid")
+
+    def predicate(pid: int) -> bool:
+        if in_sandbox(pid):
+            return True
+        try:
+            if os.readlink(f"/proc/{pid}/ns/pid") == own_namespace:
+                return False
+        except OSError:
+            return True  # gone
+        text = cgroup.path_of(pid)
+        return text is None or any(cgroup.path_of(info.pid) == text for info in engine.sandboxes())
+
+    return predicate
+
+
+def refusal(pid: int, uid: int, is_sandboxed: SandboxPredicate, own_uid: int) -> str | None:
+    """Why a peer with these credentials may not connect, as a sentence; None if it may.
+
+    `pid` 0 is a process of an outer pid namespace (the host of a daemon that runs in a container); a sandbox never looks like that,
+    since its pid namespace is always inside the daemon's.
+    """
+    if uid not in (0, own_uid):
+        return f"user {uid} may not use this daemon, which serves root only; run the command with sudo"
+    if pid != 0 and is_sandboxed(pid):
+        return f"process {pid} runs inside a sandbox, from which the daemon cannot be driven; run the command on the host"
+    return None
+
+
+def credentials(connection: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the process that opened the connection (SO_PEERCRED)."""
+    pid, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid
+
+
+def protocol_class(is_sandboxed: SandboxPredicate = in_sandbox) -> type[H11Protocol]:
+    """uvicorn's HTTP protocol with the peer check in front: whoever is refused gets one 403 and no request is ever read."""
+    own_uid = os.geteuid()
+
+    class PeerChecked(H11Protocol):
+        _refused = False
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            pid, uid = credentials(transport.get_extra_info("socket"))
+            reason = refusal(pid, uid, is_sandboxed, own_uid)
+            if reason is None:
+                self.app_state = {**self.app_state, PEER_PID: pid, PEER_UID: uid}  # into the state of each of the connection's requests
+                super().connection_made(transport)
+                return
+            self._refused = True
+            log.warning("connection refused", extra={"fields": {"peer_pid": pid, "peer_uid": uid, "reason": reason}})
+            transport.write(_answer(NotPermitted(reason)))
+            # Closed at once, with its request unread, the peer would see a reset instead of the sentence.
+            transport.write_eof()
+            asyncio.get_running_loop().call_later(_LINGER_S, transport.close)
+
+        def data_received(self, data: bytes) -> None:
+            if not self._refused:
+                super().data_received(data)
+
+        def eof_received(self) -> None:
+            if not self._refused:
+                super().eof_received()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if not self._refused:
+                super().connection_lost(exc)
+
+    return PeerChecked
+
+
+def _answer(failure: NotPermitted) -> bytes:
+    body = json.dumps(error_json(failure)).encode()
+    head: dict[str, Any] = {"Content-Type": "application/json", "Content-Length": len(body), "Connection": "close"}
+    lines = "".join(f"{key}: {value}\r\n" for key, value in head.items())
+    return f"HTTP/1.1 {failure.http_status} Forbidden\r\n{lines}\r\n".encode() + body

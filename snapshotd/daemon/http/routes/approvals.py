@@ -1,0 +1,67 @@
+"""What waits for a person: list, look, decide, and a stream of what happens for outside tools."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi import Path as PathParameter
+from starlette.responses import Response
+
+from snapshotd import types as t
+from snapshotd.daemon.http import models_mind as mind
+from snapshotd.daemon.http import streams
+from snapshotd.daemon.http.routes.shared import Route, ServiceDep, user_of
+from snapshotd.daemon.http.wire import LIST_MAX, PREVIEW_FILES, check_ref
+
+router = APIRouter(route_class=Route, tags=["approvals"])
+_Approval = Annotated[str, PathParameter(description="A unique prefix of the approval's id.")]
+_WATCH_DOC = {
+    200: {
+        "content": {streams.NDJSON: {}},
+        "description": 'Lines: `{"event":"watching"}` at once; then `approval` (a person is asked, or has decided) and `finished` (a run '
+        'ended), each with `trajectory`; `{"event":"alive"}` every few seconds in which nothing happens; `{"event":"lost","count"}` where '
+        "a slow client has missed some.",
+    }
+}
+
+
+@router.get("/approvals")
+def approvals(service: ServiceDep, status: Annotated[t.ApprovalStatus | None, Query()] = None) -> list[mind.Approval]:
+    """Oldest first; without `status` all."""
+    return [mind.Approval.of(item) for item in service.engine.approvals(status)]
+
+
+@router.get("/approvals/{approval}")
+def approval(
+    approval: _Approval, service: ServiceDep, max_files: Annotated[int, Query(ge=0, le=LIST_MAX)] = PREVIEW_FILES
+) -> mind.ApprovalView:
+    """One, with the files that changed since the trajectory's last approval."""
+    return mind.ApprovalView.of(service.engine.approval(check_ref(approval, "approval"), max_files=max_files + 1), max_files)
+
+
+@router.post("/approvals/{approval}/approve")
+def approve(request: Request, approval: _Approval, body: mind.ApproveRequest, service: ServiceDep) -> mind.Approval:
+    """Let the call run, with other arguments if they are given. Conflict: decided already, or the files are others by now."""
+    by = body.by or user_of(request)
+    decided = service.engine.approve(check_ref(approval, "approval"), by=by, reason=body.reason, arguments=body.edited())
+    return mind.Approval.of(decided)
+
+
+@router.post("/approvals/{approval}/deny")
+def deny(request: Request, approval: _Approval, body: mind.DenyRequest, service: ServiceDep) -> mind.Approval:
+    """Refuse it; the agent is told why."""
+    by = body.by or user_of(request)
+    return mind.Approval.of(service.engine.deny(check_ref(approval, "approval"), by=by, reason=body.reason))
+
+
+@router.get("/watch", response_class=Response, responses=_WATCH_DOC)  # type: ignore[arg-type]
+async def watch(service: ServiceDep) -> Response:
+    """What outside tools wait for, of all trajectories, from now on."""
+
+    def produce(emit: streams.Emit) -> None:
+        with contextlib.closing(service.watchers.watch(service.engine)) as events:
+            streams.each(emit, events)
+
+    return await streams.ndjson(service.streams, produce)

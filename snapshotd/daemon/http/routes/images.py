@@ -1,0 +1,56 @@
+"""Images: list, build, import, remove."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from snapshotd import types as t
+from snapshotd.daemon.http import models, streams
+from snapshotd.daemon.http.routes.shared import Route, ServiceDep
+from snapshotd.engine.base import ProgressSink
+from snapshotd.errors import UsageError
+
+router = APIRouter(route_class=Route, tags=["images"])
+_DOC = {
+    200: {
+        "content": {streams.NDJSON: {}},
+        "description": 'Lines: `{"event":"progress","message"}`, at last `{"event":"result","image"}` or `{"event":"error","error"}`.',
+    }
+}
+
+
+@router.get("/images")
+def images(service: ServiceDep) -> list[models.Image]:
+    return [models.Image.of(item) for item in service.engine.images()]
+
+
+@router.post("/images/build", response_class=Response, responses=_DOC)  # type: ignore[arg-type]
+async def build(body: models.ImageRequest, service: ServiceDep) -> Response:
+    """Build from a recipe folder, or from one that comes with snapshotd (`default`, `minimal`)."""
+    return await _make(service.engine.build_image, body, service)
+
+
+@router.post("/images/import", response_class=Response, responses=_DOC)  # type: ignore[arg-type]
+async def import_(body: models.ImageRequest, service: ServiceDep) -> Response:
+    """Import a folder, a root file system tar, a `docker save` or OCI archive, or a Docker image by name."""
+    return await _make(service.engine.import_image, body, service)
+
+
+@router.delete("/images/{ref:path}", status_code=204)
+def remove(ref: str, service: ServiceDep) -> None:
+    """Remove an image that no trajectory uses. `ref` may contain slashes, as Docker's names do."""
+    service.engine.remove_image(ref)
+
+
+async def _make(method: Callable[[str, str | None, ProgressSink], t.Image], body: models.ImageRequest, service: ServiceDep) -> Response:
+    if "\0" in body.source:
+        raise UsageError(f"{body.source[:40]!r} contains a zero byte, so it cannot be the source of an image")
+
+    def produce(emit: streams.Emit) -> None:
+        image = method(body.source, body.name, streams.progress_lines(emit))
+        emit({"event": "result", "image": models.Image.of(image)})
+
+    return await streams.ndjson(service.streams, produce)

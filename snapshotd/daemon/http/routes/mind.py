@@ -1,0 +1,108 @@
+"""The agent's mind: its journal, state and tasks; resuming, rewinding, editing, retrying; what cannot be taken back."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
+
+from snapshotd.daemon.http import models, streams
+from snapshotd.daemon.http import models_mind as mind
+from snapshotd.daemon.http.routes.shared import Ref, Route, ServiceDep, checked_ref, unless_abandoned
+from snapshotd.daemon.http.wire import LIST_MAX, PREVIEW_FILES, check_ref
+from snapshotd.engine.base import RewindMode
+from snapshotd.types import Trajectory
+
+router = APIRouter(route_class=Route, tags=["mind"], dependencies=[Depends(checked_ref)])
+_JOURNAL_DOC: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {streams.NDJSON: {}},
+        "description": "Lines: one entry each (`id`, `kind`, `name`, `arguments`, `side_effect`, `key`, `status`, `began_at`, `ended_at`, "
+        '`result`, `error`, `facts`, `details`, `after`, `snapshot`), at last `{"event":"end"}`.',
+    }
+}
+
+
+@router.get("/snapshots/{ref}/journal", response_class=Response, responses=_JOURNAL_DOC)
+async def journal(ref: Ref, service: ServiceDep) -> Response:
+    """The journal up to a snapshot (of a trajectory: with what its head does not bind yet), from the program's beginning."""
+
+    def produce(emit: streams.Emit) -> None:
+        for entry in service.engine.journal(ref):
+            streams.require(emit(mind.entry_json(entry)))
+        emit({"event": "end"})
+
+    return await streams.ndjson(service.streams, produce)
+
+
+@router.get("/snapshots/{ref}/state")
+def state(ref: Ref, service: ServiceDep) -> dict[str, Any]:
+    """The agent's own JSON state as it was saved with the snapshot."""
+    return service.engine.state(ref)
+
+
+@router.get("/snapshots/{ref}/tasks")
+def tasks(ref: Ref, service: ServiceDep) -> list[mind.Task]:
+    """The subtasks as they were at the snapshot, in the order in which they were declared."""
+    return [mind.Task.of(item) for item in service.engine.tasks(ref)]
+
+
+@router.post("/trajectories/{ref}/resume")
+def resume(ref: Ref, body: mind.ResumeRequest, service: ServiceDep) -> models.Trajectory:
+    """Start its program again from the top, replay what is recorded, and let it run on. Answers when it is started; its events follow
+    under /trajectories/{ref}/events. `Undecided`: nobody knows whether an irreversible call happened, and `decisions` does not say."""
+    return models.Trajectory.of(service.engine.resume(ref, decisions=body.chosen()))
+
+
+@router.get("/trajectories/{ref}/rewind")
+def preview_rewind(
+    ref: Ref, to: str, service: ServiceDep, mode: Annotated[RewindMode, Query()] = "both",
+    max_files: Annotated[int, Query(ge=0, le=LIST_MAX, description="At most so many changed files are listed.")] = PREVIEW_FILES,
+) -> mind.RewindPreview:  # fmt: skip
+    """What a rewind would do. Changes nothing."""
+    return mind.RewindPreview.of(service.engine.preview_rewind(ref, check_ref(to), mode=mode, max_files=max_files))
+
+
+@router.post("/trajectories/{ref}/rewind")
+def rewind(ref: Ref, body: mind.RewindRequest, service: ServiceDep) -> models.Snapshot:
+    """Go back to an older snapshot, in place; recorded as a new snapshot, and `undo` takes it back."""
+    return models.Snapshot.of(service.engine.rewind(ref, check_ref(body.to), mode=body.mode, compensate=body.compensate))
+
+
+@router.post("/trajectories/{ref}/undo")
+def undo(ref: Ref, service: ServiceDep) -> models.Snapshot:
+    """Take the last rewind (or undo) back."""
+    return models.Snapshot.of(service.engine.undo(ref))
+
+
+@router.post("/trajectories/{ref}/retry")
+def retry(ref: Ref, body: mind.RetryRequest, service: ServiceDep) -> models.Snapshot:
+    """Go back to before a task began, compensate what it did, and let the program go on from there."""
+    return models.Snapshot.of(service.engine.retry(ref, body.task, compensate=body.compensate, resume=body.resume))
+
+
+@router.get("/trajectories/{ref}/effects")
+def effects(ref: Ref, service: ServiceDep) -> list[mind.Effect]:
+    """The irreversible calls that its present history does not hold: left behind by rewinds. Newest first."""
+    return [mind.Effect.of(item) for item in service.engine.effects(ref)]
+
+
+@router.post("/trajectories/{ref}/compensate")
+def compensate(ref: Ref, body: mind.CompensateRequest, service: ServiceDep) -> list[mind.Effect]:
+    """Run the compensations of calls that were left behind, newest first, each at most once. It goes on when the client goes away."""
+    calls = tuple(check_ref(call, "call") for call in body.calls)
+    return [mind.Effect.of(item) for item in service.engine.compensate(ref, calls)]
+
+
+@router.post("/snapshots/{ref}/edit", status_code=201)
+async def edit(request: Request, ref: Ref, body: mind.EditRequest, service: ServiceDep) -> models.Trajectory:
+    """A new trajectory whose first snapshot is this one, edited. It is stopped again when the client is gone before it has the answer."""
+    engine = service.engine
+    wanted = body.request()
+
+    def undo(line: Trajectory) -> None:
+        engine.stop(line.id)
+
+    made = await unless_abandoned(request, lambda: engine.edit(ref, wanted, name=body.name, resume=body.resume), undo)
+    return models.Trajectory.of(made)

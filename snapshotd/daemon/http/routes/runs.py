@@ -1,0 +1,205 @@
+"""Sandboxes and runs: start, follow, execute, stop, forget."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from snapshotd.daemon.http import models, streams
+from snapshotd.daemon.http.attending import Lines, attend
+from snapshotd.daemon.http.routes.shared import Ref, Route, ServiceDep, checked_ref, unless_abandoned
+from snapshotd.daemon.http.wire import ATTENDED, LOG_MAX, STDIN_WINDOW_BYTES, check_ref
+from snapshotd.engine.base import Caller, Engine, ExecResult, Stream, output_event
+from snapshotd.errors import UsageError
+from snapshotd.types import Trajectory
+
+router = APIRouter(route_class=Route, dependencies=[Depends(checked_ref)])
+_EXEC_DOC = {
+    200: {
+        "content": {streams.NDJSON: {}},
+        "description": 'Lines: `{"event":"output","stream","data_b64"}` as it comes, at last '
+        '`{"event":"result","exit_code","snapshot","call"}` or `{"event":"error","error":{"code","message"}}`.',
+    }
+}
+_ATTENDED: dict[str, Any] = {
+    "response_class": Response,
+    "responses": {
+        200: {
+            "content": {streams.NDJSON: {}},
+            "description": 'As without `/attended`, and `{"event":"taken","bytes"}`: so much more of the input has gone to the command.',
+        }
+    },
+    "openapi_extra": {
+        "requestBody": {
+            "required": True,
+            "content": {streams.NDJSON: {}},
+            "description": "One JSON object per line, in chunks. The first is the body of the request without `/attended`. The others, in "
+            'any order while the command runs: `{"event":"stdin","data_b64"}` '
+            f'(at most {STDIN_WINDOW_BYTES} bytes that are not `taken`), '
+            '`{"event":"stdin_end"}`, `{"event":"unread","stream"}` (nobody reads that stream any more: the command meets a broken pipe).',
+        }
+    },
+}
+Stdin = Annotated[bool, Query(description="The command reads what the client sends; else its standard input is empty.")]
+_EVENTS_DOC = {
+    200: {
+        "content": {streams.NDJSON: {}},
+        "description": "Lines: events `started`, `output`, `snapshot`, `warning`, `replayed` (a call was answered from the journal), "
+        "`live` (a resumed program has reached the end of what is recorded), `approval` (a person is asked, or has decided), and last "
+        "`finished` (or `error`: the stream failed).",
+    }
+}
+
+
+@router.post("/sandboxes", status_code=201, tags=["runs"])
+async def create(request: Request, body: models.CreateRequest, service: ServiceDep) -> models.Created:
+    """Create a sandbox without an agent. It is stopped again when the client is gone before it has the answer."""
+    engine = service.engine
+    sandbox = body.sandbox()
+    trajectory, snapshot = await unless_abandoned(request, lambda: engine.create(sandbox), lambda made: _stop(engine, made[0]))
+    return models.Created(trajectory=models.Trajectory.of(trajectory), snapshot=models.Snapshot.of(snapshot))
+
+
+@router.get("/sandboxes", tags=["runs"])
+def sandboxes(service: ServiceDep) -> list[models.Sandbox]:
+    """The live sandboxes."""
+    return [models.Sandbox.of(info) for info in service.engine.sandboxes()]
+
+
+@router.post("/runs", status_code=201, tags=["runs"])
+async def run(request: Request, body: models.RunAgentRequest, service: ServiceDep) -> models.Trajectory:
+    """Start an agent; its events follow under /trajectories/{ref}/events. Stopped again when the client is gone before it has the
+    answer, unless `detach`."""
+    engine = service.engine
+    asked = body.run()
+
+    def undo(trajectory: Trajectory) -> None:
+        if not body.detach:
+            _stop(engine, trajectory)
+
+    return models.Trajectory.of(await unless_abandoned(request, lambda: engine.run(asked), undo))
+
+
+@router.get("/trajectories", tags=["trajectories"])
+def trajectories(service: ServiceDep) -> list[models.Trajectory]:
+    return [models.Trajectory.of(item) for item in service.engine.trajectories()]
+
+
+@router.get("/trajectories/{ref}", tags=["trajectories"])
+def trajectory(ref: Ref, service: ServiceDep) -> models.Trajectory:
+    return models.Trajectory.of(service.engine.trajectory(ref))
+
+
+@router.delete("/trajectories/{ref}", status_code=204, tags=["trajectories"])
+def remove(ref: Ref, service: ServiceDep, force: Annotated[bool, Query()] = False) -> None:
+    """Forget a trajectory and free what only it used. A tag or a snapshot is refused: it names one of them, not all."""
+    service.engine.remove(ref, force=force)
+
+
+@router.get("/trajectories/{ref}/log", response_model=list[models.Snapshot], tags=["trajectories"])
+def log(ref: Ref, service: ServiceDep, last: Annotated[int | None, Query(ge=1, le=LOG_MAX)] = None) -> Response:
+    """Its snapshots, oldest first; with `last`, only so many of the newest."""
+    return streams.listed(models.Snapshot.of(item) for item in service.engine.log(ref, last))
+
+
+@router.post("/trajectories/{ref}/stop", tags=["runs"])
+def stop(ref: Ref, service: ServiceDep) -> models.Trajectory:
+    """Take a last snapshot if anything changed and end the sandbox."""
+    return models.Trajectory.of(service.engine.stop(ref))
+
+
+@router.get("/trajectories/{ref}/events", response_class=Response, responses=_EVENTS_DOC, tags=["runs"])  # type: ignore[arg-type]
+async def events(ref: Ref, service: ServiceDep, follow: Annotated[bool, Query()] = True) -> Response:
+    """The events of its run from the beginning; with `follow`, until it has finished."""
+    return await streams.ndjson(service.streams, lambda emit: streams.each(emit, service.engine.events(ref, follow=follow)))
+
+
+@router.post("/trajectories/{ref}/exec", response_class=Response, responses=_EXEC_DOC, tags=["runs"])  # type: ignore[arg-type]
+async def exec_in_trajectory(request: Request, ref: Ref, body: models.ExecRequest, service: ServiceDep) -> Response:
+    """Run a command as a tool call. It goes on, and its snapshot is taken, when the client goes away."""
+    return await _exec(request, _in_trajectory(service.engine, body), ref, body, service)
+
+
+@router.post("/trajectories/{ref}/exec" + ATTENDED, tags=["runs"], **_ATTENDED)
+async def attended_exec_in_trajectory(request: Request, ref: Ref, service: ServiceDep, stdin: Stdin = False) -> Response:
+    """The same for a client that goes on to speak while the command runs."""
+    lines = Lines(request)
+    body = _body(await lines.first())
+    return await _exec(request, _in_trajectory(service.engine, body), ref, body, service, stdin, lines)
+
+
+@router.post("/snapshots/{ref}/exec", response_class=Response, responses=_EXEC_DOC, tags=["runs"])  # type: ignore[arg-type]
+async def exec_in_snapshot(request: Request, ref: Ref, body: models.ExecRequest, service: ServiceDep) -> Response:
+    """Run a command in a throw-away fork of a snapshot. It ends when the client goes away."""
+    return await _exec(request, _in_snapshot(service.engine, body), ref, body, service)
+
+
+@router.post("/snapshots/{ref}/exec" + ATTENDED, tags=["runs"], **_ATTENDED)
+async def attended_exec_in_snapshot(request: Request, ref: Ref, service: ServiceDep, stdin: Stdin = False) -> Response:
+    """The same for a client that goes on to speak while the command runs."""
+    lines = Lines(request)
+    body = _body(await lines.first())
+    return await _exec(request, _in_snapshot(service.engine, body), ref, body, service, stdin, lines)
+
+
+@router.post("/snapshots/{ref}/fork", status_code=201, tags=["runs"])
+async def fork(request: Request, ref: Ref, body: models.ForkRequest, service: ServiceDep) -> models.ForkAnswer:
+    """Start `n` new trajectories from one snapshot, all or none."""
+    engine = service.engine
+    args = None if body.args is None else tuple(body.args)
+    models.check_argv(args or ())
+    forked = await unless_abandoned(
+        request, lambda: engine.fork(ref, body.n, args=args, name=body.name, resume=body.resume),
+        lambda made: _stop(engine, *made.trajectories),
+    )  # fmt: skip
+    return models.ForkAnswer.of(forked)
+
+
+def _body(line: bytes) -> models.ExecRequest:
+    try:
+        return models.ExecRequest.model_validate_json(line)
+    except ValidationError as exc:
+        raise RequestValidationError(exc.errors()) from exc
+
+
+def _in_trajectory(engine: Engine, body: models.ExecRequest) -> Callable[..., ExecResult]:
+    return engine.exec if body.if_head is None else functools.partial(engine.exec, expected_head=check_ref(body.if_head))
+
+
+def _in_snapshot(engine: Engine, body: models.ExecRequest) -> Callable[..., ExecResult]:
+    if body.if_head is not None:
+        raise UsageError("a throw-away fork has no head to compare with; leave out `if_head`, or name a trajectory")
+    return engine.exec_snapshot
+
+
+async def _exec(
+    request: Request, method: Callable[..., ExecResult], ref: str, body: models.ExecRequest, service: ServiceDep, stdin: bool = False,
+    lines: Lines | None = None,
+) -> Response:  # fmt: skip
+    argv = tuple(body.argv)
+    models.check_argv(argv)
+    env = models.environment(body.env)
+    caller = Caller(gives_input=stdin)
+
+    def produce(emit: streams.Emit) -> None:
+        def sink(stream: Stream, data: bytes) -> None:
+            emit(output_event(stream, data))  # False when the client is gone: the command goes on all the same
+
+        caller.taken = lambda count: emit({"event": "taken", "bytes": count})
+        done: ExecResult = method(ref, argv, cwd=body.cwd, env=env, user=body.user, sink=sink, caller=caller)
+        snapshot = None if done.snapshot is None else models.Snapshot.of(done.snapshot)
+        call = models.Tool.of(done.call)
+        emit({"event": "result", "exit_code": done.exit_code, "snapshot": snapshot, "call": call})
+
+    return await streams.ndjson(service.streams, produce, attend=attend(request, caller, lines))
+
+
+def _stop(engine: Engine, *trajectories: Trajectory) -> None:
+    for item in trajectories:
+        engine.stop(item.id)

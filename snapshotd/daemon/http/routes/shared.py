@@ -1,0 +1,109 @@
+"""What the route modules share: the service, refs from the URL, and paths of a sandbox."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+import inspect
+import pathlib
+import pwd
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
+
+import anyio.to_thread
+from fastapi import Depends, Query, Request
+from fastapi import Path as PathParameter
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+
+from snapshotd.daemon.http.peer import PEER_UID
+from snapshotd.daemon.http.streams import JSON, StreamLimit, json_bytes
+from snapshotd.daemon.http.watching import Watchers
+from snapshotd.daemon.http.wire import check_ref
+from snapshotd.engine.base import Engine
+from snapshotd.errors import UsageError
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Service:
+    """What the handlers share."""
+
+    engine: Engine
+    state_dir: pathlib.Path
+    pid: int
+    request_stop: Callable[[], None] = lambda: None
+    streams: StreamLimit = field(default_factory=StreamLimit)
+    watchers: Watchers = field(default_factory=Watchers)
+
+
+class Route(APIRoute):
+    """A route whose answers `streams.json_bytes` encodes, and not FastAPI, which refuses some text that a program may record."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        status = options.get("status_code") or 200
+
+        def encoded(answer: Any) -> Any:
+            return answer if answer is None or isinstance(answer, Response) else Response(json_bytes(answer), status, media_type=JSON)
+
+        if inspect.iscoroutinefunction(endpoint):
+
+            @functools.wraps(endpoint)
+            async def answering(*args: Any, **kwargs: Any) -> Any:
+                return encoded(await endpoint(*args, **kwargs))
+        else:
+
+            @functools.wraps(endpoint)
+            def answering(*args: Any, **kwargs: Any) -> Any:
+                return encoded(endpoint(*args, **kwargs))
+
+        super().__init__(path, answering, **options)
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+ServiceDep = Annotated[Service, Depends(_service)]
+Ref = Annotated[str, PathParameter(description="A tag, a name, or a unique prefix of an id; for a snapshot also a trajectory (its head).")]
+PathB64 = Annotated[str, Query(description="Path in the sandbox, relative to its root, as base64 of its bytes.")]
+
+
+def checked_ref(request: Request) -> None:
+    """NotFound for a ref in the URL that nothing can have."""
+    ref = request.path_params.get("ref")
+    if ref is not None:
+        check_ref(ref)
+
+
+def user_of(request: Request) -> str:
+    """The name of the user who asks, or the number of one that has none here."""
+    uid: int = getattr(request.state, PEER_UID)
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def sandbox_path(path_b64: str) -> bytes:
+    """The bytes of a path, without leading slashes. UsageError for what cannot be one."""
+    try:
+        path = base64.b64decode(path_b64, altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise UsageError(f"the path is not base64 ({exc}); encode the path's bytes") from exc
+    parts = [part for part in path.split(b"/") if part not in (b"", b".")]
+    if b"\0" in path or b".." in parts:
+        raise UsageError(f"{path!r} cannot be a path in a snapshot: it has a zero byte or `..`; write it from the sandbox's root")
+    return b"/".join(parts)
+
+
+async def unless_abandoned(request: Request, call: Callable[[], T], undo: Callable[[T], None]) -> T:
+    """Run a call that starts something; when nobody is there any more to get the answer, undo it."""
+    outcome = await anyio.to_thread.run_sync(call)
+    if await request.is_disconnected():
+        await anyio.to_thread.run_sync(lambda: undo(outcome))
+    return outcome

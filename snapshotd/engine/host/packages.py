@@ -1,0 +1,147 @@
+"""The programs of the system that snapshotd uses, and the Debian packages that bring them: the one list of them.
+
+Standard library only and runs before anything is installed, so that the Makefile can use it:
+
+    python3 -m snapshotd.engine.host.packages run         what a sandbox needs and is missing, package names on one line
+    python3 -m snapshotd.engine.host.packages develop     what the tests need besides
+    python3 -m snapshotd.engine.host.packages --install develop
+
+A package counts as there when what we want from it is there, whoever installed it: Docker's own packages, for one, would be torn out by
+Debian's docker.io.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_PATH = os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
+CATATONIT = ("/usr/bin/catatonit", "/usr/libexec/podman/catatonit", "/usr/libexec/catatonit/catatonit")
+COMPOSE_PLUGINS = ("/usr/libexec/docker/cli-plugins/docker-compose", "/usr/lib/docker/cli-plugins/docker-compose")
+
+
+@dataclass(frozen=True)
+class Package:
+    """One package: what is looked for (a program's name, or paths of which one must exist), and what it is for."""
+
+    name: str
+    provides: tuple[str, ...]
+    purpose: str
+    level: str = "run"
+    """Who needs it: one of `LEVELS`' groups."""
+
+    def missing(self) -> bool:
+        return not any(os.path.exists(p) if p.startswith("/") else shutil.which(p, path=_PATH) for p in self.provides)
+
+
+@dataclass(frozen=True)
+class _Venv(Package):
+    """Debian ships the module that puts pip into virtual environments apart. Another Python than Debian's has its own."""
+
+    def missing(self) -> bool:
+        return importlib.util.find_spec("ensurepip") is None
+
+
+class _Headers(Package):
+    """Debian ships Python's headers apart. Another Python than Debian's has its own."""
+
+    def missing(self) -> bool:
+        return not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))
+
+
+PACKAGES: tuple[Package, ...] = (
+    Package("runc", ("runc",), "sandboxes without a Docker engine"),
+    Package("catatonit", CATATONIT, "the first process in every sandbox"),
+    Package("slirp4netns", ("slirp4netns",), "outbound network for sandboxes of the runc driver"),
+    Package("xfsprogs", ("mkfs.xfs",), "a layer directory that shares file extents"),
+    Package("mmdebstrap", ("mmdebstrap",), "building images"),
+    Package("debian-archive-keyring", ("/usr/share/keyrings/debian-archive-keyring.gpg",), "checking the packages in images"),
+    Package("mount", ("mount",), "mounting the layer directory"),
+    Package("patch", ("patch",), "the demo's planted bug", "demo"),
+    Package("ca-certificates", ("/etc/ssl/certs/ca-certificates.crt",), "downloading the demo's project", "demo"),
+    _Venv("python3-venv", ("ensurepip",), "a virtual environment", "venv"),
+    Package("gcc", ("cc", "gcc"), "building pyfuse3, which mounts snapshots", "venv"),
+    Package("libc6-dev", ("/usr/include/stdio.h",), "building pyfuse3", "venv"),
+    Package("libfuse3-dev", ("/usr/include/fuse3/fuse_lowlevel.h",), "building pyfuse3", "venv"),
+    Package("pkg-config", ("pkg-config", "pkgconf"), "building pyfuse3", "venv"),
+    _Headers("python3-dev", ("Python.h",), "building pyfuse3", "venv"),
+    Package("git", ("git",), "tests that apply our patches with git", "develop"),
+    Package("docker.io", ("dockerd",), "tests of the Docker driver", "develop"),
+    Package("iproute2", ("ip",), "the network bridge of the tests' own Docker engine", "develop"),
+    Package("iptables", ("iptables",), "networks of the tests' own Docker engine", "develop"),
+    Package("rsync", ("rsync",), "tests that compare restored trees with the originals", "develop"),
+    Package("libarchive-tools", ("bsdtar",), "tests that compare restored trees with the originals", "develop"),
+    Package("btrfs-progs", ("mkfs.btrfs",), "the test that restores to several file systems", "develop"),
+    Package("e2fsprogs", ("mkfs.ext4",), "tests on a file system of their own", "develop"),
+    Package("mtree-netbsd", ("mtree",), "tests that compare restored trees with the originals", "develop"),
+    Package("docker-compose", ("docker-compose", *COMPOSE_PLUGINS), "the test that deploys the daemon", "develop"),
+)
+LEVELS = {
+    "venv": ("venv",),
+    "run": ("run",),
+    "demo": ("venv", "run", "demo"),
+    "develop": ("venv", "run", "demo", "develop"),
+}
+"""What one wants to do, and the groups of packages that it takes."""
+
+
+def missing(level: str) -> list[Package]:
+    """The packages of a level (one of `LEVELS`) whose programs are not here."""
+    return [package for package in PACKAGES if package.level in LEVELS[level] and package.missing()]
+
+
+def can_install() -> str | None:
+    """None if packages can be installed here; else the reason."""
+    if shutil.which("apt-get", path=_PATH) is None:
+        return "this is not a Debian or Ubuntu system (no apt-get)"
+    return None if os.geteuid() == 0 else "installing packages needs root"
+
+
+def install(packages: list[Package], progress: Callable[[str], None]) -> str | None:
+    """Install with one `apt-get update` and one `apt-get install`. None when it worked, else the reason. Nothing to do is success."""
+    if not packages:
+        return None
+    names = [package.name for package in packages]
+    reason = can_install()
+    if reason:
+        return f"{reason}; install {' '.join(names)} yourself"
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8", "PATH": _PATH}
+    for words in (["update", "-q"], ["install", "-q", "-y", "--no-install-recommends", *names]):
+        progress("apt-get " + " ".join(words))
+        command = ["apt-get", "-o", "DPkg::Lock::Timeout=300", *words]
+        result = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+        if result.returncode != 0:
+            said = [line for line in result.stdout.decode("utf-8", "replace").splitlines() if line.startswith("E:")]
+            return f"`{' '.join(command)}` failed: {'; '.join(said[-3:]) or 'it gave no reason'}"
+    left = [package.name for package in packages if package.missing()]
+    return f"{' '.join(left)} installed, but what it should bring is not there" if left else None
+
+
+def main(arguments: list[str]) -> int:
+    """The command line of the module's text."""
+    if sys.version_info < (3, 11):  # noqa: UP036 - runs before pip could refuse
+        print(f"snapshotd needs Python 3.11 or newer; this is {sys.version.split()[0]} ({sys.executable})", file=sys.stderr)  # noqa: T201
+        return 1
+    if not arguments or arguments[-1] not in LEVELS:
+        print(f"usage: python3 -m snapshotd.engine.host.packages [--install] {'|'.join(LEVELS)}", file=sys.stderr)  # noqa: T201
+        return 2
+    wanted = missing(arguments[-1])
+    if "--install" not in arguments:
+        print(" ".join(package.name for package in wanted))  # noqa: T201
+        return 0
+    reason = install(wanted, lambda line: print(line, flush=True))  # noqa: T201
+    if reason:
+        print(f"the system packages are incomplete: {reason}", file=sys.stderr)  # noqa: T201
+    return 1 if reason else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,136 @@
+"""Gateways of sandboxes: a model endpoint on the loopback of each sandbox whose trajectory has providers.
+
+Providers are part of a trajectory's recorded environment, under names that never enter the sandbox; their keys are secrets there.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable, Mapping
+
+from snapshotd.engine.base import Provider
+from snapshotd.engine.context import Context
+from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.mind.model_calls import ModelCalls
+from snapshotd.engine.mind.recorder import Recorder
+from snapshotd.engine.sandbox.live import LiveRecord
+from snapshotd.engine.sandbox.sandbox import Sandbox
+from snapshotd.engine.secrecy import PROVIDER
+from snapshotd.errors import SandboxFailed
+from snapshotd.gateway.base import Gateway, GatewayHandler, Upstream
+from snapshotd.gateway.base import Provider as Family
+from snapshotd.kernel import network
+from snapshotd.kernel.namespaces import in_network_namespace
+from snapshotd.types import Network, short
+
+PORT = 11411
+"""Where the endpoint listens inside: nobody is there before the sandbox's first program."""
+_BACKLOG = 64
+_LISTENER = ".gateway"
+"""Behind a container's id: the keeper's name of the socket."""
+_KEY = "_KEY"
+NO_KEY = "kept-by-snapshotd"
+"""What agents find in place of a key: their clients want one."""
+
+GatewayMaker = Callable[[socket.socket, GatewayHandler, Mapping[str, Upstream]], Gateway]
+
+
+def provider_env(providers: Iterable[Provider]) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """Providers as a trajectory's environment records them: plain pairs, and secret ones. UsageError: a base URL that is none."""
+    plain, secret = [], []
+    for provider in providers:
+        Upstream(provider.base_url, provider.api_key)  # refuses what is malformed
+        name = PROVIDER + provider.kind.upper()
+        plain.append((name, provider.base_url))
+        if provider.api_key:
+            secret.append((name + _KEY, provider.api_key))
+    return tuple(plain), tuple(secret)
+
+
+class Gateways:
+    """Thread-safe."""
+
+    def __init__(self, context: Context, gate: Gate, make: GatewayMaker) -> None:
+        self._context, self._gate, self._make = context, gate, make
+
+    def environment(self, sandbox: Sandbox) -> dict[str, str]:
+        """What the commands of a sandbox need to find its gateway; nothing if it has none."""
+        if sandbox.gateway is None:
+            return {}
+        families = self._upstreams(sandbox)
+        url = f"http://127.0.0.1:{sandbox.gateway.port}"
+        env = {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
+        if Family.OPENAI in families:
+            env |= {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_BASE": f"{url}/v1", "OPENAI_API_KEY": NO_KEY}
+        if Family.ANTHROPIC in families:
+            env |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": NO_KEY}
+        return env
+
+    def open(self, sandbox: Sandbox, recorder: Recorder, record: LiveRecord | None = None) -> None:
+        """Give a sandbox its gateway, if its trajectory has providers. `record`: of an earlier daemon, whose gateway is gone on with.
+        SandboxFailed."""
+        upstreams = self._upstreams(sandbox)
+        if not upstreams:
+            return
+        listener = self._listener(sandbox)
+        if recorder.replaying and sandbox.trajectory.spec.network is Network.BRIDGE:
+            recorder.before_live = _cut_off(sandbox)
+        calls = ModelCalls(self._context, recorder, self._gate)
+        if record is not None:
+            calls.restore(record)
+        sandbox.gateway = self._make(listener, calls, upstreams)
+
+    def _listener(self, sandbox: Sandbox) -> socket.socket:
+        """Where its gateway listens: the socket outlives the daemon, so that clients wait for the next one and are not refused."""
+        key = f"{sandbox.container.id}{_LISTENER}"
+        sandbox.kept.append(key)
+        held = self._context.keeper.held(key)
+        if held is not None:
+            return socket.socket(fileno=held)
+        try:
+            listener = in_network_namespace(sandbox.container.pid, _listen)
+        except OSError as exc:
+            raise SandboxFailed(f"the gateway of {short(sandbox.trajectory.id)} cannot listen in its sandbox: {exc.strerror}") from exc
+        self._context.keeper.hold(key, listener.fileno())
+        return listener
+
+    def _upstreams(self, sandbox: Sandbox) -> dict[str, Upstream]:
+        env = dict(sandbox.trajectory.env)
+        reveal = self._context.secrecy.of(sandbox.trajectory).reveal_text
+        found: dict[str, Upstream] = {}
+        for family in Family:
+            url = env.get(PROVIDER + family.upper())
+            if url is not None:
+                key = env.get(PROVIDER + family.upper() + _KEY)
+                found[family] = Upstream(reveal(url), None if key is None else reveal(key))
+        return found
+
+
+def _cut_off(sandbox: Sandbox) -> Callable[[], None]:
+    """Take the sandbox's network away: in a replay its program runs its tools again, and what they did outside is done. Returns what gives
+    it back. SandboxFailed."""
+    name, pid = short(sandbox.trajectory.id), sandbox.container.pid
+    try:
+        uplink = network.take_down(pid)
+    except OSError as exc:
+        raise SandboxFailed(f"the network of {name} cannot be switched off for its replay: {exc.strerror}; resume again") from exc
+
+    def give_back() -> None:
+        try:
+            network.bring_up(pid, uplink)
+        except OSError as exc:
+            raise SandboxFailed(f"the network of {name} cannot be switched on after its replay: {exc.strerror}; resume again") from exc
+
+    return give_back
+
+
+def _listen() -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", PORT))
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,236 @@
+"""What an agent did and said since the head of its trajectory: open calls, recorded values that wait for the next entry, and messages,
+which the next snapshot binds.
+
+All of it is in memory, and noted in the sandbox's live record as it happens, so that the daemon that comes after this one goes on with it.
+Requests that an agent sends again, because it does not know whether they were heard, are recognised by their `rid`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+from snapshotd.engine.sandbox import live
+from snapshotd.engine.sandbox.sandbox import Sandbox
+from snapshotd.errors import Conflict, LimitExceeded, NotFound
+from snapshotd.types import CallID, Entry, EntryKind, Message, SideEffect, SnapshotID
+
+T = TypeVar("T")
+MAX_OPEN_CALLS = 1024
+MAX_PENDING_BYTES = 64 << 20
+"""Of messages since the last snapshot, as JSON: what the daemon holds in memory for one sandbox."""
+MAX_FACTS = 100_000
+"""Recorded values since the last entry."""
+_REMEMBERED = 64
+"""Requests that a process may send again: each has one on its way, and few processes live in a sandbox."""
+
+
+@dataclass(slots=True)
+class Open:
+    """A call that has begun. `entry` of a task is recorded when it ends."""
+
+    entry: Entry
+    clock_ns: int
+    said: int = 0
+    """Messages that were appended from within it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fact:
+    kind: str
+    value: Any
+    rid: str | None = None
+
+
+class Pending:
+    """Of one sandbox; everything under the sandbox's lock. What it is given has gone through the funnel."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._open: dict[str, Open] = {}
+        self._facts: list[_Fact] = []
+        self._requests: deque[str] = deque(maxlen=_REMEMBERED)
+        self.unclaimed: set[str] = set()
+        """Open calls that an earlier daemon heard of, and whose process has not come back yet."""
+        sandbox.residue = self._residue
+
+    # -- calls ---------------------------------------------------------------------------------------------------------------
+
+    def begin(self, entry: Entry, record: Callable[[Entry], None]) -> Open:
+        """Open a call: `record` writes the intent, with the values that were waiting. A task is recorded when it ends: what happens in it
+        has entries of its own, and the first of them takes the values. LimitExceeded, Conflict; what `record` raises: then they wait on."""
+        with self._sandbox.lock:
+            if len(self._open) >= MAX_OPEN_CALLS:
+                raise LimitExceeded(f"{MAX_OPEN_CALLS} tool calls are open at once; end some before beginning another")
+            if entry.id in self._open:
+                raise Conflict(f"tool call {entry.id[:40]!r} has begun already")
+            if entry.kind is EntryKind.TASK:
+                for fact in entry.facts:
+                    self.fact(fact["kind"], fact["value"], None)
+                entry = replace(entry, facts=())
+                self._note({"begun": entry.id, "task": _of_task(entry)})
+            else:
+                entry, _ = self._taking(entry, record)
+            opened = self._open[entry.id] = Open(entry, time.perf_counter_ns())
+        return opened
+
+    def taking(self, entry: Entry, record: Callable[[Entry], T]) -> T:
+        """Record an entry, with the values that were waiting. What `record` raises: then they wait on."""
+        with self._sandbox.lock:
+            return self._taking(entry, record)[1]
+
+    def _taking(self, entry: Entry, record: Callable[[Entry], T]) -> tuple[Entry, T]:
+        facts, self._facts = self._facts, []
+        entry = replace(entry, facts=(*({"kind": fact.kind, "value": fact.value} for fact in facts), *entry.facts))
+        self._note({"begun": entry.id})
+        try:
+            return entry, record(entry)
+        except BaseException:
+            self._facts[:0] = facts
+            raise
+
+    def opened(self, call_id: str) -> Open | None:
+        return self._open.get(call_id)
+
+    def take(self, call_id: str) -> Open:
+        """An open call that ends now. NotFound."""
+        with self._sandbox.lock:
+            opened = self._open.pop(call_id, None)
+            self.unclaimed.discard(call_id)
+        if opened is None:
+            raise NotFound(f"no open tool call {call_id[:40]!r}: it never began, or it has ended already")
+        return opened
+
+    def lost(self, call_ids: Iterable[str]) -> None:
+        """Nobody will end these calls: their outcome is unknown, and their files belong to whatever snapshot comes next."""
+        with self._sandbox.lock:
+            for call_id in call_ids:
+                self._open.pop(call_id, None)
+
+    def claim(self, call_ids: Iterable[str]) -> set[str]:
+        """Those of these calls that nobody else goes on with: their process has come back."""
+        with self._sandbox.lock:
+            claimed = self.unclaimed.intersection(call_ids)
+            self.unclaimed -= claimed
+        return claimed
+
+    # -- values and messages -------------------------------------------------------------------------------------------------
+
+    def fact(self, kind: str, value: Any, rid: str | None) -> Any:
+        """Have a value recorded with the next entry, and return it: the one that was recorded, where the request is one sent again."""
+        with self._sandbox.lock:
+            known = self.answered(rid)
+            if known is not None:
+                return known[0]
+            if len(self._facts) >= MAX_FACTS:
+                raise LimitExceeded(f"more than {MAX_FACTS} recorded values since the last call; make a call or a checkpoint in between")
+            self._facts.append(_Fact(kind, value, rid))
+            self._note({"fact": {"kind": kind, "value": value, "rid": rid}})
+        return value
+
+    def answered(self, rid: str | None) -> tuple[Any] | None:
+        """What a request had recorded, as a one-element tuple, where it comes again; None for a new one."""
+        with self._sandbox.lock:
+            return next(((fact.value,) for fact in self._facts if rid is not None and fact.rid == rid), None)
+
+    def reopen(self, entry: Entry) -> Open:
+        """Go on with a call that is open in the catalog alone."""
+        with self._sandbox.lock:
+            return self._open.get(entry.id) or self._reopen(entry, 0)
+
+    def message(self, message: Message, within: str | None = None, rid: str | None = None) -> None:
+        """Append to the conversation. LimitExceeded."""
+        sandbox = self._sandbox
+        with sandbox.lock:
+            if rid is not None and rid in self._requests:
+                return
+            size = len(message.role) + len(json.dumps(message.content))
+            if sandbox.pending_bytes + size > MAX_PENDING_BYTES:
+                raise LimitExceeded(
+                    f"the messages since the last snapshot exceed {MAX_PENDING_BYTES} bytes; take one with a tool call or `checkpoint`"
+                )
+            self._note({"message": {"role": message.role, "content": message.content}, "within": within, "rid": rid})
+            self._said(message, size, within, rid)
+
+    def _said(self, message: Message, size: int, within: str | None, rid: str | None) -> None:
+        self._sandbox.pending_bytes += size
+        self._sandbox.pending.append(message)
+        opened = None if within is None else self._open.get(within)
+        if opened is not None:
+            opened.said += 1
+        if rid is not None:
+            self._requests.append(rid)
+
+    # -- from daemon to daemon -----------------------------------------------------------------------------------------------
+
+    def _note(self, fields: dict[str, Any]) -> None:
+        if self._sandbox.live is not None:
+            self._sandbox.live.note(self._sandbox.head, fields)
+
+    def _residue(self) -> dict[str, Any]:
+        """What a snapshot that was just taken does not bind."""
+        tasks = {
+            call_id: {"said": opened.said, **({"task": _of_task(opened.entry)} if opened.entry.kind is EntryKind.TASK else {})}
+            for call_id, opened in self._open.items()
+            if opened.said or opened.entry.kind is EntryKind.TASK
+        }  # fmt: skip
+        residue = {"facts": [asdict(fact) for fact in self._facts], "open": tasks, "requests": list(self._requests)}
+        return {key: value for key, value in residue.items() if value}
+
+    def restore(self, record: live.LiveRecord, head: SnapshotID, entries: Iterable[Entry], known: Callable[[str], bool]) -> None:
+        """Go on with what an earlier daemon noted since `head`. `entries`: open ones of the catalog. `known`: whether the catalog has an
+        entry of that id."""
+        with self._sandbox.lock:
+            for entry in entries:
+                self._reopen(entry, 0)
+            for line in live.pending(record.directory, head):
+                self._redo(line, known)
+            self.unclaimed = set(self._open)
+            state = live.state(record.directory, head)
+            if state is not None:
+                self._sandbox.state, self._sandbox.state_changed = state, True
+
+    def _redo(self, line: dict[str, Any], known: Callable[[str], bool]) -> None:
+        if "message" in line:
+            message = Message(line["message"]["role"], line["message"]["content"])
+            self._said(message, len(message.role) + len(json.dumps(message.content)), line["within"], line["rid"])
+        elif "fact" in line:
+            self._facts.append(_Fact(**line["fact"]))
+        elif "answered" in line:
+            pass  # of the store; once it was not the catalog that knew
+        elif "begun" in line:
+            if "task" in line:
+                self._reopen(_as_task(line["begun"], line["task"]), 0)
+            elif known(line["begun"]):
+                self._facts = []
+        else:
+            self._facts = [_Fact(**fact) for fact in line.get("facts", ())]
+            self._requests.extend(line.get("requests", ()))
+            for call_id, what in line.get("open", {}).items():
+                if "task" in what:
+                    self._reopen(_as_task(call_id, what["task"]), what["said"])
+                elif call_id in self._open:
+                    self._open[call_id].said = what["said"]
+
+    def _reopen(self, entry: Entry, said: int) -> Open:
+        opened = Open(entry, time.perf_counter_ns() - max(0, time.time_ns() - entry.began_at_ns), said)
+        self._open[entry.id] = opened
+        return opened
+
+
+def _of_task(entry: Entry) -> dict[str, Any]:
+    return {
+        "name": entry.name, "arguments": entry.arguments, "after": entry.after, "began_at_ns": entry.began_at_ns,
+        "side_effect": entry.side_effect, "key": entry.key, "details": entry.details,
+    }  # fmt: skip
+
+
+def _as_task(call_id: str, fields: dict[str, Any]) -> Entry:
+    return Entry(
+        CallID(call_id), EntryKind.TASK, fields["name"], fields["arguments"], SnapshotID(fields["after"]), fields["began_at_ns"],
+        side_effect=SideEffect(fields["side_effect"]), key=fields["key"], details=fields["details"],
+    )  # fmt: skip

@@ -1,0 +1,251 @@
+"""Another past: a new trajectory that begins at a snapshot as if something had been different there.
+
+The trajectory is a fork of the snapshot, and its first own snapshot (marker `edit`) has the changes: files as one more layer, the rest as a
+mind that follows the snapshot. Where the result of the snapshot's own call is another, the mind follows what came before it, and the
+journal gets that call again, with the other result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from snapshotd.engine.base import EditRequest, FileEdit
+from snapshotd.engine.context import Context
+from snapshotd.engine.mind.agent_state import MAX_STATE_BYTES
+from snapshotd.engine.mind.pending import MAX_PENDING_BYTES
+from snapshotd.engine.past.rewinding import Rewinding
+from snapshotd.engine.runs.half_made import HalfMade
+from snapshotd.engine.runs.sessions import Sessions
+from snapshotd.engine.sandbox.sandbox import Sandbox
+from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
+from snapshotd.errors import LimitExceeded, NotFound, UsageError
+from snapshotd.failpoints import hit
+from snapshotd.kernel import files
+from snapshotd.layers.amend import amend
+from snapshotd.types import (
+    CallID,
+    CallStatus,
+    Entry,
+    Message,
+    Snapshot,
+    Trajectory,
+    TrajectoryID,
+    new_id,
+    short,
+)  # fmt: skip
+
+MAX_MODE = 0o7777
+
+Fork = Callable[[Snapshot, str | None, Callable[[TrajectoryID], None]], Trajectory]
+
+
+class Editing:
+    """See the module's text. Thread-safe. `fork`: a running fork of a snapshot, of this name, announced before it is recorded;
+    `forget`: takes it back."""
+
+    def __init__(
+        self, context: Context, sessions: Sessions, rewinding: Rewinding, fork: Fork, forget: Callable[[TrajectoryID], None],
+        listener: StepListener,
+    ) -> None:  # fmt: skip
+        self._context, self._catalog, self._sessions, self._rewinding = context, context.catalog, sessions, rewinding
+        self._fork, self._forget, self._listener = fork, forget, listener
+        self._half_made = HalfMade(context.catalog)
+
+    def edit(self, source: Snapshot, request: EditRequest, name: str | None) -> Trajectory:
+        """See `Engine.edit`, without the resumption. `source` is pinned. Nothing is left when it raises."""
+        for item in request.files:
+            _check_file(item)
+        funnel = self._context.secrecy.of(self._catalog.get_trajectory(source.trajectory))
+        entries = self._entries(source, request, funnel.conceal)
+        follows = self._catalog.get_snapshot(source.continues) if entries is not None and source.continues is not None else source
+        kept, added = self._messages(source, follows, request, funnel.conceal)
+        state = self._state(source, request, funnel.conceal)
+        with self._half_made.making() as announce:
+            trajectory = self._fork(source, name, announce)
+            hit("engine.edit.forked")
+            self._change(trajectory, source, request, added, state, follows=follows, kept=kept, entries=entries)
+        return self._catalog.get_trajectory(trajectory.id)
+
+    def _change(
+        self, trajectory: Trajectory, source: Snapshot, request: EditRequest, added: list[Message], state: dict[str, Any], *,
+        follows: Snapshot, kept: int, entries: list[Entry] | None,
+    ) -> None:  # fmt: skip
+        """Make the fork what is wanted, in one step; or take it back."""
+        try:
+            sandbox = self._sessions.find(trajectory.id)
+            assert sandbox is not None
+            self._set_env(sandbox, request.env)
+            began = self._catalog.get_trajectory(source.trajectory).began
+            if began is not None:
+                self._catalog.set_began(trajectory.id, began)
+            with self._rewinding.quiet(sandbox, "edit"):
+                self._replace(sandbox, source, request.files)
+                sandbox.pending[:] = added
+                sandbox.state, sandbox.state_changed = state, True
+                other = follows if entries is not None or kept < source.messages else None
+                commit_step(
+                    self._catalog, sandbox, marker("edit", _summary(source, request)), self._listener, follows=other, keep_messages=kept,
+                    entries=entries or (),
+                )  # fmt: skip
+        except BaseException:
+            self._sessions.stop(trajectory, keep=False)
+            self._forget(trajectory.id)
+            raise
+
+    # -- mind ------------------------------------------------------------------------------------------------------------------
+
+    def _entries(self, source: Snapshot, request: EditRequest, conceal: Callable[[Any], Any]) -> list[Entry] | None:
+        """What the snapshot's entries become where the result of its call is another; None: they stay."""
+        if request.result is None:
+            return None
+        own = self._catalog.own_entries(source.id)
+        if not any(entry.id == source.call.id for entry in own) or source.continues is None:
+            raise UsageError(f"snapshot {short(source.id)} has no result that could be edited: it is not of a call of a program")
+        changed = []
+        for entry in own:
+            if entry.id == source.call.id:
+                details = {**entry.details, "edited": entry.id}
+                entry = replace(entry, status=CallStatus.DONE, error=None, result=conceal(request.result[0]), details=details)
+            changed.append(replace(entry, id=CallID(new_id()), snapshot=None))
+        return changed
+
+    def _messages(
+        self, source: Snapshot, follows: Snapshot, request: EditRequest, conceal: Callable[[Any], Any]
+    ) -> tuple[int, list[Message]]:
+        """How many messages of `follows` stay, and what comes behind them."""
+        if not 0 <= request.drop_messages <= source.messages:
+            raise UsageError(f"cannot leave out {request.drop_messages} messages: the conversation has {source.messages}")
+        kept = min(source.messages, follows.messages)
+        if request.messages is not None:
+            whole = [_concealed(message, conceal) for message in request.messages]
+            kept = _shared(self._catalog.conversation(source.id), whole[: len(whole) - request.drop_messages], kept)
+            rest = whole[kept : max(kept, len(whole) - request.drop_messages)]
+        else:
+            end = source.messages - request.drop_messages
+            kept = min(kept, end)
+            rest = list(islice(self._catalog.conversation(source.id, kept), end - kept))
+        added = [*rest, *(_concealed(message, conceal) for message in request.add_messages)]
+        size = sum(len(message.role) + len(json.dumps(message.content)) for message in added)
+        if size > MAX_PENDING_BYTES:
+            raise LimitExceeded(f"the changed messages have {size} bytes as JSON, more than {MAX_PENDING_BYTES}; change fewer at once")
+        return kept, added
+
+    def _state(self, source: Snapshot, request: EditRequest, conceal: Callable[[Any], Any]) -> dict[str, Any]:
+        state = self._catalog.state(source.id)
+        values = dict(state.get("values", {}))
+        for key, value in request.state:
+            if value is None:
+                values.pop(key, None)
+            else:
+                values[key] = conceal(value)
+        changed = {**state, "values": values} if request.state else state
+        size = len(json.dumps(changed))
+        if size > MAX_STATE_BYTES:
+            raise LimitExceeded(f"the state would have {size} bytes, over the limit of {MAX_STATE_BYTES}; keep large values in files")
+        return changed
+
+    def _set_env(self, sandbox: Sandbox, env: tuple[tuple[str, str], ...]) -> None:
+        if not env:
+            return
+        trajectory, secrecy = sandbox.trajectory, self._context.secrecy
+        changed = secrecy.environment(trajectory.id, env, ())
+        names = {name for name, _ in changed}
+        whole = (*((name, value) for name, value in trajectory.env if name not in names), *changed)
+        self._catalog.set_env(trajectory.id, whole)
+        secrecy.changed(trajectory.id)
+        sandbox.trajectory = replace(trajectory, env=whole)
+
+    # -- files -----------------------------------------------------------------------------------------------------------------
+
+    def _replace(self, sandbox: Sandbox, source: Snapshot, edits: tuple[FileEdit, ...]) -> None:
+        def write(root: int) -> None:
+            for item in edits:
+                _write_file(root, item)
+
+        if edits:
+            self._rewinding.replace_files(sandbox, source, lambda stack: amend(self._context.store, stack, write))()
+
+
+def _check_file(item: FileEdit) -> None:
+    parts = item.path.strip(b"/").split(b"/")
+    if any(part in (b"", b".", b"..") or len(part) > 255 or b"\0" in part for part in parts):
+        raise UsageError(f"{os.fsdecode(item.path)[:200]!r} cannot be edited: it is no path of a file")
+    if item.mode is not None and not 0 <= item.mode <= MAX_MODE:
+        raise UsageError(f"the mode {item.mode:#o} of {os.fsdecode(item.path)[:200]!r} is none; give 0 to {MAX_MODE:#o}")
+
+
+def _write_file(root: int, item: FileEdit) -> None:
+    """Into a tree that is an attacker's. UsageError, NotFound, naming the path."""
+    *parents, name = item.path.strip(b"/").split(b"/")
+    shown = "/" + os.fsdecode(item.path.strip(b"/"))
+    try:
+        directory = (files.open_deep if item.content is None else files.make_dirs)(root, b"/".join(parents))
+    except FileNotFoundError as exc:
+        raise NotFound(f"{shown!r} cannot be removed: it does not exist in this snapshot") from exc
+    except OSError as exc:
+        raise UsageError(f"{shown!r} cannot be edited: a directory on the way to it is none ({exc.strerror})") from exc
+    try:
+        if item.content is None:
+            _remove(directory, name, shown)
+        else:
+            _write(directory, name, shown, item.content, item.mode)
+    finally:
+        os.close(directory)
+
+
+def _remove(directory: int, name: bytes, shown: str) -> None:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError as exc:
+        raise NotFound(f"{shown!r} cannot be removed: it does not exist in this snapshot") from exc
+    files.remove_tree(directory, name)
+
+
+def _write(directory: int, name: bytes, shown: str, content: bytes, mode: int | None) -> None:
+    """What is there keeps its owner and attributes. Its other names keep the old content, as for any program in an overlay."""
+    try:
+        there = stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        flags = os.O_CREAT | os.O_EXCL
+        mode = 0o644 if mode is None else mode
+    else:
+        if not there:
+            raise UsageError(f"{shown!r} is no regular file; remove it first, or edit another path")
+        flags = os.O_TRUNC
+    fd = os.open(name, flags | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    with open(fd, "wb", buffering=0) as f:
+        left = memoryview(content)
+        while left:
+            left = left[f.write(left) or 0 :]
+        if mode is not None:
+            os.fchmod(fd, mode)
+
+
+def _concealed(message: Message, conceal: Callable[[Any], Any]) -> Message:
+    return Message(message.role, conceal(message.content))
+
+
+def _shared(recorded: Iterable[Message], wanted: list[Message], limit: int) -> int:
+    """How many messages at the beginning are the recorded ones."""
+    count = 0
+    for old, new in zip(islice(recorded, limit), wanted, strict=False):
+        if old != new:
+            break
+        count += 1
+    return count
+
+
+def _summary(source: Snapshot, request: EditRequest) -> dict[str, Any]:
+    """What was changed, for people: no contents."""
+    paths = [item.path[:200].decode(errors="backslashreplace") for item in request.files[:100]]
+    said = request.messages is not None or bool(request.drop_messages or request.add_messages)
+    return {
+        "of": source.id, "files": paths, "messages": said, "result": request.result is not None,
+        "state": [key for key, _ in request.state[:100]], "env": [key for key, _ in request.env[:100]],
+    }  # fmt: skip

@@ -1,0 +1,212 @@
+"""Irreversible calls that a trajectory has left behind, and their compensation.
+
+What is left behind: calls that the history before a rewind holds and the one after it does not. Nothing can take them back; a registered
+command may make up for one. It runs in the trajectory's sandbox with the call in `SNAPSHOTD_CALL`, at most once for each call, whatever
+happens: that it begins is recorded before it does, and one that nobody saw end is not run again.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from snapshotd.engine.base import Effect
+from snapshotd.engine.context import Context
+from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.mind.replay import DENIED, KEPT
+from snapshotd.engine.runs.sessions import Sessions
+from snapshotd.engine.sandbox.sandbox import Sandbox
+from snapshotd.engine.sandbox.step import StepListener, commit_step
+from snapshotd.errors import Ambiguous, Conflict, NotFound, SandboxFailed, SnapshotdError, UsageError
+from snapshotd.failpoints import hit
+from snapshotd.types import (
+    CallID,
+    CallStatus,
+    Compensation,
+    Entry,
+    EntryKind,
+    SideEffect,
+    Snapshot,
+    ToolCall,
+    Trajectory,
+    TrajectoryID,
+    new_id,
+    short,
+)  # fmt: skip
+
+COMPENSATE = "compensate"
+"""Name of the recorded tool call, for the policy too."""
+MAX_CALL_BYTES = 96 << 10
+"""Of `SNAPSHOTD_CALL`; the kernel takes 128 KiB for one variable."""
+MAX_ARGV_ITEMS, MAX_ARGV_BYTES = 256, 64 << 10
+_MIN_PREFIX = 4
+
+
+class Effects:
+    """See the module's text. Thread-safe."""
+
+    def __init__(self, context: Context, sessions: Sessions, gate: Gate, listener: StepListener) -> None:
+        self._context, self._catalog, self._sessions, self._gate, self._listener = context, context.catalog, sessions, gate, listener
+
+    # -- which ones ------------------------------------------------------------------------------------------------------------
+
+    def beyond(self, trajectory: Trajectory, target: Snapshot) -> list[Effect]:
+        """What going back from the trajectory's head to `target` leaves behind, newest first."""
+        present = [*self._catalog.journal(trajectory.head), *self._catalog.unbound(trajectory.id)]
+        return self._effects(trajectory.id, present, self._catalog.journal(target.id))
+
+    def left_behind(self, trajectory: Trajectory) -> list[Effect]:
+        """See `Engine.effects`. Cost: the journals that rewinds left."""
+        present = [*self._catalog.journal(trajectory.head), *self._catalog.unbound(trajectory.id)]
+        return self._effects(trajectory.id, self._abandoned(trajectory.id), present)
+
+    def _abandoned(self, trajectory: TrajectoryID) -> Iterable[Entry]:
+        for snapshot in self._catalog.snapshots(trajectory):
+            if snapshot.follows is not None and snapshot.parent is not None:
+                yield from self._catalog.journal(snapshot.parent, since=snapshot.follows)
+
+    def _effects(self, trajectory: TrajectoryID, entries: Iterable[Entry], held: Iterable[Entry]) -> list[Effect]:
+        """A call that `retry` has kept is the one that it was recorded as first, on whatever line."""
+        known = {_origin(entry) for entry in held}
+        found = {_origin(e): e for e in entries if e.side_effect is SideEffect.IRREVERSIBLE and _happened(e)}
+        left = [replace(entry, id=origin) for origin, entry in found.items() if origin not in known]
+        left.sort(key=lambda entry: entry.began_at_ns, reverse=True)
+        return [Effect(trajectory, entry, compensation_of(entry), self._became(entry.id)) for entry in left]
+
+    def _became(self, entry: CallID) -> CallStatus | None:
+        compensation = self._catalog.compensations.get(entry)
+        return None if compensation is None else compensation.status or CallStatus.UNKNOWN
+
+    # -- compensation ----------------------------------------------------------------------------------------------------------
+
+    def compensate(self, trajectory: Trajectory, calls: Sequence[str]) -> list[Effect]:
+        """See `Engine.compensate`."""
+        effects = self.left_behind(trajectory)
+        if not calls:
+            return self.run(trajectory, effects)
+        chosen = {_named(ref, effects, trajectory).entry.id for ref in calls}
+        wanted = [effect for effect in effects if effect.entry.id in chosen]
+        for effect in wanted:
+            name = f"{effect.entry.name} ({short(effect.entry.id)})"
+            if effect.compensation is None:
+                raise UsageError(f"the call {name} has no compensation registered; make up for it by hand")
+            if effect.compensated is not None:
+                raise Conflict(f"the compensation of {name} has run already ({effect.compensated}), and it runs at most once")
+        return self.run(trajectory, wanted)
+
+    def run(self, trajectory: Trajectory, effects: Sequence[Effect]) -> list[Effect]:
+        """Run what is registered and has not run yet, in the order that is given; returns `effects` as they are then. SandboxFailed: one
+        failed (those behind it have not run); Denied."""
+        sandbox: Sandbox | None = None
+        for effect in effects:
+            if effect.compensation is None or effect.compensated is not None:
+                continue
+            sandbox = sandbox or self._sessions.running(trajectory)
+            self._run(sandbox, effect.entry, effect.compensation)
+        return [replace(effect, compensated=self._became(effect.entry.id)) for effect in effects]
+
+    def _run(self, sandbox: Sandbox, entry: Entry, argv: tuple[str, ...]) -> None:
+        arguments = {"call": entry.id, "tool": entry.name, "argv": list(argv)}
+        self._gate.admit(
+            sandbox, CallID(new_id()), COMPENSATE, arguments, SideEffect.IRREVERSIBLE, asked=False, expires_s=None,
+            step=lambda call: self._step(sandbox, call), cancelled=threading.Event(),
+        )  # fmt: skip
+        self._sessions.check_place(sandbox)
+        with sandbox.command():
+            self._make_up(sandbox, entry, argv, arguments)
+
+    def _make_up(self, sandbox: Sandbox, entry: Entry, argv: tuple[str, ...], arguments: dict[str, Any]) -> None:
+        reveal = self._context.secrecy.of(sandbox.trajectory).reveal
+        environment = (("SNAPSHOTD_CALL", self._describe(entry, reveal)),)
+        compensations = self._catalog.compensations
+        compensations.begin(Compensation(entry.id, sandbox.trajectory.id, None, time.time_ns()))
+        hit("engine.compensate.begun")
+        try:
+            done = self._sessions.exec(
+                sandbox, tuple(reveal(list(argv))), cwd=None, env=environment, user=None, sink=lambda *_: None, record=False
+            )
+        except SnapshotdError as exc:
+            compensations.end(entry.id, CallStatus.FAILED, at_ns=time.time_ns(), exit_code=None, error=exc.message)
+            raise
+        hit("engine.compensate.ran")
+        compensations.end(entry.id, done.call.status, at_ns=time.time_ns(), exit_code=done.exit_code, error=done.call.error)
+        snapshot = self._step(sandbox, replace(done.call, name=COMPENSATE, arguments=arguments))
+        if done.exit_code != 0:
+            how = "was cut off" if done.call.status is CallStatus.INTERRUPTED else f"failed with exit code {done.exit_code}"
+            raise SandboxFailed(
+                f"the compensation of {entry.name} ({short(entry.id)}) {how}; its output is with snapshot "
+                f"{short(snapshot.id)}; it does not run again: make up for the call by hand"
+            )
+
+    def _step(self, sandbox: Sandbox, call: ToolCall) -> Snapshot:
+        return commit_step(self._catalog, sandbox, call, self._listener)
+
+    def _describe(self, entry: Entry, reveal: Callable[[Any], Any]) -> str:
+        """The call as JSON, in the size that a variable can have: without the result, and without the arguments too, if need be."""
+        call = {"id": entry.id, "name": entry.name, "key": reveal(entry.key), "status": entry.status, "arguments": reveal(entry.arguments)}
+        result, known = self.result(entry, MAX_CALL_BYTES)
+        whole = json.dumps({**call, "result": reveal(result), "result_omitted": not known})
+        for text in (whole, json.dumps({**call, "result": None, "result_omitted": True})):
+            if len(text) <= MAX_CALL_BYTES:
+                return text
+        return json.dumps({**call, "arguments": None, "arguments_omitted": True, "result": None, "result_omitted": True})
+
+    def result(self, entry: Entry, limit_bytes: int) -> tuple[Any, bool]:
+        """What a call returned, and whether that is known: not if there is more than `limit_bytes` of it, if it is no JSON, or if
+        it is damaged."""
+        if entry.snapshot is None:
+            return entry.result, True
+        call = self._catalog.get_snapshot(entry.snapshot).call
+        if call.id == entry.id and call.lost("output") is not None:
+            return None, False
+        if call.id != entry.id or call.output is None:
+            return entry.result, True
+        text = bytearray()
+        for piece in self._context.output(call.output):
+            text += piece
+            if len(text) > limit_bytes:
+                return None, False
+        try:
+            return json.loads(bytes(text)), True
+        except ValueError:
+            return None, False
+
+
+def compensation_of(entry: Entry) -> tuple[str, ...] | None:
+    """The command that was registered for a call; None if there is none that could be run."""
+    registered = entry.details.get("compensate")
+    argv = registered.get("argv") if isinstance(registered, dict) else None
+    if not isinstance(argv, list) or not 1 <= len(argv) <= MAX_ARGV_ITEMS or not all(isinstance(item, str) for item in argv):
+        return None
+    if not argv[0] or sum(map(len, argv)) > MAX_ARGV_BYTES or any("\0" in item for item in argv):
+        return None
+    return tuple(argv)
+
+
+def task_of(entry: Entry) -> str | None:
+    """The subtask that a call belongs to."""
+    named = entry.details.get("task")
+    return named if isinstance(named, str) else None
+
+
+def _origin(entry: Entry) -> CallID:
+    """The id under which a call was recorded first."""
+    return CallID(entry.details.get(KEPT, entry.id))
+
+
+def _happened(entry: Entry) -> bool:
+    """Or may have: nobody knows of one that was cut off, until a person says that it was to be passed over."""
+    return entry.kind is EntryKind.TOOL and entry.details.get("decided") != "skip" and DENIED not in entry.details
+
+
+def _named(ref: str, effects: Sequence[Effect], trajectory: Trajectory) -> Effect:
+    found = [effect for effect in effects if effect.entry.id.startswith(ref)] if len(ref) >= _MIN_PREFIX else []
+    if len(found) > 1:
+        raise Ambiguous(f"{ref} fits several calls that were left behind: type more characters")
+    if not found:
+        raise NotFound(f"no call {ref[:40]!r} was left behind in {short(trajectory.id)}; `snapshotd effects` lists those that were")
+    return found[0]

@@ -1,0 +1,278 @@
+"""Going back in place: the files, the agent's mind, or both, and undoing it. Nothing is destroyed: each is a new snapshot.
+
+A rewind does not look at what changes: it gives the sandbox another root and the trajectory another past to continue.
+Its marker has the arguments `to`, `mode` and `from`; the snapshot before it (its parent) is what `undo` goes back to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from snapshotd.engine.base import RewindMode, RewindPreview
+from snapshotd.engine.context import Context
+from snapshotd.engine.past.effects import Effects
+from snapshotd.engine.runs.sessions import Sessions
+from snapshotd.engine.sandbox.quiesce import blocker
+from snapshotd.engine.sandbox.sandbox import Sandbox
+from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
+from snapshotd.engine.storing import look
+from snapshotd.engine.storing.cold import Cold, gone
+from snapshotd.errors import Conflict, UsageError
+from snapshotd.layers.pivot import layout_of
+from snapshotd.trees import diff
+from snapshotd.trees.view import View
+from snapshotd.types import (
+    CallStatus,
+    Ended,
+    Entry,
+    LayerID,
+    Message,
+    Snapshot,
+    SnapshotState,
+    Stack,
+    ToolCall,
+    Trajectory,
+    TrajectoryID,
+    short,
+)
+
+LayerMaker = Callable[[Stack], LayerID]
+"""Makes a pinned layer for the top of a stack."""
+MODES = ("files", "conversation", "both")
+UNDOABLE = ("rewind", "undo", "retry")
+"""Markers after which everything is as it was at another snapshot."""
+
+
+class Rewinding:
+    """See the module's text. Thread-safe."""
+
+    def __init__(self, context: Context, sessions: Sessions, cold: Cold, effects: Effects, listener: StepListener) -> None:
+        self._context, self._catalog, self._sessions = context, context.catalog, sessions
+        self._cold, self._effects, self._listener = cold, effects, listener
+
+    # -- verbs -----------------------------------------------------------------------------------------------------------------
+
+    def rewind(self, trajectory: Trajectory, to: Snapshot, mode: RewindMode, *, compensate: bool) -> Snapshot:
+        """See `Engine.rewind`. `to` is pinned."""
+        self._check(trajectory, to, mode)
+        sandbox = self._sessions.running(trajectory)
+        if compensate and mode != "files":
+            with self.quiet(sandbox, "rewind"):
+                effects = self._effects.beyond(self._catalog.get_trajectory(trajectory.id), to)
+            self._effects.run(trajectory, effects)
+        with self.quiet(sandbox, "rewind"):
+            self.settle(sandbox, mind=mode != "files")
+            call = marker("rewind", {"to": to.id, "mode": mode, "from": sandbox.head})
+            return self.switch(sandbox, call, files=None if mode == "conversation" else to, follows=None if mode == "files" else to)
+
+    def undo(self, trajectory: Trajectory) -> Snapshot:
+        """See `Engine.undo`."""
+        sandbox = self._sessions.running(trajectory)
+        with self.quiet(sandbox, "undo"):
+            last = self._catalog.get_snapshot(sandbox.head)
+            if last.trajectory != trajectory.id or last.call.name not in UNDOABLE or last.parent is None or self._is_entry(last):
+                raise Conflict(
+                    f"there is nothing to undo in {short(trajectory.id)}: its last snapshot {short(last.id)} is no rewind; "
+                    "`snapshotd rewind` goes to any other"
+                )
+            self.settle(sandbox, mind=True)
+            with self._context.pins.pinned(last.parent) as before:
+                return self.switch(sandbox, marker("undo", {"of": last.id, "to": before.id}), files=before, follows=before)
+
+    def preview(self, trajectory: Trajectory, to: Snapshot, mode: RewindMode, max_files: int) -> RewindPreview:
+        """See `Engine.preview_rewind`."""
+        self._check(trajectory, to, mode)
+        head = self._catalog.get_snapshot(trajectory.head)
+        files, count = ((), 0) if mode == "conversation" else self._changes(trajectory, head, to, max_files)
+        if mode == "files":
+            return RewindPreview(head.id, to.id, mode, files, count, (), ())
+        effects = self._effects.beyond(trajectory, to)
+        return RewindPreview(head.id, to.id, mode, files, count, self._messages(trajectory, head, to), tuple(effects))
+
+    # -- what other verbs do, too ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def quiet(self, sandbox: Sandbox, what: str) -> Iterator[None]:
+        """The sandbox's lock, while nothing but init lives in it and it belongs to no command. Conflict: it does, or something lives."""
+        with sandbox.lock:
+            if sandbox.agent_running:
+                reason: str | None = "its program is running"
+            elif sandbox.commands:
+                reason = "a command in it has not ended"
+            else:
+                reason = _blocker(sandbox)
+            if reason is not None:
+                name = short(sandbox.trajectory.id)
+                raise Conflict(f"cannot {what} {name} in place: {reason}; stop it first (`snapshotd stop {name}`), or fork the snapshot")
+            yield
+
+    def settle(self, sandbox: Sandbox, *, mind: bool) -> None:
+        """Capture what changed since the head. With `mind` calls that nobody will end any more are over, with an outcome that nobody
+        knows, so that they are remembered on the line that is left."""
+        entries = self._cut_off(sandbox) if mind else []
+        if sandbox.changed or (mind and (entries or sandbox.pending or sandbox.state_changed)):
+            commit_step(self._catalog, sandbox, marker("checkpoint", {"name": "before rewind"}), self._listener)
+
+    def _cut_off(self, sandbox: Sandbox) -> list[Entry]:
+        unbound = self._catalog.unbound(sandbox.trajectory.id)
+        for entry in unbound:
+            if entry.status is None:
+                ended = Ended(entry.id, CallStatus.UNKNOWN, time.time_ns(), error="it was cut off")
+                self._catalog.end_entry(sandbox.trajectory.id, ended, fence=sandbox.fence)
+        return unbound
+
+    def switch(
+        self, sandbox: Sandbox, call: ToolCall, *, files: Snapshot | None, follows: Snapshot | None, entries: Sequence[Entry] = (),
+        state: dict[str, Any] | None = None, change: LayerMaker | None = None,
+    ) -> Snapshot:  # fmt: skip
+        """Put the files of a snapshot (None: they stay; with `change`: as `replace_files`) and the mind of another into a settled sandbox,
+        and record it. `state`: instead of that of `follows`.
+
+        Caller holds the lock and has seen to it that nothing lives. On an error everything is as before.
+        """
+        head, old_state = sandbox.head, (sandbox.state, sandbox.state_changed)
+        cleanup = None if files is None else self.replace_files(sandbox, files, change)
+        if state is not None:
+            sandbox.state, sandbox.state_changed = state, True
+        try:
+            return commit_step(self._catalog, sandbox, call, self._after(cleanup), follows=follows, entries=entries)
+        except BaseException:
+            sandbox.state, sandbox.state_changed = old_state
+            if cleanup is not None:
+                cleanup()
+                self.replace_files(sandbox, self._catalog.get_snapshot(head))()
+            raise
+
+    def _after(self, cleanup: Callable[[], None] | None) -> StepListener:
+        """The listener, which lets go of the old root too: in the background, because that takes as long as much was touched there."""
+        if cleanup is None:
+            return self._listener
+        return lambda snapshot, captured: self._listener(snapshot, replace(captured, cleanup=_both(captured.cleanup, cleanup)))
+
+    def replace_files(self, sandbox: Sandbox, files: Snapshot, change: LayerMaker | None = None) -> Callable[[], None]:
+        """Give a sandbox the files of a snapshot, instead of what it has. `change`: makes one more layer over them. As `switch`;
+        returns what remains to be done, as `Sandbox.replace_root`."""
+        stack = self._cold.take(files)
+        if change is None:
+            return sandbox.replace_root(stack, files.id)
+        try:
+            layer = change(stack)
+        except BaseException:
+            self._context.store.release(stack.layers)
+            raise
+        self._context.store.hold([layer])
+        try:
+            cleanup = sandbox.replace_root(stack.push(layer), files.id)
+        except BaseException:
+            self._context.store.remove(layer)
+            raise
+        sandbox.own_layers.append(layer)
+        sandbox.fresh = 1
+        return cleanup
+
+    def check_files(self, trajectory: Trajectory, to: Snapshot) -> None:
+        """Whether a snapshot's files can be put into a trajectory's sandbox. DataLoss, Conflict."""
+        if to.state in (SnapshotState.LOST, SnapshotState.PRUNED):
+            raise gone(to)
+        if to.stack.image != trajectory.spec.image:
+            raise Conflict(f"snapshot {short(to.id)} cannot be put into {short(trajectory.id)}: it is of another image; fork it")
+
+    def in_history(self, trajectory: Trajectory, snapshot: Snapshot) -> bool:
+        """Whether a snapshot is one of the trajectory's own, or of those that it was forked from."""
+        own, last = trajectory, None
+        while True:
+            if snapshot.trajectory == own.id:
+                return last is None or snapshot.seq <= last
+            if own.forked_from is None:
+                return False
+            source = self._catalog.get_snapshot(own.forked_from)
+            own, last = self._catalog.get_trajectory(source.trajectory), source.seq
+
+    # -- inside ----------------------------------------------------------------------------------------------------------------
+
+    def _check(self, trajectory: Trajectory, to: Snapshot, mode: str) -> None:
+        if mode not in MODES:
+            raise UsageError(f"{mode[:40]!r} cannot be rewound; choose {', '.join(MODES)}")
+        if mode != "conversation":
+            self.check_files(trajectory, to)
+        if mode != "files" and not self.in_history(trajectory, to):
+            raise Conflict(
+                f"the conversation of {short(trajectory.id)} cannot go back to {short(to.id)}, which is not of its history; "
+                "rewind the files alone (`--files`), or fork that snapshot"
+            )
+
+    def _is_entry(self, snapshot: Snapshot) -> bool:
+        """Whether a snapshot's call is a tool of the program, that happens to have the name of a marker."""
+        return any(entry.id == snapshot.call.id for entry in self._catalog.own_entries(snapshot.id))
+
+    def _changes(self, trajectory: Trajectory, head: Snapshot, to: Snapshot, max_files: int) -> tuple[Any, int]:
+        with self._present(trajectory.id, head) as before, look.open_view(self._context, to) as after:
+            changes = diff.diff(before, after)
+            listed = tuple(islice(changes, max_files))
+            return listed, len(listed) + sum(1 for _ in changes)
+
+    @contextmanager
+    def _present(self, trajectory: TrajectoryID, head: Snapshot) -> Iterator[View]:
+        """The files as they are now: of the live sandbox if it stands still, else of the head."""
+        sandbox = self._sessions.find(trajectory)
+        if sandbox is not None and not sandbox.closed:
+            with sandbox.lock:
+                alone = not sandbox.closed and _blocker(sandbox) is None
+                if alone and sandbox.changed:
+                    with self._context.store.view(sandbox.stack.push(sandbox.upper)) as view:
+                        yield view
+                    return
+        with look.open_view(self._context, head) as view:
+            yield view
+
+    def _messages(self, trajectory: Trajectory, head: Snapshot, to: Snapshot) -> tuple[Message, ...]:
+        """What the conversation has now and will not have then."""
+        sandbox = self._sessions.find(trajectory.id)
+        pending: tuple[Message, ...] = ()
+        if sandbox is not None:
+            with sandbox.lock:
+                pending = tuple(sandbox.pending)
+        return (*self._catalog.conversation(head.id, self._common(head, to)), *pending)
+
+    def _common(self, a: Snapshot, b: Snapshot) -> int:
+        """How many messages two conversations share: as many as they had where they parted, less what was cut since."""
+        kept_on_the_way: dict[str, int] = {}
+        kept, at = b.messages, b
+        while True:
+            kept_on_the_way[at.id] = kept = min(kept, at.messages)
+            if at.continues is None:
+                break
+            kept, at = self._kept(at, kept), self._catalog.get_snapshot(at.continues)
+        kept, at = a.messages, a
+        while True:
+            kept = min(kept, at.messages)
+            if at.id in kept_on_the_way:
+                return min(kept, kept_on_the_way[at.id])
+            if at.continues is None:
+                return 0
+            kept, at = self._kept(at, kept), self._catalog.get_snapshot(at.continues)
+
+    def _kept(self, snapshot: Snapshot, kept: int) -> int:
+        """Of the messages that a snapshot has, those it took over."""
+        return min(kept, snapshot.messages - len(self._catalog.own_messages(snapshot.id))) if snapshot.follows is not None else kept
+
+
+def _both(first: Callable[[], None] | None, second: Callable[[], None]) -> Callable[[], None]:
+    if first is None:
+        return second
+
+    def both() -> None:
+        first()
+        second()
+
+    return both
+
+
+def _blocker(sandbox: Sandbox) -> str | None:
+    """Why a sandbox cannot get another root without anybody in it noticing; who is parked would."""
+    return blocker(sandbox.cgroup, sandbox.container.pid, layout_of(sandbox.target).root_id, set())

@@ -1,0 +1,201 @@
+"""The daemon's end of the conversation with agents: one unix socket per container. The requests are in docs/agent-protocol.md.
+
+Trust: everything that connects is an attacker who may send anything, in any order, on any number of connections. What one connection sends
+never affects another, and costs the daemon one thread, one line of memory and what the handler allows. The socket is the identity: the
+directory that holds it is only visible in the container, and `admit` is asked about each peer's process id besides.
+
+Concurrency: one thread per connection (at most 64); the handler's methods are called from all of them, also at the same time.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import socket
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from snapshotd.engine.protocol.agent_connection import Connection
+from snapshotd.engine.protocol.agent_handler import BODY_LIMIT_BYTES, AgentHandler
+from snapshotd.engine.protocol.agent_wire import Disconnected
+from snapshotd.errors import LimitExceeded, NotPermitted, SnapshotdError
+
+CONNECTION_LIMIT = 64
+_CLOSE_S = 10.0
+_LOG = logging.getLogger(__name__)
+
+
+class AgentServer:
+    """Serves one container's agents from construction until `close`. Raises OSError when the socket cannot be bound.
+
+    `socket_path`: its directory exists and is a host directory; a socket left there by an earlier daemon is replaced.
+    `admit(pid)`: whether this process may talk to us (is in the container). Called from the connection's thread.
+    `lost(pid, call_ids)`: called when a connection ended with calls that began and did not end; nobody will end them.
+    """
+
+    def __init__(self, socket_path: Path, handler: AgentHandler, admit: Callable[[int], bool], *,
+                 body_limit_bytes: int = BODY_LIMIT_BYTES, lost: Callable[[int, tuple[str, ...]], None] | None = None) -> None:
+        self.handler = handler
+        self.body_limit_bytes = body_limit_bytes
+        self.messages_lock = threading.Lock()
+        """One page of messages at a time: bounds the memory."""
+        self._admit = admit
+        self._lost = lost
+        self._lock = threading.Lock()
+        self._connections: set[Connection] = set()
+        self._threads: list[threading.Thread] = []
+        """Every thread that may still run, for `close`; those that have ended are dropped when the next one starts."""
+        self._parked: Counter[int] = Counter()
+        self.closing = threading.Event()
+        self._name = socket_path.name
+        self._directory = os.open(socket_path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._listener = _bind(self._directory, self._name)
+        except BaseException:
+            os.close(self._directory)
+            raise
+        self._acceptor = threading.Thread(target=self._accept, name="agent-accept", daemon=True)
+        self._acceptor.start()
+
+    def parked_pids(self) -> set[int]:
+        """Processes that have let go of the root and wait for the answer to a call_end or checkpoint (host process ids)."""
+        with self._lock:
+            return set(self._parked)
+
+    def close(self) -> None:
+        """Refuse new connections, end all, remove the socket. Idempotent.
+
+        Waits for the connections' threads, except the calling one, for at most 10 s: one may be inside the handler, which is not
+        interrupted.
+        """
+        if self.closing.is_set():
+            return
+        self.closing.set()
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept() with EINVAL
+        self._acceptor.join(_CLOSE_S)
+        self._listener.close()
+        try:
+            os.unlink(self._name, dir_fd=self._directory)
+        except OSError:
+            pass  # the container may have removed it or put something else there; its run directory is removed with everything in it
+        os.close(self._directory)
+        with self._lock:
+            for connection in self._connections:
+                connection.wire.interrupt()
+        deadline = time.monotonic() + _CLOSE_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def __enter__(self) -> AgentServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def parking(self, pid: int, parked: bool, reason: str | None = None) -> Iterator[None]:
+        """Count `pid` as parked inside the block, if it says that it is; else `reason` is what it says about that."""
+        if not parked:
+            _LOG.debug("process %d is not parked: %r", pid, (reason or "no reason given")[:200])
+            yield
+            return
+        with self._lock:
+            self._parked[pid] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._parked[pid] -= 1
+                if not self._parked[pid]:
+                    del self._parked[pid]
+
+    def _accept(self) -> None:
+        while not self.closing.is_set():
+            try:
+                connected, _ = self._listener.accept()
+            except OSError as exc:
+                if self.closing.is_set():
+                    return
+                _LOG.warning("cannot accept an agent's connection: %s", exc)
+                self.closing.wait(0.1)  # out of descriptors or memory: others may give some back
+                continue
+            self._start(connected)
+
+    def _start(self, connected: socket.socket) -> None:
+        try:
+            connection = Connection(self, connected)
+        except OSError:
+            connected.close()
+            return
+        with self._lock:
+            if len(self._connections) < CONNECTION_LIMIT and not self.closing.is_set():
+                thread = threading.Thread(target=self._serve, args=(connection,), name=f"agent-{connection.pid}", daemon=True)
+                self._connections.add(connection)
+                self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+                try:
+                    thread.start()
+                    return
+                except RuntimeError as exc:  # no more threads
+                    _LOG.warning("cannot serve an agent's connection: %s", exc)
+                    self._connections.discard(connection)
+                    self._threads.remove(thread)
+        connected.setblocking(False)
+        try:
+            connected.send(_refusal(LimitExceeded(f"This sandbox has {CONNECTION_LIMIT} connections already; close some and try again.")))
+        except OSError:
+            pass  # it is being turned away; whether it hears why is its own affair
+        connected.close()
+
+    def _serve(self, connection: Connection) -> None:
+        try:
+            if not self._admit(connection.pid):
+                connection.fail(NotPermitted(f"Process {connection.pid} does not belong to this sandbox; connect from inside of it."))
+                return
+            connection.run()
+        except Disconnected:
+            pass  # how every connection of a killed process ends
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+            connection.wire.close()
+            if self._lost is not None and connection.open_calls:
+                self._lost(connection.pid, tuple(sorted(connection.open_calls)))
+
+
+def _refusal(error: SnapshotdError) -> bytes:
+    return json.dumps({"id": None, "error": {"code": error.code, "message": error.message}}).encode() + b"\n"
+
+
+def _bind(directory: int, name: str) -> socket.socket:
+    """A listening socket `name` in the directory, open to everyone who can reach it.
+
+    The address goes through the directory's descriptor: paths of any length fit, and nobody can swap the directory. The mode is set
+    through a descriptor of the socket itself, since the container may replace the name by a link to anything at any moment.
+    """
+    try:
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        pass  # the usual case: no earlier daemon left one
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(f"/proc/self/fd/{directory}/{name}")
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+                raise OSError(errno.EEXIST, "somebody replaced the agent socket while it was made", name)
+            os.chmod(f"/proc/self/fd/{fd}", 0o666)
+        finally:
+            os.close(fd)
+        listener.listen(CONNECTION_LIMIT)
+    except BaseException:
+        listener.close()
+        raise
+    return listener

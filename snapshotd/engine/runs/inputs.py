@@ -1,0 +1,110 @@
+"""What a new trajectory starts with: one layer with the workspace and the agent's program, over its dependencies, over the image."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from snapshotd.engine.base import RunRequest, SandboxRequest
+from snapshotd.errors import NotFound, UsageError
+from snapshotd.formats import ingest
+from snapshotd.kernel import files
+from snapshotd.layers.store import LayerStore
+from snapshotd.types import AgentSpec, LayerID, Stack
+
+WORKSPACE = b"workspace"
+AGENT_DIR = b"agent"
+PYTHON = "python3"
+
+
+def build(store: LayerStore, below: Stack, sandbox: SandboxRequest, agent: Path | None) -> LayerID | None:
+    """A sealed layer with the copied workspace and agent file, or None if there is neither. The caller unpins it.
+
+    UsageError or NotFound name the host path that cannot be taken; nothing is left behind.
+    """
+    outside = agent is not None and _inside(agent, sandbox.workspace) is None
+    if sandbox.workspace is None and not outside:
+        return None
+    layer = store.create()
+    try:
+        store.dress(layer, below)
+        with _upper(store, layer) as root:
+            if sandbox.workspace is not None:
+                with _directory(root, WORKSPACE) as target:
+                    ingest.ingest_folder(sandbox.workspace, target)
+            if agent is not None and outside:
+                with _directory(root, AGENT_DIR) as target:
+                    _copy_agent(agent, target)
+        store.drop_work(layer)
+    except BaseException:
+        store.remove(layer)
+        raise
+    return layer
+
+
+@contextmanager
+def _upper(store: LayerStore, layer: LayerID) -> Iterator[int]:
+    fd = store.read_upper(layer)
+    times = os.fstat(fd)
+    try:
+        yield fd
+        os.utime(fd, ns=(times.st_atime_ns, times.st_mtime_ns))  # the root is not what changed
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _directory(root: int, name: bytes) -> Iterator[int]:
+    fd = files.make_dirs(root, name)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _copy_agent(agent: Path, directory: int) -> None:
+    source = open_agent(agent)
+    try:
+        target = os.open(os.fsencode(agent.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=directory)
+        try:
+            files.copy_data(source, target, os.fstat(source).st_size)
+        finally:
+            os.close(target)
+    finally:
+        os.close(source)
+
+
+def open_agent(agent: Path) -> int:
+    """Open an agent's file for reading. NotFound or UsageError, naming it."""
+    try:
+        fd = os.open(agent, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as exc:
+        raise NotFound(f"agent file {str(agent)!r} does not exist; give the path of a Python file, or `-- COMMAND`") from exc
+    except OSError as exc:
+        raise UsageError(f"agent file {str(agent)!r} cannot be read: {exc.strerror}") from exc
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise UsageError(f"agent file {str(agent)!r} is not a regular file; give the path of a Python file, or `-- COMMAND`")
+    return fd
+
+
+def _inside(agent: Path, workspace: Path | None) -> PurePosixPath | None:
+    """Where the agent's file lies in the workspace, or None if it lies elsewhere."""
+    if workspace is None:
+        return None
+    try:
+        return PurePosixPath(agent.resolve().relative_to(workspace.resolve()))
+    except ValueError:
+        return None
+
+
+def agent_spec(request: RunRequest) -> AgentSpec:
+    """The program of a run as it is called inside the sandbox. A file of the workspace is run there, so that its imports work."""
+    if request.agent is None:
+        return AgentSpec(argv=request.command, program=0)
+    inside = _inside(request.agent, request.sandbox.workspace)
+    path = f"/workspace/{inside}" if inside is not None else f"/agent/{request.agent.name}"
+    return AgentSpec(argv=(PYTHON, path, *request.args), program=2)

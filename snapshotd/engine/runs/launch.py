@@ -1,0 +1,238 @@
+"""Starting sandboxes: containers are prepared ahead (warm), then pivoted into a snapshot's stack.
+
+A prepared container is generic: it knows no image and no trajectory. So after one was taken, the next of the same kind is made in the
+background, and a fork costs a pivot instead of a container start.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapshotd.engine.context import Context
+from snapshotd.engine.mind.calls import AgentCalls
+from snapshotd.engine.protocol.agent_protocol import AgentServer
+from snapshotd.engine.sandbox.attach import Survivor
+from snapshotd.engine.sandbox.sandbox import Sandbox, enter
+from snapshotd.errors import SandboxFailed, SnapshotdError
+from snapshotd.failpoints import hit
+from snapshotd.kernel import cgroup as cgroups
+from snapshotd.kernel import files
+from snapshotd.layers.links import Group
+from snapshotd.layers.pivot import Target
+from snapshotd.runtime.base import Container, ContainerSpec, Runtime
+from snapshotd.types import ContainerID, SandboxSpec, Snapshot, Stack, Trajectory, new_id
+
+WARM_CONTAINERS = int(os.environ.get("SNAPSHOTD_WARM", "2"))
+"""How many spare containers are kept for each kind of sandbox lately used. 0 turns it off."""
+REFILL_DELAY_S = 0.25
+"""Making a spare takes a processor for some 50 ms; whoever took the last one is about to start a command."""
+WARM_KINDS = 2
+"""For how many kinds; the least recently used kind's spares are destroyed."""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A running container that belongs to nobody yet."""
+
+    runtime: Runtime
+    container: Container
+    target: Target
+    cgroup: cgroups.Cgroup
+    server: AgentServer
+    calls: AgentCalls
+    run_dir: Path
+
+    def destroy(self) -> None:
+        """Remove the container and everything that was made for it."""
+        self.server.close()
+        self.runtime.destroy(self.container.id)
+        self.target.close()
+
+
+class Launcher:
+    """Prepares, hands out and destroys containers. Thread-safe. `close` destroys the spares."""
+
+    def __init__(
+        self, context: Context, take: Callable[[Snapshot], Stack], merged: Callable[[Stack], Stack],
+        links: Callable[[Stack], Iterable[Group]], server_of_lazy: Callable[[], object | None],
+    ) -> None:  # fmt: skip
+        """`take`: a snapshot's files as a stack that can be mounted now, held (cold.py). The others: see `Sandbox`."""
+        self._context = context
+        self._take, self._merged, self._links, self._server_of_lazy = take, merged, links, server_of_lazy
+        self._spares: OrderedDict[SandboxSpec, deque[Prepared]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._closing = threading.Event()
+        self._refilling: set[SandboxSpec] = set()
+        self._threads: list[threading.Thread] = []
+
+    def launch(self, trajectory: Trajectory, snapshot: Snapshot, head: Snapshot | None = None) -> tuple[Sandbox, AgentCalls]:
+        """A sandbox on a fresh upper over the snapshot's files, with nothing running but its init. `head`: the trajectory's, where that is
+        another one (a replay begins earlier). SandboxFailed, and what tells that there are no files (DataLoss, NotFound); nothing is left
+        then."""
+        stack = self._take(snapshot)
+        try:
+            prepared = self.take(trajectory.spec)
+            lazy, lazy_by = self._context.store.any_lazy(stack), self._server_of_lazy()
+            try:
+                upper = enter(prepared.target, self._context.store, stack, trajectory.spec.limits.disk_bytes)
+            except BaseException:
+                prepared.destroy()
+                raise
+        except BaseException:
+            self._context.store.release(stack.layers)
+            raise
+        head = head or snapshot
+        sandbox = Sandbox(
+            trajectory=trajectory, runtime=prepared.runtime, container=prepared.container, target=prepared.target,
+            cgroup=prepared.cgroup, server=prepared.server, store=self._context.store, stack=stack, upper=upper, head=head.id,
+            base=snapshot.id, seq=head.seq, message_count=head.messages, started_at_ns=time.time_ns(), merged=self._merged,
+            links=self._links, server_of_lazy=self._server_of_lazy, lazy=lazy, lazy_by=lazy_by, own_layers=[upper],
+        )  # fmt: skip
+        return sandbox, prepared.calls
+
+    def take(self, spec: SandboxSpec) -> Prepared:
+        """A container of this kind: a spare one if there is one that still lives, else a new one. SandboxFailed, Unsupported."""
+        while True:
+            with self._lock:
+                spares = self._spares.setdefault(spec, deque())
+                self._spares.move_to_end(spec)
+                prepared = spares.popleft() if spares else None
+            if prepared is None:
+                prepared = self.prepare(spec)
+            elif cgroups.path_of(prepared.container.pid) is None:
+                prepared.destroy()
+                continue
+            self._refill_later(spec)
+            return prepared
+
+    def prepare(self, spec: SandboxSpec) -> Prepared:
+        """Make one container and its socket. SandboxFailed, Unsupported; nothing is left behind then."""
+        context = self._context
+        runtime = context.runtime(spec.runtime)
+        container_id = ContainerID(new_id())
+        run_dir = context.run_dir / "c" / container_id
+        (run_dir / "share").mkdir(parents=True)
+        for directory in (run_dir, run_dir / "share"):
+            directory.chmod(0o755)
+        calls = AgentCalls(context)
+        admitted: list[str | None] = [None]
+        server = _serve(run_dir, calls, admitted)
+        image = context.image(spec.image)
+        image_name = (image.name if image else "") or "snapshotd"
+        try:
+            container = runtime.create(
+                ContainerSpec(container_id, run_dir, context.share_dir, spec.limits, spec.network, image_name=image_name)
+            )
+            hit("engine.start.container_created")
+            admitted[0] = cgroups.path_of(container.pid)
+            cgroup = cgroups.of_process(container.pid)
+            target = Target.of(container.pid, container.id_map)
+        except BaseException:
+            server.close()
+            runtime.destroy(container_id)
+            self.remove_run_dir(container_id)
+            raise
+        return Prepared(runtime, container, target, cgroup, server, calls, run_dir)
+
+    def remove_run_dir(self, container_id: ContainerID) -> None:
+        """Delete a container's run directory. Not an error when it is gone."""
+        parent = os.open(self._context.run_dir / "c", files.DIR_FLAGS)
+        try:
+            files.remove_tree(parent, container_id)
+        finally:
+            os.close(parent)
+
+    def close(self) -> None:
+        """Destroy the spares. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._closing.set()
+            threads, self._threads = self._threads, []
+        for thread in threads:
+            thread.join()
+        with self._lock:
+            spares = [p for kind in self._spares.values() for p in kind]
+            self._spares.clear()
+        for prepared in spares:
+            self._discard(prepared)
+
+    def _discard(self, prepared: Prepared) -> None:
+        prepared.destroy()
+        self.remove_run_dir(prepared.container.id)
+
+    def _refill_later(self, spec: SandboxSpec) -> None:
+        with self._lock:
+            if self._closed or WARM_CONTAINERS == 0 or spec in self._refilling:
+                return
+            self._refilling.add(spec)
+            thread = threading.Thread(target=self._refill, args=(spec,), name="prepare-container")
+            self._threads = [t for t in self._threads if t.is_alive()]
+            self._threads.append(thread)
+            thread.start()
+
+    def _refill(self, spec: SandboxSpec) -> None:
+        try:
+            self._closing.wait(REFILL_DELAY_S)
+            while True:
+                with self._lock:
+                    if self._closed or len(self._spares.get(spec, ())) >= WARM_CONTAINERS:
+                        return
+                prepared = self.prepare(spec)
+                with self._lock:
+                    self._spares.setdefault(spec, deque()).append(prepared)
+                    evicted: list[Prepared] = []
+                    while len(self._spares) > WARM_KINDS:
+                        evicted.extend(self._spares.popitem(last=False)[1])
+                for old in evicted:
+                    self._discard(old)
+        except SnapshotdError:
+            return  # a spare that cannot be made is no loss: whoever needs one meets the same error and reports it
+        finally:
+            with self._lock:
+                self._refilling.discard(spec)
+
+    def attach(self, survivor: Survivor, head: Snapshot) -> tuple[Sandbox, AgentCalls]:
+        """A sandbox that an earlier daemon launched, with all that lives in it. Its agents are not greeted before `calls.open` is set.
+        OSError, SandboxFailed; then it is as it was."""
+        root = survivor.root
+        calls = AgentCalls(self._context)
+        calls.open.clear()
+        base, fresh = root.base, root.fresh
+        if head.id != root.head:  # there were snapshots since it got this root
+            base, fresh = (head.base or base, head.own_layers - 1) if head.method == "copy" else (head.id, 0)
+        server = _serve(self._context.run_dir / "c" / survivor.container.id, calls, [cgroups.path_of(survivor.container.pid)])
+        sandbox = Sandbox(
+            trajectory=survivor.trajectory, runtime=survivor.runtime, container=survivor.container, target=survivor.target,
+            cgroup=survivor.cgroup, server=server, store=self._context.store, stack=root.stack, upper=root.upper, head=head.id,
+            base=base, seq=head.seq, message_count=head.messages, started_at_ns=survivor.facts["started_at_ns"], merged=self._merged,
+            links=self._links, server_of_lazy=self._server_of_lazy, fresh=fresh, own_layers=[root.upper], agent_running=True,
+            kept=[survivor.container.id],
+        )  # fmt: skip
+        return sandbox, calls
+
+    def end(self, sandbox: Sandbox) -> None:
+        """Close a sandbox and remove its run directory. Idempotent."""
+        sandbox.close()
+        for key in sandbox.kept:
+            self._context.keeper.drop(key)
+        self.remove_run_dir(sandbox.container.id)
+
+
+def _serve(run_dir: Path, calls: AgentCalls, admitted: list[str | None]) -> AgentServer:
+    """Listen for the agents of the container whose cgroup is in `admitted`."""
+    return AgentServer(run_dir / "agent.sock", calls, lambda pid: cgroups.path_of(pid) == admitted[0], lost=calls.lost)
+
+
+def alive(sandbox: Sandbox) -> bool:
+    """Whether the sandbox's container still runs."""
+    try:
+        return not sandbox.closed and sandbox.container.pid in sandbox.cgroup.processes()
+    except SandboxFailed:
+        return False

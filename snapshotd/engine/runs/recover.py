@@ -1,0 +1,135 @@
+"""What the engine does when it opens a state directory that another daemon left, cleanly or not.
+
+    1 find the sandboxes whose agents still run and that can be gone on with (attach.py); destroy every other container of this instance:
+      its steps were tied to the daemon that died
+    2 other trajectories that were running are interrupted (their agent) or stopped; their head is their last snapshot
+    3 after a power loss, snapshots that were only captured are lost, and said so; and no layer is trusted any more, since nobody synced it:
+      what is stored comes back from the repository
+    4 trajectories that it had not completed go (half_made.py)
+    5 remove what no catalog row refers to: layers, outputs in the spool, sockets
+
+Nothing here needs a clean shutdown and everything may be interrupted and run again.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from snapshotd.engine.context import Context
+from snapshotd.engine.runs import half_made
+from snapshotd.engine.sandbox.attach import Survivor, drop_kept, survivors
+from snapshotd.engine.storing.needed import forget_cached_layers, referenced_layers
+from snapshotd.errors import SandboxFailed, SnapshotdError
+from snapshotd.kernel import files
+from snapshotd.types import SnapshotState, TrajectoryStatus
+
+_log = logging.getLogger(__name__)
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BOOT, _CLEAN = "boot_id", "clean_boot_id"
+"""Catalog facts: the boot in which a daemon last started here, and the boot in which one last ended cleanly."""
+_FAILED = "layers.failed"
+"""A file in the state directory: the layers' own file system failed, so they are not trusted at the next start."""
+
+
+def recover(context: Context) -> list[Survivor]:
+    """See the module's text. Returns the sandboxes to go on with."""
+    found = [] if (context.state_dir / _FAILED).exists() else survivors(context)
+    alive = {survivor.container.id for survivor in found}
+    drop_kept(context, lambda container: container not in alive)
+    for runtime in context.runtimes.values():
+        if runtime.unavailable() is None:
+            for container in set(runtime.list()) - alive:
+                _log.warning("destroying container %s of an earlier daemon", container)
+                try:
+                    runtime.destroy(container)
+                except SandboxFailed as exc:
+                    _log.error("it is left for the next start: %s", exc.message)  # one stuck process must not keep all the rest away
+    _clear_run_dir(context, alive)
+    running = {survivor.trajectory.id for survivor in found}
+    for trajectory in context.catalog.trajectories(TrajectoryStatus.RUNNING):
+        if trajectory.id in running:
+            continue
+        unfinished = trajectory.agent is not None and trajectory.exit_code is None
+        context.catalog.set_status(trajectory.id, TrajectoryStatus.INTERRUPTED if unfinished else TrajectoryStatus.STOPPED)
+    _after_boot(context)
+    _remove_half_made(context)
+    sweep_spool(context)
+    context.store.sweep(lambda: referenced_layers(context))
+    return found
+
+
+def _remove_half_made(context: Context) -> None:
+    for trajectory in half_made.left_behind(context.catalog):
+        _log.warning("trajectory %s is removed: the daemon died before it was complete", trajectory.id)
+        context.catalog.remove_trajectory(trajectory.id)
+        context.events.remove(trajectory.id)
+        context.secrecy.forget(trajectory.id)
+    half_made.forget_list(context.catalog)
+
+
+def sweep_spool(context: Context) -> None:
+    """Remove outputs that no captured snapshot refers to. Only while no step is being taken."""
+    keep = context.catalog.unstored_blobs()
+    for blob in list(context.spool.blobs()):
+        if blob not in keep:
+            context.spool.remove(blob)
+
+
+def _clear_run_dir(context: Context, spared: Collection[str]) -> None:
+    directory = context.run_dir / "c"
+    directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+    fd = os.open(directory, files.DIR_FLAGS)
+    try:
+        for name in set(os.listdir(fd)).difference(spared):
+            files.remove_tree(fd, name)
+    finally:
+        os.close(fd)
+
+
+def _after_boot(context: Context) -> None:
+    """Captured survives the daemon, not the machine, unless the daemon had closed: then it had synced the layers (`mark_clean`)."""
+    catalog = context.catalog
+    boot = _BOOT_ID.read_text().strip()
+    before, clean = catalog.get_meta(_BOOT), catalog.get_meta(_CLEAN)
+    failed = context.state_dir / _FAILED
+    if failed.exists() or (before is not None and before != boot and clean != before):
+        lost = catalog.unstored()
+        if lost:
+            _log.error("%d snapshots were captured but not stored when the machine went down; they are lost: %s", len(lost), " ".join(lost))
+            catalog.set_state(lost, SnapshotState.LOST)
+        forget_cached_layers(context)
+        removed = context.store.sweep(set)
+        if removed:
+            _log.warning("the machine went down: %d layers are not trusted; snapshots come back from the repository", len(removed))
+    failed.unlink(missing_ok=True)
+    catalog.set_meta(_BOOT, boot)
+    catalog.set_meta(_CLEAN, "")
+
+
+def mark_clean(context: Context) -> None:
+    """At the very end of a daemon: from now on the layers survive power loss, too. If they cannot be synced, the next start does not trust
+    them: what was only captured is lost then, and said so."""
+    try:
+        context.store.flush()
+        context.spool.flush()
+        context.secrecy.vault.flush()
+        context.catalog.set_meta(_CLEAN, context.catalog.get_meta(_BOOT) or "")
+        context.catalog.flush()
+    except (OSError, SnapshotdError) as exc:
+        _log.error("layers and catalog cannot be synced: %s", exc)
+        if context.store.failed or (isinstance(exc, OSError) and exc.errno == errno.EIO):
+            _mark_failed(context)
+
+
+def _mark_failed(context: Context) -> None:
+    """A name needs no space: the reserve becomes the mark, where there is one."""
+    mark = context.state_dir / _FAILED
+    try:
+        (context.state_dir / "reserve").rename(mark)
+    except FileNotFoundError:
+        mark.touch()
+

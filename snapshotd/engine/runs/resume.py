@@ -1,0 +1,109 @@
+"""Going on: a trajectory's program is started again from the top and meets what is recorded, up to the head.
+
+What was cut off is settled first, in the journal: a `local` call was rolled back with its files and runs again, an `idempotent` one is sent
+again under its key, and of an `irreversible` one nobody knows whether it happened, so a person has to say.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from snapshotd.engine.base import Decision
+from snapshotd.engine.context import Context
+from snapshotd.engine.mind import idempotency
+from snapshotd.engine.mind.replay import Resumption, shown
+from snapshotd.engine.runs.sessions import Sessions
+from snapshotd.errors import Ambiguous, Conflict, NotFound, Undecided, UsageError
+from snapshotd.failpoints import hit
+from snapshotd.types import CallStatus, Ended, Entry, SideEffect, Snapshot, Trajectory, TrajectoryStatus, short
+
+_MIN_PREFIX = 4
+
+
+class Resumes:
+    """See the module's text. Thread-safe."""
+
+    def __init__(self, context: Context, sessions: Sessions) -> None:
+        self._context, self._catalog, self._sessions = context, context.catalog, sessions
+
+    def resume(self, trajectory: Trajectory, decisions: Sequence[Decision]) -> Trajectory:
+        """See `Engine.resume`."""
+        while True:
+            with self._sessions.starting(trajectory.id):  # or what somebody else is about to start a program in would look idle
+                trajectory = self._catalog.get_trajectory(trajectory.id)
+                self._check(trajectory)
+                idle = self._sessions.find(trajectory.id)
+                if idle is None:
+                    self._begin(trajectory, decisions)
+                    return self._catalog.get_trajectory(trajectory.id)
+            self._sessions.stop(trajectory, only=idle)  # it has no program: a person looked into it, or it was rewound
+
+    def _begin(self, trajectory: Trajectory, decisions: Sequence[Decision]) -> None:
+        head = self._catalog.get_snapshot(trajectory.head)
+        assert trajectory.agent is not None
+        assert trajectory.began is not None
+        began = self._catalog.get_snapshot(trajectory.began)
+        self._settle(trajectory, decisions)
+        resumption = Resumption(began, head, self.entries(trajectory, head))
+        hit("engine.resume.settled")
+        with self._context.pins.pinned(began.id):
+            sandbox, calls = self._sessions.launch(trajectory, began, head)
+        try:
+            self._catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
+            self._sessions.adopt(sandbox, calls, resumption, idempotency.cut_off(self._catalog, trajectory))
+            self._sessions.start_agent(sandbox, trajectory.agent)
+        except BaseException:
+            self._sessions.discard(sandbox)
+            self._catalog.set_status(trajectory.id, TrajectoryStatus.INTERRUPTED)
+            raise
+
+    def entries(self, trajectory: Trajectory, head: Snapshot) -> tuple[Entry, ...]:
+        """What a program that starts again has to meet: the journal from its beginning, and what ended since the head."""
+        bound = self._catalog.journal(head.id, since=trajectory.began)
+        return (*bound, *(entry for entry in self._catalog.unbound(trajectory.id) if entry.status is not None))
+
+    def _check(self, trajectory: Trajectory) -> None:
+        name = short(trajectory.id)
+        if trajectory.agent is None or trajectory.began is None:
+            raise UsageError(f"trajectory {name} has no program that could be resumed; run commands in it with `snapshotd exec {name}`")
+        sandbox = self._sessions.find(trajectory.id)
+        if sandbox is not None and sandbox.agent_running and not sandbox.closed:
+            raise Conflict(f"the program of {name} is running; `snapshotd attach {name}` follows it")
+        if trajectory.status is TrajectoryStatus.FINISHED:
+            raise Conflict(f"the program of {name} has finished; rewind it first (`snapshotd rewind {name} ID`), or fork a snapshot of it")
+
+    def _settle(self, trajectory: Trajectory, decisions: Sequence[Decision]) -> None:
+        """Give every call that was cut off its outcome. Undecided, before anything is changed."""
+        cut_off = [entry for entry in self._catalog.unbound(trajectory.id) if entry.status is None]
+        decided = {_named(decision.call, cut_off, trajectory).id: decision for decision in decisions}
+        open_questions = [entry for entry in cut_off if entry.side_effect is SideEffect.IRREVERSIBLE and entry.id not in decided]
+        if open_questions:
+            raise Undecided(_question(trajectory, open_questions))
+        for entry in cut_off:
+            decision = decided.get(entry.id)
+            if decision is None or decision.action == "retry":
+                ended = Ended(entry.id, CallStatus.UNKNOWN, time.time_ns(), error="it was cut off and runs again")
+            else:
+                result = decision.result if decision.action == "result" else None
+                ended = Ended(entry.id, CallStatus.DONE, time.time_ns(), result, details={"decided": decision.action})
+            self._catalog.end_entry(trajectory.id, ended)
+
+
+def _named(ref: str, cut_off: Sequence[Entry], trajectory: Trajectory) -> Entry:
+    found = [entry for entry in cut_off if entry.id.startswith(ref)] if len(ref) >= _MIN_PREFIX else []
+    if len(found) > 1:
+        raise Ambiguous(f"{ref} fits several calls that were cut off: type more characters")
+    if not found:
+        shown_ids = ", ".join(short(entry.id) for entry in cut_off) or "none"
+        raise NotFound(f"no call {ref[:40]!r} of {short(trajectory.id)} was cut off; those that were: {shown_ids}")
+    return found[0]
+
+
+def _question(trajectory: Trajectory, entries: Sequence[Entry]) -> str:
+    calls = "; ".join(f"{short(entry.id)} {entry.name} with {shown(entry.arguments, 200)}" for entry in entries[:5])
+    more = f" and {len(entries) - 5} more" if len(entries) > 5 else ""
+    return (
+        f"nobody knows whether these irreversible calls of {short(trajectory.id)} happened: {calls}{more}; find out, then resume with "
+        "--result CALL=FILE (it happened, and this is its result), --skip CALL (go on without it) or --retry CALL (it did not: run it)"
+    )

@@ -1,0 +1,147 @@
+"""Finding the sandboxes that a killed daemon left, whose agents still run, and making sure that one can go on with them.
+
+Everything is looked at from outside: which root the container really has, and that nothing of a pivot is half done. What cannot be gone on
+with is ended as any container that is left over; its trajectory is interrupted, and `resume` goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from snapshotd.engine.context import Context
+from snapshotd.engine.sandbox import live
+from snapshotd.engine.sandbox.live import LiveRecord, Root
+from snapshotd.errors import SnapshotdError
+from snapshotd.kernel import cgroup as cgroups
+from snapshotd.layers.pivot import Target, layout_of, settle
+from snapshotd.runtime.base import Container, Process, Runtime
+from snapshotd.types import ContainerID, Trajectory, TrajectoryID, TrajectoryStatus
+
+_log = logging.getLogger(__name__)
+_DIRECTORY = "live"
+
+
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    """A sandbox of an earlier daemon. `facts`: as they were given to `Sandbox.outlive`. `process`: its agent, which may have ended."""
+
+    trajectory: Trajectory
+    runtime: Runtime
+    container: Container
+    target: Target
+    cgroup: cgroups.Cgroup
+    process: Process
+    root: Root
+    record: LiveRecord
+    facts: dict[str, Any]
+
+    def give_up(self, context: Context) -> None:
+        """Nobody goes on with it. SandboxFailed."""
+        _log.warning("the run of %s is interrupted: its sandbox cannot be gone on with", self.trajectory.id)
+        self.record.remove()
+        self.runtime.destroy(self.container.id)
+        self.target.close()
+        _close(self.process)
+        drop_kept(context, lambda container: container == self.container.id)
+        context.store.release(self.root.stack.layers)
+        context.store.remove(self.root.upper)
+        context.catalog.set_status(self.trajectory.id, TrajectoryStatus.INTERRUPTED)
+
+
+def drop_kept(context: Context, unwanted: Callable[[str], bool]) -> None:
+    """Have the keeper let go of all that it holds of containers that are `unwanted`. A key begins with the container's id."""
+    for key in sorted(context.keeper.keys()):
+        if unwanted(key.partition(".")[0]):
+            context.keeper.drop(key)
+
+
+def record_of(context: Context, container: ContainerID) -> LiveRecord:
+    """Where the live record of a container is, or would be."""
+    return LiveRecord(context.run_dir / _DIRECTORY / container)
+
+
+def survivors(context: Context) -> list[Survivor]:
+    """Every sandbox that can be gone on with. Its layers are pinned and held from now on. The records of the others are removed."""
+    return list(_survivors(context))
+
+
+def _survivors(context: Context) -> Iterator[Survivor]:
+    directory = context.run_dir / _DIRECTORY
+    for name in sorted(os.listdir(directory)) if directory.is_dir() else ():
+        record = record_of(context, ContainerID(name))
+        try:
+            survivor = _survivor(context, record)
+        except (SnapshotdError, OSError, KeyError, TypeError, ValueError) as exc:
+            _log.warning("the sandbox %s of an earlier daemon is not gone on with: %s", name, exc)
+            survivor = None
+        if survivor is None:
+            record.remove()
+        else:
+            yield survivor
+
+
+def _survivor(context: Context, record: LiveRecord) -> Survivor | None:
+    found = live.read(record.directory)
+    if found is None:
+        return None
+    facts, roots = found
+    trajectory = context.catalog.get_trajectory(TrajectoryID(facts["trajectory"]))
+    runtime = context.runtimes[trajectory.spec.runtime]
+    container = runtime.attach(ContainerID(record.directory.name))
+    if container is None or trajectory.status is not TrajectoryStatus.RUNNING or trajectory.agent is None:
+        return None
+    process = context.keeper.process(container.id)
+    if process is None:
+        return None
+    try:
+        return _settled(context, trajectory, runtime, container, process, record, facts, roots)
+    except BaseException:
+        _close(process)
+        raise
+
+
+def _settled(
+    context: Context, trajectory: Trajectory, runtime: Runtime, container: Container, process: Process, record: LiveRecord,
+    facts: dict[str, Any], roots: list[Root],
+) -> Survivor:  # fmt: skip
+    cgroup = cgroups.of_process(container.pid)
+    cgroup.thaw()  # it may have been in the middle of a copy
+    target = Target.of(container.pid, container.id_map)
+    try:
+        settle(target)
+        present = layout_of(target).root_id
+        root = next((root for root in roots if root.mount_id == present), None)
+        if root is None:
+            raise ValueError("it has another root than was noted")
+        if root.lazy:
+            raise ValueError("its files were still being fetched")
+        _end_cut_off_commands(cgroup, {container.pid, process.pid})
+        if not context.store.revive(root.upper, root.stack):
+            raise ValueError("a layer of its root is missing")
+    except BaseException:
+        target.close()
+        raise
+    return Survivor(trajectory, runtime, container, target, cgroup, process, root, record, facts)
+
+
+def _end_cut_off_commands(cgroup: cgroups.Cgroup, spared: set[int]) -> None:
+    """What clients ran in the sandbox was cut off with the daemon that ran it. Their background children live on, as ever."""
+    inside = set(cgroup.processes())
+    for pid in inside - spared:
+        try:
+            parent = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+            if parent not in inside:
+                os.kill(pid, signal.SIGKILL)
+        except OSError:
+            continue  # it has ended
+
+
+def _close(process: Process) -> None:
+    for fd in (process.stdout_fd, process.stderr_fd):
+        os.close(fd)

@@ -1,0 +1,122 @@
+"""What happens after a step, out of the agent's way: count changed files, tell followers, merge. One thread, one queue, oldest first.
+
+Making durable is the archive's (archive.py), which is told of every snapshot here.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from snapshotd.engine.context import Context
+from snapshotd.engine.sandbox.sandbox import Captured
+from snapshotd.engine.storing.archive import Archive
+from snapshotd.engine.storing.linkgroups import LinkGroups
+from snapshotd.engine.storing.look import shared_stacks
+from snapshotd.engine.storing.merging import Merger
+from snapshotd.engine.storing.worker import Worker
+from snapshotd.errors import NotFound, SnapshotdError
+from snapshotd.types import FileChanges, Snapshot, Stack
+
+_log = logging.getLogger(__name__)
+MAX_COUNTED_BEHIND = 16
+"""With more steps than this in the queue, counting in layers (which costs what the stack is deep) would only fall further behind."""
+
+
+@dataclass(slots=True)
+class _Job:
+    snapshot: Snapshot | None
+    captured: Captured | None
+    done: Callable[[], object] | None = None
+
+
+class Background:
+    """See the module's text. Thread-safe."""
+
+    def __init__(self, context: Context, merger: Merger, links: LinkGroups, worker: Worker, archive: Archive) -> None:
+        self._context, self._merger, self._links, self._worker, self._archive = context, merger, links, worker, archive
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="background")
+        self._thread.start()
+
+    def submit(self, snapshot: Snapshot, captured: Captured | None = None) -> None:
+        """After a step. Blocks only while the archive is hopelessly behind."""
+        self._queue.put(_Job(snapshot, captured))
+        self._archive.kick()
+        self._archive.admit()
+
+    def wait(self) -> None:
+        """Return when every snapshot submitted so far is counted."""
+        done = threading.Event()
+        self.later(done.set)
+        done.wait()
+
+    def later(self, action: Callable[[], object]) -> None:
+        """Have something done after what is queued. It must not raise but what it logs itself."""
+        self._queue.put(_Job(None, None, action))
+
+    def close(self) -> None:
+        """Finish what is queued and end. Idempotent."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            if job.snapshot is not None:
+                self._settle(job.snapshot, job.captured)
+            if job.done is not None:
+                job.done()
+
+    def _settle(self, snapshot: Snapshot, captured: Captured | None) -> None:
+        if captured is not None and captured.cleanup is not None:
+            captured.cleanup()
+        files: FileChanges | None = None
+        try:
+            files = self._count(snapshot)
+            if files is not None:
+                self._context.catalog.set_files(snapshot.id, files)
+        except NotFound:
+            return  # removed meanwhile
+        except SnapshotdError as exc:
+            _log.error("cannot count the files of snapshot %s: %s", snapshot.id, exc.message)
+        self._tell(snapshot, captured, files)
+        try:
+            self._context.store.make_ahead()
+        except (SnapshotdError, OSError) as exc:
+            _log.warning("no layer could be made ahead: %s", exc)  # the next step makes its own, or says why it cannot
+        if captured is None or captured.method == "pivot":
+            self._links.learn(snapshot.stack)
+            while self._merger.work(snapshot.stack):
+                pass  # steps may come faster than they are settled
+
+    def _count(self, snapshot: Snapshot) -> FileChanges | None:
+        """None where the layers are not there (a cold sandbox's), or too much waits: the archive counts in the trees then."""
+        store = self._context.store
+        before, after = Stack(snapshot.stack.image), snapshot.stack
+        if snapshot.parent is not None:
+            before, after = shared_stacks(self._context.catalog.get_snapshot(snapshot.parent), snapshot)
+        if before == after:
+            return FileChanges()
+        if self._queue.qsize() > MAX_COUNTED_BEHIND:
+            return None
+        layers = {*before.layers, *after.layers}
+        if any(store.lazy(layer) for layer in layers) or not store.hold(layers):
+            return None
+        try:
+            return self._worker.count(before, after)
+        finally:
+            store.release(layers)
+
+    def _tell(self, snapshot: Snapshot, captured: Captured | None, files: FileChanges | None) -> None:
+        log = self._context.events.live(snapshot.trajectory)
+        if log is None:
+            return
+        log.append({
+            "event": "snapshot", "id": snapshot.id, "seq": snapshot.seq, "tool": snapshot.call.name, "status": snapshot.call.status,
+            "files": None if files is None else asdict(files),
+            "pause_ms": round(snapshot.pause_ns / 1e6, 3), "method": snapshot.method,
+            **({"reason": captured.reason} if captured is not None and captured.reason else {}),
+        })  # fmt: skip

@@ -1,0 +1,206 @@
+"""What the next daemon needs to go on with a sandbox whose agent still runs when this one is killed.
+
+    <run_dir>/live/<container id>/sandbox.json     how its root is made, written before every change of the root; and what runs in it
+                                  pending.ndjson   what its agent did and said since the head: a line each (engine/mind/pending.py)
+                                  state.json       the agent's state, where no snapshot has it yet
+                                  wire.ndjson      what its gateway knows of its conversations (engine/wirebook.py)
+
+Below /run, like the sandbox: it survives the daemon and not the machine. Nothing is synced. What agents say went through the funnel
+before. A sandbox without `sandbox.json` is between two states (a rewind, a replay): whoever comes next ends it, and `resume` goes on. A
+record that cannot be written is given up, and the sandbox with it only if the daemon dies.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from snapshotd.types import ImageID, LayerID, SnapshotID, Stack
+
+_log = logging.getLogger(__name__)
+_VERSION = 1
+_FACTS, _PENDING, _STATE, _WIRE = "sandbox.json", "pending.ndjson", "state.json", "wire.ndjson"
+MAX_PENDING_BYTES = 256 << 20
+"""Of `pending.ndjson`: more since one snapshot is not kept for the next daemon."""
+_REWRITE_BYTES = 1 << 20
+"""From here on what is bound is taken out, at the next snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A root that a sandbox has, or is about to get. `head`: the trajectory's, when it got it; the others as in `Sandbox`."""
+
+    mount_id: int
+    upper: LayerID
+    stack: Stack
+    base: SnapshotID
+    fresh: int
+    head: SnapshotID
+    lazy: bool
+    """Some of its files come through FUSE, from a child of the daemon: it does not outlive it."""
+
+
+class LiveRecord:
+    """Of one sandbox. The caller holds the sandbox's lock, but for `wire`."""
+
+    def __init__(self, directory: Path) -> None:
+        """Nothing is written before `open`."""
+        self.directory = directory
+        self.kept = False
+        """Whether there is a `sandbox.json`."""
+        self._pending: BinaryIO | None = None
+        self._wire: BinaryIO | None = None
+        self._bytes = 0
+        self._has_state = False
+
+    def open(self) -> None:
+        """Notes are taken from now on, behind those of an earlier daemon."""
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._pending = open(self.directory / _PENDING, "ab", buffering=0)  # noqa: SIM115 - closed by `remove`
+            self._wire = open(self.directory / _WIRE, "ab", buffering=0)  # noqa: SIM115
+        except OSError as exc:
+            self._give_up(exc)
+            return
+        self._bytes = self._pending.tell()
+        self._has_state = (self.directory / _STATE).exists()
+
+    def keep(self, facts: dict[str, Any], roots: Sequence[Root]) -> None:
+        """The sandbox has one of these roots, and can be gone on with. `facts`: what else there is to know."""
+        if self._pending is not None:
+            self._replace(_FACTS, {"version": _VERSION, **facts, "roots": [asdict(root) for root in roots]})
+            self.kept = self._pending is not None
+
+    def forget(self) -> None:
+        """The sandbox is between two states, until the next `keep`."""
+        self.kept = False
+        (self.directory / _FACTS).unlink(missing_ok=True)
+
+    def note(self, head: SnapshotID, fields: dict[str, Any]) -> None:
+        """Something that the next snapshot after `head` will bind."""
+        if self._pending is None:
+            return
+        line = _line({"head": head, **fields})
+        self._bytes += len(line)
+        if self._bytes > MAX_PENDING_BYTES:
+            self.forget()
+            return
+        self._append(self._pending, line)
+
+    def set_state(self, head: SnapshotID, state: dict[str, Any]) -> None:
+        """The agent's state, changed since `head`."""
+        if self._pending is not None:
+            self._replace(_STATE, {"head": head, "state": state})
+            self._has_state = True
+
+    def bound(self, head: SnapshotID, residue: dict[str, Any]) -> None:
+        """A snapshot binds what was pending; it is the head now. The `residue`, which it does not bind, was noted for it before."""
+        if self._pending is None:
+            return
+        try:
+            if not residue and self._bytes:
+                os.ftruncate(self._pending.fileno(), 0)
+                self._bytes = 0
+            elif residue and self._bytes > _REWRITE_BYTES:
+                self._replace(_PENDING, {"head": head, **residue})
+                self._pending.close()
+                self._pending = open(self.directory / _PENDING, "ab", buffering=0)  # noqa: SIM115 - closed by `remove`
+                self._bytes = self._pending.tell()
+            if self._has_state:
+                (self.directory / _STATE).unlink(missing_ok=True)
+                self._has_state = False
+        except OSError as exc:
+            self._give_up(exc)
+
+    def wire(self, fields: dict[str, Any]) -> None:
+        """Something that the gateway has to know as long as the sandbox lives."""
+        if self._wire is not None:
+            self._append(self._wire, _line(fields))
+
+    def remove(self) -> None:
+        """The sandbox ends. Idempotent."""
+        self.kept = False
+        for file in (self._pending, self._wire):
+            if file is not None:
+                file.close()
+        self._pending = self._wire = None
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _append(self, file: BinaryIO, line: bytes) -> None:
+        try:
+            if file.write(line) != len(line):
+                raise OSError("only a part of a line could be written")
+        except OSError as exc:
+            self._give_up(exc)
+
+    def _replace(self, name: str, value: dict[str, Any]) -> None:
+        temporary = self.directory / f"{name}.new"
+        try:
+            temporary.write_bytes(_line(value))
+            temporary.rename(self.directory / name)
+        except OSError as exc:
+            self._give_up(exc)
+
+    def _give_up(self, exc: OSError) -> None:
+        _log.warning("if this daemon dies, the sandbox of %s ends with it: %s", self.directory.name, exc)
+        self.remove()
+
+
+def read(directory: Path) -> tuple[dict[str, Any], list[Root]] | None:
+    """The facts and the possible roots of a sandbox of an earlier daemon; None where there is nothing to go on with."""
+    facts = _read(directory / _FACTS)
+    if facts is None or facts.pop("version", None) != _VERSION:
+        return None
+    roots = [
+        Root(
+            one["mount_id"], LayerID(one["upper"]), Stack(ImageID(one["stack"]["image"]), tuple(map(LayerID, one["stack"]["layers"]))),
+            SnapshotID(one["base"]), one["fresh"], SnapshotID(one["head"]), one["lazy"],
+        )
+        for one in facts.pop("roots")
+    ]  # fmt: skip
+    return facts, roots
+
+
+def pending(directory: Path, head: SnapshotID) -> Iterator[dict[str, Any]]:
+    """What was noted since `head`, in order."""
+    yield from (line for line in _lines(directory / _PENDING) if line["head"] == head)
+
+
+def state(directory: Path, head: SnapshotID) -> dict[str, Any] | None:
+    """The agent's state if it was changed since `head`."""
+    found = _read(directory / _STATE)
+    changed: dict[str, Any] | None = found["state"] if found is not None and found["head"] == head else None
+    return changed
+
+
+def wire(directory: Path) -> Iterator[dict[str, Any]]:
+    """What the gateway noted, in order."""
+    yield from _lines(directory / _WIRE)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return found
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):  # the daemon may have died in the middle of one
+                    yield json.loads(line)
+    except FileNotFoundError:
+        return
+
+
+def _line(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass") + b"\n"

@@ -1,0 +1,79 @@
+"""Where a program is: giving a running sandbox the files of a recorded snapshot, and finding those with which a trajectory goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+from snapshotd.engine.context import Context
+from snapshotd.engine.sandbox.sandbox import Sandbox
+from snapshotd.engine.storing.cold import gone
+from snapshotd.engine.storing.look import open_view
+from snapshotd.errors import NotFound, SandboxFailed
+from snapshotd.kernel import files
+from snapshotd.trees import apply, diff
+from snapshotd.types import Snapshot, SnapshotState, Stack, short
+
+_log = logging.getLogger(__name__)
+_ENDS = ("exit", "stop")
+"""Markers that keep what was there when a program ended or was stopped: also what a call had written that never ended."""
+
+
+class Places:
+    """See the module's text. Thread-safe."""
+
+    def __init__(self, context: Context, take: Callable[[Snapshot], Stack]) -> None:
+        """`take`: a snapshot's files as a stack that can be mounted now, held (cold.py)."""
+        self._context, self._take = context, take
+
+    def newest(self, head: Snapshot) -> Snapshot:
+        """The snapshot with whose files a resumed program goes on: the head, or what came before markers of its own end."""
+        catalog = self._context.catalog
+        while head.call.name in _ENDS and head.parent is not None:
+            try:
+                catalog.entry(head.call.id)
+                break  # a tool of that name
+            except NotFound:
+                head = catalog.get_snapshot(head.parent)
+        return head
+
+    def go_to(self, sandbox: Sandbox, snapshot: Snapshot) -> None:
+        """Give a sandbox the files of a snapshot, in place: by switching its root where all that lives in it is parked, else file by file.
+        Waits until no command of a client owns it. Files that a retention policy gave up stay what they are. SandboxFailed, DataLoss."""
+        if snapshot.state is SnapshotState.LOST:
+            raise gone(snapshot)
+        if snapshot.state is SnapshotState.PRUNED:
+            _log.warning("the files of snapshot %s were pruned: %s is not switched to them", snapshot.id, sandbox.trajectory.id)
+            return
+        with sandbox.lock:
+            sandbox.wait_for_commands()
+            if sandbox.closed:
+                raise SandboxFailed(f"the sandbox of {short(sandbox.trajectory.id)} has ended")
+            if self._is_there(sandbox, snapshot):
+                return
+            reason = sandbox.blocker()
+            if reason is None:
+                sandbox.replace_root(self._take(snapshot), snapshot.id)()
+            else:
+                self._rewrite(sandbox, snapshot, reason)
+
+    def _is_there(self, sandbox: Sandbox, snapshot: Snapshot) -> bool:
+        if sandbox.changed:
+            return False
+        return sandbox.base == snapshot.id or self._context.catalog.get_snapshot(sandbox.base).stack == snapshot.stack
+
+    def _rewrite(self, sandbox: Sandbox, snapshot: Snapshot, reason: str) -> None:
+        """What differs is written over, while the sandbox stands still: so its live upper can be looked at as if it were sealed."""
+        _log.info("the files of %s are rewritten in place because %s", sandbox.trajectory.id, reason)
+        store = self._context.store
+        sandbox.between_states()
+        with sandbox.frozen():
+            root = os.open(f"/proc/{sandbox.container.pid}/root", files.DIR_FLAGS & ~os.O_NOFOLLOW)
+            try:
+                with store.view(sandbox.stack.push(sandbox.upper)) as now, open_view(self._context, snapshot) as wanted:
+                    shift = sandbox.container.id_map.base if sandbox.container.id_map else 0
+                    changes = list(diff.diff(now, wanted))  # all of them first: what is written changes the upper
+                    apply.apply(root, changes, wanted, shift=shift)
+            finally:
+                os.close(root)

@@ -1,0 +1,125 @@
+"""What happens after a tool call: one function takes the step, in one order.
+
+    1 outputs are complete in the repository (the caller has done this)
+    2 files: seal the live upper as a layer, or copy it, or nothing changed
+    3 one catalog transaction: snapshot, tool call, new messages, head      <- the commit point
+    4 tell whoever follows; count, merge and archive in the background
+
+Before 3 nothing is visible and everything made is rubbish that `sweep` takes; after it everything can be redone. A crash between 2 and 3
+loses the step as a whole: files, conversation and call together.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from snapshotd.catalog.base import Catalog
+from snapshotd.engine.sandbox.sandbox import Captured, Sandbox
+from snapshotd.errors import NO_ROOM, OutOfSpace, SandboxFailed
+from snapshotd.failpoints import hit
+from snapshotd.kernel import turns
+from snapshotd.types import (
+    BlobID,
+    CallID,
+    CallStatus,
+    Ended,
+    Entry,
+    Snapshot,
+    SnapshotID,
+    SnapshotState,
+    ToolCall,
+    new_id,
+    short,
+)  # fmt: skip
+
+StepListener = Callable[[Snapshot, Captured], None]
+
+
+def commit_step(
+    catalog: Catalog, sandbox: Sandbox, call: ToolCall, listener: StepListener, *, ended: Ended | None = None,
+    entries: Sequence[Entry] = (), follows: Snapshot | None = None, keep_messages: int | None = None,
+) -> Snapshot:  # fmt: skip
+    """Take the snapshot after `call`. Safe from any thread; steps of one sandbox happen one after the other.
+
+    `ended`, `entries`: journal entries that end with it (`Catalog.commit_snapshot`). `follows`: the mind goes on from that snapshot and
+    not from the head: its conversation (of which the first `keep_messages` stay; None: all), journal and state; pending messages are
+    appended to it, and the sandbox's state is that of the snapshot.
+
+    Raises Conflict when another writer moved the head, SandboxFailed, OutOfSpace; then no snapshot exists and the sandbox goes on.
+    Durability: on return the snapshot is `captured` (survives kill -9); `stored` follows in the background.
+    """
+    hit("engine.step.begin")
+    with sandbox.lock, turns.first():
+        if follows is not None and not sandbox.state_changed:
+            sandbox.state = catalog.state(follows.id)
+        if sandbox.closed:
+            raise SandboxFailed(f"the sandbox of {short(sandbox.trajectory.id)} has ended; its last snapshot is {short(sandbox.head)}")
+        captured = _capture(sandbox)
+        hit("engine.step.sealed")
+        messages = tuple(sandbox.pending)
+        kept = sandbox.message_count
+        if follows is not None:
+            kept = follows.messages if keep_messages is None else keep_messages
+        snapshot = Snapshot(
+            id=SnapshotID(new_id()),
+            parent=sandbox.head,
+            trajectory=sandbox.trajectory.id,
+            seq=sandbox.seq + 1,
+            stack=captured.stack,
+            call=call,
+            messages=kept + len(messages),
+            state=SnapshotState.CAPTURED,
+            pause_ns=captured.pause_ns,
+            created_at_ns=time.time_ns(),
+            method=captured.method,
+            base=captured.base,
+            own_layers=captured.own_layers,
+            follows=None if follows is None else follows.id,
+        )
+        try:
+            sandbox.committing(snapshot.id)
+            catalog.commit_snapshot(
+                snapshot, messages, expected_head=sandbox.head, entries=entries, ended=ended, fence=sandbox.fence,
+                state=sandbox.state if sandbox.state_changed else None,
+            )  # fmt: skip
+        except BaseException:
+            sandbox.uncommitted(captured)
+            raise
+        hit("engine.step.committed")
+        sandbox.head, sandbox.seq, sandbox.message_count = snapshot.id, snapshot.seq, snapshot.messages
+        sandbox.committed(captured, snapshot.id)
+        del sandbox.pending[: len(messages)]
+        sandbox.pending_bytes, sandbox.state_changed = 0, False
+    listener(snapshot, captured)
+    return snapshot
+
+
+def _capture(sandbox: Sandbox) -> Captured:
+    try:
+        return sandbox.capture()
+    except OSError as exc:
+        if exc.errno in NO_ROOM:
+            raise OutOfSpace(
+                f"cannot take a snapshot of {short(sandbox.trajectory.id)}: the state directory's disk is full; "
+                "free space or remove trajectories with `snapshotd rm`"
+            ) from exc
+        if exc.errno not in (errno.EIO, errno.EROFS):
+            raise
+        sandbox.store.failed = True
+        raise OutOfSpace(
+            f"cannot take a snapshot of {short(sandbox.trajectory.id)}: the file system of its layers reports an error ({exc.strerror}), "
+            "as it does when the disk below it is full; free space, then restart the daemon (`snapshotd daemon --stop`)"
+        ) from exc
+
+
+def marker(
+    name: str, arguments: Any, *, status: CallStatus = CallStatus.DONE, exit_code: int | None = None,
+    stdout: BlobID | None = None, stderr: BlobID | None = None, started_at_ns: int | None = None, error: str | None = None,
+) -> ToolCall:  # fmt: skip
+    """A call record for something the daemon itself did (start, exit, stop, checkpoint, exec)."""
+    now = time.time_ns()
+    began = started_at_ns or now
+    return ToolCall(CallID(new_id()), name, arguments, status, began, now - began, exit_code, error, None, stdout, stderr)

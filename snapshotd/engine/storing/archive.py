@@ -1,0 +1,335 @@
+"""From captured to stored: a thread that has snapshots archived in the background, oldest first, in batches.
+
+    1 the child applies a snapshot's own layers to its base's stored tree, and takes its outputs and its record     (archiver.py)
+    2 after a batch one flush: packs durable, then the index
+    3 the catalog says `stored`, with the tree; then it is flushed                                                    <- the commit point
+    4 what the spool held for these snapshots goes, and layers beyond the budget are evicted
+
+What is to do is in the catalog alone (state `captured`), so a crash anywhere costs time, not truth: the batch is done again, and what it
+left in packs is found there or is rubbish. When the disk is full the same batch is tried again later; whoever waits is told.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from snapshotd.engine.context import Context
+from snapshotd.engine.storing import records
+from snapshotd.engine.storing.archiver import ArchivedTree, Archiver
+from snapshotd.errors import DataLoss, InternalError, NotFound, OutOfSpace, SnapshotdError
+from snapshotd.failpoints import hit
+from snapshotd.types import BlobID, ImageID, RecordID, Snapshot, SnapshotID, SnapshotState, TrajectoryID, TreeID, short
+
+_log = logging.getLogger(__name__)
+
+DELAY_S = 0.3
+"""How long after the first captured snapshot a batch begins, unless somebody waits: steps that follow one another share a flush."""
+BATCH = 64
+MAX_BACKLOG = 2048
+"""More captured snapshots than this, and steps wait: a disk that cannot keep up must slow the agents down, not fill with layers."""
+_RETRY_S = (1.0, 5.0, 15.0)
+TAGS_RECORD = "tags_record"
+"""Catalog fact: the record with the latest tags."""
+_STRIKES = 3
+_REMEMBERED_RECORDS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    snapshot: Snapshot
+    tree: TreeID
+    record: RecordID
+    archived: ArchivedTree | None
+    warnings: tuple[str, ...]
+
+
+class Archive:
+    """See the module's text. Thread-safe."""
+
+    def __init__(self, context: Context, archiver: Archiver, after_batch: Callable[[], object]) -> None:
+        self._context, self._archiver, self._after_batch = context, archiver, after_batch
+        self._changed = threading.Condition()
+        self._due_at: float | None = None
+        self._tags_changed = False
+        self._waiters = 0
+        self._rounds = 0
+        self._backlog = len(context.catalog.unstored())
+        """How many snapshots are captured and not stored, or were removed since the last batch."""
+        self._failures = 0
+        self.failure: SnapshotdError | None = None
+        """Why the last batch could not be stored; None when it could."""
+        self._storing = threading.Lock()
+        self._strikes: Counter[SnapshotID] = Counter()
+        self._stuck: dict[SnapshotID, SnapshotdError] = {}
+        """What cannot be stored, and why; tried again after the next start."""
+        self._closed = False
+        self._records: dict[TrajectoryID, RecordID] = {}
+        if self._backlog:
+            self._due_at = time.monotonic()
+        self._thread = threading.Thread(target=self._work, name="archive")
+        self._thread.start()
+
+    def kick(self) -> None:
+        """A snapshot was captured."""
+        with self._changed:
+            self._backlog += 1
+            self._soon()
+
+    def layer_came_back(self) -> None:
+        """What the layers take beyond their budget goes with the next batch, or soon."""
+        with self._changed:
+            self._soon()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is between the repository and the catalog inside: every object there is either referred to or rubbish."""
+        with self._storing:
+            self._archiver.begin()
+            yield
+
+    def retry(self) -> None:
+        """The repository was repaired: what could not be stored may be storable now."""
+        with self._changed:
+            self._strikes.clear()
+            self._stuck.clear()
+            self._due_at = time.monotonic()
+            self._changed.notify_all()
+
+    def tags_changed(self) -> None:
+        """The tags go into the repository, too, with the next batch or soon."""
+        with self._changed:
+            self._tags_changed = True
+            self._soon()
+
+    def admit(self) -> None:
+        """Wait while far too much is captured and being stored. Returns at once when storing fails: that would be a wait without end."""
+        with self._changed:
+            while self._backlog > MAX_BACKLOG and self.failure is None and not self._closed:
+                self._changed.wait(1.0)
+
+    def wait(self) -> None:
+        """Return when everything captured so far is stored. Raises why it is not: OutOfSpace, InternalError, DataLoss."""
+        wanted = set(self._context.catalog.unstored())
+        with self._changed:
+            self._waiters += 1
+            self._archiver.hurry(waited_for=True)
+        try:
+            self._wait(wanted)
+        finally:
+            with self._changed:
+                self._waiters -= 1
+                if not self._waiters:
+                    self._archiver.hurry(waited_for=False)
+
+    def _wait(self, wanted: set[SnapshotID]) -> None:
+        with self._changed:
+            self._due_at = time.monotonic()
+            self._changed.notify_all()
+            while wanted and not self._closed:
+                seen = self._rounds
+                while self._rounds == seen and not self._closed:
+                    self._changed.wait(1.0)
+                if self.failure is not None:
+                    raise type(self.failure)(self.failure.message)
+                for snapshot in wanted & self._stuck.keys():
+                    why = self._stuck[snapshot]
+                    raise type(why)(f"snapshot {short(snapshot)} is captured, but cannot be stored: {why.message}")
+                wanted &= set(self._context.catalog.unstored())
+        if wanted:
+            raise InternalError("the daemon is going down; what is captured is stored after the next start")
+
+    def close(self) -> None:
+        """End. What is captured stays so until the next start. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._archiver.close()
+        self._thread.join()
+
+    # -- the thread ------------------------------------------------------------------------------------------------------------
+
+    def _soon(self) -> None:
+        """Caller holds the lock."""
+        if self._due_at is None:
+            self._due_at = time.monotonic() + DELAY_S
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and not self._is_due():
+                    self._changed.wait(None if self._due_at is None else max(0.0, self._due_at - time.monotonic()))
+                if self._closed:
+                    return
+                self._due_at = None
+            self._round()
+
+    def _is_due(self) -> bool:
+        return self._due_at is not None and time.monotonic() >= self._due_at
+
+    def _round(self) -> None:
+        """One batch; plans the next one if there is more."""
+        failure: SnapshotdError | None = None
+        left: list[SnapshotID] = []
+        try:
+            with self._storing:
+                self._archiver.begin()
+                todo = self._todo()
+                if todo:
+                    self._batch(todo[:BATCH])
+                if self._tags_changed:
+                    self._save_tags()
+            left = self._todo()
+        except SnapshotdError as exc:
+            failure = exc
+        except OSError as exc:
+            failure = InternalError(f"snapshots cannot be stored: {exc}")
+        with self._changed:
+            self.failure, self._rounds = failure, self._rounds + 1
+            if failure is None:
+                self._failures, self._backlog = 0, len(left)
+                if left:
+                    self._due_at = time.monotonic()
+            elif not self._closed:
+                delay = _RETRY_S[min(self._failures, len(_RETRY_S) - 1)]
+                self._failures += 1
+                self._due_at = time.monotonic() + delay
+                _log.error("snapshots stay captured, the next try is in %.0f s: %s", delay, failure.message)
+            self._changed.notify_all()
+        if failure is None and not self._closed:
+            try:
+                self._after_batch()
+            except (SnapshotdError, OSError) as exc:
+                _log.error("layers cannot be evicted: %s", exc)  # the next batch tries again
+
+    def _save_tags(self) -> None:
+        catalog = self._context.catalog
+        self._tags_changed = False
+        try:
+            record = self._archiver.record(records.encode_tags(catalog.tags(), time.time_ns()), None)
+            self._archiver.flush()
+        except BaseException:
+            self._tags_changed = True
+            raise
+        catalog.set_meta(TAGS_RECORD, record)
+
+    def _todo(self) -> list[SnapshotID]:
+        return [snapshot for snapshot in self._context.catalog.unstored() if snapshot not in self._stuck]
+
+    def _batch(self, ids: list[SnapshotID]) -> None:
+        done: dict[SnapshotID, _Done] = {}
+        images: dict[ImageID, TreeID] = {}
+        try:
+            for snapshot_id in ids:
+                if self._closed:
+                    break
+                self._one(snapshot_id, done, images)
+            self._archiver.flush()
+        except BaseException:
+            self._records.clear()  # those of this batch may not exist
+            raise
+        catalog = self._context.catalog
+        for image, tree in images.items():
+            catalog.set_image_tree(image, tree)
+        for item in done.values():
+            if item.archived is not None:
+                for layer, size in zip(item.snapshot.stack.layers, reversed(item.archived.layer_bytes), strict=False):
+                    self._context.store.note_size(layer, size)
+            catalog.set_stored(item.snapshot.id, item.tree, item.record, item.warnings)
+        self._context.secrecy.vault.flush()  # the records hold markers
+        catalog.flush()
+        hit("engine.archive.stored")
+        self._count(done)
+        self._empty_spool(done)
+
+    def _one(self, snapshot_id: SnapshotID, done: dict[SnapshotID, _Done], images: dict[ImageID, TreeID]) -> None:
+        context = self._context
+        try:
+            snapshot = context.catalog.get_snapshot(snapshot_id)
+            trajectory = context.catalog.get_trajectory(snapshot.trajectory)
+        except NotFound:
+            return  # removed meanwhile
+        image = context.image(snapshot.stack.image)
+        if image is None:
+            raise InternalError(f"the image {snapshot.stack.image} of snapshot {snapshot_id} is not in the catalog")
+        below = image.tree or images.get(image.id)
+        if below is None:
+            below = images[image.id] = self._archiver.image(image.id)
+        try:
+            archived = self._tree(snapshot, below, done)
+        except OutOfSpace:
+            raise
+        except SnapshotdError as exc:
+            self._give_up(snapshot_id, exc)
+            return
+        for warning in archived.warnings:
+            _log.warning("snapshot %s: %s", short(snapshot_id), warning)
+        stored = replace(snapshot, tree=archived.tree, state=SnapshotState.STORED, warnings=archived.warnings)
+        data = records.encode_from(context.catalog, stored, replace(image, tree=below))
+        record = self._archiver.record(data, self._records.get(trajectory.id))
+        if len(self._records) > _REMEMBERED_RECORDS:
+            self._records.clear()
+        self._records[trajectory.id] = record
+        done[snapshot_id] = _Done(snapshot, archived.tree, record, archived if archived.layer_bytes else None, archived.warnings)
+
+    def _give_up(self, snapshot_id: SnapshotID, why: SnapshotdError) -> None:
+        """A snapshot that cannot be stored must not keep the others from it. What may be an accident is tried again, with the batch."""
+        if snapshot_id not in self._context.catalog.unstored():
+            return  # removed meanwhile
+        layers = self._context.catalog.get_snapshot(snapshot_id).stack.layers
+        hot = self._context.store.hold(layers)
+        if hot:
+            self._context.store.release(layers)
+        elif isinstance(why, NotFound | DataLoss):  # with its layers there, it is the repository that must be repaired
+            _log.error("snapshot %s is lost: it was not stored, and %s", snapshot_id, why.message)
+            self._context.catalog.set_state([snapshot_id], SnapshotState.LOST)
+            return
+        self._strikes[snapshot_id] += 1
+        if isinstance(why, InternalError) and self._strikes[snapshot_id] < _STRIKES:
+            raise why
+        _log.error("snapshot %s stays captured, it cannot be stored: %s", snapshot_id, why.message)
+        self._stuck[snapshot_id] = why
+
+    def _tree(self, snapshot: Snapshot, image: TreeID, done: dict[SnapshotID, _Done]) -> ArchivedTree:
+        """Its own layers on its base's tree; where the base has none (any more), all layers on the image's."""
+        outputs = snapshot.call.outputs
+        if snapshot.base is None:
+            return self._archiver.tree(tuple(reversed(snapshot.stack.layers)), image, outputs)
+        earlier = done.get(snapshot.base) or self._current(snapshot.base)
+        base = earlier.tree if earlier is not None else None
+        if base is not None:
+            try:
+                return self._archiver.tree(tuple(reversed(snapshot.stack.layers[: snapshot.own_layers])), base, outputs)
+            except (NotFound, DataLoss) as exc:
+                _log.warning("snapshot %s is archived from all its layers: %s", snapshot.id, exc.message)
+        return self._archiver.tree(tuple(reversed(snapshot.stack.layers)), image, outputs)
+
+    def _count(self, done: dict[SnapshotID, _Done]) -> None:
+        """Changed files of those that could not be counted in their layers (a cold sandbox's)."""
+        for item in done.values():
+            current = self._current(item.snapshot.id)
+            if current is None or current.files is not None or current.parent is None:
+                continue
+            parent = self._current(current.parent)
+            if parent is not None and parent.tree is not None:
+                self._context.catalog.set_files(current.id, self._archiver.count(parent.tree, item.tree))
+
+    def _current(self, snapshot_id: SnapshotID) -> Snapshot | None:
+        try:
+            return self._context.catalog.get_snapshot(snapshot_id)
+        except NotFound:
+            return None
+
+    def _empty_spool(self, done: dict[SnapshotID, _Done]) -> None:
+        mine: set[BlobID] = {blob for item in done.values() for blob in item.snapshot.call.outputs}
+        if mine:
+            for blob in mine - self._context.catalog.unstored_blobs():
+                self._context.spool.remove(blob)
+
+

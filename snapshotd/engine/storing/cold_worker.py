@@ -1,0 +1,43 @@
+"""The child process (see child.py) that brings files back from the repository: layers for sandboxes, and restores into folders."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from snapshotd.engine.storing.child import Progress
+from snapshotd.kernel import files
+from snapshotd.layers.store import LayerStore
+from snapshotd.repo.base import Repository
+from snapshotd.trees import materialise
+from snapshotd.trees.base import RestoreReport
+from snapshotd.trees.difference import DifferenceView
+from snapshotd.trees.stored_view import StoredView
+from snapshotd.types import LayerID, TreeID
+
+
+class Service:
+    """The child's end."""
+
+    def __init__(self, repository: Repository, store: LayerStore) -> None:
+        self._repository, self._store = repository, store
+
+    def __call__(self, request: dict[str, Any], _: Progress) -> dict[str, Any]:
+        tree = TreeID(request["tree"])
+        if request["op"] == "rebuild":
+            with DifferenceView(self._repository, tree, TreeID(request["below"])) as layer:
+                fd = self._store.read_upper(LayerID(request["layer"]))
+                try:
+                    return _answer(materialise.materialise(layer, b"", fd, whiteouts=True))
+                finally:
+                    os.close(fd)
+        with StoredView(self._repository, tree) as view:
+            fd = os.open(request["target"], files.DIR_FLAGS)
+            try:
+                return _answer(materialise.materialise(view, bytes.fromhex(request["path"]), fd))
+            finally:
+                os.close(fd)
+
+
+def _answer(report: RestoreReport) -> dict[str, Any]:
+    return {"files": report.files, "directories": report.directories, "bytes": report.bytes, "warnings": list(report.warnings)}

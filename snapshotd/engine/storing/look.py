@@ -1,0 +1,192 @@
+"""Looking into snapshots without running anything: diff, patch, cat, restore. All read through a `View`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from snapshotd.engine.context import Context
+from snapshotd.engine.storing.cold import gone
+from snapshotd.errors import NotFound, UsageError
+from snapshotd.kernel import files, turns
+from snapshotd.trees import diff, materialise, patch
+from snapshotd.trees.base import Change, RestoreReport
+from snapshotd.trees.stored_view import StoredView
+from snapshotd.trees.view import View
+from snapshotd.types import Kind, Snapshot, SnapshotState, Stack, TreeID, short
+
+_PIECE_BYTES = 1 << 20
+
+
+def open_view(context: Context, snapshot: Snapshot) -> View:
+    """A snapshot's tree: its layers while they are there, else from the repository. Raises what tells why it has none (`cold.gone`)."""
+    return _in_layers(context, snapshot, snapshot.stack) or _stored(context, snapshot)
+
+
+def _in_layers(context: Context, snapshot: Snapshot, stack: Stack) -> View | None:
+    """The snapshot through `stack`; None where a layer is not there, and the repository has to do. DataLoss: it is lost."""
+    if snapshot.state is SnapshotState.LOST:
+        raise gone(snapshot)
+    # A lazy layer is read through the mount that our own child serves; the repository is the shorter way, as soon as it has the snapshot.
+    lazy = any(context.store.lazy(layer) for layer in stack.layers)
+    if snapshot.state is SnapshotState.CAPTURED or (snapshot.state is SnapshotState.STORED and not lazy):
+        try:
+            return context.store.view(stack)
+        except NotFound:
+            pass  # evicted
+    return None
+
+
+def _stored(context: Context, snapshot: Snapshot) -> View:
+    snapshot, unpin = context.pins.pin(snapshot.id)
+    try:
+        if snapshot.tree is None:
+            raise gone(snapshot)
+        return StoredView(context.repo, snapshot.tree, closed=unpin)
+    except BaseException:
+        unpin()
+        raise
+
+
+def pair(context: Context, a: str, b: str | None) -> tuple[View, View]:
+    """The two trees to compare: `a` and `b`, or the parent of `a` and `a`. The caller closes both."""
+    first = context.catalog.resolve_snapshot(a)
+    if b is not None:
+        return open_pair(context, first, context.catalog.resolve_snapshot(b))
+    if first.parent is not None:
+        return open_pair(context, context.catalog.get_snapshot(first.parent), first)
+    before = context.store.view(Stack(first.stack.image))
+    try:
+        return before, open_view(context, first)
+    except BaseException:
+        before.close()
+        raise
+
+
+def open_pair(context: Context, first: Snapshot, second: Snapshot) -> tuple[View, View]:
+    """The trees of two snapshots, in a form in which much of what they share shows without being read: both in layers, or else both from
+    the repository. The caller closes both. Errors as `open_view`."""
+    for stacks in dict.fromkeys((shared_stacks(first, second), (first.stack, second.stack))):
+        with ExitStack() as opened:
+            views = []
+            for snapshot, stack in zip((first, second), stacks, strict=True):
+                view = _in_layers(context, snapshot, stack)
+                if view is None:
+                    break
+                views.append(opened.enter_context(view))
+            else:
+                opened.pop_all()
+                return views[0], views[1]
+    open_one = _stored if first.tree is not None and second.tree is not None else open_view
+    before = open_one(context, first)
+    try:
+        return before, open_one(context, second)
+    except BaseException:
+        before.close()
+        raise
+
+
+def shared_stacks(first: Snapshot, second: Snapshot) -> tuple[Stack, Stack]:
+    """Stacks of two snapshots that share all they can: if one was made from the other, it is its own layers on those of the other, whatever
+    of them has been merged in between. So the difference of neighbours costs what a step changed, not what was merged."""
+    if second.base == first.id:
+        return first.stack, _above(second, first)
+    if first.base == second.id:
+        return _above(first, second), second.stack
+    return first.stack, second.stack
+
+
+def _above(snapshot: Snapshot, base: Snapshot) -> Stack:
+    return Stack(base.stack.image, (*snapshot.stack.layers[: snapshot.own_layers], *base.stack.layers))
+
+
+def changes(context: Context, a: str, b: str | None) -> Iterator[Change]:
+    before, after = pair(context, a, b)
+    with before, after:
+        yield from diff.diff(before, after)
+
+
+def write_patch(context: Context, a: str, b: str | None, root: bytes, write: Callable[[bytes], object]) -> int:
+    before, after = pair(context, a, b)
+    with before, after:
+        return patch.write_patch(before, after, root, write)
+
+
+def cat(context: Context, ref: str, path: bytes) -> Iterator[bytes]:
+    """Pieces of a regular file. Errors are raised before the first piece."""
+    snapshot = context.catalog.resolve_snapshot(ref)
+    relative = path.strip(b"/")
+    shown = "/" + os.fsdecode(relative)
+    with open_view(context, snapshot) as view:
+        try:
+            entry = view.lstat(relative)
+            if entry.kind is not Kind.FILE:
+                raise UsageError(f"{shown!r} in snapshot {short(snapshot.id)} is a {entry.kind}, not a regular file")
+            fd = view.open(relative)
+        except (FileNotFoundError, NotADirectoryError) as exc:
+            raise NotFound(f"{shown!r} does not exist in snapshot {short(snapshot.id)}; `snapshotd diff` lists what changed") from exc
+    return _pieces(fd)
+
+
+def _pieces(fd: int) -> Iterator[bytes]:
+    with open(fd, "rb", buffering=0) as f:
+        while piece := f.read(_PIECE_BYTES):
+            turns.give_way()
+            yield piece
+
+
+ColdRestore = Callable[[TreeID, bytes, Path], RestoreReport]
+"""Writes a directory of a stored tree into an empty directory of the host, in a process of its own."""
+
+
+def restore(context: Context, ref: str, to: Path, path: bytes, cold: ColdRestore) -> RestoreReport:
+    """Write into a fresh directory next to `to`, then rename: what stands at `to` is whole or not there.
+
+    UsageError when `to` exists and is not an empty directory, or its parent is missing.
+    """
+    snapshot = context.catalog.resolve_snapshot(ref)
+    relative = path.strip(b"/")
+    if not to.is_absolute():
+        raise UsageError(f"restore target {str(to)!r} must be an absolute path")
+    if to.is_symlink() or (to.exists() and (not to.is_dir() or any(to.iterdir()))):
+        raise UsageError(f"restore target {str(to)!r} exists and is not an empty directory; name a new one")
+    try:
+        parent = os.open(to.parent, files.DIR_FLAGS & ~os.O_NOFOLLOW)
+    except OSError as exc:
+        raise UsageError(f"cannot restore to {str(to)!r}: its parent directory cannot be opened ({exc.strerror})") from exc
+    staging = f".{to.name}.snapshotd-{snapshot.id[:8]}"
+    try:
+        with open_view(context, snapshot) as view:
+            try:
+                entry = view.lstat(relative)
+            except (FileNotFoundError, NotADirectoryError) as exc:
+                raise NotFound(f"{'/' + os.fsdecode(relative)!r} does not exist in snapshot {short(snapshot.id)}") from exc
+            if entry.kind is not Kind.DIRECTORY:
+                shown = "/" + os.fsdecode(relative)
+                raise UsageError(f"{shown!r} is a {entry.kind}; restore takes directories, use `snapshotd cat` for files")
+            files.remove_tree(parent, staging)
+            os.mkdir(staging, 0o700, dir_fd=parent)
+            try:
+                report = _fill(view, relative, parent, staging, to.parent / staging, cold)
+                if to.exists():
+                    os.rmdir(to)
+                files.rename_no_replace(parent, os.fsencode(staging), parent, os.fsencode(to.name))
+            except BaseException:
+                files.remove_tree(parent, staging)
+                raise
+    finally:
+        os.close(parent)
+    return report
+
+
+def _fill(view: View, path: bytes, parent: int, staging: str, where: Path, cold: ColdRestore) -> RestoreReport:
+    target = os.open(staging, files.DIR_FLAGS, dir_fd=parent)
+    try:
+        # Decoding much in this process would hold up the steps of running agents.
+        report = cold(view.tree, path, where) if isinstance(view, StoredView) else materialise.materialise(view, path, target)
+        os.fchmod(target, 0o700)  # setuid programs of a sandbox are nobody's business outside
+        return report
+    finally:
+        os.close(target)

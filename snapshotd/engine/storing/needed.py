@@ -1,0 +1,25 @@
+"""Layers that stay whatever the budget: those of snapshots, and those with installed packages."""
+
+from __future__ import annotations
+
+import json
+
+from snapshotd.engine.context import Context
+from snapshotd.types import LayerID
+
+CACHE_KEY = "dependency_layers"
+
+
+def cached_layers(context: Context) -> dict[str, LayerID]:
+    """Hash of image and requirements to layer; part of what a sweep must keep."""
+    return {key: LayerID(layer) for key, layer in json.loads(context.catalog.get_meta(CACHE_KEY) or "{}").items()}
+
+
+def forget_cached_layers(context: Context) -> None:
+    """After the layers went: packages are installed again when they are wanted."""
+    context.catalog.set_meta(CACHE_KEY, "{}")
+
+
+def referenced_layers(context: Context) -> set[LayerID]:
+    """Every layer that a snapshot or the dependency cache needs."""
+    return context.catalog.referenced_layers() | set(cached_layers(context).values())

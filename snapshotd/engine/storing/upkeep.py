@@ -1,0 +1,246 @@
+"""Keeping the repository small and whole: prune, check, repair, usage. One at a time.
+
+A prune goes in the reverse order of storing: first the catalog says `pruned` and is flushed, then the packs are collected, then layers that
+nobody needs go. Cut off anywhere, the next one finishes it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+
+from snapshotd.engine.base import CheckReport, Damage, ProgressSink, PrunedSnapshot, PruneReport, RepairReport, RetentionPolicy, Usage
+from snapshotd.engine.context import Context
+from snapshotd.engine.storing import records, retention
+from snapshotd.engine.storing.archive import TAGS_RECORD, Archive
+from snapshotd.engine.storing.archiver import Archiver
+from snapshotd.engine.storing.cold import Cold
+from snapshotd.engine.storing.retention import Decision
+from snapshotd.errors import DataLoss, NotFound
+from snapshotd.failpoints import hit
+from snapshotd.repo.base import CheckResult, Roots
+from snapshotd.types import BlobID, RecordID, Snapshot, SnapshotID, SnapshotState, TreeID, short
+
+READERS = "reader"
+"""Owner of a tree that only a reader, or a layer that is being written, still needs."""
+
+
+class Upkeep:
+    """See the module's text. `running`: the snapshots that live sandboxes stand on. `evict`: bring the layers within their budget, and
+    say how many bytes that gave up."""
+
+    def __init__(
+        self, context: Context, archive: Archive, archiver: Archiver, cold: Cold, running: Callable[[], set[SnapshotID]],
+        evict: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self._context, self._archive, self._archiver, self._cold, self._pins = context, archive, archiver, cold, context.pins
+        self._running, self._evict = running, evict
+        self._one_at_a_time = threading.Lock()
+
+    # -- prune -----------------------------------------------------------------------------------------------------------------
+
+    def prune(self, policy: RetentionPolicy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink) -> PruneReport:
+        """See `Engine.prune`."""
+        with self._one_at_a_time:
+            progress("deciding what goes")
+            decisions = self._decide(policy, progress)
+            if not dry_run:
+                decisions = self._record(decisions)
+            gone = [d for d in decisions if not d.keep]
+            without = {d.snapshot.id for d in gone}
+            progress("collecting what nothing refers to")
+            with self._archive.paused():  # what is in the repository and not in the catalog yet would be taken for rubbish
+                reclaimed = self._archiver.prune(self._roots(without), grace_s=grace_s, dry_run=dry_run, progress=progress)
+            lines = tuple(
+                PrunedSnapshot(d.snapshot.id, d.snapshot.trajectory, d.snapshot.seq, d.snapshot.created_at_ns, d.reason) for d in gone
+            )
+            evicted = 0 if dry_run else self._evict()
+            kept = sum(d.keep and d.snapshot.state in (SnapshotState.STORED, SnapshotState.CAPTURED) for d in decisions)
+            return PruneReport(dry_run, lines, kept, reclaimed.freed_bytes, evicted, reclaimed.packs_bytes)
+
+    def _decide(self, policy: RetentionPolicy | None, progress: ProgressSink) -> list[Decision]:
+        with self._pins.frozen() as pinned:
+            protected = retention.protected(self._context.catalog, self._running() | pinned)
+        decisions: list[Decision] = []
+        now = time.time_ns()
+        for trajectory in self._context.catalog.trajectories():
+            rules = policy or retention.get_policy(self._context.catalog, trajectory.id)
+            own = self._context.catalog.snapshots(trajectory.id)
+            decisions += retention.plan(own, rules, protected=protected, now_ns=now)
+        limit = (policy or retention.get_policy(self._context.catalog, None)).max_bytes
+
+        def size(kept: set[SnapshotID]) -> int:
+            without = {d.snapshot.id for d in decisions} - kept
+            # Without grace: what is too young to go now goes with the next prune, and counts as gone here.
+            with self._archive.paused():
+                return self._archiver.prune(self._roots(without), grace_s=0, dry_run=True, progress=progress).packs_bytes
+
+        return retention.trim(decisions, size, limit)
+
+    def _record(self, decisions: list[Decision]) -> list[Decision]:
+        """Make the decisions true in the catalog. What came into use since they were made stays after all."""
+        catalog = self._context.catalog
+        with self._pins.frozen() as pinned:
+            protected = retention.protected(catalog, self._running() | pinned)
+            decisions = [replace(d, keep=d.keep or d.snapshot.id in protected) for d in decisions]
+            catalog.set_pruned([d.snapshot.id for d in decisions if not d.keep])
+            catalog.flush()
+        hit("engine.prune.recorded")
+        return decisions
+
+    # -- what must stay ----------------------------------------------------------------------------------------------------------
+
+    def _roots(self, without: Iterable[SnapshotID] = (), *, readers: bool = True) -> Roots:
+        """Everything the catalog refers to, and what is being read unless `readers` is false; `without` the files of some snapshots."""
+        catalog = self._context.catalog
+        left_out = set(without)
+        trees: dict[TreeID, str] = dict.fromkeys(self._pins.trees() | self._cold.trees() if readers else (), READERS)
+        contents: dict[BlobID, str] = {}
+        for snapshot in catalog.all_snapshots():
+            if snapshot.tree is not None and snapshot.id not in left_out:
+                trees.setdefault(snapshot.tree, snapshot.id)
+            if snapshot.state in (SnapshotState.STORED, SnapshotState.PRUNED):
+                for blob in snapshot.call.outputs:
+                    contents.setdefault(blob, snapshot.id)
+        for image in catalog.images():
+            if image.tree is not None:
+                trees[image.tree] = image.id
+        records: dict[RecordID, str] = dict.fromkeys(catalog.referenced_records(), "")
+        tags = catalog.get_meta(TAGS_RECORD)
+        if tags:
+            records[RecordID(tags)] = ""
+        return Roots(trees, contents, records)
+
+    # -- check and repair ----------------------------------------------------------------------------------------------------------
+
+    def check(self, *, read_data: bool, progress: ProgressSink) -> CheckReport:
+        """See `Engine.check`."""
+        with self._one_at_a_time:
+            with self._archive.paused():
+                # Without readers: a failed start from a snapshot that is lost by now is one, and nothing could repair its tree.
+                result = self._archiver.check(self._roots(readers=False), read_data=read_data, progress=progress)
+            report = self._report(result)
+        remedy = "`snapshotd daemon --rebuild-catalog` makes it again from what is stored"
+        found = [Damage(None, None, f"the catalog is damaged ({problem}); {remedy}") for problem in self._context.catalog.problems()]
+        return replace(report, damages=(*found, *report.damages))
+
+    def _report(self, result: CheckResult) -> CheckReport:
+        snapshots = {s.id: s for s in self._context.catalog.all_snapshots()}
+        damages = tuple(
+            Damage(f.pack, f.object_id, f.what, SnapshotID(f.owner) if f.owner in snapshots else None, f.path) for f in result.faults
+        )
+        return CheckReport(result.objects, result.packs, result.bytes_read, damages, tuple(self._damaged(result, snapshots.values())))
+
+    def _damaged(self, result: CheckResult, snapshots: Iterable[Snapshot]) -> list[SnapshotID]:
+        """All snapshots whose files or outputs a bad owner stands for: several can share one tree, of which only one is named."""
+        owners = set(result.owners)
+        by_id = {s.id: s for s in snapshots}
+        bad = [by_id[SnapshotID(owner)] for owner in owners if SnapshotID(owner) in by_id]
+        trees = {s.tree for s in bad if s.tree is not None}
+        outputs = {blob for s in bad for blob in s.call.outputs}
+        return [s.id for s in by_id.values() if s.id in owners or s.tree in trees or outputs.intersection(s.call.outputs)]
+
+    def repair(self, progress: ProgressSink) -> RepairReport:
+        """See `Engine.repair`."""
+        with self._one_at_a_time:
+            with self._archive.paused():
+                sizes = self._output_sizes()
+                actions = list(self._archiver.repair(progress).actions)
+                progress("checking every byte")
+                bad = self._unreadable(progress)
+                actions += self._images_again(bad)
+                actions += self._drop_outputs(bad, sizes)
+            self._archive.retry()
+            stored = [s for s in self._context.catalog.all_snapshots() if s.tree in bad and s.state is SnapshotState.STORED]
+            hot = [s for s in stored if self._cold.is_hot(s)]
+            lost = [s for s in stored if s not in hot]
+            # All of them before any is stored again: nothing may be built on a tree that is damaged.
+            self._context.catalog.set_state([s.id for s in lost], SnapshotState.LOST)
+            self._context.catalog.set_state([s.id for s in hot], SnapshotState.CAPTURED)
+            if hot:
+                progress(f"storing {len(hot)} snapshots again from their layers")
+                self._archive.wait()
+                actions += [f"snapshot {short(s.id)} was stored again from its layers" for s in hot]
+            if lost:
+                actions += [f"snapshot {short(s.id)} was marked as lost: a part of it is damaged and nowhere else" for s in lost]
+            with self._archive.paused():
+                actions += self._records_again(bad)
+            self._context.catalog.flush()
+            return RepairReport(tuple(actions), tuple(s.id for s in lost))
+
+    def _unreadable(self, progress: ProgressSink) -> set[str]:
+        """The ids of all trees, contents and records that the catalog needs and that cannot be read in full."""
+        roots = self._roots(readers=False)
+        own_names = Roots({t: t for t in roots.trees}, {c: c for c in roots.contents}, {r: r for r in roots.records})
+        return set(self._archiver.check(own_names, read_data=True, progress=progress).owners)
+
+    def _images_again(self, bad: set[str]) -> list[str]:
+        damaged = [image for image in self._context.catalog.images() if image.tree in bad]
+        for image in damaged:
+            self._archiver.image(image.id)
+        self._archiver.flush()
+        return [f"image {image.name or short(image.id)} was stored again from its directory" for image in damaged]
+
+    def _output_sizes(self) -> dict[BlobID, int]:
+        """How long outputs are, as far as the index can say: a repair takes what is damaged out of it."""
+        sizes: dict[BlobID, int] = {}
+        for blob in self._roots(readers=False).contents:
+            with suppress(DataLoss, NotFound):
+                sizes[blob] = self._context.repo.size_bytes(blob)
+        return sizes
+
+    def _drop_outputs(self, bad: set[str], sizes: dict[BlobID, int]) -> list[str]:
+        """A damaged output must not take the files of its snapshot along."""
+        having = [(s, set(s.call.outputs) & bad) for s in self._context.catalog.all_snapshots() if s.state is not SnapshotState.CAPTURED]
+        gone = {BlobID(blob) for _, blobs in having for blob in blobs}
+        self._context.catalog.forget_outputs({blob: sizes.get(blob) for blob in gone})
+        return [f"an output of snapshot {short(s.id)} is damaged and was given up" for s, blobs in having if blobs]
+
+    def _records_again(self, bad: set[str]) -> list[str]:
+        """The catalog has everything that a record says."""
+        catalog, done = self._context.catalog, []
+        for snapshot in catalog.all_snapshots():
+            if snapshot.state is SnapshotState.CAPTURED or catalog.record(snapshot.id) not in bad:
+                continue
+            image = self._context.image(snapshot.stack.image)
+            if image is not None:
+                done.append((snapshot, self._archiver.record(records.encode_from(catalog, snapshot, image), None)))
+        self._archiver.flush()
+        for snapshot, record in done:
+            catalog.set_record(snapshot.id, record)
+        if catalog.get_meta(TAGS_RECORD) in bad:
+            catalog.set_meta(TAGS_RECORD, "")
+            self._archive.tags_changed()
+        return [f"the record of snapshot {short(snapshot.id)} was written again" for snapshot, _ in done]
+
+    # -- usage -----------------------------------------------------------------------------------------------------------------
+
+    def usage(self, budget: int) -> Usage:
+        """See `Engine.usage`."""
+        context = self._context
+        states = Counter(str(s.state) for s in context.catalog.all_snapshots())
+        return Usage(
+            layer_bytes=context.store.sized_bytes(), layer_budget_bytes=budget,
+            repository_bytes=context.repo.stored_bytes(), spool_bytes=_directory_bytes(str(context.state_dir / "repo" / "blobs")),
+            states=tuple(sorted(states.items())), unarchived=states[SnapshotState.CAPTURED],
+        )  # fmt: skip
+
+
+
+def _directory_bytes(path: str) -> int:
+    """Of all files below, ours alone: nobody else writes here."""
+    total = 0
+    for directory, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(directory, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue  # archived meanwhile
+    return total
+
+

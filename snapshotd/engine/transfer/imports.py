@@ -1,0 +1,459 @@
+"""Taking a bundle in: every layer through the hardened ingest into a layer of ours, every output into the spool, and then, when the whole
+bundle was read and its checksum is right, everything into the catalog in one transaction.
+
+The bundle is hostile. It decides what its snapshots contain and nothing else: runtime, network and limits are the importer's, sandboxes
+see ids and mounts as those of any other snapshot, overlay's attributes are left out, and what is here already is never replaced.
+
+A bundle without `since` stands on an empty image. One with `since` stands on that snapshot, which must be here; it becomes a trajectory
+that was forked there. What a snapshot follows is in the bundle, or on the way to `since`. Snapshots keep their ids, so that the next
+bundle finds the one it stands on, and journal entries theirs; a trajectory keeps its id and name when they are free, a snapshot its tags.
+Imported snapshots are `captured`, and are stored like any others. A bundle whose snapshots are all here is read and checked, and only tags
+are taken from it.
+
+    write order: layers and outputs, then the rows                                                            <- the commit point
+    what a crash leaves before that is rubbish which the next start removes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import IO
+
+from snapshotd.catalog.base import SnapshotRow
+from snapshotd.engine.base import Imported, ProgressSink
+from snapshotd.engine.context import Context
+from snapshotd.engine.secrecy import TENANT
+from snapshotd.engine.storing import records
+from snapshotd.engine.transfer.bundle import BundleReader, LayerStream
+from snapshotd.engine.transfer.import_checks import checked_agent, checked_env, checked_text, decoded
+from snapshotd.errors import NO_ROOM, Conflict, LimitExceeded, NotFound, OutOfSpace, UsageError
+from snapshotd.failpoints import hit
+from snapshotd.formats.ingest import TarLimits, ingest_tar
+from snapshotd.formats.tar_reader import BLOCK
+from snapshotd.layers.merge import merge
+from snapshotd.repo.base import Reader
+from snapshotd.types import (
+    NAME_PATTERN,
+    BlobID,
+    Image,
+    ImageID,
+    LayerID,
+    SandboxSpec,
+    Snapshot,
+    SnapshotID,
+    SnapshotState,
+    Stack,
+    ToolCall,
+    Trajectory,
+    TrajectoryID,
+    TrajectoryStatus,
+    new_id,
+    short,
+)
+
+BaseImage = Callable[[tuple[tuple[str, str], ...], str], Image]
+"""Gives the image with nothing in it that has these defaults (environment, working directory); made once for each pair. The defaults are
+the bundle's, checked."""
+
+FAN_IN = 16
+"""So many neighbours become one layer: a stack of 10,000 snapshots stays below 50."""
+MAX_TRAJECTORIES = 1000
+_READ_BYTES = 1 << 20
+_WARNINGS_LIMIT = 200
+_PADDING_BYTES = 64 << 10
+_SEQ_LIMIT = 1 << 53
+
+
+@dataclass(frozen=True, slots=True)
+class BundleLimits:
+    """Bounds of one bundle, unpacked: its bytes, and the entries of all its layers together."""
+
+    bytes: int = 256 << 30
+    entries: int = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What is remembered of a snapshot until the rows are written. `record`: where its record lies in the file of records."""
+
+    record: tuple[int, int]
+    id: SnapshotID
+    parent: SnapshotID | None
+    follows: SnapshotID | None
+    trajectory: TrajectoryID
+    stack: Stack
+    state: SnapshotState
+    base: SnapshotID | None
+    own_layers: int
+
+
+@dataclass(slots=True)
+class _Line:
+    """Where the line of snapshots stands: the last one, the last one with files, and the layers of that."""
+
+    stack: Stack
+    parent: SnapshotID | None = None
+    base: SnapshotID | None = None
+    messages: int = 0
+    seq: int = -1
+    whole: bool = True
+    """Nothing lies below: the next layer is a whole tree."""
+    levels: list[int] = field(default_factory=list)
+    """How often each of our layers on top of the stack was merged, newest first; the whole tree is not among them."""
+
+
+def import_bundle(
+    context: Context, read: Reader, *, name: str | None, policy: SandboxSpec, base_image: BaseImage, progress: ProgressSink,
+    limits: BundleLimits | None = None,
+) -> Imported:  # fmt: skip
+    """Take a bundle in, all or nothing. `policy`: what every imported trajectory gets but its image. `name`: for the last trajectory.
+
+    The snapshots are `captured` when this returns; the caller has them archived. If all of them are here already, none is taken, and the
+    trajectories are those that hold them. UsageError (malformed, damaged, cut off), NotFound (the snapshot it builds on), Conflict (some
+    snapshots, or `name`, are here already; the base lost its files), LimitExceeded, OutOfSpace, VersionMismatch.
+    """
+    with tempfile.TemporaryFile(dir=context.state_dir) as kept:
+        importer = _Importer(context, policy, base_image, kept, limits or BundleLimits())
+        try:
+            return importer.run(read, name, progress)
+        except OSError as exc:
+            if exc.errno not in NO_ROOM:
+                raise
+            raise OutOfSpace("the bundle cannot be taken in: the state directory's disk is full; free space and try again") from exc
+        finally:
+            importer.end()
+
+
+class _Importer:
+    def __init__(self, context: Context, policy: SandboxSpec, base_image: BaseImage, kept: IO[bytes], limits: BundleLimits) -> None:
+        self._context, self._store = context, context.store
+        self._policy, self._base_image, self._limits = policy, base_image, limits
+        self._kept = kept
+        self._image = ImageID("")
+        self._image_defaults: tuple[tuple[tuple[str, str], ...], str] = ((), "/workspace")
+        self._made: list[LayerID] = []
+        self._outputs: dict[BlobID, BlobID] = {}
+        self._taken: list[_Taken] = []
+        self._trajectories: dict[TrajectoryID, Trajectory] = {}
+        """By the id they have in the bundle."""
+        self._before: dict[SnapshotID, int] = {}
+        """How long the conversations are that the next snapshot may go on from: those of the bundle, and those on the way to it."""
+        self._warnings: list[str] = []
+        self._unlisted = 0
+        self._bytes = self._entries = 0
+        self._unpin: Callable[[], None] = lambda: None
+        self._committed = False
+
+    def run(self, read: Reader, name: str | None, progress: ProgressSink) -> Imported:
+        reader = BundleReader(read, self._limits.bytes)
+        if name is not None and not NAME_PATTERN.fullmatch(name):
+            raise UsageError(f"{name[:80]!r} cannot be a name; use letters, digits, '.', '_' and '-', beginning with a letter or digit")
+        known = self._known(reader.snapshots)
+        if len(known) == len(reader.snapshots):
+            return self._again(reader, known, name, progress)
+        self._check_free(known, name)
+        line = self._begin(reader.since)
+        for number, snapshot_id in enumerate(reader.snapshots):
+            progress(f"snapshot {number + 1} of {len(reader.snapshots)}")
+            self._snapshot(reader, number, snapshot_id, line)
+        reader.finish()
+        hit("engine.import.ingested")
+        trajectories = self._commit(reader, name)
+        hit("engine.import.committed")
+        return self._report(trajectories)
+
+    def _report(self, trajectories: tuple[Trajectory, ...]) -> Imported:
+        if self._unlisted:
+            self._warnings.append(f"{self._unlisted} more warnings are not listed")
+        return Imported(trajectories, len(self._taken), tuple(self._warnings))
+
+    def end(self) -> None:
+        """Let go of everything. What no row needs is removed: all layers after a failure, else those that were only made to be merged.
+        Outputs stay in the spool, where others may have come to need them; the next start removes them."""
+        self._unpin()
+        needed = {layer for taken in self._taken for layer in taken.stack.layers} if self._committed else set()
+        for layer in self._made:
+            if layer in needed:
+                self._store.unpin([layer])
+            else:
+                self._store.remove(layer)
+
+    # -- before anything is taken ----------------------------------------------------------------------------------------------
+
+    def _known(self, snapshots: tuple[SnapshotID, ...]) -> list[Snapshot]:
+        """Those of the bundle that are here."""
+        known = []
+        for snapshot_id in snapshots:
+            with contextlib.suppress(NotFound):
+                known.append(self._context.catalog.get_snapshot(snapshot_id))
+        return known
+
+    def _check_free(self, known: list[Snapshot], name: str | None) -> None:
+        for one in known:
+            raise Conflict(
+                f"snapshot {short(one.id)} of the bundle is here already and others are not; import one that begins after it (--since)"
+            )
+        if name is not None and any(trajectory.name == name for trajectory in self._context.catalog.trajectories()):
+            raise Conflict(f"the name {name} belongs to another trajectory; choose another name")
+        if name is not None and name in self._context.catalog.tags():
+            raise Conflict(f"the name {name} is a tag; choose another name, or take the tag away with `snapshotd tag --delete {name}`")
+
+    def _again(self, reader: BundleReader, known: list[Snapshot], name: str | None, progress: ProgressSink) -> Imported:
+        """A bundle whose snapshots are all here. It is read to its end all the same: until then nobody knows what it is."""
+        for number, snapshot in enumerate(known):
+            progress(f"snapshot {number + 1} of {len(known)} is here already")
+            theirs = decoded(reader.record(number)).snapshot
+            if (theirs.id, theirs.call.id, theirs.created_at_ns) != (snapshot.id, snapshot.call.id, snapshot.created_at_ns):
+                raise Conflict(f"snapshot {short(snapshot.id)} of the bundle is another one than the one here; nothing was taken")
+            if theirs.state is SnapshotState.STORED and snapshot.state in (SnapshotState.LOST, SnapshotState.PRUNED):
+                whole = f"`snapshotd rm {short(snapshot.trajectory)}` forgets its trajectory, then import the bundle again"
+                raise Conflict(f"snapshot {short(snapshot.id)} of the bundle is here, but its files are gone ({snapshot.state}); {whole}")
+            for _ in reader.outputs():
+                pass
+            stream = reader.layer(number)
+            while stream is not None and stream.read(_READ_BYTES):
+                pass
+        reader.finish()
+        catalog = self._context.catalog
+        trajectories = tuple(catalog.get_trajectory(one) for one in dict.fromkeys(snapshot.trajectory for snapshot in known))
+        if name is not None and name != trajectories[-1].name:
+            self._warn(f"the trajectory {short(trajectories[-1].id)} is here already and keeps its name")
+        for tag, snapshot_id in self._free_tags(reader, {one.name for one in catalog.trajectories()}):
+            catalog.tag(snapshot_id, tag)
+        return self._report(trajectories)
+
+    def _free_tags(self, reader: BundleReader, names: set[str | None]) -> Iterator[tuple[str, SnapshotID]]:
+        """The tags of the bundle that mean nothing else here. `names`: of trajectories, those of the bundle included."""
+        here = self._context.catalog.tags()
+        for name, snapshot_id in reader.tags.items():
+            if name in names:
+                self._warn(f"the tag {name} was not taken, because a trajectory has that name here; give {short(snapshot_id)} another one")
+            elif here.get(name, snapshot_id) != snapshot_id:
+                self._warn(
+                    f"the tag {name} was not taken, because snapshot {short(here[name])} has it here; "
+                    f"`snapshotd tag --move {short(snapshot_id)} {name}` moves it"
+                )
+            else:
+                yield name, snapshot_id
+
+    def _begin(self, since: SnapshotID | None) -> _Line:
+        if since is None:
+            return _Line(Stack(ImageID("")))
+        try:
+            base, self._unpin = self._context.pins.pin(since)
+        except NotFound as exc:
+            raise NotFound(f"the bundle builds on snapshot {since}, which is not here; import the bundle that holds it first") from exc
+        if base.state in (SnapshotState.LOST, SnapshotState.PRUNED):
+            raise Conflict(f"the bundle builds on snapshot {short(since)}, whose files are gone ({base.state}); import a whole bundle")
+        at: Snapshot | None = base
+        while at is not None:
+            self._before[at.id] = at.messages
+            at = None if at.parent is None else self._context.catalog.get_snapshot(at.parent)
+        return _Line(base.stack, since, since, base.messages, base.seq, whole=False)
+
+    # -- one snapshot ----------------------------------------------------------------------------------------------------------
+
+    def _snapshot(self, reader: BundleReader, number: int, snapshot_id: SnapshotID, line: _Line) -> None:
+        data = reader.record(number)
+        record = decoded(data)
+        snapshot = record.snapshot
+        first = number == 0 and reader.since is None
+        follows = None if first else snapshot.follows
+        before = line.messages if follows is None else self._before.get(follows, -1)
+        kept = snapshot.messages - len(record.messages)
+        fits = kept == before or (follows is not None and kept < before)
+        if snapshot.id != snapshot_id or (not first and snapshot.parent != line.parent) or not fits or snapshot.seq > _SEQ_LIMIT:
+            raise UsageError(f"the bundle is malformed: the record of snapshot {short(snapshot_id)} does not fit into its line")
+        trajectory = self._trajectory(record, line)
+        if first:
+            self._image_defaults = (checked_env(record.image.env), checked_text(record.image.workdir))
+        has_files = snapshot.state is SnapshotState.STORED
+        self._take_outputs(reader, snapshot)
+        own_layers = self._layer(reader, number, line, has_files=has_files)
+        state = SnapshotState.CAPTURED if has_files else snapshot.state
+        self._taken.append(
+            _Taken(self._keep(data), snapshot_id, line.parent, follows, trajectory.id, line.stack, state, line.base, own_layers)
+        )  # fmt: skip
+        self._before[snapshot_id] = snapshot.messages
+        line.parent, line.messages, line.seq = snapshot_id, snapshot.messages, snapshot.seq
+        if has_files:
+            line.base = snapshot_id
+
+    def _keep(self, data: bytes) -> tuple[int, int]:
+        offset = self._kept.seek(0, os.SEEK_END)
+        self._kept.write(data)
+        return offset, len(data)
+
+    def _trajectory(self, record: records.Record, line: _Line) -> Trajectory:
+        """The trajectory the snapshot is in: the last one, or one that begins here."""
+        theirs, seq = record.trajectory, record.snapshot.seq
+        last = next(reversed(self._trajectories), None)
+        if theirs.id == last and seq > line.seq:
+            return self._trajectories[theirs.id]
+        if theirs.id in self._trajectories:
+            raise UsageError("the bundle is malformed: its snapshots are not in the order of their trajectories")
+        if len(self._trajectories) >= MAX_TRAJECTORIES:
+            raise LimitExceeded(f"the bundle holds more than {MAX_TRAJECTORIES} trajectories; export fewer at a time, with --since")
+        ours = theirs.id
+        try:
+            self._context.catalog.get_trajectory(ours)
+            ours = TrajectoryID(new_id())
+        except NotFound:
+            pass
+        made = Trajectory(
+            ours, theirs.name, self._policy, checked_agent(theirs.agent), record.snapshot.id, TrajectoryStatus.STOPPED,
+            theirs.created_at_ns, line.parent, env=checked_env(theirs.env), began=theirs.began,
+        )  # fmt: skip
+        self._trajectories[theirs.id] = made
+        return made
+
+    def _take_outputs(self, reader: BundleReader, snapshot: Snapshot) -> None:
+        wanted = set(snapshot.call.outputs)
+        for blob in reader.outputs():
+            if blob not in wanted or blob in self._outputs:
+                raise UsageError(f"the bundle is malformed: nobody has asked for the output {blob}")
+            with self._context.spool.writer() as writer:
+                for piece in reader.pieces():
+                    writer.write(piece)
+                self._outputs[blob] = writer.save()
+        if not wanted <= self._outputs.keys():
+            raise UsageError(f"the bundle is malformed: an output of snapshot {short(snapshot.id)} is missing in it")
+
+    # -- layers ----------------------------------------------------------------------------------------------------------------
+
+    def _layer(self, reader: BundleReader, number: int, line: _Line, *, has_files: bool) -> int:
+        """Take the snapshot's layer, if it has one, on top of the line's stack. Returns how many it has of its own."""
+        stream = reader.layer(number)
+        if stream is None:
+            if has_files and line.whole:
+                raise UsageError("the bundle is malformed: it lacks the files of its first snapshot")
+            return 0
+        if not has_files:
+            raise UsageError("the bundle is malformed: it holds files of a snapshot that has none")
+        self._compact(line)
+        layer = self._create()
+        fd = self._store.read_upper(layer)
+        try:
+            limits = TarLimits(self._limits.entries - self._entries, self._limits.bytes - self._bytes)
+            report = ingest_tar(stream, fd, oci_whiteouts=False, overlay_marks=not line.whole, limits=limits)
+        finally:
+            os.close(fd)
+        _to_the_end(stream)
+        self._store.drop_work(layer)
+        self._entries += report.files + report.directories
+        self._bytes += report.bytes
+        for warning in report.warnings:
+            self._warn(f"snapshot {number + 1}: {warning}")
+        line.stack = line.stack.push(layer)
+        if not line.whole:
+            line.levels.insert(0, 0)
+        line.whole = False
+        return 1
+
+    def _compact(self, line: _Line) -> None:
+        """Merge runs of neighbours on top of the stack, as often as there is one: the kernel takes 500 layers, and every snapshot's row
+        lists its own."""
+        layers = line.stack.layers
+        while (end := _run(line.levels)) is not None:
+            start = end - FAN_IN
+            merged = self._create()
+            fds: list[int] = []
+            try:
+                fds.extend(self._store.read_upper(layer) for layer in layers[start:end])
+                target = self._store.read_upper(merged)
+                fds.append(target)
+                merge(fds[:-1], target)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            self._store.drop_work(merged)
+            layers = (*layers[:start], merged, *layers[end:])
+            line.levels[start:end] = [line.levels[start] + 1]
+        line.stack = Stack(line.stack.image, layers)
+
+    def _create(self) -> LayerID:
+        layer = self._store.create()
+        self._made.append(layer)
+        return layer
+
+    def _warn(self, sentence: str) -> None:
+        if len(self._warnings) < _WARNINGS_LIMIT:
+            self._warnings.append(sentence)
+        else:
+            self._unlisted += 1
+
+    # -- the rows --------------------------------------------------------------------------------------------------------------
+
+    def _commit(self, reader: BundleReader, name: str | None) -> tuple[Trajectory, ...]:
+        catalog, since = self._context.catalog, reader.since
+        if since is None:
+            self._image = self._base_image(*self._image_defaults).id
+        else:
+            self._image = catalog.get_snapshot(since).stack.image
+        heads = {taken.trajectory: taken.id for taken in self._taken}
+        places: dict[SnapshotID | None, int] = {snapshot: place for place, snapshot in enumerate(self._before)}
+        names, here = {trajectory.name for trajectory in catalog.trajectories()}, catalog.tags()
+        trajectories = []
+        for made in self._trajectories.values():
+            own = made.name
+            if made is next(reversed(self._trajectories.values())) and name is not None:
+                own = name
+            elif own is not None and (own in names or own in here):
+                self._warn(f"the trajectory {own} was imported without its name, which is taken here")
+                own = None
+            names.add(own)
+            spec = replace(self._policy, image=self._image)
+            on_the_way = places.get(made.began, len(places)) <= places[heads[made.id]]  # else neither could ever be removed
+            began = made.began if on_the_way else None
+            env = tuple((key, value) for key, value in made.env if key != TENANT)  # whose values it reaches here is not for a bundle to say
+            trajectories.append(replace(made, name=own, spec=spec, env=env, head=heads[made.id], began=began))
+        tags: dict[SnapshotID, list[str]] = {}
+        for tag, snapshot_id in self._free_tags(reader, names):
+            tags.setdefault(snapshot_id, []).append(tag)
+        catalog.restore_rows([], trajectories, self._rows(tags))
+        self._committed = True
+        return tuple(trajectories)
+
+    def _rows(self, tags: dict[SnapshotID, list[str]]) -> Iterator[SnapshotRow]:
+        for taken in self._taken:
+            self._kept.seek(taken.record[0])
+            record = decoded(self._kept.read(taken.record[1]))
+            theirs = record.snapshot
+            snapshot = Snapshot(
+                taken.id, taken.parent, taken.trajectory, theirs.seq, Stack(self._image, taken.stack.layers), self._call(theirs.call),
+                theirs.messages, taken.state, theirs.pause_ns, theirs.created_at_ns, theirs.method, theirs.files,
+                tuple(tags.get(taken.id, ())), base=taken.base, own_layers=taken.own_layers, follows=taken.follows,
+            )  # fmt: skip
+            yield SnapshotRow(snapshot, record.messages, entries=record.entries, state=record.state)
+
+    def _call(self, call: ToolCall) -> ToolCall:
+        output, stdout, stderr = (None if blob is None else self._outputs[blob] for blob in (call.output, call.stdout, call.stderr))
+        return replace(call, output=output, stdout=stdout, stderr=stderr)
+
+
+def _run(levels: list[int]) -> int | None:
+    """The end of the oldest run of `FAN_IN` neighbours that were merged equally often."""
+    end = len(levels)
+    while end >= FAN_IN:
+        start = end
+        while start > 0 and levels[start - 1] == levels[end - 1]:
+            start -= 1
+        if end - start >= FAN_IN:
+            return end
+        end = start
+    return None
+
+
+def _to_the_end(stream: LayerStream) -> None:
+    """Skip the second half of the end marker, and the zeros that tars are padded with."""
+    for _ in range(_PADDING_BYTES // BLOCK):
+        rest = stream.read(BLOCK)
+        if not rest:
+            return
+        if rest.strip(b"\0"):
+            break
+    raise UsageError("the bundle is malformed: something follows the end of a layer")

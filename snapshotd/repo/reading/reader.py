@@ -1,0 +1,454 @@
+"""Reading a repository of packs: object by object through the index, each verified, recent ones from memory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+from snapshotd.errors import DataLoss, InternalError, NotFound
+from snapshotd.repo.base import ObjectKind, Repository, Tree
+from snapshotd.repo.format import chunks, compress, pack, tree
+from snapshotd.repo.format.chunks import ChunkList
+from snapshotd.repo.format.ids import Identity, raw_id
+from snapshotd.repo.format.index import Entry, Index, missing
+from snapshotd.repo.format.record import decode_record
+from snapshotd.repo.reading import bulk
+from snapshotd.store.base import Store
+from snapshotd.types import BlobID, RecordID, TreeID
+
+_log = logging.getLogger(__name__)
+
+CACHE_BYTES = 32 << 20
+"""Plain chunks, lists, trees and records kept in memory by default; as many again for decoded trees, and half as many for decoded lists."""
+_VALUE_BYTES = 250
+"""What a value in a cache takes besides its own bytes (measured with tracemalloc): ten thousand small ones add up."""
+MAX_DEPTH = 250
+"""A longer chain of deltas in an index is damage. The writer makes far shorter ones."""
+_LOOK_EVERY_S = 0.05
+"""How long a new index may go unnoticed."""
+_PIECE_BYTES = 1 << 20
+_CONTENT = (ObjectKind.CHUNK, ObjectKind.LIST)
+_NAMES = {ObjectKind.CHUNK: "content", ObjectKind.LIST: "content", ObjectKind.TREE: "tree", ObjectKind.RECORD: "record"}
+
+T = TypeVar("T")
+
+
+class Cache(Generic[T]):
+    """The most recently used values, bounded in bytes. Thread-safe."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit, self._bytes = limit_bytes, 0
+        self._values: OrderedDict[bytes, tuple[T, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: bytes) -> T | None:
+        with self._lock:
+            found = self._values.get(key)
+            if found is None:
+                return None
+            self._values.move_to_end(key)
+            return found[0]
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._values
+
+    def put(self, key: bytes, value: T, size_bytes: int) -> None:
+        """What is larger than a quarter of the cache is not kept."""
+        size_bytes += _VALUE_BYTES
+        if size_bytes > self._limit // 4:
+            return
+        with self._lock:
+            old = self._values.pop(key, None)
+            self._bytes += size_bytes - (old[1] if old else 0)
+            self._values[key] = (value, size_bytes)
+            while self._bytes > self._limit:
+                self._bytes -= self._values.popitem(last=False)[1][1]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._values.clear()
+            self._bytes = 0
+
+
+class _Layout(NamedTuple):
+    """A decoded list with the offset at which each part ends."""
+
+    chunks: ChunkList
+    ends: list[int]
+
+
+class PackReader(Repository):
+    """The repository for reading. Thread-safe; any number of them, in any processes.
+
+    `index_path` need not exist while there are no packs: the repository is empty then, until somebody writes.
+    """
+
+    def __init__(self, store: Store, index_path: Path, key: bytes, cache_bytes: int = CACHE_BYTES) -> None:
+        """The store is not closed by `close`. VersionMismatch. With a damaged index every read says DataLoss, until it was repaired."""
+        self.store = store
+        self.identity = Identity(key)
+        self._index_path = index_path
+        self._index: Index | None = None
+        self._index_file = (0, 0)
+        self._index_seen_s = 0.0
+        self._index_lock = threading.Lock()
+        self._closed = False
+        self._plain_cache: Cache[bytes] = Cache(cache_bytes)
+        self._tree_cache: Cache[Tree] = Cache(cache_bytes)
+        self._list_cache: Cache[_Layout] = Cache(cache_bytes // 2)
+        try:
+            self.open_index()
+        except DataLoss as exc:
+            _log.error("%s", exc.message)  # whoever reads is told again; a daemon that did not start could not be told to repair it
+
+    def open_index(self) -> Index | None:
+        """The index; None while there is neither index nor pack. DataLoss when packs are there without one.
+
+        One that another process has put in its place (a repair) is opened instead, some ms after it is there at the latest. The old one
+        is not closed here: other threads may be reading from it.
+        """
+        with self._index_lock:
+            if self._closed:
+                raise InternalError(f"the repository of {self._index_path} was used after it was closed")
+            now = time.monotonic()
+            if self._index is None or now - self._index_seen_s > _LOOK_EVERY_S:
+                self._open_present()
+                self._index_seen_s = now
+            return self._index
+
+    def _open_present(self) -> None:
+        try:
+            st = os.stat(self._index_path)
+        except FileNotFoundError:
+            if self._index is None:
+                for key in self.store.keys(pack.PREFIX):
+                    raise missing(self._index_path, key) from None
+            return  # it is being replaced
+        if self._index is None or self._index_file != (st.st_dev, st.st_ino):
+            self._index = Index(self._index_path, write=False)
+            self._index_file = (st.st_dev, st.st_ino)
+            self.forget()
+
+    def close(self) -> None:
+        with self._index_lock:
+            self._closed = True
+            if self._index is not None:
+                self._index.close()
+                self._index = None
+
+    def forget(self) -> None:
+        """Empty the caches: what is read next comes from the packs."""
+        for cache in (self._plain_cache, self._tree_cache, self._list_cache):
+            cache.clear()
+
+    def contains(self, object_id: BlobID | TreeID | RecordID) -> bool:
+        try:
+            return self.find(raw_id(object_id, "object")) is not None
+        except NotFound:
+            return False
+
+    def load_tree(self, tree_id: TreeID) -> Tree:
+        raw = raw_id(tree_id, "tree")
+        cached = self._tree_cache.get(raw)
+        if cached is not None:
+            return cached
+        data = self.plain(raw, (ObjectKind.TREE,))
+        try:
+            decoded = tree.decode_tree(data)
+        except tree.BadTree as exc:
+            raise self._damaged(raw, str(exc)) from None
+        self._keep_tree(raw, decoded, len(data))
+        return decoded
+
+    def _keep_tree(self, raw: bytes, decoded: Tree, encoded_bytes: int) -> None:
+        # A decoded entry takes some 700 bytes (measured with tracemalloc: 15 fields, name and id).
+        self._tree_cache.put(raw, decoded, 700 * (len(decoded.entries) + 1) + encoded_bytes)
+
+    def load_record(self, record_id: RecordID) -> bytes:
+        return self._record(raw_id(record_id, "record"))
+
+    def _record(self, raw: bytes) -> bytes:
+        try:
+            return decode_record(self.plain(raw, (ObjectKind.RECORD,)))
+        except pack.BadFrame as exc:
+            raise self._damaged(raw, str(exc)) from None
+
+    def records(self) -> Iterator[tuple[RecordID, bytes]]:
+        index = self.open_index()
+        for raw in index.records() if index else ():
+            yield RecordID(raw.hex()), self._record(raw)
+
+    def stored_bytes(self) -> int:
+        index = self.open_index()
+        return index.stored_bytes() if index is not None else 0
+
+    def size_bytes(self, content: BlobID) -> int:
+        raw = raw_id(content, "content")
+        entry = self._content(raw)
+        return entry.plain if entry.kind == ObjectKind.CHUNK else self._layout(raw).chunks.plain
+
+    def load(self, content: BlobID) -> Iterator[bytes]:
+        raw = raw_id(content, "content")
+        entry = self._content(raw)
+        if entry.kind == ObjectKind.CHUNK:
+            return self._load_chunk(entry)
+        return self._load_list(raw, self._layout(raw).chunks)
+
+    def load_many(self, contents: Sequence[BlobID]) -> list[bytes | memoryview | None]:
+        raws = [raw_id(content, "content") for content in contents]
+        found = bulk.load_many(self, raws)
+        return [found.get(raw) for raw in raws]
+
+    def read(self, content: BlobID, offset: int, length: int) -> bytes:
+        raw = raw_id(content, "content")
+        entry = self._content(raw)
+        if offset < 0 or length < 0:
+            raise ValueError("offset and length of a read are not negative")
+        if entry.kind == ObjectKind.CHUNK:
+            return self.plain_at(entry)[offset : offset + length]
+        pieces = []
+        while length > 0:
+            piece = self._read_once(raw, offset, length)
+            if not piece:
+                break
+            pieces.append(piece)
+            offset += len(piece)
+            length -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def chunk_list(self, raw: bytes) -> ChunkList:
+        """The parts of a content that is kept as a list, or of an inner list. NotFound, DataLoss."""
+        return self._layout(raw).chunks
+
+    def parts_of(self, raw: bytes | None) -> list[tuple[bytes, int]]:
+        """The chunks of a content with their lengths, as a hint: [] if there is none. Long ones (over 64 lists) only as far as that."""
+        entry = self.find(raw) if raw is not None else None
+        if entry is None or raw is None:
+            return []
+        if entry.kind == ObjectKind.CHUNK:
+            return [(raw, entry.plain)]
+        if entry.kind != ObjectKind.LIST:
+            return []
+        try:
+            level = [self.chunk_list(raw)]
+            while level and level[0].level:
+                level = [self.chunk_list(part) for one in level[:64] for part, _ in one.parts]
+        except (DataLoss, NotFound):
+            return []  # only a hint
+        return [part for one in level for part in one.parts]
+
+    def find(self, raw: bytes) -> Entry | None:
+        """Where an object is; None if there is none."""
+        index = self.open_index()
+        entry = index.find(raw) if index is not None else None
+        if entry is None and index is not None and not index.writable:
+            self._index_seen_s = 0.0  # is there a new one?
+            again = self.open_index()
+            if again is not None and again is not index:
+                return again.find(raw)
+        return entry
+
+    def plain(self, raw: bytes, kinds: tuple[ObjectKind, ...] | None = None, keep: bool = True) -> bytes:
+        """An object's plain bytes, verified. `kinds`: NotFound for any other. `keep`: remember it and its bases."""
+        cached = self._plain_cache.get(raw)
+        entry = None
+        if cached is None or kinds is not None:
+            entry = self.find(raw)
+            if entry is None or (kinds is not None and entry.kind not in kinds):
+                raise NotFound(f"there is no {_NAMES[kinds[0]] if kinds else 'object'} {raw.hex()} in the repository")
+        if cached is not None:
+            return cached
+        assert entry is not None
+        return self.plain_at(entry, keep)
+
+    def plain_at(self, entry: Entry, keep: bool = True) -> bytes:
+        """The plain bytes of an object that was just looked up, verified."""
+        cached = self._plain_cache.get(entry.id)
+        if cached is not None:
+            return cached
+        while True:
+            try:
+                return self._undelta(entry, keep)
+            except DataLoss:  # what the entry said may have changed since, by a garbage collection or a repair
+                self._index_seen_s = 0.0
+                again = self.find(entry.id)
+                if again is None or again == entry:
+                    raise
+                entry = again
+
+    def chain(self, wanted: Entry, until_cached: bool = False) -> list[Entry]:
+        """The object and what its delta is made against, and so on, to the first that is no delta (or, if wanted, whose base is in memory).
+        DataLoss when a part is missing or the index is wrong."""
+        chain = [wanted]
+        while (entry := chain[-1]).base is not None:
+            if until_cached and entry.base in self._plain_cache:
+                break
+            below = self.find(entry.base)
+            if below is None or below.depth != entry.depth - 1 or len(chain) > MAX_DEPTH:
+                raise self._damaged(wanted.id, f"what its deltas are made against ({entry.base.hex()}) is missing or wrong", wanted)
+            chain.append(below)
+        return chain
+
+    def _undelta(self, wanted: Entry, keep: bool) -> bytes:
+        """Apply one delta after the other."""
+        chain = self.chain(wanted, until_cached=True)
+        first = chain[-1].base
+        data = self._plain_cache.get(first) if first is not None else None
+        if first is not None and data is None:  # just pushed out by another thread
+            chain = self.chain(wanted)
+        for entry in reversed(chain):
+            data = self._decode(entry, data if entry.base is not None else None)
+            if not self.verify(entry, data):
+                raise self._damaged(entry.id, "its bytes do not match its id", entry)
+            if keep:
+                self._plain_cache.put(entry.id, data, len(data))
+        assert data is not None
+        return data
+
+    def _decode(self, entry: Entry, base: bytes | None) -> bytes:
+        try:
+            frame = pack.decode_frame(self.frame_bytes(entry))
+            if not matches(entry, frame):
+                raise pack.BadFrame("the frame of another object lies in its place")
+            return compress.decode(frame, base)
+        except pack.BadFrame as exc:
+            raise self._damaged(entry.id, str(exc), entry) from None
+
+    def frame_bytes(self, entry: Entry) -> bytes:
+        """The bytes of an object's frame. A pack that has vanished was rewritten by the garbage collection: look up again, once."""
+        try:
+            return self._get(entry)
+        except NotFound:
+            again = self.find(entry.id)
+            if again is not None and again.pack != entry.pack and again[5:] == entry[5:] and again.stored == entry.stored:
+                try:
+                    return self._get(again)
+                except NotFound:
+                    entry = again
+            raise self._damaged(entry.id, "the pack is missing", entry) from None
+
+    def _get(self, entry: Entry) -> bytes:
+        return self.store.get(pack.pack_key(entry.pack), entry.offset, entry.stored)
+
+    def verify(self, entry: Entry, data: bytes) -> bool:
+        """Whether plain bytes are the object's. A content's list is known by what it lists: only its form can be checked."""
+        return verify(self.identity, entry.kind, entry.id, data)
+
+    def _content(self, raw: bytes) -> Entry:
+        entry = self.find(raw)
+        if entry is None or entry.kind not in _CONTENT:
+            raise NotFound(f"there is no content {raw.hex()} in the repository")
+        return entry
+
+    def _layout(self, raw: bytes) -> _Layout:
+        cached = self._list_cache.get(raw)
+        if cached is not None:
+            return cached
+        data = self.plain(raw, (ObjectKind.LIST,))
+        try:
+            decoded = chunks.decode_list(data)
+        except pack.BadFrame as exc:
+            raise self._damaged(raw, str(exc)) from None
+        layout = _Layout(decoded, list(accumulate(length for _, length in decoded.parts)))
+        self._list_cache.put(raw, layout, 200 * len(layout.ends))
+        return layout
+
+    def _part(self, raw: bytes, whole: bytes, level: int, length: int) -> _Layout:
+        """An inner list, which must be of the level and length that the list above says."""
+        try:
+            layout = self._layout(raw)
+        except NotFound:
+            raise self._damaged(whole, f"the list {raw.hex()} that is a part of it is missing") from None
+        if not layout.chunks.inner or layout.chunks.level != level or layout.chunks.plain != length:
+            raise self._damaged(whole, f"the list {raw.hex()} is not the part that it should be")
+        return layout
+
+    def _chunk(self, raw: bytes, whole: bytes, length: int, keep: bool) -> bytes:
+        try:
+            data = self.plain(raw, (ObjectKind.CHUNK,), keep)
+        except NotFound:
+            raise self._damaged(whole, f"the chunk {raw.hex()} that is a part of it is missing") from None
+        if len(data) != length:
+            raise self._damaged(whole, f"the chunk {raw.hex()} has another length than the list says")
+        return data
+
+    def _load_chunk(self, entry: Entry) -> Iterator[bytes]:
+        data = self.plain_at(entry)
+        for start in range(0, len(data), _PIECE_BYTES):
+            yield data[start : start + _PIECE_BYTES]
+
+    def _load_list(self, raw: bytes, top: ChunkList) -> Iterator[bytes]:
+        hasher = self.identity.content_hasher()
+        stack = [(top.level, iter(top.parts))]
+        while stack:
+            level, parts = stack[-1]
+            part = next(parts, None)
+            if part is None:
+                stack.pop()
+            elif level == 0:
+                piece = self._chunk(part[0], raw, part[1], keep=False)
+                hasher.update(piece)
+                yield piece
+            else:
+                stack.append((level - 1, iter(self._part(part[0], raw, level - 1, part[1]).chunks.parts)))
+        if hasher.digest() != raw:
+            raise self._damaged(raw, "its bytes as a whole do not match its id")
+
+    def _read_once(self, raw: bytes, offset: int, length: int) -> bytes:
+        """What one chunk has of a range."""
+        layout = self._layout(raw)
+        while True:
+            place = bisect_right(layout.ends, offset)
+            if place == len(layout.ends):
+                return b""
+            part, size = layout.chunks.parts[place]
+            offset -= layout.ends[place] - size
+            if layout.chunks.level == 0:
+                return self._chunk(part, raw, size, keep=True)[offset : offset + length]
+            layout = self._part(part, raw, layout.chunks.level - 1, size)
+
+    def _damaged(self, raw: bytes, why: str, entry: Entry | None = None) -> DataLoss:
+        if entry is None:
+            entry = self.find(raw)
+        what = f"{entry.kind.name.lower()} {raw.hex()} in pack {entry.pack.hex()}" if entry else f"object {raw.hex()}"
+        return DataLoss(f"the {what} cannot be read because {why}: run `snapshotd check`, then `snapshotd repair`")
+
+
+def matches(entry: Entry, frame: pack.Frame) -> bool:
+    """Whether a frame is what the index says, going by its header. (Where it lies is not looked at.)"""
+    base = entry.base[: pack.BASE_BYTES] if entry.base is not None else None
+    same = (entry.kind, entry.stored, entry.plain, base) == (frame.kind, frame.stored, frame.plain, frame.base)
+    return same and entry.id.startswith(frame.id)
+
+
+def verify(identity: Identity, kind: ObjectKind, raw: bytes, data: bytes) -> bool:
+    """Whether plain bytes are an object's. Of a content's list only the form is checked: it is known by the bytes of what it lists."""
+    return _object_id(identity, kind, raw, data) == raw
+
+
+def object_id(identity: Identity, frame: pack.Frame, data: bytes) -> bytes | None:
+    """The id of the object whose plain bytes were in a frame; None if it cannot be what the frame says. A content's list is believed (its
+    form is checked): it is known by the bytes of what it lists."""
+    raw = _object_id(identity, frame.kind, frame.id, data)
+    return raw if raw is not None and raw.startswith(frame.id) else None
+
+
+def _object_id(identity: Identity, kind: ObjectKind, claimed: bytes, data: bytes) -> bytes | None:
+    if kind == ObjectKind.CHUNK:
+        return identity.content(data)
+    if kind == ObjectKind.TREE:
+        return identity.tree(data)
+    if kind == ObjectKind.RECORD:
+        return identity.record(data)
+    try:
+        return identity.inner_list(data) if chunks.decode_list(data).inner else claimed
+    except pack.BadFrame:
+        return None

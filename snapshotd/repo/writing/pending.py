@@ -1,0 +1,116 @@
+"""What the writer keeps of objects that are on their way: queued, planned, and frames of the pack that is being built."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import xxhash
+
+from snapshotd import failpoints
+from snapshotd.errors import Conflict
+from snapshotd.repo.base import ObjectKind
+from snapshotd.repo.format import pack
+from snapshotd.repo.format.encode import Encoded
+from snapshotd.repo.format.index import Entry, PackRow
+from snapshotd.repo.writing.similar import Similar
+from snapshotd.store.base import Store
+
+
+class Step:
+    """What is saved up to a record: how many bytes decides how much time each of them is worth."""
+
+    __slots__ = ("bytes",)
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
+class Queued:
+    """An object that was saved and is not encoded yet."""
+
+    __slots__ = ("base", "branch", "data", "depth", "id", "kind", "level", "number", "previous", "similar", "sort", "step")
+
+    def __init__(self, number: int, kind: ObjectKind, object_id: bytes, data: bytes, previous: bytes | None, step: Step) -> None:
+        self.number = number
+        self.step = step
+        self.level = 0
+        self.sort: bytes | None = None
+        """Of a whole file: it may be like others of its sort."""
+        self.similar: tuple[Similar, ...] = ()
+        self.kind, self.id, self.data, self.previous = kind, object_id, data, previous
+        self.base: Entry | Queued | None = None
+        self.branch = False
+        """The chain of `base` is full: an earlier version in it is to be the base."""
+        self.depth = 0
+        """Deltas to undo, at most."""
+
+
+class Building:
+    """The pack that frames are added to."""
+
+    def __init__(self) -> None:
+        self.id = pack.new_pack_id()
+        head = pack.encode_head(self.id)
+        self.parts: list[pack.Part] = [head]
+        self.bytes = len(head)
+        self.entries: list[Entry] = []
+        self._checksum = xxhash.xxh3_64(head)
+
+    def add(self, frame: Encoded, depth: int) -> Entry:
+        entry = Entry(frame.id, frame.kind, self.id, self.bytes, frame.stored, frame.plain, frame.base, depth)
+        self.parts += frame.parts
+        for part in frame.parts:  # now, while they are in the processor's cache
+            self._checksum.update(part)
+        self.bytes += frame.stored
+        self.entries.append(entry)
+        return entry
+
+    def row(self) -> PackRow:
+        """What the index says of the finished pack."""
+        return PackRow(self.id, self.bytes + pack.END_BYTES, len(self.entries))
+
+    def finish(self) -> list[pack.Part]:
+        """All parts of the pack, with its end. In any thread, when nothing is added any more."""
+        return [*self.parts, pack.encode_end(len(self.entries), self._checksum.copy())]
+
+
+def put_pack(store: Store, building: Building) -> None:
+    """Make a pack durable. In any thread."""
+    failpoints.hit("repo.pack.written")
+    store.put(pack.pack_key(building.id), building.finish())
+    failpoints.hit("repo.pack.stored")
+
+
+class Guide:
+    """Which chunk of the previous version a new one is likely a change of: the one after the last that both have."""
+
+    def __init__(self, parts: list[tuple[bytes, int]]) -> None:
+        self._parts = parts
+        self._place = {raw: place for place, (raw, _) in enumerate(parts)}
+        self._next = 0
+
+    def base_for(self, raw: bytes) -> bytes | None:
+        place = self._place.get(raw)
+        if place is None:
+            place = self._next
+            base = self._parts[place][0] if place < len(self._parts) else None
+        else:
+            base = None  # it exists
+        self._next = place + 1
+        return base
+
+
+def lock(index_path: Path) -> int:
+    """One writer: the lock lies beside the index, because no other descriptor of SQLite's own file may be closed while it is open."""
+    fd = os.open(f"{index_path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        os.close(fd)
+        if exc.errno != errno.EWOULDBLOCK:
+            raise
+        raise Conflict(f"the repository of {index_path} is being written to by another process: stop that one first") from None
+    return fd

@@ -1,0 +1,460 @@
+"""Write a view into a directory, with everything that can be kept: modes, owners, times, attributes, links, holes, special nodes.
+
+The tree is an attacker's and the target is the host's: everything goes through directory descriptors, nothing is followed, nothing that
+exists is opened. What comes out is exact, set-user-id programs and device nodes included; whoever restores must keep others away from it.
+
+One thread walks the tree and makes the directories. Where the view allows it (`View.parallel`), files are made by a few more, in batches of
+one directory: nearly all the time is spent in system calls, decompression and hashing, none of which holds the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from threading import Lock
+from typing import TypeVar
+
+from snapshotd.errors import NO_ROOM, OutOfSpace
+from snapshotd.kernel import turns
+from snapshotd.kernel.files import fd_path, is_empty_dir, open_dir, write_all
+from snapshotd.trees.base import Child, Entry, RestoreReport
+from snapshotd.trees.lookup import Handles, Node, entry_path, make_whiteout
+from snapshotd.trees.view import Directory, View
+from snapshotd.types import Kind
+
+MAX_WARNINGS = 1000
+"""More than these are counted, not listed."""
+
+_CANNOT_HOLD = (
+    errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENAMETOOLONG, errno.EOPNOTSUPP, errno.ENOSYS, errno.EILSEQ, errno.EFBIG,
+    errno.EMLINK, errno.EEXIST, errno.E2BIG, errno.ERANGE, errno.EOVERFLOW,
+)  # fmt: skip
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")
+_NAMED = (0x02, 0x08)
+"""Tags of the entries of an access list that name a user or group."""
+_DEVICE_TYPES = {Kind.CHAR_DEVICE: stat.S_IFCHR, Kind.BLOCK_DEVICE: stat.S_IFBLK}
+
+_BATCH_FILES = 128
+_BATCH_BYTES = 2 << 20
+_WAITING_BATCHES = 16
+"""Each holds a descriptor. Enough that no thread waits for the one that walks."""
+_OPEN_ENDS = 4096
+"""How many directories may wait for their metadata."""
+_MAX_THREADS = 4
+_T = TypeVar("_T")
+
+
+def materialise(view: View, path: bytes, target_fd: int, *, whiteouts: bool = False) -> RestoreReport:
+    """Write the directory `path` of `view` into the empty directory `target_fd`, which gets its metadata, too.
+
+    File data is reflinked where both lie on one file system that can, else copied without filling holes. Names of one hard link group
+    are linked again. What the target cannot hold (a name, an owner, an attribute, a time's precision, sockets) becomes a warning that
+    names the path; the rest is written. Not durable on return.
+    `whiteouts`: the target is a layer for overlayfs. Character devices 0:0 are made, which are whiteouts there (and are left out with a
+    warning otherwise), and so are sockets, since the layer stands for the tree itself.
+    Raises FileNotFoundError, NotADirectoryError (of `path`), ValueError (target not empty), OutOfSpace, DataLoss, OSError (EIO).
+    On an error the target holds a part. Nobody else may write to the target meanwhile.
+    Memory: the listings on the way to the current entry, and a few MiB per processor.
+    """
+    if not is_empty_dir(target_fd):
+        raise ValueError("the target directory is not empty")
+    _without_acls(target_fd)
+    writer = Writer(view, whiteouts=whiteouts)
+    try:
+        return writer.write(path, target_fd)
+    finally:
+        writer.close()
+
+
+class _Batch:
+    """Regular files of one directory, for another thread to make."""
+
+    __slots__ = ("bytes", "children")
+
+    def __init__(self) -> None:
+        self.children: list[Child] = []
+        self.bytes = 0
+
+
+class Frame:
+    """A directory being written."""
+
+    __slots__ = ("batch", "children", "source", "target")
+
+    def __init__(self, source: Directory, target: Node, children: Iterator[Child]) -> None:
+        self.source, self.target, self.children = source, target, children
+        self.batch = _Batch()
+
+
+class Writer:
+    """Writes entries of `view` into a target. `whiteouts` as in `materialise`; `threads`: whether files may be made by several;
+    `shift`: how much higher ids are in the target."""
+
+    def __init__(self, view: View, *, whiteouts: bool, threads: bool = True, shift: int = 0) -> None:
+        self._view, self._whiteouts, self._shift = view, whiteouts, shift
+        self._out = Handles()
+        self._links: dict[tuple[int, int], tuple[Node, bytes]] = {}
+        self._warnings: list[str] = []
+        self._unlisted = 0
+        self._warning = Lock()
+        self._files = self._directories = self._bytes = 0
+        self._stopped = False
+        count = min(len(os.sched_getaffinity(0)), _MAX_THREADS)
+        self._pool = ThreadPoolExecutor(count, "materialise") if threads and view.parallel else None
+        self._waiting: deque[Future[tuple[int, int]]] = deque()
+        self._ends: list[Frame] = []
+
+    def close(self) -> None:
+        self._stopped = True  # batches close their descriptor, so they are not cancelled
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._out.close()
+
+    def write(self, path: bytes, target_fd: int) -> RestoreReport:
+        """The whole directory `path`."""
+        source = self._view.directory(path)
+        top = self.root(source, target_fd)
+        top.children = iter(self._view.children(source))
+        stack = [top]
+        while stack:
+            turns.give_way()
+            frame = stack[-1]
+            child = next(frame.children, None)
+            if child is None:
+                stack.pop()
+                self._end(frame)
+            elif child.entry.kind is Kind.DIRECTORY:
+                if self._attempt(frame.target, child.name, partial(self._make_dir, frame, child)):
+                    self._directories += 1
+                    stack.append(self._open_dir(frame, child))
+            elif self._pool is not None and child.entry.kind is Kind.FILE and child.entry.nlink == 1:
+                self._add_to_batch(frame, child)
+            else:
+                self._files += bool(self._attempt(frame.target, child.name, partial(self._write_node, frame, child)))
+        self._settle()
+        return self.report()
+
+    def report(self) -> RestoreReport:
+        """What was written so far."""
+        more = (f"{self._unlisted} more warnings are not listed.",) if self._unlisted else ()
+        return RestoreReport(self._files, self._directories, self._bytes, (*self._warnings, *more))
+
+    # -- one by one, for who walks by himself (apply.py), without threads ------------------------------------------------------
+
+    def root(self, source: Directory, target_fd: int) -> Frame:
+        """The target's root, where the directory `source` of the view is written."""
+        return Frame(source, self._out.add_root(target_fd), iter(()))
+
+    def fd(self, frame: Frame) -> int:
+        """The descriptor of a directory of the target, valid until the next call of any method here."""
+        return self._out.fd(frame.target)
+
+    def enter(self, frame: Frame, name: bytes) -> Frame:
+        """A directory that is there, in the view and in the target. OSError."""
+        target = self._out.adopt(frame.target, name, open_dir(self._out.fd(frame.target), name))
+        return Frame(self._view.enter(frame.source, name), target, iter(()))
+
+    def warn(self, frame: Frame, name: bytes, what: str) -> None:
+        """Note something about an entry that could not be written."""
+        self._warn(frame.target, name, what)
+
+    def make_directory(self, frame: Frame, child: Child) -> bool:
+        """Make an empty directory without its metadata. False, and a warning, if the target cannot hold it."""
+        made = bool(self._attempt(frame.target, child.name, partial(self._make_dir, frame, child)))
+        self._directories += made
+        return made
+
+    def write_entry(self, frame: Frame, child: Child) -> bool:
+        """Make anything but a directory, where nothing is. False if it was left out."""
+        made = bool(self._attempt(frame.target, child.name, partial(self._write_node, frame, child)))
+        self._files += made
+        return made
+
+    def finish_directory(self, frame: Frame) -> None:
+        """Metadata of a directory in which everything is written."""
+        self._finish_dir(frame)
+
+    def is_linked(self, frame: Frame, child: Child) -> bool:
+        """Whether the name in the target is a link to the one of its group that was written."""
+        first = self._links.get(child.entry.inode)
+        if first is None:
+            return False
+        one = os.stat(first[1], dir_fd=self._out.fd(first[0]), follow_symlinks=False)
+        try:
+            other = os.stat(child.name, dir_fd=self._out.fd(frame.target), follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+
+    # -- the walk --------------------------------------------------------------------------------------------------------------
+
+    # -- directories -----------------------------------------------------------------------------------------------------------
+
+    def _make_dir(self, frame: Frame, child: Child) -> bool:
+        os.mkdir(child.name, 0o700, dir_fd=self._out.fd(frame.target))
+        return True
+
+    def _open_dir(self, frame: Frame, child: Child) -> Frame:
+        entered = self.enter(frame, child.name)
+        entered.children = iter(self._view.children(entered.source))
+        return entered
+
+    def _end(self, frame: Frame) -> None:
+        """All entries are written, or on their way. Metadata come last: writing into the directory changes its time."""
+        if self._pool is None:
+            self._finish_dir(frame)
+            return
+        self._send_batch(frame)
+        self._ends.append(frame)
+        if len(self._ends) >= _OPEN_ENDS:
+            self._settle()
+
+    def _finish_dir(self, frame: Frame) -> None:
+        xattrs = self._read_xattrs(frame.target, b"", lambda: self._view.directory_xattrs(frame.source))
+        self._apply(frame.target, b"", self._out.fd(frame.target), self._view.entry_of(frame.source), xattrs)
+
+    # -- batches ---------------------------------------------------------------------------------------------------------------
+
+    def _add_to_batch(self, frame: Frame, child: Child) -> None:
+        frame.batch.children.append(child)
+        frame.batch.bytes += child.entry.size
+        if frame.batch.bytes >= _BATCH_BYTES or len(frame.batch.children) >= _BATCH_FILES:
+            self._send_batch(frame)
+
+    def _send_batch(self, frame: Frame) -> None:
+        children = frame.batch.children
+        if not children:
+            return
+        frame.batch = _Batch()
+        if len(self._waiting) >= _WAITING_BATCHES:
+            self._take_result()
+        assert self._pool is not None
+        dir_fd = os.dup(self._out.fd(frame.target))
+        try:
+            self._waiting.append(self._pool.submit(self._write_batch, frame.target, children, dir_fd))
+        except BaseException:
+            os.close(dir_fd)
+            raise
+
+    def _write_batch(self, target: Node, children: list[Child], dir_fd: int) -> tuple[int, int]:
+        """In a thread of the pool. Returns the number of files and their bytes."""
+        files = size = 0
+        try:
+            loaded = self._view.load_children(children)
+            for child, data in zip(children, loaded, strict=True):
+                turns.give_way()
+                if self._stopped:
+                    break
+                done = self._attempt(target, child.name, partial(self._write_file, target, child, dir_fd, data))
+                files += done is not None
+                size += done or 0
+        finally:
+            os.close(dir_fd)
+        return files, size
+
+    def _take_result(self) -> None:
+        files, size = self._waiting.popleft().result()
+        self._files += files
+        self._bytes += size
+
+    def _settle(self) -> None:
+        """Wait for all files, then finish the directories whose entries are all there."""
+        while self._waiting:
+            self._take_result()
+        for frame in self._ends:
+            self._finish_dir(frame)
+        self._ends.clear()
+
+    # -- entries ---------------------------------------------------------------------------------------------------------------
+
+    def _write_node(self, frame: Frame, child: Child) -> bool:
+        """Create anything but a directory. False if it was left out on purpose."""
+        target, entry = frame.target, child.entry
+        if entry.kind is Kind.SOCKET and not self._whiteouts:
+            self._warn(target, child.name, "is a socket, which only its program can make")
+            return False
+        if entry.nlink > 1 and self._link(frame, child):
+            return True
+        fd = self._out.fd(target)
+        if entry.kind is Kind.FILE:
+            self._bytes += self._write_file(target, child, fd)
+        elif entry.kind is Kind.SYMLINK:
+            os.symlink(self._view.readlink_of(child), child.name, dir_fd=fd)
+            self._apply(target, child.name, entry_path(fd, child.name), entry, self._xattrs(target, child))
+        else:
+            self._write_special(target, child, fd)
+        if entry.nlink > 1:
+            self._links[entry.inode] = (target, child.name)
+        return True
+
+    def _link(self, frame: Frame, child: Child) -> bool:
+        """Make the name a link to the one written before. False if there is none, or no link can be made."""
+        first = self._links.get(child.entry.inode)
+        if first is None:
+            return False
+        source_fd = os.dup(self._out.fd(first[0]))
+        try:
+            target_fd = self._out.fd(frame.target)
+            os.link(first[1], child.name, src_dir_fd=source_fd, dst_dir_fd=target_fd, follow_symlinks=False)
+        except OSError as exc:
+            if exc.errno not in (errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP):
+                raise
+            self._warn(frame.target, child.name, f"became a copy of its own, not a hard link ({exc.strerror})")
+            return False
+        finally:
+            os.close(source_fd)
+        return True
+
+    def _write_file(self, target: Node, child: Child, dir_fd: int, data: bytes | memoryview | None = None) -> int:
+        """Make a regular file, of `data` if they are here already. Returns its size. It never has more permission bits than in the end."""
+        fd = os.open(child.name, _NEW_FILE, child.entry.mode & 0o777, dir_fd=dir_fd)
+        try:
+            size = self._view.copy_child(child, fd) if data is None else write_all(fd, data)
+            self._apply(target, child.name, fd, child.entry, self._xattrs(target, child))
+        except OSError:
+            os.unlink(child.name, dir_fd=dir_fd)
+            raise
+        finally:
+            os.close(fd)
+        return size
+
+    def _write_special(self, target: Node, child: Child, dir_fd: int) -> None:
+        entry = child.entry
+        if entry.kind is Kind.FIFO:
+            os.mkfifo(child.name, 0o600, dir_fd=dir_fd)
+        elif entry.kind is Kind.SOCKET:
+            os.mknod(child.name, stat.S_IFSOCK | 0o600, dir_fd=dir_fd)
+        elif entry.rdev or entry.kind is Kind.BLOCK_DEVICE:
+            os.mknod(child.name, _DEVICE_TYPES[entry.kind] | 0o600, entry.rdev, dir_fd=dir_fd)
+        elif entry.kind is Kind.CHAR_DEVICE and self._whiteouts:
+            make_whiteout(dir_fd, child.name)
+            return
+        else:  # in a layer a character device 0:0 would delete the name
+            raise OSError(errno.EINVAL, "device number 0:0")
+        xattrs = self._xattrs(target, child)
+        fd = os.open(child.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+        try:
+            self._apply(target, child.name, fd_path(fd), entry, xattrs)
+        finally:
+            os.close(fd)
+
+    # -- metadata --------------------------------------------------------------------------------------------------------------
+
+    def _xattrs(self, target: Node, child: Child) -> dict[bytes, bytes]:
+        return self._read_xattrs(target, child.name, lambda: self._view.xattrs_of(child))
+
+    def _read_xattrs(self, target: Node, name: bytes, read: Callable[[], dict[bytes, bytes]]) -> dict[bytes, bytes]:
+        try:
+            return read()
+        except OSError as exc:
+            if exc.errno != errno.E2BIG:
+                raise
+            self._warn(target, name, "lost its extended attributes, which are more than can be listed")
+            return {}
+
+    def _apply(self, target: Node, name: bytes, what: int | str | bytes, entry: Entry, xattrs: dict[bytes, bytes]) -> None:
+        """Give `what`, a descriptor or a path, its metadata: the entry `name` of `target`, or `target` itself if the name is empty.
+
+        Owner, mode, attributes, time, in this order: chown clears set-user-id and capabilities, all of them change the ctime only. What
+        is right already is left alone: most files have the owner and mode that they were made with.
+        """
+        follow = entry.kind is not Kind.SYMLINK  # whose mode means nothing
+        uid, gid = entry.uid + self._shift, entry.gid + self._shift
+        if not xattrs and _is_as_made(what, entry, (uid, gid), follow):
+            return
+        st = os.stat(what, follow_symlinks=follow)
+        if (st.st_uid, st.st_gid) != (uid, gid):
+            self._try(target, name, "owner", lambda: os.chown(what, uid, gid, follow_symlinks=follow))
+            st = os.stat(what, follow_symlinks=follow)
+        if follow and stat.S_IMODE(st.st_mode) != entry.mode:
+            self._try(target, name, "mode", lambda: os.chmod(what, entry.mode))
+        for key, value in xattrs.items():
+            shown = f"extended attribute {os.fsdecode(key)!r}"
+            if self._shift and key in _ACLS:
+                value = shifted_acl(value, self._shift)
+            self._try(target, name, shown, partial(os.setxattr, what, key, value, follow_symlinks=follow), *NO_ROOM)
+        times = (entry.mtime_ns, entry.mtime_ns)
+        self._try(target, name, "time", lambda: os.utime(what, ns=times, follow_symlinks=follow))
+        st = os.stat(what, follow_symlinks=follow)
+        got = (st.st_uid, st.st_gid, st.st_mtime_ns, stat.S_IMODE(st.st_mode) if follow else entry.mode)
+        if got != (uid, gid, entry.mtime_ns, entry.mode):
+            self._warn(target, name, "has another owner, mode or time than in the snapshot, because the target cannot hold it")
+
+    def _try(self, target: Node, name: bytes, what: str, action: Callable[[], object], *more: int) -> None:
+        """One piece of metadata that may be lost. `more`: errors that also mean "cannot hold" (a full disk, where one value is too big)."""
+        try:
+            action()
+        except OSError as exc:
+            if exc.errno not in (*_CANNOT_HOLD, *more):
+                raise
+            self._warn(target, name, f"lost its {what} ({exc.strerror})")
+
+    def _attempt(self, target: Node, name: bytes, action: Callable[[], _T]) -> _T | None:
+        """What `action` gives, which makes the entry `name` of `target`; None and a warning if the target cannot hold it."""
+        try:
+            return action()
+        except OSError as exc:
+            if exc.errno in NO_ROOM:
+                path = _shown(target, name)
+                raise OutOfSpace(f"cannot restore {path}: the target's disk is full; free space or choose another target") from exc
+            if exc.errno not in _CANNOT_HOLD:
+                raise
+            self._warn(target, name, f"was left out, because the target cannot hold it ({exc.strerror})")
+            return None
+
+    def _warn(self, target: Node, name: bytes, what: str) -> None:
+        with self._warning:
+            if len(self._warnings) < MAX_WARNINGS:
+                self._warnings.append(f"{_shown(target, name)} {what}.")
+            else:
+                self._unlisted += 1
+
+
+def shifted_acl(value: bytes, shift: int) -> bytes:
+    """An access list with its users and groups `shift` higher (linux/posix_acl_xattr.h: a version, then tag, permissions and id each)."""
+    head, entries = value[:4], value[4:]
+    if len(entries) % 8:
+        return value
+    moved = (
+        struct.pack("<HHI", tag, permissions, (who + shift) & 0xFFFFFFFF if tag in _NAMED else who)
+        for tag, permissions, who in struct.iter_unpack("<HHI", entries)
+    )
+    return head + b"".join(moved)
+
+
+def _is_as_made(what: int | str | bytes, entry: Entry, owner: tuple[int, int], follow: bool) -> bool:
+    """Set the time of what was just made, and say whether it has the rest already, as nearly every file has."""
+    try:
+        os.utime(what, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=follow)
+    except OSError:
+        return False  # the long way says what is wrong
+    st = os.stat(what, follow_symlinks=follow)
+    right = (st.st_uid, st.st_gid) == owner and st.st_mtime_ns == entry.mtime_ns
+    return right and (not follow or stat.S_IMODE(st.st_mode) == entry.mode)
+
+
+def _without_acls(dir_fd: int) -> None:
+    """The target's own access list is not the snapshot's, and whatever is made in the target would inherit the default one."""
+    for name in ("system.posix_acl_default", "system.posix_acl_access"):
+        try:
+            os.removexattr(dir_fd, name)
+        except OSError as exc:
+            if exc.errno not in (errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+
+
+def _shown(directory: Node, name: bytes) -> str:
+    """A path below the target for people: printable whatever its bytes are, and not endless."""
+    names, at = ([name] if name else []), directory
+    while at.parent is not None:
+        names.append(at.name)
+        at = at.parent
+    text = ascii(os.fsdecode(b"/".join(reversed(names)) or b"."))
+    return text if len(text) <= 300 else text[:150] + "..." + text[-147:]

@@ -1,0 +1,219 @@
+"""Read a tree, wherever it lies: the interface.
+
+    stack_view.py    a stack of layers (directories)
+    stored_view.py   a tree in the repository
+
+Paths are bytes relative to the root; b"" is the root, surplus slashes do not count, `.` and `..` are not followed (they do not exist),
+links are never followed. Every method raises OSError: FileNotFoundError, NotADirectoryError (a component is not a directory), EIO, ESTALE
+(a layer changed, which nobody may do); those on stored trees raise DataLoss (naming object and pack) as well.
+Paths and directories of any length and depth. One thread at a time, but see `View.parallel`.
+"""
+
+from __future__ import annotations
+
+import errno
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from snapshotd.trees.base import Child, Entry
+from snapshotd.types import Kind
+
+Directory: TypeAlias = Any
+"""A view's own handle of a directory, valid until the view is closed. Only good for handing back to that view."""
+
+_KEPT_PATHS = 256
+_LONG_PATH_BYTES = 4096
+
+
+class View(ABC):
+    """See the module's text."""
+
+    parallel: bool = False
+    """Whether any number of threads may read files (`copy_child`, `xattrs_of` and the like) while one thread lists directories."""
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release every descriptor. Idempotent."""
+
+    # -- by path ---------------------------------------------------------------------------------------------------------------
+
+    def lstat(self, path: bytes) -> Entry:
+        """The entry at `path`, links not followed."""
+        parts = split(path)
+        if not parts:
+            return self.entry_of(self.directory())
+        return self.find(self.directory(b"/".join(parts[:-1])), parts[-1]).entry
+
+    def list(self, path: bytes) -> list[tuple[bytes, Entry]]:
+        """The entries of a directory, sorted by the bytes of their names."""
+        return [(child.name, child.entry) for child in self.children(self.directory(path))]
+
+    def open(self, path: bytes) -> int:
+        """A descriptor for reading the regular file at `path`; the caller closes it. Raises IsADirectoryError, OSError (ELOOP: a link;
+        EINVAL: a device, fifo or socket)."""
+        return self.open_child(self.child(path))
+
+    def readlink(self, path: bytes) -> bytes:
+        """A symbolic link's target. OSError EINVAL if it is something else."""
+        return self.readlink_of(self.child(path))
+
+    def xattrs(self, path: bytes) -> dict[bytes, bytes]:
+        """Extended attributes but overlayfs's own. Raises OSError (E2BIG: more than the kernel lists)."""
+        if not split(path):
+            return self.directory_xattrs(self.directory())
+        return self.xattrs_of(self.child(path))
+
+    def child(self, path: bytes) -> Child:
+        """The entry at `path`, for the methods below. IsADirectoryError for the root."""
+        parts = split(path)
+        if not parts:
+            raise IsADirectoryError(errno.EISDIR, "the root is nobody's child")
+        return self.find(self.directory(b"/".join(parts[:-1])), parts[-1])
+
+    def walk(self, path: bytes = b"") -> Iterator[tuple[bytes, Entry]]:
+        """Every entry below the directory `path` (itself not), parents first, siblings sorted; paths from the view's root.
+
+        Memory: the listings on the way to the current entry.
+        """
+        top, prefix = self.directory(path), b"/".join(split(path))
+        stack = [(len(prefix), top, iter(self.children(top)))]  # lengths: six thousand paths of a megabyte would not fit
+        while stack:
+            length, directory, children = stack[-1]
+            child = next(children, None)
+            if child is None:
+                stack.pop()
+                continue
+            child_path = join(prefix[:length], child.name)
+            yield child_path, child.entry
+            if child.entry.kind is Kind.DIRECTORY:
+                prefix = child_path
+                deeper = self.enter(directory, child.name)
+                stack.append((len(prefix), deeper, iter(self.children(deeper))))
+
+    # -- by handle, for walks that must not resolve paths again and again -------------------------------------------------------
+
+    @abstractmethod
+    def directory(self, path: bytes = b"") -> Directory:
+        """The handle of a directory."""
+
+    @abstractmethod
+    def children(self, directory: Directory) -> tuple[Child, ...]:
+        """The directory's entries, sorted by the bytes of their names."""
+
+    @abstractmethod
+    def find(self, directory: Directory, name: bytes) -> Child:
+        """The entry `name` of a directory."""
+
+    @abstractmethod
+    def enter(self, directory: Directory, name: bytes) -> Directory:
+        """The handle of a sub-directory."""
+
+    @abstractmethod
+    def entry_of(self, directory: Directory) -> Entry:
+        """A directory's own entry."""
+
+    @abstractmethod
+    def identity(self, directory: Directory) -> tuple[object, ...]:
+        """Equal for two directories (of any two views) whose whole trees are equal, because the same layers or objects back them.
+        Different identities say nothing."""
+
+    def unlike(self, directory: Directory, other: View, others: Directory) -> Collection[bytes] | None:
+        """The only names by which a directory and one of another view, with everything below them, can differ; None where that is not
+        known without listing both."""
+        return None
+
+    def some(self, directory: Directory, names: Collection[bytes]) -> tuple[Child, ...]:
+        """Those of the directory's `children` that have one of the names."""
+        return tuple([child for child in self.children(directory) if child.name in names])
+
+    def content_of(self, child: Child) -> object | None:
+        """Equal for two regular files (of views of one repository) if and only if their bytes are; None: not known without reading them."""
+        return None
+
+    @abstractmethod
+    def open_child(self, child: Child) -> int:
+        """Like `open`. Holes are holes. For a stored file this is an anonymous file filled with all its data."""
+
+    @abstractmethod
+    def read_child(self, child: Child, offset: int, length: int) -> bytes:
+        """Bytes of a regular file from `offset`, holes as zeros; less than `length` only at its end. Errors like `open`."""
+
+    @abstractmethod
+    def copy_child(self, child: Child, target_fd: int) -> int:
+        """Write a regular file's data into an empty file (sharing extents where possible, holes left out, length set). Returns the file's
+        logical size. Errors like `open`, and those of writing."""
+
+    def load_children(self, children: Sequence[Child]) -> Sequence[bytes | memoryview | None]:
+        """The whole data of small regular files at once, where that is faster than `copy_child` for each. None is no answer and no error:
+        `copy_child` gives the data, or says what is wrong. Memory: some 20 MiB at most."""
+        return [None] * len(children)
+
+    @abstractmethod
+    def readlink_of(self, child: Child) -> bytes:
+        """Like `readlink`."""
+
+    @abstractmethod
+    def xattrs_of(self, child: Child) -> dict[bytes, bytes]:
+        """Like `xattrs`."""
+
+    @abstractmethod
+    def directory_xattrs(self, directory: Directory) -> dict[bytes, bytes]:
+        """Like `xattrs`."""
+
+
+def join(prefix: bytes, name: bytes) -> bytes:
+    """A path below `prefix`, which may be the root (b"")."""
+    return prefix + b"/" + name if prefix else name
+
+
+def split(path: bytes) -> list[bytes]:
+    """The components of a path; surplus slashes do not count."""
+    return [part for part in path.split(b"/") if part]
+
+
+class PathCache:
+    """Finds a view's directories by path, from the nearest ancestor that is remembered: the last ones of ordinary length, and all on the
+    last way of any length. A walk that asks for every path it sees costs one step per directory this way, however deep it goes."""
+
+    def __init__(self, root: Directory, enter: Callable[[Directory, bytes], Directory]) -> None:
+        self._root, self._enter = root, enter
+        self._short: OrderedDict[tuple[bytes, ...], Directory] = OrderedDict()
+        self._long: list[tuple[bytes, Directory]] = []
+
+    def resolve(self, parts: Sequence[bytes]) -> Directory:
+        """The directory that the components lead to. Raises what `enter` raises."""
+        if sum(map(len, parts)) + len(parts) > _LONG_PATH_BYTES:
+            return self._resolve_long(parts)
+        at, done = self._root, 0
+        for count in range(len(parts), 0, -1):
+            known = self._short.get(tuple(parts[:count]))
+            if known is not None:
+                at, done = known, count
+                break
+        for name in parts[done:]:
+            at = self._enter(at, name)
+        self._short[tuple(parts)] = at
+        self._short.move_to_end(tuple(parts))
+        if len(self._short) > _KEPT_PATHS:
+            self._short.popitem(last=False)
+        return at
+
+    def _resolve_long(self, parts: Sequence[bytes]) -> Directory:
+        common = 0
+        for name, (other, _) in zip(parts, self._long, strict=False):
+            if name != other:
+                break
+            common += 1
+        del self._long[common:]
+        for name in parts[common:]:
+            self._long.append((name, self._enter(self._long[-1][1] if self._long else self._root, name)))
+        return self._long[-1][1]
