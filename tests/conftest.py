@@ -35,9 +35,10 @@ FIRST = (
 
 
 def pytest_configure() -> None:
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A suite started in the background of a shell inherits this, and so would every command that a test interrupts.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            # A suite started in the background of a shell, or by nohup, inherits this, and so would every command that a test ends by it.
+            signal.signal(number, usual)
     if "PYTEST_XDIST_WORKER" in os.environ and os.geteuid() == 0:
         # What one process mounts would be held by every daemon that another one starts.
         with suppress(PermissionError):  # who may not do this may not mount anything either

@@ -93,6 +93,7 @@ def _archive(snap: Snap, folder: Path, archive: Path) -> None:
     """Write what `docker save` would: the files, and what the recipe says of environment and working directory."""
     _, first = snap.create("--runtime", "runc")
     snap("restore", first, "--to", folder / "root")
+    (folder / "root").chmod(0o755)  # what is restored is closed to others, for the setuid programs in it
     layer = folder / "layer.tar"
     subprocess.run(["tar", "-C", folder / "root", "--xattrs", "-cf", layer, "."], check=True)
     with open(layer, "rb") as file:

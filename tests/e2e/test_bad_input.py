@@ -168,7 +168,7 @@ def test_a_full_disk_says_so_and_works_again_when_there_is_space(tmp_path: Path,
     try:
         snap = Snap(mount / "state", engine_env)
         snap("image", "import", root_tar, "--name", "default")
-        trajectory, _ = snap.create("--runtime", "runc")
+        trajectory, _ = snap.create("--runtime", "runc", "--disk", "4G")  # more than there is: the disk is what ends it
         kept = snap.sh(trajectory, "echo kept > kept")["snapshot"]
         full = snap("exec", trajectory, "--", "sh", "-c", "head -c 2G /dev/zero | tr '\\0' x > big", code=None)
         assert full.returncode != 0
