@@ -280,7 +280,8 @@ class Database:
             with self._translated():
                 if self._path is not None:
                     connection = _connect(str(self._path), self.form, False)
-                rows = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(100)")]
+                found = connection.execute("PRAGMA integrity_check(100)")
+                rows = [str(row[0]).replace(f"error code={apsw.SQLITE_IOERR_DATA}", "it does not match its checksum") for row in found]
                 if rows == ["ok"]:
                     missing = connection.execute("PRAGMA foreign_key_check").fetchall()[:100]
                     rows = [f"a row of {table} names one of {parent} that does not exist" for table, _, parent, _ in missing]
