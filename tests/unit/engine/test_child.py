@@ -11,7 +11,7 @@ import pytest
 from snapshotd.engine.storing.child import Child
 
 CHILD = """
-from snapshotd.engine import child
+from snapshotd.engine.storing import child
 from snapshotd.errors import NotFound
 
 def handle(request, progress):
@@ -37,7 +37,7 @@ def test_a_child_whose_daemon_has_gone_ends_without_a_word(work: str) -> None:
 
 
 ECHO = """
-from snapshotd.engine import child
+from snapshotd.engine.storing import child
 
 def handle(request, progress):
     progress("a part")
@@ -62,7 +62,7 @@ def test_an_answer_that_nobody_waited_for_is_not_the_next_ones() -> None:
 
 
 GREEDY = """
-from snapshotd.engine import child
+from snapshotd.engine.storing import child
 from snapshotd.kernel import memory
 
 assert memory.keep_freed(), "no such settings"
