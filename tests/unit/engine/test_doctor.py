@@ -15,7 +15,7 @@ from snapshotd.engine.host import doctor, packages
 from snapshotd.errors import Unsupported
 from snapshotd.kernel import features
 
-REPOSITORY = Path(packages.__file__).parents[2]
+REPOSITORY = Path(packages.__file__).parents[3]
 
 
 def test_every_piece_is_looked_at_and_every_failure_has_a_fix(tmp_path: Path) -> None:
