@@ -11,8 +11,8 @@ from pathlib import Path
 from snapshotd.runtime.docker import DockerRuntime
 from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.runc import RuncRuntime
-from snapshotd.testing.contracts.runtime import Rig
 from snapshotd.types import IdMap
+from tests.contracts.runtime import Rig
 from tests.dockerd import Engine
 
 ID_MAP = IdMap(base=100_000, count=65_536)

@@ -19,9 +19,9 @@ from snapshotd.catalog import schema
 from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.errors import Ambiguous, Conflict, DataLoss, InternalError, NotFound, NotPermitted, OutOfSpace, Unsupported, VersionMismatch
-from snapshotd.testing.contracts.catalog import CHECKS
-from snapshotd.testing.records import begin, committed, ended_entry, follow, make_entry, make_image, started
 from snapshotd.types import CallStatus, Ended, Message, RecordID, Snapshot, SnapshotState, TreeID
+from tests.contracts.catalog import CHECKS
+from tests.records import begin, committed, ended_entry, follow, make_entry, make_image, started
 
 
 @pytest.fixture(params=["file", "memory"])

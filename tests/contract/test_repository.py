@@ -17,9 +17,9 @@ from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.base import Store
 from snapshotd.store.local import LocalStore
 from snapshotd.store.memory import MemoryStore
-from snapshotd.testing.contracts.repository import CHECKS, edited, load
-from snapshotd.testing.memory_repository import MemoryRepository
 from snapshotd.types import BlobID
+from tests.contracts.repository import CHECKS, edited, load
+from tests.memory_repository import MemoryRepository
 
 KEY = bytes(range(32))
 

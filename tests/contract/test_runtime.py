@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.testing.contracts.runtime import CHECKS, Rig
-from snapshotd.testing.contracts.runtime_rig import eventually
 from snapshotd.types import new_id
 from tests import rigs
 from tests.capabilities import require
+from tests.contracts.runtime import CHECKS, Rig
+from tests.contracts.runtime_rig import eventually
 
 
 @pytest.fixture(

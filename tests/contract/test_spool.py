@@ -22,8 +22,8 @@ from snapshotd.kernel import files
 from snapshotd.repo import spool_format as blob_format
 from snapshotd.repo.base import Spool
 from snapshotd.repo.spool import FileSpool
-from snapshotd.testing.contracts.spool import CHECKS, load
 from snapshotd.types import BlobID
+from tests.contracts.spool import CHECKS, load
 
 
 @pytest.fixture

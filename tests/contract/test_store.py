@@ -22,9 +22,9 @@ from snapshotd.store.base import Store
 from snapshotd.store.local import LocalStore
 from snapshotd.store.memory import MemoryStore
 from snapshotd.store.s3 import S3Store
-from snapshotd.testing.contracts.store import CHECKS
-from snapshotd.testing.faulty_store import APPLIES, Fault, FaultyStore, Script, Seeded
 from tests import s3_service
+from tests.contracts.store import CHECKS
+from tests.faulty_store import APPLIES, Fault, FaultyStore, Script, Seeded
 
 
 @pytest.fixture(scope="module")

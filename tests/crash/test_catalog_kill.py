@@ -26,7 +26,7 @@ from pathlib import Path
 from snapshotd import sqlite
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.repo.spool import FileSpool
-from snapshotd.testing.records import begin, follow, fork, make_call, make_image
+from tests.records import begin, follow, fork, make_call, make_image
 from snapshotd.types import Message, RecordID, TreeID
 
 sqlite._CHECKPOINT_PAGES = 30  # many checkpoints, so that many kills fall into one

@@ -26,11 +26,11 @@ from snapshotd.repo.spool import FileSpool
 from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.base import Store
 from snapshotd.store.open import open_store
-from snapshotd.testing.records import begin, follow, fork, make_call, make_image
 from snapshotd.trees.stored_view import StoredView
 from snapshotd.trees.view import Directory, View, join
 from snapshotd.types import BlobID, Kind, Message, Snapshot, SnapshotState, TreeID
 from tests import stored_trees
+from tests.records import begin, follow, fork, make_call, make_image
 
 _LARGE = b"".join(random.Random(7).randbytes(64) * 30 + b"%d\n" % n for n in range(1000))
 """Two megabytes in several chunks that take little space in a pack."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.testing.records import CREATED_AT_NS, World, make_approval
 from snapshotd.types import ApprovalStatus, CallStatus, Compensation, SnapshotState
+from tests.records import CREATED_AT_NS, World, make_approval
 
 _PLACES = (("default", "notes", "key"), ("default", "notes/below", "key"), ("\ud800", "ns", "välue"))
 """(tenant, namespace, key) of values."""

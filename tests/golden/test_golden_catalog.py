@@ -14,9 +14,9 @@ import pytest
 from snapshotd.catalog import schema
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.errors import Conflict
-from snapshotd.testing.records import committed, make_entry
 from snapshotd.types import Message, RecordID, SnapshotID, SnapshotState, TreeID
 from tests.golden import make_catalog
+from tests.records import committed, make_entry
 
 HERE = Path(__file__).parent
 

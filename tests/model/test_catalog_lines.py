@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.errors import Conflict, NotFound
-from snapshotd.testing.records import begin, ended_entry, follow, fork, make_call, make_entry, make_image
 from snapshotd.types import CallID, CallStatus, Ended, Message, Snapshot, SnapshotID, Trajectory, TrajectoryID
 from tests import long
+from tests.records import begin, ended_entry, follow, fork, make_call, make_entry, make_image
 
 PICK = st.integers(0, 1 << 20)
 """Chooses one of a list, by what is left of it."""

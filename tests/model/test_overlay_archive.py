@@ -19,31 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from overlay_checks import NAMES, apply_to, new_layer, open_view, random_layer, whiteout
 from overlay_world import _FORMATS, Manifest, World, difference, view_manifest
-from test_overlay_marks import NAMES, new_layer, random_layer, whiteout
-from test_overlay_view import base, open_view  # noqa: F401 - base is a fixture
 
 from snapshotd.kernel.files import DIR_FLAGS, remove_tree, sync_filesystem
 from snapshotd.layers.merge import merge
 from snapshotd.repo.base import TreeEntry
-from snapshotd.testing.memory_repository import MemoryRepository
-from snapshotd.trees.archive import Applied, apply
+from snapshotd.trees.archive import apply
 from snapshotd.trees.lookup import is_whiteout
 from snapshotd.types import BlobID, Kind, TreeID
 from tests import long, variety
 from tests.capabilities import require
+from tests.memory_repository import MemoryRepository
 
 SEEDS = long.seeds(6, 120)
 MARK_SEEDS = long.seeds(30, 600)
 ROUNDS = 8
-
-
-def apply_to(repository: MemoryRepository, layer: Path, parent: TreeID | None, *, salt: bytes = b"s", marks: bool = True) -> Applied:
-    fd = os.open(layer, DIR_FLAGS)
-    try:
-        return apply(repository, fd, parent, salt=salt, marks=marks)
-    finally:
-        os.close(fd)
 
 
 def tree_entries(repository: MemoryRepository, tree: TreeID) -> dict[bytes, TreeEntry]:
@@ -179,14 +170,14 @@ def disk_usage(layer: Path) -> int:
 
 
 @pytest.fixture
-def world(base: Path) -> Iterator[World]:  # noqa: F811
+def world(base: Path) -> Iterator[World]:
     world = World(base, 0)
     yield world
     world.close()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_real_layers_equal_their_stack(base: Path, seed: int) -> None:  # noqa: F811
+def test_real_layers_equal_their_stack(base: Path, seed: int) -> None:
     world = World(base, seed)
     try:
         checker = Checker()
@@ -264,7 +255,7 @@ def test_a_merged_layer_makes_the_same_tree(world: World, seed: int) -> None:
 
 
 @pytest.fixture(params=["disk", "xfs"])
-def place(request: pytest.FixtureRequest, base: Path) -> Iterator[Path]:  # noqa: F811
+def place(request: pytest.FixtureRequest, base: Path) -> Iterator[Path]:
     """A directory on the disk of /var/tmp, or on an XFS made for the test."""
     if request.param == "disk":
         yield base
@@ -273,11 +264,11 @@ def place(request: pytest.FixtureRequest, base: Path) -> Iterator[Path]:  # noqa
 
 
 @pytest.fixture
-def xfs(base: Path) -> Iterator[Path]:  # noqa: F811
+def xfs(base: Path) -> Iterator[Path]:
     yield from mounted_xfs(base)
 
 
-def mounted_xfs(base: Path) -> Iterator[Path]:  # noqa: F811
+def mounted_xfs(base: Path) -> Iterator[Path]:
     require("xfs")
     image, at = base / "xfs.img", base / "xfs"
     at.mkdir()
@@ -324,7 +315,7 @@ def test_variety(place: Path) -> None:
     assert any(fact.links for fact in expected.values())
 
 
-def test_variety_as_a_layer_over_its_image(base: Path) -> None:  # noqa: F811
+def test_variety_as_a_layer_over_its_image(base: Path) -> None:
     """Everything is copied up by the kernel, some of it is deleted: the layer holds all kinds, and the tree is what the mount shows."""
     world = World(base, 0)
     try:
@@ -420,7 +411,7 @@ def test_gigabytes_of_attributes_take_no_memory(xfs: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["directory", "file"])
-def test_a_mount_inside_a_layer_is_not_entered(base: Path, kind: str) -> None:  # noqa: F811
+def test_a_mount_inside_a_layer_is_not_entered(base: Path, kind: str) -> None:
     layer = base / "l"
     (layer / "d").mkdir(parents=True)
     place = layer / "d/place"
@@ -439,7 +430,7 @@ def test_a_mount_inside_a_layer_is_not_entered(base: Path, kind: str) -> None:  
     assert caught.value.errno == errno.EXDEV
 
 
-def test_many_levels_and_linked_names_hold_few_descriptors(base: Path) -> None:  # noqa: F811
+def test_many_levels_and_linked_names_hold_few_descriptors(base: Path) -> None:
     """Whiteouts and links in a chain of 250 directories over another one."""
     image, layer = base / "image", base / "l"
     for root in (image, layer):

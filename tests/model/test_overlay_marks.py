@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from overlay_checks import new_layer, open_view, random_layer, whiteout
 from overlay_world import World, difference, view_manifest
-from test_overlay_view import base, open_view  # noqa: F401 - base is a fixture
 
 from snapshotd.formats.ingest import ingest_tar
 from snapshotd.kernel import syscalls as sc
@@ -24,46 +24,11 @@ from snapshotd.trees.diff import diff
 from tests import long
 
 SEEDS = long.seeds(10, 300)
-NAMES = ("a", "b", "c")
-
-
 @pytest.fixture
-def world(base: Path) -> Iterator[World]:  # noqa: F811
+def world(base: Path) -> Iterator[World]:
     world = World(base, 0)
     yield world
     world.close()
-
-
-def new_layer(world: World) -> Path:
-    return world._new_dir("made")
-
-
-def whiteout(path: Path) -> None:
-    os.mknod(path, stat.S_IFCHR, 0)
-    os.setxattr(path.parent, "trusted.overlay.origin", b"")  # else the kernel lists the name where nothing lies below the directory
-
-
-def random_layer(world: World, rng: random.Random) -> Path:
-    """A layer of up to three levels; a redirect may lead anywhere, or nowhere."""
-    root = new_layer(world)
-    todo = [(root, 0)]
-    while todo:
-        parent, depth = todo.pop()
-        for name in NAMES:
-            dice, path = rng.random(), parent / name
-            if dice < 0.45 and depth < 3:
-                path.mkdir()
-                todo.append((path, depth + 1))
-                if rng.random() < 0.15:
-                    os.setxattr(path, "trusted.overlay.opaque", b"y")
-                if rng.random() < 0.3:
-                    target = rng.choice(NAMES) if rng.random() < 0.4 else "/" + "/".join(rng.choices(NAMES, k=rng.randrange(1, 4)))
-                    os.setxattr(path, "trusted.overlay.redirect", target.encode())
-            elif dice < 0.6:
-                path.write_text(str(rng.random()))
-            elif dice < 0.7:
-                whiteout(path)
-    return root
 
 
 def merged(world: World, stack: list[Path], first: int, last: int) -> list[Path]:

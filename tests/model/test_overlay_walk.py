@@ -12,18 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from overlay_checks import apply_to, check_merge, open_view, same
 from overlay_world import Manifest, World, manifest, view_manifest
-from test_overlay_archive import apply_to
-from test_overlay_view import base, check_merge, open_view, same  # noqa: F401 - base is a fixture
 
 from snapshotd.kernel.files import DIR_FLAGS
 from snapshotd.layers.capture import capture
 from snapshotd.layers.store import LayerStore
-from snapshotd.testing.memory_repository import MemoryRepository
 from snapshotd.trees.difference import DifferenceView
 from snapshotd.trees.materialise import materialise
 from snapshotd.types import TreeID
 from tests import long
+from tests.memory_repository import MemoryRepository
 
 SEEDS = (*long.seeds(2, 200), 9)
 """The last one is the walk that found names of deleted files in a merged layer."""
@@ -33,7 +32,7 @@ STEPS = long.size(150, 200)
 class Walk:
     """A world in which layers are sealed, merged, copied, rebuilt from stored trees, gone back to and forked."""
 
-    def __init__(self, base: Path, seed: int) -> None:  # noqa: F811
+    def __init__(self, base: Path, seed: int) -> None:
         self.base, self.seed = base, seed
         self.world = World(base, seed)
         self.repository = MemoryRepository()
@@ -109,7 +108,7 @@ class Walk:
 
 
 @pytest.fixture
-def walk(base: Path, request: pytest.FixtureRequest) -> Iterator[Walk]:  # noqa: F811
+def walk(base: Path, request: pytest.FixtureRequest) -> Iterator[Walk]:
     walk = Walk(base, request.param)
     yield walk
     walk.world.close()

@@ -23,9 +23,9 @@ from snapshotd.repo.reading.reader import PackReader
 from snapshotd.repo.upkeep.maintenance import PackMaintenance
 from snapshotd.store.local import LocalStore
 from snapshotd.store.memory import MemoryStore
-from snapshotd.testing.faulty_store import Fault, FaultyStore, Script
 from snapshotd.types import BlobID
 from tests import long
+from tests.faulty_store import Fault, FaultyStore, Script
 from tests.model.repo_world import KEY, Author, Opened, Saved, is_as_saved, load, open_reader, roots_of, save, silent
 
 NOTHING = Roots({}, {}, {})

@@ -14,9 +14,9 @@ import pytest
 from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.runtime.base import DEFAULT_PATH, ExecSpec
 from snapshotd.runtime.docker import DockerRuntime, find_runc
-from snapshotd.testing.contracts.runtime import Rig, eventually
 from snapshotd.types import new_id, short
 from tests import rigs
+from tests.contracts.runtime import Rig, eventually
 from tests.dockerd import Engine
 
 pytestmark = pytest.mark.docker

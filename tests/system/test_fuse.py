@@ -32,12 +32,12 @@ from snapshotd.fuse.lazy import LazyMount
 from snapshotd.kernel import mounts, namespaces
 from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.local import LocalStore
-from snapshotd.testing import records
-from snapshotd.testing.memory_repository import MemoryRepository
 from snapshotd.trees.archive import apply
 from snapshotd.types import IdMap, RecordID, Snapshot, TreeID
+from tests import records
 from tests.capabilities import require
 from tests.fuse_rig import CHILD, READ_ANY, acl, in_user_namespace, make_variety, manifest
+from tests.memory_repository import MemoryRepository
 
 SHIFT = 1_700_000_000
 

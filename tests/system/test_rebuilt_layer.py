@@ -18,7 +18,6 @@ import pytest
 
 from snapshotd.errors import OutOfSpace
 from snapshotd.kernel.files import DIR_FLAGS, remove_tree
-from snapshotd.testing.memory_repository import MemoryRepository
 from snapshotd.trees.archive import apply
 from snapshotd.trees.base import RestoreReport
 from snapshotd.trees.difference import DifferenceView
@@ -28,6 +27,7 @@ from snapshotd.trees.view import View
 from snapshotd.types import Kind, TreeID
 from tests import long, variety
 from tests.capabilities import require
+from tests.memory_repository import MemoryRepository
 from tests.model.overlay_world import World, difference
 from tests.stored_trees import save
 

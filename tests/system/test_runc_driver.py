@@ -17,11 +17,11 @@ from snapshotd.runtime import _exec
 from snapshotd.runtime.base import DEFAULT_PATH, Container, ContainerSpec, ExecSpec
 from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.runc import RuncRuntime
-from snapshotd.testing.contracts.runtime import Rig, eventually
-from snapshotd.testing.contracts.runtime_rig import read_all
 from snapshotd.types import ContainerID, Network, new_id
 from tests import rigs
 from tests.capabilities import require
+from tests.contracts.runtime import Rig, eventually
+from tests.contracts.runtime_rig import read_all
 from tests.keeper_rig import keepers, killed_daemon
 
 pytestmark = pytest.mark.runc
@@ -120,7 +120,7 @@ def test_a_restarted_daemon_finds_and_removes_everything(rig: Rig, recorded: boo
 
 _DAEMON = """
     from snapshotd.runtime.runc import RuncRuntime
-    from snapshotd.testing.contracts.runtime_rig import Rig
+    from tests.contracts.runtime_rig import Rig
     from snapshotd.types import Network
     from tests import rigs
     work, tree, instance, init = (pathlib.Path(word) for word in {words!r})

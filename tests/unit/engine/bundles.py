@@ -23,8 +23,6 @@ from snapshotd.formats.tar_reader import TarReader
 from snapshotd.kernel import files
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.spool import FileSpool
-from snapshotd.testing.memory_repository import MemoryRepository
-from snapshotd.testing.records import begin, follow, fork, make_call, make_image
 from snapshotd.trees import archive
 from snapshotd.trees.stored_view import StoredView
 from snapshotd.trees.view import View
@@ -43,6 +41,8 @@ from snapshotd.types import (
     Trajectory,
     TreeID,
 )
+from tests.memory_repository import MemoryRepository
+from tests.records import begin, follow, fork, make_call, make_image
 
 POLICY = SandboxSpec(ImageID(""), "runc", Network.NONE, Limits(1 << 28, 0.25, 33))
 Manifest = dict[bytes, tuple[Any, ...]]

@@ -12,8 +12,8 @@ import pytest
 
 from snapshotd.engine.transfer.bundle import line_of
 from snapshotd.errors import Conflict, UsageError, VersionMismatch
-from snapshotd.testing.records import begin, committed, ended_entry, follow, fork, make_call, make_entry
 from snapshotd.types import CallStatus, Ended, Message, RecordID, Snapshot
+from tests.records import begin, committed, ended_entry, follow, fork, make_call, make_entry
 from tests.unit.engine.bundles import STEPS, World, forged, members
 
 NO_OUTPUTS = {"output": None, "stdout": None, "stderr": None}

@@ -18,9 +18,9 @@ from snapshotd.engine.transfer.export import ImageFacts, export_oci, export_tar,
 from snapshotd.errors import OutOfSpace
 from snapshotd.images.archive import TarBlobs, open_archive
 from snapshotd.kernel import files
-from snapshotd.testing.records import begin, make_image
 from snapshotd.trees.stack_view import StackView
 from snapshotd.trees.view import View
+from tests.records import begin, make_image
 from tests.unit.engine.bundles import first, manifest
 
 FACTS = ImageFacts("snapshotd/line:0123456789ab", 1_700_000_000_000_000_001, (("A", "b=c"), ("EMPTY", "")), "/home")

@@ -16,8 +16,8 @@ from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import Conflict
-from snapshotd.testing.records import committed, started
 from snapshotd.types import Approval, ApprovalStatus, CallID, SideEffect, Snapshot, ToolCall, Trajectory, new_id
+from tests.records import committed, started
 
 
 class Rig:

@@ -18,8 +18,8 @@ from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.live import LiveRecord
-from snapshotd.testing.records import committed, fork, started
 from snapshotd.types import CallStatus, Ended, SideEffect, Snapshot, Trajectory, TrajectoryStatus, new_id
+from tests.records import committed, fork, started
 
 
 def same(value: Any) -> Any:

@@ -16,9 +16,9 @@ from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.storing.rebuild import Report, rebuild
 from snapshotd.engine.storing.records import encode, encode_from, encode_tags
 from snapshotd.errors import Conflict
-from snapshotd.testing.records import CREATED_AT_NS, World, begin, committed, ended_entry, fork, make_entry, make_image, new_digest, started
 from snapshotd.types import CallID, RecordID, Snapshot, SnapshotID, SnapshotState, TrajectoryStatus, TreeID, short
 from tests import long
+from tests.records import CREATED_AT_NS, World, begin, committed, ended_entry, fork, make_entry, make_image, new_digest, started
 
 Records = dict[RecordID, bytes]
 

@@ -16,7 +16,6 @@ from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.storing.record_fields import nests_deeper
 from snapshotd.engine.storing.records import Record, Tags, decode, decode_any, encode, encode_from, encode_tags
 from snapshotd.errors import DataLoss, InternalError, VersionMismatch
-from snapshotd.testing.records import World, begin, ended_entry, follow, fork, make_image
 from snapshotd.types import (
     CallStatus,
     EntryKind,
@@ -31,6 +30,7 @@ from snapshotd.types import (
     TreeID,
     new_id,
 )
+from tests.records import World, begin, ended_entry, follow, fork, make_image
 
 Facts = tuple[Snapshot, Trajectory, Image, tuple[Message, ...]]
 

@@ -8,8 +8,8 @@ import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.mind.retelling import OtherWords, Retelling
-from snapshotd.testing.records import committed, fork, make_call, started
 from snapshotd.types import Message
+from tests.records import committed, fork, make_call, started
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from snapshotd.engine.storing.retention import (
     trim,
 )
 from snapshotd.errors import UsageError
-from snapshotd.testing.records import begin, committed, fork, make_approval, make_call, make_image, started
 from snapshotd.types import ApprovalStatus, CallStatus, RecordID, Snapshot, SnapshotID, SnapshotState, TrajectoryID, TreeID, short
+from tests.records import begin, committed, fork, make_approval, make_call, make_image, started
 
 NOW_NS = 1_760_000_000_000_000_000
 DAY_NS = 86_400 * 1_000_000_000

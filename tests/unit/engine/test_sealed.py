@@ -25,8 +25,8 @@ from snapshotd.engine.sandbox.step import commit_step, marker
 from snapshotd.errors import DataLoss, OutOfSpace
 from snapshotd.kernel import turns
 from snapshotd.layers.store import LayerStore
-from snapshotd.testing.records import begin, make_approval, make_image
 from snapshotd.types import Snapshot, ToolCall, Trajectory
+from tests.records import begin, make_approval, make_image
 
 
 class World:

@@ -15,8 +15,8 @@ from snapshotd.engine.runs import sessions
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.errors import Conflict, OutOfSpace
-from snapshotd.testing.records import begin, make_image
 from snapshotd.types import Snapshot, Trajectory, TrajectoryID, TrajectoryStatus
+from tests.records import begin, make_image
 
 LOG: Any = SimpleNamespace(append=lambda _: None)
 

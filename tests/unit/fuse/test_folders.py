@@ -12,10 +12,10 @@ from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.fuse.folders import Folder, Link, Place
 from snapshotd.fuse.history import history
 from snapshotd.fuse.lazy_layers import LazyLayers, layer_name
-from snapshotd.testing.records import committed, fork, started
 from snapshotd.trees.stack_view import StackView
 from snapshotd.trees.view import View
 from snapshotd.types import RecordID, TreeID
+from tests.records import committed, fork, started
 
 TREE, OTHER = TreeID("a" * 64), TreeID("b" * 64)
 

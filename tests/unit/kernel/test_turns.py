@@ -23,13 +23,13 @@ from snapshotd.formats.ingest import ingest_folder, ingest_tar
 from snapshotd.formats.tar_writer import write_tree
 from snapshotd.kernel import turns
 from snapshotd.kernel.files import DIR_FLAGS
-from snapshotd.testing.memory_repository import MemoryRepository
 from snapshotd.trees.diff import diff
 from snapshotd.trees.hunks import hunks
 from snapshotd.trees.materialise import materialise
 from snapshotd.trees.patch import write_patch
 from snapshotd.trees.stack_view import StackView
 from snapshotd.trees.stored_view import StoredView
+from tests.memory_repository import MemoryRepository
 from tests.stored_trees import save
 
 COUNT = 20

@@ -11,15 +11,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from test_archive import Recorder, at, layer, run
+from archive_rig import Recorder, at, layer, run
 
 from snapshotd.errors import LimitExceeded
 from snapshotd.kernel.files import DIR_FLAGS
 from snapshotd.repo.base import TreeEntry
-from snapshotd.testing.memory_repository import MemoryRepository
 from snapshotd.trees import archive, archive_data
 from snapshotd.trees.archive import apply
 from snapshotd.trees.archive_data import find_extents
+from tests.memory_repository import MemoryRepository
 
 
 def logical(repository: MemoryRepository, entry: TreeEntry) -> bytes:

@@ -8,14 +8,14 @@ import os
 from pathlib import Path
 
 import pytest
-from test_archive import Recorder, at, layer, names, run
+from archive_rig import Recorder, at, layer, names, run
 
 from snapshotd.errors import DataLoss
 from snapshotd.kernel.files import DIR_FLAGS, open_dir, remove_tree
-from snapshotd.testing.memory_repository import MemoryRepository
 from snapshotd.trees import archive, archive_data, archive_links
 from snapshotd.trees.archive import apply
 from snapshotd.types import BlobID, TreeID
+from tests.memory_repository import MemoryRepository
 
 
 def open_fds() -> list[str]:

@@ -8,11 +8,11 @@ import pytest
 
 from snapshotd.errors import DataLoss
 from snapshotd.repo.base import Tree, TreeEntry
-from snapshotd.testing.memory_repository import MemoryRepository
 from snapshotd.trees.difference import DifferenceView
 from snapshotd.trees.stored_view import StoredView
 from snapshotd.trees.view import View
 from snapshotd.types import Kind, TreeID
+from tests.memory_repository import MemoryRepository
 from tests.stored_trees import OWN, Plan, file, save, save_deep
 
 LINK = TreeEntry(b"", Kind.SYMLINK, 0o777, 0, 0, 0, target=b"x")

@@ -15,7 +15,6 @@ import pytest
 from snapshotd.errors import DataLoss
 from snapshotd.kernel.files import DIR_FLAGS, remove_tree
 from snapshotd.repo.base import TreeEntry
-from snapshotd.testing.memory_repository import MemoryRepository
 from snapshotd.trees import materialise as module
 from snapshotd.trees.base import RestoreReport
 from snapshotd.trees.difference import DifferenceView
@@ -24,6 +23,7 @@ from snapshotd.trees.stored_view import StoredView
 from snapshotd.trees.view import View
 from snapshotd.types import BlobID, Kind
 from tests import stored_trees
+from tests.memory_repository import MemoryRepository
 from tests.stored_trees import Plan, save, save_deep
 
 ME = {"uid": os.getuid(), "gid": os.getgid()}

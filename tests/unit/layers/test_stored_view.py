@@ -10,11 +10,11 @@ import pytest
 
 from snapshotd.errors import DataLoss, NotFound
 from snapshotd.repo.base import Tree, TreeEntry
-from snapshotd.testing.memory_repository import MemoryRepository
 from snapshotd.trees.base import ChangeKind, Entry
 from snapshotd.trees.diff import diff
 from snapshotd.trees.stored_view import StoredView
 from snapshotd.types import BlobID, Kind, TreeID
+from tests.memory_repository import MemoryRepository
 from tests.stored_trees import OWN, Plan, file, save, save_deep
 
 LINK = TreeEntry(b"", Kind.SYMLINK, 0o777, 1, 2, 3, target=b"\xff/no/where")

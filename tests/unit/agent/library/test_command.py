@@ -5,49 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
+from library_rig import Shell
 
 from tests.agent_daemon import FakeDaemon
-
-PYTHON = os.environ.get("SNAPSHOTD_TEST_AGENT_PYTHON", sys.executable)
-Shell = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture
-def shell(library: Path, socket_path: Path, tmp_path: Path) -> Iterator[Shell]:
-    """Run a shell script that has `snapshotd-agent` on its PATH, and nothing of ours on PYTHONPATH. Fails when holders are left."""
-    bins = tmp_path / "bin"
-    bins.mkdir()
-    (bins / "python3").symlink_to(PYTHON)
-    (bins / "json.py").write_text("raise SystemExit('imported from the working directory')")
-    command = library / "snapshotd" / "agent" / "bin"
-
-    def run(script: str, *, check: bool = True, text: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-        env = {"PATH": f"{command}:{bins}:{os.environ['PATH']}", "SNAPSHOTD_AGENT_SOCKET": str(socket_path), **environment}
-        done = subprocess.run(["sh", "-c", "set -e\n" + script], env=env, input=text, capture_output=True, encoding="utf-8",
-                              errors="backslashreplace", timeout=60, cwd=bins, check=False)
-        assert not check or done.returncode == 0, done.stderr
-        return done
-
-    yield run
-    deadline = time.monotonic() + 30
-    while left := [process for process in Path("/proc").glob("[0-9]*") if str(socket_path).encode() in _environment(process)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.02)
-
-
-def _environment(process: Path) -> bytes:
-    try:
-        return (process / "environ").read_bytes()
-    except OSError:
-        return b""  # it has just ended
 
 
 def test_begin_and_end(daemon: FakeDaemon, server: FakeDaemon, shell: Shell) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from library_rig import PYTHON
 
 from tests.agent_daemon import FakeDaemon
 
-PYTHON = os.environ.get("SNAPSHOTD_TEST_AGENT_PYTHON", sys.executable)
 PROGRAM = """
 import json
 from snapshotd.agent import message, tool

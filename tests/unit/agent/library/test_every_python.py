@@ -2,47 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
-from test_mind import STORE, TASKS
-from test_models import PROGRAM as MODELS
-from test_replay import OUTCOMES, STEPS
+from library_rig import run
+from programs import MODELS, OUTCOMES, STEPS, STORE, TASKS
 
 from tests.agent_daemon import FakeDaemon
 
-OLDEST = (3, 8)
-
-
-def pythons() -> list[Path]:
-    """The one that runs this, and one of every other version that pyenv has, from the oldest that the library supports."""
-    found = {sys.version_info[:2]: Path(sys.executable)}
-    for path in sorted((Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions").glob("3.*.*/bin/python3")):
-        major, minor = path.parts[-3].split(".")[:2]
-        if minor.isdigit() and (int(major), int(minor)) >= OLDEST:
-            found.setdefault((int(major), int(minor)), path)
-    return [found[version] for version in sorted(found)]
-
-
 PROGRAMS = {"outcomes": OUTCOMES, "steps": STEPS.replace("LAST", "3"), "models": MODELS, "tasks": TASKS, "store": STORE}
-
-
-@pytest.fixture(params=pythons(), ids=lambda path: path.parts[-3] if "versions" in path.parts else "this")
-def python(request: pytest.FixtureRequest) -> Path:
-    return Path(request.param)
-
-
-def run(python: Path, library: Path, socket_path: Path, *command: str) -> str:
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(library), "SNAPSHOTD_AGENT_SOCKET": str(socket_path), "PYTHONWARNINGS": "error"}
-    folder = socket_path.parent
-    done = subprocess.run([str(python), *command], env=env, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return done.stdout
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import STORE, TASKS
 
 from tests.agent_daemon import FakeDaemon
 
@@ -69,87 +70,10 @@ def test_state_is_written_through_and_read_once(daemon: FakeDaemon, server: Fake
     assert len(daemon.sent("state")) == 1
 
 
-STORE = """
-    from snapshotd.agent import SnapshotdError, store
-    assert store.get("k") is None and store.get("k", 7) == 7 and store.entry("k") is None
-    assert store.put("k", {"color": "red"}) == 1
-    assert store.put("k", {"color": "blue"}, expected_version=1) == 2
-    assert store.get("k")["color"] == "blue" and store.get("k", version=1)["color"] == "red" and store.get("k", version=9) is None
-    assert store.entry("k") == ("k", {"color": "blue"}, 2, "default")
-    assert store.put("k", 5, namespace="other") == 1
-    store.put("l", {"color": "blue"}); store.put("m", {"color": "red"})
-    assert [entry.key for entry in store.search()] == ["k", "l", "m"]
-    assert [entry.key for entry in store.search(limit=1)] == ["k"]
-    assert [entry.key for entry in store.search("l")] == ["l"] and [entry.key for entry in store.search("", after="l", limit=1)] == ["m"]
-    assert [entry.key for entry in store.search(where={"color": "blue"})] == ["k", "l"]
-    def conflict(function):
-        try: function()
-        except SnapshotdError as error: return error.code
-        raise SystemExit("accepted")
-    assert conflict(lambda: store.put("k", 1, expected_version=0)) == "Conflict"
-    assert conflict(lambda: store.delete("k", expected_version=1)) == "Conflict"
-    assert conflict(lambda: store.delete("absent")) == "NotFound"
-    store.delete("k", expected_version=2)
-    assert store.get("k") is None and store.get("k", namespace="other") == 5
-    assert store.put("k", "again", expected_version=0) == 4
-    store.put("brief", 1, ttl_s=3600)
-    store.put("large", "x" * 100000)
-    assert len(store.get("large")) == 100000
-    for value in ({1}, float("inf")):
-        try: store.put("k", value)
-        except (TypeError, ValueError): pass
-        else: raise SystemExit("accepted")
-"""
-
-
 def test_store(place: dict[str, str], run_agent: Run) -> None:
     run_agent(STORE, **place)
 
 
-TASKS = """
-    import asyncio
-    from snapshotd.agent import SnapshotdError, model, task, tasks, tool
-    @tool
-    def step(n): print("step", n); return n
-    @task
-    def build(n):
-        print("build")
-        return {"built": step(n)}
-    @task("test it", depends=["build"])
-    async def check(n):
-        print("check")
-        return step(n)
-    @task("optional")
-    def optional():
-        task.skip("not today")
-    @task("broken")
-    def broken():
-        step(3)
-        raise ValueError("no")
-    task.plan("build", "test it", "with")
-    with_plan = [entry["status"] for entry in tasks()]
-    print(build(1))
-    print(asyncio.run(check(2)))
-    with task("with", depends=["build", "test it"]) as t:
-        step(4)
-        t.result = [5]
-    print(optional())
-    with task("outer") as outer:
-        with task("inner"):
-            outer.skip("both")
-        raise SystemExit("not skipped")
-    try: broken()
-    except ValueError as error: print("broken", error)
-    for needed in ("broken", "optional", "nobody"):
-        try:
-            with task("late", depends=[needed]): print("ran")
-        except SnapshotdError as error: print(error.code)
-    for entry in tasks(): print(entry["name"], entry["status"], entry["depends"], entry["note"])
-    for wrong in (lambda: task("x", depends="build"), lambda: task(""), lambda: task("x")(iter_ ), lambda: task().__enter__(), task.skip):
-        try: wrong()
-        except (TypeError, ValueError, SnapshotdError): pass
-        else: raise SystemExit("accepted")
-""".replace("    task.plan(", "    def iter_(): yield 1\n    task.plan(", 1)
 SAID = [
     "build", "step 1", "{'built': 1}", "check", "step 2", "2", "step 4", "None", "step 3", "broken no", "Conflict", "Conflict", "Conflict",
     "build completed [] None", "test it completed ['build'] None", "with completed ['build', 'test it'] None",

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from library_rig import PYTHON, meanwhile
+
 from tests.agent_daemon import FakeDaemon
 
-PYTHON = os.environ.get("SNAPSHOTD_TEST_AGENT_PYTHON", sys.executable)
 Run = Callable[..., Any]
-
-
-def meanwhile(function: Callable[[], Any]) -> Future[Any]:
-    """Run it in the background; `result(60)` waits for it."""
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(function)
-    pool.shutdown(wait=False)
-    return future
 
 
 def test_options_are_sent_with_the_intent(daemon: FakeDaemon, server: FakeDaemon, run_agent: Run) -> None:

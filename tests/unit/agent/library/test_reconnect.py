@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_command import Shell, shell  # noqa: F401 - a fixture
-from test_every_python import python, run  # noqa: F401 - a fixture
-from test_options import meanwhile
-from test_replay import OUTCOMES
+from library_rig import Shell, meanwhile, run
+from programs import OUTCOMES
 
 from tests.agent_daemon import FakeDaemon
 
@@ -81,7 +79,7 @@ def decide_all(daemon: FakeDaemon, running: Any) -> None:
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_every_request_is_sent_again_and_done_once(death: str, python: Path, library: Path, socket_path: Path) -> None:  # noqa: F811
+def test_every_request_is_sent_again_and_done_once(death: str, python: Path, library: Path, socket_path: Path) -> None:
     program = socket_path.parent / "agent.py"
     program.write_text(textwrap.dedent(EVERYTHING))
     daemon = FakeDaemon()
@@ -427,7 +425,7 @@ def test_a_program_that_closes_every_descriptor_keeps_its_calls(daemon: FakeDaem
     assert [len(sent) for sent in sendings(daemon, "message")] == [1]  # it was not sent before
 
 
-def test_a_holder_keeps_its_call(daemon: FakeDaemon, server: FakeDaemon, shell: Shell) -> None:  # noqa: F811
+def test_a_holder_keeps_its_call(daemon: FakeDaemon, server: FakeDaemon, shell: Shell) -> None:
     call = shell("snapshotd-agent begin work").stdout.strip()
     for count in range(1, 4):
         daemon.die()
@@ -441,7 +439,7 @@ def test_a_holder_keeps_its_call(daemon: FakeDaemon, server: FakeDaemon, shell: 
     assert daemon.lost == []
 
 
-def test_the_command(daemon: FakeDaemon, server: FakeDaemon, shell: Shell) -> None:  # noqa: F811
+def test_the_command(daemon: FakeDaemon, server: FakeDaemon, shell: Shell) -> None:
     """Questions to a person on connections of their own: a command's process has a parent in this sandbox, so it is not parked."""
     daemon.deaths = {"output": "before", "call_end": "after"}
     running = meanwhile(lambda: shell("""

@@ -7,111 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import OUTCOMES, STEPS
 
 from tests.agent_daemon import FakeDaemon
 
 Run = Callable[..., Any]
-
-OUTCOMES = """
-    import asyncio, contextlib, json, os, subprocess, sys
-    from snapshotd.agent import ReplayedError, tool
-
-    class Mine(Exception): pass
-    class Picky(Exception):
-        def __init__(self, message, *, response):
-            super().__init__(message)
-            self.response = response
-
-    ran = []
-    seen = []
-    def note(value): seen.append(value)
-
-    @tool
-    def add(a, b=1):
-        ran.append("add")
-        return {"sum": a + b}
-    @tool
-    async def aadd(a):
-        ran.append("aadd")
-        return [a]
-    def hidden(function):
-        import functools
-        @functools.wraps(function)
-        def inner(*args): return function(*args)
-        return inner
-    @tool
-    @hidden
-    async def behind(n):
-        ran.append("behind")
-        return n
-    @tool
-    def big():
-        ran.append("big")
-        return "x" * 100000
-    @tool
-    def count(n):
-        ran.append("count")
-        for i in range(n):
-            yield {"i": i}
-        if n == 3:
-            raise ValueError("three")
-        return "end"
-    @tool
-    async def acount(n):
-        ran.append("acount")
-        for i in range(n): yield i
-    @tool
-    def fail(which):
-        ran.append("fail")
-        raise {
-            "value": ValueError("bad value"), "key": KeyError("k"), "empty": ValueError(), "mine": Mine("own"),
-            "picky": Picky("told so", response=4), "missing": FileNotFoundError(2, "No such file or directory", "/x"),
-            "exit": SystemExit(3), "unicode": UnicodeDecodeError("utf-8", b"x", 0, 1, "why"),
-        }[which]
-    @tool
-    def fails_with_a_local_type():
-        ran.append("local")
-        class Local(Exception): pass
-        raise Local("nobody has it")
-    shell = tool(name="shell")(subprocess.run)
-
-    async def main():
-        note(await aadd(5)); note(await behind(6))
-        note([i async for i in acount(2)])
-    note(add(1, b=2)); note(big() == "x" * 100000)
-    asyncio.run(main())
-    source = count(2)
-    note([next(source), next(source)])
-    try: next(source)
-    except StopIteration as stop: note(stop.value)
-    items = []
-    try:
-        for item in count(3): items.append(item)
-    except ValueError as error: note([items, str(error)])
-    for which, kind in [("value", ValueError), ("key", KeyError), ("empty", ValueError), ("mine", Mine), ("picky", Picky),
-                        ("missing", FileNotFoundError), ("exit", SystemExit), ("unicode", UnicodeDecodeError)]:
-        try: fail(which)
-        except kind as error: note([kind.__name__, str(error)])
-    try: fail("missing")
-    except OSError as error: note([error.errno, error.filename])
-    try: fail("exit")
-    except SystemExit as error: note(error.code)
-    try: fails_with_a_local_type()
-    except ReplayedError as error: note(["local", error.type_name, str(error)])
-    except Exception as error: note(["local", type(error).__name__, str(error)])
-    done = shell(["sh", "-c", "printf 'a\\\\377'; exit 3"], stdout=subprocess.PIPE)
-    note([type(done).__name__, done.returncode, repr(done.stdout), done.stderr])
-    note(shell(["echo", "t"], stdout=subprocess.PIPE, universal_newlines=True).stdout)
-    try: shell(["sh", "-c", "echo out; kill -9 $$"], stdout=subprocess.PIPE, check=True)
-    except subprocess.CalledProcessError as error: note([error.returncode, error.cmd, repr(error.stdout)])
-    try: shell(["sh", "-c", "exit 200"], check=True)
-    except subprocess.CalledProcessError as error: note([error.returncode, error.cmd])
-    try: shell(["sleep", "60"], timeout=0.01)
-    except subprocess.TimeoutExpired as error: note(["timeout", error.timeout])
-    print(json.dumps(seen))
-    print(json.dumps(ran))
-"""
-
 
 def test_a_replay_gives_every_outcome_again_and_runs_nothing(run_agent: Run, socket_path: Path) -> None:
     first = FakeDaemon()
@@ -126,24 +26,6 @@ def test_a_replay_gives_every_outcome_again_and_runs_nothing(run_agent: Run, soc
     assert second.sent("call_end") == []
     assert second.old_journal == []
     assert all("parked" in request for request in second.sent("call_begin"))
-
-
-STEPS = """
-    import sys
-    from snapshotd.agent import checkpoint, message, now, random, randint, state, tool, uuid
-    @tool
-    def step(n):
-        print("ran", n)
-        state["last"] = n
-        return n
-    print(now(), random(), randint(1, 1 << 40), uuid())
-    message("user", "go")
-    for n in range(int(sys.argv[1]) if sys.argv[1:] else LAST):
-        step(n)
-        assert state["last"] == n, dict(state)
-        if n == 1: print(checkpoint("one"))
-    print(state["last"])
-"""
 
 
 def test_where_the_journal_ends_the_program_is_live(run_agent: Run, socket_path: Path) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.errors import NotFound
-from snapshotd.testing.contracts.refusal import refuses
-from snapshotd.testing.records import committed, fork, started
 from snapshotd.types import (
     ExperimentID,
     Snapshot,
     SnapshotID,
     new_id,
 )
+from tests.contracts.refusal import refuses
+from tests.records import committed, fork, started
 
 
 def a_fork_goes_on_from_its_origin(catalog: Catalog) -> None:

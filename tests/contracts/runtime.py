@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from snapshotd.testing.contracts import runtime_commands, runtime_isolation, runtime_kept, runtime_lifecycle
-from snapshotd.testing.contracts.runtime_rig import Rig, eventually
+from tests.contracts import runtime_commands, runtime_isolation, runtime_kept, runtime_lifecycle
+from tests.contracts.runtime_rig import Rig, eventually
 
 __all__ = ["CHECKS", "Rig", "eventually"]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from snapshotd.errors import InternalError, NotFound
 from snapshotd.repo.base import Spool
-from snapshotd.testing.contracts.refusal import refuses
 from snapshotd.types import BlobID
+from tests.contracts.refusal import refuses
 
 PIECE_BYTES = 1 << 20
 

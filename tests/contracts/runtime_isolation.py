@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from snapshotd.runtime.base import CAPABILITIES, RUN_DIR, SHARE_DIR, Container
-from snapshotd.testing.contracts.runtime_rig import (
+from snapshotd.types import IdMap, Limits, Network
+from tests.contracts.runtime_rig import (
     DEADLINE_S,
     Rig,
     namespace,
     namespace_owner,
 )
-from snapshotd.types import IdMap, Limits, Network
 
 _CAPABILITY_NUMBERS = {
     "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_FSETID": 4, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7,

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.errors import Ambiguous, Conflict, NotFound
-from snapshotd.testing.contracts.refusal import refuses
-from snapshotd.testing.records import begin, committed, follow, fork, make_image, started
 from snapshotd.types import (
     ImageID,
     Message,
@@ -21,6 +19,8 @@ from snapshotd.types import (
     TreeID,
     new_id,
 )
+from tests.contracts.refusal import refuses
+from tests.records import begin, committed, follow, fork, make_image, started
 
 TREES = [TreeID(f"{n:064x}") for n in range(3)]
 RECORDS = [RecordID(f"{n:064x}") for n in range(10, 13)]

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.errors import Ambiguous, Conflict, InternalError, LimitExceeded, NotFound, UsageError
-from snapshotd.testing.contracts.refusal import refuses
-from snapshotd.testing.records import begin, committed, ended_entry, follow, fork, make_call, make_entry, make_image, started
 from snapshotd.types import CallID, CallStatus, Ended, Entry, EntryKind, Message, SnapshotID, SnapshotState, TrajectoryID, new_id, short
+from tests.contracts.refusal import refuses
+from tests.records import begin, committed, ended_entry, follow, fork, make_call, make_entry, make_image, started
 
 
 def journal(catalog: Catalog, snapshot_id: SnapshotID, since: SnapshotID | None = None) -> list[str]:

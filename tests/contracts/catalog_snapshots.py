@@ -9,8 +9,6 @@ from typing import Any
 
 from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, UsageError
-from snapshotd.testing.contracts.refusal import refuses
-from snapshotd.testing.records import committed, follow, fork, make_call, started
 from snapshotd.types import (
     BlobID,
     DamagedOutput,
@@ -24,6 +22,8 @@ from snapshotd.types import (
     TreeID,
     new_id,
 )
+from tests.contracts.refusal import refuses
+from tests.records import committed, follow, fork, make_call, started
 
 TREES = [TreeID(f"{n:064x}") for n in range(3)]
 RECORDS = [RecordID(f"{n:064x}") for n in range(10, 13)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from snapshotd.catalog.base import Catalog
-from snapshotd.testing.contracts import (
+from tests.contracts import (
     catalog_approvals,
     catalog_conversations,
     catalog_journals,

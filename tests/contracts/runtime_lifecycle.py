@@ -14,7 +14,8 @@ from pathlib import Path
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import cgroup, mounts
 from snapshotd.runtime.base import Container, ContainerSpec
-from snapshotd.testing.contracts.runtime_rig import (
+from snapshotd.types import ContainerID, Network, new_id
+from tests.contracts.runtime_rig import (
     DEADLINE_S,
     Rig,
     dead_helpers,
@@ -26,7 +27,6 @@ from snapshotd.testing.contracts.runtime_rig import (
     read_all,
     read_lines,
 )
-from snapshotd.types import ContainerID, Network, new_id
 
 
 def check_create(rig: Rig) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from snapshotd.errors import CommandNotFound, CommandNotRunnable, SandboxFailed
 from snapshotd.runtime.base import Process
-from snapshotd.testing.contracts.runtime_rig import DEADLINE_S, Rig, eventually, expect, members, read_all, read_lines
 from snapshotd.types import ContainerID, new_id
+from tests.contracts.runtime_rig import DEADLINE_S, Rig, eventually, expect, members, read_all, read_lines
 
 
 def _close(*processes: Process) -> None:

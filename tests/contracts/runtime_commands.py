@@ -13,7 +13,7 @@ from pathlib import Path
 from snapshotd.errors import CommandNotFound, CommandNotRunnable, SnapshotdError, UsageError
 from snapshotd.kernel import cgroup
 from snapshotd.runtime.base import DEFAULT_PATH
-from snapshotd.testing.contracts.runtime_rig import (
+from tests.contracts.runtime_rig import (
     DEADLINE_S,
     Output,
     Rig,

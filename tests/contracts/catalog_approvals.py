@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.errors import Ambiguous, Conflict, InternalError, NotFound, UsageError
-from snapshotd.testing.contracts.refusal import refuses
-from snapshotd.testing.records import committed, fork, make_approval, make_entry, started
 from snapshotd.types import ApprovalID, ApprovalStatus, CallID, CallStatus, Compensation, SnapshotID, TrajectoryID, new_id
+from tests.contracts.refusal import refuses
+from tests.records import committed, fork, make_approval, make_entry, started
 
 
 def an_approval_waits_and_is_decided_once(catalog: Catalog) -> None:

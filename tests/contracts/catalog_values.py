@@ -8,9 +8,9 @@ from typing import Any
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, UsageError
-from snapshotd.testing.contracts.refusal import refuses
-from snapshotd.testing.records import started
 from snapshotd.types import StoredValue
+from tests.contracts.refusal import refuses
+from tests.records import started
 
 
 def put(catalog: Catalog, key: str, value: Any, namespace: str = "n", **more: Any) -> StoredValue:

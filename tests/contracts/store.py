@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from snapshotd.errors import Conflict, NotFound, UsageError
 from snapshotd.store.base import Store
-from snapshotd.testing.contracts.refusal import refuses
+from tests.contracts.refusal import refuses
 
 BAD_KEYS = (
     "", "/", "a/", "/a", "a//b", ".", "..", "../key", "a/../b", "a/./b", "A", "a b", "a\0b", "a\n", "é", "a\\b", "@tmp/x", "a~", "x" * 201,
