@@ -53,6 +53,7 @@ check: $(INSTALLED) lint
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
 bench: $(STAMPS)/packages-demo $(INSTALLED)

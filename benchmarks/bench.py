@@ -2,10 +2,10 @@
 
     python benchmarks/bench.py [--runtime runc] [--rounds 60] [--json FILE]
 
-Starts a daemon of its own in a temporary state directory (a sparse XFS image where the file system has no reflinks) and removes it again.
-Pause: from the moment the daemon is told that the call has ended to the moment the new root is in place, as recorded with each snapshot.
-Client: what the agent inside the sandbox waits at the end of a call, its own parking included.
-Figures of one run on one machine: compare within a run, and give ratios.
+Starts a daemon of its own in a temporary state directory (a sparse XFS image where the file system has no reflinks) and
+removes it again. Pause: from the moment the daemon is told that the call has ended to the moment the new root is in
+place, as recorded with each snapshot. Client: what the agent inside the sandbox waits at the end of a call, its own
+parking included. Figures of one run on one machine: compare within a run, and give ratios.
 """
 
 from __future__ import annotations
@@ -29,16 +29,23 @@ from snapshotd.client import Snapshotd
 
 HERE = Path(__file__).parent
 SCENARIOS = {
-    "no change": "none", "one file": "1-file", "200 files": "200-files", "5,000 files": "5000-files", "4 KiB into 1 GiB": "4k-in-1g",
-}  # fmt: skip
+    "no change": "none",
+    "one file": "1-file",
+    "200 files": "200-files",
+    "5,000 files": "5000-files",
+    "4 KiB into 1 GiB": "4k-in-1g",
+}
 
 
 def quantiles(values: list[float]) -> dict[str, float]:
     """p50, p95 and maximum, in milliseconds."""
     ordered = sorted(values)
     return {
-        "n": len(ordered), "p50": statistics.median(ordered), "p95": ordered[int(0.95 * (len(ordered) - 1))], "max": ordered[-1],
-    }  # fmt: skip
+        "n": len(ordered),
+        "p50": statistics.median(ordered),
+        "p95": ordered[int(0.95 * (len(ordered) - 1))],
+        "max": ordered[-1],
+    }
 
 
 def pauses(client: Snapshotd, runtime: str, scenario: str, rounds: int) -> dict[str, Any]:
@@ -52,7 +59,11 @@ def pauses(client: Snapshotd, runtime: str, scenario: str, rounds: int) -> dict[
     measured = [s for s in client.log(trajectory.id) if s.tool.name == "change"]
     client.remove(trajectory.id, force=True)
     methods = {m: sum(s.method == m for s in measured) for m in {s.method for s in measured}}
-    return {"pause_ms": quantiles([s.pause_ms for s in measured[1:]]), "client_ms": quantiles(line["client_ms"][1:]), "methods": methods}
+    return {
+        "pause_ms": quantiles([s.pause_ms for s in measured[1:]]),
+        "client_ms": quantiles(line["client_ms"][1:]),
+        "methods": methods,
+    }
 
 
 def repeated(action: Callable[[], None], rounds: int) -> dict[str, float]:
@@ -76,7 +87,10 @@ def forks(client: Snapshotd, runtime: str, rounds: int) -> dict[str, Any]:
         client.exec(fork.id, ["cat", "d/2000"])
         made.append(fork.id)
 
-    result = {"fork to first command": repeated(fork, rounds), "command alone": repeated(lambda: _run(client, made[0]), rounds)}
+    result = {
+        "fork to first command": repeated(fork, rounds),
+        "command alone": repeated(lambda: _run(client, made[0]), rounds),
+    }
     for trajectory in made:
         client.remove(trajectory, force=True)
     client.remove(parent.id, force=True)
@@ -108,12 +122,16 @@ def table(report: dict[str, Any]) -> str:
     machine = report["machine"]
     lines = [
         f"{machine['cpus']} processors, Linux {machine['kernel']}, layers on {machine['layers']}, runtime {machine['runtime']}",
-        "", "| scenario | method | pause p50 | p95 | max | agent sees p50 | p95 |", "|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+        "",
+        "| scenario | method | pause p50 | p95 | max | agent sees p50 | p95 |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, row in report["pauses"].items():
         p, c = row["pause_ms"], row["client_ms"]
         methods = ", ".join(f"{m} {n}" for m, n in row["methods"].items())
-        lines.append(f"| {name} | {methods} | {p['p50']:.2f} | {p['p95']:.2f} | {p['max']:.2f} | {c['p50']:.2f} | {c['p95']:.2f} |")
+        lines.append(
+            f"| {name} | {methods} | {p['p50']:.2f} | {p['p95']:.2f} | {p['max']:.2f} | {c['p50']:.2f} | {c['p95']:.2f} |"
+        )
     lines += ["", "| operation | p50 | p95 | max |", "|---|---|---|---|"]
     for name, row in report["operations"].items():
         lines.append(f"| {name} | {row['p50']:.1f} | {row['p95']:.1f} | {row['max']:.1f} |")
@@ -132,11 +150,14 @@ def main() -> None:
         client.build_image("default", progress=lambda line: print(line, file=sys.stderr))
         report: dict[str, Any] = {
             "machine": {
-                "cpus": os.cpu_count(), "kernel": platform.release(), "layers": client.status()["layers"], "runtime": options.runtime,
+                "cpus": os.cpu_count(),
+                "kernel": platform.release(),
+                "layers": client.status()["layers"],
+                "runtime": options.runtime,
             },
             "pauses": {name: pauses(client, options.runtime, key, options.rounds) for name, key in SCENARIOS.items()},
             "operations": {**forks(client, options.runtime, 20), **rewinds(client, options.runtime, 20)},
-        }  # fmt: skip
+        }
         print(table(report))
         if options.json:
             options.json.write_text(json.dumps(report, indent=2) + "\n")

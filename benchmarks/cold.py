@@ -96,9 +96,13 @@ def cold(client: Snapshotd, runtime: str, rounds: int, files: int, size: int) ->
     for trajectory in (parent.id, other.id):
         client.remove(trajectory, force=True)
     return {
-        "hot_ms": sorted(hot), "cold_ms": sorted(times), "hot_p50_ms": statistics.median(hot), "cold_p50_ms": statistics.median(times),
-        "cold_p95_ms": sorted(times)[int(0.95 * (rounds - 1))], "load": os.getloadavg()[0],
-    }  # fmt: skip
+        "hot_ms": sorted(hot),
+        "cold_ms": sorted(times),
+        "hot_p50_ms": statistics.median(hot),
+        "cold_p50_ms": statistics.median(times),
+        "cold_p95_ms": sorted(times)[int(0.95 * (rounds - 1))],
+        "load": os.getloadavg()[0],
+    }
 
 
 def _measured(client: Snapshotd, snapshot: str) -> float:
@@ -126,9 +130,13 @@ def beside(client: Snapshotd, runtime: str, rounds: int) -> dict[str, Any]:
     for trajectory in (small.id, large.id):
         client.remove(trajectory, force=True)
     return {
-        "idle_p50_ms": statistics.median(idle), "busy_p50_ms": statistics.median(busy), "busy_steps": len(busy), "waiting_before": before,
-        "archive_s": taken, "ratio": statistics.median(busy) / statistics.median(idle),
-    }  # fmt: skip
+        "idle_p50_ms": statistics.median(idle),
+        "busy_p50_ms": statistics.median(busy),
+        "busy_steps": len(busy),
+        "waiting_before": before,
+        "archive_s": taken,
+        "ratio": statistics.median(busy) / statistics.median(idle),
+    }
 
 
 def looks(client: Snapshotd, runtime: str) -> dict[str, Any]:
@@ -140,7 +148,9 @@ def looks(client: Snapshotd, runtime: str) -> dict[str, Any]:
     found: dict[str, Any] = {"idle_p50_ms": statistics.median(_pauses(client, small.id, 40))}
     for look in LOOKS:
         lookers = [
-            subprocess.Popen([sys.executable, "-c", LOOKER, str(client.state_dir), look, first.id, last.id], stdout=subprocess.PIPE)
+            subprocess.Popen(
+                [sys.executable, "-c", LOOKER, str(client.state_dir), look, first.id, last.id], stdout=subprocess.PIPE
+            )
             for _ in range(3)
         ]
         try:
@@ -195,7 +205,11 @@ def main() -> None:
         if "looks" in options.only:
             print("looks", json.dumps(looks(client, options.runtime), indent=2), flush=True)
         if "cold" in options.only:
-            print("cold", json.dumps(cold(client, options.runtime, options.rounds, options.files, options.mib * MIB), indent=2), flush=True)
+            print(
+                "cold",
+                json.dumps(cold(client, options.runtime, options.rounds, options.files, options.mib * MIB), indent=2),
+                flush=True,
+            )
     finally:
         subprocess.run([sys.executable, "-m", "snapshotd", "--state-dir", str(state), "daemon", "--stop"], check=False)
         shutil.rmtree(state, ignore_errors=True)

@@ -1,5 +1,5 @@
-"""Measure mounts: `sudo python benchmarks/fuse.py [--files N] [--mib N]`. A snapshot of N files over an image, through the lazy lower
-under overlayfs with an empty page cache of the mount, and the same as a real layer for comparison.
+"""Measure mounts: `sudo python benchmarks/fuse.py [--files N] [--mib N]`. A snapshot of N files over an image, through
+the lazy lower under overlayfs with an empty page cache of the mount, and the same as a real layer for comparison.
 
 Every figure is one run; the mount is new each time, so nothing of it is cached but the packs on disk.
 """
@@ -80,7 +80,9 @@ def measure(name: str, prepare: Callable[[ExitStack], Path], files: int, mib: in
         one = timed(["dd", "if=workspace/large", "of=/dev/null", "bs=1M", "status=none"], point)
         stats = timed(["find", "workspace", "-newer", "/etc/passwd", "-size", "+9999"], point)
         again = timed(["find", "workspace", "-newer", "/etc/passwd", "-size", "+9999"], point)
-        reads = timed(["grep", "-r", "--exclude=large", "-c", "#", "workspace/d1", "workspace/d2", "workspace/d3"], point)
+        reads = timed(
+            ["grep", "-r", "--exclude=large", "-c", "#", "workspace/d1", "workspace/d2", "workspace/d3"], point
+        )
     print(f"{name}")
     print(f"  open the layer and mount the overlay  {mounted * 1e3:8.1f} ms")
     print(f"  first command, cold                   {first * 1e3:8.1f} ms, the same again {second * 1e3:.1f} ms")

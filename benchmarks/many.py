@@ -1,10 +1,11 @@
-"""A long trajectory: what looking and forking cost, and what the daemon's processes hold, as its snapshots grow to ten thousand. As root:
+"""A long trajectory: what looking and forking cost, and what the daemon's processes hold, as its snapshots grow to ten
+thousand. As root:
 
     python benchmarks/many.py [--runtime runc] [--at 100,1000,3000,10000] [--files 500] [--image TAR] [--json FILE]
 
-One agent in one sandbox writes one file a tool call, over and over the same `--files` files in 50 folders; each call is a snapshot, taken
-over the agent protocol. When so many are there and stored as `--at` says, every verb is asked `ROUNDS` times over the API, and each is
-given as a median in milliseconds:
+One agent in one sandbox writes one file a tool call, over and over the same `--files` files in 50 folders; each call is
+a snapshot, taken over the agent protocol. When so many are there and stored as `--at` says, every verb is asked
+`ROUNDS` times over the API, and each is given as a median in milliseconds:
 
     log 50, log all      the newest 50 snapshots, and every one (what that costs grows with what it returns; also per snapshot)
     show new, show old   the newest snapshot and the first
@@ -77,18 +78,30 @@ def steps(client: Snapshotd, trajectory: str, first: int, end: int, files: int) 
 
 def verbs(client: Snapshotd, trajectory: str, first: str) -> dict[str, float]:
     """The table's row."""
-    newest = client.log(trajectory, last=NEIGHBOURS + 2)[:-1]  # the very last is the command's own, which changed nothing
+    newest = client.log(trajectory, last=NEIGHBOURS + 2)[
+        :-1
+    ]  # the very last is the command's own, which changed nothing
     last, count = newest[-1], client.log(trajectory, last=1)[0].seq + 1
-    path = next(c.path for c in client.diff(newest[-2].id, last.id) if c.path.startswith(b"workspace/d") and c.path.count(b"/") == 2)
+    path = next(
+        c.path
+        for c in client.diff(newest[-2].id, last.id)
+        if c.path.startswith(b"workspace/d") and c.path.count(b"/") == 2
+    )
     neighbours = [_diff(client, a.id, b.id, 3) for a, b in itertools.pairwise(newest)]
     whole = median_ms(lambda: client.log(trajectory), 5)
     return {
-        "log 50": median_ms(lambda: client.log(trajectory, last=50)), "log all": whole, "log all, us each": whole * 1e3 / count,
-        "show new": median_ms(lambda: client.snapshot(last.id)), "show old": median_ms(lambda: client.snapshot(first)),
-        "diff neighbours": statistics.median(neighbours), "slowest of them": max(neighbours),
-        "diff ends": _diff(client, first, last.id, ROUNDS), "cat": median_ms(lambda: list(client.cat(last.id, path))),
-        **forks(client, last.id, path), "fork old": forks(client, first, b"etc/passwd")["fork, command"],
-    }  # fmt: skip
+        "log 50": median_ms(lambda: client.log(trajectory, last=50)),
+        "log all": whole,
+        "log all, us each": whole * 1e3 / count,
+        "show new": median_ms(lambda: client.snapshot(last.id)),
+        "show old": median_ms(lambda: client.snapshot(first)),
+        "diff neighbours": statistics.median(neighbours),
+        "slowest of them": max(neighbours),
+        "diff ends": _diff(client, first, last.id, ROUNDS),
+        "cat": median_ms(lambda: list(client.cat(last.id, path))),
+        **forks(client, last.id, path),
+        "fork old": forks(client, first, b"etc/passwd")["fork, command"],
+    }
 
 
 def _diff(client: Snapshotd, a: str, b: str, rounds: int) -> float:
@@ -112,7 +125,7 @@ def forks(client: Snapshotd, snapshot: str, path: bytes) -> dict[str, float]:
     return {
         name: statistics.median(times) * 1e3
         for name, times in (("fork", bare), ("fork, command", command), ("rm", gone))
-    }  # fmt: skip
+    }
 
 
 def memory(client: Snapshotd) -> dict[str, float]:
@@ -121,7 +134,11 @@ def memory(client: Snapshotd) -> dict[str, float]:
     found: dict[str, float] = {}
     for pid in (daemon, *_children(daemon)):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        role = "daemon" if pid == daemon else next((w.decode() for w in words if w in (b"archive", b"cold", b"lazy", b"browse")), "")
+        role = (
+            "daemon"
+            if pid == daemon
+            else next((w.decode() for w in words if w in (b"archive", b"cold", b"lazy", b"browse")), "")
+        )
         if not role and b"snapshotd.engine.storing.worker" in words:
             role = "worker"
         if role:
@@ -136,7 +153,9 @@ def memory(client: Snapshotd) -> dict[str, float]:
 
 
 def _children(pid: int) -> list[int]:
-    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
 
 
 def measure(client: Snapshotd, options: argparse.Namespace, folder: Path) -> dict[int, dict[str, float]]:
@@ -152,7 +171,12 @@ def measure(client: Snapshotd, options: argparse.Namespace, folder: Path) -> dic
         layers = client.log(made.id, last=1)[0].layers
         before = memory(client)  # without what the looking itself leaves in caches
         row = {"a step": step, **verbs(client, made.id, first.id), "layers of the newest": layers}
-        report[until] = {**row, **memory(client), "daemon RSS before looking": before["daemon RSS"], "load": os.getloadavg()[0]}
+        report[until] = {
+            **row,
+            **memory(client),
+            "daemon RSS before looking": before["daemon RSS"],
+            "load": os.getloadavg()[0],
+        }
         print(f"{until}: {json.dumps(report[until])}", file=sys.stderr, flush=True)
     client.remove(made.id, force=True)
     return report
@@ -162,7 +186,10 @@ def table(report: dict[int, dict[str, float]]) -> str:
     """The report as Markdown."""
     names = list(dict.fromkeys(name for row in report.values() for name in row))
     lines = ["| snapshots | " + " | ".join(f"{count:,}" for count in report) + " |", "|---|" + "---|" * len(report)]
-    lines.extend(f"| {name} | " + " | ".join(f"{row[name]:.1f}" if name in row else "" for row in report.values()) + " |" for name in names)
+    lines.extend(
+        f"| {name} | " + " | ".join(f"{row[name]:.1f}" if name in row else "" for row in report.values()) + " |"
+        for name in names
+    )
     return "\n".join(lines)
 
 
@@ -171,7 +198,9 @@ def main() -> None:
     parser.add_argument("--runtime", default="runc")
     parser.add_argument("--at", default="100,1000,3000,10000")
     parser.add_argument("--files", type=int, default=500)
-    parser.add_argument("--image", type=Path, help="an archive of a root with Python, instead of the built default image")
+    parser.add_argument(
+        "--image", type=Path, help="an archive of a root with Python, instead of the built default image"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="snapshotd-bench-"))
@@ -187,7 +216,9 @@ def main() -> None:
         if options.json:
             options.json.write_text(json.dumps(report, indent=2) + "\n")
     finally:
-        subprocess.run([sys.executable, "-m", "snapshotd", "--state-dir", str(base / "state"), "daemon", "--stop"], check=False)
+        subprocess.run(
+            [sys.executable, "-m", "snapshotd", "--state-dir", str(base / "state"), "daemon", "--stop"], check=False
+        )
         shutil.rmtree(base, ignore_errors=True)
 
 

@@ -1,7 +1,9 @@
-"""What going back and going on cost: `python benchmarks/mind.py [--state-dir DIR]` (as root; else with a daemon and an image of its own).
+"""What going back and going on cost: `python benchmarks/mind.py [--state-dir DIR]` (as root; else with a daemon and an
+image of its own).
 
-Rewind, in place, over a step that made one file and over one that made 20,000: the ratio should be near 1. Resume: the time in which a
-program meets 100 recorded calls, as it sees it itself. Figures of one run on one machine: compare within a run.
+Rewind, in place, over a step that made one file and over one that made 20,000: the ratio should be near 1. Resume: the
+time in which a program meets 100 recorded calls, as it sees it itself. Figures of one run on one machine: compare
+within a run.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ if first_time:
 
 
 class Cost(NamedTuple):
-    """In milliseconds: what the caller waits, and what the daemon works (all threads, kernel too), which other load hardly touches."""
+    """In milliseconds: what the caller waits, and what the daemon works (all threads, kernel too), which other load
+    hardly touches."""
 
     waited: float
     worked: float
@@ -82,8 +85,8 @@ os._exit(9)
 def rewinds(client: Snapshotd) -> dict[tuple[str, str], list[Cost]]:
     """Of each verb over each of `SCRIPTS`, in turns, so that what else the machine does meets all alike.
 
-    Each begins when nothing is left to do in the background: counting what changed takes as long as much did, and goes on after the verb
-    has returned, so it would be measured as a part of the next one.
+    Each begins when nothing is left to do in the background: counting what changed takes as long as much did, and goes
+    on after the verb has returned, so it would be measured as a part of the next one.
     """
     begun = {what: client.create(runtime="runc") for what in SCRIPTS}
     for what, (trajectory, _) in begun.items():
@@ -114,7 +117,8 @@ def _rest(client: Snapshotd, trajectory: str) -> None:
 
 
 def _cpu_clock(client: Snapshotd) -> int:
-    """The clock of all that the daemon has worked (clock_gettime(2): the complement of the process id, and 2 for the scheduler's)."""
+    """The clock of all that the daemon has worked (clock_gettime(2): the complement of the process id, and 2 for the
+    scheduler's)."""
     pid = int((client.state_dir / "lock").read_text())
     return ~pid << 3 | 2
 
@@ -123,7 +127,9 @@ def _compare(costs: dict[tuple[str, str], list[Cost]]) -> None:
     for verb in ("rewind", "undo"):
         for index, of in enumerate(Cost._fields):
             one, many = (statistics.median(cost[index] for cost in costs[verb, what]) for what in ("one", "many"))
-            print(f"{verb}, {of}: one file {one:.2f} ms, {MANY:,} files {many:.2f} ms, ratio {many / one:.2f}; medians of {ROUNDS}")
+            print(
+                f"{verb}, {of}: one file {one:.2f} ms, {MANY:,} files {many:.2f} ms, ratio {many / one:.2f}; medians of {ROUNDS}"
+            )
 
 
 def replay(client: Snapshotd, folder: Path) -> tuple[float, float]:
@@ -139,12 +145,15 @@ def replay(client: Snapshotd, folder: Path) -> tuple[float, float]:
 
 
 def replay_turns(client: Snapshotd, folder: Path) -> tuple[list[float], list[float]]:
-    """For an agent behind the gateway: seconds of its turns, and what of that it waited for the gateway; live, and met again."""
+    """For an agent behind the gateway: seconds of its turns, and what of that it waited for the gateway; live, and met
+    again."""
     program = folder / "unmodified.py"
     program.write_text(UNMODIFIED)
     script = [{"calls": [{"name": "write", "arguments": {"number": number}}]} for number in range(CALLS)]
     with ScriptedProvider([*script, {"text": "That was all."}]) as provider:
-        trajectory = client.run(agent=program, runtime="runc", providers=[Provider("openai", provider.url, "key-of-the-script")])
+        trajectory = client.run(
+            agent=program, runtime="runc", providers=[Provider("openai", provider.url, "key-of-the-script")]
+        )
         live = _output(client, trajectory.id)
         asked = len(provider.requests)
         client.resume(trajectory.id)
@@ -168,7 +177,9 @@ def measure(client: Snapshotd, folder: Path, only: str | None) -> None:
         print(f"{CALLS} calls: {ran:.2f} s when they run, {met:.2f} s when they are met again")
     if only in (None, "turns"):
         for what, (took, waited) in zip(("live", "met again"), replay_turns(client, folder), strict=True):
-            print(f"{CALLS} turns behind the gateway, {what}: {took:.2f} s, of which the agent waited {waited:.2f} s for answers")
+            print(
+                f"{CALLS} turns behind the gateway, {what}: {took:.2f} s, of which the agent waited {waited:.2f} s for answers"
+            )
 
 
 def main() -> None:
@@ -184,7 +195,10 @@ def main() -> None:
         measure(client, folder, options.only)
     finally:
         if options.state_dir is None:
-            subprocess.run([sys.executable, "-m", "snapshotd", "--state-dir", str(folder / "state"), "daemon", "--stop"], check=False)
+            subprocess.run(
+                [sys.executable, "-m", "snapshotd", "--state-dir", str(folder / "state"), "daemon", "--stop"],
+                check=False,
+            )
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,8 +1,10 @@
-"""Runs inside a sandbox: makes one kind of change per tool call and measures what the agent itself sees of the snapshot.
+"""Runs inside a sandbox: makes one kind of change per tool call and measures what the agent itself sees of the
+snapshot.
 
     pause_agent.py SCENARIO ROUNDS
 
-Prints one JSON line: `client_ms`, the time from the end of the tool's own work to the return of the call, once per round.
+Prints one JSON line: `client_ms`, the time from the end of the tool's own work to the return of the call, once per
+round.
 """
 
 import json

@@ -1,6 +1,7 @@
 """What storing and restoring costs, side by side with git, restic and borg. As root, on an idle machine:
 
-    python benchmarks/storage.py [--only history,big,step,packages,restore] [--git DIR] [--commits N] [--tree DIR] [--json FILE] [--dir DIR]
+    python benchmarks/storage.py [--only history,big,step,packages,restore] [--git DIR] [--commits N] [--tree DIR]
+    [--json FILE] [--dir DIR]
 
     history   the trees of consecutive commits of a project (--git: any git repository, its first parents), stored one by one
     big       a 2 GiB file, then 4 KiB of it changed
@@ -8,9 +9,10 @@
     packages  50 snapshots of a root whose packages come and go: what the second to fiftieth add
     restore   50,000 files, 2 GiB: back into a directory
 
-Sizes are of all files of a repository (ours with its index; git's of the pack alone). restic and borg run with their defaults, borg without
-encryption. Times are of the whole command, ours of the archive's work in a process that runs already, with its fsync. Every tool works
-in the same directory of the same file system, one after the other in one run: compare within it.
+Sizes are of all files of a repository (ours with its index; git's of the pack alone). restic and borg run with their
+defaults, borg without encryption. Times are of the whole command, ours of the archive's work in a process that runs
+already, with its fsync. Every tool works in the same directory of the same file system, one after the other in one run:
+compare within it.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ PASSWORD = {"RESTIC_PASSWORD": "benchmark", "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCES
 
 def run(*command: str | Path, cwd: Path | None = None, **more: Any) -> subprocess.CompletedProcess[bytes]:
     more.setdefault("stdin", subprocess.DEVNULL)
-    return subprocess.run([*map(str, command)], cwd=cwd, check=True, capture_output=True, env={**os.environ, **PASSWORD}, **more)
+    return subprocess.run(
+        [*map(str, command)], cwd=cwd, check=True, capture_output=True, env={**os.environ, **PASSWORD}, **more
+    )
 
 
 def tree_bytes(path: Path) -> int:
@@ -68,7 +72,9 @@ class Ours:
         self.directory.mkdir(parents=True)
         self.key = load_key(self.directory)
         store = LocalStore(self.directory / "store")
-        self.writer = PackRepository(store, self.directory / "index.db", self.key, packer_command=places.command("pack"))
+        self.writer = PackRepository(
+            store, self.directory / "index.db", self.key, packer_command=places.command("pack")
+        )
 
     def store(self, folder: Path, parent: TreeID | None, *, marks: bool = True) -> TreeID:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -97,12 +103,16 @@ def borg(*words: str | Path, cwd: Path | None = None) -> None:
     run("borg", *words, cwd=cwd)
 
 
-# -- history -------------------------------------------------------------------------------------------------------------------
+# -- history --------------------------------------------------------------------------------------------------------
 
 
 def history(work: Path, git_dir: Path, count: int) -> dict[str, Any]:
     """Layers are made beforehand, as sandboxes would have; the same trees as commits in a fresh git repository."""
-    commits = run("git", "--git-dir", git_dir, "rev-list", "--first-parent", "-n", str(count), "HEAD").stdout.decode().split()[::-1]
+    commits = (
+        run("git", "--git-dir", git_dir, "rev-list", "--first-parent", "-n", str(count), "HEAD")
+        .stdout.decode()
+        .split()[::-1]
+    )
     layers = work / "layers"
     layers.mkdir()
     _export(git_dir, commits[0], None, layers / "0")
@@ -114,16 +124,27 @@ def history(work: Path, git_dir: Path, count: int) -> dict[str, Any]:
     parent: list[str] = []
     identity = {f"GIT_{who}_{what}": "benchmark" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     for number, commit in enumerate(commits):
-        dates = {"GIT_AUTHOR_DATE": f"{1_000_000_000 + number} +0000", "GIT_COMMITTER_DATE": f"{1_000_000_000 + number} +0000"}
-        made = subprocess.run(
-            ["git", "--git-dir", line, "commit-tree", f"{commit}^{{tree}}", *parent, "-m", "step"], check=True, capture_output=True,
-            env={**os.environ, **identity, **dates}, stdin=subprocess.DEVNULL,
-        ).stdout.decode().strip()  # fmt: skip
+        dates = {
+            "GIT_AUTHOR_DATE": f"{1_000_000_000 + number} +0000",
+            "GIT_COMMITTER_DATE": f"{1_000_000_000 + number} +0000",
+        }
+        made = (
+            subprocess.run(
+                ["git", "--git-dir", line, "commit-tree", f"{commit}^{{tree}}", *parent, "-m", "step"],
+                check=True,
+                capture_output=True,
+                env={**os.environ, **identity, **dates},
+                stdin=subprocess.DEVNULL,
+            )
+            .stdout.decode()
+            .strip()
+        )
         parent = ["-p", made]
     run("git", "--git-dir", line, "update-ref", "refs/heads/main", parent[1])
     fresh = work / "git"
     run("git", "clone", "-q", "--bare", "--no-local", "--branch", "main", line, fresh)
-    # A gc keeps the deltas that the clone happened to bring; those that git finds for just these trees make a pack a third smaller.
+    # A gc keeps the deltas that the clone happened to bring; those that git finds for just these trees make a pack a
+    # third smaller.
     run("git", "--git-dir", fresh, "repack", "-a", "-d", "-F", "-q")
     git_s = timed(lambda: run("git", "--git-dir", fresh, "gc", "-q"))
     packs = list((fresh / "objects/pack").glob("*.pack"))
@@ -133,16 +154,22 @@ def history(work: Path, git_dir: Path, count: int) -> dict[str, Any]:
         start = time.perf_counter()
         worked = time.process_time() if number == 1 else worked
         tree = ours.store(layers / str(number), tree, marks=number > 0)
-        data = json.dumps({"version": 1, "snapshot": f"{number:032x}", "tree": tree, "message": f"step {number}"}).encode()
+        data = json.dumps(
+            {"version": 1, "snapshot": f"{number:032x}", "tree": tree, "message": f"step {number}"}
+        ).encode()
         record = ours.writer.save_record(data, RecordID(record) if record else None)
         times.append(time.perf_counter() - start)
     flush_s = timed(ours.writer.flush)
     worked = time.process_time() - worked
     result = {
-        "commits": len(commits), "git_pack_bytes": sum(p.stat().st_size for p in packs), "git_gc_s": git_s,
-        "ours_packs_bytes": ours.packs_bytes(), "ms_per_commit": 1000 * (sum(times[1:]) + flush_s) / (len(times) - 1),
-        "cpu_ms_per_commit": 1000 * worked / (len(times) - 1), "ms_first": 1000 * times[0],
-    }  # fmt: skip
+        "commits": len(commits),
+        "git_pack_bytes": sum(p.stat().st_size for p in packs),
+        "git_gc_s": git_s,
+        "ours_packs_bytes": ours.packs_bytes(),
+        "ms_per_commit": 1000 * (sum(times[1:]) + flush_s) / (len(times) - 1),
+        "cpu_ms_per_commit": 1000 * worked / (len(times) - 1),
+        "ms_first": 1000 * times[0],
+    }
     result["ratio_to_git"] = result["ours_packs_bytes"] / result["git_pack_bytes"]
     result["ours_with_index_bytes"] = ours.bytes()
     checkout = work / "checkout"
@@ -156,9 +183,12 @@ def history(work: Path, git_dir: Path, count: int) -> dict[str, Any]:
         restic_s += timed(lambda: restic(work / "restic", "backup", ".", cwd=checkout))
         borg_s += timed(lambda number=number: borg("create", f"{work / 'borg'}::{number}", ".", cwd=checkout))
     return {
-        **result, "restic_bytes": tree_bytes(work / "restic"), "restic_ms_per_commit": 1000 * restic_s / len(commits),
-        "borg_bytes": tree_bytes(work / "borg"), "borg_ms_per_commit": 1000 * borg_s / len(commits),
-    }  # fmt: skip
+        **result,
+        "restic_bytes": tree_bytes(work / "restic"),
+        "restic_ms_per_commit": 1000 * restic_s / len(commits),
+        "borg_bytes": tree_bytes(work / "borg"),
+        "borg_ms_per_commit": 1000 * borg_s / len(commits),
+    }
 
 
 def _export(git_dir: Path, commit: str, before: str | None, folder: Path) -> None:
@@ -171,7 +201,9 @@ def _export(git_dir: Path, commit: str, before: str | None, folder: Path) -> Non
             archived.seek(0)
             run("tar", "-x", "-C", folder, stdin=archived)
         return
-    listing = run("git", "--git-dir", git_dir, "diff-tree", "-r", "-z", "--no-renames", before, commit).stdout.split(b"\0")[:-1]
+    listing = run("git", "--git-dir", git_dir, "diff-tree", "-r", "-z", "--no-renames", before, commit).stdout.split(
+        b"\0"
+    )[:-1]
     for header, path in zip(listing[::2], listing[1::2], strict=True):
         _, mode, _, blob, status = header.decode().split()
         target = folder / os.fsdecode(path)
@@ -199,7 +231,7 @@ def _apply(layer: Path, checkout: Path) -> None:
                 shutil.copy2(source, target, follow_symlinks=False)
 
 
-# -- the others ----------------------------------------------------------------------------------------------------------------
+# -- the others -----------------------------------------------------------------------------------------------------
 
 
 def fill(path: Path, size: int, rng: random.Random) -> None:
@@ -256,11 +288,12 @@ def make_step(folder: Path, files: int, size: int) -> None:
 
 
 def step(work: Path, tree: Path | None) -> dict[str, Any]:
-    """Each tool stores the same directory into a fresh repository, nine times in turns; the best counts: neighbours can only slow down.
+    """Each tool stores the same directory into a fresh repository, nine times in turns; the best counts: neighbours can
+    only slow down.
 
-    The others are commands, ours works in processes that run already (other files were stored until they did, which does not count):
-    `nothing_s` is what they take to store a directory of one short file into the same repository, `times_without_start` the ratio of the
-    rates when that is taken off.
+    The others are commands, ours works in processes that run already (other files were stored until they did, which
+    does not count): `nothing_s` is what they take to store a directory of one short file into the same repository,
+    `times_without_start` the ratio of the rates when that is taken off.
     """
     folder, empty, single, before = work / "step", work / "empty", work / "single", work / "before"
     for one in (folder, empty, single, before):
@@ -297,18 +330,27 @@ def step(work: Path, tree: Path | None) -> dict[str, Any]:
                 sizes[name] = tree_bytes(place / name)
                 nothing[name].append(timed(lambda command=others[name]: command(single)))
         shutil.rmtree(place)
-    best, start = {name: min(values) for name, values in seen.items()}, {name: min(values) for name, values in nothing.items()}
+    best, start = (
+        {name: min(values) for name, values in seen.items()},
+        {name: min(values) for name, values in nothing.items()},
+    )
     return {
-        "plain_bytes": size, "files": files, "load": os.getloadavg()[0],
+        "plain_bytes": size,
+        "files": files,
+        "load": os.getloadavg()[0],
         "MB_per_s": {name: size / 1e6 / value for name, value in best.items()},
-        "seconds": seen, "bytes": sizes, "nothing_s": start, "times": {name: best[name] / best["ours"] for name in start},
+        "seconds": seen,
+        "bytes": sizes,
+        "nothing_s": start,
+        "times": {name: best[name] / best["ours"] for name in start},
         "times_without_start": {name: (best[name] - start[name]) / best["ours"] for name in start},
         "times_median": {name: statistics.median(seen[name]) / statistics.median(seen["ours"]) for name in start},
-    }  # fmt: skip
+    }
 
 
 def _at_rest(folder: Path) -> None:
-    """Nothing is left to be written of whoever was before, and the files are in memory, as those of a step are (borg drops them)."""
+    """Nothing is left to be written of whoever was before, and the files are in memory, as those of a step are (borg
+    drops them)."""
     run("sync")
     for base, _, names in os.walk(folder):
         for name in names:
@@ -318,7 +360,8 @@ def _at_rest(folder: Path) -> None:
 
 
 def packages(work: Path) -> dict[str, Any]:
-    """A root of 2,000 files; in each of 50 snapshots one of five packages is unpacked anew (same content, other times)."""
+    """A root of 2,000 files; in each of 50 snapshots one of five packages is unpacked anew (same content, other
+    times)."""
     root = work / "root"
     root.mkdir()
     make_step(root, 2000, 60 * MIB)
@@ -352,16 +395,18 @@ def packages(work: Path) -> dict[str, Any]:
         single.writer.flush()
         once += single.packs_bytes()
     return {
-        "root_bytes": first, "five_packages_alone_bytes": once, "first_five_added_bytes": sum(added[:5]),
+        "root_bytes": first,
+        "five_packages_alone_bytes": once,
+        "first_five_added_bytes": sum(added[:5]),
         "last_45_added_bytes": sum(added[5:]),
-    }  # fmt: skip
+    }
 
 
 def restore(work: Path) -> dict[str, Any]:
     """Back into an empty directory each; ours by a process of its own, cold caches for all.
 
-    Nothing is removed between the runs: ext4 goes past every inode that was deleted in the last minute when it looks for a new one
-    (`recently_deleted`), which made whoever came next three times as slow.
+    Nothing is removed between the runs: ext4 goes past every inode that was deleted in the last minute when it looks
+    for a new one (`recently_deleted`), which made whoever came next three times as slow.
     """
     folder = work / "tree"
     folder.mkdir()
@@ -382,8 +427,13 @@ def restore(work: Path) -> dict[str, Any]:
             if name == "ours":
                 seen[name].append(timed(lambda target=target: _restore_ours(ours, tree, target)))
             else:
-                seen[name].append(timed(lambda target=target: restic(work / "restic", "restore", "latest", "--target", target)))
-    return {"seconds": {name: min(values) for name, values in seen.items()}, "times_restic": min(seen["restic"]) / min(seen["ours"])}
+                seen[name].append(
+                    timed(lambda target=target: restic(work / "restic", "restore", "latest", "--target", target))
+                )
+    return {
+        "seconds": {name: min(values) for name, values in seen.items()},
+        "times_restic": min(seen["restic"]) / min(seen["ours"]),
+    }
 
 
 def _restore_ours(ours: Ours, tree: TreeID, target: Path) -> None:

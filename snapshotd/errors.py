@@ -124,8 +124,24 @@ class CommandNotFound(SnapshotdError):
 BY_CODE: dict[str, type[SnapshotdError]] = {
     cls.__name__: cls
     for cls in (
-        UsageError, NotFound, Ambiguous, Conflict, Unsupported, NotPermitted, DaemonUnavailable, VersionMismatch,
-        LimitExceeded, OutOfSpace, Diverged, Undecided, Denied, DataLoss, InternalError, SandboxFailed, CommandNotRunnable, CommandNotFound,
+        UsageError,
+        NotFound,
+        Ambiguous,
+        Conflict,
+        Unsupported,
+        NotPermitted,
+        DaemonUnavailable,
+        VersionMismatch,
+        LimitExceeded,
+        OutOfSpace,
+        Diverged,
+        Undecided,
+        Denied,
+        DataLoss,
+        InternalError,
+        SandboxFailed,
+        CommandNotRunnable,
+        CommandNotFound,
     )
-}  # fmt: skip
+}
 """Wire name to class, for the client."""

@@ -1,8 +1,8 @@
 """Named places where a test can make the process die, to prove that any crash there loses nothing.
 
 `hit("engine.step.sealed")` is free unless armed. Arm with the environment variable `SNAPSHOTD_FAILPOINT=name` (die at
-the first hit) or `name:3` (die at the third). Dying is `os._exit(99)`: no handler, no flush, like SIGKILL; one line on standard error
-(the daemon's log, for its child processes too) says that it was reached.
+the first hit) or `name:3` (die at the third). Dying is `os._exit(99)`: no handler, no flush, like SIGKILL; one line on
+standard error (the daemon's log, for its child processes too) says that it was reached.
 Every name is listed in `NAMES`, so that the crash tests can walk all of them and a new one cannot be forgotten.
 """
 

@@ -1,11 +1,12 @@
-"""SQLite as snapshotd uses it: how a file is made, opened, committed to and flushed, and what SQLite's errors mean. Knows no table.
+"""SQLite as snapshotd uses it: how a file is made, opened, committed to and flushed, and what SQLite's errors mean.
+Knows no table.
 
-Only this module uses apsw. The standard library's SQLite is not used: versions before 3.51.3 can corrupt a database in WAL mode
-(https://sqlite.org/wal.html#walresetbug), and Debian 12 carries 3.40.1.
+Only this module uses apsw. The standard library's SQLite is not used: versions before 3.51.3 can corrupt a database in
+WAL mode (https://sqlite.org/wal.html#walresetbug), and Debian 12 carries 3.40.1.
 
-A new file is built under another name and renamed into place, so that a database is never seen half made and an empty or cut file
-is damage, never a fresh start. A database file itself is never opened a second time while it is in use: closing any descriptor of it drops
-SQLite's POSIX locks. Its log (WAL) has none.
+A new file is built under another name and renamed into place, so that a database is never seen half made and an empty
+or cut file is damage, never a fresh start. A database file itself is never opened a second time while it is in use:
+closing any descriptor of it drops SQLite's POSIX locks. Its log (WAL) has none.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ Value = str | bytes | int | float | None
 
 OLDEST_SQLITE = (3, 51, 3)
 _CHECKSUM_BYTES = 8
-"""At the end of each page, which SQLite leaves to its checksum layer (https://sqlite.org/cksumvfs.html). It verifies what it reads of a
-database whose pages have so many."""
+"""At the end of each page, which SQLite leaves to its checksum layer (https://sqlite.org/cksumvfs.html). It verifies
+what it reads of a database whose pages have so many."""
 _BUSY_TIMEOUT_MS = 10_000
 _CHECKPOINT_PAGES = 1000
 """`flush` copies the WAL into the database from this many 4 KiB pages on (SQLite's own default)."""
@@ -63,10 +64,11 @@ _BESIDE = ("-wal", "-shm", "-journal")
 class Form:
     """A kind of database.
 
-    `what`: with its article, for messages. `application_id`, `version`: what the file says of itself; a version from `oldest` on can be
-    read. `remedy`: what to do when it is damaged. `durable_commits`: a commit survives power loss when it has returned, and a disk that
-    fails is an OSError, after which nobody knows what is durable; else `flush` makes commits durable, and a failing disk is DataLoss.
-    `pragmas`: further ones. `checksums_from`: the version from which on each page has a checksum, so that no changed byte is believed.
+    `what`: with its article, for messages. `application_id`, `version`: what the file says of itself; a version from
+    `oldest` on can be read. `remedy`: what to do when it is damaged. `durable_commits`: a commit survives power loss
+    when it has returned, and a disk that fails is an OSError, after which nobody knows what is durable; else `flush`
+    makes commits durable, and a failing disk is DataLoss. `pragmas`: further ones. `checksums_from`: the version from
+    which on each page has a checksum, so that no changed byte is believed.
     """
 
     what: str
@@ -82,8 +84,8 @@ class Form:
 class Database:
     """One connection, guarded by a re-entrant lock: hold `lock` to read several things as of one moment.
 
-    Errors of every method: DataLoss (damaged), OutOfSpace, Conflict (another process is writing for 10 s), NotPermitted, LimitExceeded (a
-    value is too long), InternalError; OSError as its form says.
+    Errors of every method: DataLoss (damaged), OutOfSpace, Conflict (another process is writing for 10 s),
+    NotPermitted, LimitExceeded (a value is too long), InternalError; OSError as its form says.
     """
 
     def __init__(self, path: Path | Literal[":memory:"], form: Form, *, write: bool = True) -> None:
@@ -117,7 +119,9 @@ class Database:
                 self._conn.set_wal_hook(self._on_commit)
             application, version = self.pragma("application_id"), self.pragma("user_version")
         if path is not None and application != form.application_id:
-            raise DataLoss(f"{self.name} is another program's database (application id {application:#x}): {form.remedy}")
+            raise DataLoss(
+                f"{self.name} is another program's database (application id {application:#x}): {form.remedy}"
+            )
         if version > form.version:
             raise VersionMismatch(
                 f"{self.name} was written by a newer snapshotd (format {version}, this one knows {form.version}): "
@@ -133,16 +137,22 @@ class Database:
             sync_dir(path.parent)  # the WAL's name
 
     def _check_checksums(self, since: int, version: int) -> None:
-        """What has to have checksums has them. An older file gets them before it becomes one of a newer version, if nobody else has it
-        open."""
+        """What has to have checksums has them. An older file gets them before it becomes one of a newer version, if
+        nobody else has it open."""
         with self._translated():
             if version < since and self._write:
                 _reserved(self.connection, _CHECKSUM_BYTES)
                 try:
-                    self.connection.execute("PRAGMA journal_mode = DELETE").fetchall()  # what is in a WAL would have none
+                    self.connection.execute(
+                        "PRAGMA journal_mode = DELETE"
+                    ).fetchall()  # what is in a WAL would have none
                 except apsw.BusyError:
                     return
-                for step in ("VACUUM", "PRAGMA journal_mode = WAL", "PRAGMA user_version"):  # the last one makes the new WAL
+                for step in (
+                    "VACUUM",
+                    "PRAGMA journal_mode = WAL",
+                    "PRAGMA user_version",
+                ):  # the last one makes the new WAL
                     self.connection.execute(step).fetchall()
             self.checksummed = _reserved(self.connection, -1) == _CHECKSUM_BYTES
         if version >= since and not self.checksummed:
@@ -156,7 +166,9 @@ class Database:
                 if self._write:
                     path.chmod(0o600)
         except PermissionError as exc:
-            raise NotPermitted(f"{self.name} cannot be opened ({exc.strerror}): run as the owner of the state directory") from exc
+            raise NotPermitted(
+                f"{self.name} cannot be opened ({exc.strerror}): run as the owner of the state directory"
+            ) from exc
 
     def close(self) -> None:
         """Idempotent. The last one to close folds the WAL into the file."""
@@ -194,7 +206,8 @@ class Database:
         return rows[0] if rows else None
 
     def read_page(self, sql: str, values: Sequence[Value], *, rows: int, size: int) -> list[Row]:
-        """The first rows: at most `rows`, ending early once their texts add up to `size` characters. Not for who holds `lock`."""
+        """The first rows: at most `rows`, ending early once their texts add up to `size` characters. Not for who holds
+        `lock`."""
         turns.give_way()  # not below: a step may wait for the lock
         page: list[Row] = []
         with self.lock, self._translated():
@@ -226,7 +239,8 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """What is written inside becomes visible together at the end, or, on any exception, not at all. Does not nest."""
+        """What is written inside becomes visible together at the end, or, on any exception, not at all. Does not
+        nest."""
         with self.lock:
             conn = self.connection
             with self._translated():
@@ -243,10 +257,11 @@ class Database:
     def flush(self) -> None:
         """Return when everything committed so far survives power loss. Nothing to do where commits are durable.
 
-        Otherwise a commit only appends to the WAL file (synchronous=NORMAL). One fsync of that file makes all its commits durable: after
-        power loss SQLite replays it up to the last whole transaction. What was moved from the WAL into the database earlier was synced
-        there by SQLite before the WAL was reused. The fsync runs without the lock, so commits go on meanwhile (they may wait 5-50 ms
-        otherwise). A failed fsync is final, because the kernel forgets the dirty pages: DataLoss now and at every later flush.
+        Otherwise a commit only appends to the WAL file (synchronous=NORMAL). One fsync of that file makes all its
+        commits durable: after power loss SQLite replays it up to the last whole transaction. What was moved from the
+        WAL into the database earlier was synced there by SQLite before the WAL was reused. The fsync runs without the
+        lock, so commits go on meanwhile (they may wait 5-50 ms otherwise). A failed fsync is final, because the kernel
+        forgets the dirty pages: DataLoss now and at every later flush.
         """
         with self._flushing:
             connection = self.connection
@@ -267,24 +282,30 @@ class Database:
                     connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def fold(self) -> None:
-        """Put everything that is in the WAL into the file itself, durably, which `close` only tries. Nobody else may have it open."""
+        """Put everything that is in the WAL into the file itself, durably, which `close` only tries. Nobody else may
+        have it open."""
         busy = self.pragma("wal_checkpoint(TRUNCATE)")
         if busy:
             raise Conflict(f"{self.name} is in use by another process: close whatever else reads it")
 
     def problems(self) -> list[str]:
-        """What SQLite's own checks find; [] if all is well. Reads the whole file, over a connection of its own: so nobody waits for the
-        lock, and a page that is damaged on the disk is not answered from memory."""
+        """What SQLite's own checks find; [] if all is well. Reads the whole file, over a connection of its own: so
+        nobody waits for the lock, and a page that is damaged on the disk is not answered from memory."""
         connection = self.connection
         try:
             with self._translated():
                 if self._path is not None:
                     connection = _connect(str(self._path), self.form, False)
                 found = connection.execute("PRAGMA integrity_check(100)")
-                rows = [str(row[0]).replace(f"error code={apsw.SQLITE_IOERR_DATA}", "it does not match its checksum") for row in found]
+                rows = [
+                    str(row[0]).replace(f"error code={apsw.SQLITE_IOERR_DATA}", "it does not match its checksum")
+                    for row in found
+                ]
                 if rows == ["ok"]:
                     missing = connection.execute("PRAGMA foreign_key_check").fetchall()[:100]
-                    rows = [f"a row of {table} names one of {parent} that does not exist" for table, _, parent, _ in missing]
+                    rows = [
+                        f"a row of {table} names one of {parent} that does not exist" for table, _, parent, _ in missing
+                    ]
         except DataLoss as exc:  # too damaged even for the check
             return [exc.message]
         finally:
@@ -308,8 +329,9 @@ class Database:
 
 
 def create(path: Path, form: Form, script: str = "") -> None:
-    """A new database at `path`, for its owner alone, durable and in WAL mode, filled by `script`. Replaces what is there (close it before).
-    NotFound (no such folder), NotPermitted, OutOfSpace, Unsupported (SQLite is too old), OSError."""
+    """A new database at `path`, for its owner alone, durable and in WAL mode, filled by `script`. Replaces what is
+    there (close it before). NotFound (no such folder), NotPermitted, OutOfSpace, Unsupported (SQLite is too old),
+    OSError."""
     _check_sqlite()
     with creating(f"{form.what} {path}"):
         _create(path, form, script)
@@ -323,10 +345,14 @@ def creating(what: str) -> Iterator[None]:
     except FileNotFoundError as exc:
         raise NotFound(f"{what} cannot be created because its folder does not exist: create it first") from exc
     except PermissionError as exc:
-        raise NotPermitted(f"{what} cannot be created ({exc.strerror}): run as the owner of the state directory") from exc
+        raise NotPermitted(
+            f"{what} cannot be created ({exc.strerror}): run as the owner of the state directory"
+        ) from exc
     except OSError as exc:
         if exc.errno in NO_ROOM:
-            raise OutOfSpace(f"{what} cannot be created because the disk is full: free some space and try again") from exc
+            raise OutOfSpace(
+                f"{what} cannot be created because the disk is full: free some space and try again"
+            ) from exc
         raise
 
 
@@ -334,17 +360,23 @@ def _create(path: Path, form: Form, script: str) -> None:
     new = path.with_name(path.name + ".new")
     remove(new)  # of a creation that was cut off
     try:
-        os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))  # -wal and -shm get the same mode
+        os.close(
+            os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        )  # -wal and -shm get the same mode
         try:
             conn = _connect(str(new), form, True)
             try:
                 if form.checksums_from is not None:
                     _reserved(conn, _CHECKSUM_BYTES)
-                conn.execute(f"PRAGMA application_id = {form.application_id}; {script}; PRAGMA journal_mode = WAL").fetchall()
+                conn.execute(
+                    f"PRAGMA application_id = {form.application_id}; {script}; PRAGMA journal_mode = WAL"
+                ).fetchall()
             finally:
                 conn.close()
         except apsw.Error as exc:  # on an empty file only the disk can be to blame
-            raise OSError(errno.ENOSPC if isinstance(exc, apsw.FullError | apsw.IOError) else errno.EIO, str(exc)) from exc
+            raise OSError(
+                errno.ENOSPC if isinstance(exc, apsw.FullError | apsw.IOError) else errno.EIO, str(exc)
+            ) from exc
         fd = os.open(new, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             os.fsync(fd)
@@ -360,21 +392,24 @@ def _create(path: Path, form: Form, script: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a database that nobody has open, with what SQLite keeps beside it. Not an error for what is not there. OSError."""
+    """Remove a database that nobody has open, with what SQLite keeps beside it. Not an error for what is not there.
+    OSError."""
     for suffix in ("", *_BESIDE):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
 def set_aside(path: Path, kept: Path) -> None:
-    """Give a database that nobody has open, and that may not be there, another name in its folder, with what SQLite keeps beside it. The
-    file goes first: cut off half way, there is no database without the log that belongs to it. OSError."""
+    """Give a database that nobody has open, and that may not be there, another name in its folder, with what SQLite
+    keeps beside it. The file goes first: cut off half way, there is no database without the log that belongs to it.
+    OSError."""
     for suffix in ("", *_BESIDE):
         with suppress(FileNotFoundError):
             os.rename(f"{path}{suffix}", f"{kept}{suffix}")
 
 
 def _reserved(connection: apsw.Connection, count: int) -> int:
-    """Bytes at the end of each page that are not SQLite's; sets them, from the next `VACUUM` or the first page on, unless `count` is -1."""
+    """Bytes at the end of each page that are not SQLite's; sets them, from the next `VACUUM` or the first page on,
+    unless `count` is -1."""
     number = ctypes.c_int(count)
     connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(number))
     return number.value
@@ -387,13 +422,19 @@ def _load_checksums() -> None:
         with closing(apsw.Connection(":memory:")) as connection:
             apsw.sqlite_extra.load(connection, "cksumvfs")
     except (LookupError, apsw.sqlite_extra.NotAvailable, apsw.Error) as exc:
-        raise Unsupported(f"SQLite's checksums cannot be loaded ({exc}): install apsw from PyPI, whose wheels have them") from exc
+        raise Unsupported(
+            f"SQLite's checksums cannot be loaded ({exc}): install apsw from PyPI, whose wheels have them"
+        ) from exc
 
 
 def _connect(name: str, form: Form, write: bool) -> apsw.Connection:
     conn = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READWRITE if write else apsw.SQLITE_OPEN_READONLY)
-    conn.set_busy_timeout(_BUSY_TIMEOUT_MS)  # before the first statement, which may meet a process that recovers the WAL
-    conn.execute(f"{_PRAGMAS} PRAGMA synchronous = {'FULL' if form.durable_commits else 'NORMAL'}; {form.pragmas}").fetchall()
+    conn.set_busy_timeout(
+        _BUSY_TIMEOUT_MS
+    )  # before the first statement, which may meet a process that recovers the WAL
+    conn.execute(
+        f"{_PRAGMAS} PRAGMA synchronous = {'FULL' if form.durable_commits else 'NORMAL'}; {form.pragmas}"
+    ).fetchall()
     return conn
 
 

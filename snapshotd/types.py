@@ -66,8 +66,8 @@ class Network(StrEnum):
 
 
 class CallStatus(StrEnum):
-    """The one terminal outcome of a tool call. `interrupted`: its sandbox was ended under it. `unknown`: it began, and nobody saw its
-    end."""
+    """The one terminal outcome of a tool call. `interrupted`: its sandbox was ended under it. `unknown`: it began, and
+    nobody saw its end."""
 
     DONE = "done"
     FAILED = "failed"
@@ -76,8 +76,8 @@ class CallStatus(StrEnum):
 
 
 class SideEffect(StrEnum):
-    """What running a tool again would do. `local`: only files, which are rolled back with it; `idempotent`: nothing, under the same key;
-    `irreversible`: it would happen twice."""
+    """What running a tool again would do. `local`: only files, which are rolled back with it; `idempotent`: nothing,
+    under the same key; `irreversible`: it would happen twice."""
 
     LOCAL = "local"
     IDEMPOTENT = "idempotent"
@@ -85,7 +85,8 @@ class SideEffect(StrEnum):
 
 
 class EntryKind(StrEnum):
-    """What a journal entry records: a tool call, a model call, a question to a person, a task's end, a named snapshot."""
+    """What a journal entry records: a tool call, a model call, a question to a person, a task's end, a named
+    snapshot."""
 
     TOOL = "tool"
     MODEL = "model"
@@ -95,8 +96,8 @@ class EntryKind(StrEnum):
 
 
 class ApprovalStatus(StrEnum):
-    """`pending` is the only one that changes. `stale`: what it was asked for is not what would run any more (arguments or files
-    changed)."""
+    """`pending` is the only one that changes. `stale`: what it was asked for is not what would run any more (arguments
+    or files changed)."""
 
     PENDING = "pending"
     APPROVED = "approved"
@@ -106,8 +107,8 @@ class ApprovalStatus(StrEnum):
 
 
 class SnapshotState(StrEnum):
-    """How durable a snapshot is: survives a daemon crash; survives power loss; known to be gone (with the power, or damaged on disk);
-    or its files were given up by a retention policy (call and conversation are still there)."""
+    """How durable a snapshot is: survives a daemon crash; survives power loss; known to be gone (with the power, or
+    damaged on disk); or its files were given up by a retention policy (call and conversation are still there)."""
 
     CAPTURED = "captured"
     STORED = "stored"
@@ -138,8 +139,9 @@ class IdMap:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Resource limits of one sandbox. `memory_bytes` counts swap too; `cpus` is in whole processors (0.5 = half of one). `disk_bytes` is
-    what all its layers above the image may take together; 0: half of the file system that holds the layers."""
+    """Resource limits of one sandbox. `memory_bytes` counts swap too; `cpus` is in whole processors (0.5 = half of
+    one). `disk_bytes` is what all its layers above the image may take together; 0: half of the file system that holds
+    the layers."""
 
     memory_bytes: int = 2 << 30
     cpus: float = 2.0
@@ -161,7 +163,8 @@ class SandboxSpec:
 class AgentSpec:
     """The program a trajectory runs: `argv` inside the sandbox, its working directory and extra environment.
 
-    `program` is how many leading items of `argv` are the program itself; the rest are arguments that a fork may replace.
+    `program` is how many leading items of `argv` are the program itself; the rest are arguments that a fork may
+    replace.
     """
 
     argv: tuple[str, ...]
@@ -183,7 +186,8 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class FileChanges:
-    """How a snapshot's files differ from its parent's. `bytes` is the content size of added and changed regular files."""
+    """How a snapshot's files differ from its parent's. `bytes` is the content size of added and changed regular
+    files."""
 
     added: int = 0
     changed: int = 0
@@ -196,7 +200,8 @@ OutputKind = Literal["output", "stderr", "stdout"]
 
 @dataclass(frozen=True, slots=True)
 class DamagedOutput:
-    """An output whose bytes a repair gave up: which of the three, its id, which is a hash of its content, its length (None: unknown)."""
+    """An output whose bytes a repair gave up: which of the three, its id, which is a hash of its content, its length
+    (None: unknown)."""
 
     which: OutputKind
     hash: BlobID
@@ -205,8 +210,8 @@ class DamagedOutput:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One recorded call. `arguments` is any JSON value; outputs live in the repository under their blob ids. `damaged`: outputs that it had
-    and that are gone, by name."""
+    """One recorded call. `arguments` is any JSON value; outputs live in the repository under their blob ids. `damaged`:
+    outputs that it had and that are gone, by name."""
 
     id: CallID
     name: str
@@ -243,11 +248,12 @@ class Message:
 class Entry:
     """One entry of a journal: an intent, durable before it is carried out, and its one outcome.
 
-    `status` None: nobody has seen it end (yet). UNKNOWN: it was cut off; a replay passes over it. A TOOL, TASK or CHECKPOINT entry ends
-    with a snapshot of its own, whose call has the outputs; `result` holds what others answered (a model's reply, a decision), and what a
-    person said a cut-off call's result is. `facts`: recorded values (`now`, `random`, `uuid`) that the program asked for since the entry
-    before. `details`: JSON of the kind: usage and cost of a model call, `compensate`, `task`, ... `after`: the head when it began.
-    `snapshot`: the one that binds it; None while none does.
+    `status` None: nobody has seen it end (yet). UNKNOWN: it was cut off; a replay passes over it. A TOOL, TASK or
+    CHECKPOINT entry ends with a snapshot of its own, whose call has the outputs; `result` holds what others answered (a
+    model's reply, a decision), and what a person said a cut-off call's result is. `facts`: recorded values (`now`,
+    `random`, `uuid`) that the program asked for since the entry before. `details`: JSON of the kind: usage and cost of
+    a model call, `compensate`, `task`, ... `after`: the head when it began. `snapshot`: the one that binds it; None
+    while none does.
     """
 
     id: CallID
@@ -287,8 +293,8 @@ class Ended:
 class Approval:
     """A question that a person has to decide, bound to (tool, arguments digest, snapshot); it does not cross a fork.
 
-    `entry` is the call that waits. `digest`: SHA-256 of the canonical JSON of [tool, arguments], hexadecimal. `edited`: other arguments
-    that the approver put in their place, as a one-element tuple; None: as asked.
+    `entry` is the call that waits. `digest`: SHA-256 of the canonical JSON of [tool, arguments], hexadecimal. `edited`:
+    other arguments that the approver put in their place, as a one-element tuple; None: as asked.
     """
 
     id: ApprovalID
@@ -311,7 +317,8 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class Compensation:
-    """The one compensation of an irreversible call: recorded before it runs, at most once. `status` None: begun, nobody saw it end."""
+    """The one compensation of an irreversible call: recorded before it runs, at most once. `status` None: begun, nobody
+    saw it end."""
 
     entry: CallID
     trajectory: TrajectoryID
@@ -357,14 +364,15 @@ class Snapshot:
     """None until the background count is done."""
     tags: tuple[str, ...] = ()
     base: SnapshotID | None = None
-    """Where its tree is derived from: the tree of `base` (None: of the image) with the first `own_layers` layers of the stack applied, the
-    last of them first. What the archive needs to know: the rest of the stack may have been merged, and need not exist."""
+    """Where its tree is derived from: the tree of `base` (None: of the image) with the first `own_layers` layers of the
+    stack applied, the last of them first. What the archive needs to know: the rest of the stack may have been merged,
+    and need not exist."""
     own_layers: int = 0
     tree: TreeID | None = None
     """Its files in the repository. None unless `stored`."""
     follows: SnapshotID | None = None
-    """Whose conversation, journal and state it continues, where that is not its parent: after a rewind of the conversation, the snapshot
-    that was gone back to; of an edited one, what came before the one that was edited."""
+    """Whose conversation, journal and state it continues, where that is not its parent: after a rewind of the
+    conversation, the snapshot that was gone back to; of an edited one, what came before the one that was edited."""
     warnings: tuple[str, ...] = ()
     """What its stored files lack of those that the sandbox had, one sentence each."""
 

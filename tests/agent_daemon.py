@@ -1,5 +1,6 @@
-"""A daemon of one sandbox that keeps everything in memory and follows docs/agent-protocol.md to the letter: it checks every request, keeps
-a journal, and answers a program that is started again from it. No files, no snapshots, no engine. agent_peer.py has the requests."""
+"""A daemon of one sandbox that keeps everything in memory and follows docs/agent-protocol.md to the letter: it checks
+every request, keeps a journal, and answers a program that is started again from it. No files, no snapshots, no engine.
+agent_peer.py has the requests."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ class Killed(Exception):  # noqa: N818 - what happened to the daemon
 
 
 class FakeDaemon:
-    """`refuse[op]` makes a request fail, `at_end(pid)` runs inside call_end, `gated` names the calls that a person has to approve,
-    `deaths[op]` says where in a request the daemon is killed and started again.
+    """`refuse[op]` makes a request fail, `at_end(pid)` runs inside call_end, `gated` names the calls that a person has
+    to approve, `deaths[op]` says where in a request the daemon is killed and started again.
 
     `resumed` gives a daemon that answers from this one's journal.
     """
@@ -68,8 +69,8 @@ class FakeDaemon:
         self.at_replayed: Callable[[], None] = lambda: None
         """Where the daemon switches the root to that of the recorded snapshot."""
         self.deaths: dict[str, str] = {}
-        """By request, for the next of that kind: `arriving` (its line is there, its body not), `before` it is done, `after` that,
-        `answering` (half of the answer is on the wire)."""
+        """By request, for the next of that kind: `arriving` (its line is there, its body not), `before` it is done,
+        `after` that, `answering` (half of the answer is on the wire)."""
         self.at_death: Callable[[int], None] = lambda pid: None
         """Runs while the daemon is away, with the process whose request it was."""
         self.answers: dict[tuple[str, str], dict[str, Any]] = {}
@@ -221,7 +222,9 @@ class FakeDaemon:
                     return entry
             if self.old_journal:
                 expected = self.old_journal[0]
-                raise Diverged(f"{kind} {name}({arguments}) is not {expected.kind} {expected.name}({expected.arguments}); fork to go on.")
+                raise Diverged(
+                    f"{kind} {name}({arguments}) is not {expected.kind} {expected.name}({expected.arguments}); fork to go on."
+                )
             self.replaying = False
             return None
 

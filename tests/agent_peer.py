@@ -94,8 +94,12 @@ class Peer:
                 raise OSError("cut off")
             json.loads(body)
         elif op in BODIES:
-            value = next((request[name] for name in ("arguments", "result", "content", "value") if name in request), None)
-            assert len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()) <= INLINE_BYTES, "should travel as a body"
+            value = next(
+                (request[name] for name in ("arguments", "result", "content", "value") if name in request), None
+            )
+            assert len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()) <= INLINE_BYTES, (
+                "should travel as a body"
+            )
         if op in PARKABLE:
             _is(request, "parked", bool, optional=True)
             if request.get("parked") is False:
@@ -149,13 +153,25 @@ class Peer:
             self.daemon.pids.append(self.pid)
             if request.get("again"):
                 self._take_over(request["calls"])
-                return {"version": 2, "trajectory": "t" * 32, "snapshot": "0" * 32, "body_limit_bytes": self.daemon.body_limit_bytes}
-            return {"version": 2, "trajectory": "t" * 32, "snapshot": "0" * 32, "body_limit_bytes": self.daemon.body_limit_bytes,
-                    "replaying": self.daemon.replaying}
+                return {
+                    "version": 2,
+                    "trajectory": "t" * 32,
+                    "snapshot": "0" * 32,
+                    "body_limit_bytes": self.daemon.body_limit_bytes,
+                }
+            return {
+                "version": 2,
+                "trajectory": "t" * 32,
+                "snapshot": "0" * 32,
+                "body_limit_bytes": self.daemon.body_limit_bytes,
+                "replaying": self.daemon.replaying,
+            }
 
     def _take_over(self, calls: list[str]) -> None:
         """Calls that have begun on a connection that was lost are this one's now, if they have not ended."""
-        self.open.update((entry.id, entry) for entry in self.daemon.journal if entry.id in calls and entry.status is None)
+        self.open.update(
+            (entry.id, entry) for entry in self.daemon.journal if entry.id in calls and entry.status is None
+        )
 
     # -- calls --
 
@@ -179,7 +195,11 @@ class Peer:
                 raise Malformed("not parked in a replay")
             was_replaying = daemon.replaying
             old = daemon.recorded(kind, name, arguments)
-            if old is not None and old.status is not None and (kind != "task" or (request.get("skippable") and old.status == "done")):
+            if (
+                old is not None
+                and old.status is not None
+                and (kind != "task" or (request.get("skippable") and old.status == "done"))
+            ):
                 daemon.skip_body(old)
                 daemon.journal.append(old)
                 daemon.state = copy.deepcopy(old.state)
@@ -190,17 +210,28 @@ class Peer:
                 daemon.replaying = False
         edited = self._gate(request, name, arguments)
         with daemon.lock:
-            entry = Entry(call_id, kind, name, arguments, key, within=request.get("within") or self._task_entry(request))
+            entry = Entry(
+                call_id, kind, name, arguments, key, within=request.get("within") or self._task_entry(request)
+            )
             self.open[call_id] = entry
             daemon.journal.append(entry)
-            daemon.calls[call_id] = {"name": name, "arguments": arguments, "pid": self.pid, "status": None, "kind": kind, "key": key,
-                                     "request": request}
+            daemon.calls[call_id] = {
+                "name": name,
+                "arguments": arguments,
+                "pid": self.pid,
+                "status": None,
+                "kind": kind,
+                "key": key,
+                "request": request,
+            }
             daemon.events.append(("begin", name))
         return {"key": key, **live, **edited}
 
     def _task_entry(self, request: dict[str, Any]) -> str | None:
         """The open task of that name: its entries are part of it."""
-        found = [entry.id for entry in self.daemon.journal if entry.kind == "task" and entry.name == request.get("task")]
+        found = [
+            entry.id for entry in self.daemon.journal if entry.kind == "task" and entry.name == request.get("task")
+        ]
         return found[-1] if found else None
 
     def _gate(self, request: dict[str, Any], name: str, arguments: Any) -> dict[str, Any]:
@@ -236,10 +267,21 @@ class Peer:
         with daemon.lock:
             entry = self.open.pop(call_id)
             entry.status = request["status"]
-            entry.outcome = {"error": request.get("error"), "exit_code": code, "result": result, "snapshot": daemon.snapshot()}
+            entry.outcome = {
+                "error": request.get("error"),
+                "exit_code": code,
+                "result": result,
+                "snapshot": daemon.snapshot(),
+            }
             entry.state = copy.deepcopy(daemon.state)
-            daemon.calls[call_id].update(status=entry.status, error=request.get("error"), exit_code=code, result=result,
-                                         usage=request.get("usage"), body_bytes=request.get("body_bytes"))
+            daemon.calls[call_id].update(
+                status=entry.status,
+                error=request.get("error"),
+                exit_code=code,
+                result=result,
+                usage=request.get("usage"),
+                body_bytes=request.get("body_bytes"),
+            )
             daemon.events.append(("end", entry.name, entry.status))
         return {"snapshot": entry.outcome["snapshot"]}
 
@@ -261,8 +303,18 @@ class Peer:
         snapshot = self.daemon.snapshot()
         with self.daemon.lock:
             self.daemon.events.append(("checkpoint", name))
-            self.daemon.journal.append(Entry(call_id, "checkpoint", name, None, call_id, "done", {"snapshot": snapshot},
-                                             copy.deepcopy(self.daemon.state)))
+            self.daemon.journal.append(
+                Entry(
+                    call_id,
+                    "checkpoint",
+                    name,
+                    None,
+                    call_id,
+                    "done",
+                    {"snapshot": snapshot},
+                    copy.deepcopy(self.daemon.state),
+                )
+            )
         return {"snapshot": snapshot, **live}
 
     def op_approve(self, request: dict[str, Any], body: bytes | None) -> dict[str, Any]:
@@ -273,10 +325,22 @@ class Peer:
         old, live = self._replayed_or_live("question", request["question"], request.get("details"))
         if old is not None:
             return dict(old.outcome)
-        decision = self._wait({"question": request["question"], "details": request.get("details"), "expires_s": request.get("expires_s")})
+        decision = self._wait(
+            {"question": request["question"], "details": request.get("details"), "expires_s": request.get("expires_s")}
+        )
         with self.daemon.lock:
-            self.daemon.journal.append(Entry(call_id, "question", request["question"], request.get("details"), call_id, "done", decision,
-                                             copy.deepcopy(self.daemon.state)))
+            self.daemon.journal.append(
+                Entry(
+                    call_id,
+                    "question",
+                    request["question"],
+                    request.get("details"),
+                    call_id,
+                    "done",
+                    decision,
+                    copy.deepcopy(self.daemon.state),
+                )
+            )
         return {**decision, **live}
 
     def _replayed_or_live(self, kind: str, name: str, arguments: Any) -> tuple[Entry | None, dict[str, Any]]:
@@ -347,7 +411,9 @@ class Peer:
             if name not in known:
                 known[name] = {"name": name, "status": status, "depends": request.get("depends", []), "note": None}
                 self.daemon.tasks.append(known[name])
-            known[name].update(status=status, note=request.get("note"), depends=request.get("depends", known[name]["depends"]))
+            known[name].update(
+                status=status, note=request.get("note"), depends=request.get("depends", known[name]["depends"])
+            )
             self.daemon.events.append(("task", name, status))
         return {"status": status}
 
@@ -387,10 +453,16 @@ class Peer:
     def op_store_search(self, request: dict[str, Any], body: bytes | None) -> dict[str, Any]:
         found = []
         for (namespace, key), versions in sorted(self.daemon.values.items()):
-            if namespace != request["namespace"] or not key.startswith(request.get("prefix", "")) or key <= request.get("after", ""):
+            if (
+                namespace != request["namespace"]
+                or not key.startswith(request.get("prefix", ""))
+                or key <= request.get("after", "")
+            ):
                 continue
             value = versions[-1]
-            if value is not None and all(value.get(name) == wanted for name, wanted in request.get("where", {}).items()):
+            if value is not None and all(
+                value.get(name) == wanted for name, wanted in request.get("where", {}).items()
+            ):
                 found.append({"key": key, "value": value, "version": len(versions), "namespace": namespace})
         return {"body": json.dumps(found[: request.get("limit", 100)]).encode()}
 
@@ -409,7 +481,11 @@ def _check(request: Any) -> None:
         raise Malformed("not a request")
     nodes, level = 0, [request]
     for _ in range(64):
-        holders = [list(outer.values()) if isinstance(outer, dict) else outer for outer in level if isinstance(outer, (dict, list))]
+        holders = [
+            list(outer.values()) if isinstance(outer, dict) else outer
+            for outer in level
+            if isinstance(outer, (dict, list))
+        ]
         level = [inner for holder in holders for inner in holder]
         nodes += len(level)
         if nodes > NODE_LIMIT:
@@ -446,4 +522,3 @@ def _place(request: dict[str, Any]) -> tuple[str, str]:
 
 def _malformed(reason: str) -> Any:
     raise Malformed(reason)
-

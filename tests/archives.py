@@ -9,7 +9,9 @@ import tarfile
 PAST_S = 1_600_000_000
 
 
-def entry(name: str | bytes, kind: bytes = tarfile.REGTYPE, data: bytes = b"", **fields: object) -> tuple[tarfile.TarInfo, bytes]:
+def entry(
+    name: str | bytes, kind: bytes = tarfile.REGTYPE, data: bytes = b"", **fields: object
+) -> tuple[tarfile.TarInfo, bytes]:
     info = tarfile.TarInfo(os.fsdecode(name))
     info.type, info.size, info.mtime = kind, len(data), PAST_S
     info.uid, info.gid = os.getuid(), os.getgid()

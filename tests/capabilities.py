@@ -1,4 +1,5 @@
-"""What a test needs of the machine. A missing capability skips on a laptop and fails where SNAPSHOTD_REQUIRE lists it (as CI does)."""
+"""What a test needs of the machine. A missing capability skips on a laptop and fails where SNAPSHOTD_REQUIRE lists it
+(as CI does)."""
 
 from __future__ import annotations
 
@@ -57,10 +58,13 @@ CAPABILITIES: dict[str, Callable[[], str | None]] = {
 
 
 def require(*names: str) -> None:
-    """Skip the running test when one of the capabilities is missing; fail it when SNAPSHOTD_REQUIRE (comma-separated) names that one."""
+    """Skip the running test when one of the capabilities is missing; fail it when SNAPSHOTD_REQUIRE (comma-separated)
+    names that one."""
     demanded = {name.strip() for name in os.environ.get("SNAPSHOTD_REQUIRE", "").split(",") if name.strip()}
     unknown = demanded - CAPABILITIES.keys()
-    assert not unknown, f"SNAPSHOTD_REQUIRE names unknown capabilities {sorted(unknown)}; there are {sorted(CAPABILITIES)}"
+    assert not unknown, (
+        f"SNAPSHOTD_REQUIRE names unknown capabilities {sorted(unknown)}; there are {sorted(CAPABILITIES)}"
+    )
     for name in names:
         reason = CAPABILITIES[name]()
         if reason is None:

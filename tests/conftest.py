@@ -27,9 +27,22 @@ settings.load_profile("long" if long.LONG else "short")
 core.global_force_seed = long.SEED if long.LONG else None
 
 FIRST = (
-    "e2e/test_agents_doc.py", "crash/test_storage_kill.py", "model/test_engine_machine.py", "e2e/test_scale.py", "system/test_power_cut.py",
-    "e2e/test_survive.py", "e2e/test_kills.py", "e2e/test_share.py", "e2e/test_deployed.py", "e2e/test_damage.py", "e2e/test_gateway.py",
-    "system/test_images.py", "system/test_disk_full.py", "e2e/test_storage.py", "e2e/test_secrets.py", "contract/test_runtime.py",
+    "e2e/test_agents_doc.py",
+    "crash/test_storage_kill.py",
+    "model/test_engine_machine.py",
+    "e2e/test_scale.py",
+    "system/test_power_cut.py",
+    "e2e/test_survive.py",
+    "e2e/test_kills.py",
+    "e2e/test_share.py",
+    "e2e/test_deployed.py",
+    "e2e/test_damage.py",
+    "e2e/test_gateway.py",
+    "system/test_images.py",
+    "system/test_disk_full.py",
+    "e2e/test_storage.py",
+    "e2e/test_secrets.py",
+    "contract/test_runtime.py",
 )
 """What takes longest. The first one builds the image that other files of its folder wait for."""
 
@@ -37,7 +50,8 @@ FIRST = (
 def pytest_configure() -> None:
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
-            # A suite started in the background of a shell, or by nohup, inherits this, and so would every command that a test ends by it.
+            # A suite started in the background of a shell, or by nohup, inherits this, and so would every command that
+            # a test ends by it.
             signal.signal(number, usual)
     if "PYTEST_XDIST_WORKER" in os.environ and os.geteuid() == 0:
         # What one process mounts would be held by every daemon that another one starts.
@@ -51,8 +65,9 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only the long set has: tests marked `long`, and those over Docker that are not marked `each_runtime`. Files that take
-    long come first, and those that take seconds last, so that all processes end at the same time."""
+    """Leave out what only the long set has: tests marked `long`, and those over Docker that are not marked
+    `each_runtime`. Files that take long come first, and those that take seconds last, so that all processes end at the
+    same time."""
     items.sort(key=lambda item: _turn(item.path))
     if long.LONG:
         return
@@ -70,7 +85,9 @@ def _turn(path: Path) -> int:
 def _runs_over_another(item: pytest.Item) -> bool:
     """Whether the same test runs over runc too, and the driver makes no difference."""
     call = getattr(item, "callspec", None)
-    return call is not None and call.params.get("runtime") == "docker" and item.get_closest_marker("each_runtime") is None
+    return (
+        call is not None and call.params.get("runtime") == "docker" and item.get_closest_marker("each_runtime") is None
+    )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

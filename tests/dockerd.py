@@ -1,4 +1,5 @@
-"""A Docker engine for the tests: the one that answers, else a private one with its own socket, data, bridge and containerd."""
+"""A Docker engine for the tests: the one that answers, else a private one with its own socket, data, bridge and
+containerd."""
 
 from __future__ import annotations
 
@@ -99,7 +100,12 @@ def _forget_rules(bridge: str) -> None:
     """The engine leaves the firewall rules of its bridge behind when it ends."""
     for table in ("nat", "filter"):
         listed = subprocess.run(
-            ["iptables", "-w", "-t", table, "-S"], check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=30, text=True
+            ["iptables", "-w", "-t", table, "-S"],
+            check=True,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=30,
+            text=True,
         )
         for rule in listed.stdout.splitlines():
             if rule.startswith("-A ") and bridge in rule.split():
@@ -122,10 +128,23 @@ def _one_at_a_time() -> Iterator[None]:
 def _start(found: Engine, directory: Path, bridge: str) -> subprocess.Popen[bytes]:
     """Returns when it answers at DOCKER_HOST."""
     argv = [
-        "dockerd", "--host", found.host, "--data-root", str(found.data_root), "--exec-root", str(found.exec_root),
-        "--pidfile", str(directory / "pid"), "--storage-driver", "overlay2", "--bridge", bridge, "--ip6tables=false",
-        "--add-runtime", f"{TRIMMED_RUNTIME}={Path(__file__).with_name('trimmed_runc.py')}",
-    ]  # fmt: skip
+        "dockerd",
+        "--host",
+        found.host,
+        "--data-root",
+        str(found.data_root),
+        "--exec-root",
+        str(found.exec_root),
+        "--pidfile",
+        str(directory / "pid"),
+        "--storage-driver",
+        "overlay2",
+        "--bridge",
+        bridge,
+        "--ip6tables=false",
+        "--add-runtime",
+        f"{TRIMMED_RUNTIME}={Path(__file__).with_name('trimmed_runc.py')}",
+    ]
     with open(directory / "log", "wb") as log:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     try:
@@ -158,4 +177,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def _unmount_below(directory: Path) -> None:
     points = [line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     for point in reversed([p for p in points if p.startswith(f"{directory}/")]):
-        subprocess.run(["umount", "--lazy", point], check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=30)
+        subprocess.run(
+            ["umount", "--lazy", point], check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=30
+        )

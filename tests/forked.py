@@ -1,11 +1,12 @@
 """Commands and daemons without a new interpreter: a process that has imported all of snapshotd forks one on request.
 
-Imports are most of what a command costs, and nearly all of a daemon's start: a second. A process made here is a process like any other:
-environment, working directory, mounts, standard streams, exit code, signals. It differs in its memory, part of which it shares with its
-parent, and in being that one's child. Its command line in /proc is the one that it would have.
+Imports are most of what a command costs, and nearly all of a daemon's start: a second. A process made here is a process
+like any other: environment, working directory, mounts, standard streams, exit code, signals. It differs in its memory,
+part of which it shares with its parent, and in being that one's child. Its command line in /proc is the one that it
+would have.
 
-What Python or a module reads once, when it starts, cannot be given to a fork: `can_be_forked` says whether an environment has any of it.
-Tests of how a process starts, of its pipes and of its memory start it themselves.
+What Python or a module reads once, when it starts, cannot be given to a fork: `can_be_forked` says whether an
+environment has any of it. Tests of how a process starts, of its pipes and of its memory start it themselves.
 
 This file is also the program that forks; it imports nothing of the tests then, but for the daemon over the fake engine.
 """
@@ -35,7 +36,13 @@ ROOT = Path(__file__).parents[1]
 FAKE_DAEMON = "tests.unit.daemon.fake_daemon"
 _READ_AT_START = ("PATH", "TMPDIR", "TZ", "LANG", "SNAPSHOTD_WARM")
 _READ_AT_START_BEGIN = ("PYTHON", "LC_")
-_LATER = ("snapshotd.gateway.server", "uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on", "uvicorn.loops.asyncio", "rich.live")
+_LATER = (
+    "snapshotd.gateway.server",
+    "uvicorn.protocols.http.h11_impl",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.asyncio",
+    "rich.live",
+)
 """Imported by a daemon or a command when they are needed."""
 _COMMAND_LINE_BYTES = 4000
 _HIGH_FD = 500
@@ -45,10 +52,12 @@ CLONE_NEWNS = 0x20000
 
 
 def _at_start(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name in _READ_AT_START or name.startswith(_READ_AT_START_BEGIN)}
+    return {
+        name: value for name, value in env.items() if name in _READ_AT_START or name.startswith(_READ_AT_START_BEGIN)
+    }
 
 
-# -- for tests -----------------------------------------------------------------------------------------------------------------------
+# -- for tests ------------------------------------------------------------------------------------------------------
 
 
 class Process:
@@ -123,7 +132,9 @@ class _Parent:
             listener.listen(64)
             ends, self._ours = os.pipe()
             argv = [sys.executable, "-P", __file__, str(listener.fileno()), str(ends), "x" * _COMMAND_LINE_BYTES]
-            subprocess.Popen(argv, env=env, pass_fds=[listener.fileno(), ends], stdin=subprocess.DEVNULL, cwd="/").returncode = 0
+            subprocess.Popen(
+                argv, env=env, pass_fds=[listener.fileno(), ends], stdin=subprocess.DEVNULL, cwd="/"
+            ).returncode = 0
             os.close(ends)
         self._owner = os.getpid()
 
@@ -137,7 +148,13 @@ def can_be_forked(env: Mapping[str, str]) -> bool:
 
 
 def start(
-    args: Sequence[str], fds: Mapping[int, int], *, env: Mapping[str, str], cwd: str, module: str = "snapshotd", new_session: bool = False
+    args: Sequence[str],
+    fds: Mapping[int, int],
+    *,
+    env: Mapping[str, str],
+    cwd: str,
+    module: str = "snapshotd",
+    new_session: bool = False,
 ) -> Process:
     """Fork `python -m MODULE ARGS`. `fds`: its descriptors to those of this process. Standard streams
     that are not among them are those of the first test: nothing to read, and wherever pytest prints to."""
@@ -180,14 +197,22 @@ def _all_of(fd: int) -> bytes:
 
 
 def _ask(
-    address: str, args: Sequence[str], fds: Mapping[int, int], env: Mapping[str, str], cwd: str, module: str, new_session: bool
+    address: str,
+    args: Sequence[str],
+    fds: Mapping[int, int],
+    env: Mapping[str, str],
+    cwd: str,
+    module: str,
+    new_session: bool,
 ) -> Process:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(None)  # whatever a test makes the default
     mounts = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     try:
         connection.connect(address)
-        request = json.dumps([list(args), list(fds), dict(env), cwd, module, new_session]).encode("utf-8", "surrogateescape")
+        request = json.dumps([list(args), list(fds), dict(env), cwd, module, new_session]).encode(
+            "utf-8", "surrogateescape"
+        )
         socket.send_fds(connection, [_LENGTH.pack(len(request))], [mounts, *fds.values()])
         connection.sendall(request)
         answer, (pidfd,), _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
@@ -199,7 +224,7 @@ def _ask(
     return Process(args, connection, _LENGTH.unpack(answer)[0], pidfd)
 
 
-# -- the process that forks ----------------------------------------------------------------------------------------------------------
+# -- the process that forks -----------------------------------------------------------------------------------------
 
 
 class _Server:
@@ -283,7 +308,8 @@ def _be_child(request: list[Any], fds: list[int], own_mounts: int, address: str)
 
 
 def _take(wanted: dict[int, int]) -> None:
-    """These descriptors under these numbers, the standard ones as they are if they are not among them, and no others."""
+    """These descriptors under these numbers, the standard ones as they are if they are not among them, and no
+    others."""
     import fcntl
 
     wanted = {0: 0, 1: 1, 2: 2} | wanted

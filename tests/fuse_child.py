@@ -1,7 +1,7 @@
 """The process behind a mount in tests: `lazy REPOSITORY MOUNTPOINT` or `browse REPOSITORY CATALOG MOUNTPOINT [PID]`.
 
-The repository is a file, a pickled `MemoryRepository`, or the folder of a real one (`packs`, `index.db`, key of zeros). This is a
-composition root, as daemon/ has one.
+The repository is a file, a pickled `MemoryRepository`, or the folder of a real one (`packs`, `index.db`, key of zeros).
+This is a composition root, as daemon/ has one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def main(words: list[str]) -> None:
     if words[0] == "lazy":
         server.serve_lazy(repository, Path(words[2]))
     else:
-        server.serve_browse(repository, SqliteCatalog(Path(words[2])), Path(words[3]), int(words[4]) if len(words) > 4 else None)
+        server.serve_browse(
+            repository, SqliteCatalog(Path(words[2])), Path(words[3]), int(words[4]) if len(words) > 4 else None
+        )
 
 
 if __name__ == "__main__":

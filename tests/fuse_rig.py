@@ -1,4 +1,5 @@
-"""What the tests of mounts need: a tree with one of everything, a manifest of a directory, and commands in a user namespace."""
+"""What the tests of mounts need: a tree with one of everything, a manifest of a directory, and commands in a user
+namespace."""
 
 from __future__ import annotations
 
@@ -20,7 +21,13 @@ READ_ANY = struct.pack("<IIIII", 0x02000001, 1 << 2, 0, 0, 0)
 
 def acl(user: int, permissions: int) -> bytes:
     """system.posix_acl_access: rw for the owner, `permissions` for `user`, nothing for anybody else."""
-    entries = ((0x01, 6, 0xFFFFFFFF), (0x02, permissions, user), (0x04, 0, 0xFFFFFFFF), (0x10, 7, 0xFFFFFFFF), (0x20, 0, 0xFFFFFFFF))
+    entries = (
+        (0x01, 6, 0xFFFFFFFF),
+        (0x02, permissions, user),
+        (0x04, 0, 0xFFFFFFFF),
+        (0x10, 7, 0xFFFFFFFF),
+        (0x20, 0, 0xFFFFFFFF),
+    )
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
@@ -55,7 +62,12 @@ def make_variety(root: Path) -> None:
         (root / name).chmod(mode)
     os.lchown(root / "long link", 12, 34)
     (root / "attributes").touch()
-    for attribute, value in (("user.empty", b""), ("user.50%=\n", b"\0\xff"), ("user.long", b"v" * 3000), ("trusted.mine", b"1")):
+    for attribute, value in (
+        ("user.empty", b""),
+        ("user.50%=\n", b"\0\xff"),
+        ("user.long", b"v" * 3000),
+        ("trusted.mine", b"1"),
+    ):
         os.setxattr(root / "attributes", attribute, value)
     os.setxattr(root / "attributes", "security.capability", READ_ANY)
     os.setxattr(root / "attributes", "system.posix_acl_access", acl(1000, 5))
@@ -66,7 +78,16 @@ def make_variety(root: Path) -> None:
         (root / f"many/{number}").touch()
     make_deep(root / "deep", 60)
     for number, name in enumerate(("plain", "large", "a/b", "fifo", "link", "null", "a", "empty")):
-        at = (-2_000_000_000_123_456_789, -1, 0, 1, 4_102_444_800_000_000_001, 6_000_000_000_999_999_999, 123, 999_999_999)[number]
+        at = (
+            -2_000_000_000_123_456_789,
+            -1,
+            0,
+            1,
+            4_102_444_800_000_000_001,
+            6_000_000_000_999_999_999,
+            123,
+            999_999_999,
+        )[number]
         os.utime(root / name, ns=(at, at), follow_symlinks=False)
 
 
@@ -85,7 +106,8 @@ def make_deep(top: Path, levels: int) -> None:
 
 
 def manifest(root: Path) -> dict[bytes, tuple[Any, ...]]:
-    """Everything about every entry below `root` (and itself, b""), hard links as the group of their paths. Independent of our own code.
+    """Everything about every entry below `root` (and itself, b""), hard links as the group of their paths. Independent
+    of our own code.
 
     ctime, atime and the inode's own number are not in it, nor the size and link count of directories."""
     found: dict[bytes, tuple[Any, ...]] = {}
@@ -112,7 +134,9 @@ def manifest(root: Path) -> dict[bytes, tuple[Any, ...]]:
 
 def _facts(st: os.stat_result, path: bytes, *, follow: bool) -> tuple[Any, ...]:
     kind = stat.S_IFMT(st.st_mode)
-    xattrs = {name: os.getxattr(path, name, follow_symlinks=follow) for name in os.listxattr(path, follow_symlinks=follow)}
+    xattrs = {
+        name: os.getxattr(path, name, follow_symlinks=follow) for name in os.listxattr(path, follow_symlinks=follow)
+    }
     shown = tuple(sorted((k, v) for k, v in xattrs.items() if not k.startswith("trusted.overlay.")))
     facts: tuple[Any, ...] = (oct(st.st_mode), st.st_uid, st.st_gid, st.st_mtime_ns, shown)
     if kind == stat.S_IFREG:
@@ -152,8 +176,14 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 def in_user_namespace(shift: int, uid: int, root: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as container user `uid` of a user namespace at host ids `shift`..., with `root` as its root directory."""
+    """Run a command as container user `uid` of a user namespace at host ids `shift`..., with `root` as its root
+    directory."""
     return subprocess.run(
         [sys.executable, "-c", _ENTER, str(shift), str(uid), str(root), *command],
-        capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+    )

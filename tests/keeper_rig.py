@@ -1,4 +1,5 @@
-"""What tests of the keeper share: helpers that leave commands behind as `runc exec --detach` does, and daemons that are killed."""
+"""What tests of the keeper share: helpers that leave commands behind as `runc exec --detach` does, and daemons that are
+killed."""
 
 from __future__ import annotations
 
@@ -72,8 +73,11 @@ def pipes() -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
                 os.close(fd)
 
 
-def run(keeper: KeeperClient, key: str, script: str, *, then: str = "exit 0", timeout_s: float = DEADLINE_S) -> int | None:
-    """Have a helper leave `script` (sh) behind under `key` and do `then` (sh; `$1` is the file with the process id). Its exit code."""
+def run(
+    keeper: KeeperClient, key: str, script: str, *, then: str = "exit 0", timeout_s: float = DEADLINE_S
+) -> int | None:
+    """Have a helper leave `script` (sh) behind under `key` and do `then` (sh; `$1` is the file with the process id).
+    Its exit code."""
     pid_file = keeper._path.parent.parent / f"pid-{key}"
     with pipes() as (stdout, stderr):
         argv = [sys.executable, "-I", "-S", "-c", _HELPER, script, str(pid_file), then]
@@ -87,7 +91,8 @@ def read_end(fd: int) -> bytes:
 
 
 def killed_daemon(path: Path, body: str) -> list[str]:
-    """Run `body` in a process that has a `keeper` with its socket at `path`, kill it with SIGKILL; what it printed before."""
+    """Run `body` in a process that has a `keeper` with its socket at `path`, kill it with SIGKILL; what it printed
+    before."""
     script = _DAEMON + textwrap.dedent(body) + "\nprint('done', flush=True)\nsys.stdin.read()\n"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, "-c", script, str(path)]

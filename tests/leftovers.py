@@ -1,4 +1,5 @@
-"""What a daemon may leave behind, looked for from outside: containers, mounts, cgroups, loop devices, processes, layers."""
+"""What a daemon may leave behind, looked for from outside: containers, mounts, cgroups, loop devices, processes,
+layers."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from pathlib import Path
 
 
 def nothing_left(state_dir: Path, *, running: bool) -> None:
-    """Fail if something is left. Polls: a spare container that is just being made has a cgroup before it has a process."""
+    """Fail if something is left. Polls: a spare container that is just being made has a cgroup before it has a
+    process."""
     deadline = time.monotonic() + 20
     while found := leftovers(state_dir, running=running):
         assert time.monotonic() < deadline, found
@@ -19,8 +21,8 @@ def nothing_left(state_dir: Path, *, running: bool) -> None:
 
 
 def leftovers(state_dir: Path, *, running: bool) -> list[str]:
-    """Everything of this state directory's instance that belongs to no live sandbox. With `running`, a daemon may serve it (and have its
-    layer image mounted); without, nothing at all may be left."""
+    """Everything of this state directory's instance that belongs to no live sandbox. With `running`, a daemon may serve
+    it (and have its layer image mounted); without, nothing at all may be left."""
     found: list[str] = []
     instance = instance_of(state_dir)
     live = _live_containers(instance) if running else set()
@@ -44,7 +46,8 @@ def leftovers(state_dir: Path, *, running: bool) -> list[str]:
 
 
 def cgroups(part: str) -> list[Path]:
-    """Every cgroup with this in its name. Others come and go meanwhile, of this daemon and of its neighbours: `Path.glob` would raise."""
+    """Every cgroup with this in its name. Others come and go meanwhile, of this daemon and of its neighbours:
+    `Path.glob` would raise."""
     return [Path(base, name) for base, names, _ in os.walk("/sys/fs/cgroup") for name in names if part in name]
 
 
@@ -78,12 +81,18 @@ def _live_containers(instance: str) -> set[str]:
             cgroup = Path(f"/proc/{line.split()[0]}/cgroup").read_text()
         except OSError:
             continue
-        live |= {part for entry in cgroup.splitlines() if f"snapshotd-{instance}/" in entry for part in [entry.rsplit("/", 1)[1]]}
+        live |= {
+            part
+            for entry in cgroup.splitlines()
+            if f"snapshotd-{instance}/" in entry
+            for part in [entry.rsplit("/", 1)[1]]
+        }
     return live
 
 
 def _processes(*places: str) -> list[str]:
-    """Those whose command line names one of the places: the daemon and its children, and the keeper, which knows only its run directory."""
+    """Those whose command line names one of the places: the daemon and its children, and the keeper, which knows only
+    its run directory."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():

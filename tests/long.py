@@ -1,8 +1,10 @@
-"""The switch between the two sets of tests: `make test` runs the short one, `make test-all` (SNAPSHOTD_TEST=all) everything.
+"""The switch between the two sets of tests: `make test` runs the short one, `make test-all` (SNAPSHOTD_TEST=all)
+everything.
 
-The long set has every test, longer random walks, more kills and power cuts, larger scale, and both runtimes where one will do. Its random
-tests begin with a seed that is another one each time; pytest prints it first. SNAPSHOTD_SEED=N begins with that one, in either set.
-The short set always begins with the same seed, so that it gives the same answer twice.
+The long set has every test, longer random walks, more kills and power cuts, larger scale, and both runtimes where one
+will do. Its random tests begin with a seed that is another one each time; pytest prints it first. SNAPSHOTD_SEED=N
+begins with that one, in either set. The short set always begins with the same seed, so that it gives the same answer
+twice.
 """
 
 from __future__ import annotations

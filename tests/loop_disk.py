@@ -20,10 +20,15 @@ _MAKE = {
 
 
 class Disk:
-    """An image file, mounted at `mount_point`, both in a directory of its own. `scratch` lies beside, on the host's file system."""
+    """An image file, mounted at `mount_point`, both in a directory of its own. `scratch` lies beside, on the host's
+    file system."""
 
     def __init__(self, directory: Path, kind: str, size_bytes: int, options: tuple[str, ...] = ()) -> None:
-        self.image, self.mount_point, self.scratch = directory / f"{kind}.disk", directory / "mnt", directory / "scratch"
+        self.image, self.mount_point, self.scratch = (
+            directory / f"{kind}.disk",
+            directory / "mnt",
+            directory / "scratch",
+        )
         self.mount_point.mkdir()
         self.scratch.mkdir()
         with self.image.open("wb") as file:
@@ -40,10 +45,13 @@ class Disk:
         _run("xfs_io", "-x", "-c", "shutdown", str(self.mount_point))
 
     def unmount(self) -> None:
-        """Retries: what a killed process had mounted on top is given up a little later. Returns when the loop device is free, too."""
+        """Retries: what a killed process had mounted on top is given up a little later. Returns when the loop device is
+        free, too."""
         deadline = time.monotonic() + UMOUNT_S
         while self.is_mounted():
-            result = subprocess.run(["umount", str(self.mount_point)], capture_output=True, text=True, timeout=UMOUNT_S, check=False)
+            result = subprocess.run(
+                ["umount", str(self.mount_point)], capture_output=True, text=True, timeout=UMOUNT_S, check=False
+            )
             if result.returncode != 0:
                 assert time.monotonic() < deadline, f"{self.mount_point} is still in use: {result.stderr}"
                 time.sleep(0.05)

@@ -71,7 +71,9 @@ class MemoryRepository(RepositoryWriter):
 
     def save_tree(self, tree: Tree, previous: TreeID | None = None) -> TreeID:
         names = [entry.name for entry in tree.entries]
-        if names != sorted(set(names)) or any(name in (b"", b".", b"..") or b"/" in name or b"\0" in name for name in names):
+        if names != sorted(set(names)) or any(
+            name in (b"", b".", b"..") or b"/" in name or b"\0" in name for name in names
+        ):
             raise ValueError("the entries of a tree are not in order")
         if tree.own.name or tree.own.kind is not Kind.DIRECTORY:
             raise ValueError("a tree's own row is not that of a directory")

@@ -1,4 +1,5 @@
-"""An engine in this process, over the real runtime, and an agent without a program: its calls come as its connection would bring them."""
+"""An engine in this process, over the real runtime, and an agent without a program: its calls come as its connection
+would bring them."""
 
 from __future__ import annotations
 
@@ -49,17 +50,34 @@ class Agent:
         """Change files, or look at them, without a step."""
         said: list[bytes] = []
         result = self.engine._sessions.exec(
-            self.sandbox, ("sh", "-c", script), cwd="/workspace", env=(), user=None, sink=lambda _, data: said.append(data), record=False
+            self.sandbox,
+            ("sh", "-c", script),
+            cwd="/workspace",
+            env=(),
+            user=None,
+            sink=lambda _, data: said.append(data),
+            record=False,
         )
         assert result.exit_code == 0, b"".join(said)
         return b"".join(said).decode()
 
-    def begin(self, name: str, arguments: Any, *, cancelled: threading.Event | None = None, **more: Any) -> tuple[str, dict[str, Any]]:
+    def begin(
+        self, name: str, arguments: Any, *, cancelled: threading.Event | None = None, **more: Any
+    ) -> tuple[str, dict[str, Any]]:
         call = new_id()
-        return call, self.calls.call_begin(os.getpid(), Intent(call, name, arguments, **more), cancelled or threading.Event())
+        return call, self.calls.call_begin(
+            os.getpid(), Intent(call, name, arguments, **more), cancelled or threading.Event()
+        )
 
     def tool(
-        self, name: str, arguments: Any, script: str = "true", *, status: CallStatus = DONE, result: Any = None, **more: Any
+        self,
+        name: str,
+        arguments: Any,
+        script: str = "true",
+        *,
+        status: CallStatus = DONE,
+        result: Any = None,
+        **more: Any,
     ) -> Snapshot:
         """A tool call that runs `script`."""
         call, answer = self.begin(name, arguments, **more)
@@ -74,7 +92,9 @@ class Agent:
     def send(self, name: str, key: str, **more: Any) -> Snapshot:
         """An irreversible call, with a compensation that writes down what it was called with."""
         undo = ("sh", "-c", 'printf "%s\\n" "$SNAPSHOTD_CALL" >> /workspace/undone')
-        return self.tool(name, {"key": key}, side_effect=SideEffect.IRREVERSIBLE, compensate=more.pop("compensate", undo), **more)
+        return self.tool(
+            name, {"key": key}, side_effect=SideEffect.IRREVERSIBLE, compensate=more.pop("compensate", undo), **more
+        )
 
     @contextlib.contextmanager
     def task(self, name: str, *depends: str, status: str = "completed") -> Iterator[None]:

@@ -34,7 +34,8 @@ for line in sys.stdin:
 
 
 class Box:
-    """A container without a container runtime: the host's root as the image below an overlay, pivoted by the product's own code."""
+    """A container without a container runtime: the host's root as the image below an overlay, pivoted by the product's
+    own code."""
 
     def __init__(self, folder: Path, shared: Path) -> None:
         self.folder = folder
@@ -42,7 +43,9 @@ class Box:
         self.parked: list[bool] = []
         self.pivots = 0
         self.before_answer: Callable[[], None] = lambda: None
-        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(folder)], check=True)  # an upper layer may not lie in its lower one
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "tmpfs", str(folder)], check=True
+        )  # an upper layer may not lie in its lower one
         self._store = LayerStore(folder, "plain")
         image = ImageID(new_id())
         root = folder / "images" / image / "root"
@@ -51,8 +54,11 @@ class Box:
         self._root = root
         self._init = subprocess.Popen(
             ["unshare", "--mount", "--pid", "--fork", "--mount-proc", PYTHON, "-c", INIT],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/",
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd="/",
+        )
         assert self._init.stdout is not None
         assert self._init.stdout.readline() == "ready\n"
         pid = int(Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children").read_text())
@@ -100,9 +106,11 @@ class Box:
         """Run a program as an agent in /var/tmp/parking-test of the box. Returns its standard output and error."""
         argv = [PYTHON, "-c", textwrap.dedent(source)]
         env = {
-            "PATH": os.environ["PATH"], "PYTHONPATH": str(Path(snapshotd.__file__).parents[1]), "PYTHONDONTWRITEBYTECODE": "1",
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(Path(snapshotd.__file__).parents[1]),
+            "PYTHONDONTWRITEBYTECODE": "1",
             "SNAPSHOTD_AGENT_SOCKET": str(self.shared / "agent.sock"),
-        }  # fmt: skip
+        }
         self.inside(lambda: os.makedirs("/var/tmp/parking-test", exist_ok=True))
         assert self._init.stdin is not None
         assert self._init.stdout is not None
@@ -114,7 +122,7 @@ class Box:
             assert err == ""
         return out, err
 
-    # -- the handler -----------------------------------------------------------------------------------------------------------
+    # -- the handler ----------------------------------------------------------------------------------------------------
 
     def hello(self, pid: int) -> dict[str, Any]:
         return {"trajectory": "t", "snapshot": "s", "replaying": False}

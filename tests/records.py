@@ -47,17 +47,33 @@ CREATED_AT_NS = 1_760_000_000_123_456_789
 
 def make_image(name: str = "default", **fields: Any) -> Image:
     image = Image(
-        ImageID(new_id()), name, "recipe default", "sha256:0123", 123_456_789, 4_321, CREATED_AT_NS,
-        (("PATH", "/usr/bin:/bin"), ("EMPTY", "")), "/workspace",
-    )  # fmt: skip
+        ImageID(new_id()),
+        name,
+        "recipe default",
+        "sha256:0123",
+        123_456_789,
+        4_321,
+        CREATED_AT_NS,
+        (("PATH", "/usr/bin:/bin"), ("EMPTY", "")),
+        "/workspace",
+    )
     return replace(image, **fields)
 
 
 def make_call(name: str = "shell", **fields: Any) -> ToolCall:
     call = ToolCall(
-        CallID(new_id()), name, {"argv": ["make", "test"], "n": 1.5, "none": None}, CallStatus.FAILED, CREATED_AT_NS, 1_234_567, 2,
-        "exit status 2", BlobID("a" * 64), BlobID("b" * 64), BlobID("c" * 64),
-    )  # fmt: skip
+        CallID(new_id()),
+        name,
+        {"argv": ["make", "test"], "n": 1.5, "none": None},
+        CallStatus.FAILED,
+        CREATED_AT_NS,
+        1_234_567,
+        2,
+        "exit status 2",
+        BlobID("a" * 64),
+        BlobID("b" * 64),
+        BlobID("c" * 64),
+    )
     return replace(call, **fields)
 
 
@@ -70,19 +86,33 @@ def make_entry(after: Snapshot, **fields: Any) -> Entry:
 def ended_entry(after: Snapshot, **fields: Any) -> Entry:
     """A complete entry with every field filled in."""
     entry = make_entry(
-        after, kind=EntryKind.MODEL, side_effect=SideEffect.IDEMPOTENT, key="key-1", status=CallStatus.DONE,
-        ended_at_ns=CREATED_AT_NS + 5, result={"reply": ["hi", None]}, error="tried twice", facts=(1.5, "x", None),
+        after,
+        kind=EntryKind.MODEL,
+        side_effect=SideEffect.IDEMPOTENT,
+        key="key-1",
+        status=CallStatus.DONE,
+        ended_at_ns=CREATED_AT_NS + 5,
+        result={"reply": ["hi", None]},
+        error="tried twice",
+        facts=(1.5, "x", None),
         details={"usage": {"tokens": 7}},
-    )  # fmt: skip
+    )
     return replace(entry, **fields)
 
 
 def make_approval(snapshot: Snapshot, **fields: Any) -> Approval:
     """A question that waits, asked at the head `snapshot`."""
     approval = Approval(
-        ApprovalID(new_id()), snapshot.trajectory, CallID(new_id()), "deploy", {"to": ["prod", None]}, "d" * 64, snapshot.id,
-        SideEffect.IRREVERSIBLE, CREATED_AT_NS,
-    )  # fmt: skip
+        ApprovalID(new_id()),
+        snapshot.trajectory,
+        CallID(new_id()),
+        "deploy",
+        {"to": ["prod", None]},
+        "d" * 64,
+        snapshot.id,
+        SideEffect.IRREVERSIBLE,
+        CREATED_AT_NS,
+    )
     return replace(approval, **fields)
 
 
@@ -90,13 +120,27 @@ def begin(image: Image, name: str | None = None, **fields: Any) -> tuple[Traject
     """A trajectory and its first snapshot, not recorded anywhere yet."""
     snapshot_id, trajectory_id = SnapshotID(new_id()), TrajectoryID(new_id())
     snapshot = Snapshot(
-        snapshot_id, None, trajectory_id, 0, Stack(image.id), make_call("start"), 0, SnapshotState.CAPTURED, 2_000_000, CREATED_AT_NS
+        snapshot_id,
+        None,
+        trajectory_id,
+        0,
+        Stack(image.id),
+        make_call("start"),
+        0,
+        SnapshotState.CAPTURED,
+        2_000_000,
+        CREATED_AT_NS,
     )
     trajectory = Trajectory(
-        trajectory_id, name, SandboxSpec(image.id, "runc", Network.BRIDGE, Limits(1 << 30, 0.5, 99)),
-        AgentSpec(("python3", "agent.py", "--x"), 2, "/workspace/sub", (("A", "1"),)), snapshot_id, TrajectoryStatus.RUNNING,
-        CREATED_AT_NS, env=(("KEY", "välue"),),
-    )  # fmt: skip
+        trajectory_id,
+        name,
+        SandboxSpec(image.id, "runc", Network.BRIDGE, Limits(1 << 30, 0.5, 99)),
+        AgentSpec(("python3", "agent.py", "--x"), 2, "/workspace/sub", (("A", "1"),)),
+        snapshot_id,
+        TrajectoryStatus.RUNNING,
+        CREATED_AT_NS,
+        env=(("KEY", "välue"),),
+    )
     return replace(trajectory, **fields), snapshot
 
 
@@ -107,17 +151,33 @@ def fork(origin: Snapshot, of: Trajectory, name: str | None = None, **fields: An
 
 
 def follow(
-    parent: Snapshot, trajectory: TrajectoryID | None = None, *, messages: int = 0, after: Snapshot | None = None, keep: int | None = None,
+    parent: Snapshot,
+    trajectory: TrajectoryID | None = None,
+    *,
+    messages: int = 0,
+    after: Snapshot | None = None,
+    keep: int | None = None,
     **fields: Any,
-) -> Snapshot:  # fmt: skip
-    """The captured snapshot after `parent` with one new layer and `messages` new messages, in `parent`'s trajectory or in a fork. With
-    `after` it follows that one, and keeps so many (None: all) of its messages."""
+) -> Snapshot:
+    """The captured snapshot after `parent` with one new layer and `messages` new messages, in `parent`'s trajectory or
+    in a fork. With `after` it follows that one, and keeps so many (None: all) of its messages."""
     kept = parent.messages if after is None else after.messages if keep is None else keep
     snapshot = replace(
-        parent, id=SnapshotID(new_id()), parent=parent.id, trajectory=trajectory or parent.trajectory, seq=parent.seq + 1,
-        stack=parent.stack.push(LayerID(new_id())), call=make_call(), messages=kept + messages,
-        state=SnapshotState.CAPTURED, base=parent.id, own_layers=1, tree=None, tags=(), follows=None if after is None else after.id,
-    )  # fmt: skip
+        parent,
+        id=SnapshotID(new_id()),
+        parent=parent.id,
+        trajectory=trajectory or parent.trajectory,
+        seq=parent.seq + 1,
+        stack=parent.stack.push(LayerID(new_id())),
+        call=make_call(),
+        messages=kept + messages,
+        state=SnapshotState.CAPTURED,
+        base=parent.id,
+        own_layers=1,
+        tree=None,
+        tags=(),
+        follows=None if after is None else after.id,
+    )
     return replace(snapshot, **fields)
 
 
@@ -131,13 +191,26 @@ def started(catalog: Catalog, name: str | None = None, **fields: Any) -> tuple[T
 
 
 def committed(
-    catalog: Catalog, parent: Snapshot, *texts: str, entries: Sequence[Entry] = (), ended: Ended | None = None,
-    saved: dict[str, Any] | None = None, fence: int | None = None, **fields: Any,
-) -> Snapshot:  # fmt: skip
-    """A recorded snapshot after `parent`, which must be the head; one user message per text. `fields`: as `follow`; `saved`: the state."""
+    catalog: Catalog,
+    parent: Snapshot,
+    *texts: str,
+    entries: Sequence[Entry] = (),
+    ended: Ended | None = None,
+    saved: dict[str, Any] | None = None,
+    fence: int | None = None,
+    **fields: Any,
+) -> Snapshot:
+    """A recorded snapshot after `parent`, which must be the head; one user message per text. `fields`: as `follow`;
+    `saved`: the state."""
     snapshot = follow(parent, messages=len(texts), **fields)
     catalog.commit_snapshot(
-        snapshot, [Message("user", text) for text in texts], expected_head=parent.id, entries=entries, ended=ended, state=saved, fence=fence
+        snapshot,
+        [Message("user", text) for text in texts],
+        expected_head=parent.id,
+        entries=entries,
+        ended=ended,
+        state=saved,
+        fence=fence,
     )
     return snapshot
 
@@ -148,9 +221,9 @@ def new_digest() -> str:
 
 
 class World:
-    """A random history in a catalog: images that take each other's names, lines, forks of forks, rewinds of files and of conversations
-    (also to other lines' snapshots), parallel calls, steps without changes, hostile texts, tags. Every trajectory has a snapshot of its
-    own, every image was used, and times go up."""
+    """A random history in a catalog: images that take each other's names, lines, forks of forks, rewinds of files and
+    of conversations (also to other lines' snapshots), parallel calls, steps without changes, hostile texts, tags. Every
+    trajectory has a snapshot of its own, every image was used, and times go up."""
 
     def __init__(self, catalog: Catalog, rng: random.Random) -> None:
         self.catalog, self.rng = catalog, rng
@@ -183,7 +256,9 @@ class World:
         files = self.rng.choice([None, FileChanges(*(self.rng.randrange(1 << 40) for _ in range(4)))])
         if files is not None:
             self.catalog.set_files(snapshot.id, files)
-        self.catalog.set_stored(snapshot.id, self.rng.choice([*self._tree, TreeID(new_digest())]), RecordID(new_digest()))
+        self.catalog.set_stored(
+            snapshot.id, self.rng.choice([*self._tree, TreeID(new_digest())]), RecordID(new_digest())
+        )
         return self.catalog.get_snapshot(snapshot.id)
 
     def tags(self) -> dict[str, SnapshotID]:
@@ -210,7 +285,9 @@ class World:
         origin = self.rng.choice(self.all)
         of = self.catalog.get_trajectory(origin.trajectory)
         experiment = self.rng.choice([None, ExperimentID(new_id())])
-        forked = fork(origin, of, self._name(), created_at_ns=self._time_ns(), experiment=experiment, env=((self._text(), ""),))
+        forked = fork(
+            origin, of, self._name(), created_at_ns=self._time_ns(), experiment=experiment, env=((self._text(), ""),)
+        )
         forked = replace(forked, agent=self.rng.choice([None, of.agent]))
         self.catalog.add_trajectories([(forked, None)])
         return self._step(origin, forked.id)
@@ -219,13 +296,19 @@ class World:
         line, texts = trajectory or parent.trajectory, [self._text() for _ in range(self.rng.choice([0, 1, 1, 3]))]
         self._journal(parent, line)
         ended = self._ended(line)
-        call = make_call(self._text(), arguments={self._text(): [None, 1.5, {"deep": [self._text()]}]}, output=BlobID(new_digest()))
+        call = make_call(
+            self._text(), arguments={self._text(): [None, 1.5, {"deep": [self._text()]}]}, output=BlobID(new_digest())
+        )
         if ended is not None and self.rng.random() < 0.8:
             entry = self.catalog.entry(ended.id)
-            call = replace(call, id=entry.id, name=entry.name, arguments=self.rng.choice([entry.arguments, call.arguments]))
+            call = replace(
+                call, id=entry.id, name=entry.name, arguments=self.rng.choice([entry.arguments, call.arguments])
+            )
         after = self.rng.choice(self.all) if self.rng.random() < 0.2 else None
         keep = None if after is None else self.rng.choice([after.messages, self.rng.randint(0, after.messages)])
-        new = follow(parent, line, messages=len(texts), call=call, created_at_ns=self._time_ns(), after=after, keep=keep)
+        new = follow(
+            parent, line, messages=len(texts), call=call, created_at_ns=self._time_ns(), after=after, keep=keep
+        )
         kind = self.rng.random()
         target = self.rng.choice(self.all)
         if kind < 0.15:
@@ -235,16 +318,21 @@ class World:
         elif kind < 0.3:
             new = replace(new, base=None, own_layers=len(new.stack.layers))
         self.catalog.commit_snapshot(
-            new, [Message("user", {"text": text}) for text in texts], expected_head=parent.id, ended=ended,
+            new,
+            [Message("user", {"text": text}) for text in texts],
+            expected_head=parent.id,
+            ended=ended,
             entries=[ended_entry(parent, name=self._text()) for _ in range(self.rng.choice([0, 0, 2]))],
             state=self.rng.choice([None, None, {}, {self._text(): [self._text()]}]),
-        )  # fmt: skip
+        )
         return new
 
     def _journal(self, head: Snapshot, line: TrajectoryID) -> None:
         """Calls begin, in parallel; some end by themselves."""
         for _ in range(self.rng.choice([0, 1, 2])):
-            self.catalog.begin_entry(line, make_entry(head, name=self._text(), arguments=[self._text()], facts=(self._text(),)))
+            self.catalog.begin_entry(
+                line, make_entry(head, name=self._text(), arguments=[self._text()], facts=(self._text(),))
+            )
         ended = self._ended(line) if self.rng.random() < 0.3 else None
         if ended is not None:
             self.catalog.end_entry(line, ended)
@@ -253,7 +341,11 @@ class World:
         """The end of one of the open calls; None where none is open, or for a change."""
         waiting = [None, *(entry.id for entry in self.catalog.unbound(line) if entry.status is None)]
         chosen = self.rng.choice(waiting)
-        return None if chosen is None else Ended(chosen, self.rng.choice([*CallStatus]), self._time_ns(), [self._text()], self._text())
+        return (
+            None
+            if chosen is None
+            else Ended(chosen, self.rng.choice([*CallStatus]), self._time_ns(), [self._text()], self._text())
+        )
 
     def _name(self) -> str | None:
         name = f"name-{self.rng.randrange(1000)}"
@@ -264,4 +356,6 @@ class World:
         return None
 
     def _text(self) -> str:
-        return self.rng.choice(["", "plain", "välue \u2028", "\ud800\x00\x1b[31m", "'; DROP TABLE", "\U0001f600", "\\\"" * 3])
+        return self.rng.choice(
+            ["", "plain", "välue \u2028", "\ud800\x00\x1b[31m", "'; DROP TABLE", "\U0001f600", '\\"' * 3]
+        )

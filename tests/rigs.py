@@ -1,4 +1,5 @@
-"""Rigs for tests of the runtime drivers, in directories that container root, an unprivileged id of the host, can reach."""
+"""Rigs for tests of the runtime drivers, in directories that container root, an unprivileged id of the host, can
+reach."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ ID_MAP = IdMap(base=100_000, count=65_536)
 
 @contextlib.contextmanager
 def work_directory() -> Iterator[Path]:
-    """An empty directory that everybody may search; removed at the end. Not below pytest's own, which is closed to others."""
+    """An empty directory that everybody may search; removed at the end. Not below pytest's own, which is closed to
+    others."""
     directory = Path(tempfile.mkdtemp(prefix="snapshotd-runtime-", dir="/var/tmp"))
     directory.chmod(0o755)
     try:
@@ -32,7 +34,9 @@ def work_directory() -> Iterator[Path]:
 def runc(instance: str, directory: Path, tree: Path, id_map: IdMap | None) -> Rig:
     """A rig for the runc driver, whose run directory is `runc` in `directory`."""
     keeper = KeeperClient(directory / "keeper" / "keeper.sock")
-    return Rig(RuncRuntime(instance, directory / "runc", id_map, keeper=keeper), directory, tree, _init(), keeper=keeper)
+    return Rig(
+        RuncRuntime(instance, directory / "runc", id_map, keeper=keeper), directory, tree, _init(), keeper=keeper
+    )
 
 
 def docker(instance: str, directory: Path, tree: Path, engine: Engine) -> Rig:

@@ -1,4 +1,5 @@
-"""A small root file system made of the host's own programs: enough to run shell scripts and perl in a container, built in a second."""
+"""A small root file system made of the host's own programs: enough to run shell scripts and perl in a container, built
+in a second."""
 
 from __future__ import annotations
 
@@ -9,16 +10,61 @@ import subprocess
 from pathlib import Path
 
 _PROGRAMS = (
-    "sh", "cat", "chmod", "chown", "cp", "dd", "echo", "env", "grep", "head", "id", "kill", "ln", "ls", "mkdir", "mknod", "mv", "nproc",
-    "od", "perl", "printf", "pwd", "rm", "rmdir", "seq", "setsid", "sleep", "stat", "sync", "tail", "test", "touch", "true", "wc",
-)  # fmt: skip
+    "sh",
+    "cat",
+    "chmod",
+    "chown",
+    "cp",
+    "dd",
+    "echo",
+    "env",
+    "grep",
+    "head",
+    "id",
+    "kill",
+    "ln",
+    "ls",
+    "mkdir",
+    "mknod",
+    "mv",
+    "nproc",
+    "od",
+    "perl",
+    "printf",
+    "pwd",
+    "rm",
+    "rmdir",
+    "seq",
+    "setsid",
+    "sleep",
+    "stat",
+    "sync",
+    "tail",
+    "test",
+    "touch",
+    "true",
+    "wc",
+)
 _DIRECTORIES = (
-    "proc", "sys", "dev", "run/snapshotd", "tmp", "etc", "root", "workspace", "var/tmp", "usr/lib", "usr/lib64", "usr/bin", "home",
-)  # fmt: skip
+    "proc",
+    "sys",
+    "dev",
+    "run/snapshotd",
+    "tmp",
+    "etc",
+    "root",
+    "workspace",
+    "var/tmp",
+    "usr/lib",
+    "usr/lib64",
+    "usr/bin",
+    "home",
+)
 
 
 def build(root: Path) -> None:
-    """Fill `root`, which must not exist. Raises CalledProcessError or FileNotFoundError when the host lacks one of the programs."""
+    """Fill `root`, which must not exist. Raises CalledProcessError or FileNotFoundError when the host lacks one of the
+    programs."""
     for name in _DIRECTORIES:
         (root / name).mkdir(parents=True, exist_ok=True)
     for name in ("bin", "sbin", "lib", "lib64"):

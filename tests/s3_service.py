@@ -26,10 +26,16 @@ sys.stdin.read()
 def running() -> Iterator[str]:
     """The address of a service, with credentials for it in the environment."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test"), ("AWS_DEFAULT_REGION", "us-east-1")):
+        for name, value in (
+            ("AWS_ACCESS_KEY_ID", "test"),
+            ("AWS_SECRET_ACCESS_KEY", "test"),
+            ("AWS_DEFAULT_REGION", "us-east-1"),
+        ):
             patch.setenv(name, value)
         command = [sys.executable, "-c", _CODE]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as server:
             assert server.stdout is not None
             try:
                 yield f"http://127.0.0.1:{int(server.stdout.readline())}"

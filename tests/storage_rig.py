@@ -40,10 +40,30 @@ Content = dict[str, tuple[int, str]]
 """What is below /workspace: path to (mode, digest of the content; for a symbolic link its target)."""
 
 _STATE_NAMES = {
-    "layers", "layers.img", "repo", "runs", "lock", "reserve", "snapshotd.sock", "daemon.log",
-    "secrets.key", "secrets.db", "secrets.db-wal", "secrets.db-shm",
-}  # fmt: skip
-_REPO_NAMES = {"key", "blobs", "tmp", "store", "index.db", "index.db-wal", "index.db-shm", "index.db.lock", "index.db.reserve"}
+    "layers",
+    "layers.img",
+    "repo",
+    "runs",
+    "lock",
+    "reserve",
+    "snapshotd.sock",
+    "daemon.log",
+    "secrets.key",
+    "secrets.db",
+    "secrets.db-wal",
+    "secrets.db-shm",
+}
+_REPO_NAMES = {
+    "key",
+    "blobs",
+    "tmp",
+    "store",
+    "index.db",
+    "index.db-wal",
+    "index.db-shm",
+    "index.db.lock",
+    "index.db.reserve",
+}
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
@@ -77,11 +97,20 @@ class Daemon:
             whole = {**os.environ, "DOCKER_HOST": "unix:///nowhere", **env}
             if forked.can_be_forked(whole):
                 fds = {1: log.fileno(), 2: log.fileno(), ready_w: ready_w}
-                self.process = forked.start(argv[argv.index("snapshotd") + 1 :], fds, env=whole, cwd="/", new_session=True)
+                self.process = forked.start(
+                    argv[argv.index("snapshotd") + 1 :], fds, env=whole, cwd="/", new_session=True
+                )
             else:
                 self.process = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(ready_w,), start_new_session=True, cwd="/", env=whole
-                )  # fmt: skip
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(ready_w,),
+                    start_new_session=True,
+                    cwd="/",
+                    env=whole,
+                )
         os.close(ready_w)
         try:
             assert select.select([ready_r], [], [], START_S)[0], f"the daemon is not ready after {START_S} s"
@@ -123,7 +152,8 @@ class Daemon:
         return self.log().count(f"failpoint {name} reached by process ")
 
     def children(self, role: str = "") -> list[int]:
-        """Its own child processes (not those in sandboxes); with `role` (archive, cold, lazy, worker), those of that role."""
+        """Its own child processes (not those in sandboxes); with `role` (archive, cold, lazy, worker), those of that
+        role."""
         assert self.process is not None
         found = []
         for name in filter(str.isdigit, os.listdir("/proc")):
@@ -133,7 +163,11 @@ class Daemon:
             except (FileNotFoundError, ProcessLookupError):
                 continue
             ours = b"snapshotd.daemon.children" in words or b"snapshotd.engine.storing.worker" in words
-            if parent == self.process.pid and ours and (not role or role.encode() in words or f"snapshotd.engine.{role}".encode() in words):
+            if (
+                parent == self.process.pid
+                and ours
+                and (not role or role.encode() in words or f"snapshotd.engine.{role}".encode() in words)
+            ):
                 found.append(int(name))
         return found
 
@@ -299,7 +333,8 @@ class World:
         return "; ".join(parts), after
 
     def settle(self) -> None:
-        """After a crash. What was reported is there, as durable as was said; what was not reported is there as a whole or not at all."""
+        """After a crash. What was reported is there, as durable as was said; what was not reported is there as a whole
+        or not at all."""
         found = {s.id: s for s in self.client.all_snapshots()}
         assert self.expected.keys() <= found.keys(), "snapshots that were reported are gone"
         for one in found.values():
@@ -356,7 +391,9 @@ class World:
 
     def verify(self, snapshot: str) -> None:
         """The snapshot's workspace is exactly what it must be."""
-        assert self.actual(snapshot) == self.expected[snapshot], f"snapshot {snapshot} has other files than it was taken with"
+        assert self.actual(snapshot) == self.expected[snapshot], (
+            f"snapshot {snapshot} has other files than it was taken with"
+        )
 
     def verify_all(self) -> None:
         """All that have files."""
@@ -376,8 +413,8 @@ class World:
         self.pruned -= own
 
     def prune_to(self, keep_last: int) -> None:
-        """Which snapshots may go is settled before anything does, so a prune that is cut off gives up all of them or none. Nothing waits to
-        be stored then: it would keep what it is built on, and let that go once it is stored."""
+        """Which snapshots may go is settled before anything does, so a prune that is cut off gives up all of them or
+        none. Nothing waits to be stored then: it would keep what it is built on, and let that go once it is stored."""
         self.client.flush()
         plan = self.client.prune(Policy(keep_last=keep_last), dry_run=True, grace_s=0)
         may_go = {p.snapshot for p in plan.snapshots}
@@ -390,7 +427,10 @@ def content_of(root: Path) -> Content:
     found: Content = {}
     for path in root.rglob("*"):
         mode = path.lstat().st_mode
-        found[str(path.relative_to(root))] = (mode, os.readlink(path) if stat.S_ISLNK(mode) else _digest(path.read_bytes()))
+        found[str(path.relative_to(root))] = (
+            mode,
+            os.readlink(path) if stat.S_ISLNK(mode) else _digest(path.read_bytes()),
+        )
     return found
 
 
@@ -398,16 +438,18 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data).hexdigest()
 
 
-# -- what must hold whenever a daemon is up again ------------------------------------------------------------------------------
+# -- what must hold whenever a daemon is up again -------------------------------------------------------------------
 
 
 MERGED_HEADS_BYTES = 4096
-"""A prune makes one pack of several small ones, and the next may make one of those: each time some heads of 39 bytes go."""
+"""A prune makes one pack of several small ones, and the next may make one of those: each time some heads of 39 bytes
+go."""
 
 
 def clean(daemon: Daemon, *, damaged: bool = False, merged: bool = False) -> None:
-    """The repository is whole, nothing leaks, and everything in the state directory is accounted for. `damaged`: packs were damaged on
-    purpose and repaired, so the damaged ones are still kept. `merged`: the daemon knows of layers that only it needs."""
+    """The repository is whole, nothing leaks, and everything in the state directory is accounted for. `damaged`: packs
+    were damaged on purpose and repaired, so the damaged ones are still kept. `merged`: the daemon knows of layers that
+    only it needs."""
     client = daemon.client
     daemon.repaired |= damaged
     client.flush()
@@ -432,7 +474,11 @@ def clean(daemon: Daemon, *, damaged: bool = False, merged: bool = False) -> Non
 def unaccounted(daemon: Daemon, *, damaged: bool, merged: bool) -> list[str]:
     """What lies in the state directory and belongs to nothing."""
     state, repo, store = daemon.state_dir, daemon.state_dir / "repo", daemon.state_dir / "repo/store"
-    found = [f"{name} in {state}" for name in os.listdir(state) if not name.startswith("catalog.db") and name not in _STATE_NAMES]
+    found = [
+        f"{name} in {state}"
+        for name in os.listdir(state)
+        if not name.startswith("catalog.db") and name not in _STATE_NAMES
+    ]
     kept = ("index.db.damaged",) if damaged else ()
     found += [f"repo/{name}" for name in os.listdir(repo) if name not in _REPO_NAMES and not name.startswith(kept)]
     found += [f"repo/tmp/{name}" for name in os.listdir(repo / "tmp")]
@@ -444,12 +490,15 @@ def unaccounted(daemon: Daemon, *, damaged: bool, merged: bool) -> list[str]:
     with sqlite3.connect(f"file:{repo}/index.db?mode=ro", uri=True) as db:
         indexed = {bytes(raw).hex() for (raw,) in db.execute("select id from packs")}
     db.close()
-    found += [f"pack {name} is not in the index" for name in packs - indexed] + [f"pack {name} is missing" for name in indexed - packs]
+    found += [f"pack {name} is not in the index" for name in packs - indexed] + [
+        f"pack {name} is missing" for name in indexed - packs
+    ]
     return found + _layers(daemon, merged)
 
 
 def _layers(daemon: Daemon, merged: bool) -> list[str]:
-    """Layers that nothing needs (of those made ahead, which are empty, there may be some), and images that no row names."""
+    """Layers that nothing needs (of those made ahead, which are empty, there may be some), and images that no row
+    names."""
     catalog = SqliteCatalog(daemon.state_dir / "catalog.db")
     try:
         layers, images = set(catalog.referenced_layers()), {image.id for image in catalog.images()}
@@ -460,17 +509,22 @@ def _layers(daemon: Daemon, merged: bool) -> list[str]:
     directory = daemon.root / "layers"
     names = set(os.listdir(directory)) - {"images"}
     found = [f"layers/images/{name}" for name in os.listdir(directory / "images") if name not in images]
-    stray = sorted(name for name in names - layers if name.startswith(".") or any((directory / name / "upper").iterdir()))
+    stray = sorted(
+        name for name in names - layers if name.startswith(".") or any((directory / name / "upper").iterdir())
+    )
     found += [f"layer {name} belongs to no snapshot" for name in stray if not merged or name.startswith(".")]
     empty = len(names - layers) - len(stray)
     if empty > READY_LAYERS + running:
         found.append(f"{empty} layers are empty, {running} sandboxes run")
     runs = daemon.state_dir / "runs"
-    return found + [f"runs/{name}" for name in (os.listdir(runs) if runs.exists() else ()) if name.split(".")[0] not in trajectories]
+    return found + [
+        f"runs/{name}" for name in (os.listdir(runs) if runs.exists() else ()) if name.split(".")[0] not in trajectories
+    ]
 
 
 def in_own_mount_namespace(test: Callable[P, None]) -> Callable[P, None]:
-    """A test whose mounts nobody else sees: another daemon that starts meanwhile would get a copy of them and keep their device."""
+    """A test whose mounts nobody else sees: another daemon that starts meanwhile would get a copy of them and keep
+    their device."""
 
     @functools.wraps(test)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -503,7 +557,8 @@ def instance_of(state_dir: Path) -> str:
 
 
 def kill_containers(instance: str) -> None:
-    """What a loss of power does to sandboxes whose daemon was killed: SIGKILL to every process in their cgroups, until none is left."""
+    """What a loss of power does to sandboxes whose daemon was killed: SIGKILL to every process in their cgroups, until
+    none is left."""
 
     def gone() -> bool:
         living = [pid for pid in _in_cgroups(instance) if _lives(pid)]

@@ -15,12 +15,18 @@ from snapshotd.types import BlobID, Kind, TreeID
 
 OWN = TreeEntry(b"", Kind.DIRECTORY, 0o755, 0, 0, 1_000_000_007)
 Plan: TypeAlias = "Mapping[bytes, bytes | TreeEntry | Plan]"
-"""Name to a file's bytes, to an entry (its name does not count), or to what is in a sub-directory. b"": the directory's own entry."""
+"""Name to a file's bytes, to an entry (its name does not count), or to what is in a sub-directory. b"": the directory's
+own entry."""
 
 
 def file(repository: RepositoryWriter, data: bytes, **more: Any) -> TreeEntry:
     content = repository.save_bytes(data) if data else None
-    return TreeEntry(**{**dict(name=b"", kind=Kind.FILE, mode=0o644, uid=0, gid=0, mtime_ns=5, size=len(data), content=content), **more})
+    return TreeEntry(
+        **{
+            **dict(name=b"", kind=Kind.FILE, mode=0o644, uid=0, gid=0, mtime_ns=5, size=len(data), content=content),
+            **more,
+        }
+    )
 
 
 def save(repository: RepositoryWriter, plan: Plan) -> TreeID:
@@ -47,7 +53,8 @@ def save_deep(repository: RepositoryWriter, depth: int, name: bytes, bottom: Pla
 
 
 def save_directory(repository: RepositoryWriter, path: str | bytes | int) -> TreeID:
-    """A directory on disk with everything in it. The number of a link group is its inode number: it stays when names move."""
+    """A directory on disk with everything in it. The number of a link group is its inode number: it stays when names
+    move."""
     fd = os.open(path, DIR_FLAGS) if not isinstance(path, int) else os.dup(path)
     try:
         entries = []
@@ -63,7 +70,9 @@ def save_directory(repository: RepositoryWriter, path: str | bytes | int) -> Tre
                 entries.append(_entry(repository, fd, name, st))
         own = Entry.of(os.fstat(fd))
         xattrs = _xattrs(f"/proc/self/fd/{fd}")
-        return repository.save_tree(Tree(TreeEntry(b"", own.kind, own.mode, own.uid, own.gid, own.mtime_ns, xattrs=xattrs), tuple(entries)))
+        return repository.save_tree(
+            Tree(TreeEntry(b"", own.kind, own.mode, own.uid, own.gid, own.mtime_ns, xattrs=xattrs), tuple(entries))
+        )
     finally:
         os.close(fd)
 
@@ -83,11 +92,22 @@ def _entry(repository: RepositoryWriter, dir_fd: int, name: bytes, st: os.stat_r
         extents = None if len(data) == entry.size else found
     special = entry.kind in (Kind.CHAR_DEVICE, Kind.BLOCK_DEVICE)
     return TreeEntry(
-        name, entry.kind, 0o777 if entry.kind is Kind.SYMLINK else entry.mode, entry.uid, entry.gid, entry.mtime_ns,
-        entry.size if entry.kind is Kind.FILE else 0, content, extents,
-        os.readlink(path) if entry.kind is Kind.SYMLINK else b"", entry.rdev if special else 0, None,
-        st.st_ino if st.st_nlink > 1 else 0, st.st_nlink, _xattrs(path),
-    )  # fmt: skip
+        name,
+        entry.kind,
+        0o777 if entry.kind is Kind.SYMLINK else entry.mode,
+        entry.uid,
+        entry.gid,
+        entry.mtime_ns,
+        entry.size if entry.kind is Kind.FILE else 0,
+        content,
+        extents,
+        os.readlink(path) if entry.kind is Kind.SYMLINK else b"",
+        entry.rdev if special else 0,
+        None,
+        st.st_ino if st.st_nlink > 1 else 0,
+        st.st_nlink,
+        _xattrs(path),
+    )
 
 
 def _data(fd: int, size: int) -> tuple[tuple[int, int], ...]:

@@ -1,10 +1,10 @@
 """A tree with one nasty entry for everything a snapshot claims to keep, and an oracle that says what a tree holds.
 
-`make` writes the tree, `manifest` reads any tree by ordinary system calls. Both are on their own: nothing here uses the product, so that a
-mistake in it cannot hide itself.
+`make` writes the tree, `manifest` reads any tree by ordinary system calls. Both are on their own: nothing here uses the
+product, so that a mistake in it cannot hide itself.
 
-What is left out because no snapshot claims it: ctime and birth time, attributes of chattr, project ids, character device 0:0 (in an
-overlay that is a deletion), ids over 65,535 (containers have that many), and access times.
+What is left out because no snapshot claims it: ctime and birth time, attributes of chattr, project ids, character
+device 0:0 (in an overlay that is a deletion), ids over 65,535 (containers have that many), and access times.
 """
 
 from __future__ import annotations
@@ -29,20 +29,45 @@ _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _S = 10**9
 TIMES_NS = {
-    "epoch": 0, "a nanosecond before": -1, "1901": -2_147_483_648 * _S, "1969": -123_456_789 * _S + 987_654_321,
-    "2038": 2_147_483_648 * _S + 1, "2106": 4_294_967_296 * _S + 999_999_999, "2400": 13_569_465_600 * _S + 7,
-}  # fmt: skip
+    "epoch": 0,
+    "a nanosecond before": -1,
+    "1901": -2_147_483_648 * _S,
+    "1969": -123_456_789 * _S + 987_654_321,
+    "2038": 2_147_483_648 * _S + 1,
+    "2106": 4_294_967_296 * _S + 999_999_999,
+    "2400": 13_569_465_600 * _S + 7,
+}
 NAMES = (
-    b"\xff\xfe not UTF-8", b"new\nline", b"-rf", b"--", b" leading", b"trailing ", b"trailing.", b"n" * 255, b"\xc3\xa9 NFC",
-    b"e\xcc\x81 NFD", b"case", b"CASE", b"...", b".. ", b"\x1b[31mred\x07", b"\xe2\x80\xaegnp.exe", b"quote'\"`$(x)\\", b"*?[a]", b"tab\t",
-    b"\x7f", b"#x", b"a:b",
-)  # fmt: skip
+    b"\xff\xfe not UTF-8",
+    b"new\nline",
+    b"-rf",
+    b"--",
+    b" leading",
+    b"trailing ",
+    b"trailing.",
+    b"n" * 255,
+    b"\xc3\xa9 NFC",
+    b"e\xcc\x81 NFD",
+    b"case",
+    b"CASE",
+    b"...",
+    b".. ",
+    b"\x1b[31mred\x07",
+    b"\xe2\x80\xaegnp.exe",
+    b"quote'\"`$(x)\\",
+    b"*?[a]",
+    b"tab\t",
+    b"\x7f",
+    b"#x",
+    b"a:b",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What one path is. `kind` is S_IFMT; `digest` of a regular file's logical content (holes are zeros); `links`: all paths of its inode
-    inside the tree if there are several. Fields that make no sense for a kind are zero or empty; the size of directories does not count."""
+    """What one path is. `kind` is S_IFMT; `digest` of a regular file's logical content (holes are zeros); `links`: all
+    paths of its inode inside the tree if there are several. Fields that make no sense for a kind are zero or empty; the
+    size of directories does not count."""
 
     kind: int
     mode: int
@@ -57,12 +82,12 @@ class Fact:
     links: tuple[bytes, ...]
 
 
-# -- the oracle -------------------------------------------------------------------------------------------------------------------
+# -- the oracle -----------------------------------------------------------------------------------------------------
 
 
 def manifest(root: Path) -> dict[bytes, Fact]:
-    """Every path below `root` (b"" is the root itself, no leading slash). Any depth. Attributes of overlayfs itself do not count, nor what
-    XFS shows a second time."""
+    """Every path below `root` (b"" is the root itself, no leading slash). Any depth. Attributes of overlayfs itself do
+    not count, nor what XFS shows a second time."""
     facts: dict[bytes, Fact] = {}
     inodes: dict[tuple[int, int], list[bytes]] = defaultdict(list)
     for path, st, dir_fd, name in _walk(root):
@@ -70,10 +95,18 @@ def manifest(root: Path) -> dict[bytes, Fact]:
         kind = stat.S_IFMT(st.st_mode)
         target = os.readlink(name, dir_fd=dir_fd) if kind == stat.S_IFLNK else b""
         facts[path] = Fact(
-            kind, stat.S_IMODE(st.st_mode), st.st_uid, st.st_gid, st.st_mtime_ns, st.st_size if kind == stat.S_IFREG else 0,
-            st.st_rdev if kind in (stat.S_IFCHR, stat.S_IFBLK) else 0, target,
-            _digest(dir_fd, name, st) if kind == stat.S_IFREG else "", _xattrs(place), (),
-        )  # fmt: skip
+            kind,
+            stat.S_IMODE(st.st_mode),
+            st.st_uid,
+            st.st_gid,
+            st.st_mtime_ns,
+            st.st_size if kind == stat.S_IFREG else 0,
+            st.st_rdev if kind in (stat.S_IFCHR, stat.S_IFBLK) else 0,
+            target,
+            _digest(dir_fd, name, st) if kind == stat.S_IFREG else "",
+            _xattrs(place),
+            (),
+        )
         if kind != stat.S_IFDIR:
             inodes[st.st_dev, st.st_ino].append(path)
     for paths in inodes.values():
@@ -147,18 +180,30 @@ def difference(expected: dict[bytes, Fact], got: dict[bytes, Fact]) -> str:
     return "\n".join(lines[:10])
 
 
-# -- the tree ---------------------------------------------------------------------------------------------------------------------
+# -- the tree -------------------------------------------------------------------------------------------------------
 
 
 def make(root: Path, *, deep: bool = True) -> None:
-    """Fill the directory `root` (it is created if need be). Needs root. `deep=False` leaves out the part deeper than PATH_MAX, which
-    common tools cannot read (and `shutil.rmtree` cannot delete; `rm -r` can).
+    """Fill the directory `root` (it is created if need be). Needs root. `deep=False` leaves out the part deeper than
+    PATH_MAX, which common tools cannot read (and `shutil.rmtree` cannot delete; `rm -r` can).
 
-    Where the file system cannot hold something in full (a value of 64 KiB, a target of 4,095 bytes), as much as it can is written.
+    Where the file system cannot hold something in full (a value of 64 KiB, a target of 4,095 bytes), as much as it can
+    is written.
     """
     root.mkdir(exist_ok=True)
     top = os.fsencode(root)
-    for part in (_modes, _owners, _names_of_all_kinds, _attributes, _capabilities_and_acls, _links, _symlinks, _holes, _nodes, _shapes):
+    for part in (
+        _modes,
+        _owners,
+        _names_of_all_kinds,
+        _attributes,
+        _capabilities_and_acls,
+        _links,
+        _symlinks,
+        _holes,
+        _nodes,
+        _shapes,
+    ):
         place = os.path.join(top, part.__name__.strip("_").encode())
         os.mkdir(place)
         part(place)
@@ -210,11 +255,21 @@ def _names_of_all_kinds(at: bytes) -> None:
 
 def _attributes(at: bytes) -> None:
     given = {
-        "user.plain": b"value", "user.empty": b"", "user.100%d %s": b"percent", "user.a=b": b"=", "user.new\nline": b"\n",
+        "user.plain": b"value",
+        "user.empty": b"",
+        "user.100%d %s": b"percent",
+        "user.a=b": b"=",
+        "user.new\nline": b"\n",
         "user.\udcff": b"\xff",
-        "user." + "n" * 250: b"longest name", "user.zeros": bytes(100), "user.overlay.opaque": b"y", "user.overlay.redirect": b"/etc",
-        "user.overlay.whiteout": b"", "trusted.own": b"t", "security.own": b"s", "security.selinux": b"system_u:object_r:tmp_t:s0\0",
-    }  # fmt: skip
+        "user." + "n" * 250: b"longest name",
+        "user.zeros": bytes(100),
+        "user.overlay.opaque": b"y",
+        "user.overlay.redirect": b"/etc",
+        "user.overlay.whiteout": b"",
+        "trusted.own": b"t",
+        "security.own": b"s",
+        "security.selinux": b"system_u:object_r:tmp_t:s0\0",
+    }
     _write(at + b"/file", b"content")
     os.mkdir(at + b"/dir")
     _write(at + b"/empty file")
@@ -238,7 +293,11 @@ def _attributes(at: bytes) -> None:
 
 def _capabilities_and_acls(at: bytes) -> None:
     os.setxattr(_write(at + b"/capability"), "security.capability", struct.pack("<5I", 0x02000001, 1 << 13, 0, 0, 0))
-    os.setxattr(_write(at + b"/capability of a namespace"), "security.capability", struct.pack("<6I", 0x03000000, 1 << 10, 0, 0, 0, 1000))
+    os.setxattr(
+        _write(at + b"/capability of a namespace"),
+        "security.capability",
+        struct.pack("<6I", 0x03000000, 1 << 10, 0, 0, 0, 1000),
+    )
     acl = _acl((0x01, 7, -1), (0x02, 6, 1000), (0x04, 5, -1), (0x08, 4, 2000), (0x10, 7, -1), (0x20, 0, -1))
     os.mkdir(at + b"/dir")
     for path in (_write(at + b"/acl"), at + b"/dir"):
@@ -249,7 +308,9 @@ def _capabilities_and_acls(at: bytes) -> None:
 
 def _acl(*entries: tuple[int, int, int]) -> bytes:
     """POSIX ACL as an attribute: version 2, then (tag, permissions, id) each (linux/posix_acl_xattr.h)."""
-    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, permissions, who & 0xFFFFFFFF) for tag, permissions, who in entries)
+    return struct.pack("<I", 2) + b"".join(
+        struct.pack("<HHI", tag, permissions, who & 0xFFFFFFFF) for tag, permissions, who in entries
+    )
 
 
 def _links(at: bytes) -> None:
@@ -268,7 +329,17 @@ def _links(at: bytes) -> None:
 
 
 def _symlinks(at: bytes) -> None:
-    targets = (b"/", b"..", b"\xff\xfe\n", b"/proc/self/root/etc/passwd", b"../" * 60 + b"etc/passwd", b" ", b"none", b"loop", b"a//./b")
+    targets = (
+        b"/",
+        b"..",
+        b"\xff\xfe\n",
+        b"/proc/self/root/etc/passwd",
+        b"../" * 60 + b"etc/passwd",
+        b" ",
+        b"none",
+        b"loop",
+        b"a//./b",
+    )
     for number, target in enumerate(targets):
         os.symlink(target, at + b"/%d" % number)
     os.symlink(b"loop", at + b"/loop")
@@ -298,7 +369,11 @@ def _holes(at: bytes) -> None:
             f.truncate(size)
             for offset, length in data:
                 f.seek(offset)
-                f.write(bytes(length) if b"zeros" in name else bytes((number * 31 + i * 7 + i // 251) & 255 for i in range(length)))
+                f.write(
+                    bytes(length)
+                    if b"zeros" in name
+                    else bytes((number * 31 + i * 7 + i // 251) & 255 for i in range(length))
+                )
     with open(at + b"/many pieces", "xb") as f:
         for i in range(6000):
             f.seek(i * 8192 + 11)

@@ -4,7 +4,8 @@
     compare.py fork-point TRAJECTORY TOOL        the snapshot right before the first call of TOOL
     compare.py table SNAPSHOT TRAJECTORY...      what each fork of SNAPSHOT made of it; exit code 1 unless their tests differ
 
-`table` does not believe the agents: it runs the test suite itself, in a throw-away fork of each trajectory's last snapshot.
+`table` does not believe the agents: it runs the test suite itself, in a throw-away fork of each trajectory's last
+snapshot.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ TESTS = ["env", "PYTHONDONTWRITEBYTECODE=1", "python3", "-m", "pytest", "-q", "-
 
 def ask(*arguments: str) -> Any:
     """What one snapshotd command prints as JSON. `exec` ends with the code of its command, which may be anything."""
-    return json.loads(subprocess.run(["snapshotd", *arguments], stdout=subprocess.PIPE, check=arguments[0] != "exec").stdout)
+    return json.loads(
+        subprocess.run(["snapshotd", *arguments], stdout=subprocess.PIPE, check=arguments[0] != "exec").stdout
+    )
 
 
 def agent_calls(trajectory: str) -> list[dict[str, Any]]:
@@ -33,7 +36,9 @@ def check(trajectory: str, expected: int) -> str:
     calls = agent_calls(trajectory)
     ids = {entry["id"] for entry in calls}
     if len(ids) != expected or len(calls) != expected:
-        raise SystemExit(f"the agent made {expected} tool calls, but {trajectory} has {len(calls)} of them in {len(ids)} snapshots")
+        raise SystemExit(
+            f"the agent made {expected} tool calls, but {trajectory} has {len(calls)} of them in {len(ids)} snapshots"
+        )
     return f"{expected} tool calls, {len(ids)} snapshots"
 
 
@@ -45,7 +50,8 @@ def fork_point(trajectory: str, tool: str) -> str:
 
 
 def row(base: str, trajectory: str) -> list[str]:
-    """One line of the table: tests passed and failed, files of the workspace that differ from `base`, seconds, snapshots."""
+    """One line of the table: tests passed and failed, files of the workspace that differ from `base`, seconds,
+    snapshots."""
     log = ask("log", trajectory, "--json")
     head = log[-1]["id"]
     tested = ask("exec", "--json", "--snapshot", head, "--", *TESTS)
@@ -54,8 +60,17 @@ def row(base: str, trajectory: str) -> list[str]:
     if "passed" not in counts:
         raise SystemExit(f"the tests of {trajectory} did not run: {summary or tested['stderr']}")
     changes = [item for item in ask("diff", base, head, "--json") if item["path"].startswith("/workspace/")]
-    seconds = (when(log[-1]["created_at"]) - when(log[0]["created_at"])).total_seconds() + log[0]["tool"]["duration_ms"] / 1000
-    return [trajectory[:12], counts["passed"], counts.get("failed", "0"), str(len(changes)), f"{seconds:.1f} s", str(len(log))]
+    seconds = (when(log[-1]["created_at"]) - when(log[0]["created_at"])).total_seconds() + log[0]["tool"][
+        "duration_ms"
+    ] / 1000
+    return [
+        trajectory[:12],
+        counts["passed"],
+        counts.get("failed", "0"),
+        str(len(changes)),
+        f"{seconds:.1f} s",
+        str(len(log)),
+    ]
 
 
 def when(text: str) -> datetime:
@@ -63,7 +78,10 @@ def when(text: str) -> datetime:
 
 
 def table(base: str, trajectories: list[str]) -> None:
-    rows = [["trajectory", "passed", "failed", "files changed", "time", "snapshots"], *(row(base, item) for item in trajectories)]
+    rows = [
+        ["trajectory", "passed", "failed", "files changed", "time", "snapshots"],
+        *(row(base, item) for item in trajectories),
+    ]
     widths = [max(len(cells[column]) for cells in rows) for column in range(len(rows[0]))]
     for cells in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())

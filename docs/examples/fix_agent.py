@@ -1,10 +1,11 @@
-"""An agent that repairs a project until its tests pass. Run it anywhere: `python3 fix_agent.py`, or under `snapshotd run`.
+"""An agent that repairs a project until its tests pass. Run it anywhere: `python3 fix_agent.py`, or under `snapshotd
+run`.
 
-It is an ordinary program. What makes snapshotd see its steps is one import and `@tool` on its tools; each call of such a function
-becomes one recorded tool call with one snapshot. Outside of a sandbox both do nothing.
+It is an ordinary program. What makes snapshotd see its steps is one import and `@tool` on its tools; each call of such
+a function becomes one recorded tool call with one snapshot. Outside of a sandbox both do nothing.
 
-By default a script plays the model: always the same steps, no network. With OPENAI_BASE_URL or ANTHROPIC_API_KEY in its environment
-a real model decides instead. Sandboxes have no network by default, so that needs
+By default a script plays the model: always the same steps, no network. With OPENAI_BASE_URL or ANTHROPIC_API_KEY in its
+environment a real model decides instead. Sandboxes have no network by default, so that needs
 `snapshotd run --network bridge --env OPENAI_BASE_URL=... --env OPENAI_API_KEY=... fix_agent.py`.
 
     fix_agent.py               investigate, edit, test, edit again if needed
@@ -28,29 +29,46 @@ from typing import Any
 
 from snapshotd.agent import message, tool
 
-# -- tools -----------------------------------------------------------------------------------------------------------------------
+# -- tools ----------------------------------------------------------------------------------------------------------
 
 
 @tool
 def run_tests(paths: list[str]) -> dict[str, Any]:
-    """Run pytest on `paths` (empty: all tests). Returns counts, the names of failing tests and the end of the output."""
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "--color=no", "-p", "no:cacheprovider", "-rfE", *paths]
+    """Run pytest on `paths` (empty: all tests). Returns counts, the names of failing tests and the end of the
+    output."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--tb=short",
+        "--color=no",
+        "-p",
+        "no:cacheprovider",
+        "-rfE",
+        *paths,
+    ]
     environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, timeout=600, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, timeout=600, check=False
+    )
     summary = done.stdout.rstrip().rpartition("\n")[2]
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|error)", summary)}
     failing = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     return {
-        "ok": done.returncode == 0, "passed": counts.get("passed", 0), "failed": counts.get("failed", 0) + counts.get("error", 0),
-        "failing": failing, "output": done.stdout[-4000:],
-    }  # fmt: skip
+        "ok": done.returncode == 0,
+        "passed": counts.get("passed", 0),
+        "failed": counts.get("failed", 0) + counts.get("error", 0),
+        "failing": failing,
+        "output": done.stdout[-4000:],
+    }
 
 
 @tool
 def read_file(path: str, start: int = 1, lines: int = 200) -> str:
     """Return `lines` lines of a file from line `start` on."""
     with open(path, encoding="utf-8") as file:
-        return "".join(file.readlines()[start - 1:start - 1 + lines])
+        return "".join(file.readlines()[start - 1 : start - 1 + lines])
 
 
 @tool
@@ -67,7 +85,7 @@ def edit_file(path: str, old: str, new: str) -> str:
 
 TOOLS: dict[str, Callable[..., Any]] = {"run_tests": run_tests, "read_file": read_file, "edit_file": edit_file}
 
-# -- the agent -------------------------------------------------------------------------------------------------------------------
+# -- the agent ------------------------------------------------------------------------------------------------------
 
 Call = tuple[str, str, dict[str, Any]]  # id, tool, arguments
 Turn = dict[str, Any]
@@ -86,7 +104,9 @@ def solve(model: Any) -> None:
         print(f"agent: {text}", flush=True)
         if not calls:
             return
-        turns.append({"role": "tool", "results": [(call_id, use(name, arguments)) for call_id, name, arguments in calls]})
+        turns.append(
+            {"role": "tool", "results": [(call_id, use(name, arguments)) for call_id, name, arguments in calls]}
+        )
     print(f"agent: gave up after {MAX_TURNS} turns")
 
 
@@ -100,10 +120,10 @@ def use(name: str, arguments: dict[str, Any]) -> Any:
 
 
 def shorten(text: str, limit: int = 100) -> str:
-    return text if len(text) <= limit else text[:limit - 3] + "..."
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-# -- a model that is a script ----------------------------------------------------------------------------------------------------
+# -- a model that is a script ---------------------------------------------------------------------------------------
 
 SPLITTER = "sqlparse/engine/statement_splitter.py"
 BROKEN = """\
@@ -113,8 +133,8 @@ BROKEN = """\
 """
 WITH_CASE = BROKEN.replace("'WHILE')", "'WHILE', 'CASE')")
 REPAIRS = [
-    # Looks right, and makes one of the two failing tests pass: CASE opens a level. But its END then counts as the END of the BEGIN,
-    # so that a second CASE in the same body is not seen any more.
+    # Looks right, and makes one of the two failing tests pass: CASE opens a level. But its END then counts as the END
+    # of the BEGIN, so that a second CASE in the same body is not seen any more.
     WITH_CASE,
     # Complete: the END that follows a CASE belongs to that CASE.
     WITH_CASE.replace("return 1", "if unified == 'CASE':\n                self._in_case = True\n            return 1"),
@@ -127,7 +147,11 @@ def investigate() -> Generator[Step, Any, str]:
     if result["ok"]:
         return "Nothing to repair: every test passes."
     file = result["failing"][0].partition("::")[0]
-    yield f"{result['failed']} tests fail, the first in {file}. I read it.", "read_file", {"path": file, "start": 85, "lines": 130}
+    yield (
+        f"{result['failed']} tests fail, the first in {file}. I read it.",
+        "read_file",
+        {"path": file, "start": 85, "lines": 130},
+    )
     yield "They split procedures with CASE ... END. I read the splitter.", "read_file", {"path": SPLITTER}
     yield "CASE does not open a level. I add it.", "edit_file", {"path": SPLITTER, "old": BROKEN, "new": REPAIRS[0]}
     result = yield "I test the splitter.", "run_tests", {"paths": [file]}
@@ -157,7 +181,7 @@ class Script:
         return text, [("", name, arguments)]
 
 
-# -- a real model (optional) -----------------------------------------------------------------------------------------------------
+# -- a real model (optional) ----------------------------------------------------------------------------------------
 
 SCHEMAS = {
     "run_tests": {"paths": {"type": "array", "items": {"type": "string"}}},
@@ -185,27 +209,38 @@ class OpenAI:
     """Any server with OpenAI's chat completions: OPENAI_BASE_URL, OPENAI_API_KEY (if it wants one), OPENAI_MODEL."""
 
     def reply(self, turns: list[Turn]) -> tuple[str, list[Call]]:
-        functions = [{"type": "function", "function": {"name": n, "description": describe(n), "parameters": schema(n)}} for n in TOOLS]
+        functions = [
+            {"type": "function", "function": {"name": n, "description": describe(n), "parameters": schema(n)}}
+            for n in TOOLS
+        ]
         answer = post(
             os.environ["OPENAI_BASE_URL"].rstrip("/") + "/chat/completions",
             {"authorization": "Bearer " + os.environ.get("OPENAI_API_KEY", "")},
             {
-                "model": os.environ.get("OPENAI_MODEL", "gpt-4o-mini"), "tools": functions,
+                "model": os.environ.get("OPENAI_MODEL", "gpt-4o-mini"),
+                "tools": functions,
                 "messages": [entry for turn in turns for entry in self.encode(turn)],
             },
-        )  # fmt: skip
+        )
         said = answer["choices"][0]["message"]
-        calls = [(c["id"], c["function"]["name"], json.loads(c["function"]["arguments"] or "{}")) for c in said.get("tool_calls") or []]
+        calls = [
+            (c["id"], c["function"]["name"], json.loads(c["function"]["arguments"] or "{}"))
+            for c in said.get("tool_calls") or []
+        ]
         return said.get("content") or "", calls
 
     def encode(self, turn: Turn) -> list[dict[str, Any]]:
         if turn["role"] == "tool":
-            return [{"role": "tool", "tool_call_id": call_id, "content": json.dumps(result)} for call_id, result in turn["results"]]
+            return [
+                {"role": "tool", "tool_call_id": call_id, "content": json.dumps(result)}
+                for call_id, result in turn["results"]
+            ]
         entry: dict[str, Any] = {"role": turn["role"], "content": turn["text"]}
         if turn.get("calls"):
             entry["tool_calls"] = [
-                {"id": i, "type": "function", "function": {"name": n, "arguments": json.dumps(a)}} for i, n, a in turn["calls"]
-            ]  # fmt: skip
+                {"id": i, "type": "function", "function": {"name": n, "arguments": json.dumps(a)}}
+                for i, n, a in turn["calls"]
+            ]
         return [entry]
 
 
@@ -217,24 +252,30 @@ class Anthropic:
             os.environ.get("ANTHROPIC_BASE_URL", "https://api.anthropic.com").rstrip("/") + "/v1/messages",
             {"x-api-key": os.environ["ANTHROPIC_API_KEY"], "anthropic-version": "2023-06-01"},
             {
-                "model": os.environ.get("ANTHROPIC_MODEL", "claude-sonnet-4-5"), "max_tokens": 4096,
+                "model": os.environ.get("ANTHROPIC_MODEL", "claude-sonnet-4-5"),
+                "max_tokens": 4096,
                 "tools": [{"name": n, "description": describe(n), "input_schema": schema(n)} for n in TOOLS],
                 "messages": [self.encode(t) for t in turns],
             },
-        )  # fmt: skip
+        )
         text = "".join(block["text"] for block in answer["content"] if block["type"] == "text")
-        return text, [(block["id"], block["name"], block["input"]) for block in answer["content"] if block["type"] == "tool_use"]
+        return text, [
+            (block["id"], block["name"], block["input"]) for block in answer["content"] if block["type"] == "tool_use"
+        ]
 
     def encode(self, turn: Turn) -> dict[str, Any]:
         if turn["role"] == "tool":
-            results = [{"type": "tool_result", "tool_use_id": call, "content": json.dumps(result)} for call, result in turn["results"]]
+            results = [
+                {"type": "tool_result", "tool_use_id": call, "content": json.dumps(result)}
+                for call, result in turn["results"]
+            ]
             return {"role": "user", "content": results}
         blocks: list[dict[str, Any]] = [{"type": "text", "text": turn["text"]}] if turn["text"] else []
         blocks += [{"type": "tool_use", "id": i, "name": n, "input": a} for i, n, a in turn.get("calls", [])]
         return {"role": turn["role"], "content": blocks}
 
 
-# -- start -----------------------------------------------------------------------------------------------------------------------
+# -- start ----------------------------------------------------------------------------------------------------------
 
 
 def choose_model(number: Any) -> Any:
@@ -257,7 +298,10 @@ def main() -> int:
         print(f"the model cannot be reached: {error}; a sandbox needs --network bridge for it", file=sys.stderr)
         return 2
     result = use("run_tests", {"paths": []})  # the last word, whatever the model says
-    print(f"result: {result['passed']} passed, {result['failed']} failed {' '.join(result['failing'])}".rstrip(), flush=True)
+    print(
+        f"result: {result['passed']} passed, {result['failed']} failed {' '.join(result['failing'])}".rstrip(),
+        flush=True,
+    )
     message("assistant", {"passed": result["passed"], "failed": result["failed"], "failing": result["failing"]})
     return 0 if result["ok"] else 1
 

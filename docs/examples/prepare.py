@@ -1,9 +1,11 @@
-"""Make the demo's project: a pinned source release of sqlparse (a SQL parser in pure Python, with its test suite) with a planted bug.
+"""Make the demo's project: a pinned source release of sqlparse (a SQL parser in pure Python, with its test suite) with
+a planted bug.
 
     prepare.py [--pristine] DIRECTORY
 
-Downloads the release once (pip checks the hash, and so does this script on every run), unpacks it into DIRECTORY, which is replaced,
-and applies planted-bug.patch unless --pristine is given. The download is kept in .cache/demo of the checkout.
+Downloads the release once (pip checks the hash, and so does this script on every run), unpacks it into DIRECTORY, which
+is replaced, and applies planted-bug.patch unless --pristine is given. The download is kept in .cache/demo of the
+checkout.
 """
 
 from __future__ import annotations
@@ -34,12 +36,28 @@ def download() -> Path:
         requirements = Path(temporary, "requirements.txt")
         requirements.write_text(f"{NAME}=={VERSION} --hash=sha256:{SHA256}\n")
         subprocess.run(
-            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", NAME, "--require-hashes",
-             "--requirement", str(requirements), "--dest", temporary], check=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--no-binary",
+                NAME,
+                "--require-hashes",
+                "--requirement",
+                str(requirements),
+                "--dest",
+                temporary,
+            ],
+            check=True,
+        )
         Path(temporary, archive.name).replace(archive)
     if sha256(archive) != SHA256:
-        raise SystemExit(f"{archive} is not the pinned release: its SHA-256 is {sha256(archive)}; delete it and try again")
+        raise SystemExit(
+            f"{archive} is not the pinned release: its SHA-256 is {sha256(archive)}; delete it and try again"
+        )
     return archive
 
 
@@ -58,7 +76,9 @@ def unpack(archive: Path, target: Path) -> None:
             content = tar.extractfile(member)
             written += member.size
             if content is None or written > MAX_BYTES:
-                raise SystemExit(f"{archive}: {member.name} cannot be unpacked, or there are more than {MAX_BYTES} bytes in it")
+                raise SystemExit(
+                    f"{archive}: {member.name} cannot be unpacked, or there are more than {MAX_BYTES} bytes in it"
+                )
             path = target.joinpath(*parts)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content.read())
@@ -66,7 +86,8 @@ def unpack(archive: Path, target: Path) -> None:
 
 
 def apply_patch(patch: Path, target: Path) -> None:
-    """Apply a unified diff of one or more text files, strictly: every context line must be where the patch says it is."""
+    """Apply a unified diff of one or more text files, strictly: every context line must be where the patch says it
+    is."""
     lines = patch.read_text().splitlines(keepends=True)
     files: list[tuple[Path, list[str]]] = []
     at = shift = 0
@@ -83,7 +104,9 @@ def apply_patch(patch: Path, target: Path) -> None:
             files[-1][1].insert(at, line[1:])
             at, shift = at + 1, shift + 1
         elif files[-1][1][at] != line[1:]:
-            raise SystemExit(f"{patch} does not fit {files[-1][0]}: line {at + 1} is {files[-1][1][at]!r}, not {line[1:]!r}")
+            raise SystemExit(
+                f"{patch} does not fit {files[-1][0]}: line {at + 1} is {files[-1][1][at]!r}, not {line[1:]!r}"
+            )
         elif line.startswith("-"):
             del files[-1][1][at]
             shift -= 1

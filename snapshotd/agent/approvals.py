@@ -12,7 +12,8 @@ from snapshotd.agent.wire.values import ARGUMENT_LIMIT_BYTES, arguments, bound, 
 
 
 class Approval:
-    """What a person decided; true if they agreed. `by`: who; `reason`: why not; `answer`: what else they said. Each None if not given."""
+    """What a person decided; true if they agreed. `by`: who; `reason`: why not; `answer`: what else they said. Each
+    None if not given."""
 
     __slots__ = ("answer", "approved", "by", "reason")
 
@@ -32,13 +33,16 @@ class Approval:
 def approve(question: str, details: Any = None, expires_s: Optional[float] = None) -> Approval:
     """Ask a person, and return their decision. It survives restarts of everything; in a replay it is the recorded one.
 
-    `details`: a JSON value that the person sees, up to 64 KiB. `expires_s`: after so many seconds it counts as denied. Other threads go on
-    meanwhile; in a coroutine, await it in a thread (`asyncio.to_thread`), or its event loop stands still.
-    Outside of a sandbox the terminal is asked; without one it is denied. Raises SnapshotdError or SnapshotdUnavailable.
+    `details`: a JSON value that the person sees, up to 64 KiB. `expires_s`: after so many seconds it counts as denied.
+    Other threads go on meanwhile; in a coroutine, await it in a thread (`asyncio.to_thread`), or its event loop stands
+    still. Outside of a sandbox the terminal is asked; without one it is denied. Raises SnapshotdError or
+    SnapshotdUnavailable.
     """
     if not session.inside():
         return Approval(terminal.ask(question, details))
-    fields: Dict[str, Any] = dict(within(), call=os.urandom(16).hex(), question=bound(clean(question), ARGUMENT_LIMIT_BYTES))
+    fields: Dict[str, Any] = dict(
+        within(), call=os.urandom(16).hex(), question=bound(clean(question), ARGUMENT_LIMIT_BYTES)
+    )
     if details is not None:
         fields["details"] = arguments({"details": details})["details"]
     if expires_s is not None:

@@ -1,9 +1,10 @@
 """Calls: the intent that is recorded before a function runs, and the outcome after it.
 
-A call from within another call is part of that: it runs as a plain function, without a record or snapshot of its own. "Within" follows the
-context (contextvars): awaited coroutines, tasks and `asyncio.to_thread` belong to the outer call as long as it runs; a thread that a tool
-starts by itself does not, and neither does a process started by `spawn`. A forked child of a running tool is part of that tool.
-What must not run twice, or not without being asked for, cannot hide in another call like this: it is refused there.
+A call from within another call is part of that: it runs as a plain function, without a record or snapshot of its own.
+"Within" follows the context (contextvars): awaited coroutines, tasks and `asyncio.to_thread` belong to the outer call
+as long as it runs; a thread that a tool starts by itself does not, and neither does a process started by `spawn`. A
+forked child of a running tool is part of that tool. What must not run twice, or not without being asked for, cannot
+hide in another call like this: it is refused there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from snapshotd.agent.wire.values import arguments, bound, clean, encode, outputs
 
 ERROR_LIMIT_BYTES = 64 << 10
 MODEL_REQUEST_LIMIT_BYTES = 7 << 20
-"""Bound of a model call's arguments: leaves room below the 8 MiB that the protocol allows. What is cut has its length and SHA-256."""
+"""Bound of a model call's arguments: leaves room below the 8 MiB that the protocol allows. What is cut has its length
+and SHA-256."""
 PIECE_BYTES = 512 << 10
 """Of one `output` request; base64 makes it a third longer, and a line is at most 1 MiB."""
 
@@ -33,13 +35,30 @@ subtask: "ContextVar[Optional[str]]" = ContextVar("snapshotd_task", default=None
 
 
 class Call:
-    """One call that has begun. `key`: its idempotency key, the same at every attempt; a call within a call has one of its own too, which is
-    the same at every attempt if the outer call makes its calls in the same order."""
+    """One call that has begun. `key`: its idempotency key, the same at every attempt; a call within a call has one of
+    its own too, which is the same at every attempt if the outer call makes its calls in the same order."""
 
-    __slots__ = ("args", "connection", "id", "key", "kwargs", "name", "open", "pid", "recorded", "replayed",
-                 "reported", "root", "spec", "usage", "within")
+    __slots__ = (
+        "args",
+        "connection",
+        "id",
+        "key",
+        "kwargs",
+        "name",
+        "open",
+        "pid",
+        "recorded",
+        "replayed",
+        "reported",
+        "root",
+        "spec",
+        "usage",
+        "within",
+    )
 
-    def __init__(self, spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any], root: "Optional[Call]" = None) -> None:
+    def __init__(
+        self, spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any], root: "Optional[Call]" = None
+    ) -> None:
         self.spec = spec
         self.name = spec.name
         self.args = args
@@ -101,7 +120,11 @@ class Call:
         if self.usage or self.reported:
             fields["usage"] = dict(self.reported, **self.usage)
         fields["call"] = self.id
-        body = None if fields["status"] == "failed" and result is None else put(fields, "result", _within_limit(self.spec.recorded(result)))
+        body = (
+            None
+            if fields["status"] == "failed" and result is None
+            else put(fields, "result", _within_limit(self.spec.recorded(result)))
+        )
         try:
             session.request("call_end", fields, body, park=self.spec.kind != "model", connection=self.connection)
         finally:
@@ -135,12 +158,12 @@ def _exit_code(outcome: Any) -> Optional[int]:
     return code if code >= 0 else 128 - code
 
 
-# -- beginning -----------------------------------------------------------------------------------------------------------------
+# -- beginning ------------------------------------------------------------------------------------------------------
 
 
 def begin(spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any], **extra: Any) -> Call:
-    """Record the intent, with `extra` fields, and wait until the call may run. Outside of a sandbox and within another call nothing is
-    recorded.
+    """Record the intent, with `extra` fields, and wait until the call may run. Outside of a sandbox and within another
+    call nothing is recorded.
 
     Raises Denied, SnapshotdError, SnapshotdUnavailable; ValueError for a bad idempotency key.
     """
@@ -162,30 +185,46 @@ async def begin_async(spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any],
     return call
 
 
-def _send(spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any], extra: Dict[str, Any]
-          ) -> "Tuple[Call, Optional[Tuple[Waiting, Dict[str, Any]]]]":
+def _send(
+    spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any], extra: Dict[str, Any]
+) -> "Tuple[Call, Optional[Tuple[Waiting, Dict[str, Any]]]]":
     """Record the intent. With a second part, somebody has to be waited for: it, and the arguments that were sent."""
     outer = current_call()
     if outer is not None and outer.root.open:
         if spec.side_effect != "local" or spec.approve:
             what = "gated" if spec.approve else spec.side_effect
-            raise SnapshotdError("{} is {} and was called within the call of {}, where it has no record of its own; call it outside of "
-                                 "other tools.".format(spec.name, what, outer.root.name), "Conflict")
+            raise SnapshotdError(
+                "{} is {} and was called within the call of {}, where it has no record of its own; call it outside of "
+                "other tools.".format(spec.name, what, outer.root.name),
+                "Conflict",
+            )
         return Call(spec, args, kwargs, outer.root), None
     call = Call(spec, args, kwargs)
     own_key = spec.key_of(args, kwargs)
     if not session.inside():
         call.key = own_key or call.key
         if spec.approve:
-            decision = terminal.ask(spec.approve if isinstance(spec.approve, str) else "Run {}?".format(spec.name), spec.bind(args, kwargs))
+            decision = terminal.ask(
+                spec.approve if isinstance(spec.approve, str) else "Run {}?".format(spec.name), spec.bind(args, kwargs)
+            )
             if not decision["approved"]:
                 raise Denied("{} was not approved: {}".format(spec.name, decision["reason"]))
         return call, None
-    limits = {"limit_bytes": MODEL_REQUEST_LIMIT_BYTES, "together_bytes": MODEL_REQUEST_LIMIT_BYTES} if spec.kind == "model" else {}
+    limits = (
+        {"limit_bytes": MODEL_REQUEST_LIMIT_BYTES, "together_bytes": MODEL_REQUEST_LIMIT_BYTES}
+        if spec.kind == "model"
+        else {}
+    )
     sent = arguments(spec.bind(args, kwargs), **limits)
     fields: Dict[str, Any] = {"call": call.id, "name": spec.name}
-    optional = {"kind": "" if spec.kind == "tool" else spec.kind, "side_effect": "" if spec.side_effect == "local" else spec.side_effect,
-                "key": own_key, "approve": spec.approve, "compensate": spec.compensate, "task": subtask.get()}
+    optional = {
+        "kind": "" if spec.kind == "tool" else spec.kind,
+        "side_effect": "" if spec.side_effect == "local" else spec.side_effect,
+        "key": own_key,
+        "approve": spec.approve,
+        "compensate": spec.compensate,
+        "task": subtask.get(),
+    }
     fields.update((name, value) for name, value in optional.items() if value)
     fields.update(extra)
     body = put(fields, "arguments", sent)
@@ -195,11 +234,12 @@ def _send(spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any], extra: Dict
     return call, None
 
 
-# -- the running call ----------------------------------------------------------------------------------------------------------
+# -- the running call -----------------------------------------------------------------------------------------------
 
 
 def current_call() -> Optional[Call]:
-    """The call that runs here: `current_call().key` is its idempotency key, the same at every attempt. None outside of tools."""
+    """The call that runs here: `current_call().key` is its idempotency key, the same at every attempt. None outside of
+    tools."""
     return innermost.get()
 
 
@@ -210,13 +250,15 @@ def running() -> Optional[Call]:
 
 
 def within() -> Dict[str, Any]:
-    """The field of a request that says in which recorded call it was made, if in one: a replay does not make it again."""
+    """The field of a request that says in which recorded call it was made, if in one: a replay does not make it
+    again."""
     call = running()
     return {} if call is None or not call.recorded else {"within": call.id}
 
 
 def emit(data: Union[str, bytes], stream: str = "stdout") -> None:
-    """Pass on a piece of output of the running tool to whoever follows; it is kept with the call. `stream`: `stdout` or `stderr`.
+    """Pass on a piece of output of the running tool to whoever follows; it is kept with the call. `stream`: `stdout` or
+    `stderr`.
 
     Outside of tools and sandboxes nothing happens. Raises SnapshotdError or SnapshotdUnavailable.
     """
@@ -232,8 +274,8 @@ def emit(data: Union[str, bytes], stream: str = "stdout") -> None:
 
 
 def record_usage(**usage: float) -> None:
-    """Record what the running model call used, by convention `input_tokens`, `output_tokens`, `cost_usd`; added to what its reply says.
-    Outside of model calls nothing happens."""
+    """Record what the running model call used, by convention `input_tokens`, `output_tokens`, `cost_usd`; added to what
+    its reply says. Outside of model calls nothing happens."""
     call = current_call()
     if call is not None and call.spec.kind == "model":
         call.usage.update({clean(name): plain(amount) for name, amount in usage.items()})

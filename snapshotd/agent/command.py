@@ -1,7 +1,8 @@
 """`snapshotd-agent`: the library for programs in other languages, one process per request.
 
-Exit status: 0 done, 1 refused or failed, 2 wrong usage, 10 replayed (the call ran before: do not run it, its result is on stdout), 11
-denied, 69 the daemon cannot be reached. Reasons are on stderr. Outside of a sandbox commands run and nothing is recorded.
+Exit status: 0 done, 1 refused or failed, 2 wrong usage, 10 replayed (the call ran before: do not run it, its result is
+on stdout), 11 denied, 69 the daemon cannot be reached. Reasons are on stderr. Outside of a sandbox commands run and
+nothing is recorded.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def main(arguments: Optional[List[str]] = None) -> int:
     """Run one command and return its exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     command: List[str] = []
-    if given[:1] == ["run"] and "--" in given:  # before argparse sees it: what it makes of options behind -- differs between versions
+    if (
+        given[:1] == ["run"] and "--" in given
+    ):  # before argparse sees it: what it makes of options behind -- differs between versions
         cut = given.index("--")
         given, command = given[:cut], given[cut + 1 :]
     options = _parser().parse_args(given)
@@ -49,22 +52,30 @@ def _failed(error: BaseException, status: int) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="snapshotd-agent", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="snapshotd-agent", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_calls(commands)
     _add_mind(commands)
     return parser
 
 
-def _command(commands: Any, name: str, action: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+def _command(
+    commands: Any, name: str, action: Callable[[argparse.Namespace], int], text: str
+) -> argparse.ArgumentParser:
     made: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
     made.set_defaults(action=action)
     return made
 
 
 def _add_calls(commands: Any) -> None:
-    begin = _command(commands, "begin", _begin, "Begin a tool call; prints its id. With --json the daemon's whole answer.")
-    run = _command(commands, "run", _run, "Run a command as a tool call, with its output and exit status: run NAME -- COMMAND...")
+    begin = _command(
+        commands, "begin", _begin, "Begin a tool call; prints its id. With --json the daemon's whole answer."
+    )
+    run = _command(
+        commands, "run", _run, "Run a command as a tool call, with its output and exit status: run NAME -- COMMAND..."
+    )
     for made in (begin, run):
         made.add_argument("name")
         made.add_argument("--arguments", type=_json, metavar="JSON", help="what is recorded as the call's arguments")
@@ -72,10 +83,14 @@ def _add_calls(commands: Any) -> None:
         made.add_argument("--key", help="an idempotency key of your own")
         made.add_argument("--approve", action="store_true", help="a person has to agree first")
         made.add_argument("--question", metavar="TEXT", help="a person has to agree to this first")
-        made.add_argument("--compensate", type=_json, metavar="JSON", help="the command that undoes it, as a list of texts")
+        made.add_argument(
+            "--compensate", type=_json, metavar="JSON", help="the command that undoes it, as a list of texts"
+        )
         made.add_argument("--task", help="the subtask that it belongs to")
     begin.add_argument("--json", action="store_true")
-    end = _command(commands, "end", _end, "End a call that was begun; returns when the snapshot is taken, and prints its id.")
+    end = _command(
+        commands, "end", _end, "End a call that was begun; returns when the snapshot is taken, and prints its id."
+    )
     end.add_argument("call")
     end.add_argument("--status", choices=("done", "failed"), default="done")
     end.add_argument("--result", metavar="JSON", help="- for standard input")
@@ -94,11 +109,15 @@ def _add_mind(commands: Any) -> None:
     message.add_argument("--json", action="store_true", help="it is JSON")
     _command(commands, "messages", lambda options: _print(conversation.messages()), "Print the conversation as JSON.")
     _command(commands, "checkpoint", _checkpoint, "Take a snapshot and print its id.").add_argument("name")
-    approve = _command(commands, "approve", _approve, "Ask a person. Exit status 0 if they agree, 11 if not; prints what they said.")
+    approve = _command(
+        commands, "approve", _approve, "Ask a person. Exit status 0 if they agree, 11 if not; prints what they said."
+    )
     approve.add_argument("question")
     approve.add_argument("--details", type=_json, metavar="JSON")
     approve.add_argument("--expires", type=float, metavar="SECONDS")
-    state_of = commands.add_parser("state", help="Read and change the agent's state.").add_subparsers(metavar="COMMAND", required=True)
+    state_of = commands.add_parser("state", help="Read and change the agent's state.").add_subparsers(
+        metavar="COMMAND", required=True
+    )
     _command(state_of, "get", _state_get, "Print a value, or all of them, as JSON.").add_argument("key", nargs="?")
     setting = _command(state_of, "set", _state_set, "Set a value.")
     setting.add_argument("key")
@@ -111,7 +130,9 @@ def _add_mind(commands: Any) -> None:
     task.add_argument("--note", default="")
     _command(commands, "tasks", lambda options: _print(subtasks.tasks()), "Print all subtasks as JSON.")
     for name, fact in (("now", facts.now), ("random", facts.random), ("uuid", facts.uuid)):
-        _command(commands, name, lambda options, fact=fact: _print(fact()), "Print a value that stays the same in a replay.")  # type: ignore[misc]
+        _command(
+            commands, name, lambda options, fact=fact: _print(fact()), "Print a value that stays the same in a replay."
+        )  # type: ignore[misc]
 
 
 def _json(text: str) -> Any:
@@ -131,15 +152,18 @@ def _print(value: Any) -> int:
     return 0
 
 
-# -- calls ---------------------------------------------------------------------------------------------------------------------
+# -- calls ----------------------------------------------------------------------------------------------------------
 
 
 def _fields(options: argparse.Namespace) -> Dict[str, Any]:
     fields: Dict[str, Any] = {"call": os.urandom(16).hex(), "name": label("A tool's name", options.name)}
-    optional = {"side_effect": "" if options.side_effect == "local" else options.side_effect,
-                "key": options.key and label("An idempotency key", options.key), "task": options.task,
-                "approve": options.question or options.approve,
-                "compensate": options.compensate and compensation(options.name, options.compensate)}
+    optional = {
+        "side_effect": "" if options.side_effect == "local" else options.side_effect,
+        "key": options.key and label("An idempotency key", options.key),
+        "task": options.task,
+        "approve": options.question or options.approve,
+        "compensate": options.compensate and compensation(options.name, options.compensate),
+    }
     fields.update((name, value) for name, value in optional.items() if value)
     return fields
 
@@ -156,7 +180,9 @@ def _begin(options: argparse.Namespace) -> int:
     fields = _fields(options)
     if not session.inside():
         _ask_outside(options)
-        return _print({"call": fields["call"], "key": fields.get("key", fields["call"])} if options.json else fields["call"])
+        return _print(
+            {"call": fields["call"], "key": fields.get("key", fields["call"])} if options.json else fields["call"]
+        )
     answer = holder.start(fields, put(fields, "arguments", {} if options.arguments is None else options.arguments))
     replayed = answer.get("replayed")
     if replayed is not None:
@@ -166,7 +192,9 @@ def _begin(options: argparse.Namespace) -> int:
         _print(replayed if options.json else replayed["result"])
         return REPLAYED
     if options.json:
-        return _print(dict({name: answer[name] for name in ("key", "arguments") if name in answer}, call=fields["call"]))
+        return _print(
+            dict({name: answer[name] for name in ("key", "arguments") if name in answer}, call=fields["call"])
+        )
     if "arguments" in answer:
         warn("the approver changed the arguments; begin with --json says to what")
     return _print(fields["call"])
@@ -198,7 +226,9 @@ def _output(options: argparse.Namespace) -> int:
         if not data:
             return 0
         if session.inside():
-            holder.forward(options.call, "output", {"stream": options.stream, "data_b64": base64.b64encode(data).decode("ascii")})
+            holder.forward(
+                options.call, "output", {"stream": options.stream, "data_b64": base64.b64encode(data).decode("ascii")}
+            )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -213,7 +243,7 @@ def _run(options: argparse.Namespace) -> int:
     return runner.run(_fields(options), options.command, options.arguments)
 
 
-# -- the mind ------------------------------------------------------------------------------------------------------------------
+# -- the mind -------------------------------------------------------------------------------------------------------
 
 
 def _message(options: argparse.Namespace) -> int:

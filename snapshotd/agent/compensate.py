@@ -1,8 +1,9 @@
 """`python3 -m snapshotd.agent.compensate FILE FUNCTION`: undo a call, by the function that was its `compensate`.
 
-The call comes as JSON in SNAPSHOTD_CALL (`name`, `arguments`, `result`, `key`) and is handed to the function as a dict. FILE is imported as
-a module, in its package if it lies in one. What the function does is part of the compensation, which the daemon records: it makes no
-records of its own. Exit status 0 if the function returned, 1 if it raised, 2 for a wrong invocation.
+The call comes as JSON in SNAPSHOTD_CALL (`name`, `arguments`, `result`, `key`) and is handed to the function as a dict.
+FILE is imported as a module, in its package if it lies in one. What the function does is part of the compensation,
+which the daemon records: it makes no records of its own. Exit status 0 if the function returned, 1 if it raised, 2 for
+a wrong invocation.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ def main(arguments: List[str]) -> int:
         return 2
     file, name = arguments
     call = json.loads(os.environ[CALL_VARIABLE])
-    session.refusal = ("{} was imported to find {}, which undoes a call, and ran the agent; put the program's start under "
-                       "`if __name__ == \"__main__\":`.".format(file, name))
+    session.refusal = (
+        "{} was imported to find {}, which undoes a call, and ran the agent; put the program's start under "
+        '`if __name__ == "__main__":`.'.format(file, name)
+    )
     function = getattr(module_of(file), name)
     session.refusal = None
     session.leave()

@@ -15,8 +15,8 @@ _PAGES_LIMIT = 1000000
 def message(role: str, content: Any) -> None:
     """Append one message to the conversation. It belongs to the next snapshot and all later ones.
 
-    `role`: 1 to 64 printable characters (`system`, `user`, `assistant`, `tool`, ...). `content`: any JSON value of up to 8 MiB; what is
-    not JSON becomes its `repr`. In a replay it is compared with the recorded one and not added again.
+    `role`: 1 to 64 printable characters (`system`, `user`, `assistant`, `tool`, ...). `content`: any JSON value of up
+    to 8 MiB; what is not JSON becomes its `repr`. In a replay it is compared with the recorded one and not added again.
     Raises SnapshotdError or SnapshotdUnavailable.
     """
     value = plain(content)
@@ -28,7 +28,8 @@ def message(role: str, content: Any) -> None:
 
 
 def messages() -> List[Dict[str, Any]]:
-    """The conversation so far, oldest first, as `{"role": ..., "content": ...}`; in a fork it begins with the inherited part.
+    """The conversation so far, oldest first, as `{"role": ..., "content": ...}`; in a fork it begins with the inherited
+    part.
 
     Outside of a sandbox: what this process appended.
     """
@@ -48,8 +49,8 @@ def messages() -> List[Dict[str, Any]]:
 def checkpoint(name: str) -> Optional[str]:
     """Take a snapshot now, without a tool call. Returns its id, or None outside of a sandbox.
 
-    `name`: 1 to 200 printable characters. The process is parked meanwhile, as at the end of a tool call. In a replay: the snapshot that was
-    taken here.
+    `name`: 1 to 200 printable characters. The process is parked meanwhile, as at the end of a tool call. In a replay:
+    the snapshot that was taken here.
     """
     if not session.inside():
         return None

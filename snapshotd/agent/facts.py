@@ -1,5 +1,5 @@
-"""Time, chance and names that stay the same in a replay: asked for once, recorded, and answered from the record when the program starts
-again. Within a tool they are ordinary values, since a replay does not run the tool."""
+"""Time, chance and names that stay the same in a replay: asked for once, recorded, and answered from the record when
+the program starts again. Within a tool they are ordinary values, since a replay does not run the tool."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ def random() -> float:
 
 
 def randint(low: int, high: int) -> int:
-    """A random integer from `low` to `high`, both included. ValueError if there is none, or one of them has more than 53 bits."""
+    """A random integer from `low` to `high`, both included. ValueError if there is none, or one of them has more than
+    53 bits."""
     if low > high or max(abs(low), abs(high)) >= 1 << 53:
-        raise ValueError("There is no random integer from {} to {}; the first may not be above the second, nor one beyond 2^53.".format(
-            low, high))
+        raise ValueError(
+            "There is no random integer from {} to {}; the first may not be above the second, nor one beyond 2^53.".format(
+                low, high
+            )
+        )
     span = high - low + 1
     limit = (1 << 64) // span * span
     while True:

@@ -1,13 +1,15 @@
 """A call that is begun by one process and ended by another: `snapshotd-agent begin` and `end`.
 
-A call is ended on the connection that began it, so somebody has to keep that open: a small process in the background, the holder, to which
-`end` and `output` speak over an abstract unix socket named after the call. It needs nothing of the root: its working directory is /, it has
-no files open, and an abstract socket is no file. It ends with its call, or when the daemon is gone and does not come back.
+A call is ended on the connection that began it, so somebody has to keep that open: a small process in the background,
+the holder, to which `end` and `output` speak over an abstract unix socket named after the call. It needs nothing of the
+root: its working directory is /, it has no files open, and an abstract socket is no file. It ends with its call, or
+when the daemon is gone and does not come back.
 
-A holder is one more live process, so while a call is held no other process can be parked, and snapshots take the slower way.
+A holder is one more live process, so while a call is held no other process can be parked, and snapshots take the slower
+way.
 
-Who may speak to it: processes of the same user in the same pid namespace. Both sides check that, since in a sandbox with the host's
-network abstract sockets are shared with the host.
+Who may speak to it: processes of the same user in the same pid namespace. Both sides check that, since in a sandbox
+with the host's network abstract sockets are shared with the host.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def start(fields: Dict[str, Any], body: Optional[bytes]) -> Dict[str, Any]:
             os._exit(0)
     os.close(writing)
     os.waitpid(child, 0)
-    with os.fdopen(reading, "rb") as pipe:  # if we are gone before the answer, the holder finds nobody there and gives the call up
+    with os.fdopen(
+        reading, "rb"
+    ) as pipe:  # if we are gone before the answer, the holder finds nobody there and gives the call up
         said = pipe.read()
     if not said:
         raise SnapshotdUnavailable("The process that holds the call ended before it began; try again.")
@@ -58,7 +62,9 @@ def forward(call: str, op: str, fields: Dict[str, Any], result: Any = None) -> D
         try:
             connected.connect(_address(call))
         except OSError:
-            raise SnapshotdError("No call {} is open in this sandbox: begin it first, and end it once.".format(call), "NotFound") from None
+            raise SnapshotdError(
+                "No call {} is open in this sandbox: begin it first, and end it once.".format(call), "NotFound"
+            ) from None
         if not _trusted(connected):
             raise SnapshotdError("Another user holds the call {}; end it as that one.".format(call), "NotPermitted")
         connected.sendall(encode({"op": op, "fields": fields, "result": result}))
@@ -83,7 +89,7 @@ def _unpacked(said: Dict[str, Any]) -> Dict[str, Any]:
     return dict(said["answer"])
 
 
-# -- the holder ----------------------------------------------------------------------------------------------------------------
+# -- the holder -----------------------------------------------------------------------------------------------------
 
 
 def _hold(fields: Dict[str, Any], body: Optional[bytes], writing: int) -> None:
@@ -131,7 +137,9 @@ def _let_go(kept: List[int]) -> None:
 
 def _serve(listener: socket.socket, call: str, connection: Optional[Link]) -> None:
     while session.fileno(connection) >= 0:
-        with selectors.DefaultSelector() as selector:  # anew each time: a request may have changed the daemon's descriptor
+        with (
+            selectors.DefaultSelector() as selector
+        ):  # anew each time: a request may have changed the daemon's descriptor
             selector.register(listener, selectors.EVENT_READ)
             daemon = selector.register(session.fileno(connection), selectors.EVENT_READ)
             ready = [key for key, _ in selector.select()]
@@ -161,7 +169,9 @@ def _answer(listener: socket.socket, call: str, connection: Optional[Link]) -> b
         ending: bool = request["op"] == "call_end"
         try:
             body = put(fields, "result", request["result"]) if ending else None
-            said: Dict[str, Any] = {"answer": session.request(request["op"], fields, body, park=ending, connection=connection)}
+            said: Dict[str, Any] = {
+                "answer": session.request(request["op"], fields, body, park=ending, connection=connection)
+            }
         except SnapshotdError as exc:
             said = {"error": {"code": exc.code, "message": str(exc)}}
         try:
@@ -172,7 +182,9 @@ def _answer(listener: socket.socket, call: str, connection: Optional[Link]) -> b
 
 
 def _trusted(connected: socket.socket) -> bool:
-    pid, uid, _ = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    pid, uid, _ = struct.unpack(
+        "3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    )
     return pid != 0 and uid in (0, os.geteuid())  # a process of another pid namespace has the id 0 here
 
 

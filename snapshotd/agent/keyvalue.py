@@ -25,10 +25,12 @@ class StoredValue(NamedTuple):
 
 
 class Store:
-    """Use the module's `store`. Thread-safe. A namespace is a path such as `team/notes`; a search in `team` finds what is below it.
+    """Use the module's `store`. Thread-safe. A namespace is a path such as `team/notes`; a search in `team` finds what
+    is below it.
 
-    Every method may raise SnapshotdError (`Conflict`: another version than `expected_version`; 0 means that the key must not exist) and
-    SnapshotdUnavailable. Values are JSON of up to 1 MiB; TypeError or ValueError for others. Outside of a sandbox: a store of this process.
+    Every method may raise SnapshotdError (`Conflict`: another version than `expected_version`; 0 means that the key
+    must not exist) and SnapshotdUnavailable. Values are JSON of up to 1 MiB; TypeError or ValueError for others.
+    Outside of a sandbox: a store of this process.
     """
 
     def __init__(self) -> None:
@@ -44,13 +46,24 @@ class Store:
         fields: Dict[str, Any] = {"namespace": namespace, "key": key}
         if version is not None:
             fields["version"] = version
-        answer = session.request("store_get", fields) if session.inside() else self._outside.get(namespace, key, version)
+        answer = (
+            session.request("store_get", fields) if session.inside() else self._outside.get(namespace, key, version)
+        )
         if "version" not in answer:
             return None
-        return StoredValue(key, answer["body"] if "body" in answer else answer.get("value"), answer["version"], namespace)
+        return StoredValue(
+            key, answer["body"] if "body" in answer else answer.get("value"), answer["version"], namespace
+        )
 
-    def put(self, key: str, value: Any, *, namespace: str = "default", ttl_s: Optional[float] = None,
-            expected_version: Optional[int] = None) -> int:
+    def put(
+        self,
+        key: str,
+        value: Any,
+        *,
+        namespace: str = "default",
+        ttl_s: Optional[float] = None,
+        expected_version: Optional[int] = None,
+    ) -> int:
         """Store a value and return its version. `ttl_s`: seconds after which it is gone."""
         copy = strict(value)
         if not session.inside():
@@ -72,17 +85,27 @@ class Store:
             fields["expected_version"] = expected_version
         session.request("store_delete", fields)
 
-    def search(self, prefix: str = "", *, namespace: str = "default", where: Optional[Dict[str, Any]] = None, limit: int = 100,
-               after: str = "") -> List[StoredValue]:
-        """Values in the order of their keys: keys that begin with `prefix` and come behind `after`, of which those fields (dotted paths)
-        equal the values in `where`."""
+    def search(
+        self,
+        prefix: str = "",
+        *,
+        namespace: str = "default",
+        where: Optional[Dict[str, Any]] = None,
+        limit: int = 100,
+        after: str = "",
+    ) -> List[StoredValue]:
+        """Values in the order of their keys: keys that begin with `prefix` and come behind `after`, of which those
+        fields (dotted paths) equal the values in `where`."""
         fields: Dict[str, Any] = {"namespace": namespace, "prefix": prefix, "limit": limit}
         if where:
             fields["where"] = strict(where)
         if after:
             fields["after"] = after
         found = session.request("store_search", fields)["body"] if session.inside() else self._outside.search(fields)
-        return [StoredValue(entry["key"], entry["value"], entry["version"], entry.get("namespace", namespace)) for entry in found]
+        return [
+            StoredValue(entry["key"], entry["value"], entry["version"], entry.get("namespace", namespace))
+            for entry in found
+        ]
 
 
 class _Memory:
@@ -129,7 +152,9 @@ class _Memory:
     def _expect(self, namespace: str, key: str, expected: Optional[int]) -> None:
         version = self.get(namespace, key, None).get("version", 0)
         if expected is not None and expected != version:
-            raise SnapshotdError("{!r} in {!r} has version {}, not {}.".format(key, namespace, version, expected), "Conflict")
+            raise SnapshotdError(
+                "{!r} in {!r} has version {}, not {}.".format(key, namespace, version, expected), "Conflict"
+            )
 
 
 def _at(value: Any, path: str) -> Any:

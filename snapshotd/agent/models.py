@@ -1,7 +1,8 @@
-"""`model`: calls of a language model. Request and reply are recorded with usage; no snapshot is taken, since a model changes no file.
+"""`model`: calls of a language model. Request and reply are recorded with usage; no snapshot is taken, since a model
+changes no file.
 
-A replayed call returns the recorded reply: JSON objects that also have their fields as attributes, so that a program which reads
-`reply.choices[0].message` reads the same from the record.
+A replayed call returns the recorded reply: JSON objects that also have their fields as attributes, so that a program
+which reads `reply.choices[0].message` reads the same from the record.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _RENAMED = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens
 _DEPTH = 32
 
 
-def model(function: Any = None, request: Any = None, *, name: Optional[str] = None, call: Optional[Callable[[], Any]] = None) -> Any:
+def model(
+    function: Any = None, request: Any = None, *, name: Optional[str] = None, call: Optional[Callable[[], Any]] = None
+) -> Any:
     """Record a model call. Three forms:
 
         @model                                         # or @model(name="gpt"); the function's arguments are the request
@@ -28,9 +31,10 @@ def model(function: Any = None, request: Any = None, *, name: Optional[str] = No
 
         reply = model("gpt", request, call=lambda: client.create(**request))
 
-    The function may be sync, async, a generator of chunks, or return an iterator of chunks (sync or async; recorded to its end, which the
-    program has to reach). What a provider's library returns is recorded as JSON if it has `model_dump` or `to_dict`; its usage is found
-    if it is OpenAI's or Anthropic's form, else say it with `record_usage`. Requests are recorded up to 7 MiB.
+    The function may be sync, async, a generator of chunks, or return an iterator of chunks (sync or async; recorded to
+    its end, which the program has to reach). What a provider's library returns is recorded as JSON if it has
+    `model_dump` or `to_dict`; its usage is found if it is OpenAI's or Anthropic's form, else say it with
+    `record_usage`. Requests are recorded up to 7 MiB.
 
     Raises what the function raises, SnapshotdError and SnapshotdUnavailable.
     """
@@ -100,7 +104,9 @@ class _Direct(_Model):
         async def awaited(request: Any) -> Any:
             return await function()
 
-        super().__init__(awaited if inspect.iscoroutinefunction(function) else lambda request: function(), name, **options)
+        super().__init__(
+            awaited if inspect.iscoroutinefunction(function) else lambda request: function(), name, **options
+        )
         self.scope = getattr(function, "__globals__", {})
 
 
@@ -181,7 +187,8 @@ def _dumped(value: Any, depth: int) -> Any:
 
 
 def usage_of(reply: Any) -> Dict[str, Any]:
-    """The numbers of a reply's `usage` (or its `message`'s: the first event of an Anthropic stream), with the conventional names."""
+    """The numbers of a reply's `usage` (or its `message`'s: the first event of an Anthropic stream), with the
+    conventional names."""
     usage = _field(reply, "usage")
     if usage is None:
         usage = _field(_field(reply, "message"), "usage")

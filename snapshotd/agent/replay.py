@@ -1,9 +1,10 @@
 """Records as outcomes: what a recorded call returned or raised, for a program that is started again.
 
-A replayed call returns the JSON value that was recorded, so a tuple comes back as a list; what `subprocess.run` returned comes back as
-that. It raises an exception of the recorded type if the program has one: a built-in exception, one that the tool's module knows by that
-name, or the only loaded one of that name. An exception class whose constructor wants more than a message is made without it, so that
-`except` clauses and `str` work and other attributes are missing. Otherwise ReplayedError is raised.
+A replayed call returns the JSON value that was recorded, so a tuple comes back as a list; what `subprocess.run`
+returned comes back as that. It raises an exception of the recorded type if the program has one: a built-in exception,
+one that the tool's module knows by that name, or the only loaded one of that name. An exception class whose constructor
+wants more than a message is made without it, so that `except` clauses and `str` work and other attributes are missing.
+Otherwise ReplayedError is raised.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from snapshotd.agent.wire.values import restored, restored_outputs
 
 _CLASS_LIMIT = 20000
 _OS_ERROR = re.compile(r"\[Errno (\d+)\] (.*?)(?:: (.*?))?(?: -> (.*))?\Z", re.DOTALL)
-_COMMAND = re.compile(r"Command (.*) (?:returned non-zero exit status|died with|timed out after) .*?([\d.]*)(?: seconds)?\.?\Z", re.DOTALL)
+_COMMAND = re.compile(
+    r"Command (.*) (?:returned non-zero exit status|died with|timed out after) .*?([\d.]*)(?: seconds)?\.?\Z", re.DOTALL
+)
 
 
 class ReplayedError(Exception):
@@ -73,7 +76,9 @@ class Replayed:
         if name == "TimeoutExpired":
             return subprocess.TimeoutExpired(command, float(found.group(2) or 0), output["stdout"], output["stderr"])
         code = self.exit_code if self.exit_code is not None else 1
-        return subprocess.CalledProcessError(128 - code if " died with " in message else code, command, output["stdout"], output["stderr"])
+        return subprocess.CalledProcessError(
+            128 - code if " died with " in message else code, command, output["stdout"], output["stderr"]
+        )
 
 
 def _class_named(name: str, scope: Dict[str, Any]) -> Optional[Type[BaseException]]:

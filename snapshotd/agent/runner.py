@@ -1,4 +1,5 @@
-"""`snapshotd-agent run`: one command as one tool call, its output passed through, streamed to the daemon and recorded."""
+"""`snapshotd-agent run`: one command as one tool call, its output passed through, streamed to the daemon and
+recorded."""
 
 from __future__ import annotations
 
@@ -26,11 +27,13 @@ _NOT_FOUND, _NOT_RUNNABLE = 127, 126
 
 
 def run(fields: Dict[str, Any], command: List[str], arguments: Any) -> int:
-    """Run a command as the call of `fields`. Returns its exit status as a shell counts it; in a replay the recorded one. Raises as
-    `Session.request`. A command that cannot be run is recorded as failed, with the exit status that a shell gives it.
+    """Run a command as the call of `fields`. Returns its exit status as a shell counts it; in a replay the recorded
+    one. Raises as `Session.request`. A command that cannot be run is recorded as failed, with the exit status that a
+    shell gives it.
 
-    The command finds its idempotency key in SNAPSHOTD_KEY and `arguments` as JSON in SNAPSHOTD_ARGUMENTS, as the approver left them, if
-    they fit; where there are none, the command itself is what is recorded and what the approver may change."""
+    The command finds its idempotency key in SNAPSHOTD_KEY and `arguments` as JSON in SNAPSHOTD_ARGUMENTS, as the
+    approver left them, if they fit; where there are none, the command itself is what is recorded and what the approver
+    may change."""
     sent = {"command": [clean(part) for part in command]} if arguments is None else arguments
     body = put(fields, "arguments", sent)
     connection: Optional[Link] = None
@@ -52,7 +55,9 @@ def run(fields: Dict[str, Any], command: List[str], arguments: Any) -> int:
         return _run(fields["call"], command, environment, connection, signals)
 
 
-def _run(call: str, command: List[str], environment: Dict[str, str], connection: Optional[Link], signals: "_Signals") -> int:
+def _run(
+    call: str, command: List[str], environment: Dict[str, str], connection: Optional[Link], signals: "_Signals"
+) -> int:
     end: Dict[str, Any] = {"call": call}
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
@@ -91,8 +96,8 @@ def _again(replayed: Replayed) -> int:
 
 
 class _Signals:
-    """Inside the block SIGTERM and SIGHUP go to the command, also those that come before it runs; SIGINT is ignored, since a terminal sends
-    it to the command as well."""
+    """Inside the block SIGTERM and SIGHUP go to the command, also those that come before it runs; SIGINT is ignored,
+    since a terminal sends it to the command as well."""
 
     def __init__(self) -> None:
         self._process: "Optional[subprocess.Popen[bytes]]" = None
@@ -132,8 +137,8 @@ class _Streams:
         self._sizes = {"stdout": 0, "stderr": 0}
 
     def pump(self, process: "subprocess.Popen[bytes]") -> Dict[str, bytes]:
-        """Pass everything on until the command has ended and both streams have, or nothing comes any more: a process that it left in the
-        background may keep them open. Returns what is kept of each."""
+        """Pass everything on until the command has ended and both streams have, or nothing comes any more: a process
+        that it left in the background may keep them open. Returns what is kept of each."""
         with selectors.DefaultSelector() as selector:
             for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
                 assert pipe is not None

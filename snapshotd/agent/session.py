@@ -1,13 +1,14 @@
-"""This process's one session with the daemon: inside or outside of a sandbox, the connection, and parking around the requests that wait
-for a snapshot.
+"""This process's one session with the daemon: inside or outside of a sandbox, the connection, and parking around the
+requests that wait for a snapshot.
 
-All requests of a process go through one lock: while one thread is parked, every other thread that wants something of us sleeps in that
-lock, which parking.py recognises. A request that waits for a person (`wait`) keeps the lock only if the process could be parked, when
-nothing else of it runs anyway; otherwise it waits on a connection of its own, and other threads go on. What only the daemon's policy gates
-waits like any other request: other threads run on until they want something recorded. A forked child starts over with its own connection.
+All requests of a process go through one lock: while one thread is parked, every other thread that wants something of us
+sleeps in that lock, which parking.py recognises. A request that waits for a person (`wait`) keeps the lock only if the
+process could be parked, when nothing else of it runs anyway; otherwise it waits on a connection of its own, and other
+threads go on. What only the daemon's policy gates waits like any other request: other threads run on until they want
+something recorded. A forked child starts over with its own connection.
 
-A daemon that goes away during a request is waited for (link.py), parked if the process was, with the lock held if it was: whoever wants
-something recorded waits, and the rest of the program goes on.
+A daemon that goes away during a request is waited for (link.py), parked if the process was, with the lock held if it
+was: whoever wants something recorded waits, and the rest of the program goes on.
 """
 
 from __future__ import annotations
@@ -25,11 +26,21 @@ from snapshotd.agent.wire.connection import SnapshotdError, socket_path
 from snapshotd.agent.wire.link import Link, Steps, begin, finish
 
 _NAMED = ("message", "fact", "output", "store_get", "store_put", "store_delete", "store_search")
-"""Requests that do or record something each time, and have no call id of their own to be known by when they are sent again: these get a
-`rid`. (What the store answered is recorded.)"""
+"""Requests that do or record something each time, and have no call id of their own to be known by when they are sent
+again: these get a `rid`. (What the store answered is recorded.)"""
 
-_DEFERRED = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGCHLD,
-             signal.SIGUSR1, signal.SIGUSR2]
+_DEFERRED = [
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGCHLD,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+]
 """Signals that wait until a request is answered: a Python handler must not run while open files are out of place, and a
 KeyboardInterrupt between a request and its answer would leave the call's outcome unknown."""
 
@@ -44,11 +55,13 @@ class Session:
         self.replaying = False
         """Whether the daemon answers from the journal: from `hello` until an answer says that the program is live."""
         self.on_replayed: List[Callable[[], None]] = []
-        """Called after an answer that put a recorded call in the place of one: what was read before may have changed."""
+        """Called after an answer that put a recorded call in the place of one: what was read before may have
+        changed."""
         self.refusal: Optional[str] = None
         """Why nothing may be recorded now, if so: every request is refused with this sentence (compensate.py)."""
         self._lock = threading.RLock()
-        """Re-entrant, so that a finaliser which runs in the middle of a request is refused (`_busy`) and does not wait for itself."""
+        """Re-entrant, so that a finaliser which runs in the middle of a request is refused (`_busy`) and does not wait
+        for itself."""
         self._busy = False
         self._link = Link(self)
         self._own: Set[Link] = set()
@@ -56,7 +69,8 @@ class Session:
         self.was_inside = False
         """Whether a daemon has greeted this process, or the one that it is a fork of."""
         self.patient = _library_belongs_to(socket_path())
-        """Whether a daemon that is away is waited for: in a sandbox, or since one has greeted this process; until waiting was in vain."""
+        """Whether a daemon that is away is waited for: in a sandbox, or since one has greeted this process; until
+        waiting was in vain."""
         self._outside = False
 
     def inside(self) -> bool:
@@ -75,13 +89,23 @@ class Session:
         return False
 
     def leave(self) -> None:
-        """From now on this process is outside, without a warning: what it does is part of something that is recorded elsewhere."""
+        """From now on this process is outside, without a warning: what it does is part of something that is recorded
+        elsewhere."""
         self.was_inside, self._outside = False, True
 
-    def request(self, op: str, fields: Dict[str, Any], body: Optional[bytes] = None, *, park: bool = False, replayed: bool = False,
-                connection: Optional[Link] = None) -> Dict[str, Any]:
-        """One request and its answer. With `park` the process is parked from before it is sent until it is answered, with `replayed` during
-        a replay only. `connection`: the one to use, where it matters which (of `wait`). A daemon that goes away meanwhile is waited for.
+    def request(
+        self,
+        op: str,
+        fields: Dict[str, Any],
+        body: Optional[bytes] = None,
+        *,
+        park: bool = False,
+        replayed: bool = False,
+        connection: Optional[Link] = None,
+    ) -> Dict[str, Any]:
+        """One request and its answer. With `park` the process is parked from before it is sent until it is answered,
+        with `replayed` during a replay only. `connection`: the one to use, where it matters which (of `wait`). A daemon
+        that goes away meanwhile is waited for.
 
         Raises SnapshotdError (the daemon refused) or SnapshotdUnavailable.
         """
@@ -96,14 +120,16 @@ class Session:
             return self._heard(finish(link.requesting(op, fields, body)))
 
     def wait(self, op: str, fields: Dict[str, Any], body: Optional[bytes] = None) -> "Waiting":
-        """Send a request that a person has to answer. The process is parked if it can be, and then answered when this returns;
-        else `Waiting.answer` waits for it, without the lock. Raises as `request`."""
+        """Send a request that a person has to answer. The process is parked if it can be, and then answered when this
+        returns; else `Waiting.answer` waits for it, without the lock. Raises as `request`."""
         with self._exclusively(op):
             with _signals_deferred():
                 finish(self._link.connecting())
                 with _parked() as (place, note):
                     if place is not None or self.replaying:
-                        return Waiting(self, None, None, self._heard(finish(self._link.requesting(op, dict(note, **fields), body))))
+                        return Waiting(
+                            self, None, None, self._heard(finish(self._link.requesting(op, dict(note, **fields), body)))
+                        )
             own = Link(self)
             self._own.add(own)
             steps = own.requesting(op, dict(note, **fields), body)
@@ -119,7 +145,8 @@ class Session:
         return (self._link if connection is None else connection).fileno()
 
     def reconnect(self, connection: Optional[Link] = None) -> None:
-        """That connection, or the session's own, was found closed between requests: connect again. Raises as `request`."""
+        """That connection, or the session's own, was found closed between requests: connect again. Raises as
+        `request`."""
         with self._exclusively("hello"), _signals_deferred():
             link = self._link if connection is None else connection
             link.disconnect()
@@ -150,7 +177,11 @@ class Session:
         with self._lock:
             if self._busy:
                 raise SnapshotdError(
-                    "A finaliser or signal handler made the request {} in the middle of another; make it elsewhere.".format(op), "Conflict")
+                    "A finaliser or signal handler made the request {} in the middle of another; make it elsewhere.".format(
+                        op
+                    ),
+                    "Conflict",
+                )
             if self.refusal is not None:
                 raise SnapshotdError(self.refusal, "Conflict")
             self._busy = True
@@ -160,8 +191,8 @@ class Session:
                 self._busy = False
 
     def after_fork(self) -> None:
-        """In the child: the parent's connections and calls are the parent's, and its lock may be held by a thread that does not exist
-        here."""
+        """In the child: the parent's connections and calls are the parent's, and its lock may be held by a thread that
+        does not exist here."""
         self._lock = threading.RLock()
         self._busy = False
         self._link.disconnect()
@@ -171,17 +202,20 @@ class Session:
 
 
 class Waiting:
-    """A request that a person answers. `connection` is the one that belongs to it alone, if it has one: a call that it began has to be
-    ended there; whoever holds this releases it in the end."""
+    """A request that a person answers. `connection` is the one that belongs to it alone, if it has one: a call that it
+    began has to be ended there; whoever holds this releases it in the end."""
 
-    def __init__(self, owner: Session, connection: Optional[Link], steps: Optional[Steps], answer: Optional[Dict[str, Any]]) -> None:
+    def __init__(
+        self, owner: Session, connection: Optional[Link], steps: Optional[Steps], answer: Optional[Dict[str, Any]]
+    ) -> None:
         self.connection = connection
         self._owner = owner
         self._steps = steps
         self._answer = answer
 
     def answer(self) -> Dict[str, Any]:
-        """Wait for the answer. Raises as `Session.request`; then, and when it is interrupted, the connection is closed."""
+        """Wait for the answer. Raises as `Session.request`; then, and when it is interrupted, the connection is
+        closed."""
         if self._answer is None:
             assert self._steps is not None
             try:
@@ -192,8 +226,8 @@ class Waiting:
         return self._answer
 
     async def answered(self) -> Dict[str, Any]:
-        """`answer` for a coroutine: other tasks of an asyncio event loop run meanwhile, also while a daemon is waited for. Under other
-        loops they wait."""
+        """`answer` for a coroutine: other tasks of an asyncio event loop run meanwhile, also while a daemon is waited
+        for. Under other loops they wait."""
         loop = _running_loop()
         if self._answer is not None or loop is None:
             return self.answer()
@@ -274,7 +308,8 @@ def _signals_deferred() -> Iterator[None]:
 
 
 def _library_belongs_to(path: str) -> bool:
-    """Whether this file lies below the socket's folder, as in every sandbox: then a missing socket is a daemon that is away."""
+    """Whether this file lies below the socket's folder, as in every sandbox: then a missing socket is a daemon that is
+    away."""
     return os.path.abspath(__file__).startswith(os.path.dirname(os.path.abspath(path)).rstrip("/") + "/")
 
 

@@ -1,4 +1,5 @@
-"""What is known about a tool before it is called: its name, its parameters, and what `@tool` was told about side effects."""
+"""What is known about a tool before it is called: its name, its parameters, and what `@tool` was told about side
+effects."""
 
 from __future__ import annotations
 
@@ -23,13 +24,27 @@ Compensation = Union[Sequence[str], Callable[[Dict[str, Any]], Any]]
 class Spec:
     """A function and how its calls are recorded. Raises ValueError or TypeError for options that make no sense."""
 
-    def __init__(self, function: Callable[..., Any], name: Optional[str] = None, *, kind: str = "tool", side_effect: str = "local",
-                 approve: Union[bool, str] = False, compensate: Optional[Compensation] = None, key: Optional[Key] = None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: Optional[str] = None,
+        *,
+        kind: str = "tool",
+        side_effect: str = "local",
+        approve: Union[bool, str] = False,
+        compensate: Optional[Compensation] = None,
+        key: Optional[Key] = None,
+    ) -> None:
         self.function = function
         self.kind = kind
-        self.name = label("A {}'s name".format(kind), name if name is not None else getattr(function, "__name__", type(function).__name__))
+        self.name = label(
+            "A {}'s name".format(kind),
+            name if name is not None else getattr(function, "__name__", type(function).__name__),
+        )
         if side_effect not in SIDE_EFFECTS:
-            raise ValueError("The side effect of {} is {!r}; it can be {}.".format(self.name, side_effect, ", ".join(SIDE_EFFECTS)))
+            raise ValueError(
+                "The side effect of {} is {!r}; it can be {}.".format(self.name, side_effect, ", ".join(SIDE_EFFECTS))
+            )
         if not isinstance(approve, (bool, str)) or (isinstance(approve, str) and not approve.strip()):
             raise TypeError("approve of {} is neither True nor a question.".format(self.name))
         if key is not None and not callable(key) and not isinstance(key, str):
@@ -48,7 +63,8 @@ class Spec:
         """The names of the module that the function comes from."""
 
     def bind(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Dict[str, Any]:
-        """Arguments by name, without a method's `self`. A call that does not fit the signature is recorded as it was made."""
+        """Arguments by name, without a method's `self`. A call that does not fit the signature is recorded as it was
+        made."""
         if self.signature is not None:
             try:
                 named = dict(self.signature.bind(*args, **kwargs).arguments)
@@ -60,14 +76,18 @@ class Spec:
                 return named
         return {"args": list(args), "kwargs": kwargs}
 
-    def edited(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], sent: Dict[str, Any], new: Any
-               ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
-        """The arguments to run with after somebody changed them from `sent` to `new`, both as recorded. What is equal in both stays the
-        object it was. TypeError when they cannot be the arguments of this function."""
+    def edited(
+        self, args: Tuple[Any, ...], kwargs: Dict[str, Any], sent: Dict[str, Any], new: Any
+    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        """The arguments to run with after somebody changed them from `sent` to `new`, both as recorded. What is equal
+        in both stays the object it was. TypeError when they cannot be the arguments of this function."""
         if not isinstance(new, dict):
             raise TypeError("The arguments that the approver gave to {} are not an object.".format(self.name))
         before = self.bind(args, kwargs)
-        after = {name: before[name] if name in before and sent.get(name, _MISSING) == value else value for name, value in new.items()}
+        after = {
+            name: before[name] if name in before and sent.get(name, _MISSING) == value else value
+            for name, value in new.items()
+        }
         if self.signature is None or (set(before) == {"args", "kwargs"} and "args" not in self.signature.parameters):
             return tuple(after.get("args", ())), dict(after.get("kwargs", {}))
         bound = self.signature.bind(*args, **kwargs)
@@ -79,11 +99,14 @@ class Spec:
         bound.arguments.clear()
         for name, parameter in self.signature.parameters.items():  # in their order, which `args` relies on
             if name in merged:
-                bound.arguments[name] = tuple(merged[name]) if parameter.kind is parameter.VAR_POSITIONAL else merged[name]
+                bound.arguments[name] = (
+                    tuple(merged[name]) if parameter.kind is parameter.VAR_POSITIONAL else merged[name]
+                )
         return bound.args, bound.kwargs
 
     def key_of(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[str]:
-        """The program's own idempotency key of a call: what `key` returns for its arguments, or `key` formatted with them."""
+        """The program's own idempotency key of a call: what `key` returns for its arguments, or `key` formatted with
+        them."""
         if self.key is None:
             return None
         made = self.key(*args, **kwargs) if callable(self.key) else self.key.format(**self.bind(args, kwargs))
@@ -122,11 +145,14 @@ def _receiver(function: Callable[..., Any], signature: Optional[inspect.Signatur
 
 
 def compensation(tool: str, given: Compensation) -> Dict[str, List[str]]:
-    """`compensate` as it is recorded: the command that undoes a call. ValueError when a function could not be found by that command."""
+    """`compensate` as it is recorded: the command that undoes a call. ValueError when a function could not be found by
+    that command."""
     if not callable(given):
         argv = [given] if isinstance(given, str) else list(given)
         if isinstance(given, str) or not argv or not all(isinstance(part, str) and "\0" not in part for part in argv):
-            raise ValueError("compensate of {} is neither a function nor a list of texts: a command and its arguments.".format(tool))
+            raise ValueError(
+                "compensate of {} is neither a function nor a list of texts: a command and its arguments.".format(tool)
+            )
         return {"argv": [clean(part) for part in argv]}
     function = inspect.unwrap(given)
     if isinstance(function, functools.partial) or not inspect.isfunction(function):
@@ -136,5 +162,14 @@ def compensation(tool: str, given: Compensation) -> Dict[str, List[str]]:
     if getattr(module, function.__qualname__, None) is not given or not os.path.isfile(file):
         raise ValueError(
             "compensate of {} is {}, which another process cannot find in a file: define it at the top level of a module, "
-            "before the tool, and under its own name.".format(tool, function.__qualname__))
-    return {"argv": [sys.executable or "python3", "-m", "snapshotd.agent.compensate", os.path.abspath(file), function.__qualname__]}
+            "before the tool, and under its own name.".format(tool, function.__qualname__)
+        )
+    return {
+        "argv": [
+            sys.executable or "python3",
+            "-m",
+            "snapshotd.agent.compensate",
+            os.path.abspath(file),
+            function.__qualname__,
+        ]
+    }

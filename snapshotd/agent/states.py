@@ -14,10 +14,10 @@ from snapshotd.agent.wire.values import label, strict
 class State(MutableMapping[str, Any]):
     """A mapping of texts to JSON values. Thread-safe.
 
-    Read from the daemon once per process, and again after recorded calls were replayed; written through. Values are copies: a list or
-    object that was changed in place has to be assigned again. Keys have 1 to 200 printable characters; a value that is not JSON is a
-    TypeError or ValueError. All of it is limited to 1 MiB. Outside of a sandbox it is a dict of this process.
-    Every access may raise SnapshotdError or SnapshotdUnavailable.
+    Read from the daemon once per process, and again after recorded calls were replayed; written through. Values are
+    copies: a list or object that was changed in place has to be assigned again. Keys have 1 to 200 printable
+    characters; a value that is not JSON is a TypeError or ValueError. All of it is limited to 1 MiB. Outside of a
+    sandbox it is a dict of this process. Every access may raise SnapshotdError or SnapshotdUnavailable.
     """
 
     def __init__(self) -> None:

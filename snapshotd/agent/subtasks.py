@@ -53,13 +53,17 @@ class Task:
         self._enter(begin(self._declared(Spec(self._body, self.name, kind="task")), (), {}))
         return self
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> bool:
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> bool:
         return self._exit(error)
 
     async def __aenter__(self) -> "Task":
         return self.__enter__()
 
-    async def __aexit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> bool:
+    async def __aexit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> bool:
         return self._exit(error)
 
     def _body(self) -> None:
@@ -68,7 +72,7 @@ class Task:
     def _declared(self, spec: Spec) -> Spec:
         """The task is in progress. The daemon refuses it (Conflict) if it depends on one that has not completed."""
         if self.name is None:
-            raise TypeError("A task in a with statement needs a name: with task(\"name\"):")
+            raise TypeError('A task in a with statement needs a name: with task("name"):')
         change(self.name, "in-progress", depends=self.depends)
         return spec
 
@@ -77,7 +81,8 @@ class Task:
         self._token = subtask.set(self.name)
 
     def _exit(self, error: Optional[BaseException]) -> bool:
-        """Record how it ended. Its status is changed before its call ends, so that the snapshot which that takes has it."""
+        """Record how it ended. Its status is changed before its call ends, so that the snapshot which that takes has
+        it."""
         call, token = self._call, self._token
         assert call is not None
         assert token is not None
@@ -109,10 +114,11 @@ class _Tasks:
             @task("build", depends=["plan"])                # or @task; the function, sync or async, is the task
             task.plan("plan", "build")                      # declares tasks that are still to be done: pending
 
-        A task completes when its block or function ends, fails with the exception that leaves it, or is skipped. One whose dependency has
-        not completed is refused (SnapshotdError, `Conflict`). In a replay a decorated function that completed is not run: its recorded
-        result is returned. The block of a `with` always runs; its calls are answered from the record.
-        Tools and models called in it are recorded as parts of it. `name`: 1 to 200 printable characters.
+        A task completes when its block or function ends, fails with the exception that leaves it, or is skipped. One
+        whose dependency has not completed is refused (SnapshotdError, `Conflict`). In a replay a decorated function
+        that completed is not run: its recorded result is returned. The block of a `with` always runs; its calls are
+        answered from the record. Tools and models called in it are recorded as parts of it. `name`: 1 to 200 printable
+        characters.
         """
         if callable(name):
             return _decorated(name, None, list(depends))
@@ -146,6 +152,7 @@ def _decorated(function: Any, name: Optional[str], depends: List[str]) -> Any:
         raise TypeError("A generator cannot be a task; use `with task(...)` in it.")
     spec = Spec(function, name, kind="task")
     if inspect.iscoroutinefunction(function):
+
         @functools.wraps(function)
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
             current = Task(spec.name, depends)
@@ -181,11 +188,13 @@ class _Running:
     def __enter__(self) -> None:
         self._task._enter(self._begun)
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> bool:
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> bool:
         return self._task._exit(error)
 
 
-# -- statuses ------------------------------------------------------------------------------------------------------------------
+# -- statuses -------------------------------------------------------------------------------------------------------
 
 _outside: Dict[str, Dict[str, Any]] = {}
 """The tasks of a program outside of a sandbox."""
@@ -210,7 +219,9 @@ def _change_outside(name: str, status: str, depends: Sequence[str], note: str) -
     for other in depends:
         found = _outside.get(other, {"status": "not declared"})["status"]
         if found != "completed":
-            raise SnapshotdError("The task {} depends on {}, which is {}; complete that first.".format(name, other, found), "Conflict")
+            raise SnapshotdError(
+                "The task {} depends on {}, which is {}; complete that first.".format(name, other, found), "Conflict"
+            )
     entry = _outside.setdefault(name, {"name": name, "status": status, "depends": [], "note": None})
     entry.update(status=status, note=note or None)
     if depends:

@@ -12,7 +12,8 @@ _DETAILS_CHARS = 2000
 
 
 def ask(question: str, details: Any = None) -> Dict[str, Any]:
-    """The decision, as the daemon would answer: `approved`, `by`, `reason`, `answer`. Denied when there is no terminal, or at its end."""
+    """The decision, as the daemon would answer: `approved`, `by`, `reason`, `answer`. Denied when there is no terminal,
+    or at its end."""
     if not (_is_terminal(sys.stdin) and _is_terminal(sys.stderr)):
         return {"approved": False, "reason": "outside of a sandbox somebody has to be at the terminal"}
     if details:

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any, AsyncGenerator, Awaitable, Callable, Dict, Generator, List, Optional, TypeVar, Union, cast, overload
+from typing import (
+    Any,
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Dict,
+    Generator,
+    List,
+    Optional,
+    TypeVar,
+    Union,
+    cast,
+    overload,
+)
 
 from snapshotd.agent.calls import Call, begin, begin_async, innermost
 from snapshotd.agent.replay import Replayed, ReplayedError
@@ -19,30 +32,45 @@ ITEMS_LIMIT = 10000
 @overload
 def tool(function: F) -> F: ...
 @overload
-def tool(*, name: Optional[str] = None, side_effect: str = "local", approve: Union[bool, str] = False,
-         compensate: Optional[Compensation] = None, key: Optional[Key] = None) -> Callable[[F], F]: ...
-def tool(function: Optional[F] = None, *, name: Optional[str] = None, side_effect: str = "local", approve: Union[bool, str] = False,
-         compensate: Optional[Compensation] = None, key: Optional[Key] = None) -> Any:
-    """Make `function` a recorded tool call, as `@tool` or `@tool(name="shell")`. Its arguments, result and exceptions stay as they are.
+def tool(
+    *,
+    name: Optional[str] = None,
+    side_effect: str = "local",
+    approve: Union[bool, str] = False,
+    compensate: Optional[Compensation] = None,
+    key: Optional[Key] = None,
+) -> Callable[[F], F]: ...
+def tool(
+    function: Optional[F] = None,
+    *,
+    name: Optional[str] = None,
+    side_effect: str = "local",
+    approve: Union[bool, str] = False,
+    compensate: Optional[Compensation] = None,
+    key: Optional[Key] = None,
+) -> Any:
+    """Make `function` a recorded tool call, as `@tool` or `@tool(name="shell")`. Its arguments, result and exceptions
+    stay as they are.
 
-    Any function: sync, async, generator (recorded from the first item asked for to the last), method. The recorded result is JSON, with
-    `repr` for what is not; what `subprocess.run` returned or raised also sets the call's exit code. A program that is started again gets
-    the recorded outcome instead of a run (replay.py): return JSON values where the program looks at their type.
+    Any function: sync, async, generator (recorded from the first item asked for to the last), method. The recorded
+    result is JSON, with `repr` for what is not; what `subprocess.run` returned or raised also sets the call's exit
+    code. A program that is started again gets the recorded outcome instead of a run (replay.py): return JSON values
+    where the program looks at their type.
 
     `name`: 1 to 200 printable characters, by default the function's own.
-    `side_effect`: what running it again would do. `local`: it only changes files, which go back with it; `idempotent`: nothing, under the
-    same idempotency key (`current_call().key`); `irreversible`: it would happen twice.
-    `approve`: True or a question: a person has to agree to each call first. Raises Denied if they do not. The approver may change the
-    arguments. Under asyncio other tasks go on meanwhile, and so do other threads.
-    `compensate`: how to undo a call: a command (list of texts), or a function of a module's top level that takes one dict (`name`,
-    `arguments`, `result`, `key`). It runs in a process of its own, which imports the function's file: a program that defines it has to
-    start itself under `if __name__ == "__main__"`.
-    `key`: an idempotency key of the program's own: a text that is formatted with the call's arguments, as `"order-{number}"`, or a function
-    of them.
+    `side_effect`: what running it again would do. `local`: it only changes files, which go back with it; `idempotent`:
+    nothing, under the same idempotency key (`current_call().key`); `irreversible`: it would happen twice.
+    `approve`: True or a question: a person has to agree to each call first. Raises Denied if they do not. The approver
+    may change the arguments. Under asyncio other tasks go on meanwhile, and so do other threads.
+    `compensate`: how to undo a call: a command (list of texts), or a function of a module's top level that takes one
+    dict (`name`, `arguments`, `result`, `key`). It runs in a process of its own, which imports the function's file: a
+    program that defines it has to start itself under `if __name__ == "__main__"`.
+    `key`: an idempotency key of the program's own: a text that is formatted with the call's arguments, as
+    `"order-{number}"`, or a function of them.
 
-    The wrapped function raises SnapshotdUnavailable when the daemon goes away and does not come back, and SnapshotdError when it refuses
-    (disk full, a program that does something else than what is recorded); before the function ran if the intent could not be recorded, and
-    instead of its result if the outcome could not.
+    The wrapped function raises SnapshotdUnavailable when the daemon goes away and does not come back, and
+    SnapshotdError when it refuses (disk full, a program that does something else than what is recorded); before the
+    function ran if the intent could not be recorded, and instead of its result if the outcome could not.
     """
     options: Dict[str, Any] = {"side_effect": side_effect, "approve": approve, "compensate": compensate, "key": key}
     if function is None:
@@ -70,7 +98,9 @@ def recording(spec: Spec) -> Any:
 
 
 def _sync_tool(spec: Spec) -> Callable[..., Any]:
-    hidden = inspect.iscoroutinefunction(inspect.unwrap(spec.function))  # another decorator hid that the function is async
+    hidden = inspect.iscoroutinefunction(
+        inspect.unwrap(spec.function)
+    )  # another decorator hid that the function is async
 
     @functools.wraps(spec.function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -141,7 +171,8 @@ class Items:
 
 
 def items_of(replayed: Replayed) -> List[Any]:
-    """The items to yield again; of a result that is no record of a generator (somebody put it in its place), a list's own."""
+    """The items to yield again; of a result that is no record of a generator (somebody put it in its place), a list's
+    own."""
     result = replayed.result
     found = result.get("items") if isinstance(result, dict) else result
     return found if isinstance(found, list) else []
@@ -151,8 +182,11 @@ def end_of(replayed: Replayed, spec: Spec) -> Any:
     """After the recorded items: the value that the generator returned, or its exception."""
     result = replayed.result if isinstance(replayed.result, dict) else {}
     if result.get("left_out"):
-        raise ReplayedError("{} items of {} were not recorded, only the first {}; the program cannot be replayed beyond them.".format(
-            result["left_out"], spec.name, ITEMS_LIMIT))
+        raise ReplayedError(
+            "{} items of {} were not recorded, only the first {}; the program cannot be replayed beyond them.".format(
+                result["left_out"], spec.name, ITEMS_LIMIT
+            )
+        )
     if replayed.status != "done":
         raise replayed.exception(spec.scope)
     return result.get("return")

@@ -1,14 +1,14 @@
 """The catalog: the database of images, trajectories, snapshots, calls, conversations and tags.
 
-It is the commit point of the product: a snapshot exists exactly when its row does, and `commit_snapshot` writes the row, the
-tool call, the new messages and the trajectory's new head in one transaction. Everything a row refers to (sealed layers, blobs)
-is complete before that. Layers and blobs that no row refers to are rubbish.
+It is the commit point of the product: a snapshot exists exactly when its row does, and `commit_snapshot` writes the
+row, the tool call, the new messages and the trajectory's new head in one transaction. Everything a row refers to
+(sealed layers, blobs) is complete before that. Layers and blobs that no row refers to are rubbish.
 
 Durability: every method that writes survives `kill -9` of the process on return. It survives power loss after the next
 `flush()`, which the engine calls before it reports a snapshot as stored.
 Concurrency: all methods are thread-safe; there is one writer. Reads see the latest commit.
-Errors: NotFound, Ambiguous, Conflict as each method says; DataLoss when the file is damaged; VersionMismatch when it was
-written by a newer version; OutOfSpace when the disk is full (nothing changed).
+Errors: NotFound, Ambiguous, Conflict as each method says; DataLoss when the file is damaged; VersionMismatch when it
+was written by a newer version; OutOfSpace when the disk is full (nothing changed).
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from snapshotd.types import (
     TrajectoryID,
     TrajectoryStatus,
     TreeID,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRow:
-    """Everything that is recorded with one snapshot: `messages` are those it added to the conversation that it continues, which it takes
-    over up to `snapshot.messages - len(messages)`; `entries` are the journal entries it binds, in the order in which they began; `state` is
-    None where it is that of what it continues."""
+    """Everything that is recorded with one snapshot: `messages` are those it added to the conversation that it
+    continues, which it takes over up to `snapshot.messages - len(messages)`; `entries` are the journal entries it
+    binds, in the order in which they began; `state` is None where it is that of what it continues."""
 
     snapshot: Snapshot
     messages: tuple[Message, ...] = ()
@@ -70,7 +70,7 @@ class Catalog(ABC):
     def flush(self) -> None:
         """Return when everything committed so far is durable against power loss."""
 
-    # -- small facts ---------------------------------------------------------------------------------------------------------
+    # -- small facts ----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def problems(self) -> list[str]:
@@ -84,11 +84,12 @@ class Catalog(ABC):
     def set_meta(self, key: str, value: str) -> None:
         """Set or replace a named fact."""
 
-    # -- images --------------------------------------------------------------------------------------------------------------
+    # -- images ---------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def add_image(self, image: Image) -> None:
-        """Record an image. An older image of the same name loses its name to the new one (and is listed by id only, name "")."""
+        """Record an image. An older image of the same name loses its name to the new one (and is listed by id only,
+        name "")."""
 
     @abstractmethod
     def images(self) -> list[Image]:
@@ -106,12 +107,13 @@ class Catalog(ABC):
     def set_image_tree(self, image_id: ImageID, tree: TreeID) -> None:
         """Record that an image's files are in the repository. Not an error when it is gone."""
 
-    # -- trajectories --------------------------------------------------------------------------------------------------------
+    # -- trajectories ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def add_trajectories(self, items: Sequence[tuple[Trajectory, Snapshot | None]]) -> None:
-        """Record new trajectories, all or none. With a snapshot: it is the first one and the head. Without one (a fork): the head
-        is the existing snapshot `forked_from`. Conflict when a name is taken, by another trajectory or as a tag."""
+        """Record new trajectories, all or none. With a snapshot: it is the first one and the head. Without one (a
+        fork): the head is the existing snapshot `forked_from`. Conflict when a name is taken, by another trajectory or
+        as a tag."""
 
     @abstractmethod
     def get_trajectory(self, trajectory_id: TrajectoryID) -> Trajectory:
@@ -135,8 +137,8 @@ class Catalog(ABC):
 
     @abstractmethod
     def lease(self, trajectory_id: TrajectoryID) -> int:
-        """A new fencing token for the trajectory's one writer, greater than any before; who holds an older one cannot write any more.
-        NotFound."""
+        """A new fencing token for the trajectory's one writer, greater than any before; who holds an older one cannot
+        write any more. NotFound."""
 
     @abstractmethod
     def check_removable(self, trajectory_id: TrajectoryID) -> None:
@@ -144,32 +146,43 @@ class Catalog(ABC):
 
     @abstractmethod
     def remove_trajectory(self, trajectory_id: TrajectoryID) -> None:
-        """Forget a trajectory with its snapshots, calls, messages and tags. NotFound; Conflict while a fork of one of its snapshots
-        exists (the message names it), or while a captured snapshot elsewhere has one of its snapshots as `base` (after a rewind to it).
-        Snapshots elsewhere that are not captured lose such a base. Layers and blobs are the caller's to collect."""
+        """Forget a trajectory with its snapshots, calls, messages and tags. NotFound; Conflict while a fork of one of
+        its snapshots exists (the message names it), or while a captured snapshot elsewhere has one of its snapshots as
+        `base` (after a rewind to it). Snapshots elsewhere that are not captured lose such a base. Layers and blobs are
+        the caller's to collect."""
 
     @abstractmethod
-    def restore_rows(self, images: Iterable[Image], trajectories: Sequence[Trajectory], snapshots: Iterable[SnapshotRow]) -> None:
-        """Add what was recorded elsewhere, or earlier, as it is: states, trees, records and tags included; all or none. Parents and bases
-        come before the snapshots that name them, or are here already; so do images. A trajectory's `head` is one of its own snapshots or
-        its `forked_from`. Conflict when an id, name or tag is taken; NotFound for what is named and is nowhere."""
+    def restore_rows(
+        self, images: Iterable[Image], trajectories: Sequence[Trajectory], snapshots: Iterable[SnapshotRow]
+    ) -> None:
+        """Add what was recorded elsewhere, or earlier, as it is: states, trees, records and tags included; all or none.
+        Parents and bases come before the snapshots that name them, or are here already; so do images. A trajectory's
+        `head` is one of its own snapshots or its `forked_from`. Conflict when an id, name or tag is taken; NotFound for
+        what is named and is nowhere."""
 
-    # -- snapshots -----------------------------------------------------------------------------------------------------------
+    # -- snapshots ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def commit_snapshot(
-        self, snapshot: Snapshot, messages: Sequence[Message], *, expected_head: SnapshotID, entries: Sequence[Entry] = (),
-        ended: Ended | None = None, state: dict[str, Any] | None = None, fence: int | None = None,
-    ) -> None:  # fmt: skip
-        """The commit point. Adds the snapshot with its call, appends `messages` to the conversation, ends the journal entry `ended`, adds
-        `entries` (complete ones, that had no beginning of their own), binds every ended entry of the line that no snapshot binds yet, saves
-        `state` (None: unchanged) and moves the head: together or not at all.
+        self,
+        snapshot: Snapshot,
+        messages: Sequence[Message],
+        *,
+        expected_head: SnapshotID,
+        entries: Sequence[Entry] = (),
+        ended: Ended | None = None,
+        state: dict[str, Any] | None = None,
+        fence: int | None = None,
+    ) -> None:
+        """The commit point. Adds the snapshot with its call, appends `messages` to the conversation, ends the journal
+        entry `ended`, adds `entries` (complete ones, that had no beginning of their own), binds every ended entry of
+        the line that no snapshot binds yet, saves `state` (None: unchanged) and moves the head: together or not at all.
 
-        The conversation continues that of `snapshot.continues`, of which `snapshot.messages - len(messages)` messages are kept: all of
-        them, or with `snapshot.follows` any number. With `follows` a new line of conversation and journal begins there, and entries that
-        are unbound stay with the old line for good.
-        Conflict when the head is not `expected_head`, or `fence` is older than the trajectory's; the message names the head. NotFound:
-        `ended` is no open entry."""
+        The conversation continues that of `snapshot.continues`, of which `snapshot.messages - len(messages)` messages
+        are kept: all of them, or with `snapshot.follows` any number. With `follows` a new line of conversation and
+        journal begins there, and entries that are unbound stay with the old line for good.
+        Conflict when the head is not `expected_head`, or `fence` is older than the trajectory's; the message names the
+        head. NotFound: `ended` is no open entry."""
 
     @abstractmethod
     def get_snapshot(self, snapshot_id: SnapshotID) -> Snapshot:
@@ -177,8 +190,8 @@ class Catalog(ABC):
 
     @abstractmethod
     def snapshots(self, trajectory_id: TrajectoryID, last: int | None = None) -> list[Snapshot]:
-        """The trajectory's own snapshots by `seq`; a fork's do not include the ones it began from. With `last`, only that many of the
-        newest; the cost then does not depend on how many there are."""
+        """The trajectory's own snapshots by `seq`; a fork's do not include the ones it began from. With `last`, only
+        that many of the newest; the cost then does not depend on how many there are."""
 
     @abstractmethod
     def count_snapshots(self, trajectory_id: TrajectoryID) -> int:
@@ -202,12 +215,13 @@ class Catalog(ABC):
 
     @abstractmethod
     def set_stored(self, snapshot_id: SnapshotID, tree: TreeID, record: RecordID, warnings: Sequence[str] = ()) -> None:
-        """Record that a snapshot is in the repository, with its tree, its record, and what the tree lacks: state `stored`. Only a captured
-        (or lost) snapshot changes. Not an error when it is gone. Durable after `flush`."""
+        """Record that a snapshot is in the repository, with its tree, its record, and what the tree lacks: state
+        `stored`. Only a captured (or lost) snapshot changes. Not an error when it is gone. Durable after `flush`."""
 
     @abstractmethod
     def set_pruned(self, snapshot_ids: Iterable[SnapshotID]) -> None:
-        """Give up the files of stored snapshots: state `pruned`, no tree. Others are left as they are. Unknown ids are ignored."""
+        """Give up the files of stored snapshots: state `pruned`, no tree. Others are left as they are. Unknown ids are
+        ignored."""
 
     @abstractmethod
     def record(self, snapshot_id: SnapshotID) -> RecordID | None:
@@ -219,8 +233,9 @@ class Catalog(ABC):
 
     @abstractmethod
     def forget_outputs(self, blobs: Mapping[BlobID, int | None]) -> None:
-        """Outputs that are damaged for good, with their lengths (None: unknown). No call refers to them any more, and each that did has
-        them as `damaged`. Calls of captured snapshots stay as they are: they have their outputs in the spool."""
+        """Outputs that are damaged for good, with their lengths (None: unknown). No call refers to them any more, and
+        each that did has them as `damaged`. Calls of captured snapshots stay as they are: they have their outputs in
+        the spool."""
 
     @abstractmethod
     def own_messages(self, snapshot_id: SnapshotID) -> list[Message]:
@@ -228,8 +243,8 @@ class Catalog(ABC):
 
     @abstractmethod
     def conversation(self, snapshot_id: SnapshotID, start: int = 0) -> Iterator[Message]:
-        """The conversation up to a snapshot, from message number `start`, across forks and rewinds. NotFound. Cost: what it yields, and one
-        look per fork or rewind on the way."""
+        """The conversation up to a snapshot, from message number `start`, across forks and rewinds. NotFound. Cost:
+        what it yields, and one look per fork or rewind on the way."""
 
     @abstractmethod
     def state(self, snapshot_id: SnapshotID) -> dict[str, Any]:
@@ -239,17 +254,18 @@ class Catalog(ABC):
     def own_state(self, snapshot_id: SnapshotID) -> dict[str, Any] | None:
         """The agent's state if this snapshot changed it; None where it is that of what it continues. NotFound."""
 
-    # -- journals ------------------------------------------------------------------------------------------------------------
+    # -- journals -------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def begin_entry(self, trajectory_id: TrajectoryID, entry: Entry, *, fence: int | None = None) -> None:
-        """Record an intent (with `status`: a complete entry) at the end of the trajectory's journal. Survives `kill -9` on return.
-        Conflict: the id exists, or `fence` is older than the trajectory's; NotFound; UsageError: the id is no id."""
+        """Record an intent (with `status`: a complete entry) at the end of the trajectory's journal. Survives `kill -9`
+        on return. Conflict: the id exists, or `fence` is older than the trajectory's; NotFound; UsageError: the id is
+        no id."""
 
     @abstractmethod
     def end_entry(self, trajectory_id: TrajectoryID, ended: Ended, *, fence: int | None = None) -> None:
-        """Record the outcome of an open entry without a snapshot; the next one binds it. NotFound: it is not open (any more), or another
-        trajectory's. Conflict as `begin_entry`."""
+        """Record the outcome of an open entry without a snapshot; the next one binds it. NotFound: it is not open (any
+        more), or another trajectory's. Conflict as `begin_entry`."""
 
     @abstractmethod
     def entry(self, entry_id: CallID) -> Entry:
@@ -265,14 +281,15 @@ class Catalog(ABC):
 
     @abstractmethod
     def journal(self, snapshot_id: SnapshotID, since: SnapshotID | None = None) -> Iterator[Entry]:
-        """The journal up to a snapshot, in the order in which entries began, across forks and rewinds; with `since`, only what was bound
-        after that snapshot (which lies on the way; else everything). NotFound."""
+        """The journal up to a snapshot, in the order in which entries began, across forks and rewinds; with `since`,
+        only what was bound after that snapshot (which lies on the way; else everything). NotFound."""
 
     @abstractmethod
     def unbound(self, trajectory_id: TrajectoryID) -> list[Entry]:
-        """The entries of the trajectory's present line that no snapshot binds: open ones, and those that ended since the head. NotFound."""
+        """The entries of the trajectory's present line that no snapshot binds: open ones, and those that ended since
+        the head. NotFound."""
 
-    # -- parts ---------------------------------------------------------------------------------------------------------------
+    # -- parts ----------------------------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -289,16 +306,18 @@ class Catalog(ABC):
     @abstractmethod
     def resolve_snapshot(self, ref: str) -> Snapshot:
         """By tag, unique id prefix (>= 4 characters), or a trajectory's name or unique id prefix (its head).
-        A tag or name wins over a prefix. NotFound; Ambiguous lists up to five candidates, or both that an older version gave one name."""
+        A tag or name wins over a prefix. NotFound; Ambiguous lists up to five candidates, or both that an older version
+        gave one name."""
 
     @abstractmethod
     def resolve_trajectory(self, ref: str) -> Trajectory:
-        """By name, unique id prefix, or the tag or unique id prefix of one of its snapshots. Errors as `resolve_snapshot`."""
+        """By name, unique id prefix, or the tag or unique id prefix of one of its snapshots. Errors as
+        `resolve_snapshot`."""
 
     @abstractmethod
     def tag(self, snapshot_id: SnapshotID, name: str, *, move: bool = False) -> None:
-        """Give a snapshot a tag. Conflict when another snapshot has it, unless `move`, or when a trajectory has that name; UsageError when
-        the name is malformed."""
+        """Give a snapshot a tag. Conflict when another snapshot has it, unless `move`, or when a trajectory has that
+        name; UsageError when the name is malformed."""
 
     @abstractmethod
     def untag(self, name: str) -> None:
@@ -308,7 +327,8 @@ class Catalog(ABC):
     def tags(self) -> dict[str, SnapshotID]:
         """Every tag and what it names."""
 
-    # -- what is referenced --------------------------------------------------------------------------------------------------
+    # -- what is referenced
+    # ---------------------------------------------------------------------------------------------
 
     @abstractmethod
     def referenced_layers(self) -> set[LayerID]:
@@ -356,9 +376,15 @@ class Approvals(ABC):
 
     @abstractmethod
     def decide(
-        self, approval_id: ApprovalID, status: ApprovalStatus, *, at_ns: int, by: str | None, reason: str | None,
+        self,
+        approval_id: ApprovalID,
+        status: ApprovalStatus,
+        *,
+        at_ns: int,
+        by: str | None,
+        reason: str | None,
         edited: tuple[Any] | None = None,
-    ) -> Approval:  # fmt: skip
+    ) -> Approval:
         """Pending becomes `status`. Conflict: it was decided already (the message says how and by whom). NotFound."""
 
     @abstractmethod
@@ -375,7 +401,9 @@ class Compensations(ABC):
         """Conflict: the call has one already, whatever became of it."""
 
     @abstractmethod
-    def end(self, entry_id: CallID, status: CallStatus, *, at_ns: int, exit_code: int | None, error: str | None) -> None:
+    def end(
+        self, entry_id: CallID, status: CallStatus, *, at_ns: int, exit_code: int | None, error: str | None
+    ) -> None:
         """NotFound: none is open."""
 
     @abstractmethod
@@ -383,17 +411,25 @@ class Compensations(ABC):
 
 
 class KeyValues(ABC):
-    """The key-value store across trajectories: outlives runs, and every trajectory. Versions of a key begin at 1 and only grow, also across
-    deletion. What has expired reads as if it were not there, and `sweep` removes it."""
+    """The key-value store across trajectories: outlives runs, and every trajectory. Versions of a key begin at 1 and
+    only grow, also across deletion. What has expired reads as if it were not there, and `sweep` removes it."""
 
     @abstractmethod
     def put(
-        self, tenant: str, namespace: str, key: str, value: Any, *, now_ns: int, expires_at_ns: int | None = None,
-        expected_version: int | None = None, request: str | None = None,
-    ) -> StoredValue:  # fmt: skip
-        """A new version. `expected_version` 0: the key must not exist; else the version it must have. Conflict (naming the version).
-        `request`, here and below: what the caller calls this change, to ask for it again when it does not know whether it was made. One
-        that was made is not made again, and is answered as before."""
+        self,
+        tenant: str,
+        namespace: str,
+        key: str,
+        value: Any,
+        *,
+        now_ns: int,
+        expires_at_ns: int | None = None,
+        expected_version: int | None = None,
+        request: str | None = None,
+    ) -> StoredValue:
+        """A new version. `expected_version` 0: the key must not exist; else the version it must have. Conflict (naming
+        the version). `request`, here and below: what the caller calls this change, to ask for it again when it does not
+        know whether it was made. One that was made is not made again, and is answered as before."""
 
     @abstractmethod
     def get(self, tenant: str, namespace: str, key: str, *, now_ns: int, version: int | None = None) -> StoredValue:
@@ -401,17 +437,32 @@ class KeyValues(ABC):
 
     @abstractmethod
     def delete(
-        self, tenant: str, namespace: str, key: str, *, now_ns: int, expected_version: int | None = None, request: str | None = None
-    ) -> None:  # fmt: skip
+        self,
+        tenant: str,
+        namespace: str,
+        key: str,
+        *,
+        now_ns: int,
+        expected_version: int | None = None,
+        request: str | None = None,
+    ) -> None:
         """Recorded as a version. NotFound, Conflict."""
 
     @abstractmethod
     def search(
-        self, tenant: str, namespace: str, *, now_ns: int, prefix: str = "", where: Mapping[str, Any] | None = None, limit: int = 100,
+        self,
+        tenant: str,
+        namespace: str,
+        *,
+        now_ns: int,
+        prefix: str = "",
+        where: Mapping[str, Any] | None = None,
+        limit: int = 100,
         after: str = "",
-    ) -> list[StoredValue]:  # fmt: skip
-        """The newest versions in order of their keys: keys that begin with `prefix` and come behind `after`, in `namespace` and those
-        below it ("a" has "a/b" below it). `where`: fields (dotted paths) of the value that must equal these JSON scalars."""
+    ) -> list[StoredValue]:
+        """The newest versions in order of their keys: keys that begin with `prefix` and come behind `after`, in
+        `namespace` and those below it ("a" has "a/b" below it). `where`: fields (dotted paths) of the value that must
+        equal these JSON scalars."""
 
     @abstractmethod
     def history(self, tenant: str, namespace: str, key: str) -> list[StoredValue]:

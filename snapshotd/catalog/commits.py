@@ -45,7 +45,9 @@ def begin_trajectory(db: Database, trajectory: Trajectory, snapshot: Snapshot | 
         add_line(db, number, origin, messages)
     else:
         if snapshot.trajectory != trajectory.id or snapshot.parent != trajectory.forked_from:
-            raise InternalError(f"snapshot {snapshot.id} does not fit the trajectory {trajectory.id} that it is to begin")
+            raise InternalError(
+                f"snapshot {snapshot.id} does not fit the trajectory {trajectory.id} that it is to begin"
+            )
         _begin_with(db, number, snapshot, origin)
     set_began(db, number, trajectory.began)
 
@@ -58,7 +60,9 @@ def _begin_with(db: Database, trajectory: int, snapshot: Snapshot, origin: int |
         raise InternalError(f"snapshot {snapshot.id} does not continue {snapshot.continues} ({messages} messages)")
     line = add_line(db, trajectory, None if continued is None else continued.number, snapshot.messages)
     follows = None if continued is None or snapshot.follows is None else continued.number
-    place = rows.Place(trajectory, line, origin, add_stack(db, snapshot.stack), follows, None if continued is None else continued.state)
+    place = rows.Place(
+        trajectory, line, origin, add_stack(db, snapshot.stack), follows, None if continued is None else continued.state
+    )
     _move_head(db, trajectory, add_snapshot(db, snapshot, place))
 
 
@@ -83,9 +87,16 @@ def writer(db: Database, trajectory_id: TrajectoryID, fence: int | None) -> Writ
 
 
 def commit(
-    db: Database, snapshot: Snapshot, messages: Sequence[Message], *, expected_head: SnapshotID, entries: Sequence[Entry],
-    ended: Ended | None, state: dict[str, Any] | None, fence: int | None,
-) -> None:  # fmt: skip
+    db: Database,
+    snapshot: Snapshot,
+    messages: Sequence[Message],
+    *,
+    expected_head: SnapshotID,
+    entries: Sequence[Entry],
+    ended: Ended | None,
+    state: dict[str, Any] | None,
+    fence: int | None,
+) -> None:
     """See `Catalog.commit_snapshot`."""
     if any(entry.status is None for entry in entries):
         raise InternalError(f"an open journal entry cannot be committed with snapshot {snapshot.id}")
@@ -106,7 +117,9 @@ def commit(
     _move_head(db, own.trajectory, number)
 
 
-def _place(db: Database, snapshot: Snapshot, messages: int, own: Writer, state: dict[str, Any] | None) -> tuple[rows.Place, int]:
+def _place(
+    db: Database, snapshot: Snapshot, messages: int, own: Writer, state: dict[str, Any] | None
+) -> tuple[rows.Place, int]:
     """Where a snapshot goes, and how many messages of what it continues it keeps."""
     row = db.read_one(_HEAD_SELECT, (own.head,))
     assert row is not None
@@ -122,7 +135,9 @@ def _place(db: Database, snapshot: Snapshot, messages: int, own: Writer, state: 
         fits = snapshot.parent == own.head and 0 <= kept <= position
         line = add_line(db, own.trajectory, follows, kept)
     if not fits:
-        raise InternalError(f"snapshot {snapshot.id} does not continue {snapshot.continues} ({position} messages) after {own.head}")
+        raise InternalError(
+            f"snapshot {snapshot.id} does not continue {snapshot.continues} ({position} messages) after {own.head}"
+        )
     saved = save_state(db, None if state is None else rows.encode_json(state), saved)
     return rows.Place(own.trajectory, line, head, stack, follows, saved), kept
 

@@ -18,7 +18,15 @@ PRAGMA cell_size_check = ON;   -- find damaged pages when they are read
 
 def open_database(path: Path | Literal[":memory:"]) -> Database:
     """Open the catalog, creating or migrating it as needed. Also: NotFound (no such folder)."""
-    form = Form("the catalog", schema.APPLICATION_ID, schema.VERSION, 0, _REMEDY, pragmas=_PRAGMAS, checksums_from=schema.CHECKSUMS_FROM)
+    form = Form(
+        "the catalog",
+        schema.APPLICATION_ID,
+        schema.VERSION,
+        0,
+        _REMEDY,
+        pragmas=_PRAGMAS,
+        checksums_from=schema.CHECKSUMS_FROM,
+    )
     if path != ":memory:":
         with creating(f"{form.what} {path}"):
             exists = path.exists()
@@ -38,7 +46,9 @@ def _migrate(database: Database) -> None:
     version = database.pragma("user_version")
     if version < schema.VERSION:
         if database.on_disk and not database.checksummed:
-            raise Conflict(f"{database.name} cannot be brought to the present format while another process has it open: close that")
+            raise Conflict(
+                f"{database.name} cannot be brought to the present format while another process has it open: close that"
+            )
         with database.transaction():
             for migration in schema.MIGRATIONS[version:]:
                 database.write(migration)

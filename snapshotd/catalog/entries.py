@@ -1,6 +1,7 @@
 """Journal entries in the database: rows and back, and writing them inside a transaction of the caller.
 
-The arguments of a tool call are held once: when the snapshot with the call itself binds its entry, the entry gives up its own.
+The arguments of a tool call are held once: when the snapshot with the call itself binds its entry, the entry gives up
+its own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,18 @@ from snapshotd.catalog import rows
 from snapshotd.catalog.lookup import CANDIDATES, MIN_PREFIX_CHARS, check_unique, id_range, no, searchable
 from snapshotd.errors import Conflict, InternalError, UsageError
 from snapshotd.sqlite import Database, Row
-from snapshotd.types import ID_HEX_CHARS, CallID, CallStatus, Ended, Entry, EntryKind, SideEffect, Snapshot, SnapshotID, TrajectoryID
+from snapshotd.types import (
+    ID_HEX_CHARS,
+    CallID,
+    CallStatus,
+    Ended,
+    Entry,
+    EntryKind,
+    SideEffect,
+    Snapshot,
+    SnapshotID,
+    TrajectoryID,
+)
 
 _ID = re.compile(f"[0-9a-f]{{{ID_HEX_CHARS}}}")
 
@@ -35,15 +47,42 @@ def decode_entry(row: Row) -> Entry:
     """From a row of ENTRY_SELECT."""
     with rows.intact("journal entry", row):
         (
-            entry_id, _, number, kind, name, head, began, side_effect, key, status, ended, error, snapshot, facts, details, result,
+            entry_id,
+            _,
+            number,
+            kind,
+            name,
+            head,
+            began,
+            side_effect,
+            key,
+            status,
+            ended,
+            error,
+            snapshot,
+            facts,
+            details,
+            result,
             arguments,
-        ) = row  # fmt: skip
+        ) = row
         return Entry(
-            CallID(entry_id), EntryKind(kind), rows.decode_text(name), json.loads(arguments), SnapshotID(head), began,
-            SideEffect(side_effect), rows.decode_text_or_none(key), None if status is None else CallStatus(status), ended,
-            None if result is None else json.loads(result), rows.decode_text_or_none(error),
-            () if facts is None else tuple(json.loads(facts)), {} if details is None else dict(json.loads(details)), snapshot, number,
-        )  # fmt: skip
+            CallID(entry_id),
+            EntryKind(kind),
+            rows.decode_text(name),
+            json.loads(arguments),
+            SnapshotID(head),
+            began,
+            SideEffect(side_effect),
+            rows.decode_text_or_none(key),
+            None if status is None else CallStatus(status),
+            ended,
+            None if result is None else json.loads(result),
+            rows.decode_text_or_none(error),
+            () if facts is None else tuple(json.loads(facts)),
+            {} if details is None else dict(json.loads(details)),
+            snapshot,
+            number,
+        )
 
 
 def get_entry(db: Database, entry_id: CallID) -> Entry:
@@ -60,8 +99,9 @@ def find_entry(db: Database, ref: str) -> tuple[TrajectoryID, Entry]:
     if len(ref) >= MIN_PREFIX_CHARS and searchable(ref):
         found = db.read(
             "SELECT e.id, t.id FROM entries e JOIN lines l ON l.pk = e.line JOIN trajectories t ON t.pk = l.trajectory"
-            " WHERE e.id >= ? AND e.id < ? LIMIT ?", (*id_range(ref), CANDIDATES + 1),
-        )  # fmt: skip
+            " WHERE e.id >= ? AND e.id < ? LIMIT ?",
+            (*id_range(ref), CANDIDATES + 1),
+        )
     if not found:
         raise no("journal entry", ref)
     check_unique(ref, [row[0] for row in found])
@@ -84,7 +124,8 @@ def add_entry(db: Database, line: int, entry: Entry) -> None:
 
 
 def restore_entries(db: Database, line: int, snapshot: Snapshot, number: int, entries: Sequence[Entry]) -> None:
-    """Insert the entries that a snapshot (in row `number`) binds, with the numbers they have. Conflict: an id exists."""
+    """Insert the entries that a snapshot (in row `number`) binds, with the numbers they have. Conflict: an id
+    exists."""
     own = rows.encode_json(snapshot.call.arguments)
     for entry in entries:
         if entry.status is None:
@@ -96,17 +137,34 @@ def restore_entries(db: Database, line: int, snapshot: Snapshot, number: int, en
 
 def _insert(db: Database, line: int, number: int, snapshot: int | None, entry: Entry, arguments: str | None) -> None:
     if not _ID.fullmatch(entry.id):
-        raise UsageError(f"{entry.id[:80]!a} cannot be the id of a call: it must be {ID_HEX_CHARS} hexadecimal digits in lower case")
+        raise UsageError(
+            f"{entry.id[:80]!a} cannot be the id of a call: it must be {ID_HEX_CHARS} hexadecimal digits in lower case"
+        )
     if db.read("SELECT 1 FROM entries WHERE id = ?", (entry.id,)):
-        raise Conflict(f"journal entry {entry.id} is in the catalog already: a call is recorded once, under an id of its own")
+        raise Conflict(
+            f"journal entry {entry.id} is in the catalog already: a call is recorded once, under an id of its own"
+        )
     if (entry.status is None) is not (entry.ended_at_ns is None):
         raise InternalError(f"journal entry {entry.id} must have a status and an end, or neither")
     values = (
-        entry.id, line, number, snapshot, entry.kind.value, rows.encode_text(entry.name), entry.after, entry.began_at_ns,
-        entry.side_effect.value, rows.encode_text_or_none(entry.key), None if entry.status is None else entry.status.value,
-        entry.ended_at_ns, rows.encode_text_or_none(entry.error), rows.encode_json(list(entry.facts)) if entry.facts else None,
-        _details(entry.details), _result(entry.result), arguments,
-    )  # fmt: skip
+        entry.id,
+        line,
+        number,
+        snapshot,
+        entry.kind.value,
+        rows.encode_text(entry.name),
+        entry.after,
+        entry.began_at_ns,
+        entry.side_effect.value,
+        rows.encode_text_or_none(entry.key),
+        None if entry.status is None else entry.status.value,
+        entry.ended_at_ns,
+        rows.encode_text_or_none(entry.error),
+        rows.encode_json(list(entry.facts)) if entry.facts else None,
+        _details(entry.details),
+        _result(entry.result),
+        arguments,
+    )
     db.write(_INSERT, values)
 
 
@@ -123,14 +181,22 @@ def end_entry(db: Database, trajectory: int, ended: Ended) -> None:
         merged = {**({} if details is None else json.loads(details)), **ended.details}
     db.write(
         "UPDATE entries SET status = ?, ended_at_ns = ?, result = ?, error = ?, details = ? WHERE pk = ?",
-        (ended.status.value, ended.at_ns, _result(ended.result), rows.encode_text_or_none(ended.error), _details(merged), number),
+        (
+            ended.status.value,
+            ended.at_ns,
+            _result(ended.result),
+            rows.encode_text_or_none(ended.error),
+            _details(merged),
+            number,
+        ),
     )
 
 
 def bind_entries(db: Database, line: int, snapshot: Snapshot, number: int) -> None:
     """Every ended entry of a line that no snapshot binds yet belongs to this one (in row `number`) from now on."""
     bound = db.write(
-        "UPDATE entries INDEXED BY entries_unbound SET snapshot = ? WHERE line = ? AND snapshot IS NULL AND status > ''", (number, line)
+        "UPDATE entries INDEXED BY entries_unbound SET snapshot = ? WHERE line = ? AND snapshot IS NULL AND status > ''",
+        (number, line),
     )
     if not bound:
         return

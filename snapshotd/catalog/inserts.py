@@ -20,12 +20,14 @@ def add_image(db: Database, image: Image) -> None:
 
 
 def add_trajectory(db: Database, trajectory: Trajectory, forked_from: int | None) -> int:
-    """Insert a trajectory whose head is `forked_from`, or (None) has to be set before the transaction ends. Returns its row.
-    Conflict when its name or id is taken; NotFound (its image)."""
+    """Insert a trajectory whose head is `forked_from`, or (None) has to be set before the transaction ends. Returns its
+    row. Conflict when its name or id is taken; NotFound (its image)."""
     if trajectory.name is not None:
         taken = db.read_one("SELECT id FROM trajectories WHERE name = ?", (trajectory.name,))
         if taken is not None:
-            raise Conflict(f"the name {trajectory.name} belongs to trajectory {short(taken[0])}: choose another or remove that one")
+            raise Conflict(
+                f"the name {trajectory.name} belongs to trajectory {short(taken[0])}: choose another or remove that one"
+            )
         tag = tagged(db, trajectory.name)
         if tag is not None:
             raise Conflict(
@@ -40,11 +42,14 @@ def add_trajectory(db: Database, trajectory: Trajectory, forked_from: int | None
 
 def add_stack(db: Database, stack: Stack) -> int:
     """Insert a stack; its row. NotFound (its image)."""
-    return db.insert("INSERT INTO stacks (image, layers) VALUES (?,?)", (image_number(db, stack.image), rows.encode_layers(stack)))
+    return db.insert(
+        "INSERT INTO stacks (image, layers) VALUES (?,?)", (image_number(db, stack.image), rows.encode_layers(stack))
+    )
 
 
 def add_snapshot(db: Database, snapshot: Snapshot, place: rows.Place, record: RecordID | None = None) -> int:
-    """Insert a snapshot with its tags, not yet as anybody's head; its row. NotFound (its base), Conflict (a tag is taken)."""
+    """Insert a snapshot with its tags, not yet as anybody's head; its row. NotFound (its base), Conflict (a tag is
+    taken)."""
     base = None
     if snapshot.base is not None:
         base = place.parent if snapshot.base == snapshot.parent else snapshot_numbers(db, snapshot.base)[0]
@@ -79,9 +84,13 @@ def add_tag(db: Database, snapshot: int, name: str, *, move: bool) -> None:
     holder = tagged(db, name)
     if holder is not None and holder[2] != snapshot and not move:
         raise Conflict(f"the tag {name} belongs to snapshot {short(holder[0])}: move it, or choose another name")
-    db.write("INSERT INTO tags VALUES (?,?) ON CONFLICT (name) DO UPDATE SET snapshot = excluded.snapshot", (name, snapshot))
+    db.write(
+        "INSERT INTO tags VALUES (?,?) ON CONFLICT (name) DO UPDATE SET snapshot = excluded.snapshot", (name, snapshot)
+    )
 
 
 def add_messages(db: Database, line: int, position: int, messages: Sequence[Message]) -> None:
     """Append to a line's conversation, from `position` on."""
-    db.write_many(rows.MESSAGE_INSERT, ((line, position + n, *rows.encode_message(message)) for n, message in enumerate(messages)))
+    db.write_many(
+        rows.MESSAGE_INSERT, ((line, position + n, *rows.encode_message(message)) for n, message in enumerate(messages))
+    )

@@ -1,7 +1,8 @@
 """Lines: what a snapshot's conversation and journal consist of, read from their beginning across forks and rewinds.
 
-A line continues its origin (a snapshot of another line, or of an earlier part of the same trajectory), of which it keeps so many messages.
-Inside a line, snapshots are numbered as they came, so "up to this snapshot" is a comparison of row numbers.
+A line continues its origin (a snapshot of another line, or of an earlier part of the same trajectory), of which it
+keeps so many messages. Inside a line, snapshots are numbered as they came, so "up to this snapshot" is a comparison of
+row numbers.
 """
 
 from __future__ import annotations
@@ -43,15 +44,16 @@ def position_of(db: Database, snapshot_id: SnapshotID) -> Position:
     return Position(*row)
 
 
-# -- conversations -----------------------------------------------------------------------------------------------------------------
+# -- conversations --------------------------------------------------------------------------------------------------
 
 
 def own_messages(db: Database, snapshot_id: SnapshotID) -> list[Message]:
     """See `Catalog.own_messages`."""
     row = db.read_one(
         "SELECT s.line, iif(p.line = s.line, p.messages, l.kept), s.messages FROM snapshots s JOIN lines l ON l.pk = s.line"
-        " LEFT JOIN snapshots p ON p.pk = coalesce(s.follows, s.parent) WHERE s.id = ?", (snapshot_id,),
-    )  # fmt: skip
+        " LEFT JOIN snapshots p ON p.pk = coalesce(s.follows, s.parent) WHERE s.id = ?",
+        (snapshot_id,),
+    )
     if row is None:
         raise no("snapshot", snapshot_id)
     return list(_messages(db, snapshot_id, [row]))
@@ -64,7 +66,10 @@ def conversation(db: Database, snapshot_id: SnapshotID, start: int) -> Iterator[
         number: int | None
         number, end = snapshot_numbers(db, snapshot_id)
         while number is not None and end > start:
-            row = db.read_one("SELECT l.pk, l.kept, l.forked_from FROM snapshots s JOIN lines l ON l.pk = s.line WHERE s.pk = ?", (number,))
+            row = db.read_one(
+                "SELECT l.pk, l.kept, l.forked_from FROM snapshots s JOIN lines l ON l.pk = s.line WHERE s.pk = ?",
+                (number,),
+            )
             assert row is not None
             line, kept, number = row
             if end > kept:
@@ -78,16 +83,20 @@ def _messages(db: Database, snapshot_id: SnapshotID, segments: list[Any]) -> Ite
         while position < end:
             page = db.read_page(
                 "SELECT position, role, content FROM messages WHERE line = ? AND position >= ? AND position < ? ORDER BY position",
-                (line, position, end), rows=PAGE_ROWS, size=PAGE_CHARS,
-            )  # fmt: skip
+                (line, position, end),
+                rows=PAGE_ROWS,
+                size=PAGE_CHARS,
+            )
             if [row[0] for row in page] != list(range(position, position + len(page))) or not page:
                 snapshot_numbers(db, snapshot_id)  # NotFound: removed while it was read
-                raise DataLoss(f"message {position} of snapshot {short(snapshot_id)} is missing: restore the catalog from a backup")
+                raise DataLoss(
+                    f"message {position} of snapshot {short(snapshot_id)} is missing: restore the catalog from a backup"
+                )
             yield from map(rows.decode_message, page)
             position += len(page)
 
 
-# -- the agent's state -------------------------------------------------------------------------------------------------------------
+# -- the agent's state ----------------------------------------------------------------------------------------------
 
 
 def save_state(db: Database, content: str | None, before: int | None) -> int | None:
@@ -101,7 +110,10 @@ def save_state(db: Database, content: str | None, before: int | None) -> int | N
 
 def state_of(db: Database, snapshot_id: SnapshotID) -> dict[str, Any]:
     """See `Catalog.state`."""
-    row = db.read_one("SELECT s.id, k.content FROM snapshots s LEFT JOIN states k ON k.pk = s.agent_state WHERE s.id = ?", (snapshot_id,))
+    row = db.read_one(
+        "SELECT s.id, k.content FROM snapshots s LEFT JOIN states k ON k.pk = s.agent_state WHERE s.id = ?",
+        (snapshot_id,),
+    )
     if row is None:
         raise no("snapshot", snapshot_id)
     with rows.intact("the agent's state at snapshot", row):
@@ -112,14 +124,15 @@ def own_state(db: Database, snapshot_id: SnapshotID) -> dict[str, Any] | None:
     """See `Catalog.own_state`."""
     row = db.read_one(
         "SELECT s.agent_state IS NOT p.agent_state FROM snapshots s LEFT JOIN snapshots p ON p.pk = coalesce(s.follows, s.parent)"
-        " WHERE s.id = ?", (snapshot_id,),
-    )  # fmt: skip
+        " WHERE s.id = ?",
+        (snapshot_id,),
+    )
     if row is None:
         raise no("snapshot", snapshot_id)
     return state_of(db, snapshot_id) if row[0] else None
 
 
-# -- journals ----------------------------------------------------------------------------------------------------------------------
+# -- journals -------------------------------------------------------------------------------------------------------
 
 
 class _Segment(NamedTuple):
@@ -145,7 +158,9 @@ def journal(db: Database, snapshot_id: SnapshotID, since: SnapshotID | None) -> 
         stop = None if since is None else position_of(db, since)
         number: int | None = position_of(db, snapshot_id).number
         while number is not None:
-            row = db.read_one("SELECT s.line, l.forked_from FROM snapshots s JOIN lines l ON l.pk = s.line WHERE s.pk = ?", (number,))
+            row = db.read_one(
+                "SELECT s.line, l.forked_from FROM snapshots s JOIN lines l ON l.pk = s.line WHERE s.pk = ?", (number,)
+            )
             assert row is not None
             line, origin = row
             reached = stop is not None and stop.line == line and stop.number <= number
@@ -158,8 +173,9 @@ def _entries(db: Database, snapshot_id: SnapshotID, segments: list[_Segment]) ->
     for segment in segments:
         bounds = db.read_one(  # so that the pages below do not look at entries far outside
             "SELECT min(e.number), max(e.number) FROM snapshots s JOIN entries e ON e.snapshot = s.pk"
-            " WHERE s.line = ? AND s.pk > ? AND s.pk <= ?", segment,
-        )  # fmt: skip
+            " WHERE s.line = ? AND s.pk > ? AND s.pk <= ?",
+            segment,
+        )
         if bounds is None or bounds[0] is None:
             continue
         at = (bounds[0], 0)
@@ -167,8 +183,10 @@ def _entries(db: Database, snapshot_id: SnapshotID, segments: list[_Segment]) ->
             page = db.read_page(
                 ENTRY_SELECT + "WHERE e.line = ?1 AND e.snapshot > ?2 AND e.snapshot <= ?3 AND e.number <= ?4"
                 " AND (e.number, e.pk) > (?5, ?6) ORDER BY e.number, e.pk",
-                (*segment, bounds[1], *at), rows=PAGE_ROWS, size=PAGE_CHARS,
-            )  # fmt: skip
+                (*segment, bounds[1], *at),
+                rows=PAGE_ROWS,
+                size=PAGE_CHARS,
+            )
             if not page:
                 break
             yield from map(decode_entry, page)

@@ -24,7 +24,10 @@ def trajectory_number(db: Database, trajectory_id: TrajectoryID) -> int:
 
 
 def _number(db: Database, kind: str, row_id: str) -> int:
-    row = db.read_one("SELECT pk FROM images WHERE id = ?" if kind == "image" else "SELECT pk FROM trajectories WHERE id = ?", (row_id,))
+    row = db.read_one(
+        "SELECT pk FROM images WHERE id = ?" if kind == "image" else "SELECT pk FROM trajectories WHERE id = ?",
+        (row_id,),
+    )
     if row is None:
         raise no(kind, row_id)
     return int(row[0])
@@ -42,18 +45,21 @@ def tagged(db: Database, name: str) -> Row | None:
     """(snapshot id, trajectory id, snapshot's row) of the snapshot that has a tag."""
     return db.read_one(
         "SELECT s.id, t.id, s.pk FROM tags g JOIN snapshots s ON s.pk = g.snapshot JOIN trajectories t ON t.pk = s.trajectory"
-        " WHERE g.name = ?", (name,),
-    )  # fmt: skip
+        " WHERE g.name = ?",
+        (name,),
+    )
 
 
 def owner(db: Database, name: str) -> Row | None:
     """(id of its head, id) of the trajectory that has a name."""
-    return db.read_one("SELECT s.id, t.id FROM trajectories t JOIN snapshots s ON s.pk = t.head WHERE t.name = ?", (name,))
+    return db.read_one(
+        "SELECT s.id, t.id FROM trajectories t JOIN snapshots s ON s.pk = t.head WHERE t.name = ?", (name,)
+    )
 
 
 def named(db: Database, ref: str) -> Row | None:
-    """(snapshot id, trajectory id, ...) of what is called exactly `ref`. Ambiguous: an older version gave it to a snapshot and to a
-    trajectory."""
+    """(snapshot id, trajectory id, ...) of what is called exactly `ref`. Ambiguous: an older version gave it to a
+    snapshot and to a trajectory."""
     if not searchable(ref):
         return None
     tag, name = tagged(db, ref), owner(db, ref)
@@ -74,7 +80,8 @@ def by_prefix(db: Database, wanted: str, ref: str) -> Row:
         "SELECT s.id, s.id, t.id FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory WHERE s.id >= ? AND s.id < ? LIMIT ?",
         bounds,
     ) + db.read(
-        "SELECT t.id, s.id, t.id FROM trajectories t JOIN snapshots s ON s.pk = t.head WHERE t.id >= ? AND t.id < ? LIMIT ?", bounds
+        "SELECT t.id, s.id, t.id FROM trajectories t JOIN snapshots s ON s.pk = t.head WHERE t.id >= ? AND t.id < ? LIMIT ?",
+        bounds,
     )
     if not found:
         raise no(wanted, ref)
@@ -86,10 +93,13 @@ def no(kind: str, ref: str) -> NotFound:
     """The error for what is not there, to be raised."""
     shown = ref if NAME_PATTERN.fullmatch(ref) else repr(ref[:80])
     where = {
-        "image": "`snapshotd image ls` lists them", "experiment": "`snapshotd ls` shows them",
+        "image": "`snapshotd image ls` lists them",
+        "experiment": "`snapshotd ls` shows them",
         "approval": "`snapshotd approvals` lists them",
-    }  # fmt: skip
-    return NotFound(f"there is no {kind} {shown}: {where.get(kind, '`snapshotd ls` and `snapshotd log` show what there is')}")
+    }
+    return NotFound(
+        f"there is no {kind} {shown}: {where.get(kind, '`snapshotd ls` and `snapshotd log` show what there is')}"
+    )
 
 
 def id_range(prefix: str) -> tuple[str, str]:

@@ -9,13 +9,19 @@ from snapshotd.sqlite import Database, Row
 from snapshotd.types import TrajectoryID, short
 
 _USERS = (
-    ("was forked from it", "SELECT t.id FROM trajectories t JOIN snapshots s ON s.pk = t.forked_from WHERE s.trajectory = ?1"),
+    (
+        "was forked from it",
+        "SELECT t.id FROM trajectories t JOIN snapshots s ON s.pk = t.forked_from WHERE s.trajectory = ?1",
+    ),
     (
         "goes on from a conversation in it",
         "SELECT t.id FROM snapshots s JOIN lines l ON l.forked_from = s.pk JOIN trajectories t ON t.pk = l.trajectory"
         " WHERE s.trajectory = ?1",
     ),
-    ("began its program in it", "SELECT t.id FROM trajectories t JOIN snapshots s ON s.pk = t.began WHERE s.trajectory = ?1"),
+    (
+        "began its program in it",
+        "SELECT t.id FROM trajectories t JOIN snapshots s ON s.pk = t.began WHERE s.trajectory = ?1",
+    ),
 )
 """What keeps a trajectory, and who does. Rows of its own do not count."""
 _BUILT_ON_IT = "FROM snapshots b JOIN snapshots s ON s.base = b.pk WHERE b.trajectory = ?1 AND s.trajectory <> ?1"
@@ -42,7 +48,8 @@ def check_removable(db: Database, trajectory_id: TrajectoryID) -> int:
                 f"trajectory {short(trajectory_id)} cannot be removed because trajectory {short(user[0])} {why}: remove that first"
             )
     waiting = db.read_one(
-        f"SELECT s.id, (SELECT id FROM trajectories WHERE pk = s.trajectory) {_BUILT_ON_IT} AND s.state = 'captured' LIMIT 1", own
+        f"SELECT s.id, (SELECT id FROM trajectories WHERE pk = s.trajectory) {_BUILT_ON_IT} AND s.state = 'captured' LIMIT 1",
+        own,
     )
     if waiting is not None:
         raise Conflict(
@@ -58,10 +65,17 @@ def remove_trajectory(db: Database, trajectory_id: TrajectoryID) -> None:
     db.write(  # what is stored needs no base; a lost one could only be derived from all of its layers
         "UPDATE snapshots SET base = NULL,"
         " own_layers = (SELECT json_array_length(layers) FROM stacks WHERE stacks.pk = snapshots.stack)"
-        f" WHERE pk IN (SELECT s.pk {_BUILT_ON_IT})", own,
-    )  # fmt: skip
+        f" WHERE pk IN (SELECT s.pk {_BUILT_ON_IT})",
+        own,
+    )
     stacks, states = (
-        rows.encode_json([n for (n,) in db.read(f"SELECT DISTINCT {column} FROM snapshots WHERE trajectory = ?", own) if n is not None])
+        rows.encode_json(
+            [
+                n
+                for (n,) in db.read(f"SELECT DISTINCT {column} FROM snapshots WHERE trajectory = ?", own)
+                if n is not None
+            ]
+        )
         for column in ("stack", "agent_state")
     )
     for table in ("tags", "damaged_outputs"):
@@ -78,5 +92,6 @@ def remove_trajectory(db: Database, trajectory_id: TrajectoryID) -> None:
     for table, column, numbers in (("stacks", "stack", stacks), ("states", "agent_state", states)):
         db.write(
             f"DELETE FROM {table} WHERE pk IN (SELECT value FROM json_each(?))"
-            f" AND NOT EXISTS (SELECT 1 FROM snapshots s WHERE s.{column} = {table}.pk)", (numbers,),
-        )  # fmt: skip
+            f" AND NOT EXISTS (SELECT 1 FROM snapshots s WHERE s.{column} = {table}.pk)",
+            (numbers,),
+        )

@@ -16,7 +16,9 @@ from snapshotd.sqlite import Database
 from snapshotd.types import Image, Snapshot, SnapshotID, Stack, Trajectory, TrajectoryID
 
 
-def restore_rows(db: Database, images: Iterable[Image], trajectories: Sequence[Trajectory], snapshots: Iterable[SnapshotRow]) -> None:
+def restore_rows(
+    db: Database, images: Iterable[Image], trajectories: Sequence[Trajectory], snapshots: Iterable[SnapshotRow]
+) -> None:
     """See `Catalog.restore_rows`."""
     for image in images:
         add_image(db, image)
@@ -63,17 +65,26 @@ class _Snapshots:
         continued = followed or parent
         kept = snapshot.messages - len(row.messages)
         line = self._line(snapshot, owner, continued, kept)
-        state = save_state(db, None if row.state is None else rows.encode_json(row.state), None if continued is None else continued.state)
+        state = save_state(
+            db,
+            None if row.state is None else rows.encode_json(row.state),
+            None if continued is None else continued.state,
+        )
         place = rows.Place(
-            owner, line, None if parent is None else parent.number, self._stack(snapshot), None if followed is None else followed.number,
+            owner,
+            line,
+            None if parent is None else parent.number,
+            self._stack(snapshot),
+            None if followed is None else followed.number,
             state,
-        )  # fmt: skip
+        )
         number = add_snapshot(db, snapshot, place, row.record)
         add_messages(db, line, kept, row.messages)
         restore_entries(db, line, snapshot, number, row.entries)
 
     def _line(self, snapshot: Snapshot, owner: int, continued: Position | None, kept: int) -> int:
-        """The line that a snapshot goes on with, or begins: the first of its trajectory, and one that follows, do that."""
+        """The line that a snapshot goes on with, or begins: the first of its trajectory, and one that follows, do
+        that."""
         position = 0 if continued is None else continued.messages
         if kept != position and (snapshot.follows is None or not 0 <= kept <= position):
             raise InternalError(f"snapshot {snapshot.id} does not continue {snapshot.continues} ({position} messages)")

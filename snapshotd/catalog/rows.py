@@ -35,7 +35,8 @@ from snapshotd.types import (
 Row = tuple[Any, ...]
 
 MAX_JSON_DEPTH = 200
-"""How deep a stored JSON value may nest. json reads and writes recursively, and the interpreter stops at about 1,000 frames."""
+"""How deep a stored JSON value may nest. json reads and writes recursively, and the interpreter stops at about 1,000
+frames."""
 
 IMAGE_COLUMNS = "i.id, i.name, i.source, i.source_id, i.bytes, i.files, i.created_at_ns, i.env, i.workdir, i.tree"
 IMAGE_SELECT = f"SELECT {IMAGE_COLUMNS} FROM images i"
@@ -149,14 +150,23 @@ def encode_layers(stack: Stack) -> str:
 def encode_agent(agent: AgentSpec | None) -> str | None:
     if agent is None:
         return None
-    return encode_json({"argv": list(agent.argv), "program": agent.program, "cwd": agent.cwd, "env": [list(pair) for pair in agent.env]})
+    return encode_json(
+        {
+            "argv": list(agent.argv),
+            "program": agent.program,
+            "cwd": agent.cwd,
+            "env": [list(pair) for pair in agent.env],
+        }
+    )
 
 
 def _decode_agent(text: str | None) -> AgentSpec | None:
     if text is None:
         return None
     data = json.loads(text)
-    return AgentSpec(tuple(data["argv"]), data["program"], data["cwd"], tuple((name, value) for name, value in data["env"]))
+    return AgentSpec(
+        tuple(data["argv"]), data["program"], data["cwd"], tuple((name, value) for name, value in data["env"])
+    )
 
 
 @contextmanager
@@ -165,46 +175,105 @@ def intact(kind: str, row: Row) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as exc:
-        raise DataLoss(f"the catalog's record of {kind} {row[0]!s:.40} is damaged ({exc}): restore the catalog from a backup") from exc
+        raise DataLoss(
+            f"the catalog's record of {kind} {row[0]!s:.40} is damaged ({exc}): restore the catalog from a backup"
+        ) from exc
 
 
 def decode_image(row: Row) -> Image:
     with intact("image", row):
         image_id, name, source, source_id, size, files, created, env, workdir, tree = row
         return Image(
-            image_id, name, decode_text(source), decode_text(source_id), size, files, created, decode_pairs(env), decode_text(workdir), tree
+            image_id,
+            name,
+            decode_text(source),
+            decode_text(source_id),
+            size,
+            files,
+            created,
+            decode_pairs(env),
+            decode_text(workdir),
+            tree,
         )
 
 
 def image_values(image: Image) -> Row:
     """The values of IMAGE_INSERT."""
     return (
-        image.id, image.name, encode_text(image.source), encode_text(image.source_id), image.bytes, image.files, image.created_at_ns,
-        encode_pairs(image.env), encode_text(image.workdir), image.tree,
-    )  # fmt: skip
+        image.id,
+        image.name,
+        encode_text(image.source),
+        encode_text(image.source_id),
+        image.bytes,
+        image.files,
+        image.created_at_ns,
+        encode_pairs(image.env),
+        encode_text(image.workdir),
+        image.tree,
+    )
 
 
 def trajectory_values(trajectory: Trajectory, image: int, forked_from: int | None, head: int) -> Row:
     """The values of TRAJECTORY_INSERT; the numbers are the rows that the trajectory refers to."""
     spec = trajectory.spec
     return (
-        trajectory.id, trajectory.name, image, spec.runtime, spec.network.value, spec.limits.memory_bytes, spec.limits.cpus,
-        spec.limits.pids, spec.limits.disk_bytes, encode_agent(trajectory.agent), encode_pairs(trajectory.env), trajectory.status.value,
-        trajectory.exit_code, trajectory.created_at_ns, trajectory.experiment, forked_from, head,
-    )  # fmt: skip
+        trajectory.id,
+        trajectory.name,
+        image,
+        spec.runtime,
+        spec.network.value,
+        spec.limits.memory_bytes,
+        spec.limits.cpus,
+        spec.limits.pids,
+        spec.limits.disk_bytes,
+        encode_agent(trajectory.agent),
+        encode_pairs(trajectory.env),
+        trajectory.status.value,
+        trajectory.exit_code,
+        trajectory.created_at_ns,
+        trajectory.experiment,
+        forked_from,
+        head,
+    )
 
 
 def decode_trajectory(row: Row) -> Trajectory:
     with intact("trajectory", row):
         (
-            trajectory_id, name, image, runtime, network, memory, cpus, pids, disk, agent, head, status, created, forked_from, experiment,
-            exit_code, env, began,
-        ) = row  # fmt: skip
+            trajectory_id,
+            name,
+            image,
+            runtime,
+            network,
+            memory,
+            cpus,
+            pids,
+            disk,
+            agent,
+            head,
+            status,
+            created,
+            forked_from,
+            experiment,
+            exit_code,
+            env,
+            began,
+        ) = row
         spec = SandboxSpec(ImageID(image), runtime, Network(network), Limits(memory, cpus, pids, disk))
         return Trajectory(
-            trajectory_id, name, spec, _decode_agent(agent), head, TrajectoryStatus(status), created, forked_from, experiment,
-            exit_code, decode_pairs(env), began,
-        )  # fmt: skip
+            trajectory_id,
+            name,
+            spec,
+            _decode_agent(agent),
+            head,
+            TrajectoryStatus(status),
+            created,
+            forked_from,
+            experiment,
+            exit_code,
+            decode_pairs(env),
+            began,
+        )
 
 
 class SnapshotDecoder:
@@ -217,20 +286,75 @@ class SnapshotDecoder:
     def __call__(self, row: Row) -> Snapshot:
         with intact("snapshot", row[1:]):
             (
-                _, snapshot_id, parent, trajectory, seq, image, layers, messages, state, pause, created, method, added, changed, deleted,
-                size, tags, call_id, name, status, started, duration, exit_code, error, output, stdout, stderr, base, own_layers, tree,
-                follows, warnings, damaged, arguments,
-            ) = row  # fmt: skip
+                _,
+                snapshot_id,
+                parent,
+                trajectory,
+                seq,
+                image,
+                layers,
+                messages,
+                state,
+                pause,
+                created,
+                method,
+                added,
+                changed,
+                deleted,
+                size,
+                tags,
+                call_id,
+                name,
+                status,
+                started,
+                duration,
+                exit_code,
+                error,
+                output,
+                stdout,
+                stderr,
+                base,
+                own_layers,
+                tree,
+                follows,
+                warnings,
+                damaged,
+                arguments,
+            ) = row
             call = ToolCall(
-                call_id, decode_text(name), json.loads(arguments), CallStatus(status), started, duration, exit_code,
-                decode_text_or_none(error), output, stdout, stderr,
+                call_id,
+                decode_text(name),
+                json.loads(arguments),
+                CallStatus(status),
+                started,
+                duration,
+                exit_code,
+                decode_text_or_none(error),
+                output,
+                stdout,
+                stderr,
                 tuple(DamagedOutput(*item) for item in json.loads(damaged)) if damaged != "[]" else (),
-            )  # fmt: skip
+            )
             return Snapshot(
-                snapshot_id, parent, trajectory, seq, self._stack(image, layers), call, messages, SnapshotState(state), pause, created,
-                method, None if added is None else FileChanges(added, changed, deleted, size), tuple(tags.split("/")) if tags else (),
-                base, own_layers, tree, follows, tuple(json.loads(warnings)) if warnings else (),
-            )  # fmt: skip
+                snapshot_id,
+                parent,
+                trajectory,
+                seq,
+                self._stack(image, layers),
+                call,
+                messages,
+                SnapshotState(state),
+                pause,
+                created,
+                method,
+                None if added is None else FileChanges(added, changed, deleted, size),
+                tuple(tags.split("/")) if tags else (),
+                base,
+                own_layers,
+                tree,
+                follows,
+                tuple(json.loads(warnings)) if warnings else (),
+            )
 
     def _stack(self, image: str, layers: str) -> Stack:
         if self._last is None or self._last[:2] != (image, layers):
@@ -254,13 +378,36 @@ def snapshot_values(snapshot: Snapshot, place: Place, base: int | None, record: 
     """The values of SNAPSHOT_INSERT."""
     call, files = snapshot.call, snapshot.files
     return (
-        snapshot.id, place.trajectory, snapshot.seq, place.parent, place.stack, snapshot.messages, snapshot.state.value, snapshot.pause_ns,
-        snapshot.created_at_ns, snapshot.method,
+        snapshot.id,
+        place.trajectory,
+        snapshot.seq,
+        place.parent,
+        place.stack,
+        snapshot.messages,
+        snapshot.state.value,
+        snapshot.pause_ns,
+        snapshot.created_at_ns,
+        snapshot.method,
         *((files.added, files.changed, files.deleted, files.bytes) if files else (None,) * 4),
-        call.id, encode_text(call.name), call.status.value, call.started_at_ns, call.duration_ns, call.exit_code,
-        encode_text_or_none(call.error), call.output, call.stdout, call.stderr, encode_json(call.arguments),
-        base, snapshot.own_layers, snapshot.tree, record, place.line, place.follows, place.state,
-    )  # fmt: skip
+        call.id,
+        encode_text(call.name),
+        call.status.value,
+        call.started_at_ns,
+        call.duration_ns,
+        call.exit_code,
+        encode_text_or_none(call.error),
+        call.output,
+        call.stdout,
+        call.stderr,
+        encode_json(call.arguments),
+        base,
+        snapshot.own_layers,
+        snapshot.tree,
+        record,
+        place.line,
+        place.follows,
+        place.state,
+    )
 
 
 def encode_message(message: Message) -> tuple[str | bytes, str]:

@@ -1,16 +1,19 @@
-"""The catalog's tables, as SQL. `MIGRATIONS[n]` brings a file from version n to n + 1; the version is `PRAGMA user_version`.
+"""The catalog's tables, as SQL. `MIGRATIONS[n]` brings a file from version n to n + 1; the version is `PRAGMA
+user_version`.
 
 A released migration never changes. A file of any older version is brought up to date in one transaction at open.
 
-Conventions: `pk` is the row's number in order of arrival, used for every reference and as "oldest first"; `id` is the id that people
-see. Columns ending in `_ns` are nanoseconds (`_at_ns`: since the epoch), sizes are bytes. JSON columns are ASCII. ANY marks free
-text that may come from a sandbox: TEXT, or a BLOB of UTF-8 with surrogates where the string is not valid Unicode.
+Conventions: `pk` is the row's number in order of arrival, used for every reference and as "oldest first"; `id` is the
+id that people see. Columns ending in `_ns` are nanoseconds (`_at_ns`: since the epoch), sizes are bytes. JSON columns
+are ASCII. ANY marks free text that may come from a sandbox: TEXT, or a BLOB of UTF-8 with surrogates where the string
+is not valid Unicode.
 """
 
 from __future__ import annotations
 
 APPLICATION_ID = 0x736E6170
-"""`PRAGMA application_id` of every catalog: "snap" in ASCII. Tells `file` and us that this is no other program's database."""
+"""`PRAGMA application_id` of every catalog: "snap" in ASCII. Tells `file` and us that this is no other program's
+database."""
 
 _V1 = """
 -- Named facts of this state directory.

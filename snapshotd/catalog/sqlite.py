@@ -1,6 +1,8 @@
-"""The catalog in one SQLite file. See `base.py` for the meaning of each method, `schema.py` for the tables, `database.py` for durability.
+"""The catalog in one SQLite file. See `base.py` for the meaning of each method, `schema.py` for the tables,
+`database.py` for durability.
 
-Cost: every lookup and `commit_snapshot` is O(log n) in the size of the catalog; a list costs what it returns; `referenced_*` scan once.
+Cost: every lookup and `commit_snapshot` is O(log n) in the size of the catalog; a list costs what it returns;
+`referenced_*` scan once.
 """
 
 from __future__ import annotations
@@ -63,8 +65,8 @@ _AFTER_ALL = (1 << 63) - 1
 
 class SqliteCatalog(Catalog):
     def __init__(self, path: Path | Literal[":memory:"]) -> None:
-        """Open the catalog at `path`, creating it (mode 0600) if there is none. ":memory:" is private to this object and gone with it.
-        Errors: as `database.open_database`."""
+        """Open the catalog at `path`, creating it (mode 0600) if there is none. ":memory:" is private to this object
+        and gone with it. Errors: as `database.open_database`."""
         self._db = open_database(path)
         self._approvals = SqliteApprovals(self._db)
         self._compensations = SqliteCompensations(self._db)
@@ -79,7 +81,7 @@ class SqliteCatalog(Catalog):
     def problems(self) -> list[str]:
         return self._db.problems()
 
-    # -- small facts ---------------------------------------------------------------------------------------------------------
+    # -- small facts ----------------------------------------------------------------------------------------------------
 
     def get_meta(self, key: str) -> str | None:
         row = self._db.read_one("SELECT value FROM meta WHERE key = ?", (key,))
@@ -87,9 +89,11 @@ class SqliteCatalog(Catalog):
 
     def set_meta(self, key: str, value: str) -> None:
         with self._db.transaction():
-            self._db.write("INSERT INTO meta VALUES (?,?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value))
+            self._db.write(
+                "INSERT INTO meta VALUES (?,?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value)
+            )
 
-    # -- images --------------------------------------------------------------------------------------------------------------
+    # -- images ---------------------------------------------------------------------------------------------------------
 
     def add_image(self, image: Image) -> None:
         with self._db.transaction():
@@ -103,7 +107,9 @@ class SqliteCatalog(Catalog):
             raise no("image", ref)
         found = self._db.read(rows.IMAGE_SELECT + " WHERE i.name = ?", (ref,)) if ref else []
         if not found and len(ref) >= MIN_PREFIX_CHARS:
-            found = self._db.read(rows.IMAGE_SELECT + " WHERE i.id >= ? AND i.id < ? LIMIT ?", (*id_range(ref), CANDIDATES + 1))
+            found = self._db.read(
+                rows.IMAGE_SELECT + " WHERE i.id >= ? AND i.id < ? LIMIT ?", (*id_range(ref), CANDIDATES + 1)
+            )
         if not found:
             raise no("image", ref)
         check_unique(ref, [row[0] for row in found])
@@ -115,20 +121,25 @@ class SqliteCatalog(Catalog):
             user = self._db.read_one(
                 "SELECT id FROM trajectories WHERE image = ?1 UNION ALL"
                 " SELECT t.id FROM stacks k JOIN snapshots s ON s.stack = k.pk JOIN trajectories t ON t.pk = s.trajectory"
-                " WHERE k.image = ?1 LIMIT 1", (number,),
-            )  # fmt: skip
+                " WHERE k.image = ?1 LIMIT 1",
+                (number,),
+            )
             if user is not None:
-                raise Conflict(f"image {short(image_id)} cannot be removed because trajectory {short(user[0])} uses it: remove that first")
+                raise Conflict(
+                    f"image {short(image_id)} cannot be removed because trajectory {short(user[0])} uses it: remove that first"
+                )
             self._db.write("DELETE FROM images WHERE pk = ?", (number,))
 
-    # -- trajectories --------------------------------------------------------------------------------------------------------
+    # -- trajectories ---------------------------------------------------------------------------------------------------
 
     def add_trajectories(self, items: Sequence[tuple[Trajectory, Snapshot | None]]) -> None:
         with self._db.transaction():
             for trajectory, snapshot in items:
                 begin_trajectory(self._db, trajectory, snapshot)
 
-    def restore_rows(self, images: Iterable[Image], trajectories: Sequence[Trajectory], snapshots: Iterable[SnapshotRow]) -> None:
+    def restore_rows(
+        self, images: Iterable[Image], trajectories: Sequence[Trajectory], snapshots: Iterable[SnapshotRow]
+    ) -> None:
         with self._db.transaction():
             restore_rows(self._db, images, trajectories, snapshots)
 
@@ -160,12 +171,16 @@ class SqliteCatalog(Catalog):
 
     def set_env(self, trajectory_id: TrajectoryID, env: tuple[tuple[str, str], ...]) -> None:
         with self._db.transaction():
-            if not self._db.write("UPDATE trajectories SET env = ? WHERE id = ?", (rows.encode_pairs(env), trajectory_id)):
+            if not self._db.write(
+                "UPDATE trajectories SET env = ? WHERE id = ?", (rows.encode_pairs(env), trajectory_id)
+            ):
                 raise no("trajectory", trajectory_id)
 
     def lease(self, trajectory_id: TrajectoryID) -> int:
         with self._db.transaction():
-            row = self._db.read_one("UPDATE trajectories SET fence = fence + 1 WHERE id = ? RETURNING fence", (trajectory_id,))
+            row = self._db.read_one(
+                "UPDATE trajectories SET fence = fence + 1 WHERE id = ? RETURNING fence", (trajectory_id,)
+            )
         if row is None:
             raise no("trajectory", trajectory_id)
         return int(row[0])
@@ -177,16 +192,30 @@ class SqliteCatalog(Catalog):
         with self._db.transaction():
             remove_trajectory(self._db, trajectory_id)
 
-    # -- snapshots -----------------------------------------------------------------------------------------------------------
+    # -- snapshots ------------------------------------------------------------------------------------------------------
 
     def commit_snapshot(
-        self, snapshot: Snapshot, messages: Sequence[Message], *, expected_head: SnapshotID, entries: Sequence[Entry] = (),
-        ended: Ended | None = None, state: dict[str, Any] | None = None, fence: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        snapshot: Snapshot,
+        messages: Sequence[Message],
+        *,
+        expected_head: SnapshotID,
+        entries: Sequence[Entry] = (),
+        ended: Ended | None = None,
+        state: dict[str, Any] | None = None,
+        fence: int | None = None,
+    ) -> None:
         with self._db.transaction():
             commit(
-                self._db, snapshot, messages, expected_head=expected_head, entries=entries, ended=ended, state=state, fence=fence
-            )  # fmt: skip
+                self._db,
+                snapshot,
+                messages,
+                expected_head=expected_head,
+                entries=entries,
+                ended=ended,
+                state=state,
+                fence=fence,
+            )
 
     def get_snapshot(self, snapshot_id: SnapshotID) -> Snapshot:
         row = self._db.read_one(rows.SNAPSHOT_SELECT + "WHERE s.id = ?", (snapshot_id,))
@@ -201,9 +230,11 @@ class SqliteCatalog(Catalog):
         wanted, before = (sys.maxsize if last is None else last), _AFTER_ALL
         while len(found) < wanted:  # in pages: a step must not wait until ten thousand are read
             page = self._db.read_page(
-                rows.SNAPSHOT_SELECT + "WHERE s.trajectory = ? AND s.seq < ? ORDER BY s.seq DESC", (number, before),
-                rows=min(wanted - len(found), PAGE_ROWS), size=PAGE_CHARS,
-            )  # fmt: skip
+                rows.SNAPSHOT_SELECT + "WHERE s.trajectory = ? AND s.seq < ? ORDER BY s.seq DESC",
+                (number, before),
+                rows=min(wanted - len(found), PAGE_ROWS),
+                size=PAGE_CHARS,
+            )
             if not page:
                 break
             found.extend(map(decode, page))
@@ -221,7 +252,9 @@ class SqliteCatalog(Catalog):
     def all_snapshots(self) -> Iterator[Snapshot]:
         last = 0
         while True:
-            page = self._db.read_page(rows.SNAPSHOT_SELECT + "WHERE s.pk > ? ORDER BY s.pk", (last,), rows=PAGE_ROWS, size=PAGE_CHARS)
+            page = self._db.read_page(
+                rows.SNAPSHOT_SELECT + "WHERE s.pk > ? ORDER BY s.pk", (last,), rows=PAGE_ROWS, size=PAGE_CHARS
+            )
             if not page:
                 return
             decode = rows.SnapshotDecoder()
@@ -244,7 +277,9 @@ class SqliteCatalog(Catalog):
             )
 
     def unstored(self) -> list[SnapshotID]:
-        return [SnapshotID(row[0]) for row in self._db.read("SELECT id FROM snapshots WHERE state = 'captured' ORDER BY pk")]
+        return [
+            SnapshotID(row[0]) for row in self._db.read("SELECT id FROM snapshots WHERE state = 'captured' ORDER BY pk")
+        ]
 
     def set_stored(self, snapshot_id: SnapshotID, tree: TreeID, record: RecordID, warnings: Sequence[str] = ()) -> None:
         with self._db.transaction():
@@ -278,21 +313,26 @@ class SqliteCatalog(Catalog):
             for which in ("output", "stdout", "stderr"):
                 having = f"call_{which} = ?1 AND state <> 'captured'"
                 self._db.write_many(
-                    f"INSERT INTO damaged_outputs SELECT pk, '{which}', ?1, ?2 FROM snapshots WHERE {having}", blobs.items()
+                    f"INSERT INTO damaged_outputs SELECT pk, '{which}', ?1, ?2 FROM snapshots WHERE {having}",
+                    blobs.items(),
                 )
-                self._db.write_many(f"UPDATE snapshots SET call_{which} = NULL WHERE {having}", ((blob,) for blob in blobs))
+                self._db.write_many(
+                    f"UPDATE snapshots SET call_{which} = NULL WHERE {having}", ((blob,) for blob in blobs)
+                )
 
     def set_image_tree(self, image_id: ImageID, tree: TreeID) -> None:
         with self._db.transaction():
             self._db.write("UPDATE images SET tree = ? WHERE id = ?", (tree, image_id))
 
-    # -- conversations -------------------------------------------------------------------------------------------------------
+    # -- conversations --------------------------------------------------------------------------------------------------
 
     def own_messages(self, snapshot_id: SnapshotID) -> list[Message]:
         return lines.own_messages(self._db, snapshot_id)
 
     def conversation(self, snapshot_id: SnapshotID, start: int = 0) -> Iterator[Message]:
-        return lines.conversation(self._db, snapshot_id, max(start, 0))  # not a generator itself: NotFound comes at the call
+        return lines.conversation(
+            self._db, snapshot_id, max(start, 0)
+        )  # not a generator itself: NotFound comes at the call
 
     def state(self, snapshot_id: SnapshotID) -> dict[str, Any]:
         return lines.state_of(self._db, snapshot_id)
@@ -301,7 +341,7 @@ class SqliteCatalog(Catalog):
         with self._db.lock:
             return lines.own_state(self._db, snapshot_id)
 
-    # -- journals ------------------------------------------------------------------------------------------------------------
+    # -- journals -------------------------------------------------------------------------------------------------------
 
     def begin_entry(self, trajectory_id: TrajectoryID, entry: Entry, *, fence: int | None = None) -> None:
         with self._db.transaction():
@@ -327,7 +367,7 @@ class SqliteCatalog(Catalog):
         with self._db.lock:
             return entries.unbound(self._db, writer(self._db, trajectory_id, None).line)
 
-    # -- parts ---------------------------------------------------------------------------------------------------------------
+    # -- parts ----------------------------------------------------------------------------------------------------------
 
     @property
     def approvals(self) -> Approvals:
@@ -341,7 +381,8 @@ class SqliteCatalog(Catalog):
     def values(self) -> KeyValues:
         return self._values
 
-    # -- references by people ------------------------------------------------------------------------------------------------
+    # -- references by people
+    # -------------------------------------------------------------------------------------------
 
     def resolve_snapshot(self, ref: str) -> Snapshot:
         with self._db.lock:
@@ -363,9 +404,14 @@ class SqliteCatalog(Catalog):
                 raise no("tag", name)
 
     def tags(self) -> dict[str, SnapshotID]:
-        return dict(self._db.read("SELECT name, snapshots.id FROM tags JOIN snapshots ON snapshots.pk = tags.snapshot ORDER BY name"))
+        return dict(
+            self._db.read(
+                "SELECT name, snapshots.id FROM tags JOIN snapshots ON snapshots.pk = tags.snapshot ORDER BY name"
+            )
+        )
 
-    # -- what is referenced --------------------------------------------------------------------------------------------------
+    # -- what is referenced
+    # ---------------------------------------------------------------------------------------------
 
     def referenced_layers(self) -> set[LayerID]:
         return {LayerID(row[0]) for row in self._db.read("SELECT DISTINCT value FROM stacks, json_each(stacks.layers)")}
@@ -379,7 +425,9 @@ class SqliteCatalog(Catalog):
         return {BlobID(blob) for row in found for blob in row if blob is not None}
 
     def referenced_trees(self) -> set[TreeID]:
-        found = self._db.read("SELECT tree FROM snapshots WHERE tree IS NOT NULL UNION ALL SELECT tree FROM images WHERE tree IS NOT NULL")
+        found = self._db.read(
+            "SELECT tree FROM snapshots WHERE tree IS NOT NULL UNION ALL SELECT tree FROM images WHERE tree IS NOT NULL"
+        )
         return {TreeID(row[0]) for row in found}
 
     def referenced_records(self) -> set[RecordID]:
@@ -390,4 +438,3 @@ class SqliteCatalog(Catalog):
         if not found:
             raise no("experiment", experiment_id)
         return found
-

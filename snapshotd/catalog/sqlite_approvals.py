@@ -20,7 +20,17 @@ from snapshotd.catalog.lookup import (
 )
 from snapshotd.errors import Conflict, InternalError, NotFound
 from snapshotd.sqlite import Database, Row, Value
-from snapshotd.types import Approval, ApprovalID, ApprovalStatus, CallID, CallStatus, Compensation, SideEffect, TrajectoryID, short
+from snapshotd.types import (
+    Approval,
+    ApprovalID,
+    ApprovalStatus,
+    CallID,
+    CallStatus,
+    Compensation,
+    SideEffect,
+    TrajectoryID,
+    short,
+)
 
 _APPROVAL_SELECT = """
 SELECT a.id, t.id, a.entry, a.tool, a.digest, s.id, a.side_effect, a.created_at_ns, a.question, a.status, a.expires_at_ns,
@@ -49,34 +59,61 @@ class SqliteApprovals(Approvals):
         with db.transaction():
             if db.read("SELECT 1 FROM approvals WHERE id = ?", (one.id,)):
                 raise Conflict(f"approval {one.id} is in the catalog already: every question has an id of its own")
-            db.write(_APPROVAL_INSERT, (
-                one.id, trajectory_number(db, one.trajectory), snapshot_numbers(db, one.snapshot)[0], one.entry, rows.encode_text(one.tool),
-                one.digest, one.side_effect.value, one.created_at_ns, rows.encode_text_or_none(one.question), one.status.value,
-                one.expires_at_ns, one.decided_at_ns, rows.encode_text_or_none(one.by), rows.encode_text_or_none(one.reason),
-                _encode_edited(one.edited), rows.encode_json(one.arguments),
-            ))  # fmt: skip
+            db.write(
+                _APPROVAL_INSERT,
+                (
+                    one.id,
+                    trajectory_number(db, one.trajectory),
+                    snapshot_numbers(db, one.snapshot)[0],
+                    one.entry,
+                    rows.encode_text(one.tool),
+                    one.digest,
+                    one.side_effect.value,
+                    one.created_at_ns,
+                    rows.encode_text_or_none(one.question),
+                    one.status.value,
+                    one.expires_at_ns,
+                    one.decided_at_ns,
+                    rows.encode_text_or_none(one.by),
+                    rows.encode_text_or_none(one.reason),
+                    _encode_edited(one.edited),
+                    rows.encode_json(one.arguments),
+                ),
+            )
 
-    def list(self, status: ApprovalStatus | None = None, trajectory_id: TrajectoryID | None = None) -> builtins.list[Approval]:
+    def list(
+        self, status: ApprovalStatus | None = None, trajectory_id: TrajectoryID | None = None
+    ) -> builtins.list[Approval]:
         where, values = _where({"a.status": status and status.value, "t.id": trajectory_id})
         return [_decode(row) for row in self._db.read(f"{_APPROVAL_SELECT} {where} ORDER BY a.pk", values)]
 
     def find(self, ref: str) -> Approval:
         found: builtins.list[Row] = []
         if len(ref) >= MIN_PREFIX_CHARS and searchable(ref):
-            found = self._db.read(_APPROVAL_SELECT + "WHERE a.id >= ? AND a.id < ? LIMIT ?", (*id_range(ref), CANDIDATES + 1))
+            found = self._db.read(
+                _APPROVAL_SELECT + "WHERE a.id >= ? AND a.id < ? LIMIT ?", (*id_range(ref), CANDIDATES + 1)
+            )
         if not found:
             raise no("approval", ref)
         check_unique(ref, [row[0] for row in found])
         return _decode(found[0])
 
     def of_entry(self, entry_id: CallID) -> Approval | None:
-        row = self._db.read_one(_APPROVAL_SELECT + "WHERE a.entry = ? ORDER BY a.pk DESC LIMIT 1", (rows.encode_text(entry_id),))
+        row = self._db.read_one(
+            _APPROVAL_SELECT + "WHERE a.entry = ? ORDER BY a.pk DESC LIMIT 1", (rows.encode_text(entry_id),)
+        )
         return None if row is None else _decode(row)
 
     def decide(
-        self, approval_id: ApprovalID, status: ApprovalStatus, *, at_ns: int, by: str | None, reason: str | None,
+        self,
+        approval_id: ApprovalID,
+        status: ApprovalStatus,
+        *,
+        at_ns: int,
+        by: str | None,
+        reason: str | None,
         edited: tuple[Any] | None = None,
-    ) -> Approval:  # fmt: skip
+    ) -> Approval:
         if status is ApprovalStatus.PENDING:
             raise InternalError(f"approval {approval_id} cannot be decided to be pending")
         with self._db.transaction():
@@ -90,10 +127,14 @@ class SqliteApprovals(Approvals):
             self._db.write(
                 "UPDATE approvals SET status = ?, decided_at_ns = ?, decided_by = ?, reason = ?, edited = ? WHERE id = ?",
                 (
-                    status.value, at_ns, rows.encode_text_or_none(by), rows.encode_text_or_none(reason), _encode_edited(edited),
+                    status.value,
+                    at_ns,
+                    rows.encode_text_or_none(by),
+                    rows.encode_text_or_none(reason),
+                    _encode_edited(edited),
                     approval_id,
                 ),
-            )  # fmt: skip
+            )
             return self._get(approval_id)
 
     def move(self, approval_id: ApprovalID, entry_id: CallID) -> None:
@@ -102,7 +143,9 @@ class SqliteApprovals(Approvals):
             self._db.write("UPDATE approvals SET entry = ? WHERE id = ?", (entry_id, approval_id))
 
     def _get(self, approval_id: ApprovalID) -> Approval:
-        row = self._db.read_one(_APPROVAL_SELECT + "WHERE a.id = ?", (approval_id,)) if searchable(approval_id) else None
+        row = (
+            self._db.read_one(_APPROVAL_SELECT + "WHERE a.id = ?", (approval_id,)) if searchable(approval_id) else None
+        )
         if row is None:
             raise no("approval", approval_id)
         return _decode(row)
@@ -118,13 +161,25 @@ class SqliteCompensations(Compensations):
         db, one = self._db, compensation
         with db.transaction():
             if db.read("SELECT 1 FROM compensations WHERE entry = ?", (one.entry,)):
-                raise Conflict(f"call {short(one.entry)} has been compensated already, or that was begun: look at it with `snapshotd show`")
-            db.write("INSERT INTO compensations VALUES (?,?,?,?,?,?,?)", (
-                one.entry, trajectory_number(db, one.trajectory), None if one.status is None else one.status.value, one.began_at_ns,
-                one.ended_at_ns, one.exit_code, rows.encode_text_or_none(one.error),
-            ))  # fmt: skip
+                raise Conflict(
+                    f"call {short(one.entry)} has been compensated already, or that was begun: look at it with `snapshotd show`"
+                )
+            db.write(
+                "INSERT INTO compensations VALUES (?,?,?,?,?,?,?)",
+                (
+                    one.entry,
+                    trajectory_number(db, one.trajectory),
+                    None if one.status is None else one.status.value,
+                    one.began_at_ns,
+                    one.ended_at_ns,
+                    one.exit_code,
+                    rows.encode_text_or_none(one.error),
+                ),
+            )
 
-    def end(self, entry_id: CallID, status: CallStatus, *, at_ns: int, exit_code: int | None, error: str | None) -> None:
+    def end(
+        self, entry_id: CallID, status: CallStatus, *, at_ns: int, exit_code: int | None, error: str | None
+    ) -> None:
         with self._db.transaction():
             if not self._db.write(
                 "UPDATE compensations SET status = ?, ended_at_ns = ?, exit_code = ?, error = ? WHERE entry = ? AND status IS NULL",
@@ -139,9 +194,14 @@ class SqliteCompensations(Compensations):
         with rows.intact("the compensation of call", row):
             entry, trajectory, status, began, ended, exit_code, error = row
             return Compensation(
-                CallID(entry), TrajectoryID(trajectory), None if status is None else CallStatus(status), began, ended, exit_code,
+                CallID(entry),
+                TrajectoryID(trajectory),
+                None if status is None else CallStatus(status),
+                began,
+                ended,
+                exit_code,
                 rows.decode_text_or_none(error),
-            )  # fmt: skip
+            )
 
 
 def _where(wanted: dict[str, Value]) -> tuple[str, builtins.list[Value]]:
@@ -156,11 +216,38 @@ def _encode_edited(edited: tuple[Any] | None) -> str | None:
 def _decode(row: Row) -> Approval:
     with rows.intact("approval", row):
         (
-            approval_id, trajectory, entry, tool, digest, snapshot, side_effect, created, question, status, expires, decided, by, reason,
-            edited, arguments,
-        ) = row  # fmt: skip
+            approval_id,
+            trajectory,
+            entry,
+            tool,
+            digest,
+            snapshot,
+            side_effect,
+            created,
+            question,
+            status,
+            expires,
+            decided,
+            by,
+            reason,
+            edited,
+            arguments,
+        ) = row
         return Approval(
-            approval_id, trajectory, entry, rows.decode_text(tool), json.loads(arguments), digest, snapshot, SideEffect(side_effect),
-            created, rows.decode_text_or_none(question), ApprovalStatus(status), expires, decided, rows.decode_text_or_none(by),
-            rows.decode_text_or_none(reason), None if edited is None else (json.loads(edited),),
-        )  # fmt: skip
+            approval_id,
+            trajectory,
+            entry,
+            rows.decode_text(tool),
+            json.loads(arguments),
+            digest,
+            snapshot,
+            SideEffect(side_effect),
+            created,
+            rows.decode_text_or_none(question),
+            ApprovalStatus(status),
+            expires,
+            decided,
+            rows.decode_text_or_none(by),
+            rows.decode_text_or_none(reason),
+            None if edited is None else (json.loads(edited),),
+        )

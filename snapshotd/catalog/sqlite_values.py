@@ -1,7 +1,7 @@
 """The key-value store in the catalog's database.
 
-Tenants, namespaces and keys are stored as bytes of UTF-8, so that every text (hostile JSON can hold lone surrogates) has its place in one
-order, which is that of code points.
+Tenants, namespaces and keys are stored as bytes of UTF-8, so that every text (hostile JSON can hold lone surrogates)
+has its place in one order, which is that of code points.
 """
 
 from __future__ import annotations
@@ -30,16 +30,24 @@ FROM keys k JOIN key_versions v ON v.key = k.pk
 
 
 class SqliteValues(KeyValues):
-    """See `base.KeyValues`. LimitExceeded: a tenant, namespace or key of more than 1,024 bytes; a value that nests too deep. UsageError: an
-    empty key; a value that is not JSON."""
+    """See `base.KeyValues`. LimitExceeded: a tenant, namespace or key of more than 1,024 bytes; a value that nests too
+    deep. UsageError: an empty key; a value that is not JSON."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
     def put(
-        self, tenant: str, namespace: str, key: str, value: Any, *, now_ns: int, expires_at_ns: int | None = None,
-        expected_version: int | None = None, request: str | None = None,
-    ) -> StoredValue:  # fmt: skip
+        self,
+        tenant: str,
+        namespace: str,
+        key: str,
+        value: Any,
+        *,
+        now_ns: int,
+        expires_at_ns: int | None = None,
+        expected_version: int | None = None,
+        request: str | None = None,
+    ) -> StoredValue:
         text = rows.encode_json(value)
         with self._db.transaction():
             number, latest = self._key(tenant, namespace, key)
@@ -58,8 +66,15 @@ class SqliteValues(KeyValues):
         return found
 
     def delete(
-        self, tenant: str, namespace: str, key: str, *, now_ns: int, expected_version: int | None = None, request: str | None = None
-    ) -> None:  # fmt: skip
+        self,
+        tenant: str,
+        namespace: str,
+        key: str,
+        *,
+        now_ns: int,
+        expected_version: int | None = None,
+        request: str | None = None,
+    ) -> None:
         with self._db.transaction():
             number, latest = self._key(tenant, namespace, key)
             if self._made(number, request) is not None:
@@ -70,11 +85,18 @@ class SqliteValues(KeyValues):
             self._add(number, latest, None, now_ns, None, request)
 
     def search(
-        self, tenant: str, namespace: str, *, now_ns: int, prefix: str = "", where: Mapping[str, Any] | None = None, limit: int = 100,
+        self,
+        tenant: str,
+        namespace: str,
+        *,
+        now_ns: int,
+        prefix: str = "",
+        where: Mapping[str, Any] | None = None,
+        limit: int = 100,
         after: str = "",
-    ) -> list[StoredValue]:  # fmt: skip
-        """As in `base`. A key that several namespaces have is never torn apart: the last one's values come all, beyond `limit` if need be.
-        Cost: the keys of the namespace and those below it, and the values that are looked into."""
+    ) -> list[StoredValue]:
+        """As in `base`. A key that several namespaces have is never torn apart: the last one's values come all, beyond
+        `limit` if need be. Cost: the keys of the namespace and those below it, and the values that are looked into."""
         fits = _filter(where or {})
         found: list[StoredValue] = []
         with self._db.lock:
@@ -102,7 +124,7 @@ class SqliteValues(KeyValues):
                 (max(keep_versions, 0),),
             )
 
-    # -- inside ----------------------------------------------------------------------------------------------------------------
+    # -- inside ---------------------------------------------------------------------------------------------------------
 
     def _key(self, tenant: str, namespace: str, key: str) -> tuple[int, int]:
         """A key's row and latest version, made if it is new."""
@@ -117,7 +139,9 @@ class SqliteValues(KeyValues):
     def _expect(self, key: str, expected: int | None, version: int) -> None:
         if expected is not None and expected != version:
             has = f"has version {version}" if version else "does not exist"
-            raise Conflict(f"key {_shown(key)} cannot be changed because it {has} and not version {expected}: read it again first")
+            raise Conflict(
+                f"key {_shown(key)} cannot be changed because it {has} and not version {expected}: read it again first"
+            )
 
     def _made(self, number: int, request: str | None) -> StoredValue | None:
         """The change that was made under this name."""
@@ -126,7 +150,7 @@ class SqliteValues(KeyValues):
 
     def _add(
         self, number: int, latest: int, text: str | None, now_ns: int, expires_at_ns: int | None, request: str | None
-    ) -> StoredValue:  # fmt: skip
+    ) -> StoredValue:
         self._db.write("UPDATE keys SET version = ? WHERE pk = ?", (latest + 1, number))
         self._db.write(
             "INSERT INTO key_versions (key, version, created_at_ns, expires_at_ns, value, request) VALUES (?,?,?,?,?,?)",
@@ -145,7 +169,8 @@ class SqliteValues(KeyValues):
         return None if row is None else _decode(row)
 
     def _page(self, tenant: str, namespace: str, prefix: str, at: tuple[bytes, bytes]) -> list[Row]:
-        """(row, latest version, key, namespace) of the next keys behind `at`, in the order of keys and then namespaces."""
+        """(row, latest version, key, namespace) of the next keys behind `at`, in the order of keys and then
+        namespaces."""
         owner, within, first = _name("the tenant", tenant), _name("the namespace", namespace), _name("the key", prefix)
         below = (within + b"/", within + b"0") if within else (b"", _AFTER_ALL)  # "0" is what comes after "/"
         return self._db.read(
@@ -159,7 +184,9 @@ class SqliteValues(KeyValues):
 def _name(what: str, text: str) -> bytes:
     data = text.encode(errors="surrogatepass")
     if len(data) > MAX_NAME_BYTES:
-        raise LimitExceeded(f"{what} {_shown(text)} has {len(data)} bytes and {MAX_NAME_BYTES} is the most: choose a shorter one")
+        raise LimitExceeded(
+            f"{what} {_shown(text)} has {len(data)} bytes and {MAX_NAME_BYTES} is the most: choose a shorter one"
+        )
     return data
 
 
@@ -177,21 +204,27 @@ def _shown(text: str) -> str:
 
 def _no(namespace: str, key: str, version: int | None) -> NotFound:
     which = "" if version is None else f" in version {version}"
-    return NotFound(f"there is no key {_shown(key)}{which} in namespace {_shown(namespace)}: search shows what there is")
+    return NotFound(
+        f"there is no key {_shown(key)}{which} in namespace {_shown(namespace)}: search shows what there is"
+    )
 
 
 def _decode(row: Row) -> StoredValue:
     key, tenant, namespace, version, created, expires, value = row
     with rows.intact("key", row):
         content = None if value is None else json.loads(value)
-        return StoredValue(_text(tenant), _text(namespace), _text(key), version, content, created, expires, value is None)
+        return StoredValue(
+            _text(tenant), _text(namespace), _text(key), version, content, created, expires, value is None
+        )
 
 
 def _filter(where: Mapping[str, Any]) -> Callable[[Any], bool]:
     """Whether a value has all these fields. UsageError: a wanted value is no scalar."""
     for path, wanted in where.items():
         if not (wanted is None or isinstance(wanted, str | bool | int | float)):
-            raise UsageError(f"field {_shown(path)} cannot be searched for a list or an object: give a text, a number, true, false or null")
+            raise UsageError(
+                f"field {_shown(path)} cannot be searched for a list or an object: give a text, a number, true, false or null"
+            )
     return lambda value: all(_has(value, path.split("."), wanted) for path, wanted in where.items())
 
 
@@ -200,4 +233,6 @@ def _has(value: Any, path: list[str], wanted: Any) -> bool:
         if not isinstance(value, dict) or name not in value:
             return False
         value = value[name]
-    return isinstance(value, bool) is isinstance(wanted, bool) and not isinstance(value, dict | list) and value == wanted
+    return (
+        isinstance(value, bool) is isinstance(wanted, bool) and not isinstance(value, dict | list) and value == wanted
+    )

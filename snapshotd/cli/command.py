@@ -1,4 +1,5 @@
-"""What every command has: the global options after its name, examples in its help, one-sentence errors, its exit codes."""
+"""What every command has: the global options after its name, examples in its help, one-sentence errors, its exit
+codes."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO, TypeVar
 import click
 
 from snapshotd.daemon.http.wire import DEFAULT_STATE_DIR, SOCKET_VARIABLE, STATE_DIR_VARIABLE
-from snapshotd.errors import NO_ROOM, CommandNotFound, CommandNotRunnable, OutOfSpace, SandboxFailed, SnapshotdError, UsageError
+from snapshotd.errors import (
+    NO_ROOM,
+    CommandNotFound,
+    CommandNotRunnable,
+    OutOfSpace,
+    SandboxFailed,
+    SnapshotdError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd
@@ -40,16 +49,19 @@ class ReaderGone(Exception):  # noqa: N818 - what happened, and no failure of ou
 
 
 def drop_output(stream: TextIO | None = None) -> None:
-    """From now on, what goes to standard output (or `stream`) goes nowhere: Python would fail again when it flushes at exit."""
+    """From now on, what goes to standard output (or `stream`) goes nowhere: Python would fail again when it flushes at
+    exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
 
 
 def refuse_input(advice: str) -> None:
-    """UsageError when standard input has data that nobody would get. A terminal is no such, nor what is empty so far: a pipe that a job
-    of CI or a service has inherited. `advice`: how to go on."""
+    """UsageError when standard input has data that nobody would get. A terminal is no such, nor what is empty so far: a
+    pipe that a job of CI or a service has inherited. `advice`: how to go on."""
     source = standard_input()
     if source is not None and waiting_bytes(source.fileno()):
-        raise UsageError(f"standard input has data, and would not be sent: {advice}, or say `< /dev/null` if nobody is to have it")
+        raise UsageError(
+            f"standard input has data, and would not be sent: {advice}, or say `< /dev/null` if nobody is to have it"
+        )
 
 
 def standard_input() -> BinaryIO | None:
@@ -81,12 +93,19 @@ def no_space(exc: OSError) -> OutOfSpace:
 class Command(click.Command):
     """A command of ours.
 
-    `examples`: command lines for the help. `docker_codes`: docker's exit codes, for commands that run something: 125 for every failure
-    of ours, 126 and 127 for programs that cannot be run. `splits`: what follows the first `--` is kept apart (`after_dashes`).
+    `examples`: command lines for the help. `docker_codes`: docker's exit codes, for commands that run something: 125
+    for every failure of ours, 126 and 127 for programs that cannot be run. `splits`: what follows the first `--` is
+    kept apart (`after_dashes`).
     """
 
     def __init__(
-        self, name: str | None, *, examples: Sequence[str] = (), docker_codes: bool = False, splits: bool = False, **attrs: Any
+        self,
+        name: str | None,
+        *,
+        examples: Sequence[str] = (),
+        docker_codes: bool = False,
+        splits: bool = False,
+        **attrs: Any,
     ) -> None:
         attrs.setdefault("context_settings", CONTEXT_SETTINGS)
         super().__init__(name, **attrs)
@@ -155,14 +174,22 @@ def global_options() -> list[click.Option]:
 
     return [
         click.Option(
-            ["--state-dir"], metavar="DIR", expose_value=False, callback=keep(_STATE_DIR), type=click.Path(),
+            ["--state-dir"],
+            metavar="DIR",
+            expose_value=False,
+            callback=keep(_STATE_DIR),
+            type=click.Path(),
             help=f"The daemon's state directory. [${STATE_DIR_VARIABLE}, else {DEFAULT_STATE_DIR}]",
         ),
         click.Option(
-            ["--socket"], metavar="PATH", expose_value=False, callback=keep(_SOCKET), type=click.Path(),
+            ["--socket"],
+            metavar="PATH",
+            expose_value=False,
+            callback=keep(_SOCKET),
+            type=click.Path(),
             help=f"The daemon's socket. [${SOCKET_VARIABLE}, else snapshotd.sock in the state directory]",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def json_option(function: F) -> F:
@@ -173,7 +200,9 @@ def json_option(function: F) -> F:
             ctx.meta[_JSON] = True
         return value
 
-    option = click.option("--json", "as_json", is_flag=True, is_eager=True, callback=remember, help="Print JSON on standard output.")
+    option = click.option(
+        "--json", "as_json", is_flag=True, is_eager=True, callback=remember, help="Print JSON on standard output."
+    )
     return option(function)
 
 
@@ -195,7 +224,8 @@ def connect(ctx: click.Context, *, autostart: bool = True) -> Snapshotd:
 
 
 def is_local(ctx: click.Context) -> bool:
-    """Whether paths mean the same to the daemon: nobody named a socket, which could belong to a daemon in a container."""
+    """Whether paths mean the same to the daemon: nobody named a socket, which could belong to a daemon in a
+    container."""
     return _SOCKET not in ctx.meta and SOCKET_VARIABLE not in os.environ
 
 
@@ -213,7 +243,9 @@ def refuse(message: str) -> NoReturn:
 
 def _with_bare_network(cmd: click.Command, args: list[str]) -> list[str]:
     """`--network` alone means `--network bridge`. Only our own options are looked at, never an agent's."""
-    valued = {name for param in cmd.params if isinstance(param, click.Option) and not param.is_flag for name in param.opts}
+    valued = {
+        name for param in cmd.params if isinstance(param, click.Option) and not param.is_flag for name in param.opts
+    }
     if "--network" not in valued:
         return args
     at = 0

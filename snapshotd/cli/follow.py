@@ -1,4 +1,5 @@
-"""Following a run on the terminal: its output as raw bytes, one line per snapshot on standard error, Ctrl-C stops it."""
+"""Following a run on the terminal: its output as raw bytes, one line per snapshot on standard error, Ctrl-C stops
+it."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class RawOutput:
 
 
 class Interruption:
-    """While it is entered, SIGINT and SIGTERM stop the run once, from a thread beside, and the second one quits at once."""
+    """While it is entered, SIGINT and SIGTERM stop the run once, from a thread beside, and the second one quits at
+    once."""
 
     def __init__(self, client: Snapshotd, trajectory: str) -> None:
         self._client = client
@@ -76,7 +78,10 @@ class Interruption:
 def patience(seconds: float = 3.0) -> Iterator[None]:
     """Say what is probably going on when starting something takes long."""
     timer = threading.Timer(
-        seconds, lambda: note("still starting; an image that is used for the first time is built or imported now, which can take a minute")
+        seconds,
+        lambda: note(
+            "still starting; an image that is used for the first time is built or imported now, which can take a minute"
+        ),
     )
     timer.daemon = True
     timer.start()
@@ -93,11 +98,12 @@ def note(text: str) -> None:
 
 def follow(
     client: Snapshotd, trajectory: str, *, as_json: bool, quiet: bool, stop_on_interrupt: bool, wait: Wait | None = None
-) -> int:  # fmt: skip
-    """Show a run until it has finished. Returns what the command's exit code should be: the agent's, 130 when interrupted.
+) -> int:
+    """Show a run until it has finished. Returns what the command's exit code should be: the agent's, 130 when
+    interrupted.
 
-    With `wait`, its `finished` comes when that has happened, and has `state`. BrokenPipeError when nobody reads what is shown any more:
-    with `stop_on_interrupt` the run was stopped before.
+    With `wait`, its `finished` comes when that has happened, and has `state`. BrokenPipeError when nobody reads what is
+    shown any more: with `stop_on_interrupt` the run was stopped before.
     """
     replay = Replay()
     events = client.events(trajectory, on_lost=None if quiet else lambda: _tell_lost(replay))
@@ -119,20 +125,24 @@ def _tell_lost(replay: Replay) -> None:
     note("the daemon went away; following its successor")
 
 
-def _waiting(events: Iterator[dict[str, Any]], client: Snapshotd, trajectory: str, wait: Wait) -> Iterator[dict[str, Any]]:
+def _waiting(
+    events: Iterator[dict[str, Any]], client: Snapshotd, trajectory: str, wait: Wait
+) -> Iterator[dict[str, Any]]:
     for event in events:
         yield {**event, "state": settled(client, trajectory, wait)} if event["event"] == "finished" else event
 
 
 class Replay:
-    """The calls that a resumed program gets from the journal: one line that counts them on a terminal, and one when they are over."""
+    """The calls that a resumed program gets from the journal: one line that counts them on a terminal, and one when
+    they are over."""
 
     def __init__(self) -> None:
         self._count = 0
         self._shown = False
 
     def line(self, event: dict[str, Any]) -> str | None:
-        """What to say of an event: nothing for a replayed call, how many there were when the program is live or has ended."""
+        """What to say of an event: nothing for a replayed call, how many there were when the program is live or has
+        ended."""
         if event["event"] == "replayed":
             self._count += 1
             if sys.stderr.isatty():
@@ -172,7 +182,9 @@ def _show(events: Iterable[dict[str, Any]], trajectory: str, replay: Replay, *, 
         if event["event"] == "finished":
             return _exit_code(event, trajectory, warning)
     if not seen:
-        raise UsageError(f"no agent ever ran in {short(trajectory)}, so there is nothing to follow; `snapshotd log` shows its snapshots")
+        raise UsageError(
+            f"no agent ever ran in {short(trajectory)}, so there is nothing to follow; `snapshotd log` shows its snapshots"
+        )
     raise DaemonUnavailable(
         f"the daemon ended the events of {short(trajectory)} before the run did; its snapshots are safe: `snapshotd log "
         f"{short(trajectory)}` lists them, `snapshotd attach {short(trajectory)}` follows again"
@@ -185,9 +197,14 @@ def _line(event: dict[str, Any]) -> str | None:
         return f"▶ trajectory {short(event['trajectory'])}  {event['runtime']}  {printable(str(event['image']))}"
     if kind == "snapshot":
         return snapshot_line(
-            seq=event["seq"], snapshot_id=event["id"], tool=event["tool"], status=event["status"], files=event.get("files"),
-            pause_ms=event["pause_ms"], method=event.get("method", "pivot"),
-        )  # fmt: skip
+            seq=event["seq"],
+            snapshot_id=event["id"],
+            tool=event["tool"],
+            status=event["status"],
+            files=event.get("files"),
+            pause_ms=event["pause_ms"],
+            method=event.get("method", "pivot"),
+        )
     if kind == "approval":
         which, tool = short(event["id"]), printable(str(event["tool"]))
         if event["status"] == "pending":
@@ -199,16 +216,21 @@ def _line(event: dict[str, Any]) -> str | None:
         code = event["exit_code"]
         how = event.get("status", "finished") if code is None else f"exit code {code}"
         state = f", {event['state']}" if "state" in event else ""
-        return f"■ {how}, {event['snapshots']} snapshots{state}; `snapshotd log {short(event['trajectory'])}` lists them"
+        return (
+            f"■ {how}, {event['snapshots']} snapshots{state}; `snapshotd log {short(event['trajectory'])}` lists them"
+        )
     return None
 
 
 def _exit_code(event: dict[str, Any], trajectory: str, warning: dict[str, Any] | None) -> int:
-    """The agent's. An agent that ended well in a run that did not (it has diverged, and caught the error) is a failure of the run."""
+    """The agent's. An agent that ended well in a run that did not (it has diverged, and caught the error) is a failure
+    of the run."""
     code = event["exit_code"]
     if code == 0 and event.get("status") == "interrupted" and warning is not None:
         kind = BY_CODE.get(warning["code"], SandboxFailed)
-        raise kind(f"the agent of {short(trajectory)} ended with exit code 0, and its run did not: {warning['message']}")
+        raise kind(
+            f"the agent of {short(trajectory)} ended with exit code 0, and its run did not: {warning['message']}"
+        )
     if code is not None:
         return int(code)
     if event.get("status") == "interrupted" and warning is not None:

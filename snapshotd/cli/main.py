@@ -1,7 +1,7 @@
 """The command `snapshotd`: finds the command, reports errors as one line, sets the exit code.
 
-Command `x` lives in `cli/commands/FOLDER/x.py` as `command` and is imported when it is used, so that `snapshotd exec` does not
-pay for `tree`.
+Command `x` lives in `cli/commands/FOLDER/x.py` as `command` and is imported when it is used, so that `snapshotd exec`
+does not pay for `tree`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from typing import Any
 
 import click
 
-from snapshotd.cli.command import CONTEXT_SETTINGS, Failure, ReaderGone, drop_output, global_options, no_space, usage_error
+from snapshotd.cli.command import (
+    CONTEXT_SETTINGS,
+    Failure,
+    ReaderGone,
+    drop_output,
+    global_options,
+    no_space,
+    usage_error,
+)
 from snapshotd.errors import SnapshotdError
 
 SECTIONS: dict[str, str] = {
@@ -101,7 +109,9 @@ class LazyGroup(click.Group):
         found: click.Command = importlib.import_module(f"snapshotd.cli.commands.{FOLDERS[cmd_name]}.{cmd_name}").command
         return found
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """As any group does it, and for a word that is no command, the one that was probably meant."""
         try:
             return super().resolve_command(ctx, args)
@@ -128,12 +138,15 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 
 
 @click.group("snapshotd", cls=LazyGroup, context_settings=CONTEXT_SETTINGS, params=global_options())
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version and exit.")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version and exit."
+)
 def cli() -> None:
     """Run LLM agents in containers; one atomic snapshot of files, conversation and tool call after every tool call.
 
-    A snapshot can be looked at, diffed, restored, and forked into sandboxes that run side by side. Wherever a command takes an id, any
-    unique prefix of it, a name or a tag will do. Data goes to standard output, everything else to standard error.
+    A snapshot can be looked at, diffed, restored, and forked into sandboxes that run side by side. Wherever a command
+    takes an id, any unique prefix of it, a name or a tag will do. Data goes to standard output, everything else to
+    standard error.
     """
 
 

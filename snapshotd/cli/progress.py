@@ -1,4 +1,5 @@
-"""Long work on standard error: a bar where that is a terminal, else lines; of those that only count, one now and then and the last."""
+"""Long work on standard error: a bar where that is a terminal, else lines; of those that only count, one now and then
+and the last."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _COUNT_EVERY_S = 5.0
 
 
 class Meter:
-    """`with Meter("exporting best") as meter:` shows the bar, `meter.line(text)` says where it is, and what it counts moves the bar.
+    """`with Meter("exporting best") as meter:` shows the bar, `meter.line(text)` says where it is, and what it counts
+    moves the bar.
 
     Lines and counts may come from different threads. With `quiet`, nothing is shown.
     """
@@ -40,7 +42,9 @@ class Meter:
             self._task = self._bar.add_task(self._title, total=self._total_bytes, detail="")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -74,7 +78,10 @@ def _bar() -> Progress:
 
     console = Console(stderr=True, highlight=False)
     columns = (
-        SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[detail]}", markup=False),
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[detail]}", markup=False),
         TimeElapsedColumn(),
-    )  # fmt: skip
+    )
     return Progress(*columns, console=console, transient=True)

@@ -1,4 +1,5 @@
-"""`python -m snapshotd.cli.reference` prints docs/cli.md: every command with its options and examples, from the commands themselves."""
+"""`python -m snapshotd.cli.reference` prints docs/cli.md: every command with its options and examples, from the
+commands themselves."""
 
 from __future__ import annotations
 
@@ -45,13 +46,19 @@ def _walk() -> Iterator[tuple[str, click.Command]]:
 
 def _exit_codes() -> list[str]:
     lines = ["## Exit codes", "", "| code | meaning |", "|---|---|", "| 0 | it worked |"]
-    lines += [f"| {kind.exit_code} | {code} |" for code, kind in sorted(errors.BY_CODE.items(), key=lambda item: item[1].exit_code)]
     lines += [
-        "| 130 | interrupted by Ctrl-C |", "| 141 | the reader of standard output went away |", "",
+        f"| {kind.exit_code} | {code} |"
+        for code, kind in sorted(errors.BY_CODE.items(), key=lambda item: item[1].exit_code)
+    ]
+    lines += [
+        "| 130 | interrupted by Ctrl-C |",
+        "| 141 | the reader of standard output went away |",
+        "",
         "`run`, `create`, `exec` and `attach` follow docker: 125 for every failure of snapshotd, 126 when the command was found but cannot "
         "be run, 127 when it was not found; otherwise the code of the command or agent itself. `resume` ends with the agent's code too, "
-        "but with those of the table where snapshotd failed or has a question.", "",
-    ]  # fmt: skip
+        "but with those of the table where snapshotd failed or has a question.",
+        "",
+    ]
     return lines
 
 
@@ -66,7 +73,16 @@ def _contents() -> list[str]:
 def _section(name: str, command: click.Command) -> list[str]:
     context = click.Context(command, info_name=f"snapshotd {name}")
     usage = " ".join(command.collect_usage_pieces(context))
-    lines = [f"## snapshotd {name}", "", "```", f"snapshotd {name} {usage}", "```", "", *_paragraphs(command.help or ""), ""]
+    lines = [
+        f"## snapshotd {name}",
+        "",
+        "```",
+        f"snapshotd {name} {usage}",
+        "```",
+        "",
+        *_paragraphs(command.help or ""),
+        "",
+    ]
     rows = [_row(param) for param in command.params if isinstance(param, click.Option) and _is_listed(param)]
     if rows:
         lines += ["| option | |", "|---|---|", *rows, ""]

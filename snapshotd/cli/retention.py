@@ -19,12 +19,25 @@ def retention_options(function: F) -> F:
     """The rules; `policy_of` makes a policy of them."""
     options = [
         click.option("--keep-last", metavar="N", type=Count(0), help="Keep the newest N of each trajectory."),
-        click.option("--keep-within", metavar="TIME", type=Duration(), help="Keep those younger than this: 12h, 7d, 4w."),
-        click.option("--keep-every", metavar="K", type=Count(1), help="Keep milestones: every K-th of each trajectory."),
-        click.option("--keep-failed", metavar="N", type=Count(1), help="Keep the newest N whose tool call failed, of each trajectory."),
-        click.option("--max-size", metavar="SIZE", type=Size(),
-                     help="Of what the rules keep, drop the oldest until the repository fits: 10g."),
-    ]  # fmt: skip
+        click.option(
+            "--keep-within", metavar="TIME", type=Duration(), help="Keep those younger than this: 12h, 7d, 4w."
+        ),
+        click.option(
+            "--keep-every", metavar="K", type=Count(1), help="Keep milestones: every K-th of each trajectory."
+        ),
+        click.option(
+            "--keep-failed",
+            metavar="N",
+            type=Count(1),
+            help="Keep the newest N whose tool call failed, of each trajectory.",
+        ),
+        click.option(
+            "--max-size",
+            metavar="SIZE",
+            type=Size(),
+            help="Of what the rules keep, drop the oldest until the repository fits: 10g.",
+        ),
+    ]
     for option in reversed(options):
         function = option(function)
     return function
@@ -33,9 +46,12 @@ def retention_options(function: F) -> F:
 def policy_of(options: dict[str, Any]) -> Policy | None:
     """The policy that the options are; None when none was given. Takes them out of `options`."""
     policy = Policy(
-        keep_last=options.pop("keep_last"), keep_within_s=options.pop("keep_within"), keep_every=options.pop("keep_every"),
-        keep_failed=options.pop("keep_failed"), max_bytes=options.pop("max_size"),
-    )  # fmt: skip
+        keep_last=options.pop("keep_last"),
+        keep_within_s=options.pop("keep_within"),
+        keep_every=options.pop("keep_every"),
+        keep_failed=options.pop("keep_failed"),
+        max_bytes=options.pop("max_size"),
+    )
     return None if policy == Policy() else policy
 
 

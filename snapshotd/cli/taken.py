@@ -31,23 +31,40 @@ def report_taken(client: Snapshotd, taken: SnapshotInfo, wait: Wait | None, *, a
     if as_json:
         print_json(snapshot_json(taken))
         return
-    click.echo(snapshot_line(
-        seq=taken.seq, snapshot_id=taken.id, tool=taken.tool.name, status=taken.tool.status, pause_ms=taken.pause_ms,
-        files=None if taken.files is None else dataclasses.asdict(taken.files), method=taken.method,
-        state=None if wait is None else taken.state,
-    ), err=True)  # fmt: skip
+    click.echo(
+        snapshot_line(
+            seq=taken.seq,
+            snapshot_id=taken.id,
+            tool=taken.tool.name,
+            status=taken.tool.status,
+            pause_ms=taken.pause_ms,
+            files=None if taken.files is None else dataclasses.asdict(taken.files),
+            method=taken.method,
+            state=None if wait is None else taken.state,
+        ),
+        err=True,
+    )
 
 
 def snapshot_json(item: SnapshotInfo) -> dict[str, Any]:
     """One snapshot as `log --json` prints it."""
     tool = item.tool
     return {
-        "id": item.id, "parent": item.parent, "trajectory": item.trajectory, "seq": item.seq,
+        "id": item.id,
+        "parent": item.parent,
+        "trajectory": item.trajectory,
+        "seq": item.seq,
         "tool": {
-            "name": tool.name, "arguments": tool.arguments, "status": tool.status, "exit_code": tool.exit_code,
+            "name": tool.name,
+            "arguments": tool.arguments,
+            "status": tool.status,
+            "exit_code": tool.exit_code,
             "duration_ms": tool.duration_ms,
         },
         "files": None if item.files is None else dataclasses.asdict(item.files),
-        "state": item.state, "pause_ms": item.pause_ms, "created_at": item.created_at, "tags": list(item.tags),
+        "state": item.state,
+        "pause_ms": item.pause_ms,
+        "created_at": item.created_at,
+        "tags": list(item.tags),
         "warnings": list(item.warnings),
-    }  # fmt: skip
+    }

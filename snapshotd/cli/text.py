@@ -13,7 +13,8 @@ from snapshotd.types import short
 
 
 def printable(text: str) -> str:
-    """`text` with everything escaped that a terminal could take for a command or that would hide something (controls, bidi marks)."""
+    """`text` with everything escaped that a terminal could take for a command or that would hide something (controls,
+    bidi marks)."""
     if text.isprintable():
         return text
     return "".join(ch if ch.isprintable() else _escaped(ch) for ch in text)
@@ -69,7 +70,8 @@ def file_counts(files: Any) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
-    """Print aligned columns on standard output. `right` are the columns to align right. The last column is never padded."""
+    """Print aligned columns on standard output. `right` are the columns to align right. The last column is never
+    padded."""
     widths = [max(len(click.unstyle(row[i])) for row in (header, *rows)) for i in range(len(header))]
     for number, row in enumerate((header, *rows)):
         cells = []
@@ -82,9 +84,16 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequen
 
 
 _COLOURS = {
-    "running": "green", "done": "green", "stored": "green", "finished": "green",
-    "failed": "red", "lost": "red", "interrupted": "yellow", "unknown": "yellow", "pruned": "yellow",
-}  # fmt: skip
+    "running": "green",
+    "done": "green",
+    "stored": "green",
+    "finished": "green",
+    "failed": "red",
+    "lost": "red",
+    "interrupted": "yellow",
+    "unknown": "yellow",
+    "pruned": "yellow",
+}
 
 
 def status(word: str) -> str:
@@ -99,12 +108,21 @@ def print_json(value: Any) -> None:
 
 
 def snapshot_line(
-    *, seq: int, snapshot_id: str, tool: str, status: str, files: dict[str, int] | None, pause_ms: float, method: str,
+    *,
+    seq: int,
+    snapshot_id: str,
+    tool: str,
+    status: str,
+    files: dict[str, int] | None,
+    pause_ms: float,
+    method: str,
     state: str | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """`● 3 a1b2c3d4e5f6  run_tests  done  +1 ~2 -0  1.2 KiB  2.1 ms`, and the state if it was waited for. `files`: None until counted."""
     parts = [f"● {seq} {short(snapshot_id)}", printable(tool), status]
-    parts += ["…"] if files is None else [f"+{files['added']} ~{files['changed']} -{files['deleted']}", size(files["bytes"])]
+    parts += (
+        ["…"] if files is None else [f"+{files['added']} ~{files['changed']} -{files['deleted']}", size(files["bytes"])]
+    )
     parts.append(milliseconds(pause_ms))
     if method == "copy":
         parts.append("(copied: live processes)")

@@ -40,7 +40,11 @@ class Memory(click.ParamType):  # type: ignore[type-arg]
             return value
         match = _MEMORY.fullmatch(value.strip())
         if not match or len(match[1]) > _DIGITS_MOST:
-            self.fail(f"{value!r} is not an amount of memory: write a whole number with k, m, g or t, such as 512m or 2g", param, ctx)
+            self.fail(
+                f"{value!r} is not an amount of memory: write a whole number with k, m, g or t, such as 512m or 2g",
+                param,
+                ctx,
+            )
         count = int(match[1]) * _UNITS[match[2].lower()]
         if count < _MEMORY_LEAST:
             self.fail(f"{value!r} is too little: no sandbox runs in less than 16m", param, ctx)
@@ -58,7 +62,9 @@ class Size(click.ParamType):  # type: ignore[type-arg]
         match = _MEMORY.fullmatch(value.strip())
         count = int(match[1]) * _UNITS[match[2].lower()] if match and len(match[1]) <= _DIGITS_MOST else 0
         if not 1 <= count <= _COUNT_MOST:
-            self.fail(f"{value!r} is not a size: write a whole number with k, m, g or t, such as 500m or 10g", param, ctx)
+            self.fail(
+                f"{value!r} is not a size: write a whole number with k, m, g or t, such as 500m or 10g", param, ctx
+            )
         return count
 
 
@@ -90,7 +96,9 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         match = _DURATION.fullmatch(value.strip())
         seconds = float(match[1]) * _SECONDS[match[2].lower()] if match else 0.0
         if not (0 < seconds <= _SECONDS_MOST or (self._zero and match and seconds == 0)):
-            self.fail(f"{value!r} is not a duration: write a number with s, m, h, d or w, such as 12h or 7d", param, ctx)
+            self.fail(
+                f"{value!r} is not a duration: write a number with s, m, h, d or w, such as 12h or 7d", param, ctx
+            )
         return seconds
 
 
@@ -104,7 +112,9 @@ class Count(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         text = str(value).strip()
-        if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MOST and self._least <= int(text) <= _COUNT_MOST):
+        if not (
+            text.isascii() and text.isdigit() and len(text) <= _DIGITS_MOST and self._least <= int(text) <= _COUNT_MOST
+        ):
             self.fail(f"{value!r} is not a whole number from {self._least} on", param, ctx)
         return int(text)
 
@@ -179,12 +189,15 @@ class Secret(Variable):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
         if isinstance(value, str) and value.startswith("="):
-            self.fail("a secret has no name: write NAME=VALUE, or better NAME alone, for the value it has here", param, ctx)
+            self.fail(
+                "a secret has no name: write NAME=VALUE, or better NAME alone, for the value it has here", param, ctx
+            )
         return super().convert(value, param, ctx)
 
 
 class Pair(click.ParamType):  # type: ignore[type-arg]
-    """Two words with a sign between them, such as `CALL=FILE`, as a pair. Without the sign, the second is `alone` where that is allowed."""
+    """Two words with a sign between them, such as `CALL=FILE`, as a pair. Without the sign, the second is `alone` where
+    that is allowed."""
 
     def __init__(self, form: str, *, alone: str | None = None) -> None:
         self.name = form
@@ -208,36 +221,95 @@ class Name(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not NAME_PATTERN.fullmatch(value):
-            self.fail(f"{value!r} cannot be a name: use up to 64 letters, digits and ._- , starting with a letter or digit", param, ctx)
+            self.fail(
+                f"{value!r} cannot be a name: use up to 64 letters, digits and ._- , starting with a letter or digit",
+                param,
+                ctx,
+            )
         return str(value)
 
 
 def sandbox_options(function: F) -> F:
     """The options that make a sandbox; `sandbox_keywords` turns them into the client's."""
     options = [
-        click.option("--image", metavar="IMAGE", default="default", show_default=True, help="Image to start from, by name or id.",
-                     shell_complete=complete_image),
-        click.option("--workspace", metavar="DIR", type=click.Path(), help="Folder whose content is copied to /workspace."),
-        click.option("-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on."),
-        click.option("--secret", "secrets", metavar="NAME[=VALUE]", type=Secret(), multiple=True,
-                     help="Environment variable whose value is recorded nowhere in plain; NAME alone takes it from here."),
-        click.option("--provider", "providers", metavar="KIND[=URL]", type=Pair("KIND[=URL]", alone=""), multiple=True,
-                     help="Record the model requests of an unmodified agent: openai or anthropic, at its own address or URL."),
-        click.option("--provider-key", "provider_keys", metavar="KIND=VARIABLE", type=Pair("KIND=VARIABLE"), multiple=True,
-                     help="Where the provider's key is here; else in OPENAI_API_KEY or ANTHROPIC_API_KEY. It never enters the sandbox."),
-        click.option("--tenant", metavar="T", type=Name(), default=DEFAULT_TENANT, show_default=True,
-                     help="Whose values of the store its agents reach, and those of its forks."),
-        click.option("--network", type=click.Choice(["none", "bridge"]), default="none", show_default=True,
-                     help="What the sandbox can reach; --network alone means bridge."),
-        click.option("--memory", type=Memory(), metavar="SIZE", help="Most memory, swap included: 512m, 2g.  [default: 2g]"),
+        click.option(
+            "--image",
+            metavar="IMAGE",
+            default="default",
+            show_default=True,
+            help="Image to start from, by name or id.",
+            shell_complete=complete_image,
+        ),
+        click.option(
+            "--workspace", metavar="DIR", type=click.Path(), help="Folder whose content is copied to /workspace."
+        ),
+        click.option(
+            "-e",
+            "--env",
+            metavar="K=V",
+            type=Variable(),
+            multiple=True,
+            help="Environment variable; K alone passes it on.",
+        ),
+        click.option(
+            "--secret",
+            "secrets",
+            metavar="NAME[=VALUE]",
+            type=Secret(),
+            multiple=True,
+            help="Environment variable whose value is recorded nowhere in plain; NAME alone takes it from here.",
+        ),
+        click.option(
+            "--provider",
+            "providers",
+            metavar="KIND[=URL]",
+            type=Pair("KIND[=URL]", alone=""),
+            multiple=True,
+            help="Record the model requests of an unmodified agent: openai or anthropic, at its own address or URL.",
+        ),
+        click.option(
+            "--provider-key",
+            "provider_keys",
+            metavar="KIND=VARIABLE",
+            type=Pair("KIND=VARIABLE"),
+            multiple=True,
+            help="Where the provider's key is here; else in OPENAI_API_KEY or ANTHROPIC_API_KEY. It never enters the sandbox.",
+        ),
+        click.option(
+            "--tenant",
+            metavar="T",
+            type=Name(),
+            default=DEFAULT_TENANT,
+            show_default=True,
+            help="Whose values of the store its agents reach, and those of its forks.",
+        ),
+        click.option(
+            "--network",
+            type=click.Choice(["none", "bridge"]),
+            default="none",
+            show_default=True,
+            help="What the sandbox can reach; --network alone means bridge.",
+        ),
+        click.option(
+            "--memory", type=Memory(), metavar="SIZE", help="Most memory, swap included: 512m, 2g.  [default: 2g]"
+        ),
         click.option("--cpus", type=Cpus(), metavar="N", help="Most processors, such as 0.5.  [default: 2]"),
         click.option("--pids", type=Pids(), metavar="N", help="Most processes at once.  [default: 1024]"),
-        click.option("--disk", type=Disk(), metavar="SIZE",
-                     help="Most that its files above the image may take: 500m, 20g.  [default: half of the layers' disk]"),
+        click.option(
+            "--disk",
+            type=Disk(),
+            metavar="SIZE",
+            help="Most that its files above the image may take: 500m, 20g.  [default: half of the layers' disk]",
+        ),
         click.option("--name", type=Name(), metavar="NAME", help="Name for the trajectory."),
-        click.option("--runtime", type=click.Choice(["auto", "runc", "docker"]), default="auto", show_default=True,
-                     help="Container driver; auto takes Docker if it answers, else runc."),
-    ]  # fmt: skip
+        click.option(
+            "--runtime",
+            type=click.Choice(["auto", "runc", "docker"]),
+            default="auto",
+            show_default=True,
+            help="Container driver; auto takes Docker if it answers, else runc.",
+        ),
+    ]
     for option in reversed(options):
         function = option(function)
     return function
@@ -261,7 +333,9 @@ def _providers(wanted: Sequence[tuple[str, str]], keys: dict[str, str]) -> list[
     for kind, url in wanted:
         variable = keys.get(kind, f"{kind.upper()}_API_KEY")
         if kind in keys and variable not in os.environ:
-            raise click.UsageError(f"there is no key for {kind}: {variable} is not set here; set it, or name another variable")
+            raise click.UsageError(
+                f"there is no key for {kind}: {variable} is not set here; set it, or name another variable"
+            )
         found.append(Provider(kind, url or None, os.environ.get(variable) or None))
     return found
 
@@ -287,7 +361,7 @@ def local_folder(path: str, what: str) -> str:
         raise click.UsageError(f"the {what} {path} cannot be read: {exc.strerror}") from exc
 
 
-# -- completion ----------------------------------------------------------------------------------------------------------------
+# -- completion -----------------------------------------------------------------------------------------------------
 
 
 def complete_trajectory(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -322,7 +396,9 @@ def complete_image(ctx: click.Context, _param: click.Parameter, incomplete: str)
         found = connect(ctx, autostart=False).images()
     except SnapshotdError:
         return []
-    return [CompletionItem(item.name or short(item.id)) for item in found if (item.name or item.id).startswith(incomplete)]
+    return [
+        CompletionItem(item.name or short(item.id)) for item in found if (item.name or item.id).startswith(incomplete)
+    ]
 
 
 def complete_approval(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -16,10 +16,11 @@ Wait = Literal["captured", "stored"]
 def wait_option(function: F) -> F:
     """--wait, as the parameter `wait`: None when it was not given, which means captured but says nothing about it."""
     option = click.option(
-        "--wait", type=click.Choice(["captured", "stored"]),
-        help='Leave when the snapshot survives a crash of the daemon (captured, the default), or power loss too (stored). With --json, '
+        "--wait",
+        type=click.Choice(["captured", "stored"]),
+        help="Leave when the snapshot survives a crash of the daemon (captured, the default), or power loss too (stored). With --json, "
         'the answer then has "state".',
-    )  # fmt: skip
+    )
     return option(function)
 
 

@@ -16,4 +16,14 @@ from snapshotd.client.results import Policy, Provider
 from snapshotd.client.sandbox import ExecFailed, ExecResult, Sandbox, Snapshot
 from snapshotd.errors import SnapshotdError
 
-__all__ = ["RECORDED", "ExecFailed", "ExecResult", "Policy", "Provider", "Sandbox", "Snapshot", "Snapshotd", "SnapshotdError"]
+__all__ = [
+    "RECORDED",
+    "ExecFailed",
+    "ExecResult",
+    "Policy",
+    "Provider",
+    "Sandbox",
+    "Snapshot",
+    "Snapshotd",
+    "SnapshotdError",
+]

@@ -16,15 +16,19 @@ class Approvals(Verbs):
 
     def approvals(self, status: str | None = None) -> list[ApprovalInfo]:
         """Oldest first; with `status` (pending, approved, denied, expired, stale) only those."""
-        return [ApprovalInfo.of(item) for item in self._transport.request("GET", "/approvals", query={"status": status})]
+        return [
+            ApprovalInfo.of(item) for item in self._transport.request("GET", "/approvals", query={"status": status})
+        ]
 
     def approval(self, ref: str, *, max_files: int = PREVIEW_FILES) -> ApprovalView:
         """One, by a unique prefix of its id, with the files that changed since the trajectory's last approval."""
         return ApprovalView.of(self._transport.request("GET", _path(ref), query={"max_files": str(max_files)}))
 
-    def approve(self, ref: str, *, by: str | None = None, reason: str | None = None, arguments: Any = RECORDED) -> ApprovalInfo:
-        """Let the call run, with other `arguments` if they are given. `by`: who decides; else this process's user. Conflict: decided
-        already, or the trajectory's files are others by now (it is stale then)."""
+    def approve(
+        self, ref: str, *, by: str | None = None, reason: str | None = None, arguments: Any = RECORDED
+    ) -> ApprovalInfo:
+        """Let the call run, with other `arguments` if they are given. `by`: who decides; else this process's user.
+        Conflict: decided already, or the trajectory's files are others by now (it is stale then)."""
         body = {"by": by, "reason": reason, **({} if arguments is RECORDED else {"arguments": arguments})}
         return ApprovalInfo.of(self._transport.request("POST", f"{_path(ref)}/approve", body=body))
 
@@ -33,9 +37,9 @@ class Approvals(Verbs):
         return ApprovalInfo.of(self._transport.request("POST", f"{_path(ref)}/deny", body={"by": by, "reason": reason}))
 
     def watch(self) -> Iterator[dict[str, Any]]:
-        """What outside tools wait for, of all trajectories, from this call on: `approval` events (a person is asked, or has decided), and
-        `finished` ones. Who does not keep up loses the oldest (an event `lost` has their `count`). Ends with DaemonUnavailable, or when the
-        daemon stops; close it to leave."""
+        """What outside tools wait for, of all trajectories, from this call on: `approval` events (a person is asked, or
+        has decided), and `finished` ones. Who does not keep up loses the oldest (an event `lost` has their `count`).
+        Ends with DaemonUnavailable, or when the daemon stops; close it to leave."""
         return _news(self._transport.lines("GET", "/watch"))
 
 

@@ -1,4 +1,5 @@
-"""Starting a daemon on first use: detached from the terminal, logging into its state directory, waited for until it answers."""
+"""Starting a daemon on first use: detached from the terminal, logging into its state directory, waited for until it
+answers."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from snapshotd.daemon.lock import lock_holder, make_state_dir
 from snapshotd.errors import Conflict, DaemonUnavailable
 
 START_TIMEOUT_S = 60.0
-"""Recovery after a crash looks at every sandbox that was running; an empty state directory takes about half a second."""
+"""Recovery after a crash looks at every sandbox that was running; an empty state directory takes about half a
+second."""
 _POLL_S = 0.02
 """Nothing tells us when a socket begins to listen, or a lock is free within a time."""
 
@@ -30,7 +32,8 @@ def start_daemon(state_dir: Path, socket_path: Path, timeout_s: float = START_TI
     """Start a daemon and return when it answers, or when another one that was just starting does.
 
     Of many who ask for it at once (all who followed a run at a daemon that died), one starts it and the others wait.
-    DaemonUnavailable when not root or when it takes longer than `timeout_s`; else the very error that the daemon died of.
+    DaemonUnavailable when not root or when it takes longer than `timeout_s`; else the very error that the daemon died
+    of.
     """
     if os.geteuid() != 0:
         raise DaemonUnavailable(
@@ -43,7 +46,8 @@ def start_daemon(state_dir: Path, socket_path: Path, timeout_s: float = START_TI
                 _spawn_and_wait(state_dir, socket_path, deadline)
                 return
             except Conflict:
-                # Somebody else holds the state directory: a daemon that is just ending, or one that was not started by a command.
+                # Somebody else holds the state directory: a daemon that is just ending, or one that was not started by
+                # a command.
                 if _answers_or_ends(state_dir, socket_path, deadline):
                     return
                 if time.monotonic() > deadline:
@@ -52,7 +56,8 @@ def start_daemon(state_dir: Path, socket_path: Path, timeout_s: float = START_TI
 
 @contextlib.contextmanager
 def _one_at_a_time(state_dir: Path, deadline: float) -> Iterator[None]:
-    """Whoever may start a daemon holds a lock on the directory itself: it ends with its process and leaves nothing behind."""
+    """Whoever may start a daemon holds a lock on the directory itself: it ends with its process and leaves nothing
+    behind."""
     make_state_dir(state_dir)
     fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -104,9 +109,18 @@ def _too_slow(what: str, state_dir: Path) -> DaemonUnavailable:
 def daemon_argv(state_dir: Path, socket_path: Path, ready_fd: int) -> list[str]:
     """The daemon's command line: this very installation, without looking for modules in the working directory."""
     return [
-        sys.executable, "-P", "-m", "snapshotd", "daemon",
-        "--state-dir", str(state_dir), "--socket", str(socket_path), "--ready-fd", str(ready_fd),
-    ]  # fmt: skip
+        sys.executable,
+        "-P",
+        "-m",
+        "snapshotd",
+        "daemon",
+        "--state-dir",
+        str(state_dir),
+        "--socket",
+        str(socket_path),
+        "--ready-fd",
+        str(ready_fd),
+    ]
 
 
 def _spawn(state_dir: Path, socket_path: Path, ready_fd: int) -> subprocess.Popen[bytes]:
@@ -114,9 +128,15 @@ def _spawn(state_dir: Path, socket_path: Path, ready_fd: int) -> subprocess.Pope
     with _open_log(state_dir) as log:
         try:
             return subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, close_fds=True, pass_fds=(ready_fd,), start_new_session=True,
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                close_fds=True,
+                pass_fds=(ready_fd,),
+                start_new_session=True,
                 cwd="/",
-            )  # fmt: skip
+            )
         except OSError as exc:
             raise DaemonUnavailable(f"the daemon cannot be started: {sys.executable}: {exc.strerror}") from exc
 
@@ -142,7 +162,8 @@ def _read_line(fd: int, deadline: float) -> bytes | None:
 
 
 def _answers_or_ends(state_dir: Path, socket_path: Path, deadline: float) -> bool:
-    """Wait for the daemon that holds the state directory. True when it answers; False when it has ended, or at the deadline."""
+    """Wait for the daemon that holds the state directory. True when it answers; False when it has ended, or at the
+    deadline."""
     while not _answers(socket_path):
         if lock_holder(state_dir) is None or time.monotonic() > deadline:
             return False

@@ -1,4 +1,5 @@
-"""`Snapshotd`: every verb of the daemon as a method. The CLI is built on it, and so is the object-shaped API in sandbox.py."""
+"""`Snapshotd`: every verb of the daemon as a method. The CLI is built on it, and so is the object-shaped API in
+sandbox.py."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from snapshotd.client.results import (
     TrajectoryInfo,
     UsageInfo,
     VersionInfo,
-)  # fmt: skip
+)
 from snapshotd.client.transport import Transport, segment
 from snapshotd.client.values import Values
 from snapshotd.client.verbs import Wait, absolute, b64, check_wait, local_path, ref_segment
@@ -60,18 +61,22 @@ Form = Literal["bundle", "oci", "tar"]
 class Snapshotd(Mind, Approvals, Values):
     """One daemon. Cheap to make, holds no connection, may be used from any thread.
 
-    `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its snapshotd.sock.
-    With `autostart` (the default) and as root, the first request starts a daemon when none answers; never when only a socket was named,
-    since its daemon then lives elsewhere (a container, a service) and would find its place taken.
+    `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its
+    snapshotd.sock. With `autostart` (the default) and as root, the first request starts a daemon when none answers;
+    never when only a socket was named, since its daemon then lives elsewhere (a container, a service) and would find
+    its place taken.
 
-    Every method may raise DaemonUnavailable, VersionMismatch and NotPermitted besides what it says, and NotFound or Ambiguous for a
-    ref: a tag, a name, or a unique prefix of an id. Local paths may be relative to the working directory.
+    Every method may raise DaemonUnavailable, VersionMismatch and NotPermitted besides what it says, and NotFound or
+    Ambiguous for a ref: a tag, a name, or a unique prefix of an id. Local paths may be relative to the working
+    directory.
 
-    Methods that make a snapshot take `wait`. With "stored" they return when it survives power loss, and raise OutOfSpace, DataLoss or
-    InternalError when it cannot be stored; it is captured all the same.
+    Methods that make a snapshot take `wait`. With "stored" they return when it survives power loss, and raise
+    OutOfSpace, DataLoss or InternalError when it cannot be stored; it is captured all the same.
     """
 
-    def __init__(self, state_dir: str | Path | None = None, socket: str | Path | None = None, *, autostart: bool = True) -> None:
+    def __init__(
+        self, state_dir: str | Path | None = None, socket: str | Path | None = None, *, autostart: bool = True
+    ) -> None:
         self.state_dir = local_path(state_dir or os.environ.get(STATE_DIR_VARIABLE) or DEFAULT_STATE_DIR)
         named = socket or (os.environ.get(SOCKET_VARIABLE) if state_dir is None else None)
         self.socket_path = local_path(named) if named else socket_path_of(self.state_dir)
@@ -83,7 +88,8 @@ class Snapshotd(Mind, Approvals, Values):
 
         start_daemon(self.state_dir, self.socket_path)
 
-    # -- sandboxes and runs ------------------------------------------------------------------------------------------------
+    # -- sandboxes and runs
+    # ---------------------------------------------------------------------------------------------
 
     def create(self, *, wait: Wait = "captured", **sandbox: Any) -> tuple[TrajectoryInfo, SnapshotInfo]:
         """A sandbox without an agent, running, and its first snapshot. Takes the keywords of `sandbox_fields`."""
@@ -92,75 +98,125 @@ class Snapshotd(Mind, Approvals, Values):
         return TrajectoryInfo.of(answer["trajectory"]), self._settled(SnapshotInfo.of(answer["snapshot"]), wait)
 
     def run(
-        self, *, agent: str | Path | None = None, args: Sequence[str] = (), command: Sequence[str] = (),
-        requirements: str | Path | None = None, detach: bool = False, wait: Wait = "captured", **sandbox: Any,
-    ) -> TrajectoryInfo:  # fmt: skip
-        """Start an agent file with `args`, or a `command`; `events` follows it. More keywords are those of `sandbox_fields`.
+        self,
+        *,
+        agent: str | Path | None = None,
+        args: Sequence[str] = (),
+        command: Sequence[str] = (),
+        requirements: str | Path | None = None,
+        detach: bool = False,
+        wait: Wait = "captured",
+        **sandbox: Any,
+    ) -> TrajectoryInfo:
+        """Start an agent file with `args`, or a `command`; `events` follows it. More keywords are those of
+        `sandbox_fields`.
 
-        If this process goes away before the answer, the run is stopped again unless `detach`. `wait` is for the snapshots so far, the first
-        at least; for the others, call `flush` when the run has finished.
+        If this process goes away before the answer, the run is stopped again unless `detach`. `wait` is for the
+        snapshots so far, the first at least; for the others, call `flush` when the run has finished.
         """
         check_wait(wait)
         body = {
-            **sandbox_fields(**sandbox), "agent": absolute(agent), "args": list(args), "command": list(command),
-            "requirements": absolute(requirements), "detach": detach,
-        }  # fmt: skip
+            **sandbox_fields(**sandbox),
+            "agent": absolute(agent),
+            "args": list(args),
+            "command": list(command),
+            "requirements": absolute(requirements),
+            "detach": detach,
+        }
         started = TrajectoryInfo.of(self._transport.request("POST", "/runs", body=body))
         if wait == "stored":
             self.flush(started.id)
         return started
 
-    def events(self, ref: str, *, follow: bool = True, on_lost: Callable[[], object] | None = None) -> Iterator[dict[str, Any]]:
+    def events(
+        self, ref: str, *, follow: bool = True, on_lost: Callable[[], object] | None = None
+    ) -> Iterator[dict[str, Any]]:
         """The events of a run from its beginning; with `follow`, until `finished`.
 
-        Who follows outlives the daemon: when it goes away, `on_lost` is called, and the next daemon (the first request starts it, where a
-        daemon may be started) goes on behind the last event. DaemonUnavailable when for SNAPSHOTD_RECONNECT_S seconds (600 if not set; with
-        0 at once) no daemon could be followed, or the error that keeps one from starting; Conflict when another run of the trajectory has
-        begun in the meantime. An agent that did not outlive its daemon has a `finished` whose status is `interrupted`.
+        Who follows outlives the daemon: when it goes away, `on_lost` is called, and the next daemon (the first request
+        starts it, where a daemon may be started) goes on behind the last event. DaemonUnavailable when for
+        SNAPSHOTD_RECONNECT_S seconds (600 if not set; with 0 at once) no daemon could be followed, or the error that
+        keeps one from starting; Conflict when another run of the trajectory has begun in the meantime. An agent that
+        did not outlive its daemon has a `finished` whose status is `interrupted`.
         """
         path = f"/trajectories/{ref_segment(ref, 'trajectory')}/events"
         if not follow:
             return self._transport.lines("GET", path, query={"follow": "false"})
         return Following(
-            lambda: self._transport.raw_lines("GET", path, query={"follow": "true"}), lambda: self.trajectory(ref).status == "running",
-            what=ref, patience_s=reconnect_s(), on_lost=on_lost,
-        ).events()  # fmt: skip
+            lambda: self._transport.raw_lines("GET", path, query={"follow": "true"}),
+            lambda: self.trajectory(ref).status == "running",
+            what=ref,
+            patience_s=reconnect_s(),
+            on_lost=on_lost,
+        ).events()
 
     def exec(
-        self, ref: str, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None, user: str | None = None,
-        on_output: OutputSink | None = None, wait: Wait = "captured", if_head: str | None = None, stdin: Readable | None = None,
-    ) -> ExecInfo:  # fmt: skip
-        """Run a command as a tool call and take the snapshot. It goes on, and is captured, even if this process goes away.
+        self,
+        ref: str,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        on_output: OutputSink | None = None,
+        wait: Wait = "captured",
+        if_head: str | None = None,
+        stdin: Readable | None = None,
+    ) -> ExecInfo:
+        """Run a command as a tool call and take the snapshot. It goes on, and is captured, even if this process goes
+        away.
 
-        CommandNotFound and CommandNotRunnable leave no snapshot. `on_output` gets raw output as it comes; if it raises BrokenPipeError,
-        nobody reads that stream any more, and the command meets a broken pipe when it writes again. `stdin` is read by a thread of its own,
-        as far as the command takes it; one that is unbuffered (`read` gives what there is) reaches it at once.
+        CommandNotFound and CommandNotRunnable leave no snapshot. `on_output` gets raw output as it comes; if it raises
+        BrokenPipeError, nobody reads that stream any more, and the command meets a broken pipe when it writes again.
+        `stdin` is read by a thread of its own, as far as the command takes it; one that is unbuffered (`read` gives
+        what there is) reaches it at once.
 
-        With `if_head`, only while that snapshot is the trajectory's head: of several who ask so at the same time one runs, the others get a
-        Conflict that names the head.
+        With `if_head`, only while that snapshot is the trajectory's head: of several who ask so at the same time one
+        runs, the others get a Conflict that names the head.
         """
         check_wait(wait)
         path = f"/trajectories/{ref_segment(ref, 'trajectory')}/exec"
-        done = self._exec(path, argv, cwd, env, user, on_output, f"of {ref}", stdin, None if if_head is None else check_ref(if_head))
+        done = self._exec(
+            path, argv, cwd, env, user, on_output, f"of {ref}", stdin, None if if_head is None else check_ref(if_head)
+        )
         return done if done.snapshot is None else dataclasses.replace(done, snapshot=self._settled(done.snapshot, wait))
 
     def exec_snapshot(
-        self, ref: str, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None, user: str | None = None,
-        on_output: OutputSink | None = None, stdin: Readable | None = None,
-    ) -> ExecInfo:  # fmt: skip
-        """Run a command in a throw-away fork of a snapshot; nothing of it is kept, and it ends when this process goes away. `on_output`,
-        `stdin`: as `exec`."""
-        return self._exec(f"/snapshots/{ref_segment(ref)}/exec", argv, cwd, env, user, on_output, f"in a fork of {ref}", stdin)
+        self,
+        ref: str,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        on_output: OutputSink | None = None,
+        stdin: Readable | None = None,
+    ) -> ExecInfo:
+        """Run a command in a throw-away fork of a snapshot; nothing of it is kept, and it ends when this process goes
+        away. `on_output`, `stdin`: as `exec`."""
+        return self._exec(
+            f"/snapshots/{ref_segment(ref)}/exec", argv, cwd, env, user, on_output, f"in a fork of {ref}", stdin
+        )
 
     def _exec(
-        self, path: str, argv: Sequence[str], cwd: str | None, env: Mapping[str, str] | None, user: str | None,
-        on_output: OutputSink | None, where: str, stdin: Readable | None, if_head: str | None = None,
-    ) -> ExecInfo:  # fmt: skip
+        self,
+        path: str,
+        argv: Sequence[str],
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        user: str | None,
+        on_output: OutputSink | None,
+        where: str,
+        stdin: Readable | None,
+        if_head: str | None = None,
+    ) -> ExecInfo:
         if not argv:
             raise UsageError("there is no command to execute; give one after `--`")
         body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user, "if_head": if_head}
         unread = set[str]()
-        with self._transport.converse(path + ATTENDED, body, query={"stdin": "true" if stdin is not None else None}) as talk:
+        with self._transport.converse(
+            path + ATTENDED, body, query={"stdin": "true" if stdin is not None else None}
+        ) as talk:
             feeder = None if stdin is None else Feeder(talk, stdin)
             try:
                 for event in talk.events():
@@ -178,15 +234,24 @@ class Snapshotd(Mind, Approvals, Values):
                 if feeder is not None and feeder.failure is not None:
                     raise feeder.failure from None
                 raise
-        raise DaemonUnavailable(f"the daemon ended the command {where} without a result; `snapshotd log` shows whether it was captured")
+        raise DaemonUnavailable(
+            f"the daemon ended the command {where} without a result; `snapshotd log` shows whether it was captured"
+        )
 
     def fork(
-        self, ref: str, n: int = 1, *, args: Sequence[str] | None = None, name: str | None = None, resume: bool = False,
+        self,
+        ref: str,
+        n: int = 1,
+        *,
+        args: Sequence[str] | None = None,
+        name: str | None = None,
+        resume: bool = False,
         wait: Wait = "captured",
-    ) -> ForkInfo:  # fmt: skip
-        """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args` the program starts in
-        each; `{index}` in an argument is the fork's number from 0. With `resume` it is replayed up to the snapshot (with `args`, if given)
-        and goes on from there. `wait` is for the snapshot they begin at and what they have so far. UsageError before anything starts."""
+    ) -> ForkInfo:
+        """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args` the
+        program starts in each; `{index}` in an argument is the fork's number from 0. With `resume` it is replayed up to
+        the snapshot (with `args`, if given) and goes on from there. `wait` is for the snapshot they begin at and what
+        they have so far. UsageError before anything starts."""
         check_wait(wait)
         if not 1 <= n <= FORK_MAX:
             raise UsageError(f"{n} forks were asked for, but one fork makes 1 to {FORK_MAX}; nothing was started")
@@ -194,24 +259,31 @@ class Snapshotd(Mind, Approvals, Values):
         forked = ForkInfo.of(self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/fork", body=body))
         if wait == "stored":
             origins = {item.forked_from for item in forked.trajectories if item.forked_from is not None}
-            for line in (*(self.snapshot(origin).trajectory for origin in origins), *(item.id for item in forked.trajectories)):
+            for line in (
+                *(self.snapshot(origin).trajectory for origin in origins),
+                *(item.id for item in forked.trajectories),
+            ):
                 self.flush(line)
         return forked
 
     def stop(self, ref: str, *, wait: Wait = "captured") -> TrajectoryInfo:
         """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running."""
         check_wait(wait)
-        stopped = TrajectoryInfo.of(self._transport.request("POST", f"/trajectories/{ref_segment(ref, 'trajectory')}/stop"))
+        stopped = TrajectoryInfo.of(
+            self._transport.request("POST", f"/trajectories/{ref_segment(ref, 'trajectory')}/stop")
+        )
         if wait == "stored":
             self.flush(stopped.id)
         return stopped
 
     def remove(self, ref: str, *, force: bool = False) -> None:
-        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks; UsageError: `ref` is a tag
-        or a snapshot."""
-        self._transport.request("DELETE", f"/trajectories/{ref_segment(ref, 'trajectory')}", query={"force": "true" if force else None})
+        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks;
+        UsageError: `ref` is a tag or a snapshot."""
+        self._transport.request(
+            "DELETE", f"/trajectories/{ref_segment(ref, 'trajectory')}", query={"force": "true" if force else None}
+        )
 
-    # -- looking -----------------------------------------------------------------------------------------------------------
+    # -- looking --------------------------------------------------------------------------------------------------------
 
     def trajectories(self) -> list[TrajectoryInfo]:
         return [TrajectoryInfo.of(item) for item in self._transport.request("GET", "/trajectories")]
@@ -233,7 +305,10 @@ class Snapshotd(Mind, Approvals, Values):
 
     def conversation(self, ref: str) -> list[MessageInfo]:
         """The conversation up to a snapshot."""
-        return [MessageInfo.of(item) for item in self._transport.request("GET", f"/snapshots/{ref_segment(ref)}/conversation")]
+        return [
+            MessageInfo.of(item)
+            for item in self._transport.request("GET", f"/snapshots/{ref_segment(ref)}/conversation")
+        ]
 
     def output(self, ref: str, which: Which = "output") -> Iterator[bytes]:
         """A tool call's recorded output in pieces. DataLoss: it is damaged, or gone since it was."""
@@ -247,26 +322,33 @@ class Snapshotd(Mind, Approvals, Values):
             yield ChangeInfo.of(event)
         raise DaemonUnavailable("the daemon ended the list of changes early; repeat the command")
 
-    def patch(self, a: str, b: str | None = None, *, write: Callable[[bytes], object], root: str | bytes = b"workspace") -> int:
-        """Write the changes below `root` as a patch that `git apply` and `patch -p1` take. Returns how many changes lie elsewhere."""
+    def patch(
+        self, a: str, b: str | None = None, *, write: Callable[[bytes], object], root: str | bytes = b"workspace"
+    ) -> int:
+        """Write the changes below `root` as a patch that `git apply` and `patch -p1` take. Returns how many changes lie
+        elsewhere."""
         query = {**_pair(a, b), "root_b64": b64(root)}
         for event in self._transport.lines("GET", "/patch", query=query):
             if event["event"] == "end":
                 return int(event["outside"])
             write(base64.b64decode(event["data_b64"]))
-        raise DaemonUnavailable("the daemon ended the patch early, so what was written is not complete; repeat the command")
+        raise DaemonUnavailable(
+            "the daemon ended the patch early, so what was written is not complete; repeat the command"
+        )
 
     def cat(self, ref: str, path: str | bytes) -> Iterator[bytes]:
         """A regular file's content in pieces. NotFound; UsageError for anything but a regular file."""
         return self._transport.pieces("GET", f"/snapshots/{ref_segment(ref)}/file", query={"path_b64": b64(path)})
 
     def restore(self, ref: str, to: str | Path, *, path: str = "") -> RestoreInfo:
-        """Write a snapshot's tree, or the part below `path`, into the local folder `to`, which must not exist or be empty."""
+        """Write a snapshot's tree, or the part below `path`, into the local folder `to`, which must not exist or be
+        empty."""
         body = {"to": absolute(to), "path": path}
         return RestoreInfo.of(self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/restore", body=body))
 
     def tag(self, ref: str, name: str, *, move: bool = False) -> str:
-        """Give a snapshot a tag; returns the snapshot's id. Conflict when another snapshot has the tag, unless `move`."""
+        """Give a snapshot a tag; returns the snapshot's id. Conflict when another snapshot has the tag, unless
+        `move`."""
         check_ref(ref)
         answer = self._transport.request("PUT", f"/tags/{segment(name)}", body={"ref": ref, "move": move})
         return str(answer["snapshot"])
@@ -274,7 +356,8 @@ class Snapshotd(Mind, Approvals, Values):
     def untag(self, name: str) -> None:
         self._transport.request("DELETE", f"/tags/{ref_segment(name, 'tag')}")
 
-    # -- durable storage ---------------------------------------------------------------------------------------------------
+    # -- durable storage
+    # ------------------------------------------------------------------------------------------------
 
     def usage(self) -> UsageInfo:
         """What takes space."""
@@ -285,36 +368,65 @@ class Snapshotd(Mind, Approvals, Values):
         return Policy.of(self._transport.request("GET", "/policy", query=_line(trajectory)))
 
     def set_policy(self, policy: Policy | None, trajectory: str | None = None) -> Policy:
-        """Set the global policy, or a trajectory's own; None removes it. Nothing goes before the next prune. Returns what holds now.
-        UsageError for a number that makes no sense."""
+        """Set the global policy, or a trajectory's own; None removes it. Nothing goes before the next prune. Returns
+        what holds now. UsageError for a number that makes no sense."""
         if policy is not None:
-            return Policy.of(self._transport.request("PUT", "/policy", query=_line(trajectory), body=dataclasses.asdict(policy)))
+            return Policy.of(
+                self._transport.request("PUT", "/policy", query=_line(trajectory), body=dataclasses.asdict(policy))
+            )
         self._transport.request("DELETE", "/policy", query=_line(trajectory))
         return self.policy(trajectory)
 
     def prune(
-        self, policy: Policy | None = None, *, dry_run: bool = False, grace_s: float = PRUNE_GRACE_S, progress: Progress | None = None
-    ) -> PruneInfo:  # fmt: skip
-        """Give up the files of snapshots that no rule keeps, and collect what nothing refers to. `policy` instead of those that are set.
-        Packs younger than `grace_s` stay as they are, until a later prune. Goes on when this process goes away."""
-        body = {"policy": None if policy is None else dataclasses.asdict(policy), "dry_run": dry_run, "grace_s": grace_s}
-        return PruneInfo.of(self._work("POST", "/prune", body, progress, "the prune", "`snapshotd df` shows what there is")["report"])
+        self,
+        policy: Policy | None = None,
+        *,
+        dry_run: bool = False,
+        grace_s: float = PRUNE_GRACE_S,
+        progress: Progress | None = None,
+    ) -> PruneInfo:
+        """Give up the files of snapshots that no rule keeps, and collect what nothing refers to. `policy` instead of
+        those that are set. Packs younger than `grace_s` stay as they are, until a later prune. Goes on when this
+        process goes away."""
+        body = {
+            "policy": None if policy is None else dataclasses.asdict(policy),
+            "dry_run": dry_run,
+            "grace_s": grace_s,
+        }
+        return PruneInfo.of(
+            self._work("POST", "/prune", body, progress, "the prune", "`snapshotd df` shows what there is")["report"]
+        )
 
     def check(self, *, read_data: bool = False, progress: Progress | None = None) -> CheckInfo:
-        """Verify the repository; with `read_data` also every object against its id. Damage is in the answer and not raised."""
+        """Verify the repository; with `read_data` also every object against its id. Damage is in the answer and not
+        raised."""
         body = {"read_data": read_data}
-        return CheckInfo.of(self._work("POST", "/check", body, progress, "the check", "it changes nothing: repeat it")["report"])
+        return CheckInfo.of(
+            self._work("POST", "/check", body, progress, "the check", "it changes nothing: repeat it")["report"]
+        )
 
     def repair(self, *, progress: Progress | None = None) -> RepairInfo:
-        """Rebuild what is damaged from what is not. Does nothing to a healthy repository. Goes on when this process goes away."""
-        return RepairInfo.of(self._work("POST", "/repair", None, progress, "the repair", "`snapshotd check` shows how it stands")["report"])
+        """Rebuild what is damaged from what is not. Does nothing to a healthy repository. Goes on when this process
+        goes away."""
+        return RepairInfo.of(
+            self._work("POST", "/repair", None, progress, "the repair", "`snapshotd check` shows how it stands")[
+                "report"
+            ]
+        )
 
     def export(
-        self, ref: str, write: Callable[[bytes], object], *, form: Form = "bundle", whole: bool = False, since: str | None = None,
+        self,
+        ref: str,
+        write: Callable[[bytes], object],
+        *,
+        form: Form = "bundle",
+        whole: bool = False,
+        since: str | None = None,
         progress: Progress | None = None,
-    ) -> tuple[str, ...]:  # fmt: skip
-        """Write a snapshot (with `whole`: its trajectory up to it) as one file: a `bundle` for `import_bundle` (with `since`: only what
-        came after that snapshot), an `oci` image for `docker load`, or the plain `tar`. Returns warnings: what the form cannot hold.
+    ) -> tuple[str, ...]:
+        """Write a snapshot (with `whole`: its trajectory up to it) as one file: a `bundle` for `import_bundle` (with
+        `since`: only what came after that snapshot), an `oci` image for `docker load`, or the plain `tar`. Returns
+        warnings: what the form cannot hold.
 
         Whatever is raised, also in the middle, what was written is not whole.
         """
@@ -326,14 +438,24 @@ class Snapshotd(Mind, Approvals, Values):
                 progress(item["message"])
             elif item["event"] == "result":
                 return tuple(item["warnings"])
-        raise DaemonUnavailable("the daemon ended the export early, so what was written is not whole; repeat the command")
+        raise DaemonUnavailable(
+            "the daemon ended the export early, so what was written is not whole; repeat the command"
+        )
 
     def export_file(
-        self, ref: str, to: str | Path, *, form: Form = "bundle", whole: bool = False, since: str | None = None,
-        progress: Progress | None = None, moved: Callable[[int], object] | None = None,
-    ) -> ExportInfo:  # fmt: skip
-        """`export` into a local file, which is there whole or not at all: written as `to` + ".part" (mode 0600), flushed, then renamed to
-        `to`, in place of an older one. `moved` hears how many bytes have been written so far."""
+        self,
+        ref: str,
+        to: str | Path,
+        *,
+        form: Form = "bundle",
+        whole: bool = False,
+        since: str | None = None,
+        progress: Progress | None = None,
+        moved: Callable[[int], object] | None = None,
+    ) -> ExportInfo:
+        """`export` into a local file, which is there whole or not at all: written as `to` + ".part" (mode 0600),
+        flushed, then renamed to `to`, in place of an older one. `moved` hears how many bytes have been written so
+        far."""
         from snapshotd.client.part_file import part_file
 
         count = 0
@@ -350,18 +472,25 @@ class Snapshotd(Mind, Approvals, Values):
         return ExportInfo(count, warnings)
 
     def import_bundle(
-        self, source: str | Path | Readable, *, name: str | None = None, wait: Wait = "captured", progress: Progress | None = None
-    ) -> ImportInfo:  # fmt: skip
-        """Take a bundle in, all or nothing, from a local file or an open one. Tags come along; one that means something else here stays
-        as it is, with a warning. If all is here already, that is answered, with `snapshots` 0. UsageError (malformed), NotFound (the
-        snapshot it builds on is not here), Conflict (parts of it are here already), LimitExceeded, VersionMismatch; what reading the source
-        raises."""
+        self,
+        source: str | Path | Readable,
+        *,
+        name: str | None = None,
+        wait: Wait = "captured",
+        progress: Progress | None = None,
+    ) -> ImportInfo:
+        """Take a bundle in, all or nothing, from a local file or an open one. Tags come along; one that means something
+        else here stays as it is, with a warning. If all is here already, that is answered, with `snapshots` 0.
+        UsageError (malformed), NotFound (the snapshot it builds on is not here), Conflict (parts of it are here
+        already), LimitExceeded, VersionMismatch; what reading the source raises."""
         check_wait(wait)
         if isinstance(source, str | Path):
             try:
                 opened = local_path(source).open("rb", buffering=0)
             except OSError as exc:
-                raise UsageError(f"the bundle {source} cannot be read: {exc.strerror}; name a file that `snapshotd export` wrote") from exc
+                raise UsageError(
+                    f"the bundle {source} cannot be read: {exc.strerror}; name a file that `snapshotd export` wrote"
+                ) from exc
             with opened:
                 return self.import_bundle(opened, name=name, wait=wait, progress=progress)
         events = self._transport.upload("/import", lambda count: source.read(count) or b"", query={"name": name})
@@ -373,18 +502,20 @@ class Snapshotd(Mind, Approvals, Values):
         return imported
 
     def mount(self, directory: str | Path) -> None:
-        """Show every stored snapshot below a local directory, read-only, as `trajectories/`, `snapshots/` and `tags/`. UsageError,
-        Unsupported."""
+        """Show every stored snapshot below a local directory, read-only, as `trajectories/`, `snapshots/` and `tags/`.
+        UsageError, Unsupported."""
         self._transport.request("POST", "/mount", body={"directory": absolute(directory)})
 
     def unmount(self, directory: str | Path) -> None:
         """End it. NotFound when nothing of the daemon's is mounted there."""
         self._transport.request("POST", "/umount", body={"directory": absolute(directory)})
 
-    def _work(self, method: str, path: str, body: Any, progress: Progress | None, what: str, then: str) -> dict[str, Any]:
+    def _work(
+        self, method: str, path: str, body: Any, progress: Progress | None, what: str, then: str
+    ) -> dict[str, Any]:
         return _result(self._transport.lines(method, path, body=body), progress, what, then)
 
-    # -- images ------------------------------------------------------------------------------------------------------------
+    # -- images ---------------------------------------------------------------------------------------------------------
 
     def images(self) -> list[ImageInfo]:
         return [ImageInfo.of(item) for item in self._transport.request("GET", "/images")]
@@ -400,12 +531,14 @@ class Snapshotd(Mind, Approvals, Values):
     def _make_image(self, verb: str, source: str, name: str | None, progress: Progress | None) -> ImageInfo:
         body = {"source": source, "name": name}
         then = "`snapshotd image ls` shows what is there"
-        return ImageInfo.of(self._work("POST", f"/images/{verb}", body, progress, f"the {verb} of {source}", then)["image"])
+        return ImageInfo.of(
+            self._work("POST", f"/images/{verb}", body, progress, f"the {verb} of {source}", then)["image"]
+        )
 
     def remove_image(self, ref: str) -> None:
         self._transport.request("DELETE", f"/images/{segment(ref)}")
 
-    # -- the daemon --------------------------------------------------------------------------------------------------------
+    # -- the daemon -----------------------------------------------------------------------------------------------------
 
     def version(self) -> VersionInfo:
         return VersionInfo.of(self._transport.request("GET", "/version"))
@@ -416,20 +549,37 @@ class Snapshotd(Mind, Approvals, Values):
 
 
 def sandbox_fields(
-    *, image: str = "default", runtime: str = "auto", workspace: str | Path | None = None, env: Mapping[str, str] | None = None,
-    network: str = "none", memory: int | None = None, cpus: float | None = None, pids: int | None = None,
-    disk: int | None = None, name: str | None = None,
-    secrets: Mapping[str, str] | None = None, providers: Sequence[Provider] = (), tenant: str = DEFAULT_TENANT,
-) -> dict[str, Any]:  # fmt: skip
-    """What a new sandbox is made of, as the API takes it. `memory` and `disk` in bytes; None means the daemon's default. `secrets`
-    are environment whose values are recorded nowhere in plain; `providers` are what the recording gateway forwards model requests to;
-    `tenant` is whose values of the key-value store its agents reach."""
+    *,
+    image: str = "default",
+    runtime: str = "auto",
+    workspace: str | Path | None = None,
+    env: Mapping[str, str] | None = None,
+    network: str = "none",
+    memory: int | None = None,
+    cpus: float | None = None,
+    pids: int | None = None,
+    disk: int | None = None,
+    name: str | None = None,
+    secrets: Mapping[str, str] | None = None,
+    providers: Sequence[Provider] = (),
+    tenant: str = DEFAULT_TENANT,
+) -> dict[str, Any]:
+    """What a new sandbox is made of, as the API takes it. `memory` and `disk` in bytes; None means the daemon's
+    default. `secrets` are environment whose values are recorded nowhere in plain; `providers` are what the recording
+    gateway forwards model requests to; `tenant` is whose values of the key-value store its agents reach."""
     limits = {"memory_bytes": memory, "cpus": cpus, "pids": pids, "disk_bytes": disk}
     return {
-        "image": image, "runtime": runtime, "workspace": absolute(workspace), "env": dict(env or {}), "network": network, "name": name,
-        "secrets": dict(secrets or {}), "providers": [dataclasses.asdict(item) for item in providers],
-        "tenant": tenant, "limits": {key: value for key, value in limits.items() if value is not None},
-    }  # fmt: skip
+        "image": image,
+        "runtime": runtime,
+        "workspace": absolute(workspace),
+        "env": dict(env or {}),
+        "network": network,
+        "name": name,
+        "secrets": dict(secrets or {}),
+        "providers": [dataclasses.asdict(item) for item in providers],
+        "tenant": tenant,
+        "limits": {key: value for key, value in limits.items() if value is not None},
+    }
 
 
 def _result(events: Iterator[dict[str, Any]], progress: Progress | None, what: str, then: str) -> dict[str, Any]:
@@ -442,17 +592,13 @@ def _result(events: Iterator[dict[str, Any]], progress: Progress | None, what: s
     raise DaemonUnavailable(f"the daemon ended {what} without a result; {then}")
 
 
-
 def _line(trajectory: str | None) -> dict[str, str | None]:
     return {"trajectory": None if trajectory is None else check_ref(trajectory, "trajectory")}
-
-
 
 
 def _local_or_name(source: str) -> str:
     """A path as an absolute one, since the daemon's working directory is another; a name as it is."""
     return os.path.abspath(source) if os.path.exists(source) else source
-
 
 
 def _pair(a: str, b: str | None) -> dict[str, str | None]:

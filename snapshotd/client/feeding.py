@@ -21,8 +21,8 @@ class Readable(Protocol):
 
 
 class Feeder:
-    """A thread that reads the input and says it. It may stay in `read` when the command has ended: nothing waits for it. `failure`: what
-    reading has raised, which breaks the conversation off."""
+    """A thread that reads the input and says it. It may stay in `read` when the command has ended: nothing waits for
+    it. `failure`: what reading has raised, which breaks the conversation off."""
 
     def __init__(self, conversation: Conversation, source: Readable) -> None:
         self._conversation, self._source = conversation, source

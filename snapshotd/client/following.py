@@ -1,8 +1,8 @@
 """Following a run beyond the end of the daemon that it was followed at.
 
-The events of a run are an append-only file in the state directory, which every daemon serves from its beginning. So a follower whose
-connection ends too early asks again, passes over what it has seen, and goes on behind it. That these really are the events it has seen,
-and not those of another run of the same trajectory, a digest tells.
+The events of a run are an append-only file in the state directory, which every daemon serves from its beginning. So a
+follower whose connection ends too early asks again, passes over what it has seen, and goes on behind it. That these
+really are the events it has seen, and not those of another run of the same trajectory, a digest tells.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ RECONNECT_S = 600.0
 """How long to go on without getting anywhere, unless told otherwise."""
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.02, 0.5
 _HELD_S = 10.0
-"""A connection that held for so long has got somewhere, even if the agent said nothing: its daemon did not die of our request."""
+"""A connection that held for so long has got somewhere, even if the agent said nothing: its daemon did not die of our
+request."""
 
 
 def reconnect_s() -> float:
@@ -33,7 +34,9 @@ def reconnect_s() -> float:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise UsageError(f"{RECONNECT_VARIABLE} is {text!r}, which is no number of seconds; set it to 0 or more, or not at all")
+        raise UsageError(
+            f"{RECONNECT_VARIABLE} is {text!r}, which is no number of seconds; set it to 0 or more, or not at all"
+        )
     return seconds
 
 
@@ -41,11 +44,17 @@ class Following:
     """One follower of one run."""
 
     def __init__(
-        self, ask: Callable[[], Iterator[bytes]], runs: Callable[[], bool], *, what: str, patience_s: float,
+        self,
+        ask: Callable[[], Iterator[bytes]],
+        runs: Callable[[], bool],
+        *,
+        what: str,
+        patience_s: float,
         on_lost: Callable[[], object] | None,
-    ) -> None:  # fmt: skip
-        """`ask` requests all events as lines and `runs` says whether the trajectory still does; both raise DaemonAway for a daemon that is
-        not there, and whatever else they raise ends the following. `what` names the run in errors."""
+    ) -> None:
+        """`ask` requests all events as lines and `runs` says whether the trajectory still does; both raise DaemonAway
+        for a daemon that is not there, and whatever else they raise ends the following. `what` names the run in
+        errors."""
         self._ask, self._runs, self._what, self._on_lost = ask, runs, what, on_lost
         self._patience_s = patience_s
         self._count = 0
@@ -55,7 +64,8 @@ class Following:
         self._pause_s = 0.0
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """All of them until `finished`, or until there are no more although the trajectory does not run. The request is sent at once."""
+        """All of them until `finished`, or until there are no more although the trajectory does not run. The request is
+        sent at once."""
         return self._events(self._lines())
 
     def _events(self, lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
@@ -68,7 +78,9 @@ class Following:
                         return
                 if not self._count or not self._runs():
                     return
-                lost = DaemonAway(f"the daemon ended the events of {self._what}, which still runs; `snapshotd attach` follows it again")
+                lost = DaemonAway(
+                    f"the daemon ended the events of {self._what}, which still runs; `snapshotd attach` follows it again"
+                )
             except DaemonAway as exc:
                 lost = exc
             lines = self._again(lost)
@@ -105,7 +117,8 @@ class Following:
             )
 
     def _again(self, lost: DaemonAway) -> Iterator[bytes]:
-        """The lines of the next daemon. Raises `lost`, or what kept us from a daemon since then, when that takes too long."""
+        """The lines of the next daemon. Raises `lost`, or what kept us from a daemon since then, when that takes too
+        long."""
         while True:
             self._wait(lost)
             try:
@@ -114,7 +127,8 @@ class Following:
                 lost = exc
 
     def _wait(self, lost: DaemonAway) -> None:
-        """Before the next request: at once after getting somewhere, then with growing pauses (nothing tells when a socket is there)."""
+        """Before the next request: at once after getting somewhere, then with growing pauses (nothing tells when a
+        socket is there)."""
         now = time.monotonic()
         held = self._held_since is not None and now - self._held_since > _HELD_S
         if self._lost_at is None or held:

@@ -29,7 +29,8 @@ class Mind(Verbs):
     """Part of `Snapshotd`."""
 
     def journal(self, ref: str) -> Iterator[JournalInfo]:
-        """The journal up to a snapshot (of a trajectory: with what its head does not bind yet), from the program's beginning."""
+        """The journal up to a snapshot (of a trajectory: with what its head does not bind yet), from the program's
+        beginning."""
         for event in self._transport.lines("GET", f"/snapshots/{ref_segment(ref)}/journal"):
             if event.get("event") == "end":
                 return
@@ -47,60 +48,84 @@ class Mind(Verbs):
 
     def resume(
         self, ref: str, *, retry: Sequence[str] = (), skip: Sequence[str] = (), results: Mapping[str, Any] | None = None
-    ) -> TrajectoryInfo:  # fmt: skip
-        """Start a trajectory's program again from the top, replay what is recorded up to its head, and let it run on. Returns when it is
-        started; `events` follows it.
+    ) -> TrajectoryInfo:
+        """Start a trajectory's program again from the top, replay what is recorded up to its head, and let it run on.
+        Returns when it is started; `events` follows it.
 
-        Undecided: nobody knows whether an irreversible call happened. Say of each, by its id or a prefix of it, that it is to run again
-        (`retry`), to be passed over as if it had returned None (`skip`), or what it returned (`results`). Conflict: it runs, or has
-        finished; UsageError: there is no program.
+        Undecided: nobody knows whether an irreversible call happened. Say of each, by its id or a prefix of it, that it
+        is to run again (`retry`), to be passed over as if it had returned None (`skip`), or what it returned
+        (`results`). Conflict: it runs, or has finished; UsageError: there is no program.
         """
         decisions: list[Json] = [{"call": call, "action": "retry"} for call in retry]
         decisions += [{"call": call, "action": "skip"} for call in skip]
         decisions += [{"call": call, "action": "result", "result": result} for call, result in (results or {}).items()]
-        return TrajectoryInfo.of(self._transport.request("POST", self._line(ref, "resume"), body={"decisions": decisions}))
+        return TrajectoryInfo.of(
+            self._transport.request("POST", self._line(ref, "resume"), body={"decisions": decisions})
+        )
 
-    def rewind(self, ref: str, to: str, *, mode: Mode = "both", compensate: bool = False, wait: Wait = "captured") -> SnapshotInfo:
-        """Go back to snapshot `to`, in place: files, the agent's mind, or both. Returns the new snapshot that records it; nothing is
-        destroyed, and `undo` takes it back.
+    def rewind(
+        self, ref: str, to: str, *, mode: Mode = "both", compensate: bool = False, wait: Wait = "captured"
+    ) -> SnapshotInfo:
+        """Go back to snapshot `to`, in place: files, the agent's mind, or both. Returns the new snapshot that records
+        it; nothing is destroyed, and `undo` takes it back.
 
-        With `compensate`, the registered compensations of irreversible calls that are left behind run before, newest first, each at most
-        once. Conflict while a process of the sandbox's own lives, or `to` is no part of the trajectory's history; SandboxFailed: a
-        compensation failed, and nothing was rewound.
+        With `compensate`, the registered compensations of irreversible calls that are left behind run before, newest
+        first, each at most once. Conflict while a process of the sandbox's own lives, or `to` is no part of the
+        trajectory's history; SandboxFailed: a compensation failed, and nothing was rewound.
         """
         check_wait(wait)
         body = {"to": to, "mode": mode, "compensate": compensate}
-        return self._settled(SnapshotInfo.of(self._transport.request("POST", self._line(ref, "rewind"), body=body)), wait)
+        return self._settled(
+            SnapshotInfo.of(self._transport.request("POST", self._line(ref, "rewind"), body=body)), wait
+        )
 
-    def preview_rewind(self, ref: str, to: str, *, mode: Mode = "both", max_files: int = PREVIEW_FILES) -> RewindPreview:
+    def preview_rewind(
+        self, ref: str, to: str, *, mode: Mode = "both", max_files: int = PREVIEW_FILES
+    ) -> RewindPreview:
         """What `rewind` would do. Changes nothing."""
         query: dict[str, str | None] = {"to": check_ref(to), "mode": mode, "max_files": str(max_files)}
         return RewindPreview.of(self._transport.request("GET", self._line(ref, "rewind"), query=query))
 
     def undo(self, ref: str, *, wait: Wait = "captured") -> SnapshotInfo:
-        """Take the last rewind (or undo) of a trajectory back. Conflict: steps were taken since, or its head is no rewind."""
+        """Take the last rewind (or undo) of a trajectory back. Conflict: steps were taken since, or its head is no
+        rewind."""
         check_wait(wait)
         return self._settled(SnapshotInfo.of(self._transport.request("POST", self._line(ref, "undo"))), wait)
 
     def edit(
-        self, ref: str, *, files: Mapping[str | bytes, str | bytes | None] | None = None,
-        messages: Sequence[tuple[str, Any]] | None = None, drop_messages: int = 0, add_messages: Sequence[tuple[str, Any]] = (),
-        result: Any = RECORDED, state: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None, name: str | None = None,
-        resume: bool = False, wait: Wait = "captured",
-    ) -> TrajectoryInfo:  # fmt: skip
+        self,
+        ref: str,
+        *,
+        files: Mapping[str | bytes, str | bytes | None] | None = None,
+        messages: Sequence[tuple[str, Any]] | None = None,
+        drop_messages: int = 0,
+        add_messages: Sequence[tuple[str, Any]] = (),
+        result: Any = RECORDED,
+        state: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+        name: str | None = None,
+        resume: bool = False,
+        wait: Wait = "captured",
+    ) -> TrajectoryInfo:
         """A new trajectory whose first snapshot is that one, edited; with `resume` its program goes on from there.
 
-        `files`: path to content (text as UTF-8; None removes it); relative paths start at the root. Messages are pairs of role and
-        content: `messages` in place of the conversation, or `drop_messages` at its end and `add_messages` after that. `result`: of the
-        snapshot's tool call. `state`: keys to set (None removes one). UsageError: an edit that cannot be made.
+        `files`: path to content (text as UTF-8; None removes it); relative paths start at the root. Messages are pairs
+        of role and content: `messages` in place of the conversation, or `drop_messages` at its end and `add_messages`
+        after that. `result`: of the snapshot's tool call. `state`: keys to set (None removes one). UsageError: an edit
+        that cannot be made.
         """
         check_wait(wait)
         body = {
-            "files": [_file(path, content) for path, content in (files or {}).items()], "drop_messages": drop_messages,
-            "messages": None if messages is None else _messages(messages), "add_messages": _messages(add_messages),
-            "state": dict(state or {}), "env": dict(env or {}), "name": name, "resume": resume,
+            "files": [_file(path, content) for path, content in (files or {}).items()],
+            "drop_messages": drop_messages,
+            "messages": None if messages is None else _messages(messages),
+            "add_messages": _messages(add_messages),
+            "state": dict(state or {}),
+            "env": dict(env or {}),
+            "name": name,
+            "resume": resume,
             **({} if result is RECORDED else {"result": result}),
-        }  # fmt: skip
+        }
         made = TrajectoryInfo.of(self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/edit", body=body))
         if wait == "stored":
             self.flush(made.id)
@@ -108,19 +133,23 @@ class Mind(Verbs):
 
     def retry(
         self, ref: str, task: str, *, compensate: bool = True, resume: bool = True, wait: Wait = "captured"
-    ) -> SnapshotInfo:  # fmt: skip
-        """Go back to before a task began (files and mind), compensate what it did, and let the program go on from there (unless `resume`
-        is false). Tasks that completed after it and do not depend on it stay completed, with their files. NotFound: no such task."""
+    ) -> SnapshotInfo:
+        """Go back to before a task began (files and mind), compensate what it did, and let the program go on from there
+        (unless `resume` is false). Tasks that completed after it and do not depend on it stay completed, with their
+        files. NotFound: no such task."""
         check_wait(wait)
         body = {"task": task, "compensate": compensate, "resume": resume}
-        return self._settled(SnapshotInfo.of(self._transport.request("POST", self._line(ref, "retry"), body=body)), wait)
+        return self._settled(
+            SnapshotInfo.of(self._transport.request("POST", self._line(ref, "retry"), body=body)), wait
+        )
 
     def effects(self, ref: str) -> list[EffectInfo]:
         """The irreversible calls of a trajectory that its present history does not hold, newest first."""
         return [EffectInfo.of(item) for item in self._transport.request("GET", self._line(ref, "effects"))]
 
     def compensate(self, ref: str, calls: Sequence[str] = ()) -> list[EffectInfo]:
-        """Run the compensations of calls that were left behind (all, if none is named), newest first, each at most once."""
+        """Run the compensations of calls that were left behind (all, if none is named), newest first, each at most
+        once."""
         answer = self._transport.request("POST", self._line(ref, "compensate"), body={"calls": list(calls)})
         return [EffectInfo.of(item) for item in answer]
 

@@ -17,11 +17,12 @@ PART_SUFFIX = ".part"
 
 @contextmanager
 def part_file(path: Path) -> Iterator[Callable[[bytes], object]]:
-    """Give a function that writes to `path` + ".part". At the end of the block the file is durable and has its name, in place of an older
-    one; when the block raises, it is removed. Mode 0600: what agents left in their files is nobody else's business.
+    """Give a function that writes to `path` + ".part". At the end of the block the file is durable and has its name, in
+    place of an older one; when the block raises, it is removed. Mode 0600: what agents left in their files is nobody
+    else's business.
 
-    What is no regular file (a pipe, /dev/null) is written to as it is. UsageError when the file cannot be made, Conflict when somebody
-    else is just writing it, OutOfSpace.
+    What is no regular file (a pipe, /dev/null) is written to as it is. UsageError when the file cannot be made,
+    Conflict when somebody else is just writing it, OutOfSpace.
     """
     if _is_special(path):
         with _told(path), path.open("wb", buffering=0) as special:
@@ -70,7 +71,9 @@ def _open(part: Path) -> int:
             except BaseException:
                 os.close(fd)
                 raise
-            os.close(fd)  # its writer finished between our open and our lock: it has its final name and is not ours to touch
+            os.close(
+                fd
+            )  # its writer finished between our open and our lock: it has its final name and is not ours to touch
 
 
 def _is_at(fd: int, path: Path) -> bool:
@@ -101,7 +104,9 @@ def _told(path: Path) -> Iterator[None]:
         raise
     except OSError as exc:
         if exc.errno in (*NO_ROOM, errno.EFBIG):
-            raise OutOfSpace(f"{path} cannot be written to its end: {exc.strerror}; free some space or name a file elsewhere") from exc
+            raise OutOfSpace(
+                f"{path} cannot be written to its end: {exc.strerror}; free some space or name a file elsewhere"
+            ) from exc
         raise UsageError(f"{path} cannot be written: {exc.strerror}; name another file") from exc
 
 

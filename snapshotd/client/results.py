@@ -1,4 +1,5 @@
-"""What the client answers with: the API's JSON as typed, frozen records. Times are ISO 8601 text in UTC, durations milliseconds.
+"""What the client answers with: the API's JSON as typed, frozen records. Times are ISO 8601 text in UTC, durations
+milliseconds.
 
 Unknown members are ignored, so that a daemon may say more than its client knows.
 """
@@ -40,7 +41,8 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class DamagedOutput:
-    """An output that was damaged on disk and is gone: stdout, stderr or output; its length (None: unknown) and the hash of what it held."""
+    """An output that was damaged on disk and is gone: stdout, stderr or output; its length (None: unknown) and the hash
+    of what it held."""
 
     output: str
     bytes: int | None
@@ -53,8 +55,8 @@ class DamagedOutput:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A recorded tool call. `status` is done, failed, interrupted or unknown; `outputs` names what can be had from `Snapshotd.output`,
-    `damaged` what was there and cannot."""
+    """A recorded tool call. `status` is done, failed, interrupted or unknown; `outputs` names what can be had from
+    `Snapshotd.output`, `damaged` what was there and cannot."""
 
     name: str
     arguments: Any
@@ -68,12 +70,15 @@ class Tool:
 
     @classmethod
     def of(cls, data: Json) -> Tool:
-        return plain(cls, data, outputs=tuple(data["outputs"]), damaged=tuple(DamagedOutput.of(item) for item in data["damaged"]))
+        return plain(
+            cls, data, outputs=tuple(data["outputs"]), damaged=tuple(DamagedOutput.of(item) for item in data["damaged"])
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """`files` is None until the daemon has counted what changed, in the background. `state` is captured, stored, lost or pruned."""
+    """`files` is None until the daemon has counted what changed, in the background. `state` is captured, stored, lost
+    or pruned."""
 
     id: str
     parent: str | None
@@ -96,7 +101,12 @@ class SnapshotInfo:
 
     @classmethod
     def of(cls, data: Json) -> SnapshotInfo:
-        tool, files, tags, warnings = Tool.of(data["tool"]), Files.of(data["files"]), tuple(data["tags"]), tuple(data["warnings"])
+        tool, files, tags, warnings = (
+            Tool.of(data["tool"]),
+            Files.of(data["files"]),
+            tuple(data["tags"]),
+            tuple(data["warnings"]),
+        )
         return plain(cls, data, tool=tool, files=files, tags=tags, warnings=warnings)
 
 
@@ -175,7 +185,9 @@ class ExecInfo:
     @classmethod
     def of(cls, data: Json) -> ExecInfo:
         snapshot = data["snapshot"]
-        return plain(cls, data, snapshot=None if snapshot is None else SnapshotInfo.of(snapshot), call=Tool.of(data["call"]))
+        return plain(
+            cls, data, snapshot=None if snapshot is None else SnapshotInfo.of(snapshot), call=Tool.of(data["call"])
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +217,8 @@ class EntryInfo:
 
 @dataclass(frozen=True, slots=True)
 class ChangeInfo:
-    """One path that differs: `change` is added, changed or deleted; `path` is the sandbox's bytes, without a leading slash."""
+    """One path that differs: `change` is added, changed or deleted; `path` is the sandbox's bytes, without a leading
+    slash."""
 
     change: str
     path: bytes
@@ -259,8 +272,8 @@ class ImageInfo:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Which snapshots keep their files: those that any rule keeps; without any rule, all. What each field means is said in the engine's
-    `RetentionPolicy`."""
+    """Which snapshots keep their files: those that any rule keeps; without any rule, all. What each field means is said
+    in the engine's `RetentionPolicy`."""
 
     keep_last: int | None = None
     keep_within_s: float | None = None
@@ -275,8 +288,8 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """A model provider for the recording gateway: `kind` is openai or anthropic, `base_url` its own API if None. The key stays in the
-    daemon: it never enters a sandbox."""
+    """A model provider for the recording gateway: `kind` is openai or anthropic, `base_url` its own API if None. The
+    key stays in the daemon: it never enters a sandbox."""
 
     kind: str
     base_url: str | None = None
@@ -357,7 +370,12 @@ class CheckInfo:
 
     @classmethod
     def of(cls, data: Json) -> CheckInfo:
-        return plain(cls, data, damages=tuple(DamageInfo.of(item) for item in data["damages"]), snapshots=tuple(data["snapshots"]))
+        return plain(
+            cls,
+            data,
+            damages=tuple(DamageInfo.of(item) for item in data["damages"]),
+            snapshots=tuple(data["snapshots"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from snapshotd.client.results import ChangeInfo, Json, MessageInfo, TrajectoryIn
 
 @dataclass(frozen=True, slots=True)
 class JournalInfo:
-    """One entry of a journal. `kind` is tool, model, question, task or checkpoint; `side_effect` local, idempotent or irreversible;
-    `status` done, failed, unknown (cut off), or None: nobody has seen it end. `snapshot` binds it; None while none does."""
+    """One entry of a journal. `kind` is tool, model, question, task or checkpoint; `side_effect` local, idempotent or
+    irreversible; `status` done, failed, unknown (cut off), or None: nobody has seen it end. `snapshot` binds it; None
+    while none does."""
 
     id: str
     kind: str
@@ -36,7 +37,8 @@ class JournalInfo:
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """A subtask. `status` is pending, in-progress, completed, failed or skipped; `began` the snapshot before its first call."""
+    """A subtask. `status` is pending, in-progress, completed, failed or skipped; `began` the snapshot before its first
+    call."""
 
     name: str
     status: str
@@ -52,8 +54,9 @@ class TaskInfo:
 
 @dataclass(frozen=True, slots=True)
 class EffectInfo:
-    """An irreversible call that was left behind. `status` None: cut off. `compensation` is the command that undoes it; `compensated` what
-    became of that: None (not run), done, failed, interrupted (its sandbox was ended), or unknown (nobody saw it end)."""
+    """An irreversible call that was left behind. `status` None: cut off. `compensation` is the command that undoes it;
+    `compensated` what became of that: None (not run), done, failed, interrupted (its sandbox was ended), or unknown
+    (nobody saw it end)."""
 
     trajectory: str
     call: str
@@ -73,8 +76,8 @@ class EffectInfo:
 
 @dataclass(frozen=True, slots=True)
 class RewindPreview:
-    """What a rewind would do: `files` that change (at most so many as were asked for, `file_count` all of them), `messages` that go,
-    `effects` that cannot be undone, newest first."""
+    """What a rewind would do: `files` that change (at most so many as were asked for, `file_count` all of them),
+    `messages` that go, `effects` that cannot be undone, newest first."""
 
     head: str
     target: str
@@ -87,16 +90,19 @@ class RewindPreview:
     @classmethod
     def of(cls, data: Json) -> RewindPreview:
         return plain(
-            cls, data, files=tuple(ChangeInfo.of(item) for item in data["files"]),
+            cls,
+            data,
+            files=tuple(ChangeInfo.of(item) for item in data["files"]),
             messages=tuple(MessageInfo.of(item) for item in data["messages"]),
             effects=tuple(EffectInfo.of(item) for item in data["effects"]),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovalInfo:
-    """A question that a person has to decide. `status` is pending, approved, denied, expired or stale (what it was asked for is not what
-    would run any more). `edited`: the arguments that the approver put in their place, as a tuple of one."""
+    """A question that a person has to decide. `status` is pending, approved, denied, expired or stale (what it was
+    asked for is not what would run any more). `edited`: the arguments that the approver put in their place, as a tuple
+    of one."""
 
     id: str
     trajectory: str
@@ -122,7 +128,8 @@ class ApprovalInfo:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalView:
-    """An approval with the files that changed since the trajectory's last one (`since`); `more`: not all of them are listed."""
+    """An approval with the files that changed since the trajectory's last one (`since`); `more`: not all of them are
+    listed."""
 
     approval: ApprovalInfo
     trajectory: TrajectoryInfo
@@ -133,9 +140,12 @@ class ApprovalView:
     @classmethod
     def of(cls, data: Json) -> ApprovalView:
         return plain(
-            cls, data, approval=ApprovalInfo.of(data["approval"]), trajectory=TrajectoryInfo.of(data["trajectory"]),
+            cls,
+            data,
+            approval=ApprovalInfo.of(data["approval"]),
+            trajectory=TrajectoryInfo.of(data["trajectory"]),
             files=tuple(ChangeInfo.of(item) for item in data["files"]),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)

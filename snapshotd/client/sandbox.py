@@ -21,7 +21,7 @@ from snapshotd.client.results import (
     RestoreInfo,
     SnapshotInfo,
     TrajectoryInfo,
-)  # fmt: skip
+)
 from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
 from snapshotd.client.verbs import Wait
 from snapshotd.errors import NotFound, SnapshotdError, UsageError
@@ -30,7 +30,8 @@ from snapshotd.types import DEFAULT_TENANT
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """How a command ended. `stdout` and `stderr` are text with U+FFFD for what is not UTF-8; the raw bytes are in `*_bytes`.
+    """How a command ended. `stdout` and `stderr` are text with U+FFFD for what is not UTF-8; the raw bytes are in
+    `*_bytes`.
 
     `snapshot_id` is the snapshot that holds everything the command did; None for a command in a throw-away fork.
     """
@@ -50,7 +51,8 @@ class ExecResult:
 
 
 class ExecFailed(SnapshotdError):  # noqa: N818 - like every error of ours, it is named by what happened
-    """A command given `check=True` ended with another exit code than 0. `result` is how; its snapshot was taken all the same."""
+    """A command given `check=True` ended with another exit code than 0. `result` is how; its snapshot was taken all the
+    same."""
 
     def __init__(self, message: str, result: ExecResult) -> None:
         super().__init__(message)
@@ -93,8 +95,14 @@ class Snapshot:
         return self._client.restore(self.id, to, path=path)
 
     def fork(
-        self, n: int = 1, *, args: Sequence[str] | None = None, name: str | None = None, resume: bool = False, wait: Wait = "captured"
-    ) -> list[Sandbox]:  # fmt: skip
+        self,
+        n: int = 1,
+        *,
+        args: Sequence[str] | None = None,
+        name: str | None = None,
+        resume: bool = False,
+        wait: Wait = "captured",
+    ) -> list[Sandbox]:
         """`n` running sandboxes that start from here; with `resume` the agent's program goes on in each."""
         forked = self._client.fork(self.id, n, args=args, name=name, resume=resume, wait=wait)
         return [Sandbox(self._client, item) for item in forked.trajectories]
@@ -119,10 +127,14 @@ class Snapshot:
         """The subtasks as they were here."""
         return self._client.tasks(self.id)
 
-    def export(self, to: str | Path, *, form: Form = "bundle", whole: bool = False, since: Snapshot | str | None = None) -> ExportInfo:
-        """Write it (with `whole`: its trajectory up to it) as one file: a `bundle` for `Snapshotd.import_bundle`, an `oci` image for
-        `docker load`, or a plain `tar`. The file is there whole or not at all."""
-        return self._client.export_file(self.id, to, form=form, whole=whole, since=None if since is None else _id(since))
+    def export(
+        self, to: str | Path, *, form: Form = "bundle", whole: bool = False, since: Snapshot | str | None = None
+    ) -> ExportInfo:
+        """Write it (with `whole`: its trajectory up to it) as one file: a `bundle` for `Snapshotd.import_bundle`, an
+        `oci` image for `docker load`, or a plain `tar`. The file is there whole or not at all."""
+        return self._client.export_file(
+            self.id, to, form=form, whole=whole, since=None if since is None else _id(since)
+        )
 
     def exec(self, command: str | Sequence[str], **options: object) -> ExecResult:
         """Run a command in a throw-away fork; nothing of it is kept. Options as for `Sandbox.exec`."""
@@ -136,7 +148,8 @@ class Snapshot:
 
 
 class Files:
-    """A sandbox's files as of its newest snapshot, so every read is consistent. Writing is done by commands (`Sandbox.exec`)."""
+    """A sandbox's files as of its newest snapshot, so every read is consistent. Writing is done by commands
+    (`Sandbox.exec`)."""
 
     def __init__(self, client: Snapshotd, trajectory: str) -> None:
         self._client = client
@@ -159,7 +172,8 @@ class Files:
         return True
 
     def list(self, path: str = ".") -> list[str]:
-        """The names in a directory, sorted, as seen by a throw-away fork of the newest snapshot (needs `ls` in the image)."""
+        """The names in a directory, sorted, as seen by a throw-away fork of the newest snapshot (needs `ls` in the
+        image)."""
         directory = "/" + _in_workspace(path).decode()
         head = self._client.trajectory(self._trajectory).head
         result = _exec(self._client.exec_snapshot, head, ["ls", "-A1", "--", directory], cwd="/")
@@ -169,7 +183,8 @@ class Files:
 
 
 class Sandbox:
-    """A trajectory and its running sandbox. Leaving a `with` block stops it, with a last snapshot; nothing is removed."""
+    """A trajectory and its running sandbox. Leaving a `with` block stops it, with a last snapshot; nothing is
+    removed."""
 
     def __init__(self, client: Snapshotd, info: TrajectoryInfo) -> None:
         self._client = client
@@ -179,20 +194,45 @@ class Sandbox:
 
     @classmethod
     def create(
-        cls, *, image: str = "default", workspace: str | Path | None = None, name: str | None = None,
-        env: Mapping[str, str] | None = None, network: str = "none", memory: int | None = None, cpus: float | None = None,
-        pids: int | None = None, disk: int | None = None, runtime: str = "auto", secrets: Mapping[str, str] | None = None,
-        providers: Sequence[Provider] = (), tenant: str = DEFAULT_TENANT, wait: Wait = "captured", client: Snapshotd | None = None,
-    ) -> Sandbox:  # fmt: skip
-        """Start a sandbox. `workspace` is copied to /workspace, `memory` and `disk` are in bytes, `network` is none or bridge, `secrets`
-        are environment that is recorded nowhere in plain, `providers` are for the recording gateway, `tenant` is whose values of the store
-        its agents reach. With `wait="stored"`, here and in the
+        cls,
+        *,
+        image: str = "default",
+        workspace: str | Path | None = None,
+        name: str | None = None,
+        env: Mapping[str, str] | None = None,
+        network: str = "none",
+        memory: int | None = None,
+        cpus: float | None = None,
+        pids: int | None = None,
+        disk: int | None = None,
+        runtime: str = "auto",
+        secrets: Mapping[str, str] | None = None,
+        providers: Sequence[Provider] = (),
+        tenant: str = DEFAULT_TENANT,
+        wait: Wait = "captured",
+        client: Snapshotd | None = None,
+    ) -> Sandbox:
+        """Start a sandbox. `workspace` is copied to /workspace, `memory` and `disk` are in bytes, `network` is none or
+        bridge, `secrets` are environment that is recorded nowhere in plain, `providers` are for the recording gateway,
+        `tenant` is whose values of the store its agents reach. With `wait="stored"`, here and in the
         methods that make a snapshot, they return when it survives power loss."""
         client = client or Snapshotd()
         info, _ = client.create(
-            image=image, workspace=workspace, name=name, env=env, network=network, memory=memory, cpus=cpus, pids=pids, disk=disk,
-            runtime=runtime, secrets=secrets, providers=providers, tenant=tenant, wait=wait,
-        )  # fmt: skip
+            image=image,
+            workspace=workspace,
+            name=name,
+            env=env,
+            network=network,
+            memory=memory,
+            cpus=cpus,
+            pids=pids,
+            disk=disk,
+            runtime=runtime,
+            secrets=secrets,
+            providers=providers,
+            tenant=tenant,
+            wait=wait,
+        )
         return cls(client, info)
 
     @classmethod
@@ -207,18 +247,29 @@ class Sandbox:
         return self._client.trajectory(self.id)
 
     def exec(
-        self, command: str | Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None, user: str | None = None,
-        check: bool = False, on_stdout: Callable[[bytes], object] | None = None, on_stderr: Callable[[bytes], object] | None = None,
-        wait: Wait = "captured", if_head: Snapshot | str | None = None,
-    ) -> ExecResult:  # fmt: skip
-        """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`, a list is run as it is.
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        check: bool = False,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        wait: Wait = "captured",
+        if_head: Snapshot | str | None = None,
+    ) -> ExecResult:
+        """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`, a list is run as it
+        is.
 
-        With `check`, ExecFailed for an exit code other than 0. CommandNotFound and CommandNotRunnable leave no snapshot. With `if_head`,
-        Conflict when that is not the newest snapshot any more.
+        With `check`, ExecFailed for an exit code other than 0. CommandNotFound and CommandNotRunnable leave no
+        snapshot. With `if_head`, Conflict when that is not the newest snapshot any more.
         """
         head = None if if_head is None else _id(if_head)
         method = functools.partial(self._client.exec, wait=wait, if_head=head)
-        return _exec(method, self.id, command, cwd=cwd, env=env, user=user, check=check, on_stdout=on_stdout, on_stderr=on_stderr)
+        return _exec(
+            method, self.id, command, cwd=cwd, env=env, user=user, check=check, on_stdout=on_stdout, on_stderr=on_stderr
+        )
 
     def snapshots(self, last: int | None = None) -> list[Snapshot]:
         """Oldest first; with `last`, only so many of the newest."""
@@ -229,17 +280,25 @@ class Sandbox:
         return Snapshot(self._client, self._client.snapshot(self.id))
 
     def fork(
-        self, n: int = 1, *, args: Sequence[str] | None = None, name: str | None = None, resume: bool = False, wait: Wait = "captured"
-    ) -> list[Sandbox]:  # fmt: skip
+        self,
+        n: int = 1,
+        *,
+        args: Sequence[str] | None = None,
+        name: str | None = None,
+        resume: bool = False,
+        wait: Wait = "captured",
+    ) -> list[Sandbox]:
         """`n` running sandboxes that start from the newest snapshot; this one runs on."""
         return self.head().fork(n, args=args, name=name, resume=resume, wait=wait)
 
     def rewind(
         self, to: Snapshot | str, *, mode: Mode = "both", compensate: bool = False, wait: Wait = "captured"
-    ) -> Snapshot:  # fmt: skip
-        """Go back to a snapshot, in the running sandbox: files, the agent's mind, or both. Recorded as a new snapshot; nothing is lost, and
-        `undo` takes it back."""
-        return Snapshot(self._client, self._client.rewind(self.id, _id(to), mode=mode, compensate=compensate, wait=wait))
+    ) -> Snapshot:
+        """Go back to a snapshot, in the running sandbox: files, the agent's mind, or both. Recorded as a new snapshot;
+        nothing is lost, and `undo` takes it back."""
+        return Snapshot(
+            self._client, self._client.rewind(self.id, _id(to), mode=mode, compensate=compensate, wait=wait)
+        )
 
     def preview_rewind(self, to: Snapshot | str, *, mode: Mode = "both") -> RewindPreview:
         """What `rewind` would do. Changes nothing."""
@@ -251,18 +310,20 @@ class Sandbox:
 
     def resume(
         self, *, retry: Sequence[str] = (), skip: Sequence[str] = (), results: Mapping[str, Any] | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Let the agent's program go on from the newest snapshot; `events` follows it. As `Snapshotd.resume`."""
         self._client.resume(self.id, retry=retry, skip=skip, results=results)
 
     def events(self, *, follow: bool = True) -> Iterator[dict[str, Any]]:
-        """The events of the agent's run from its beginning; with `follow`, until `finished`, beyond the end of the daemon. As
-        `Snapshotd.events`."""
+        """The events of the agent's run from its beginning; with `follow`, until `finished`, beyond the end of the
+        daemon. As `Snapshotd.events`."""
         return self._client.events(self.id, follow=follow)
 
     def retry(self, task: str, *, compensate: bool = True, resume: bool = True, wait: Wait = "captured") -> Snapshot:
         """Go back to before a task began and do it again. As `Snapshotd.retry`."""
-        return Snapshot(self._client, self._client.retry(self.id, task, compensate=compensate, resume=resume, wait=wait))
+        return Snapshot(
+            self._client, self._client.retry(self.id, task, compensate=compensate, resume=resume, wait=wait)
+        )
 
     def effects(self) -> list[EffectInfo]:
         """The irreversible calls that rewinds left behind, newest first."""
@@ -283,7 +344,9 @@ class Sandbox:
     def __enter__(self) -> Sandbox:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def __repr__(self) -> str:
@@ -291,10 +354,17 @@ class Sandbox:
 
 
 def _exec(
-    method: Callable[..., ExecInfo], ref: str, command: str | Sequence[str], *, cwd: str | None = None,
-    env: Mapping[str, str] | None = None, user: str | None = None, check: bool = False, on_stdout: Callable[[bytes], object] | None = None,
+    method: Callable[..., ExecInfo],
+    ref: str,
+    command: str | Sequence[str],
+    *,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+    user: str | None = None,
+    check: bool = False,
+    on_stdout: Callable[[bytes], object] | None = None,
     on_stderr: Callable[[bytes], object] | None = None,
-) -> ExecResult:  # fmt: skip
+) -> ExecResult:
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
     kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
     told = {"stdout": on_stdout, "stderr": on_stderr}

@@ -1,6 +1,7 @@
 """HTTP over the daemon's unix socket: requests, answers, streams, and what their failures mean. Standard library only.
 
-Every request has a connection of its own (about 0.05 ms on a unix socket), so a `Transport` may be used from any number of threads.
+Every request has a connection of its own (about 0.05 ms on a unix socket), so a `Transport` may be used from any number
+of threads.
 """
 
 from __future__ import annotations
@@ -27,8 +28,16 @@ from snapshotd.daemon.http.wire import (
     FRAME_MAX_BYTES,
     VERSION_HEADER,
     check_socket_path,
-)  # fmt: skip
-from snapshotd.errors import BY_CODE, DaemonUnavailable, InternalError, LimitExceeded, NotPermitted, SnapshotdError, VersionMismatch
+)
+from snapshotd.errors import (
+    BY_CODE,
+    DaemonUnavailable,
+    InternalError,
+    LimitExceeded,
+    NotPermitted,
+    SnapshotdError,
+    VersionMismatch,
+)
 
 _READ_BYTES = 1 << 16
 _LINE_MAX_BYTES = 64 << 20
@@ -66,7 +75,8 @@ class _Connection(http.client.HTTPConnection):
 
 
 class Transport:
-    """The way to one daemon. `start` is called once per failed connection to bring a daemon up; it raises what prevents that."""
+    """The way to one daemon. `start` is called once per failed connection to bring a daemon up; it raises what prevents
+    that."""
 
     def __init__(self, socket_path: Path, start: Callable[[], None] | None = None) -> None:
         """UsageError when the path is too long for a socket."""
@@ -75,14 +85,18 @@ class Transport:
         self._start = start
 
     def request(self, method: str, path: str, *, body: Any = None, query: dict[str, str | None] | None = None) -> Any:
-        """One request with a JSON answer (None when it is empty). Raises the daemon's error; DaemonUnavailable when it is not there."""
+        """One request with a JSON answer (None when it is empty). Raises the daemon's error; DaemonUnavailable when it
+        is not there."""
         answer = self._answer(method, path, body, query)
         with _lost_means_unavailable():
             data = answer.read()
         return json.loads(data) if data else None
 
-    def lines(self, method: str, path: str, *, body: Any = None, query: dict[str, str | None] | None = None) -> Iterator[dict[str, Any]]:
-        """One request whose answer is one JSON object per line. The request is sent at once; iterate, or close, what is returned.
+    def lines(
+        self, method: str, path: str, *, body: Any = None, query: dict[str, str | None] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """One request whose answer is one JSON object per line. The request is sent at once; iterate, or close, what is
+        returned.
 
         An `error` event is raised as the error it carries.
         """
@@ -96,20 +110,30 @@ class Transport:
         """One request whose answer is raw bytes, in pieces."""
         return _pieces(self._answer(method, path, None, query))
 
-    def frames(self, method: str, path: str, *, query: dict[str, str | None] | None = None) -> Iterator[bytes | dict[str, Any]]:
-        """One request whose answer is raw bytes with events in between (`wire.FRAMES`). Ends after the `result` event and in no other way:
-        an `error` event is raised as the error it carries, and DaemonUnavailable when the answer breaks off."""
+    def frames(
+        self, method: str, path: str, *, query: dict[str, str | None] | None = None
+    ) -> Iterator[bytes | dict[str, Any]]:
+        """One request whose answer is raw bytes with events in between (`wire.FRAMES`). Ends after the `result` event
+        and in no other way: an `error` event is raised as the error it carries, and DaemonUnavailable when the answer
+        breaks off."""
         return _frames(self._answer(method, path, None, query))
 
-    def upload(self, path: str, read: Callable[[int], bytes], *, query: dict[str, str | None] | None = None) -> Iterator[dict[str, Any]]:
-        """One POST whose body is what `read(count)` gives, of any length, until it gives nothing. The answer is one JSON object per line
-        and comes while a thread still reads and sends. What `read` raises is raised here, and the daemon takes the request for broken off.
+    def upload(
+        self, path: str, read: Callable[[int], bytes], *, query: dict[str, str | None] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """One POST whose body is what `read(count)` gives, of any length, until it gives nothing. The answer is one
+        JSON object per line and comes while a thread still reads and sends. What `read` raises is raised here, and the
+        daemon takes the request for broken off.
 
         An `error` event is raised as the error it carries. Leaving the iteration early breaks the request off.
         """
         connection = self._connect()
         connection.putrequest("POST", _target(path, query))
-        for key, value in {**_headers(), "Content-Type": "application/octet-stream", "Transfer-Encoding": "chunked"}.items():
+        for key, value in {
+            **_headers(),
+            "Content-Type": "application/octet-stream",
+            "Transfer-Encoding": "chunked",
+        }.items():
             connection.putheader(key, value)
         try:
             with _lost_means_unavailable():
@@ -120,10 +144,15 @@ class Transport:
         return _uploading(connection, Sender(connection.sock.dup(), read))
 
     def converse(self, path: str, first: Any, *, query: dict[str, str | None] | None = None) -> Conversation:
-        """One POST that goes on while it is answered: JSON objects, one per line, to both sides. `first` is sent at once."""
+        """One POST that goes on while it is answered: JSON objects, one per line, to both sides. `first` is sent at
+        once."""
         connection = self._connect()
         connection.putrequest("POST", _target(path, query))
-        for key, value in {**_headers(), "Content-Type": "application/x-ndjson", "Transfer-Encoding": "chunked"}.items():
+        for key, value in {
+            **_headers(),
+            "Content-Type": "application/x-ndjson",
+            "Transfer-Encoding": "chunked",
+        }.items():
             connection.putheader(key, value)
         data = json.dumps(first).encode()
         if len(data) > BODY_MAX_BYTES:
@@ -138,7 +167,9 @@ class Transport:
         conversation.say(data)
         return conversation
 
-    def _answer(self, method: str, path: str, body: Any, query: dict[str, str | None] | None) -> http.client.HTTPResponse:
+    def _answer(
+        self, method: str, path: str, body: Any, query: dict[str, str | None] | None
+    ) -> http.client.HTTPResponse:
         target = _target(path, query)
         headers = _headers()
         data = None
@@ -148,14 +179,17 @@ class Transport:
                 raise _too_large(data)
             headers["Content-Type"] = "application/json"
         for _ in range(_DYING_TRIES if method == "GET" and self._start is not None else 0):
-            # Nothing was asked to change: a daemon that was dying when it took the connection took the request with it. Ask its successor.
+            # Nothing was asked to change: a daemon that was dying when it took the connection took the request with it.
+            # Ask its successor.
             try:
                 return self._exchange(method, target, None, headers)
             except DaemonAway:
                 continue
         return self._exchange(method, target, data, headers)
 
-    def _exchange(self, method: str, target: str, data: bytes | None, headers: dict[str, str]) -> http.client.HTTPResponse:
+    def _exchange(
+        self, method: str, target: str, data: bytes | None, headers: dict[str, str]
+    ) -> http.client.HTTPResponse:
         connection = self._connect()
         try:
             with _lost_means_unavailable():
@@ -231,7 +265,8 @@ class Conversation:
 
 
 class Sender:
-    """Sends a request's body in chunks (RFC 9112, 7.1) from a thread of its own. `failure` is what reading the body raised."""
+    """Sends a request's body in chunks (RFC 9112, 7.1) from a thread of its own. `failure` is what reading the body
+    raised."""
 
     def __init__(self, connection: socket.socket, read: Callable[[int], bytes]) -> None:
         self._connection = connection
@@ -285,7 +320,9 @@ def _uploading(connection: _Connection, sender: Sender) -> Iterator[dict[str, An
 
 
 def _too_large(data: bytes) -> LimitExceeded:
-    return LimitExceeded(f"the request has {len(data)} bytes, but {BODY_MAX_BYTES} are the most; put large input into files")
+    return LimitExceeded(
+        f"the request has {len(data)} bytes, but {BODY_MAX_BYTES} are the most; put large input into files"
+    )
 
 
 def _target(path: str, query: dict[str, str | None] | None) -> str:
@@ -312,7 +349,9 @@ def _frames(answer: http.client.HTTPResponse) -> Iterator[bytes | dict[str, Any]
         while True:
             kind, length = FRAME_HEADER.unpack(_exactly(answer, FRAME_HEADER.size))
             if length > {FRAME_DATA: FRAME_MAX_BYTES, FRAME_EVENT: _LINE_MAX_BYTES}.get(kind, -1):
-                raise InternalError(f"the daemon sent a frame of kind {kind} with {length} bytes, which is no part of its API")
+                raise InternalError(
+                    f"the daemon sent a frame of kind {kind} with {length} bytes, which is no part of its API"
+                )
             content = _exactly(answer, length)
             if kind == FRAME_DATA:
                 yield content
@@ -353,7 +392,9 @@ def _lines(answer: http.client.HTTPResponse) -> Iterator[bytes]:
     for data in _pieces(answer):
         *whole, rest = (rest + data).split(b"\n")
         if len(rest) > _LINE_MAX_BYTES:
-            raise InternalError(f"the daemon sent a line of more than {_LINE_MAX_BYTES >> 20} MiB, which is no part of its API")
+            raise InternalError(
+                f"the daemon sent a line of more than {_LINE_MAX_BYTES >> 20} MiB, which is no part of its API"
+            )
         yield from whole
     if rest:
         raise DaemonAway(_LOST)
@@ -390,11 +431,14 @@ def _failure(status: int, text: bytes) -> SnapshotdError:
     try:
         return error_of(json.loads(text))
     except (ValueError, KeyError, TypeError):
-        return InternalError(f"the daemon answered with HTTP status {status} and no error that this client understands; see its daemon.log")
+        return InternalError(
+            f"the daemon answered with HTTP status {status} and no error that this client understands; see its daemon.log"
+        )
 
 
 def error_of(answer: dict[str, Any]) -> SnapshotdError:
-    """The error that `{"error": {"code", "message"}}` stands for; InternalError for a code this client does not know."""
+    """The error that `{"error": {"code", "message"}}` stands for; InternalError for a code this client does not
+    know."""
     detail = answer["error"]
     return BY_CODE.get(detail["code"], InternalError)(str(detail["message"]))
 

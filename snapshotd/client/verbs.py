@@ -1,4 +1,5 @@
-"""What the verbs of the client are made of: the way to the daemon, refs and paths for it, and waiting until something is stored."""
+"""What the verbs of the client are made of: the way to the daemon, refs and paths for it, and waiting until something
+is stored."""
 
 from __future__ import annotations
 

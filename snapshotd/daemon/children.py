@@ -1,4 +1,5 @@
-"""The composition root of the daemon's child processes, each started with its role and the places it needs (see `command`).
+"""The composition root of the daemon's child processes, each started with its role and the places it needs (see
+`command`).
 
     archive   owns the repository for writing (engine/storing/archiver.py)
     pack      makes packs of a large step's files for it (repo/writing/packer.py)
@@ -83,12 +84,18 @@ def _browse(places: Places, arguments: list[str]) -> None:
     from snapshotd.fuse.server import serve_browse
 
     mount_point, namespace_pid = arguments
-    serve_browse(open_repository(places), SqliteCatalog(places.state_dir / "catalog.db"), Path(mount_point), int(namespace_pid))
+    serve_browse(
+        open_repository(places), SqliteCatalog(places.state_dir / "catalog.db"), Path(mount_point), int(namespace_pid)
+    )
 
 
 _ROLES: dict[str, Callable[[Places, list[str]], None]] = {
-    "archive": _archive, "pack": _pack, "cold": _cold, "lazy": _lazy, "browse": _browse
-}  # fmt: skip
+    "archive": _archive,
+    "pack": _pack,
+    "cold": _cold,
+    "lazy": _lazy,
+    "browse": _browse,
+}
 
 
 def main(arguments: list[str]) -> None:

@@ -14,7 +14,8 @@ _left: int | None = None
 
 
 def check_host() -> None:
-    """NotPermitted when not root; Unsupported when the kernel is too old, naming feature and version. `doctor` looks at the rest."""
+    """NotPermitted when not root; Unsupported when the kernel is too old, naming feature and version. `doctor` looks at
+    the rest."""
     if os.geteuid() != 0:
         raise NotPermitted(
             f"the daemon needs root (mounts, namespaces, cgroups), but runs as user {os.geteuid()}; start it with sudo, or as the service"
@@ -35,10 +36,11 @@ def check_kernel(release: str) -> None:
 
 
 def enter_own_mount_namespace() -> None:
-    """Give this process mounts that nobody else sees, while those of the host still arrive; adopt orphans of its children.
+    """Give this process mounts that nobody else sees, while those of the host still arrive; adopt orphans of its
+    children.
 
-    Everything mounted for sandboxes then vanishes with the daemon, also after kill -9. From the main thread, before others start:
-    a thread started earlier would stay behind in the old namespace. Raises OSError.
+    Everything mounted for sandboxes then vanishes with the daemon, also after kill -9. From the main thread, before
+    others start: a thread started earlier would stay behind in the old namespace. Raises OSError.
     """
     global _left
     _left = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
@@ -48,5 +50,6 @@ def enter_own_mount_namespace() -> None:
 
 
 def host_mounts() -> int | None:
-    """A descriptor of the mount namespace that this process was started in, for what is to outlive it; None while it is still there."""
+    """A descriptor of the mount namespace that this process was started in, for what is to outlive it; None while it is
+    still there."""
     return _left

@@ -25,7 +25,9 @@ def make_state_dir(state_dir: Path) -> None:
             pass  # checked below
         info = state_dir.stat()
     except OSError as exc:
-        raise UsageError(f"the state directory {state_dir} cannot be made: {exc.strerror}; choose another with --state-dir") from exc
+        raise UsageError(
+            f"the state directory {state_dir} cannot be made: {exc.strerror}; choose another with --state-dir"
+        ) from exc
     if not stat.S_ISDIR(info.st_mode):
         raise UsageError(f"the state directory {state_dir} is not a directory; choose another with --state-dir")
     if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022:

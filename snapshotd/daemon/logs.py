@@ -1,4 +1,5 @@
-"""Structured logs: one JSON object per line, with `time`, `level`, `logger`, `message`, the record's `fields`, and `exception`."""
+"""Structured logs: one JSON object per line, with `time`, `level`, `logger`, `message`, the record's `fields`, and
+`exception`."""
 
 from __future__ import annotations
 
@@ -23,9 +24,14 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         item: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
-            "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage(), "thread": record.threadName,
-        }  # fmt: skip
+            "time": datetime.fromtimestamp(record.created, UTC)
+            .isoformat(timespec="microseconds")
+            .replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "thread": record.threadName,
+        }
         item.update(getattr(record, "fields", {}))
         if record.exc_info:
             item["exception"] = self.formatException(record.exc_info)
@@ -41,7 +47,8 @@ class _PrivateRotatingFile(logging.handlers.RotatingFileHandler):
 
 
 def start_logging(state_dir: Path, *, foreground: bool) -> None:
-    """Send everything from INFO up to <state>/daemon.log (rotated at 16 MiB, three kept), or to standard error with `foreground`."""
+    """Send everything from INFO up to <state>/daemon.log (rotated at 16 MiB, three kept), or to standard error with
+    `foreground`."""
     handler: logging.Handler
     if foreground:
         handler = logging.StreamHandler(sys.stderr)

@@ -4,7 +4,8 @@
     SIGTERM/SIGINT  ->  no new connections  ->  engine.close (a last snapshot of every sandbox)  ->  answers end  ->  exit 0
     a second signal  ->  exit at once; the next daemon recovers, as after kill -9
 
-The socket exists exactly while requests can be answered: it is made after recovery and removed before the lock is released.
+The socket exists exactly while requests can be answered: it is made after recovery and removed before the lock is
+released.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ _OPEN_FILES = 65536
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where to serve, and how to say so. `ready_fd` gets one JSON line, `{"ready":pid}` or `{"error":{...}}`, and is closed."""
+    """Where to serve, and how to say so. `ready_fd` gets one JSON line, `{"ready":pid}` or `{"error":{...}}`, and is
+    closed."""
 
     state_dir: Path
     socket_path: Path
@@ -66,8 +68,8 @@ class ServerOptions:
 def serve(options: ServerOptions, open_engine: EngineFactory) -> int:
     """Be the daemon until told to stop. Returns the exit code. Call from the main thread before any other is started.
 
-    NotPermitted (not root), Unsupported (kernel), Conflict (another daemon), UsageError (paths); what `open_engine` raises.
-    Each is also told to `ready_fd`.
+    NotPermitted (not root), Unsupported (kernel), Conflict (another daemon), UsageError (paths); what `open_engine`
+    raises. Each is also told to `ready_fd`.
     """
 
     def isolated(state_dir: Path) -> Engine:
@@ -129,8 +131,9 @@ def serve_here(options: ServerOptions, open_engine: EngineFactory) -> int:
 
 
 def leave_session_keyring() -> None:
-    """Go on with an empty one: sandboxes are given this process's, and it is the client's who started it. (Their filter lets no call reach
-    it, but the kernel itself looks there.) Counts for this thread and what it starts, so it comes before all others."""
+    """Go on with an empty one: sandboxes are given this process's, and it is the client's who started it. (Their filter
+    lets no call reach it, but the kernel itself looks there.) Counts for this thread and what it starts, so it comes
+    before all others."""
     with contextlib.suppress(OSError):  # a kernel without keyrings, or a container around us that has none
         call("keyctl", KEYCTL_JOIN_SESSION_KEYRING, None)
 
@@ -138,7 +141,8 @@ def leave_session_keyring() -> None:
 def bind(path: Path) -> socket.socket:
     """A listening socket at `path`, mode 0600, in place of a stale one. The caller holds the state directory's lock.
 
-    Conflict when somebody listens there or something else than a socket is in the way; UsageError when it cannot be made.
+    Conflict when somebody listens there or something else than a socket is in the way; UsageError when it cannot be
+    made.
     """
     _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -149,7 +153,9 @@ def bind(path: Path) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as exc:
         listener.close()
-        raise UsageError(f"the socket {path} cannot be made: {exc.strerror or exc}; choose another with --socket") from exc
+        raise UsageError(
+            f"the socket {path} cannot be made: {exc.strerror or exc}; choose another with --socket"
+        ) from exc
     finally:
         os.umask(before)
     return listener
@@ -169,7 +175,9 @@ def _remove_stale(path: Path) -> None:
             path.unlink()  # its daemon is dead
             return
         except OSError as exc:
-            raise Conflict(f"the socket {path} is in the way and cannot be tried: {exc.strerror}; choose another with --socket") from exc
+            raise Conflict(
+                f"the socket {path} is in the way and cannot be tried: {exc.strerror}; choose another with --socket"
+            ) from exc
     raise Conflict(f"another program already listens on {path}; stop it, or choose another place with --socket")
 
 
@@ -183,9 +191,18 @@ def _run(options: ServerOptions, engine: Engine, listener: socket.socket) -> int
     service = Service(engine, options.state_dir, os.getpid())
     protocol = protocol_class(options.is_sandboxed or in_sandbox_of(engine))
     config = uvicorn.Config(
-        create_app(service), http=protocol, ws="none", loop="asyncio", lifespan="on", log_config=None,
-        access_log=False, server_header=False, proxy_headers=False, backlog=_BACKLOG, timeout_graceful_shutdown=_DRAIN_S,
-    )  # fmt: skip
+        create_app(service),
+        http=protocol,
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        timeout_graceful_shutdown=_DRAIN_S,
+    )
     server = _Server(config, service, lambda: _announce(options))
     service.request_stop = server.stop_soon
     server.run(sockets=[listener])
@@ -239,9 +256,17 @@ class _Server(uvicorn.Server):
 
 
 def _announce(options: ServerOptions) -> None:
-    log.info("ready", extra={"fields": {
-        "version": snapshotd.__version__, "pid": os.getpid(), "state_dir": str(options.state_dir), "socket": str(options.socket_path),
-    }})  # fmt: skip
+    log.info(
+        "ready",
+        extra={
+            "fields": {
+                "version": snapshotd.__version__,
+                "pid": os.getpid(),
+                "state_dir": str(options.state_dir),
+                "socket": str(options.socket_path),
+            }
+        },
+    )
     _tell(options.ready_fd, {"ready": os.getpid()})
     _notify_systemd()
     if not options.foreground and options.ready_fd is None:
@@ -283,10 +308,12 @@ def _notify_systemd() -> None:
 def _set_limits() -> None:
     """Those of this process and of what it starts, commands in sandboxes included.
 
-    Open files: a sandbox costs about ten descriptors, and 256 are a fork. No higher: some children close every possible one.
+    Open files: a sandbox costs about ten descriptors, and 256 are a fork. No higher: some children close every possible
+    one.
 
-    Core dumps: 1 byte, which tells the kernel to start no program for them (0 does not: fs/coredump.c). It would be the host's, as root,
-    with whatever an attacker puts into the memory of a process that he crashes. Our own memory has secrets in it.
+    Core dumps: 1 byte, which tells the kernel to start no program for them (0 does not: fs/coredump.c). It would be the
+    host's, as root, with whatever an attacker puts into the memory of a process that he crashes. Our own memory has
+    secrets in it.
     """
     with contextlib.suppress(ValueError):  # it may be 0 already, for good
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))

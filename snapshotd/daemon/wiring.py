@@ -44,9 +44,11 @@ from snapshotd.store.open import open_store
 from snapshotd.types import IdMap, new_id
 
 RUN_ROOT = Path("/run/snapshotd")
-"""Sockets and bundles of all instances; must be searchable by everyone, since container root may be an unprivileged host id."""
+"""Sockets and bundles of all instances; must be searchable by everyone, since container root may be an unprivileged
+host id."""
 SHARE_ROOT = Path("/var/lib/snapshotd-share")
-"""What sandboxes see read-only. Not below /run, which is often mounted noexec, nor in the state directory, which only root may search."""
+"""What sandboxes see read-only. Not below /run, which is often mounted noexec, nor in the state directory, which only
+root may search."""
 CONTAINER_IDS = IdMap(base=1_700_000_000, count=65_536)
 """Host ids of container ids: far above what useradd and other engines hand out, and one range for all sandboxes."""
 _GATEWAY_MEMORY = Budget()
@@ -54,7 +56,8 @@ _GATEWAY_MEMORY = Budget()
 _STORE_URL, _LOCAL = "store_url", "local"
 """Where packs lie by default: in the state directory itself."""
 _SWITCH_INTERVAL_S = 0.0005
-"""How long a busy thread may hold the interpreter against one that answers a tool call; every system call of a pivot gives it up once."""
+"""How long a busy thread may hold the interpreter against one that answers a tool call; every system call of a pivot
+gives it up once."""
 _LIBRARY_TEXT = b'"""snapshotd inside a sandbox: only `snapshotd.agent` is here."""\n'
 
 
@@ -81,11 +84,22 @@ def open_engine(state_dir: Path) -> Engine:
         spool = FileSpool(state_dir / "repo")
         places = Places(state_dir, store.root, store.kind, _store_url(state_dir, catalog))
         context = Context(
-            state_dir=state_dir, run_dir=run_dir, share_dir=_share(SHARE_ROOT / instance), instance=instance, catalog=catalog,
-            spool=spool, repo=open_repository(places), store=store, images=ImageStore(store.root, catalog), runtimes=runtimes,
-            events=EventLogs(state_dir / "runs"), pins=Pins(catalog.get_snapshot), secrecy=Secrecy(FileVault(state_dir), catalog),
-            keeper=keeper, child=places.command,
-        )  # fmt: skip
+            state_dir=state_dir,
+            run_dir=run_dir,
+            share_dir=_share(SHARE_ROOT / instance),
+            instance=instance,
+            catalog=catalog,
+            spool=spool,
+            repo=open_repository(places),
+            store=store,
+            images=ImageStore(store.root, catalog),
+            runtimes=runtimes,
+            events=EventLogs(state_dir / "runs"),
+            pins=Pins(catalog.get_snapshot),
+            secrecy=Secrecy(FileVault(state_dir), catalog),
+            keeper=keeper,
+            child=places.command,
+        )
         lazy = LazyMount(places.command("lazy"), run_dir / "lazy") if _has_fuse() else None
         return LocalEngine(context, lazy, _gateways(load_key(places.repo_dir)))
     except BaseException:
@@ -94,8 +108,9 @@ def open_engine(state_dir: Path) -> Engine:
 
 
 def rebuild_catalog(state_dir: Path, progress: Callable[[str], object]) -> rebuild.Report:
-    """Move the catalog aside and make a new one from the repository, whose index is repaired first. Layers are dropped: nobody knows any
-    more which of them were whole. The caller is alone with the state directory. DataLoss (not even the key is there), OutOfSpace."""
+    """Move the catalog aside and make a new one from the repository, whose index is repaired first. Layers are dropped:
+    nobody knows any more which of them were whole. The caller is alone with the state directory. DataLoss (not even the
+    key is there), OutOfSpace."""
     store = layer_store.prepare(state_dir)
     try:
         url = _known_store_url(state_dir)
@@ -146,7 +161,9 @@ def _store_url(state_dir: Path, catalog: Catalog) -> str:
         known = wanted or _LOCAL
         catalog.set_meta(_STORE_URL, known)
     if wanted and wanted != known:
-        raise UsageError(f"the packs of {state_dir} lie in {known!r}, not in {wanted!r}: unset SNAPSHOTD_STORE, or use another --state-dir")
+        raise UsageError(
+            f"the packs of {state_dir} lie in {known!r}, not in {wanted!r}: unset SNAPSHOTD_STORE, or use another --state-dir"
+        )
     return _local_url(state_dir) if known == _LOCAL else known  # the state directory may move
 
 
@@ -172,13 +189,17 @@ def _run_dir(instance: str) -> Path:
 
 
 def _share(share: Path) -> Path:
-    """What every sandbox sees at /run/snapshotd/share: the init binary and the in-sandbox library. Brought up to date at every start.
+    """What every sandbox sees at /run/snapshotd/share: the init binary and the in-sandbox library. Brought up to date
+    at every start.
 
-    Sandboxes of an earlier daemon may still be looking at it: directories stay the same ones, and a file that changed is replaced at once.
+    Sandboxes of an earlier daemon may still be looking at it: directories stay the same ones, and a file that changed
+    is replaced at once.
     """
     init = next((path for path in CATATONIT if os.path.exists(path)), None)
     if init is None:
-        raise Unsupported("no init for sandboxes: catatonit is not installed; run `snapshotd setup` (or apt-get install catatonit)")
+        raise Unsupported(
+            "no init for sandboxes: catatonit is not installed; run `snapshotd setup` (or apt-get install catatonit)"
+        )
     wanted = {Path("init"): Path(init).read_bytes(), Path("lib/snapshotd/__init__.py"): _LIBRARY_TEXT}
     with resources.as_file(resources.files("snapshotd") / "agent") as agent:
         for path in agent.rglob("*"):

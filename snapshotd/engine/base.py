@@ -1,10 +1,11 @@
 """What the product means: the requests and answers of the engine, and the engine itself as a specification.
 
 The daemon's API is a thin skin over `Engine`; the CLI and the client say the same words over HTTP.
-`ref` is what a person types: a tag, a name, or a unique prefix of an id. Snapshot refs accept trajectories (their head).
+`ref` is what a person types: a tag, a name, or a unique prefix of an id. Snapshot refs accept trajectories (their
+head).
 
-Errors: those of `errors.py`; every method may raise NotFound/Ambiguous for a ref. Nothing has changed when a method raises, unless it
-says so.
+Errors: those of `errors.py`; every method may raise NotFound/Ambiguous for a ref. Nothing has changed when a method
+raises, unless it says so.
 Concurrency: every method may be called from any thread.
 """
 
@@ -37,10 +38,11 @@ from snapshotd.types import (
     ToolCall,
     Trajectory,
     TrajectoryID,
-)  # fmt: skip
+)
 
 OutputSink = Callable[[Stream, bytes], None]
-"""Receives raw output as it comes, from several threads but never two at once. May block (that slows the command down)."""
+"""Receives raw output as it comes, from several threads but never two at once. May block (that slows the command
+down)."""
 ProgressSink = Callable[[str], None]
 """Receives one line of progress for people."""
 Event = dict[str, Any]
@@ -133,8 +135,8 @@ class SandboxInfo:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a person says about a call whose outcome nobody knows. `call`: its id, or a unique prefix. `retry`: run it again; `skip`: go on
-    as if it had returned null; `result`: it happened, and this is its result."""
+    """What a person says about a call whose outcome nobody knows. `call`: its id, or a unique prefix. `retry`: run it
+    again; `skip`: go on as if it had returned null; `result`: it happened, and this is its result."""
 
     call: str
     action: Literal["retry", "skip", "result"]
@@ -147,8 +149,9 @@ RewindMode = Literal["files", "conversation", "both"]
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """An irreversible call that a rewind, fork or retry leaves behind: it cannot be taken back, at most compensated. `status` None: cut
-    off. `compensation`: its registered command; `compensated`: what became of it (None: not run; UNKNOWN: begun, nobody saw it end)."""
+    """An irreversible call that a rewind, fork or retry leaves behind: it cannot be taken back, at most compensated.
+    `status` None: cut off. `compensation`: its registered command; `compensated`: what became of it (None: not run;
+    UNKNOWN: begun, nobody saw it end)."""
 
     trajectory: TrajectoryID
     entry: Entry
@@ -158,8 +161,8 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class RewindPreview:
-    """What a rewind would do. `files`: at most so many as were asked for, `file_count` all of them; `messages` are those that go;
-    `effects` newest first."""
+    """What a rewind would do. `files`: at most so many as were asked for, `file_count` all of them; `messages` are
+    those that go; `effects` newest first."""
 
     head: SnapshotID
     target: SnapshotID
@@ -181,9 +184,10 @@ class FileEdit:
 
 @dataclass(frozen=True, slots=True)
 class EditRequest:
-    """How the new snapshot differs from the one it is made from. `messages`: whole conversation in place of the old one (None: as it is);
-    `drop_messages`: how many to leave out at its end; `add_messages`: to append. `result`: a one-element tuple, another result of its tool
-    call. `state`: keys to set (a value of None removes one). `env`: to set for all commands and the agent."""
+    """How the new snapshot differs from the one it is made from. `messages`: whole conversation in place of the old one
+    (None: as it is); `drop_messages`: how many to leave out at its end; `add_messages`: to append. `result`: a
+    one-element tuple, another result of its tool call. `state`: keys to set (a value of None removes one). `env`: to
+    set for all commands and the agent."""
 
     files: tuple[FileEdit, ...] = ()
     messages: tuple[Message, ...] | None = None
@@ -196,7 +200,8 @@ class EditRequest:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A subtask of an agent. `status`: pending, in-progress, completed, failed, skipped. `began`: the snapshot before its first call."""
+    """A subtask of an agent. `status`: pending, in-progress, completed, failed, skipped. `began`: the snapshot before
+    its first call."""
 
     name: str
     status: str
@@ -208,7 +213,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalView:
-    """An approval with what a person needs to decide it: the files that changed since the trajectory's last approval (or its beginning)."""
+    """An approval with what a person needs to decide it: the files that changed since the trajectory's last approval
+    (or its beginning)."""
 
     approval: Approval
     trajectory: Trajectory
@@ -218,13 +224,14 @@ class ApprovalView:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """Which snapshots keep their files. A snapshot is kept if any rule keeps it; a field that is None keeps nothing by itself, and a policy
-    in which all are None keeps everything. Heads, tagged and named ones, the first of a trajectory, what a fork began from and what a
-    running sandbox stands on are always kept.
+    """Which snapshots keep their files. A snapshot is kept if any rule keeps it; a field that is None keeps nothing by
+    itself, and a policy in which all are None keeps everything. Heads, tagged and named ones, the first of a
+    trajectory, what a fork began from and what a running sandbox stands on are always kept.
 
-    `keep_last`: the newest N of each trajectory. `keep_within_s`: those younger than this. `keep_every`: milestones, every K-th (`seq`
-    divisible by K). `keep_failed`: the newest N of each trajectory whose call failed. `max_bytes` is a limit, not a rule, and only that of
-    the global policy counts: of what only rules keep, the oldest go until the repository fits.
+    `keep_last`: the newest N of each trajectory. `keep_within_s`: those younger than this. `keep_every`: milestones,
+    every K-th (`seq` divisible by K). `keep_failed`: the newest N of each trajectory whose call failed. `max_bytes` is
+    a limit, not a rule, and only that of the global policy counts: of what only rules keep, the oldest go until the
+    repository fits.
     """
 
     keep_last: int | None = None
@@ -247,7 +254,8 @@ class PrunedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """`freed_bytes`: what the packs shrink by (also counts rubbish of earlier removals). With `dry_run` nothing has changed."""
+    """`freed_bytes`: what the packs shrink by (also counts rubbish of earlier removals). With `dry_run` nothing has
+    changed."""
 
     dry_run: bool
     snapshots: tuple[PrunedSnapshot, ...]
@@ -260,7 +268,8 @@ class PruneReport:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that is wrong. `snapshot` and `path` name the first that needs the damaged object; None if nothing does."""
+    """One thing that is wrong. `snapshot` and `path` name the first that needs the damaged object; None if nothing
+    does."""
 
     pack: str | None
     object_id: str | None
@@ -308,7 +317,8 @@ class Usage:
 
 
 class Engine(ABC):
-    # -- sandboxes and runs --------------------------------------------------------------------------------------------------
+    # -- sandboxes and runs
+    # ---------------------------------------------------------------------------------------------
 
     @abstractmethod
     def create(self, request: SandboxRequest) -> tuple[Trajectory, Snapshot]:
@@ -323,38 +333,61 @@ class Engine(ABC):
         """The events of a trajectory's run from its beginning. With `follow`, waits for more until `finished`."""
 
     @abstractmethod
-    def exec(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
-             sink: OutputSink, expected_head: str | None = None, caller: Caller | None = None) -> ExecResult:
-        """Run a command as a tool call in a trajectory's sandbox (started from its head if it is stopped) and take the snapshot.
-        CommandNotFound and CommandNotRunnable leave no snapshot. A command whose sandbox is ended under it (`stop`, or its program's end)
-        is killed and recorded as interrupted, with what it has printed and written. With `expected_head`, Conflict (naming the head) when
-        the head is another one, before the command runs: of several writers that saw one head, one wins. It goes on when the `caller` is
+    def exec(
+        self,
+        ref: str,
+        argv: tuple[str, ...],
+        *,
+        cwd: str | None,
+        env: tuple[tuple[str, str], ...],
+        user: str | None,
+        sink: OutputSink,
+        expected_head: str | None = None,
+        caller: Caller | None = None,
+    ) -> ExecResult:
+        """Run a command as a tool call in a trajectory's sandbox (started from its head if it is stopped) and take the
+        snapshot. CommandNotFound and CommandNotRunnable leave no snapshot. A command whose sandbox is ended under it
+        (`stop`, or its program's end) is killed and recorded as interrupted, with what it has printed and written. With
+        `expected_head`, Conflict (naming the head) when the head is another one, before the command runs: of several
+        writers that saw one head, one wins. It goes on when the `caller` is gone."""
+
+    @abstractmethod
+    def exec_snapshot(
+        self,
+        ref: str,
+        argv: tuple[str, ...],
+        *,
+        cwd: str | None,
+        env: tuple[tuple[str, str], ...],
+        user: str | None,
+        sink: OutputSink,
+        caller: Caller | None = None,
+    ) -> ExecResult:
+        """Run a command in a throw-away fork of a snapshot; nothing of it is kept. It ends when the `caller` is
         gone."""
 
     @abstractmethod
-    def exec_snapshot(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...],
-                      user: str | None, sink: OutputSink, caller: Caller | None = None) -> ExecResult:
-        """Run a command in a throw-away fork of a snapshot; nothing of it is kept. It ends when the `caller` is gone."""
-
-    @abstractmethod
     def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False) -> Forked:
-        """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args`, the trajectory's program
-        (or, where it has none, `args` as a command) is started in each; `{index}` in an argument is the fork's number from 0. With `resume`
-        the program (with `args`, if given) is replayed up to the snapshot and goes on from there; where it does something else than what is
-        recorded, it goes on live from the last snapshot that matched. UsageError: there is no program to resume."""
+        """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args`, the
+        trajectory's program (or, where it has none, `args` as a command) is started in each; `{index}` in an argument
+        is the fork's number from 0. With `resume` the program (with `args`, if given) is replayed up to the snapshot
+        and goes on from there; where it does something else than what is recorded, it goes on live from the last
+        snapshot that matched. UsageError: there is no program to resume."""
 
     @abstractmethod
     def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:
-        """Go on with a trajectory whose program is not running: start it again from the top, replay what is recorded up to the head, and
-        let it run on. Returns when it is started; `events` follows it. Conflict: it runs, or has finished; UsageError: it has no program;
-        Undecided: the outcome of irreversible calls is unknown and `decisions` does not say (the message names each)."""
+        """Go on with a trajectory whose program is not running: start it again from the top, replay what is recorded up
+        to the head, and let it run on. Returns when it is started; `events` follows it. Conflict: it runs, or has
+        finished; UsageError: it has no program; Undecided: the outcome of irreversible calls is unknown and `decisions`
+        does not say (the message names each)."""
 
     @abstractmethod
     def rewind(self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False) -> Snapshot:
-        """Go back to snapshot `to`, in place: recorded as a new snapshot, nothing is destroyed, and `undo` takes it back. What changed
-        since the head is captured first. With `compensate` the registered compensations of the irreversible calls that are left behind run
-        before, newest first, each at most once. Conflict while a process other than init lives in the sandbox, or `to` is not of this
-        trajectory's history; SandboxFailed: a compensation failed (what ran stays recorded, nothing was rewound)."""
+        """Go back to snapshot `to`, in place: recorded as a new snapshot, nothing is destroyed, and `undo` takes it
+        back. What changed since the head is captured first. With `compensate` the registered compensations of the
+        irreversible calls that are left behind run before, newest first, each at most once. Conflict while a process
+        other than init lives in the sandbox, or `to` is not of this trajectory's history; SandboxFailed: a compensation
+        failed (what ran stays recorded, nothing was rewound)."""
 
     @abstractmethod
     def preview_rewind(self, ref: str, to: str, *, mode: RewindMode = "both", max_files: int = 1000) -> RewindPreview:
@@ -362,38 +395,41 @@ class Engine(ABC):
 
     @abstractmethod
     def undo(self, ref: str) -> Snapshot:
-        """Take the last rewind (or undo) of a trajectory back, files and mind, in place; recorded as a new snapshot. Conflict: its head is
-        no rewind (steps were taken since), or as `rewind`."""
+        """Take the last rewind (or undo) of a trajectory back, files and mind, in place; recorded as a new snapshot.
+        Conflict: its head is no rewind (steps were taken since), or as `rewind`."""
 
     @abstractmethod
     def edit(self, ref: str, request: EditRequest, *, name: str | None = None, resume: bool = False) -> Trajectory:
-        """A new trajectory whose first snapshot is that one, edited; with `resume` its program goes on from there. UsageError: an edit that
-        cannot be made (the message says which)."""
+        """A new trajectory whose first snapshot is that one, edited; with `resume` its program goes on from there.
+        UsageError: an edit that cannot be made (the message says which)."""
 
     @abstractmethod
     def retry(self, ref: str, task: str, *, compensate: bool = True, resume: bool = True) -> Snapshot:
-        """Go back to before a task began (files and mind), compensate what it did, and with `resume` let the program go on from there.
-        Tasks that completed after it and do not depend on it stay completed, with their files. NotFound: no such task."""
+        """Go back to before a task began (files and mind), compensate what it did, and with `resume` let the program go
+        on from there. Tasks that completed after it and do not depend on it stay completed, with their files. NotFound:
+        no such task."""
 
     @abstractmethod
     def effects(self, ref: str) -> list[Effect]:
-        """The irreversible calls of a trajectory that its present history does not hold: left behind by rewinds. Newest first."""
+        """The irreversible calls of a trajectory that its present history does not hold: left behind by rewinds. Newest
+        first."""
 
     @abstractmethod
     def compensate(self, ref: str, calls: tuple[str, ...]) -> list[Effect]:
-        """Run the compensations of calls that were left behind (all, if none is named), newest first, each at most once."""
+        """Run the compensations of calls that were left behind (all, if none is named), newest first, each at most
+        once."""
 
     @abstractmethod
     def stop(self, ref: str) -> Trajectory:
-        """Cut off the commands that `exec` runs in it, take a last snapshot if anything changed, and end the sandbox. Not an error when it
-        is not running."""
+        """Cut off the commands that `exec` runs in it, take a last snapshot if anything changed, and end the sandbox.
+        Not an error when it is not running."""
 
     @abstractmethod
     def remove(self, ref: str, *, force: bool) -> None:
-        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks; UsageError: `ref` is a tag
-        or a snapshot."""
+        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks;
+        UsageError: `ref` is a tag or a snapshot."""
 
-    # -- looking -------------------------------------------------------------------------------------------------------------
+    # -- looking --------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def trajectories(self) -> list[Trajectory]: ...
@@ -409,15 +445,16 @@ class Engine(ABC):
 
     @abstractmethod
     def log(self, ref: str, last: int | None = None) -> list[Snapshot]:
-        """A trajectory's own snapshots, oldest first; with `last`, only so many of the newest. Here and in `snapshot`, `files` is None
-        until the background has counted what changed, for which nobody waits."""
+        """A trajectory's own snapshots, oldest first; with `last`, only so many of the newest. Here and in `snapshot`,
+        `files` is None until the background has counted what changed, for which nobody waits."""
 
     @abstractmethod
     def all_snapshots(self) -> list[Snapshot]: ...
 
     @abstractmethod
     def journal(self, ref: str) -> list[Entry]:
-        """The journal up to a snapshot (of a trajectory: with what its head does not bind yet), from the program's beginning."""
+        """The journal up to a snapshot (of a trajectory: with what its head does not bind yet), from the program's
+        beginning."""
 
     @abstractmethod
     def state(self, ref: str) -> dict[str, Any]:
@@ -432,7 +469,8 @@ class Engine(ABC):
 
     @abstractmethod
     def output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
-        """A tool call's recorded output in pieces; empty if it has none. DataLoss: it is damaged, or a repair gave it up."""
+        """A tool call's recorded output in pieces; empty if it has none. DataLoss: it is damaged, or a repair gave it
+        up."""
 
     @abstractmethod
     def diff(self, a: str, b: str | None) -> Iterator[Change]:
@@ -440,11 +478,13 @@ class Engine(ABC):
 
     @abstractmethod
     def patch(self, a: str, b: str | None, *, root: bytes, write: Callable[[bytes], object]) -> int:
-        """Write the changes below `root` (b"workspace") as a patch with paths relative to it. Returns how many lie outside of it."""
+        """Write the changes below `root` (b"workspace") as a patch with paths relative to it. Returns how many lie
+        outside of it."""
 
     @abstractmethod
     def cat(self, ref: str, path: bytes) -> Iterator[bytes]:
-        """A regular file's content in pieces. NotFound (naming the path); UsageError for anything that is not a regular file."""
+        """A regular file's content in pieces. NotFound (naming the path); UsageError for anything that is not a regular
+        file."""
 
     @abstractmethod
     def restore(self, ref: str, to: Path, *, path: bytes) -> RestoreReport:
@@ -456,7 +496,7 @@ class Engine(ABC):
     @abstractmethod
     def untag(self, name: str) -> None: ...
 
-    # -- approvals -----------------------------------------------------------------------------------------------------------
+    # -- approvals ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def approvals(self, status: ApprovalStatus | None = None) -> list[Approval]:
@@ -467,23 +507,32 @@ class Engine(ABC):
 
     @abstractmethod
     def approve(self, ref: str, *, by: str, reason: str | None = None, arguments: tuple[Any] | None = None) -> Approval:
-        """Let the call run, with other `arguments` if given. Conflict: decided already, or its trajectory has moved on from the snapshot
-        that the approval is bound to (it is stale then)."""
+        """Let the call run, with other `arguments` if given. Conflict: decided already, or its trajectory has moved on
+        from the snapshot that the approval is bound to (it is stale then)."""
 
     @abstractmethod
     def deny(self, ref: str, *, by: str, reason: str | None = None) -> Approval: ...
 
     @abstractmethod
     def watch(self) -> Iterator[Event]:
-        """What outside tools wait for, from now on, of all trajectories: `approval` events (with `trajectory`), and `finished`. Never ends
-        by itself; a consumer that does not keep up loses the oldest (an event `lost` says how many)."""
+        """What outside tools wait for, from now on, of all trajectories: `approval` events (with `trajectory`), and
+        `finished`. Never ends by itself; a consumer that does not keep up loses the oldest (an event `lost` says how
+        many)."""
 
-    # -- key-value store -----------------------------------------------------------------------------------------------------
+    # -- key-value store
+    # ------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def put_value(
-        self, tenant: str, namespace: str, key: str, value: Any, *, ttl_s: float | None = None, expected_version: int | None = None
-    ) -> StoredValue:  # fmt: skip
+        self,
+        tenant: str,
+        namespace: str,
+        key: str,
+        value: Any,
+        *,
+        ttl_s: float | None = None,
+        expected_version: int | None = None,
+    ) -> StoredValue:
         """UsageError: malformed names; LimitExceeded; Conflict: another version is there."""
 
     @abstractmethod
@@ -494,13 +543,21 @@ class Engine(ABC):
 
     @abstractmethod
     def search_values(
-        self, tenant: str, namespace: str, *, prefix: str = "", where: dict[str, Any] | None = None, limit: int = 100, after: str = ""
+        self,
+        tenant: str,
+        namespace: str,
+        *,
+        prefix: str = "",
+        where: dict[str, Any] | None = None,
+        limit: int = 100,
+        after: str = "",
     ) -> list[StoredValue]: ...
 
     @abstractmethod
     def value_history(self, tenant: str, namespace: str, key: str) -> list[StoredValue]: ...
 
-    # -- durable storage -----------------------------------------------------------------------------------------------------
+    # -- durable storage
+    # ------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def usage(self) -> Usage: ...
@@ -514,48 +571,62 @@ class Engine(ABC):
         """Set the global policy, or a trajectory's own; None removes it. UsageError (a number that makes no sense)."""
 
     @abstractmethod
-    def prune(self, policy: RetentionPolicy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink) -> PruneReport:
-        """Give up the files of snapshots that no rule keeps, and collect what nothing refers to. `policy` instead of the ones set. Packs
-        younger than the grace period stay as they are. DataLoss: the repository is damaged; nothing was collected."""
+    def prune(
+        self, policy: RetentionPolicy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink
+    ) -> PruneReport:
+        """Give up the files of snapshots that no rule keeps, and collect what nothing refers to. `policy` instead of
+        the ones set. Packs younger than the grace period stay as they are. DataLoss: the repository is damaged; nothing
+        was collected."""
 
     @abstractmethod
     def check(self, *, read_data: bool, progress: ProgressSink) -> CheckReport:
-        """Verify index, packs, trees and the catalog's references; with `read_data` also every object against its id. Changes nothing."""
+        """Verify index, packs, trees and the catalog's references; with `read_data` also every object against its id.
+        Changes nothing."""
 
     @abstractmethod
     def repair(self, progress: ProgressSink) -> RepairReport:
-        """Rebuild the index and the catalog's rows from packs where they are damaged, store again what the layers still hold, and mark what
-        is gone as lost. On a healthy repository it does nothing."""
+        """Rebuild the index and the catalog's rows from packs where they are damaged, store again what the layers still
+        hold, and mark what is gone as lost. On a healthy repository it does nothing."""
 
     @abstractmethod
-    def export(self, ref: str, *, form: Literal["bundle", "oci", "tar"], whole: bool, since: str | None, write: Callable[[bytes], object],
-               progress: ProgressSink) -> tuple[str, ...]:
-        """Write a snapshot (with `whole`: its trajectory up to it) as one file. `bundle` is for `import_bundle`; with `since` it holds only
-        what came after that snapshot. `oci` is an image for `docker load`, `tar` the plain tree. Returns warnings (what the form cannot
-        hold). UsageError for a combination that makes no sense."""
+    def export(
+        self,
+        ref: str,
+        *,
+        form: Literal["bundle", "oci", "tar"],
+        whole: bool,
+        since: str | None,
+        write: Callable[[bytes], object],
+        progress: ProgressSink,
+    ) -> tuple[str, ...]:
+        """Write a snapshot (with `whole`: its trajectory up to it) as one file. `bundle` is for `import_bundle`; with
+        `since` it holds only what came after that snapshot. `oci` is an image for `docker load`, `tar` the plain tree.
+        Returns warnings (what the form cannot hold). UsageError for a combination that makes no sense."""
 
     @abstractmethod
     def import_bundle(self, read: Callable[[int], bytes], name: str | None, progress: ProgressSink) -> Imported:
-        """Take a bundle in, all or nothing. The bundle is hostile. If all its snapshots are here, only tags are taken, and `snapshots`
-        is 0. UsageError (malformed), NotFound (the snapshot it builds on is not here), Conflict (parts of it are here already),
-        LimitExceeded, VersionMismatch."""
+        """Take a bundle in, all or nothing. The bundle is hostile. If all its snapshots are here, only tags are taken,
+        and `snapshots` is 0. UsageError (malformed), NotFound (the snapshot it builds on is not here), Conflict (parts
+        of it are here already), LimitExceeded, VersionMismatch."""
 
     @abstractmethod
     def mount(self, directory: Path, namespace_pid: int) -> None:
-        """Show every stored snapshot below `directory`, read-only, in the mount namespace of a process. UsageError, Unsupported."""
+        """Show every stored snapshot below `directory`, read-only, in the mount namespace of a process. UsageError,
+        Unsupported."""
 
     @abstractmethod
     def unmount(self, directory: Path, namespace_pid: int) -> None:
         """End it. NotFound."""
 
-    # -- images --------------------------------------------------------------------------------------------------------------
+    # -- images ---------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def images(self) -> list[Image]: ...
 
     @abstractmethod
     def build_image(self, recipe: str, name: str | None, progress: ProgressSink) -> Image:
-        """From a recipe folder, or the name of one that comes with snapshotd (`default`, `minimal`). Reuses an unchanged one."""
+        """From a recipe folder, or the name of one that comes with snapshotd (`default`, `minimal`). Reuses an
+        unchanged one."""
 
     @abstractmethod
     def import_image(self, source: str, name: str | None, progress: ProgressSink) -> Image:
@@ -564,7 +635,7 @@ class Engine(ABC):
     @abstractmethod
     def remove_image(self, ref: str) -> None: ...
 
-    # -- lifecycle -----------------------------------------------------------------------------------------------------------
+    # -- lifecycle ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def status(self) -> dict[str, Any]:
@@ -572,7 +643,8 @@ class Engine(ABC):
 
     @abstractmethod
     def flush(self, ref: TrajectoryID | None = None) -> None:
-        """Return when every snapshot so far is stored and its files are counted. OutOfSpace, DataLoss, InternalError: one cannot be."""
+        """Return when every snapshot so far is stored and its files are counted. OutOfSpace, DataLoss, InternalError:
+        one cannot be."""
 
     @abstractmethod
     def close(self) -> None:

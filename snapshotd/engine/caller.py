@@ -1,8 +1,8 @@
-"""Whoever asked for a command, while it runs: what it sends to the command's standard input, which output it does not read any more, and
-whether it is still there.
+"""Whoever asked for a command, while it runs: what it sends to the command's standard input, which output it does not
+read any more, and whether it is still there.
 
-One thread tells (`send`, `end_input`, `close_output`, `leave`), another one (the pump) listens: `fd` is readable when there is
-something new.
+One thread tells (`send`, `end_input`, `close_output`, `leave`), another one (the pump) listens: `fd` is readable when
+there is something new.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Caller:
     """See the module's text. Memory: what was sent and is not taken yet; whoever sends keeps that small."""
 
     def __init__(self, *, gives_input: bool = False, taken: Callable[[int], object] = lambda _: None) -> None:
-        """`gives_input`: the command's standard input is what is sent, else it is empty. `taken` is told how many bytes more the command's
-        pipe has taken."""
+        """`gives_input`: the command's standard input is what is sent, else it is empty. `taken` is told how many bytes
+        more the command's pipe has taken."""
         self.gives_input, self.taken = gives_input, taken
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         weakref.finalize(self, os.close, self.fd)
@@ -31,7 +31,7 @@ class Caller:
         self._unread: set[Stream] = set()
         self.gone = False
 
-    # -- telling -----------------------------------------------------------------------------------------------------------------
+    # -- telling --------------------------------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
         with self._lock:
@@ -44,7 +44,8 @@ class Caller:
         self._tell()
 
     def close_output(self, stream: Stream) -> None:
-        """Nobody reads this stream any more: the command is told as with any pipe, by SIGPIPE or EPIPE when it writes again."""
+        """Nobody reads this stream any more: the command is told as with any pipe, by SIGPIPE or EPIPE when it writes
+        again."""
         with self._lock:
             self._unread.add(stream)
         self._tell()
@@ -57,7 +58,7 @@ class Caller:
     def _tell(self) -> None:
         os.eventfd_write(self.fd, 1)
 
-    # -- listening ---------------------------------------------------------------------------------------------------------------
+    # -- listening ------------------------------------------------------------------------------------------------------
 
     def heard(self) -> set[Stream]:
         """Make `fd` unreadable until there is something new. The streams that were closed since the last time."""
@@ -79,8 +80,8 @@ class Caller:
         return bool(self._waiting) or self._ended
 
     def pass_on(self, fd: int) -> bool:
-        """Write what waits to the command's pipe, as much as that takes without blocking. False when there is nothing more to write, ever:
-        the input has ended, or the command has closed its side."""
+        """Write what waits to the command's pipe, as much as that takes without blocking. False when there is nothing
+        more to write, ever: the input has ended, or the command has closed its side."""
         ended = self._ended  # read first: nothing is sent after the end
         with self._lock:
             data = bytes(self._waiting)

@@ -1,4 +1,5 @@
-"""What the parts of the engine share: the stores, the runtimes and where things lie. Built once, in daemon/wiring.py."""
+"""What the parts of the engine share: the stores, the runtimes and where things lie. Built once, in
+daemon/wiring.py."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class Context:
             return self.repo.load(blob)  # archived
 
     def recorded(self, snapshot: Snapshot, which: OutputKind) -> Iterator[bytes] | None:
-        """An output of a snapshot's call; None if it had none. As `output`; DataLoss also where a repair has given it up."""
+        """An output of a snapshot's call; None if it had none. As `output`; DataLoss also where a repair has given it
+        up."""
         lost = snapshot.call.lost(which)
         if lost is not None:
             size = "an unknown number of" if lost.bytes is None else lost.bytes

@@ -30,7 +30,7 @@ from snapshotd.engine.base import (
     SandboxInfo,
     SandboxRequest,
     Usage,
-)  # fmt: skip
+)
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import completed
@@ -82,7 +82,7 @@ from snapshotd.types import (
     TrajectoryStatus,
     new_id,
     short,
-)  # fmt: skip
+)
 
 MAX_FORKS = 256
 _log = logging.getLogger(__name__)
@@ -92,16 +92,21 @@ class LocalEngine(MindVerbs):
     """The real engine, on this machine's kernel and runtimes."""
 
     def __init__(self, context: Context, lazy: LazyLayers | None, gateway: GatewayMaker) -> None:
-        """`lazy`: the mount that serves layers which are not there yet; None where there is no FUSE. `gateway`: makes a model endpoint."""
+        """`lazy`: the mount that serves layers which are not there yet; None where there is no FUSE. `gateway`: makes a
+        model endpoint."""
         self._context = context
         self._catalog = context.catalog
         survivors = recover.recover(context)
         self._worker = Worker(context.store.root, context.store.kind)
         self._merger = Merger(context.store, self._worker)
         self._cold = Cold(
-            context, self._merger.apply, Child(context.child("cold")), lazy, lambda: self._archive.wait(),
+            context,
+            self._merger.apply,
+            Child(context.child("cold")),
+            lazy,
+            lambda: self._archive.wait(),
             lambda: self._archive.layer_came_back(),
-        )  # fmt: skip
+        )
         links = LinkGroups(self._worker)
         self._launcher = Launcher(context, self._cold.take, self._merger.apply, links.of, self._cold.server)
         archiver = Archiver(context.child("archive"))
@@ -112,14 +117,22 @@ class LocalEngine(MindVerbs):
         self._gate = Gate(context, self._webhooks)
         self._values = KeyValueStore(context.catalog)
         gateways = Gateways(context, self._gate, gateway)
-        self._sessions = Sessions(context, self._launcher, self._background, self._cold, self._gate, self._values, gateways)
+        self._sessions = Sessions(
+            context, self._launcher, self._background, self._cold, self._gate, self._values, gateways
+        )
         self._upkeep = Upkeep(context, self._archive, archiver, self._cold, self._sessions.stood_on, self._evict)
         self._forks = Forks(context, self._sessions, self._forget)
         self._resumes = Resumes(context, self._sessions)
         self._mind = Mind(
-            context, self._sessions, self._cold, self._gate, self._values, self._background.submit,
-            fork=self._fork_once, forget=self._forget,
-        )  # fmt: skip
+            context,
+            self._sessions,
+            self._cold,
+            self._gate,
+            self._values,
+            self._background.submit,
+            fork=self._fork_once,
+            forget=self._forget,
+        )
         self._browse = Browse(context)
         self._store_what_has_no_layers()
         self._sessions.go_on(survivors)
@@ -130,8 +143,9 @@ class LocalEngine(MindVerbs):
         self._disk_watch = DiskWatch(context, self._sessions.launched)
 
     def _store_what_has_no_layers(self) -> None:
-        """Before anybody asks for them: snapshots captured on a layer that was still being rebuilt when the daemon died. What lies below
-        their own layers is in the repository alone, so they have no files until they are stored."""
+        """Before anybody asks for them: snapshots captured on a layer that was still being rebuilt when the daemon
+        died. What lies below their own layers is in the repository alone, so they have no files until they are
+        stored."""
         if all(self._cold.is_hot(self._catalog.get_snapshot(snapshot)) for snapshot in self._catalog.unstored()):
             return
         try:
@@ -139,7 +153,8 @@ class LocalEngine(MindVerbs):
         except SnapshotdError:
             return  # the archive has logged it, and tries again
 
-    # -- sandboxes and runs --------------------------------------------------------------------------------------------------
+    # -- sandboxes and runs
+    # ---------------------------------------------------------------------------------------------
 
     def create(self, request: SandboxRequest) -> tuple[Trajectory, Snapshot]:
         trajectory, snapshot, sandbox, calls = self._begin(request, None, None, ())
@@ -189,9 +204,16 @@ class LocalEngine(MindVerbs):
         open_env = (*request.env, *plain, *tenant_env(request.tenant))
         env = self._context.secrecy.environment(snapshot.trajectory, open_env, (*request.secrets, *secret))
         trajectory = Trajectory(
-            id=snapshot.trajectory, name=request.name, spec=spec, agent=agent, head=snapshot.id, status=TrajectoryStatus.RUNNING,
-            created_at_ns=snapshot.created_at_ns, env=env, began=None if agent is None else snapshot.id,
-        )  # fmt: skip
+            id=snapshot.trajectory,
+            name=request.name,
+            spec=spec,
+            agent=agent,
+            head=snapshot.id,
+            status=TrajectoryStatus.RUNNING,
+            created_at_ns=snapshot.created_at_ns,
+            env=env,
+            began=None if agent is None else snapshot.id,
+        )
         if agent is not None:
             trajectory = replace(trajectory, agent=self._context.secrecy.concealed(trajectory, agent))
         sandbox: Sandbox | None = None
@@ -215,9 +237,14 @@ class LocalEngine(MindVerbs):
             if ca_bundle:
                 (self._context.run_dir / "c" / sandbox.container.id / "ca.pem").write_bytes(ca_bundle)
             result = self._sessions.exec(
-                sandbox, ("/bin/sh", "-c", script), cwd="/", env=tuple(env.items()), user=None,
-                sink=lambda _, data: errors.append(data[-2000:]), record=False,
-            )  # fmt: skip
+                sandbox,
+                ("/bin/sh", "-c", script),
+                cwd="/",
+                env=tuple(env.items()),
+                user=None,
+                sink=lambda _, data: errors.append(data[-2000:]),
+                record=False,
+            )
             if result.exit_code != 0:
                 said = result.call.error or b"".join(errors)[-2000:].decode(errors="replace").strip()
                 raise UsageError(f"the agent's dependencies cannot be installed (exit code {result.exit_code}): {said}")
@@ -234,30 +261,50 @@ class LocalEngine(MindVerbs):
             yield last
         if follow and last is not None and last["event"] != "finished":
             yield {
-                "event": "finished", "trajectory": trajectory.id, "exit_code": trajectory.exit_code,
-                "snapshots": self._catalog.count_snapshots(trajectory.id), "status": trajectory.status,
-            }  # fmt: skip
+                "event": "finished",
+                "trajectory": trajectory.id,
+                "exit_code": trajectory.exit_code,
+                "snapshots": self._catalog.count_snapshots(trajectory.id),
+                "status": trajectory.status,
+            }
 
     def exec(
-        self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None, sink: OutputSink,
-        expected_head: str | None = None, caller: Caller | None = None,
-    ) -> ExecResult:  # fmt: skip
+        self,
+        ref: str,
+        argv: tuple[str, ...],
+        *,
+        cwd: str | None,
+        env: tuple[tuple[str, str], ...],
+        user: str | None,
+        sink: OutputSink,
+        expected_head: str | None = None,
+        caller: Caller | None = None,
+    ) -> ExecResult:
         trajectory = self._catalog.resolve_trajectory(ref)
         head = None if expected_head is None else self._catalog.resolve_snapshot(expected_head).id
         sandbox = self._sessions.running(trajectory)
         return self._sessions.exec(
             sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=True, expected_head=head, caller=caller
-        )  # fmt: skip
+        )
 
     def exec_snapshot(
-        self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None, sink: OutputSink,
+        self,
+        ref: str,
+        argv: tuple[str, ...],
+        *,
+        cwd: str | None,
+        env: tuple[tuple[str, str], ...],
+        user: str | None,
+        sink: OutputSink,
         caller: Caller | None = None,
-    ) -> ExecResult:  # fmt: skip
+    ) -> ExecResult:
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
             owner = self._catalog.get_trajectory(source.trajectory)
             trajectory = replace(_throw_away(owner.spec, source.stack, env=owner.env)[0], head=source.id)
             with self._sessions.throw_away(trajectory, source) as sandbox:
-                return self._sessions.exec(sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=False, caller=caller)
+                return self._sessions.exec(
+                    sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=False, caller=caller
+                )
 
     def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False) -> Forked:
         if not 1 <= n <= MAX_FORKS:
@@ -296,9 +343,13 @@ class LocalEngine(MindVerbs):
         snapshot = self._catalog.resolve_snapshot(ref)
         whole = f"`snapshotd rm {trajectory.name or short(trajectory.id)}` forgets the whole trajectory"
         if ref in snapshot.tags:
-            raise UsageError(f"{ref} is a tag of snapshot {short(snapshot.id)}: `snapshotd tag --delete {ref}` takes it away, {whole}")
+            raise UsageError(
+                f"{ref} is a tag of snapshot {short(snapshot.id)}: `snapshotd tag --delete {ref}` takes it away, {whole}"
+            )
         if not trajectory.id.startswith(ref):
-            raise UsageError(f"{ref} is a snapshot of trajectory {short(trajectory.id)}, and goes only with all of it: {whole}")
+            raise UsageError(
+                f"{ref} is a snapshot of trajectory {short(trajectory.id)}, and goes only with all of it: {whole}"
+            )
 
     def _forget(self, trajectory: TrajectoryID) -> None:
         layers = any(snapshot.own_layers for snapshot in self._catalog.snapshots(trajectory))
@@ -321,14 +372,20 @@ class LocalEngine(MindVerbs):
         except (SnapshotdError, OSError) as exc:
             _log.warning("layers that nothing needs are left for the next start: %s", exc)
 
-    # -- looking -------------------------------------------------------------------------------------------------------------
+    # -- looking --------------------------------------------------------------------------------------------------------
 
     def trajectories(self) -> list[Trajectory]:
         return self._catalog.trajectories()
 
     def sandboxes(self) -> list[SandboxInfo]:
         return [
-            SandboxInfo(self._catalog.get_trajectory(s.trajectory.id), s.container.id, s.container.pid, s.started_at_ns, s.agent_running)
+            SandboxInfo(
+                self._catalog.get_trajectory(s.trajectory.id),
+                s.container.id,
+                s.container.pid,
+                s.started_at_ns,
+                s.agent_running,
+            )
             for s in self._sessions.live()
             if not s.closed
         ]
@@ -373,7 +430,8 @@ class LocalEngine(MindVerbs):
         self._catalog.untag(name)
         self._archive.tags_changed()
 
-    # -- durable storage -----------------------------------------------------------------------------------------------------
+    # -- durable storage
+    # ------------------------------------------------------------------------------------------------
 
     def _evict(self) -> int:
         freed = evict.evict(self._context, self._merger, evict.budget_bytes(self._context))
@@ -389,10 +447,14 @@ class LocalEngine(MindVerbs):
 
     def set_policy(self, ref: str | None, policy: RetentionPolicy | None) -> None:
         if ref is not None and policy is not None and policy.max_bytes is not None:
-            raise UsageError("a trajectory's own policy cannot limit the size of the repository, which is one for all: leave out its name")
+            raise UsageError(
+                "a trajectory's own policy cannot limit the size of the repository, which is one for all: leave out its name"
+            )
         retention.set_policy(self._catalog, None if ref is None else self._catalog.resolve_trajectory(ref).id, policy)
 
-    def prune(self, policy: RetentionPolicy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink) -> PruneReport:
+    def prune(
+        self, policy: RetentionPolicy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink
+    ) -> PruneReport:
         reserve.adjust(self._context.state_dir)
         try:
             return self._upkeep.prune(policy, dry_run=dry_run, grace_s=grace_s, progress=progress)
@@ -406,13 +468,21 @@ class LocalEngine(MindVerbs):
         return self._upkeep.repair(progress)
 
     def export(
-        self, ref: str, *, form: Literal["bundle", "oci", "tar"], whole: bool, since: str | None, write: Callable[[bytes], object],
+        self,
+        ref: str,
+        *,
+        form: Literal["bundle", "oci", "tar"],
+        whole: bool,
+        since: str | None,
+        write: Callable[[bytes], object],
         progress: ProgressSink,
-    ) -> tuple[str, ...]:  # fmt: skip
+    ) -> tuple[str, ...]:
         snapshot = self._catalog.resolve_snapshot(ref)
         if form != "bundle":
             if whole or since is not None:
-                raise UsageError(f"the format {form} holds the files of one snapshot: leave out --trajectory and --since")
+                raise UsageError(
+                    f"the format {form} holds the files of one snapshot: leave out --trajectory and --since"
+                )
             return share.export_files(self._context, snapshot, form, write)
         base = None if since is None else self._catalog.resolve_snapshot(since)
         line = bundle.line_of(self._catalog, snapshot, whole=whole, since=base.id if base else None)
@@ -425,7 +495,7 @@ class LocalEngine(MindVerbs):
         spec = SandboxSpec(ImageID(""), self._context.runtime("auto").name)
         imported = imports.import_bundle(
             self._context, read, name=name, policy=spec, base_image=self._context.images.empty, progress=progress
-        )  # fmt: skip
+        )
         self._archive.kick()
         if self._catalog.tags():
             self._archive.tags_changed()
@@ -438,7 +508,7 @@ class LocalEngine(MindVerbs):
     def unmount(self, directory: Path, namespace_pid: int) -> None:
         self._browse.unmount(directory, namespace_pid)
 
-    # -- images --------------------------------------------------------------------------------------------------------------
+    # -- images ---------------------------------------------------------------------------------------------------------
 
     def images(self) -> list[Image]:
         return self._context.images.list()
@@ -452,18 +522,23 @@ class LocalEngine(MindVerbs):
     def remove_image(self, ref: str) -> None:
         self._context.images.remove(ref)
 
-    # -- lifecycle -----------------------------------------------------------------------------------------------------------
+    # -- lifecycle ------------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         context = self._context
         return {
-            "version": __version__, "instance": context.instance, "state_dir": str(context.state_dir),
-            "layers": context.store.kind, "free_bytes": min(free_bytes(context.store.root), free_bytes(context.state_dir)),
+            "version": __version__,
+            "instance": context.instance,
+            "state_dir": str(context.state_dir),
+            "layers": context.store.kind,
+            "free_bytes": min(free_bytes(context.store.root), free_bytes(context.state_dir)),
             "runtimes": {name: runtime.unavailable() or "available" for name, runtime in context.runtimes.items()},
-            "trajectories": len(self._catalog.trajectories()), "sandboxes": len(self._sessions.live()),
+            "trajectories": len(self._catalog.trajectories()),
+            "sandboxes": len(self._sessions.live()),
             "policy": str(self._gate.policy.path),
-            "images": len(context.images.list()), "durability": self._archive.failure.message if self._archive.failure else "ok",
-        }  # fmt: skip
+            "images": len(context.images.list()),
+            "durability": self._archive.failure.message if self._archive.failure else "ok",
+        }
 
     def flush(self, ref: TrajectoryID | None = None) -> None:
         self._background.wait()
@@ -496,7 +571,9 @@ class LocalEngine(MindVerbs):
 
 def _check_name(name: str | None) -> None:
     if name is not None and not NAME_PATTERN.fullmatch(name):
-        raise UsageError(f"name {name[:80]!r} is malformed: use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit")
+        raise UsageError(
+            f"name {name[:80]!r} is malformed: use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+        )
 
 
 def _start_arguments(request: SandboxRequest, image: Image) -> dict[str, Any]:
@@ -506,16 +583,32 @@ def _start_arguments(request: SandboxRequest, image: Image) -> dict[str, Any]:
 def _first_snapshot(stack: Stack, call: ToolCall) -> Snapshot:
     """The snapshot that a new trajectory begins with."""
     return Snapshot(
-        id=SnapshotID(new_id()), parent=None, trajectory=TrajectoryID(new_id()), seq=0, stack=stack, call=call, messages=0,
-        state=SnapshotState.CAPTURED, pause_ns=0, created_at_ns=time.time_ns(), method="build", own_layers=len(stack.layers),
-    )  # fmt: skip
+        id=SnapshotID(new_id()),
+        parent=None,
+        trajectory=TrajectoryID(new_id()),
+        seq=0,
+        stack=stack,
+        call=call,
+        messages=0,
+        state=SnapshotState.CAPTURED,
+        pause_ns=0,
+        created_at_ns=time.time_ns(),
+        method="build",
+        own_layers=len(stack.layers),
+    )
 
 
 def _throw_away(spec: SandboxSpec, stack: Stack, env: tuple[tuple[str, str], ...] = ()) -> tuple[Trajectory, Snapshot]:
     """Records for a sandbox that no catalog row will ever mention."""
     snapshot = _first_snapshot(stack, marker("start", {}))
     trajectory = Trajectory(
-        id=snapshot.trajectory, name=None, spec=spec, agent=None, head=snapshot.id, status=TrajectoryStatus.RUNNING,
-        created_at_ns=snapshot.created_at_ns, env=env,
-    )  # fmt: skip
+        id=snapshot.trajectory,
+        name=None,
+        spec=spec,
+        agent=None,
+        head=snapshot.id,
+        status=TrajectoryStatus.RUNNING,
+        created_at_ns=snapshot.created_at_ns,
+        env=env,
+    )
     return trajectory, snapshot

@@ -1,8 +1,9 @@
 """The events of runs: one append-only file of JSON lines per trajectory, which any number of readers can follow.
 
-A reader that comes late or comes back reads from the beginning; one that is slow holds nobody up; memory does not grow with output.
-After `MAX_BYTES` of one run only snapshots, warnings and the end are recorded. The whole output stays with the exit snapshot: an
-event `rest`, which no follower sees, names that snapshot, and `completed` takes what is missing from there.
+A reader that comes late or comes back reads from the beginning; one that is slow holds nobody up; memory does not grow
+with output. After `MAX_BYTES` of one run only snapshots, warnings and the end are recorded. The whole output stays with
+the exit snapshot: an event `rest`, which no follower sees, names that snapshot, and `completed` takes what is missing
+from there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from snapshotd.types import TrajectoryID
 
 MAX_BYTES = 256 << 20
 _PIECE_BYTES = 64 << 10
-_FULL = {"event": "warning", "message": "more output than is followed live; what comes now is shown when the program has ended"}
+_FULL = {
+    "event": "warning",
+    "message": "more output than is followed live; what comes now is shown when the program has ended",
+}
 
 
 class EventLog:
@@ -34,7 +38,8 @@ class EventLog:
         self._changed = threading.Condition()
         self._bytes = _without_half_a_line(path)
         self.left_out: Counter[str] = Counter()
-        """Bytes of output that this log has not, by stream of the program or "calls", since it was opened and before `rest`."""
+        """Bytes of output that this log has not, by stream of the program or "calls", since it was opened and before
+        `rest`."""
         self.finished = False
 
     @property
@@ -149,7 +154,8 @@ class EventLogs:
         self._lock = threading.Lock()
 
     def begin(self, trajectory: TrajectoryID, *, afresh: bool = False) -> EventLog:
-        """Start (or go on with) the log of a run. `afresh`: another run than the one before, whose events are forgotten."""
+        """Start (or go on with) the log of a run. `afresh`: another run than the one before, whose events are
+        forgotten."""
         with self._lock:
             log = self._live.get(trajectory)
             if log is None or log.finished or afresh:
@@ -159,7 +165,8 @@ class EventLogs:
             return log
 
     def tell(self, trajectory: TrajectoryID, event: Event) -> None:
-        """An event that outside tools wait for, too: into the trajectory's log, if a run of it goes on, and to everybody who watches."""
+        """An event that outside tools wait for, too: into the trajectory's log, if a run of it goes on, and to
+        everybody who watches."""
         log = self.live(trajectory)
         if log is not None:
             log.append(event)

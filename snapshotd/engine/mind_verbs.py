@@ -1,6 +1,7 @@
-"""The verbs of the agent's mind, each a line or two over the module that is about it. See `engine/base.py` for the contract.
+"""The verbs of the agent's mind, each a line or two over the module that is about it. See `engine/base.py` for the
+contract.
 
-    rewinding.py  effects.py  retry.py  editing.py  approvals.py  keyvalue.py  tasks.py
+rewinding.py  effects.py  retry.py  editing.py  approvals.py  keyvalue.py  tasks.py
 """
 
 from __future__ import annotations
@@ -35,16 +36,24 @@ from snapshotd.types import (
     Trajectory,
     TrajectoryID,
     short,
-)  # fmt: skip
+)
 
 
 class Mind:
     """What the verbs are made of."""
 
     def __init__(
-        self, context: Context, sessions: Sessions, cold: Cold, gate: Gate, values: KeyValueStore, listener: StepListener, *, fork: Fork,
+        self,
+        context: Context,
+        sessions: Sessions,
+        cold: Cold,
+        gate: Gate,
+        values: KeyValueStore,
+        listener: StepListener,
+        *,
+        fork: Fork,
         forget: Callable[[TrajectoryID], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`listener` is told of every step; `fork`, `forget`: as in `Editing`."""
         self.context, self.gate, self.values = context, gate, values
         self.effects = Effects(context, sessions, gate, listener)
@@ -81,9 +90,11 @@ class Mind:
     def _compared_with(self, approval: Approval, trajectory: Trajectory) -> SnapshotID | None:
         catalog = self.context.catalog
         decided = [
-            other for other in catalog.approvals.list(None, trajectory.id)
-            if other.status in (ApprovalStatus.APPROVED, ApprovalStatus.DENIED) and other.created_at_ns < approval.created_at_ns
-        ]  # fmt: skip
+            other
+            for other in catalog.approvals.list(None, trajectory.id)
+            if other.status in (ApprovalStatus.APPROVED, ApprovalStatus.DENIED)
+            and other.created_at_ns < approval.created_at_ns
+        ]
         since = decided[-1].snapshot if decided else trajectory.began or trajectory.forked_from
         if since is None:
             first = catalog.get_snapshot(approval.snapshot)
@@ -105,7 +116,7 @@ class MindVerbs(Engine):
     def _snapshot(self, ref: str) -> Snapshot:
         return self._mind.context.catalog.resolve_snapshot(ref)
 
-    # -- going back ----------------------------------------------------------------------------------------------------------
+    # -- going back -----------------------------------------------------------------------------------------------------
 
     def rewind(self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False) -> Snapshot:
         with self._mind.context.pins.pinned(self._snapshot(to).id) as target:
@@ -136,7 +147,9 @@ class MindVerbs(Engine):
 
     def _check_program(self, trajectory: Trajectory) -> None:
         if trajectory.agent is None or trajectory.began is None:
-            raise UsageError(f"trajectory {short(trajectory.id)} has no program that could go on; leave out --resume, or give --no-resume")
+            raise UsageError(
+                f"trajectory {short(trajectory.id)} has no program that could go on; leave out --resume, or give --no-resume"
+            )
 
     def effects(self, ref: str) -> list[Effect]:
         return self._mind.effects.left_behind(self._trajectory(ref))
@@ -144,7 +157,7 @@ class MindVerbs(Engine):
     def compensate(self, ref: str, calls: tuple[str, ...]) -> list[Effect]:
         return self._mind.effects.compensate(self._trajectory(ref), calls)
 
-    # -- looking -------------------------------------------------------------------------------------------------------------
+    # -- looking --------------------------------------------------------------------------------------------------------
 
     def journal(self, ref: str) -> list[Entry]:
         return self._mind.journal(ref)
@@ -156,7 +169,7 @@ class MindVerbs(Engine):
     def tasks(self, ref: str) -> list[Task]:
         return tasks.listed(self._mind.context.catalog.state(self._snapshot(ref).id))
 
-    # -- approvals -----------------------------------------------------------------------------------------------------------
+    # -- approvals ------------------------------------------------------------------------------------------------------
 
     def approvals(self, status: ApprovalStatus | None = None) -> list[Approval]:
         return self._mind.gate.list(status)
@@ -173,10 +186,18 @@ class MindVerbs(Engine):
     def watch(self) -> Iterator[Event]:
         return self._mind.context.events.watch.follow()
 
-    # -- key-value store -----------------------------------------------------------------------------------------------------
+    # -- key-value store
+    # ------------------------------------------------------------------------------------------------
 
     def put_value(
-        self, tenant: str, namespace: str, key: str, value: Any, *, ttl_s: float | None = None, expected_version: int | None = None
+        self,
+        tenant: str,
+        namespace: str,
+        key: str,
+        value: Any,
+        *,
+        ttl_s: float | None = None,
+        expected_version: int | None = None,
     ) -> StoredValue:
         concealed = self._mind.context.secrecy.shared().conceal(value)
         return self._mind.values.put(tenant, namespace, key, concealed, ttl_s=ttl_s, expected_version=expected_version)
@@ -188,7 +209,14 @@ class MindVerbs(Engine):
         self._mind.values.delete(tenant, namespace, key, expected_version=expected_version)
 
     def search_values(
-        self, tenant: str, namespace: str, *, prefix: str = "", where: dict[str, Any] | None = None, limit: int = 100, after: str = ""
+        self,
+        tenant: str,
+        namespace: str,
+        *,
+        prefix: str = "",
+        where: dict[str, Any] | None = None,
+        limit: int = 100,
+        after: str = "",
     ) -> list[StoredValue]:
         return self._mind.values.search(tenant, namespace, prefix=prefix, where=where, limit=limit, after=after)
 

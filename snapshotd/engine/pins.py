@@ -1,4 +1,5 @@
-"""Snapshots that somebody is about to use, or is reading: a prune leaves them alone, and decides while none is being taken."""
+"""Snapshots that somebody is about to use, or is reading: a prune leaves them alone, and decides while none is being
+taken."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Pins:
         self._trees: Counter[TreeID] = Counter()
 
     def pin(self, snapshot_id: SnapshotID) -> tuple[Snapshot, Callable[[], None]]:
-        """The snapshot as it is now, and what lets go of it (call once). Its files stay until then, even if it is removed. NotFound."""
+        """The snapshot as it is now, and what lets go of it (call once). Its files stay until then, even if it is
+        removed. NotFound."""
         with self._lock:
             snapshot = self._read(snapshot_id)
             self._pinned[snapshot_id] += 1

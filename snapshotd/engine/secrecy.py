@@ -1,8 +1,8 @@
 """Secrets of trajectories: what is recorded holds markers, what runs sees the originals (docs/secrets.md).
 
-A trajectory's environment is recorded with markers in place of its secrets and of what looks like one. From it come the values that
-everything recorded for the trajectory is searched for. Names that begin with `PROVIDER` are for the gateway and `TENANT` is for the store:
-they never enter a sandbox.
+A trajectory's environment is recorded with markers in place of its secrets and of what looks like one. From it come the
+values that everything recorded for the trajectory is searched for. Names that begin with `PROVIDER` are for the gateway
+and `TENANT` is for the store: they never enter a sandbox.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from snapshotd.types import DEFAULT_TENANT, AgentSpec, BlobID, Trajectory, Traje
 
 PROVIDER = "SNAPSHOTD_PROVIDER_"
 TENANT = "SNAPSHOTD_TENANT"
-"""Whose values of the key-value store a trajectory's agents reach, where that is not the default: part of the recorded environment, so that
-resumptions and forks have it too."""
+"""Whose values of the key-value store a trajectory's agents reach, where that is not the default: part of the recorded
+environment, so that resumptions and forks have it too."""
 _REMEMBERED = 256
 """Funnels; making one costs a millisecond."""
 SHARED = TrajectoryID("0" * 32)
@@ -43,10 +43,13 @@ class Secrecy:
         self._lock = threading.Lock()
 
     def environment(self, trajectory: TrajectoryID, env: Env, secrets: Env) -> Env:
-        """The environment of a new trajectory as it is recorded. UsageError: a secret that cannot be one (too short to be found)."""
+        """The environment of a new trajectory as it is recorded. UsageError: a secret that cannot be one (too short to
+        be found)."""
         for name, value in secrets:
             if len(value.encode(errors="surrogatepass")) < MIN_VALUE_BYTES:
-                raise UsageError(f"the secret {name} has less than {MIN_VALUE_BYTES} bytes and would be found everywhere; use --env for it")
+                raise UsageError(
+                    f"the secret {name} has less than {MIN_VALUE_BYTES} bytes and would be found everywhere; use --env for it"
+                )
         names = {name for name, _ in secrets}
         funnel = self._redactor.funnel(trajectory, {_named(name): value for name, value in secrets})
         kept = [(name, value) for name, value in env if name not in names]
@@ -63,7 +66,9 @@ class Secrecy:
             if funnel is None:
                 ancestors = tuple(self._ancestors(trajectory))
                 plain = self._redactor.funnel(trajectory.id, None, ancestors)
-                configured = {_named(name): plain.reveal_text(value) for name, value in trajectory.env if MARKER.fullmatch(value)}
+                configured = {
+                    _named(name): plain.reveal_text(value) for name, value in trajectory.env if MARKER.fullmatch(value)
+                }
                 funnel = self._redactor.funnel(owner, configured, ancestors if owner == trajectory.id else ())
                 self._funnels[trajectory.id, owner] = funnel
             self._funnels.move_to_end((trajectory.id, owner))

@@ -1,4 +1,5 @@
-"""Exporting: the files of a snapshot for other programs, and bundles for another state directory. Everything is pinned meanwhile."""
+"""Exporting: the files of a snapshot for other programs, and bundles for another state directory. Everything is pinned
+meanwhile."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from snapshotd.types import Image, Snapshot, short
 
 
 def export_files(context: Context, snapshot: Snapshot, form: str, write: Callable[[bytes], object]) -> tuple[str, ...]:
-    """As a `tar` of the tree, or as an `oci` image. Returns warnings. The image says nothing of the trajectory's environment: it may hold
-    secrets."""
+    """As a `tar` of the tree, or as an `oci` image. Returns warnings. The image says nothing of the trajectory's
+    environment: it may hold secrets."""
     with open_view(context, snapshot) as view:
         if form == "tar":
             return export.export_tar(view, write)
@@ -26,13 +27,19 @@ def export_files(context: Context, snapshot: Snapshot, form: str, write: Callabl
 
 
 def export_bundle(
-    context: Context, line: Sequence[Snapshot], since: Snapshot | None, write: Callable[[bytes], object], progress: ProgressSink
+    context: Context,
+    line: Sequence[Snapshot],
+    since: Snapshot | None,
+    write: Callable[[bytes], object],
+    progress: ProgressSink,
 ) -> tuple[str, ...]:
     """As a bundle; all are stored, or have no files. Returns warnings."""
     with ExitStack() as pinned:
         base = pinned.enter_context(context.pins.pinned(since.id)) if since is not None else None
         snapshots = [pinned.enter_context(context.pins.pinned(snapshot.id)) for snapshot in line]
-        source = bundle.StoredSource(context.catalog, context.repo, lambda snapshot: _image(context, snapshot), str(context.state_dir))
+        source = bundle.StoredSource(
+            context.catalog, context.repo, lambda snapshot: _image(context, snapshot), str(context.state_dir)
+        )
         return bundle.export_bundle(snapshots, source, write, since=base, progress=progress)
 
 

@@ -1,4 +1,5 @@
-"""What outside tools wait for, of all trajectories at once: a bounded queue for each that watches. Nobody who is slow holds anybody up."""
+"""What outside tools wait for, of all trajectories at once: a bounded queue for each that watches. Nobody who is slow
+holds anybody up."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Copy a host folder into a directory: a workspace, or a root file system that somebody unpacked.
 
-The folder may change, or be made to change, while it is read: every entry is held by an O_PATH descriptor before it is looked at, so
-what was looked at is what is read, and no link is followed. The walk holds two descriptors whatever the depth: it goes up by `..` and
-checks that it arrived where it came from.
+The folder may change, or be made to change, while it is read: every entry is held by an O_PATH descriptor before it is
+looked at, so what was looked at is what is read, and no link is followed. The walk holds two descriptors whatever the
+depth: it goes up by `..` and checks that it arrived where it came from.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ _TRIES = 3
 
 
 def ingest_folder(source: Path, target_fd: int) -> IngestReport:
-    """Copy everything in `source` (a link to a folder is followed, links inside are copied as links) into the empty directory `target_fd`.
+    """Copy everything in `source` (a link to a folder is followed, links inside are copied as links) into the empty
+    directory `target_fd`.
 
-    Content by reflink where the file systems can, holes kept; owner, mode, times, hard links and extended attributes too. Left out, with a
-    warning: sockets, device nodes, overlay marks, host labels, what vanishes while it is read. A file that keeps changing is
-    copied as it was last read, with a warning.
+    Content by reflink where the file systems can, holes kept; owner, mode, times, hard links and extended attributes
+    too. Left out, with a warning: sockets, device nodes, overlay marks, host labels, what vanishes while it is read. A
+    file that keeps changing is copied as it was last read, with a warning.
 
-    Raises NotFound, UsageError (not a folder, or it holds the target), NotPermitted (naming what cannot be read), LimitExceeded,
-    OutOfSpace. The target then holds part of the folder.
+    Raises NotFound, UsageError (not a folder, or it holds the target), NotPermitted (naming what cannot be read),
+    LimitExceeded, OutOfSpace. The target then holds part of the folder.
     """
     source_fd = _open_source(source)
     try:
@@ -53,9 +54,13 @@ def _open_source(source: Path) -> int:
     except NotADirectoryError as exc:
         raise UsageError(f"{source} is not a folder; give the folder that holds it") from exc
     except PermissionError as exc:
-        raise NotPermitted(f"the folder {source} cannot be read: {exc.strerror}; give the daemon's user access to it") from exc
+        raise NotPermitted(
+            f"the folder {source} cannot be read: {exc.strerror}; give the daemon's user access to it"
+        ) from exc
     except (OSError, ValueError) as exc:
-        raise UsageError(f"the folder {source!s} cannot be opened: {getattr(exc, 'strerror', None) or exc}; check the path") from exc
+        raise UsageError(
+            f"the folder {source!s} cannot be opened: {getattr(exc, 'strerror', None) or exc}; check the path"
+        ) from exc
 
 
 def _refuse_nesting(source: Path, source_fd: int, target_fd: int) -> None:
@@ -66,7 +71,9 @@ def _refuse_nesting(source: Path, source_fd: int, target_fd: int) -> None:
         while True:
             here = _identity(os.fstat(fd))
             if here == wanted:
-                raise UsageError(f"the folder {source} holds snapshotd's own state directory; choose a folder beside it")
+                raise UsageError(
+                    f"the folder {source} holds snapshotd's own state directory; choose a folder beside it"
+                )
             up = os.open("..", _PATH_FLAGS | os.O_DIRECTORY, dir_fd=fd)
             os.close(fd)
             fd = up
@@ -86,7 +93,8 @@ def _stamp(st: os.stat_result) -> tuple[int, int, int]:
 
 @dataclass(slots=True)
 class _Level:
-    """One directory of the walk, from the root down: its own facts, and the sub-directories that are still to be copied."""
+    """One directory of the walk, from the root down: its own facts, and the sub-directories that are still to be
+    copied."""
 
     path: bytes
     st: os.stat_result
@@ -124,7 +132,7 @@ class _FolderIngest:
                 os.close(fd)
         return self.tally.report()
 
-    # -- the walk --------------------------------------------------------------------------------------------------------------
+    # -- the walk -------------------------------------------------------------------------------------------------------
 
     def _enter(self, path: bytes) -> _Level:
         """Copy all but the directories of the directory we are in."""
@@ -169,7 +177,9 @@ class _FolderIngest:
         os.close(self._source)
         self._source = source
         if _identity(os.fstat(source)) == self._target_identity:
-            raise UsageError(f"the folder {self._name} holds snapshotd's own state directory; choose a folder beside it")
+            raise UsageError(
+                f"the folder {self._name} holds snapshotd's own state directory; choose a folder beside it"
+            )
         with nodes.writing(path):
             os.mkdir(name, 0o700, dir_fd=self._target)
             target = files.open_dir(self._target, name)
@@ -184,15 +194,19 @@ class _FolderIngest:
             os.close(self._source)
             self._source = up
         if _identity(os.fstat(up)) != _identity(level.st):
-            raise Conflict(f"folders in {self._name} were moved while it was copied; stop the program that does it and try again")
+            raise Conflict(
+                f"folders in {self._name} were moved while it was copied; stop the program that does it and try again"
+            )
         with nodes.writing(level.path):
             up = os.open("..", files.DIR_FLAGS, dir_fd=self._target)
             os.close(self._target)
             self._target = up
         if _identity(os.fstat(up)) != level.target:
-            raise Conflict("the state directory was changed by another program while a folder was copied into it; try again")
+            raise Conflict(
+                "the state directory was changed by another program while a folder was copied into it; try again"
+            )
 
-    # -- entries ---------------------------------------------------------------------------------------------------------------
+    # -- entries --------------------------------------------------------------------------------------------------------
 
     def _node(self, fd: int, st: os.stat_result, path: bytes, name: bytes) -> None:
         kind = stat.S_IFMT(st.st_mode)
@@ -210,7 +224,9 @@ class _FolderIngest:
                 link = os.readlink(b"", dir_fd=fd)
             with nodes.writing(path):
                 os.symlink(link, name, dir_fd=self._target)
-                nodes.set_link_metadata(self._target, name, nodes.allowed_ids(st.st_uid, st.st_gid, self.tally), st.st_mtime_ns)
+                nodes.set_link_metadata(
+                    self._target, name, nodes.allowed_ids(st.st_uid, st.st_gid, self.tally), st.st_mtime_ns
+                )
         else:
             with nodes.writing(path):
                 os.mkfifo(name, 0o600, dir_fd=self._target)
@@ -222,7 +238,8 @@ class _FolderIngest:
         self.tally.files += 1
 
     def _linked(self, st: os.stat_result, path: bytes, name: bytes) -> bool:
-        """Whether another name of this file was copied before, and is now linked. Later names need the first, so it is remembered."""
+        """Whether another name of this file was copied before, and is now linked. Later names need the first, so it is
+        remembered."""
         first = self._links.setdefault(_identity(st), (path, _stamp(st)))
         if first[0] == path or first[1] != _stamp(st):
             return False
@@ -240,7 +257,9 @@ class _FolderIngest:
             source = os.open(files.fd_path(path_fd), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         try:
             with nodes.writing(path):
-                target = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._target)
+                target = os.open(
+                    name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._target
+                )
             try:
                 st = self._content(source, target, path)
                 with self._reading(path):
@@ -268,9 +287,14 @@ class _FolderIngest:
     def _dress(self, fd: int, path: bytes, st: os.stat_result, xattrs: dict[bytes, bytes]) -> None:
         with nodes.writing(path):
             nodes.set_metadata(
-                fd, path, owner=nodes.allowed_ids(st.st_uid, st.st_gid, self.tally), mode=st.st_mode, mtime_ns=st.st_mtime_ns,
-                xattrs=xattrs, tally=self.tally,
-            )  # fmt: skip
+                fd,
+                path,
+                owner=nodes.allowed_ids(st.st_uid, st.st_gid, self.tally),
+                mode=st.st_mode,
+                mtime_ns=st.st_mtime_ns,
+                xattrs=xattrs,
+                tally=self.tally,
+            )
 
     @contextmanager
     def _reading(self, path: bytes) -> Iterator[None]:
@@ -281,5 +305,7 @@ class _FolderIngest:
             if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE):
                 raise NotFound(f"{where} vanished while the folder was copied; try again") from exc
             if exc.errno in (errno.EACCES, errno.EPERM):
-                raise NotPermitted(f"{where} cannot be read: {exc.strerror}; make it readable or move it out of the folder") from exc
+                raise NotPermitted(
+                    f"{where} cannot be read: {exc.strerror}; make it readable or move it out of the folder"
+                ) from exc
             raise UsageError(f"{where} cannot be read: {exc.strerror}; repair or remove it") from exc

@@ -14,7 +14,8 @@ from snapshotd.errors import NO_ROOM, LimitExceeded, NotPermitted, OutOfSpace, S
 from snapshotd.kernel import files
 
 ID_LIMIT = 65536
-"""Ids from here on do not exist inside a sandbox (its user namespace has 65,536); overlayfs would show them as nobody's."""
+"""Ids from here on do not exist inside a sandbox (its user namespace has 65,536); overlayfs would show them as
+nobody's."""
 _KEPT_XATTRS = frozenset({b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"})
 ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")
 _WARNINGS_LIMIT = 100
@@ -22,7 +23,8 @@ _WARNINGS_LIMIT = 100
 
 @dataclass(frozen=True, slots=True)
 class IngestReport:
-    """What was brought in. `files` counts everything but directories; `bytes` is logical content. One sentence per warning."""
+    """What was brought in. `files` counts everything but directories; `bytes` is logical content. One sentence per
+    warning."""
 
     files: int
     directories: int
@@ -31,7 +33,8 @@ class IngestReport:
 
 
 class Tally:
-    """Counts while content comes in, and gathers what was left out. Repeated reasons become one warning with a count."""
+    """Counts while content comes in, and gathers what was left out. Repeated reasons become one warning with a
+    count."""
 
     def __init__(self) -> None:
         self.files = self.directories = self.bytes = 0
@@ -79,7 +82,9 @@ def writing(path: bytes) -> Iterator[None]:
 def _sentence(path: bytes, exc: OSError) -> SnapshotdError:
     name, reason = printable(path) or ".", exc.strerror or str(exc)
     if exc.errno in NO_ROOM:
-        return OutOfSpace(f"cannot write {name}: the disk of the state directory is full; free some space and try again")
+        return OutOfSpace(
+            f"cannot write {name}: the disk of the state directory is full; free some space and try again"
+        )
     if exc.errno in (errno.EPERM, errno.EACCES, errno.EROFS):
         return NotPermitted(f"cannot write {name}: {reason}; the daemon needs full root rights on its state directory")
     if exc.errno in (errno.EFBIG, errno.EMLINK, errno.E2BIG):
@@ -90,13 +95,15 @@ def _sentence(path: bytes, exc: OSError) -> SnapshotdError:
 def keep_xattr(name: bytes) -> bool:
     """Whether an attribute is content. Overlay marks would forge deletions and renames; labels are the host's matter.
 
-    `user.overlay.*` is left out too: an unprivileged program can set it, and an overlay mounted with `userxattr` would obey it.
+    `user.overlay.*` is left out too: an unprivileged program can set it, and an overlay mounted with `userxattr` would
+    obey it.
     """
     return name in _KEPT_XATTRS or (name.startswith(b"user.") and not name.startswith(b"user.overlay."))
 
 
 def set_xattrs(fd: int, path: bytes, xattrs: dict[bytes, bytes], tally: Tally) -> None:
-    """Give what `fd` (not a symbolic link; O_PATH is fine) holds the attributes that `keep_xattr` allows; count the others."""
+    """Give what `fd` (not a symbolic link; O_PATH is fine) holds the attributes that `keep_xattr` allows; count the
+    others."""
     is_content = stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFREG, stat.S_IFDIR)
     for name, value in xattrs.items():
         if not keep_xattr(name) or (name.startswith(b"user.") and not is_content):

@@ -1,11 +1,11 @@
 """Bring a root file system tar, or one layer of an image, into a directory, whatever it tries.
 
-The archive is an attacker's. Every directory is reached from the target's own descriptor, one component at a time and never through a
-link, every entry is made new under its parent's descriptor (an older one of that name is removed first, never written through), and
-owner, mode, attributes and times go through the descriptor of the thing that was made.
+The archive is an attacker's. Every directory is reached from the target's own descriptor, one component at a time and
+never through a link, every entry is made new under its parent's descriptor (an older one of that name is removed first,
+never written through), and owner, mode, attributes and times go through the descriptor of the thing that was made.
 
-Archives go by directory, so the directories on the way to the current member are held, and each gets its time back when it is left:
-nothing is remembered of those that were left, and paths of any length can be reached.
+Archives go by directory, so the directories on the way to the current member are held, and each gets its time back when
+it is left: nothing is remembered of those that were left, and paths of any length can be reached.
 """
 
 from __future__ import annotations
@@ -35,25 +35,32 @@ _PAGE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class TarLimits:
-    """Bounds of one archive: members (with directories that only their paths name), bytes of content (without holes of sparse files)."""
+    """Bounds of one archive: members (with directories that only their paths name), bytes of content (without holes of
+    sparse files)."""
 
     members: int = 2_000_000
     bytes: int = 64 << 30
 
 
 def ingest_tar(
-    stream: Readable, target_fd: int, *, oci_whiteouts: bool, overlay_marks: bool = False, limits: TarLimits | None = None
+    stream: Readable,
+    target_fd: int,
+    *,
+    oci_whiteouts: bool,
+    overlay_marks: bool = False,
+    limits: TarLimits | None = None,
 ) -> IngestReport:
     """Apply a plain (not compressed) tar to the directory that `target_fd` (O_PATH is fine) holds.
 
-    Later members replace earlier ones and what is there already. With `oci_whiteouts`, `.wh.NAME` deletes NAME and `.wh..wh..opq` empties
-    its directory of what earlier archives put there (image layers are applied in order into one directory). With `overlay_marks`, the
-    target is a layer of ours and a character device 0:0 is a deletion in it. Other device nodes are kept as nodes; overlay's attributes
-    are left out with a warning.
+    Later members replace earlier ones and what is there already. With `oci_whiteouts`, `.wh.NAME` deletes NAME and
+    `.wh..wh..opq` empties its directory of what earlier archives put there (image layers are applied in order into one
+    directory). With `overlay_marks`, the target is a layer of ours and a character device 0:0 is a deletion in it.
+    Other device nodes are kept as nodes; overlay's attributes are left out with a warning.
 
-    Raises UsageError (naming the member: a path that leaves the tree, is absolute or passes through a link; a hard link to nowhere; a
-    character device 0:0 without `overlay_marks`; a damaged archive), LimitExceeded, OutOfSpace, NotPermitted. The target then holds part
-    of the archive. Memory: some MiB, and with `oci_whiteouts` the paths of the archive.
+    Raises UsageError (naming the member: a path that leaves the tree, is absolute or passes through a link; a hard link
+    to nowhere; a character device 0:0 without `overlay_marks`; a damaged archive), LimitExceeded, OutOfSpace,
+    NotPermitted. The target then holds part of the archive. Memory: some MiB, and with `oci_whiteouts` the paths of the
+    archive.
     """
     ingest = _TarIngest(target_fd, oci_whiteouts, overlay_marks, limits or TarLimits())
     try:
@@ -70,12 +77,17 @@ def ingest_tar(
 
 
 def clean_path(raw: bytes, what: str, limit: int = PATH_MAX) -> bytes:
-    """A member's path as `a/b/c`, or b"" for the root. UsageError/LimitExceeded for one that could lead out of the tree."""
+    """A member's path as `a/b/c`, or b"" for the root. UsageError/LimitExceeded for one that could lead out of the
+    tree."""
     if raw.startswith(b"/"):
-        raise UsageError(f"{what} is absolute, so it would leave the target directory; make the archive with relative paths")
+        raise UsageError(
+            f"{what} is absolute, so it would leave the target directory; make the archive with relative paths"
+        )
     parts = [part for part in raw.split(b"/") if part not in (b"", b".")]
     if b".." in parts:
-        raise UsageError(f"{what} contains `..`, so it could leave the target directory; the archive is hostile or damaged")
+        raise UsageError(
+            f"{what} contains `..`, so it could leave the target directory; the archive is hostile or damaged"
+        )
     if b"\0" in raw:
         raise UsageError(f"{what} contains a zero byte; the archive is hostile or damaged")
     path = b"/".join(parts)
@@ -85,8 +97,8 @@ def clean_path(raw: bytes, what: str, limit: int = PATH_MAX) -> bytes:
 
 
 class _Held:
-    """A directory on the way to the current member. `mtime_ns` is what it gets when it is left; `inherits`: what is made in it gets an
-    access list from it (and must not keep that)."""
+    """A directory on the way to the current member. `mtime_ns` is what it gets when it is left; `inherits`: what is
+    made in it gets an access list from it (and must not keep that)."""
 
     __slots__ = ("inherits", "mtime_ns", "node")
 
@@ -104,7 +116,8 @@ class _TarIngest:
         self._path_limit = PATH_MAX if oci_whiteouts else MAX_PATH_BYTES
         self._members = 0
         self._mine: set[bytes] = set()
-        """Paths that this archive made or passed through; its own whiteouts do not touch them. Filled only when whiteouts count."""
+        """Paths that this archive made or passed through; its own whiteouts do not touch them. Filled only when
+        whiteouts count."""
         self._root = nodes.writable_root(target_fd)
         self._handles = Handles()
         self._held = [_Held(self._handles.add_root(self._root), self._root, os.fstat(self._root).st_mtime_ns)]
@@ -140,17 +153,21 @@ class _TarIngest:
         self._members += 1
         if self._members > self._limits.members:
             shown = printable(member.path)
-            raise LimitExceeded(f"the archive has more than {self._limits.members} members or directories; it stopped at {shown}")
+            raise LimitExceeded(
+                f"the archive has more than {self._limits.members} members or directories; it stopped at {shown}"
+            )
 
     def _claim(self, path: bytes) -> None:
         while path and path not in self._mine:
             self._mine.add(path)
             path = path.rpartition(b"/")[0]
 
-    # -- reaching a directory --------------------------------------------------------------------------------------------------
+    # -- reaching a directory
+    # -------------------------------------------------------------------------------------------
 
     def _go(self, path: bytes, member: Member, *, make: bool = True) -> None:
-        """Hold the directory `path`; what is missing is made (0755, root's, as old as the member). FileNotFoundError without `make`."""
+        """Hold the directory `path`; what is missing is made (0755, root's, as old as the member). FileNotFoundError
+        without `make`."""
         if path == self._at:
             return
         wanted, have = path.split(b"/") if path else [], self._at.split(b"/") if self._at else []
@@ -193,7 +210,9 @@ class _TarIngest:
             held = self._held.pop()
             fd = self._handles.fd(held.node)
             os.utime(fd, ns=(held.mtime_ns, held.mtime_ns))
-            self._handles.fd(self._held[-1].node)  # while there is a way up from below: the one from the root may be very long
+            self._handles.fd(
+                self._held[-1].node
+            )  # while there is a way up from below: the one from the root may be very long
             self._handles.drop(held.node)
 
     def finish(self) -> None:
@@ -202,7 +221,8 @@ class _TarIngest:
             self._leave(0)
             os.utime(self._root, ns=(self._held[0].mtime_ns, self._held[0].mtime_ns))
 
-    # -- making an entry -------------------------------------------------------------------------------------------------------
+    # -- making an entry
+    # ------------------------------------------------------------------------------------------------
 
     def _root_directory(self, member: Member) -> None:
         if member.kind is not MemberKind.DIRECTORY:
@@ -236,7 +256,9 @@ class _TarIngest:
             fd = files.open_dir(parent, name)
             self.tally.directories += 1
         try:
-            nodes.drop_xattrs(fd, public_xattrs(os.listxattr(fd)))  # an older directory's, or inherited from a default access list
+            nodes.drop_xattrs(
+                fd, public_xattrs(os.listxattr(fd))
+            )  # an older directory's, or inherited from a default access list
             self._dress(fd, path, member)
         finally:
             os.close(fd)
@@ -246,7 +268,9 @@ class _TarIngest:
             self._symlink(member, parent, name)
             return
         if member.kind is MemberKind.FILE:
-            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
+            fd = os.open(
+                name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent
+            )
         else:
             self._special(member, parent, name)
             if member.kind is MemberKind.CHAR_DEVICE and member.device == (0, 0):
@@ -275,20 +299,27 @@ class _TarIngest:
                 f"{printable(member.path)} in the archive is a character device 0:0, which overlayfs takes for a deletion; leave it out"
             )
         if not (0 <= major < 1 << 12 and 0 <= minor < 1 << 20):
-            raise UsageError(f"{printable(member.path)} in the archive has the device number {major}:{minor}, which Linux does not have")
+            raise UsageError(
+                f"{printable(member.path)} in the archive has the device number {major}:{minor}, which Linux does not have"
+            )
         kind = stat.S_IFCHR if member.kind is MemberKind.CHAR_DEVICE else stat.S_IFBLK
         os.mknod(name, kind | 0o600, os.makedev(major, minor), dir_fd=parent)
 
     def _symlink(self, member: Member, parent: int, name: bytes) -> None:
         if not member.link or b"\0" in member.link or len(member.link) > PATH_MAX:
-            raise UsageError(f"{printable(member.path)} in the archive is a symbolic link without a usable target; the archive is damaged")
+            raise UsageError(
+                f"{printable(member.path)} in the archive is a symbolic link without a usable target; the archive is damaged"
+            )
         os.symlink(member.link, name, dir_fd=parent)
         nodes.set_link_metadata(parent, name, nodes.allowed_ids(member.uid, member.gid, self.tally), member.mtime_ns)
 
     def _hard_link(self, member: Member, path: bytes, parent: int, name: bytes) -> None:
-        """Another name for an entry that lies in the target already; linkat never follows, so a link to a symbolic link is just that."""
+        """Another name for an entry that lies in the target already; linkat never follows, so a link to a symbolic link
+        is just that."""
         shown = printable(member.path)
-        source = clean_path(member.link, f"the hard link target {printable(member.link)} of {shown} in the archive", self._path_limit)
+        source = clean_path(
+            member.link, f"the hard link target {printable(member.link)} of {shown} in the archive", self._path_limit
+        )
         if source == path:
             raise UsageError(f"{shown} in the archive is a hard link to itself; the archive is damaged or hostile")
         source_parent, _, source_name = source.rpartition(b"/")
@@ -298,11 +329,17 @@ class _TarIngest:
             raise _no_target(shown, member.link, exc) from exc
         try:
             try:
-                found = os.stat(source_name, dir_fd=source_fd, follow_symlinks=False) if source_name else os.fstat(source_fd)
+                found = (
+                    os.stat(source_name, dir_fd=source_fd, follow_symlinks=False)
+                    if source_name
+                    else os.fstat(source_fd)
+                )
             except OSError as exc:
                 raise _no_target(shown, member.link, exc) from exc
             if stat.S_ISDIR(found.st_mode):
-                raise UsageError(f"{shown} in the archive is a hard link to the directory {printable(member.link)}, which cannot be")
+                raise UsageError(
+                    f"{shown} in the archive is a hard link to the directory {printable(member.link)}, which cannot be"
+                )
             files.remove_tree(parent, name)
             try:
                 os.link(source_name, name, src_dir_fd=source_fd, dst_dir_fd=parent, follow_symlinks=False)
@@ -313,9 +350,14 @@ class _TarIngest:
 
     def _dress(self, fd: int, path: bytes, member: Member) -> None:
         nodes.set_metadata(
-            fd, path, owner=nodes.allowed_ids(member.uid, member.gid, self.tally), mode=member.mode, mtime_ns=member.mtime_ns,
-            xattrs=member.xattrs, tally=self.tally,
-        )  # fmt: skip
+            fd,
+            path,
+            owner=nodes.allowed_ids(member.uid, member.gid, self.tally),
+            mode=member.mode,
+            mtime_ns=member.mtime_ns,
+            xattrs=member.xattrs,
+            tally=self.tally,
+        )
 
     def _open(self, path: bytes) -> int:
         """A descriptor of a directory below the target, which nothing is made in."""
@@ -323,7 +365,8 @@ class _TarIngest:
             return files.open_deep(self._root, path)
         return files.open_beneath(self._root, path, files.DIR_FLAGS)
 
-    # -- deletions of earlier layers -------------------------------------------------------------------------------------------
+    # -- deletions of earlier layers
+    # ------------------------------------------------------------------------------------
 
     def _whiteout(self, parent: bytes, name: bytes, member: Member) -> None:
         """Delete what earlier archives put there; never what this one did (OCI image specification, "Whiteouts")."""
@@ -339,7 +382,9 @@ class _TarIngest:
             if name == _OPAQUE:
                 self._empty(parent)
             else:
-                self._delete(self._handles.fd(self._held[-1].node), parent + b"/" + victim if parent else victim, victim)
+                self._delete(
+                    self._handles.fd(self._held[-1].node), parent + b"/" + victim if parent else victim, victim
+                )
 
     def _delete(self, parent_fd: int, path: bytes, name: bytes) -> None:
         if path not in self._mine:
@@ -372,7 +417,8 @@ class _TarIngest:
 
 
 def _write(fd: int, member: Member, reader: TarReader) -> None:
-    """A file's content; pieces of zeros become holes, so that a bomb of zeros takes no space; but not where a file says what is a hole."""
+    """A file's content; pieces of zeros become holes, so that a bomb of zeros takes no space; but not where a file says
+    what is a hole."""
     keep = member.extents is not None
     extents = iter(member.extents if member.extents is not None else array("q", [0, member.size]))
     offset = left = 0

@@ -1,12 +1,12 @@
 """Read a tar stream member by member with bounds on everything, as bytes.
 
-Why not the standard library's `tarfile`: it reads a header record of any claimed size into memory, recurses once per extension
-header, keeps every member, decodes names to text, and its header parsing has needed denial-of-service fixes (CVE-2024-6232,
-CVE-2025-8194) that older releases of Python 3.11 lack.
-This reader takes ustar, GNU long names, GNU base-256 numbers, pax records, attributes as star and libarchive write them and GNU's sparse
-files of version 1.0, and refuses by name what it does not know.
-Source: POSIX.1-2017 pax, "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Basic Tar Format" and "Storing Sparse
-Files"; libarchive's tar(5).
+Why not the standard library's `tarfile`: it reads a header record of any claimed size into memory, recurses once per
+extension header, keeps every member, decodes names to text, and its header parsing has needed denial-of-service fixes
+(CVE-2024-6232, CVE-2025-8194) that older releases of Python 3.11 lack.
+This reader takes ustar, GNU long names, GNU base-256 numbers, pax records, attributes as star and libarchive write them
+and GNU's sparse files of version 1.0, and refuses by name what it does not know.
+Source: POSIX.1-2017 pax, "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Basic Tar Format" and
+"Storing Sparse Files"; libarchive's tar(5).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ BLOCK = 512
 MAX_PATH_BYTES = 4 << 20
 """Far beyond what a system call takes: a tree can be deeper than that. 6,000 levels of long names come to 1.2 MB."""
 MAX_HEADER_BYTES = 32 << 20
-"""All extension headers of one member together: a path, a link target and the extended attributes (XFS holds 64 KiB in each)."""
+"""All extension headers of one member together: a path, a link target and the extended attributes (XFS holds 64 KiB in
+each)."""
 MAX_EXTENTS = 1 << 20
 """Pieces of data in one sparse file; the map of so many takes 16 MiB."""
 MAX_EXTENSIONS = 16
@@ -59,17 +60,25 @@ class MemberKind(StrEnum):
 
 
 _KINDS = {
-    b"0": MemberKind.FILE, b"\0": MemberKind.FILE, b"7": MemberKind.FILE, b"1": MemberKind.HARD_LINK, b"2": MemberKind.SYMLINK,
-    b"3": MemberKind.CHAR_DEVICE, b"4": MemberKind.BLOCK_DEVICE, b"5": MemberKind.DIRECTORY, b"6": MemberKind.FIFO,
-}  # fmt: skip
+    b"0": MemberKind.FILE,
+    b"\0": MemberKind.FILE,
+    b"7": MemberKind.FILE,
+    b"1": MemberKind.HARD_LINK,
+    b"2": MemberKind.SYMLINK,
+    b"3": MemberKind.CHAR_DEVICE,
+    b"4": MemberKind.BLOCK_DEVICE,
+    b"5": MemberKind.DIRECTORY,
+    b"6": MemberKind.FIFO,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """One entry. `path` and `link` are as the archive says, unchecked; `size` is 0 but for files; `mode` is 12 bits.
 
-    `offset` is where its content begins in the stream, `stored` how much of it there is there. `extents` is None, or for a sparse file
-    offset and length, by turns, of its data: in order, within `size`, and as much together as `pieces` gives.
+    `offset` is where its content begins in the stream, `stored` how much of it there is there. `extents` is None, or
+    for a sparse file offset and length, by turns, of its data: in order, within `size`, and as much together as
+    `pieces` gives.
     """
 
     path: bytes
@@ -90,7 +99,8 @@ class Member:
 class TarReader:
     """Iterate over the members; while at a file, `pieces()` gives its content (what is not taken is skipped).
 
-    Errors: UsageError (damaged, truncated or of a kind we refuse, naming the member), LimitExceeded. Memory: about 2 MiB.
+    Errors: UsageError (damaged, truncated or of a kind we refuse, naming the member), LimitExceeded. Memory: about 2
+    MiB.
     """
 
     def __init__(self, stream: Readable) -> None:
@@ -164,7 +174,9 @@ class TarReader:
             size = _number(block[124:136], self._offset)
             budget -= size
             if size < 0 or budget < 0:
-                raise LimitExceeded(f"the headers before byte {self._offset} of the archive claim more than {MAX_HEADER_BYTES} bytes")
+                raise LimitExceeded(
+                    f"the headers before byte {self._offset} of the archive claim more than {MAX_HEADER_BYTES} bytes"
+                )
             data = self._read(size)
             self._read(-size % BLOCK)
             if kind == b"L":
@@ -175,16 +187,28 @@ class TarReader:
                 _check_global(_records(data, self._offset))
             else:
                 records.update(_records(data, self._offset))
-        raise LimitExceeded(f"more than {MAX_EXTENSIONS} extension headers in a row before byte {self._offset} of the archive")
+        raise LimitExceeded(
+            f"more than {MAX_EXTENSIONS} extension headers in a row before byte {self._offset} of the archive"
+        )
 
-    def _member(self, block: bytes, records: dict[bytes, bytes], long_name: bytes | None, long_link: bytes | None) -> Member:
+    def _member(
+        self, block: bytes, records: dict[bytes, bytes], long_name: bytes | None, long_link: bytes | None
+    ) -> Member:
         path = records.get(b"path", long_name if long_name is not None else _ustar_path(block))
         kind = _KINDS.get(block[156:157])
         sparse = any(key.startswith(_SPARSE) for key in records)
-        if kind is None or (sparse and (records.get(_SPARSE + b"major"), records.get(_SPARSE + b"minor")) != (b"1", b"0")):
+        if kind is None or (
+            sparse and (records.get(_SPARSE + b"major"), records.get(_SPARSE + b"minor")) != (b"1", b"0")
+        ):
             letter = block[156:157]
-            what = "a GNU sparse file of an old format" if kind or letter == b"S" else f"of unknown type {printable(letter)!r}"
-            raise UsageError(f"{printable(path)} in the archive is {what}; make the archive again in pax format without --sparse")
+            what = (
+                "a GNU sparse file of an old format"
+                if kind or letter == b"S"
+                else f"of unknown type {printable(letter)!r}"
+            )
+            raise UsageError(
+                f"{printable(path)} in the archive is {what}; make the archive again in pax format without --sparse"
+            )
         if sparse:
             path = records.get(_SPARSE + b"name", path)
         if path.endswith(b"/") and kind is MemberKind.FILE:
@@ -201,30 +225,44 @@ class TarReader:
             extents = self._map(path, size)
             stored = self._left
         return Member(
-            path, kind, _number(block[100:108], self._offset) & 0o7777,
-            _pax_int(records, b"uid", block[108:116], path, self._offset), _pax_int(records, b"gid", block[116:124], path, self._offset),
-            size, max(-_TIME_LIMIT_S * _SECOND_NS, min(seconds, _TIME_LIMIT_S * _SECOND_NS)),
+            path,
+            kind,
+            _number(block[100:108], self._offset) & 0o7777,
+            _pax_int(records, b"uid", block[108:116], path, self._offset),
+            _pax_int(records, b"gid", block[116:124], path, self._offset),
+            size,
+            max(-_TIME_LIMIT_S * _SECOND_NS, min(seconds, _TIME_LIMIT_S * _SECOND_NS)),
             records.get(b"linkpath", long_link if long_link is not None else block[157:257].split(b"\0", 1)[0]),
-            (_number(block[329:337], self._offset), _number(block[337:345], self._offset)) if "device" in kind.value else (0, 0),
-            self._offset, _xattrs(records), stored, extents,
-        )  # fmt: skip
+            (_number(block[329:337], self._offset), _number(block[337:345], self._offset))
+            if "device" in kind.value
+            else (0, 0),
+            self._offset,
+            _xattrs(records),
+            stored,
+            extents,
+        )
 
     def _map(self, path: bytes, size: int) -> array[int]:
-        """The map that a sparse file's content begins with: decimal lines (how many pieces; offset and length of each), in whole blocks."""
+        """The map that a sparse file's content begins with: decimal lines (how many pieces; offset and length of each),
+        in whole blocks."""
         numbers = array("q")
         wanted, text = 1, b""
         while len(numbers) < wanted:
             match = _MAP_LINE.match(text)
             if match is None:
                 if self._left < BLOCK or len(text) > 20:
-                    raise UsageError(f"{printable(path)} in the archive has a damaged map of its data; the archive is damaged or hostile")
+                    raise UsageError(
+                        f"{printable(path)} in the archive has a damaged map of its data; the archive is damaged or hostile"
+                    )
                 text += self._read(BLOCK)
                 self._left -= BLOCK
                 continue
             value, text = int(match[1]), text[match.end() :]
             if not numbers:
                 if value > MAX_EXTENTS:
-                    raise LimitExceeded(f"{printable(path)} in the archive has its data in {value} pieces, more than {MAX_EXTENTS}")
+                    raise LimitExceeded(
+                        f"{printable(path)} in the archive has its data in {value} pieces, more than {MAX_EXTENTS}"
+                    )
                 wanted = 1 + 2 * value
             numbers.append(min(value, (1 << 63) - 1))
         end = data = 0
@@ -235,7 +273,9 @@ class TarReader:
         else:
             if data == self._left:
                 return numbers[1:]
-        raise UsageError(f"{printable(path)} in the archive has data where none can be; the archive is damaged or hostile")
+        raise UsageError(
+            f"{printable(path)} in the archive has data where none can be; the archive is damaged or hostile"
+        )
 
 
 def _xattrs(records: dict[bytes, bytes]) -> dict[bytes, bytes]:
@@ -247,16 +287,22 @@ def _xattrs(records: dict[bytes, bytes]) -> dict[bytes, bytes]:
             try:
                 found[name] = base64.b64decode(value + b"=" * (-len(value) % 4), validate=True)
             except ValueError as exc:
-                raise UsageError(f"the extended attribute {printable(name)} in the archive is damaged: it is not base64") from exc
+                raise UsageError(
+                    f"the extended attribute {printable(name)} in the archive is damaged: it is not base64"
+                ) from exc
     found.update({key[len(_STAR_XATTR) :]: value for key, value in records.items() if key.startswith(_STAR_XATTR)})
     if any(b"\0" in name for name in found):
-        raise UsageError("the name of an extended attribute in the archive contains a zero byte; the archive is hostile or damaged")
+        raise UsageError(
+            "the name of an extended attribute in the archive contains a zero byte; the archive is hostile or damaged"
+        )
     return found
 
 
 def _ustar_path(block: bytes) -> bytes:
     name = block[:100].split(b"\0", 1)[0]
-    prefix = block[345:500].split(b"\0", 1)[0] if block[257:263] == b"ustar\0" else b""  # GNU's own format keeps times there
+    prefix = (
+        block[345:500].split(b"\0", 1)[0] if block[257:263] == b"ustar\0" else b""
+    )  # GNU's own format keeps times there
     return prefix + b"/" + name if prefix else name
 
 
@@ -267,7 +313,9 @@ def _number(text: bytes, offset: int) -> int:
         return value if text[0] == 0xFF else value - (0x80 << 8 * (len(text) - 1))
     match = _OCTAL.fullmatch(text)
     if not match:
-        raise UsageError(f"the tar header before byte {offset} of the archive holds {printable(text)!r} where a number belongs")
+        raise UsageError(
+            f"the tar header before byte {offset} of the archive holds {printable(text)!r} where a number belongs"
+        )
     return int(match[1] or b"0", 8)
 
 
@@ -276,7 +324,9 @@ def _pax_int(records: dict[bytes, bytes], key: bytes, header: bytes, path: bytes
     text = records.get(key)
     value = _number(header, offset) if text is None else int(text) if text.isdigit() and len(text) < 20 else -1
     if not 0 <= value < 1 << 63:
-        raise UsageError(f"{printable(path)} in the archive has an impossible {key.decode()}; the archive is damaged or hostile")
+        raise UsageError(
+            f"{printable(path)} in the archive has an impossible {key.decode()}; the archive is damaged or hostile"
+        )
     return value
 
 
@@ -303,7 +353,10 @@ def _records(data: bytes, offset: int) -> dict[bytes, bytes]:
 
 
 def _check_global(records: dict[bytes, bytes]) -> None:
-    """Global records are comments in practice (git writes its commit there); ones that would change members are refused."""
+    """Global records are comments in practice (git writes its commit there); ones that would change members are
+    refused."""
     for key in records:
         if key in (b"path", b"linkpath", b"size") or key.startswith((_SPARSE, _STAR_XATTR, _LIBARCHIVE_XATTR)):
-            raise UsageError(f"the archive sets {printable(key)} for all its members at once, which no root file system needs")
+            raise UsageError(
+                f"the archive sets {printable(key)} for all its members at once, which no root file system needs"
+            )

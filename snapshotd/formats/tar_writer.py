@@ -1,10 +1,11 @@
 """Write a view as a pax tar stream, in constant memory but for one name per hard link group.
 
-Every attribute that a view has is in the stream: modes, ids, times to the nanosecond on either side of 1970, extended attributes (access
-lists and capabilities among them), raw names of any length, links, devices, holes. One tree always gives the same bytes.
+Every attribute that a view has is in the stream: modes, ids, times to the nanosecond on either side of 1970, extended
+attributes (access lists and capabilities among them), raw names of any length, links, devices, holes. One tree always
+gives the same bytes.
 
-Sources: POSIX.1-2017 pax, "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Storing Sparse Files" (1.0); libarchive's
-tar(5) for LIBARCHIVE.xattr. OCI image specification 1.1, layer.md, for whiteouts.
+Sources: POSIX.1-2017 pax, "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Storing Sparse Files"
+(1.0); libarchive's tar(5) for LIBARCHIVE.xattr. OCI image specification 1.1, layer.md, for whiteouts.
 """
 
 from __future__ import annotations
@@ -33,8 +34,16 @@ _SECOND_NS = 10**9
 _PATH_MAX = 4095
 _WHITEOUT = b".wh."
 _GAPS_BYTES = (0, 64 << 10, 1 << 20)
-"""Holes shorter than this are written as zeros: the second and third value where a file is in more pieces than a reader takes."""
-_TYPES = {Kind.FILE: b"0", Kind.SYMLINK: b"2", Kind.CHAR_DEVICE: b"3", Kind.BLOCK_DEVICE: b"4", Kind.DIRECTORY: b"5", Kind.FIFO: b"6"}
+"""Holes shorter than this are written as zeros: the second and third value where a file is in more pieces than a reader
+takes."""
+_TYPES = {
+    Kind.FILE: b"0",
+    Kind.SYMLINK: b"2",
+    Kind.CHAR_DEVICE: b"3",
+    Kind.BLOCK_DEVICE: b"4",
+    Kind.DIRECTORY: b"5",
+    Kind.FIFO: b"6",
+}
 _HARD_LINK, _PAX = b"1", b"x"
 _PAX_NAME = b"PaxHeader"
 END = bytes(2 * BLOCK)
@@ -47,18 +56,20 @@ class Marks(Enum):
     NONE = "none"
     """The view is a whole tree: there are no such devices (one is left out), names are names."""
     OCI = "oci"
-    """The view is an image's layer: the device is written as the empty file `.wh.NAME`; an entry that has such a name is left out, and so
-    is a path that no container engine could make."""
+    """The view is an image's layer: the device is written as the empty file `.wh.NAME`; an entry that has such a name
+    is left out, and so is a path that no container engine could make."""
     OVERLAY = "overlay"
-    """The view is a layer for our own use: the device is written as it is, names are names. What `ingest_tar` takes as `overlay_marks`."""
+    """The view is a layer for our own use: the device is written as it is, names are names. What `ingest_tar` takes as
+    `overlay_marks`."""
 
 
 def write_tree(view: View, write: Callable[[bytes], object], *, marks: Marks = Marks.NONE) -> tuple[str, ...]:
-    """Write the tree as a tar with its end marker. The root is the member `./`, parents come before children, siblings sorted.
+    """Write the tree as a tar with its end marker. The root is the member `./`, parents come before children, siblings
+    sorted.
 
-    `write` gets pieces of up to some MiB. Returns warnings, one sentence for each thing the format cannot hold: sockets, attributes or a
-    path beyond the bounds of our own reader (`tar_reader`). Raises what the view and `write` raise, and DataLoss for a file that is
-    shorter than recorded; the stream is cut off then.
+    `write` gets pieces of up to some MiB. Returns warnings, one sentence for each thing the format cannot hold:
+    sockets, attributes or a path beyond the bounds of our own reader (`tar_reader`). Raises what the view and `write`
+    raise, and DataLoss for a file that is shorter than recorded; the stream is cut off then.
     """
     writer = _Writer(view, write, marks)
     writer.run()
@@ -66,8 +77,8 @@ def write_tree(view: View, write: Callable[[bytes], object], *, marks: Marks = M
 
 
 def file_header(name: bytes, size: int) -> bytes:
-    """The header of a plain file (0644, root's, of 1970) in an archive that is not a tree. `name` has at most 100 bytes. After the content
-    follow zeros up to a whole block."""
+    """The header of a plain file (0644, root's, of 1970) in an archive that is not a tree. `name` has at most 100
+    bytes. After the content follow zeros up to a whole block."""
     extension = b""
     if size > _OCTAL_12:
         data = _record(b"size", b"%d" % size)
@@ -76,7 +87,8 @@ def file_header(name: bytes, size: int) -> bytes:
 
 
 class _Frame:
-    """A directory on the way. Paths are made of frames when they are needed: a deep tree's paths are far longer than its names."""
+    """A directory on the way. Paths are made of frames when they are needed: a deep tree's paths are far longer than
+    its names."""
 
     __slots__ = ("children", "directory", "length", "name", "parent")
 
@@ -127,12 +139,14 @@ class _Writer:
         self._out.write(END)
         self._out.flush()
 
-    # -- entries ---------------------------------------------------------------------------------------------------------------
+    # -- entries --------------------------------------------------------------------------------------------------------
 
     def _fits(self, frame: _Frame, child: Child) -> bool:
         """Whether the entry's name can be in the stream; a warning says why not."""
         if frame.length + len(child.name) > self._path_limit:
-            self._warn(frame.path_to(child.name), f"was left out, because its path is longer than {self._path_limit} bytes")
+            self._warn(
+                frame.path_to(child.name), f"was left out, because its path is longer than {self._path_limit} bytes"
+            )
             return False
         if self._marks is Marks.OCI and child.name.startswith(_WHITEOUT):
             self._warn(frame.path_to(child.name), "was left out, because in an image its name would mean a deletion")
@@ -182,7 +196,7 @@ class _Writer:
         else:
             self._warn(path, "was left out, because it is a device 0:0, which means a deletion")
 
-    # -- files -----------------------------------------------------------------------------------------------------------------
+    # -- files ----------------------------------------------------------------------------------------------------------
 
     def _file(self, path: bytes, child: Child, xattrs: dict[bytes, bytes]) -> bool:
         """False if it cannot be in the stream."""
@@ -194,7 +208,9 @@ class _Writer:
         try:
             st = os.fstat(fd)
             if st.st_size != entry.size:
-                raise DataLoss(f"file {printable(path)} has {st.st_size} bytes where {entry.size} are recorded; check the disk")
+                raise DataLoss(
+                    f"file {printable(path)} has {st.st_size} bytes where {entry.size} are recorded; check the disk"
+                )
             if st.st_blocks * 512 < entry.size:
                 return self._sparse(path, entry, xattrs, fd)
             self._header(path, entry, xattrs=xattrs, size=entry.size)
@@ -243,10 +259,19 @@ class _Writer:
             self._out.write(piece)
             offset, length = offset + len(piece), length - len(piece)
 
-    # -- headers ---------------------------------------------------------------------------------------------------------------
+    # -- headers --------------------------------------------------------------------------------------------------------
 
-    def _header(self, path: bytes, entry: Entry, *, kind: bytes = b"", link: bytes = b"", size: int = 0, sparse: bool = False,
-                xattrs: dict[bytes, bytes] | None = None) -> None:  # fmt: skip
+    def _header(
+        self,
+        path: bytes,
+        entry: Entry,
+        *,
+        kind: bytes = b"",
+        link: bytes = b"",
+        size: int = 0,
+        sparse: bool = False,
+        xattrs: dict[bytes, bytes] | None = None,
+    ) -> None:
         records: list[tuple[bytes, bytes]] = []
         if _must_escape(path) or _must_escape(link):
             records.append((b"hdrcharset", b"BINARY"))
@@ -259,7 +284,11 @@ class _Writer:
             records.append((b"path", path))
         if len(link) > _NAME_BYTES:
             records.append((b"linkpath", link))
-        for key, value, limit in ((b"uid", entry.uid, _OCTAL_8), (b"gid", entry.gid, _OCTAL_8), (b"size", size, _OCTAL_12)):
+        for key, value, limit in (
+            (b"uid", entry.uid, _OCTAL_8),
+            (b"gid", entry.gid, _OCTAL_8),
+            (b"size", size, _OCTAL_12),
+        ):
             if value > limit:
                 records.append((key, b"%d" % value))
         if entry.mtime_ns % _SECOND_NS or not 0 <= entry.mtime_ns // _SECOND_NS <= _OCTAL_12:
@@ -268,11 +297,24 @@ class _Writer:
         if records:
             data = b"".join([_record(key, value) for key, value in records])
             self._out.write(_block(_PAX_NAME, _PAX, mode=0o644, size=len(data)) + data + bytes(-len(data) % BLOCK))
-        device = (os.major(entry.rdev), os.minor(entry.rdev)) if entry.kind in (Kind.CHAR_DEVICE, Kind.BLOCK_DEVICE) else (0, 0)
+        device = (
+            (os.major(entry.rdev), os.minor(entry.rdev))
+            if entry.kind in (Kind.CHAR_DEVICE, Kind.BLOCK_DEVICE)
+            else (0, 0)
+        )
         self._out.write(
-            _block(name, kind or _TYPES[entry.kind], mode=entry.mode, uid=entry.uid, gid=entry.gid, size=size,
-                   mtime=entry.mtime_ns // _SECOND_NS, link=link, device=device)
-        )  # fmt: skip
+            _block(
+                name,
+                kind or _TYPES[entry.kind],
+                mode=entry.mode,
+                uid=entry.uid,
+                gid=entry.gid,
+                size=size,
+                mtime=entry.mtime_ns // _SECOND_NS,
+                link=link,
+                device=device,
+            )
+        )
 
     def _xattr_records(self, path: bytes, xattrs: dict[bytes, bytes], used: int) -> list[tuple[bytes, bytes]]:
         """The attributes by name; a plain name in the way everybody reads, any other in libarchive's."""
@@ -285,7 +327,9 @@ class _Writer:
                 record = (b"LIBARCHIVE.xattr." + _url_encoded(name), base64.b64encode(value).rstrip(b"="))
             used += len(record[0]) + len(record[1]) + 16
             if used > MAX_HEADER_BYTES:
-                self._warn(path, f"lost its extended attribute {printable(name)}, because all of them together are too long")
+                self._warn(
+                    path, f"lost its extended attribute {printable(name)}, because all of them together are too long"
+                )
                 continue
             found.append(record)
         return found
@@ -299,7 +343,7 @@ class _Writer:
             self._warn(path, "lost its extended attributes, which are more than can be listed")
             return {}
 
-    # -- warnings --------------------------------------------------------------------------------------------------------------
+    # -- warnings -------------------------------------------------------------------------------------------------------
 
     def _warn(self, path: bytes, what: str) -> None:
         if len(self._warnings) < _WARNINGS_LIMIT:
@@ -309,8 +353,8 @@ class _Writer:
 
 
 def _extents(fd: int, size: int, gap: int) -> Iterator[tuple[int, int]]:
-    """(offset, length) of a file's data, in order; what is less than `gap` apart is one piece. A hole at the end is followed by (size, 0),
-    which makes GNU tar give the file its length."""
+    """(offset, length) of a file's data, in order; what is less than `gap` apart is one piece. A hole at the end is
+    followed by (size, 0), which makes GNU tar give the file its length."""
     seek = partial(os.lseek, fd)
     start = end = position = 0
     while position < size:
@@ -333,14 +377,36 @@ def _extents(fd: int, size: int, gap: int) -> Iterator[tuple[int, int]]:
         yield size, 0
 
 
-def _block(name: bytes, kind: bytes, *, mode: int, size: int, uid: int = 0, gid: int = 0, mtime: int = 0, link: bytes = b"",
-           device: tuple[int, int] = (0, 0)) -> bytes:  # fmt: skip
+def _block(
+    name: bytes,
+    kind: bytes,
+    *,
+    mode: int,
+    size: int,
+    uid: int = 0,
+    gid: int = 0,
+    mtime: int = 0,
+    link: bytes = b"",
+    device: tuple[int, int] = (0, 0),
+) -> bytes:
     """A ustar header. What does not fit is in the pax header and is 0 or cut here."""
-    fields = b"".join((
-        name[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0"), b"%07o\0" % mode, _octal(uid, _OCTAL_8, 7), _octal(gid, _OCTAL_8, 7),
-        _octal(size, _OCTAL_12, 11), _octal(mtime, _OCTAL_12, 11), b" " * 8, kind, link[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0"),
-        b"ustar\x0000", bytes(64), b"%07o\0%07o\0" % device, bytes(167),
-    ))  # fmt: skip
+    fields = b"".join(
+        (
+            name[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0"),
+            b"%07o\0" % mode,
+            _octal(uid, _OCTAL_8, 7),
+            _octal(gid, _OCTAL_8, 7),
+            _octal(size, _OCTAL_12, 11),
+            _octal(mtime, _OCTAL_12, 11),
+            b" " * 8,
+            kind,
+            link[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0"),
+            b"ustar\x0000",
+            bytes(64),
+            b"%07o\0%07o\0" % device,
+            bytes(167),
+        )
+    )
     return fields[:148] + b"%06o\0 " % sum(fields) + fields[156:]
 
 
@@ -375,7 +441,8 @@ def _must_escape(path: bytes) -> bool:
 
 
 def _is_plain(name: bytes) -> bool:
-    """Whether an attribute's name means the same to every reader: GNU tar takes `%` for an escape, `=` ends the name."""
+    """Whether an attribute's name means the same to every reader: GNU tar takes `%` for an escape, `=` ends the
+    name."""
     try:
         return name.decode().isprintable() and not (b"=" in name or b"%" in name)
     except UnicodeDecodeError:

@@ -1,4 +1,5 @@
-"""The daemon's side of a process that serves a mount: start it, see whether it lives, end it, and take away what a dead one left."""
+"""The daemon's side of a process that serves a mount: start it, see whether it lives, end it, and take away what a dead
+one left."""
 
 from __future__ import annotations
 
@@ -25,18 +26,22 @@ _MAX_SAID_BYTES = 4096
 
 
 class Child:
-    """One process of `server.py`. It ends when this object is closed, when this process dies, or when its mount is unmounted.
+    """One process of `server.py`. It ends when this object is closed, when this process dies, or when its mount is
+    unmounted.
 
     Its log is this process's standard error. Thread-safe.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
-        """Start it and wait until it has mounted. Raises what it could not do, by its type (UsageError: no such directory); Unsupported
-        when it ends, or says nothing within `START_DEADLINE_S`; InternalError when it is killed."""
+        """Start it and wait until it has mounted. Raises what it could not do, by its type (UsageError: no such
+        directory); Unsupported when it ends, or says nothing within `START_DEADLINE_S`; InternalError when it is
+        killed."""
         self._closing = threading.Lock()
         self._killed = False
         try:
-            self._process = subprocess.Popen(list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+            self._process = subprocess.Popen(
+                list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            )
         except OSError as exc:
             raise Unsupported(f"cannot start {command[0]!r} to serve a mount: {exc}") from exc
         try:
@@ -97,9 +102,17 @@ class Child:
             piece = os.read(fd, _MAX_SAID_BYTES) if ready else b""
             if not piece or len(said) > _MAX_SAID_BYTES:
                 if ready and (number := self._killed_by()) is not None:
-                    raise InternalError(f"a mount could not be made: signal {number} killed the process that was to serve it; try again")
-                why = "the process that was to serve it ended" if ready else f"nothing happened for {START_DEADLINE_S:.0f} s"
-                raise Unsupported(f"a mount could not be made: {why}; the log says why, and `snapshotd doctor` what is missing")
+                    raise InternalError(
+                        f"a mount could not be made: signal {number} killed the process that was to serve it; try again"
+                    )
+                why = (
+                    "the process that was to serve it ended"
+                    if ready
+                    else f"nothing happened for {START_DEADLINE_S:.0f} s"
+                )
+                raise Unsupported(
+                    f"a mount could not be made: {why}; the log says why, and `snapshotd doctor` what is missing"
+                )
             said += piece
         if said != _MOUNTED:
             _, code, message = (said.decode("utf-8", "replace").rstrip() + "  ").split(" ", 2)
@@ -107,8 +120,8 @@ class Child:
 
 
 def detach_dead(directory: Path) -> bool:
-    """Take away what processes left on a directory that served mounts there and died, as the calling thread sees the directory. False when
-    there is no such mount: nothing else is touched. OSError."""
+    """Take away what processes left on a directory that served mounts there and died, as the calling thread sees the
+    directory. False when there is no such mount: nothing else is touched. OSError."""
     point, found = os.fsencode(os.path.realpath(directory)), False
     while True:
         there = [mount for mount in mounts.read_mountinfo("thread-self") if mount.point == point]

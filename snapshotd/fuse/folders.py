@@ -22,8 +22,8 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tree begins. `open_view` makes the view (the mount closes it); ids are shown shifted by `shift`. Places with one `key` show
-    the same tree and share its view."""
+    """Where a tree begins. `open_view` makes the view (the mount closes it); ids are shown shifted by `shift`. Places
+    with one `key` show the same tree and share its view."""
 
     key: object
     open_view: Callable[[], View]

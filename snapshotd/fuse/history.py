@@ -30,11 +30,13 @@ OpenView = Callable[[TreeID], View]
 
 def history(catalog: Catalog, open_view: OpenView) -> Folder:
     """The root of the mount. `open_view(tree)` makes the view of a stored tree."""
-    return Fixed({
-        b"trajectories": Trajectories(catalog, open_view),
-        b"snapshots": Snapshots(catalog, open_view),
-        b"tags": Tags(catalog),
-    })
+    return Fixed(
+        {
+            b"trajectories": Trajectories(catalog, open_view),
+            b"snapshots": Snapshots(catalog, open_view),
+            b"tags": Tags(catalog),
+        }
+    )
 
 
 class Trajectories(Folder):
@@ -71,7 +73,8 @@ class Trajectories(Folder):
 
 
 class OneTrajectory(Folder):
-    """Its stored snapshots by number. The catalog is asked for all of them at once, at most every `CURRENT_S`, but for each listing."""
+    """Its stored snapshots by number. The catalog is asked for all of them at once, at most every `CURRENT_S`, but for
+    each listing."""
 
     timeout_s = CURRENT_S
 

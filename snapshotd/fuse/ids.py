@@ -1,7 +1,9 @@
-"""Owner ids as the kernel wants them on a mount that cannot be id-mapped: shifted by hand, in attributes and inside of xattrs.
+"""Owner ids as the kernel wants them on a mount that cannot be id-mapped: shifted by hand, in attributes and inside of
+xattrs.
 
-A tree holds the container's ids (0..65535). A container in a user namespace lives at host ids `shift`..., so what a mount shows must be
-shifted. Layers on disk get this from id-mapped clones; libfuse 3.14 does not offer FUSE_ALLOW_IDMAP. With shift 0 nothing changes.
+A tree holds the container's ids (0..65535). A container in a user namespace lives at host ids `shift`..., so what a
+mount shows must be shifted. Layers on disk get this from id-mapped clones; libfuse 3.14 does not offer
+FUSE_ALLOW_IDMAP. With shift 0 nothing changes.
 
 Source: linux/posix_acl_xattr.h, linux/capability.h (vfs_cap_data, vfs_ns_cap_data).
 """
@@ -57,8 +59,8 @@ def _shifted_acl(value: bytes, shift: int) -> bytes:
 
 
 def _shifted_capability(value: bytes, shift: int) -> bytes:
-    """File capabilities as revision 3 with the namespace's root in them. Revisions 1 and 2 belong to the host's root, which no container
-    has: there they would mean nothing. A malformed one stays as it is: the kernel refuses it."""
+    """File capabilities as revision 3 with the namespace's root in them. Revisions 1 and 2 belong to the host's root,
+    which no container has: there they would mean nothing. A malformed one stays as it is: the kernel refuses it."""
     if len(value) < 4:
         return value
     magic = _MAGIC.unpack_from(value)[0]

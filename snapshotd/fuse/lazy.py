@@ -1,7 +1,9 @@
-"""The lazy lower layer: a cold snapshot's difference from its image as a directory for overlayfs, at once, through FUSE.
+"""The lazy lower layer: a cold snapshot's difference from its image as a directory for overlayfs, at once, through
+FUSE.
 
-One child process serves all layers. Its death hurts whoever reads through it (ENOTCONN at once) and nobody else: `start` again makes a
-new mount. Only names that lie below the mount are asked for with a deadline, because the daemon would wait for its own child.
+One child process serves all layers. Its death hurts whoever reads through it (ENOTCONN at once) and nobody else:
+`start` again makes a new mount. Only names that lie below the mount are asked for with a deadline, because the daemon
+would wait for its own child.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ class LazyMount:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Mount, unless it is mounted and alive. What a dead process left is detached first. Takes about 0.5 s: a Python starts.
-        Unsupported where FUSE does not work; InternalError when the process is killed meanwhile."""
+        """Mount, unless it is mounted and alive. What a dead process left is detached first. Takes about 0.5 s: a
+        Python starts. Unsupported where FUSE does not work; InternalError when the process is killed meanwhile."""
         self._started()
 
     def alive(self) -> bool:
@@ -49,10 +51,10 @@ class LazyMount:
         return child.pid if child is not None and child.alive() else None
 
     def open_layer(self, tree: TreeID, below: TreeID, shift: int) -> int:
-        """The root of what `tree` changes over `below`, as an O_PATH descriptor: a lower layer for `kernel.mounts.overlay`, to be put
-        directly above that of `below`. The caller closes it. Ids are shifted by `shift` already: it must not be id-mapped.
-        Mounts if need be, with the errors of `start`; SandboxFailed when the process does not answer in `OPEN_DEADLINE_S` (it is killed
-        then), or cannot read the trees."""
+        """The root of what `tree` changes over `below`, as an O_PATH descriptor: a lower layer for
+        `kernel.mounts.overlay`, to be put directly above that of `below`. The caller closes it. Ids are shifted by
+        `shift` already: it must not be id-mapped. Mounts if need be, with the errors of `start`; SandboxFailed when the
+        process does not answer in `OPEN_DEADLINE_S` (it is killed then), or cannot read the trees."""
         child = self._started()
         try:
             return self._open(child, layer_name(tree, below, shift))
@@ -71,8 +73,9 @@ class LazyMount:
         return child if child is not None and child.alive() else None
 
     def drop_layer(self, tree: TreeID, below: TreeID, shift: int) -> None:
-        """Free the memory (here and in the kernel, some 2 KiB for each file that was looked at) of a layer that no sandbox is mounted on
-        any more. Without this it is freed when the kernel needs memory. Harmless while the layer is in use, but then it frees nothing."""
+        """Free the memory (here and in the kernel, some 2 KiB for each file that was looked at) of a layer that no
+        sandbox is mounted on any more. Without this it is freed when the kernel needs memory. Harmless while the layer
+        is in use, but then it frees nothing."""
         child = self._child
         if child is not None and child.alive():
             child.drop(layer_name(tree, below, shift))
@@ -86,7 +89,9 @@ class LazyMount:
         guard = threading.Timer(OPEN_DEADLINE_S, child.kill)
         guard.start()
         try:
-            return os.open(os.fsencode(self._point) + b"/" + name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            return os.open(
+                os.fsencode(self._point) + b"/" + name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            )
         finally:
             guard.cancel()
 
@@ -102,7 +107,9 @@ class LazyMount:
         if self._child is not None:
             self._child.close()
             self._child = None
-        point = os.path.join(os.path.realpath(self._point.parent), self._point.name)  # not the point itself: it may be dead
+        point = os.path.join(
+            os.path.realpath(self._point.parent), self._point.name
+        )  # not the point itself: it may be dead
         for found in mounts.read_mountinfo():
             if found.point == os.fsencode(point) and found.fs_type.startswith("fuse"):
                 mounts.detach(found.point)

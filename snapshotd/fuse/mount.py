@@ -1,4 +1,5 @@
-"""Mounting, serving and unmounting one file system, in a process of its own. What it and the process that started it say:
+"""Mounting, serving and unmounting one file system, in a process of its own. What it and the process that started it
+say:
 
     standard input    closes, also because who held it was killed: the mount goes and the process ends
                       a line: the name of an entry of the mount's root that nobody uses any more. The kernel is asked to forget it and all
@@ -6,7 +7,8 @@
     standard output   `mounted`, once, when the mount is there; or `failed <error> <message>`
     standard error    the log
 
-Not PR_SET_PDEATHSIG: that fires when the *thread* ends that started the process, and the daemon starts it from passing threads.
+Not PR_SET_PDEATHSIG: that fires when the *thread* ends that started the process, and the daemon starts it from passing
+threads.
 """
 
 from __future__ import annotations
@@ -43,16 +45,21 @@ _MAX_TASKS = 64
 class Mounted:
     """A mount that this process serves, in its own mount namespace or in that of process `namespace_pid`.
 
-    The namespace is not held: it would live as long as this process, with the mount in it, when all its own processes are gone.
+    The namespace is not held: it would live as long as this process, with the mount in it, when all its own processes
+    are gone.
     """
 
-    def __init__(self, top: Folder, mount_point: Path, options: set[str], *, enable_acl: bool, namespace_pid: int | None) -> None:
+    def __init__(
+        self, top: Folder, mount_point: Path, options: set[str], *, enable_acl: bool, namespace_pid: int | None
+    ) -> None:
         self._namespace: tuple[int, int] | None = None
         if namespace_pid is not None:
             try:
                 self._namespace = namespaces.mount_namespace_of(namespace_pid)
             except OSError as exc:
-                raise UsageError(f"there is no process {namespace_pid} whose mount namespace could be entered: {exc.strerror}") from exc
+                raise UsageError(
+                    f"there is no process {namespace_pid} whose mount namespace could be entered: {exc.strerror}"
+                ) from exc
         self._point = Path()
         self._device = ""
         self._operations = TreeOperations(top, enable_acl=enable_acl)
@@ -66,14 +73,18 @@ class Mounted:
         try:
             trio.run(pyfuse3.main, 1, _MAX_TASKS)
         except OSError as exc:
-            if exc.errno not in (errno.ENODEV, errno.ECONNABORTED):  # what reading says after unmounting and after an abort
+            if exc.errno not in (
+                errno.ENODEV,
+                errno.ECONNABORTED,
+            ):  # what reading says after unmounting and after an abort
                 raise
         finally:
             self.detach()
             pyfuse3.close(unmount=False)
 
     def detach(self) -> None:
-        """Take the mount away if it is still there; who uses it keeps it until this process ends. Never another mount."""
+        """Take the mount away if it is still there; who uses it keeps it until this process ends. Never another
+        mount."""
         try:
             self._within(self._detach_here)
         except ProcessLookupError:
@@ -106,11 +117,15 @@ class Mounted:
             self._point = mount_point.resolve(strict=True)
             os.listdir(self._point)
         except OSError as exc:
-            raise UsageError(f"cannot mount on {str(mount_point)!r}: {exc.strerror}; give an existing directory") from exc
+            raise UsageError(
+                f"cannot mount on {str(mount_point)!r}: {exc.strerror}; give an existing directory"
+            ) from exc
         try:
             pyfuse3.init(self._operations, str(self._point), options)
         except RuntimeError as exc:
-            raise Unsupported(f"cannot mount a FUSE file system on {self._point}: {exc}; `snapshotd doctor` says what is missing") from exc
+            raise Unsupported(
+                f"cannot mount a FUSE file system on {self._point}: {exc}; `snapshotd doctor` says what is missing"
+            ) from exc
         self._device = next((m.device for m in reversed(self._here()) if m.fs_type.startswith("fuse")), "")
         try:
             Path(f"/sys/class/bdi/{self._device}/read_ahead_kb").write_text(str(READ_AHEAD_KB))
@@ -131,7 +146,8 @@ def serve(
 ) -> None:
     """Mount `top` on a directory and serve it until it ends (see the module's text).
 
-    Raises UsageError (no such directory or process), Unsupported (no FUSE). Only one per process: libfuse keeps one session.
+    Raises UsageError (no such directory or process), Unsupported (no FUSE). Only one per process: libfuse keeps one
+    session.
     """
     common = {f"fsname={TYPE}", f"subtype={TYPE}", "ro", "noatime"}
     try:

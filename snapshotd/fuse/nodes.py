@@ -1,9 +1,9 @@
 """The files and directories that the kernel knows of a mount: their numbers, and how often it knows them.
 
-A number is a hash, so that it is the same when the kernel forgets a file and asks again (`rsync -H` and `git` compare them over time):
-of the parent's number and the name; for hard links of the tree's root and the link group, so that all names have one number. 56 bits:
-overlayfs needs the uppermost ones. Two snapshots never share a number, though they may share everything else: one directory in two
-places would confuse the kernel.
+A number is a hash, so that it is the same when the kernel forgets a file and asks again (`rsync -H` and `git` compare
+them over time): of the parent's number and the name; for hard links of the tree's root and the link group, so that all
+names have one number. 56 bits: overlayfs needs the uppermost ones. Two snapshots never share a number, though they may
+share everything else: one directory in two places would confuse the kernel.
 Bounded by the kernel: what it forgets is dropped here, and a tree's view is closed with its last node.
 """
 
@@ -31,7 +31,8 @@ _DIGEST_BYTES = 16
 class Source:
     """A view, and how many trees of the mount show it.
 
-    A view serves one thread at a time. The event loop's thread may use it right after `idle` has returned, until it awaits anything.
+    A view serves one thread at a time. The event loop's thread may use it right after `idle` has returned, until it
+    awaits anything.
     """
 
     __slots__ = ("_reading", "key", "users", "view")
@@ -41,8 +42,8 @@ class Source:
         self.key = key
         self.users = 0
         self._reading: trio.Event | None = None
-        """Of the thread that uses the view now: set when it has ended. Not a lock: those are handed from one waiter to the next, so that
-        two who only look whether it is free would never see it so."""
+        """Of the thread that uses the view now: set when it has ended. Not a lock: those are handed from one waiter to
+        the next, so that two who only look whether it is free would never see it so."""
 
     async def idle(self) -> None:
         """Return when no thread uses the view."""
@@ -74,7 +75,8 @@ class Tree:
 
 
 class Node:
-    """One file, directory or link. `item`: it belongs to no tree, or a tree begins here. `child`: None for those and a tree's root."""
+    """One file, directory or link. `item`: it belongs to no tree, or a tree begins here. `child`: None for those and a
+    tree's root."""
 
     __slots__ = ("_entered", "child", "digest", "item", "lookups", "name", "number", "parent", "tree")
 
@@ -141,7 +143,8 @@ class Nodes:
         return node
 
     def open_place(self, node: Node) -> None:
-        """Open the tree that begins at a node which is `known`, if there is one and it is not open. Raises what opening raises."""
+        """Open the tree that begins at a node which is `known`, if there is one and it is not open. Raises what opening
+        raises."""
         if isinstance(node.item, Place) and node.tree is None:
             key = node.item.key
             source = self._sources.get(key)
@@ -165,7 +168,8 @@ class Nodes:
         return node
 
     def known(self, node: Node) -> None:
-        """The kernel is being told of the node once more (`forget` undoes it). Await nothing between getting a node and this."""
+        """The kernel is being told of the node once more (`forget` undoes it). Await nothing between getting a node and
+        this."""
         if node.lookups == 0:
             self._nodes[node.number] = node
             if node.tree is not None:
@@ -195,7 +199,8 @@ class Nodes:
             _log.info("the kernel has forgotten all of tree %s", source.key)
 
     def _at(self, digest: bytes, parent: Node, name: bytes) -> Node:
-        """The node of that digest, or a new one with the first free number from it on (collisions: 1 in 10^6 for 400,000 files)."""
+        """The node of that digest, or a new one with the first free number from it on (collisions: 1 in 10^6 for
+        400,000 files)."""
         number = int.from_bytes(digest[:_NUMBER_BYTES], "little")
         while number <= ROOT_NUMBER or ((found := self._nodes.get(number)) is not None and found.digest != digest):
             number = (number + 1) % (1 << 8 * _NUMBER_BYTES)

@@ -1,10 +1,10 @@
 """The file system: what the kernel asks, answered from folders and views. Read-only.
 
-What a view shows never changes, so the kernel may keep all of it for ever: names, attributes, pages, the absence of a name.
-A view serves one thread at a time. Most requests use it right in the event loop, once no thread does (`Source.idle`): handing a
-request to a thread costs more than answering it. Reads that are large, or any while the store is slow, go to a thread.
-Errors: a handler may raise nothing but FUSEError, so this is one of the places that catch everything: whatever has no errno of its
-own, and lost data, is EIO for the reader and a line in the log.
+What a view shows never changes, so the kernel may keep all of it for ever: names, attributes, pages, the absence of a
+name. A view serves one thread at a time. Most requests use it right in the event loop, once no thread does
+(`Source.idle`): handing a request to a thread costs more than answering it. Reads that are large, or any while the
+store is slow, go to a thread. Errors: a handler may raise nothing but FUSEError, so this is one of the places that
+catch everything: whatever has no errno of its own, and lost data, is EIO for the reader and a line in the log.
 """
 
 from __future__ import annotations
@@ -35,21 +35,27 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _FORMATS = {
-    Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK, Kind.FIFO: stat.S_IFIFO,
-    Kind.SOCKET: stat.S_IFSOCK, Kind.CHAR_DEVICE: stat.S_IFCHR, Kind.BLOCK_DEVICE: stat.S_IFBLK,
-}  # fmt: skip
+    Kind.FILE: stat.S_IFREG,
+    Kind.DIRECTORY: stat.S_IFDIR,
+    Kind.SYMLINK: stat.S_IFLNK,
+    Kind.FIFO: stat.S_IFIFO,
+    Kind.SOCKET: stat.S_IFSOCK,
+    Kind.CHAR_DEVICE: stat.S_IFCHR,
+    Kind.BLOCK_DEVICE: stat.S_IFBLK,
+}
 _BLOCK_BYTES = 4096
 _INLINE_BYTES = 128 << 10
 _SLOW_S, _SLOW_FOR_S = 0.02, 1.0
 """A small read that takes longer than the first sends all reads to threads for the second."""
 _DOTS = 2
-"""`.` and `..` come first in every listing: entry i of a directory has position i + 2, and the position after it is what is handed out."""
+"""`.` and `..` come first in every listing: entry i of a directory has position i + 2, and the position after it is
+what is handed out."""
 
 
 @dataclass(slots=True)
 class _Listing:
-    """An open directory. A folder is listed when it is opened. A tree's directory is listed when it is read first, and once for all who
-    have it open: a sandbox may open the largest it finds as often as it likes."""
+    """An open directory. A folder is listed when it is opened. A tree's directory is listed when it is read first, and
+    once for all who have it open: a sandbox may open the largest it finds as often as it likes."""
 
     node: Node
     names: Sequence[Any] | None = None
@@ -61,7 +67,8 @@ _Handler = Callable[Concatenate["TreeOperations", P], Coroutine[Any, Any, T]]
 
 
 def _answers(handler: _Handler[P, T]) -> _Handler[P, T]:
-    """Turn everything that a handler may raise into an errno, with a line in the log where something is wrong with us."""
+    """Turn everything that a handler may raise into an errno, with a line in the log where something is wrong with
+    us."""
 
     @functools.wraps(handler)
     async def wrapper(self: TreeOperations, /, *arguments: P.args, **named: P.kwargs) -> T:
@@ -84,7 +91,8 @@ def _answers(handler: _Handler[P, T]) -> _Handler[P, T]:
 
 
 class TreeOperations(pyfuse3.Operations):
-    """One mount. `enable_acl`: the kernel enforces POSIX ACLs and permissions (a lower layer), else only shows them (root browses)."""
+    """One mount. `enable_acl`: the kernel enforces POSIX ACLs and permissions (a lower layer), else only shows them
+    (root browses)."""
 
     supports_dot_lookup = False  # a file handle from before, which overlayfs has noted as an origin, must be stale
 
@@ -106,7 +114,7 @@ class TreeOperations(pyfuse3.Operations):
         except (KeyError, ValueError):
             return f"handle {what}"
 
-    # -- names -----------------------------------------------------------------------------------------------------------------
+    # -- names ----------------------------------------------------------------------------------------------------------
 
     @_answers
     async def lookup(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> EntryAttributes:
@@ -157,7 +165,7 @@ class TreeOperations(pyfuse3.Operations):
         await tree.source.idle()
         return tree.view.readlink_of(child)
 
-    # -- directories -----------------------------------------------------------------------------------------------------------
+    # -- directories ----------------------------------------------------------------------------------------------------
 
     @_answers
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
@@ -208,14 +216,16 @@ class TreeOperations(pyfuse3.Operations):
                 if not self._tell(token, child.name, entry, self._of_entry(entry, child.entry), position):
                     return
 
-    def _tell(self, token: pyfuse3.ReaddirToken, name: bytes, node: Node, attributes: EntryAttributes, position: int) -> bool:
+    def _tell(
+        self, token: pyfuse3.ReaddirToken, name: bytes, node: Node, attributes: EntryAttributes, position: int
+    ) -> bool:
         """Add an entry to a listing, after which the kernel knows it; False when the listing's buffer is full."""
         if not pyfuse3.readdir_reply(token, name, attributes, position + 1):
             return False
         self._nodes.known(node)
         return True
 
-    # -- contents --------------------------------------------------------------------------------------------------------------
+    # -- contents -------------------------------------------------------------------------------------------------------
 
     @_answers
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
@@ -244,7 +254,8 @@ class TreeOperations(pyfuse3.Operations):
     async def release(self, fh: int) -> None:
         """Nothing is held per open file."""
 
-    # -- extended attributes -----------------------------------------------------------------------------------------------------
+    # -- extended attributes
+    # --------------------------------------------------------------------------------------------
 
     @_answers
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
@@ -270,7 +281,7 @@ class TreeOperations(pyfuse3.Operations):
             found = tree.view.xattrs_of(node.child)
         return shifted_xattrs(found, tree.shift)
 
-    # -- the whole ---------------------------------------------------------------------------------------------------------------
+    # -- the whole ------------------------------------------------------------------------------------------------------
 
     @_answers
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
@@ -282,7 +293,7 @@ class TreeOperations(pyfuse3.Operations):
         data.f_namemax = 255
         return data
 
-    # -- inside ----------------------------------------------------------------------------------------------------------------
+    # -- inside ---------------------------------------------------------------------------------------------------------
 
     def _tree(self, node: Node) -> Tree:
         self._nodes.open_place(node)
@@ -310,7 +321,9 @@ class TreeOperations(pyfuse3.Operations):
         result.generation = self._generation
         result.entry_timeout = result.attr_timeout = FOREVER_S
         result.st_mode = _FORMATS[entry.kind] | entry.mode
-        result.st_nlink = 1 if entry.kind is Kind.DIRECTORY else max(1, entry.nlink)  # 1: nobody counts sub-directories here
+        result.st_nlink = (
+            1 if entry.kind is Kind.DIRECTORY else max(1, entry.nlink)
+        )  # 1: nobody counts sub-directories here
         result.st_uid = shifted_id(entry.uid, shift) if shift else entry.uid
         result.st_gid = shifted_id(entry.gid, shift) if shift else entry.gid
         result.st_rdev = entry.rdev

@@ -1,14 +1,14 @@
 """What the child processes run: a lazy lower layer for sandboxes, or snapshots to browse.
 
-    folders.py      what lies above the trees of a mount
-    lazy_layers.py  ... of the lazy lower
-    history.py      ... of the folder to browse
-    nodes.py        what the kernel knows of a mount
-    ids.py          owner ids shifted for containers in a user namespace
-    operations.py   the kernel's questions, answered from views
-    mount.py        mounting, serving, unmounting
-    child.py        the daemon's side: such a process, started and ended
-    lazy.py         the daemon's side of the lazy lower
+folders.py      what lies above the trees of a mount
+lazy_layers.py  ... of the lazy lower
+history.py      ... of the folder to browse
+nodes.py        what the kernel knows of a mount
+ids.py          owner ids shifted for containers in a user namespace
+operations.py   the kernel's questions, answered from views
+mount.py        mounting, serving, unmounting
+child.py        the daemon's side: such a process, started and ended
+lazy.py         the daemon's side of the lazy lower
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from snapshotd.trees.difference import DifferenceView
 from snapshotd.trees.stored_view import StoredView
 
 LAZY_OPTIONS = {"default_permissions", "nosuid", "nodev"}
-"""Overlayfs asks with the credentials of who mounted it and heeds its own mount's flags only: nobody but root needs to get in here, and
-setuid programs work in the sandbox all the same."""
+"""Overlayfs asks with the credentials of who mounted it and heeds its own mount's flags only: nobody but root needs to
+get in here, and setuid programs work in the sandbox all the same."""
 
 
 def serve_lazy(repository: Repository, mount_point: Path) -> None:
-    """Serve lazy lower layers (see lazy.py) on a directory, until standard input closes. UsageError, Unsupported (no FUSE).
+    """Serve lazy lower layers (see lazy.py) on a directory, until standard input closes. UsageError, Unsupported (no
+    FUSE).
 
-    Hard link groups may be torn between such a layer and the image, as a copy-up would tear them: finding all names of all groups first
-    takes reading every changed directory, which for 50,000 files is 0.5 s, and a fork shall begin in 0.15 s.
+    Hard link groups may be torn between such a layer and the image, as a copy-up would tear them: finding all names of
+    all groups first takes reading every changed directory, which for 50,000 files is 0.5 s, and a fork shall begin in
+    0.15 s.
     """
     open_view = partial(DifferenceView, repository, whole_groups=False)
     mount.serve(LazyLayers(open_view), mount_point, options=LAZY_OPTIONS, enable_acl=True)
@@ -42,8 +44,9 @@ def serve_lazy(repository: Repository, mount_point: Path) -> None:
 def serve_browse(repository: Repository, catalog: Catalog, mount_point: Path, namespace_pid: int | None = None) -> None:
     """Serve every stored snapshot (see history.py) on a directory, until it is unmounted or standard input closes.
 
-    `namespace_pid`: a process in whose mount namespace, and by whose paths, the directory is meant. Only root gets in: snapshots hold
-    private files and setuid programs. UsageError (no such directory or process), Unsupported (no FUSE), OSError.
+    `namespace_pid`: a process in whose mount namespace, and by whose paths, the directory is meant. Only root gets in:
+    snapshots hold private files and setuid programs. UsageError (no such directory or process), Unsupported (no FUSE),
+    OSError.
     """
     top = history(catalog, partial(StoredView, repository))
     mount.serve(top, mount_point, options={"nosuid", "nodev"}, namespace_pid=namespace_pid)

@@ -1,4 +1,5 @@
-"""Anthropic messages: `POST /v1/messages`. A message's content is a text or typed blocks; results are blocks of a user's message."""
+"""Anthropic messages: `POST /v1/messages`. A message's content is a text or typed blocks; results are blocks of a
+user's message."""
 
 from __future__ import annotations
 
@@ -7,7 +8,18 @@ from typing import Any
 
 from snapshotd.errors import UsageError
 from snapshotd.gateway.base import Api, ModelCall, Provider, ReplyContent, TurnRequest, Usage
-from snapshotd.gateway.dialect import PART_LIMIT, Dialect, StreamReader, index, mapping, normal_parts, objects, text, tokens, without
+from snapshotd.gateway.dialect import (
+    PART_LIMIT,
+    Dialect,
+    StreamReader,
+    index,
+    mapping,
+    normal_parts,
+    objects,
+    text,
+    tokens,
+    without,
+)
 from snapshotd.gateway.json_body import parse_text
 from snapshotd.gateway.sse import Event
 from snapshotd.types import Message
@@ -71,23 +83,33 @@ class AnthropicMessages(Dialect):
 
 def _usage(usage: dict[str, Any]) -> Usage:
     """Their `input_tokens` leave out those read from, or written to, the cache."""
-    plain, read, written = (tokens(usage.get(name)) for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"))
-    return Usage(None if plain is None else plain + (read or 0) + (written or 0), tokens(usage.get("output_tokens")), read)
+    plain, read, written = (
+        tokens(usage.get(name)) for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    )
+    return Usage(
+        None if plain is None else plain + (read or 0) + (written or 0), tokens(usage.get("output_tokens")), read
+    )
 
 
 def _plain_results(content: Any) -> Any:
-    """The content with the cache marks inside tool results taken away too, and `is_error: false` the same as nothing."""
+    """The content with the cache marks inside tool results taken away too, and `is_error: false` the same as
+    nothing."""
     if not isinstance(content, list):
         return content
     return [
-        {**without(block, ("is_error",) if not block.get("is_error") else ()), "content": normal_parts(block.get("content"), _UNSTABLE)}
-        if isinstance(block, dict) and block.get("type") == "tool_result" else block
+        {
+            **without(block, ("is_error",) if not block.get("is_error") else ()),
+            "content": normal_parts(block.get("content"), _UNSTABLE),
+        }
+        if isinstance(block, dict) and block.get("type") == "tool_result"
+        else block
         for block in content
     ]
 
 
 class _MessageStream(StreamReader):
-    """message_start, then for each block start, deltas and stop, then message_delta (stop reason, counts) and message_stop."""
+    """message_start, then for each block start, deltas and stop, then message_delta (stop reason, counts) and
+    message_stop."""
 
     def __init__(self) -> None:
         self._message: dict[str, Any] = {}

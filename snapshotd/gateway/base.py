@@ -1,21 +1,24 @@
-"""The recording gateway: a model endpoint inside a sandbox that forwards to the real provider and tells a handler what passed.
+"""The recording gateway: a model endpoint inside a sandbox that forwards to the real provider and tells a handler what
+passed.
 
-It speaks OpenAI chat completions and responses, and Anthropic messages, plain and streamed, so that an agent nobody rewrote is captured by
-two environment variables (`OPENAI_BASE_URL`, `ANTHROPIC_BASE_URL`). docs/gateway.md has the routes and what is recorded.
+It speaks OpenAI chat completions and responses, and Anthropic messages, plain and streamed, so that an agent nobody
+rewrote is captured by two environment variables (`OPENAI_BASE_URL`, `ANTHROPIC_BASE_URL`). docs/gateway.md has the
+routes and what is recorded.
 
-Order, for one turn: the whole request is read and parsed -> `GatewayHandler.turn` -> forwarded (or replayed, or refused) -> the reply is
-passed on as it arrives -> `GatewayHandler.replied` -> the reply's last bytes are passed on. So the handler has recorded a reply before
-the agent can act on it: no request built on a reply overtakes the record of that reply.
+Order, for one turn: the whole request is read and parsed -> `GatewayHandler.turn` -> forwarded (or replayed, or
+refused) -> the reply is passed on as it arrives -> `GatewayHandler.replied` -> the reply's last bytes are passed on. So
+the handler has recorded a reply before the agent can act on it: no request built on a reply overtakes the record of
+that reply.
 
-Keys: the provider's key is set on the way out and masked on the way back. The agent's own credentials are dropped. No header of either
-side is part of what the handler is told.
+Keys: the provider's key is set on the way out and masked on the way back. The agent's own credentials are dropped. No
+header of either side is part of what the handler is told.
 
-Trust: whatever connects is an attacker inside the sandbox. Connections, heads, bodies, JSON values and waiting are bounded; what one
-connection sends never affects another, except that all share the memory budget.
+Trust: whatever connects is an attacker inside the sandbox. Connections, heads, bodies, JSON values and waiting are
+bounded; what one connection sends never affects another, except that all share the memory budget.
 
 Concurrency: one thread per connection; the handler is called from all of them, also at the same time.
-Errors: a `SnapshotdError` from the handler becomes an HTTP error in the shape of the provider's API, with the status of its class, marked
-`x-should-retry: false` so that the providers' clients report it at once instead of trying again.
+Errors: a `SnapshotdError` from the handler becomes an HTTP error in the shape of the provider's API, with the status of
+its class, marked `x-should-retry: false` so that the providers' clients report it at once instead of trying again.
 Durability: none. What the handler stores is stored.
 """
 
@@ -39,11 +42,13 @@ CONNECTION_LIMIT = 64
 BODY_LIMIT_BYTES = 64 << 20
 """Of one request."""
 MEMORY_LIMIT_BYTES = 512 << 20
-"""Of all requests that are being read or answered, parsed values included. A gateway that is given a `Budget` shares its limit."""
+"""Of all requests that are being read or answered, parsed values included. A gateway that is given a `Budget` shares
+its limit."""
 REPLAY_LIMIT_BYTES = 8 << 20
 """Of one reply, to be kept as it came. A longer one is passed on and read, but cannot be replayed."""
 NO_RETRY = ("x-should-retry", "false")
-"""Header that the OpenAI and Anthropic clients obey: they do not repeat the request. Their default repeats every 409."""
+"""Header that the OpenAI and Anthropic clients obey: they do not repeat the request. Their default repeats every
+409."""
 
 
 class Api(StrEnum):
@@ -65,10 +70,10 @@ class Provider(StrEnum):
 class Upstream:
     """A real provider. Raises UsageError for a base URL that is not one.
 
-    `base_url` is what the provider's own client would be given: `https://api.openai.com/v1`, `https://api.anthropic.com`, or any
-    compatible service, with or without a path, with or without a slash at its end. For OpenAI a missing path means `/v1`.
-    `api_key` is sent as `Authorization: Bearer` (OpenAI) or `x-api-key` (Anthropic); None sends none.
-    `headers` replace what the agent sends under the same names.
+    `base_url` is what the provider's own client would be given: `https://api.openai.com/v1`,
+    `https://api.anthropic.com`, or any compatible service, with or without a path, with or without a slash at its end.
+    For OpenAI a missing path means `/v1`. `api_key` is sent as `Authorization: Bearer` (OpenAI) or `x-api-key`
+    (Anthropic); None sends none. `headers` replace what the agent sends under the same names.
     """
 
     base_url: str
@@ -80,17 +85,30 @@ class Upstream:
             parts = urlsplit(self.base_url)
             _ = parts.port
         except ValueError as exc:
-            raise UsageError(f"The base URL of a model provider is not a URL ({exc}); write https://host/path.") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or "@" in parts.netloc:
-            raise UsageError("The base URL of a model provider is not http(s)://host/path without user, query or fragment; correct it.")
+            raise UsageError(
+                f"The base URL of a model provider is not a URL ({exc}); write https://host/path."
+            ) from None
+        if (
+            parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or parts.query
+            or parts.fragment
+            or "@" in parts.netloc
+        ):
+            raise UsageError(
+                "The base URL of a model provider is not http(s)://host/path without user, query or fragment; correct it."
+            )
         for text in (self.api_key or "", *self.headers, *self.headers.values()):
             if not text.isascii() or not text.isprintable():
-                raise UsageError("A key or header of a model provider holds characters that no HTTP header can; correct it.")
+                raise UsageError(
+                    "A key or header of a model provider holds characters that no HTTP header can; correct it."
+                )
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long to wait for a provider: for a connection, between two pieces of a reply, for taking a piece of the request."""
+    """How long to wait for a provider: for a connection, between two pieces of a reply, for taking a piece of the
+    request."""
 
     connect_s: float = 10.0
     read_s: float = 600.0
@@ -137,7 +155,8 @@ class ItemReader(Protocol):
         """The catalog form: role, and the provider's JSON as content."""
 
     def normal(self, item: dict[str, Any]) -> Any:
-        """What decides whether two items are the same message, without what clients change when they send a message again."""
+        """What decides whether two items are the same message, without what clients change when they send a message
+        again."""
 
     def results(self, item: dict[str, Any]) -> Iterable[tuple[str, Any, bool]]:
         """Tool results that it carries: call id, content, whether it is an error."""
@@ -158,13 +177,14 @@ VOLATILE_PARAMS = frozenset({"metadata", "user", "safety_identifier", "prompt_ca
 
 @dataclass(frozen=True, eq=False)
 class TurnRequest:
-    """One request for a model's reply, completely read and parsed. Cheap to make: messages and digests are worked out when asked for.
+    """One request for a model's reply, completely read and parsed. Cheap to make: messages and digests are worked out
+    when asked for.
 
-    `params` is every field of the body but the model, the stream flag and the conversation (tools, temperature, ...), as it came.
-    `items` is the conversation on the wire, the system prompt first; `message(i)` belongs to `items[i]`.
-    `previous` is the id of the reply (Responses API: `previous_response_id`, or the id of a `conversation`) that the messages continue;
-    if it is not None, the messages are only the new ones. `store` says whether the provider was asked to remember the reply.
-    Threads: may be read by several.
+    `params` is every field of the body but the model, the stream flag and the conversation (tools, temperature, ...),
+    as it came. `items` is the conversation on the wire, the system prompt first; `message(i)` belongs to `items[i]`.
+    `previous` is the id of the reply (Responses API: `previous_response_id`, or the id of a `conversation`) that the
+    messages continue; if it is not None, the messages are only the new ones. `store` says whether the provider was
+    asked to remember the reply. Threads: may be read by several.
     """
 
     api: Api
@@ -180,14 +200,16 @@ class TurnRequest:
 
     @cached_property
     def digest(self) -> bytes:
-        """The same for two requests that ask the same: a client's retry, or a program that runs again. Costs one pass over all messages."""
+        """The same for two requests that ask the same: a client's retry, or a program that runs again. Costs one pass
+        over all messages."""
         params = {name: value for name, value in self.params.items() if name not in VOLATILE_PARAMS}
         texts = [digest.hex() for digest in self.digests]
         return digest_of([self.api, self.model, self.stream, self.previous, params, texts], self.memo.key)
 
     @cached_property
     def digests(self) -> tuple[bytes, ...]:
-        """One per message, in order. The same when a client sends a message again in another spelling (`ItemReader.normal`)."""
+        """One per message, in order. The same when a client sends a message again in another spelling
+        (`ItemReader.normal`)."""
         return tuple(self.memo.of(self.api.value, item, self.reader.normal) for item in self.items)
 
     def matching_prefix(self, known: Sequence[bytes]) -> int:
@@ -198,24 +220,32 @@ class TurnRequest:
         return min(len(self.items), len(known))
 
     def new_messages(self, prefix_count: int = 0, limit: int | None = None) -> list[Message]:
-        """The messages from number `prefix_count` on, at most `limit`, in catalog form. Costs nothing for the others."""
+        """The messages from number `prefix_count` on, at most `limit`, in catalog form. Costs nothing for the
+        others."""
         end = None if limit is None else prefix_count + limit
         return [self.reader.message(item) for item in self.items[prefix_count:end]]
 
     def results_since(self, prefix_count: int) -> list[ToolResult]:
         """The tool results that messages from number `prefix_count` on carry."""
-        found = [(number, *result) for number in range(prefix_count, len(self.items)) for result in self.reader.results(self.items[number])]
+        found = [
+            (number, *result)
+            for number in range(prefix_count, len(self.items))
+            for result in self.reader.results(self.items[number])
+        ]
         if not found:
             return []
         names = self._names({call_id for _, call_id, _, _ in found}, found[-1][0])
-        return [ToolResult(call_id, names.get(call_id), content, is_error, number) for number, call_id, content, is_error in found]
+        return [
+            ToolResult(call_id, names.get(call_id), content, is_error, number)
+            for number, call_id, content, is_error in found
+        ]
 
     @cached_property
     def tool_results(self) -> list[ToolResult]:
         """The results that this request hands to the model: those after the model's last words.
 
-        Where calls and results alternate without any other words of the model between (some clients of the Responses API write parallel
-        calls so), older results may be among them: their ids are known to whoever recorded them.
+        Where calls and results alternate without any other words of the model between (some clients of the Responses
+        API write parallel calls so), older results may be among them: their ids are known to whoever recorded them.
         """
         first = len(self.items)
         while first and not self._ends_results(self.items[first - 1]):
@@ -231,7 +261,9 @@ class TurnRequest:
         """Names of these calls, looked for from message `before` backwards: they are usually close."""
         names: dict[str, str] = {}
         for item in reversed(self.items[:before]):
-            names.update((call.id, call.name) for call in self.reader.calls(item) if call.id in wanted and call.id not in names)
+            names.update(
+                (call.id, call.name) for call in self.reader.calls(item) if call.id in wanted and call.id not in names
+            )
             if len(names) == len(wanted):
                 break
         return names
@@ -242,7 +274,8 @@ class ReplyContent:
     """What a reply says, as far as it could be read."""
 
     messages: tuple[Message, ...] = ()
-    """In catalog form: one for chat and messages, one per output item for the Responses API. Empty when nothing was said."""
+    """In catalog form: one for chat and messages, one per output item for the Responses API. Empty when nothing was
+    said."""
     digests: tuple[bytes, ...] = ()
     """Of `messages`, as they will be in the next request that carries them."""
     calls: tuple[ModelCall, ...] = ()
@@ -260,9 +293,10 @@ class TurnReply:
     """The end of a forwarded turn.
 
     `status` is what the agent was sent: the provider's, or 502 and 504 where the provider gave none.
-    `complete`: everything the provider meant to send has come, its status whatever it is. Else `error` says who cut it, and `content` is
-    what came until then.
-    `body` is every byte of the reply, for `Recorded`; None if it was longer than the replay limit (`body_bytes` says how long).
+    `complete`: everything the provider meant to send has come, its status whatever it is. Else `error` says who cut it,
+    and `content` is what came until then.
+    `body` is every byte of the reply, for `Recorded`; None if it was longer than the replay limit (`body_bytes` says
+    how long).
     """
 
     status: int
@@ -309,12 +343,14 @@ class GatewayHandler(Protocol):
     def turn(self, request: TurnRequest) -> Recorded | None:
         """A request was read and nothing forwarded yet. Returns a recorded reply to send, or None to go live.
 
-        With `request.tool_results` the calls they belong to have ended, and the agent waits for us: the moment for a snapshot.
-        An error is sent to the agent (409 for Conflict, 403 for NotPermitted), and the turn is over without `replied`.
+        With `request.tool_results` the calls they belong to have ended, and the agent waits for us: the moment for a
+        snapshot. An error is sent to the agent (409 for Conflict, 403 for NotPermitted), and the turn is over without
+        `replied`.
         """
 
     def replied(self, request: TurnRequest, reply: TurnReply) -> None:
-        """A forwarded turn is over. Called exactly once for each `turn` that returned None, before the agent gets the last bytes.
+        """A forwarded turn is over. Called exactly once for each `turn` that returned None, before the agent gets the
+        last bytes.
 
         An error here keeps them from the agent: it is told the error, or sees a reply that was cut.
         """
@@ -347,14 +383,16 @@ class Gateway(ABC):
     @property
     @abstractmethod
     def port(self) -> int:
-        """Of the listening socket: agents use `http://127.0.0.1:PORT/v1` (OpenAI) and `http://127.0.0.1:PORT` (Anthropic)."""
+        """Of the listening socket: agents use `http://127.0.0.1:PORT/v1` (OpenAI) and `http://127.0.0.1:PORT`
+        (Anthropic)."""
 
     @abstractmethod
     def close(self) -> None:
-        """Refuse new connections, cut all others and the requests they wait for, close the listener. Idempotent; any thread.
+        """Refuse new connections, cut all others and the requests they wait for, close the listener. Idempotent; any
+        thread.
 
-        Waits for the connections' threads, except the calling one, for at most 10 s: one may be inside the handler, which is not
-        interrupted. Cut turns are reported to the handler first.
+        Waits for the connections' threads, except the calling one, for at most 10 s: one may be inside the handler,
+        which is not interrupted. Cut turns are reported to the handler first.
         """
 
     def __enter__(self) -> Gateway:
@@ -365,4 +403,5 @@ class Gateway(ABC):
 
 
 GatewayFactory = Callable[[socket, GatewayHandler], Gateway]
-"""How the engine gets a gateway: it makes the listening socket, in the sandbox's network, and hands it over (`close` closes it)."""
+"""How the engine gets a gateway: it makes the listening socket, in the sandbox's network, and hands it over (`close`
+closes it)."""

@@ -1,10 +1,13 @@
-"""A dialect: how one API writes requests, replies, streams and errors. One module each: `openai_chat`, `openai_responses`, `anthropic`.
+"""A dialect: how one API writes requests, replies, streams and errors. One module each: `openai_chat`,
+`openai_responses`, `anthropic`.
 
-Everything here reads what others wrote: an agent in a sandbox, or a provider that may be any program. A reader takes what has the expected
-shape and passes over the rest; only what makes a request meaningless is refused (UsageError). Nothing raises for a reply.
+Everything here reads what others wrote: an agent in a sandbox, or a provider that may be any program. A reader takes
+what has the expected shape and passes over the rest; only what makes a request meaningless is refused (UsageError).
+Nothing raises for a reply.
 
-`normal` forms drop what clients change when they send a message again: null and empty fields, ids and marks that the provider adds, cache
-marks that move from turn to turn; one text part is the same as a text; a call's arguments are compared as JSON, not as text.
+`normal` forms drop what clients change when they send a message again: null and empty fields, ids and marks that the
+provider adds, cache marks that move from turn to turn; one text part is the same as a text; a call's arguments are
+compared as JSON, not as text.
 """
 
 from __future__ import annotations
@@ -75,7 +78,8 @@ class Dialect(ItemReader, ABC):
         """The reply as items of a conversation: what the agent will send back in its next request."""
 
     def read_request(self, body: dict[str, Any], body_bytes: int, memo: DigestMemo) -> TurnRequest:
-        """The request in a parsed body. Raises UsageError for one that no provider could answer, or that cannot be recorded."""
+        """The request in a parsed body. Raises UsageError for one that no provider could answer, or that cannot be
+        recorded."""
         model, stream = body.get("model"), body.get("stream")
         if not isinstance(model, str) or not 1 <= len(model) <= 256 or not model.isprintable():
             raise UsageError("The request names no model; set the field model to a text of 1 to 256 characters.")
@@ -106,7 +110,9 @@ class Dialect(ItemReader, ABC):
         messages = tuple(self.message(item) for item in items)
         digests = tuple(request.memo.of(self.api.value, item, self.normal) for item in items)
         calls = tuple(call for item in items for call in self.calls(item))
-        return ReplyContent(messages, digests, calls, found.stop_reason, found.usage, found.response_id, found.model, found.error)
+        return ReplyContent(
+            messages, digests, calls, found.stop_reason, found.usage, found.response_id, found.model, found.error
+        )
 
     def read_again(self, request: TurnRequest, recorded: Recorded) -> ReplyContent:
         if not recorded.content_type.startswith("text/event-stream"):
@@ -123,15 +129,29 @@ class Dialect(ItemReader, ABC):
             return error[:ERROR_LIMIT_CHARS]
         if not isinstance(error, dict):
             return None
-        kind, message = text(error.get("type")) or text(error.get("code")) or "error", text(error.get("message")) or "no message"
+        kind, message = (
+            text(error.get("type")) or text(error.get("code")) or "error",
+            text(error.get("message")) or "no message",
+        )
         return f"{kind}: {message}"[:ERROR_LIMIT_CHARS]
 
 
 def error_body(provider: Provider, status: int, message: str) -> dict[str, Any]:
     """An error in the shape of the provider's API."""
     if provider is Provider.ANTHROPIC:
-        return {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(status, _family(status)), "message": message}, "request_id": None}
-    return {"error": {"message": message, "type": _OPENAI_TYPES.get(status, _family(status)), "param": None, "code": "snapshotd"}}
+        return {
+            "type": "error",
+            "error": {"type": _ANTHROPIC_TYPES.get(status, _family(status)), "message": message},
+            "request_id": None,
+        }
+    return {
+        "error": {
+            "message": message,
+            "type": _OPENAI_TYPES.get(status, _family(status)),
+            "param": None,
+            "code": "snapshotd",
+        }
+    }
 
 
 _ANTHROPIC_TYPES = {403: "permission_error", 404: "not_found_error", 413: "request_too_large", 504: "timeout_error"}
@@ -142,7 +162,7 @@ def _family(status: int) -> str:
     return "invalid_request_error" if status < 500 else "api_error"
 
 
-# -- reading what others wrote ---------------------------------------------------------------------------------------------------
+# -- reading what others wrote --------------------------------------------------------------------------------------
 
 
 def text(value: Any) -> str | None:
@@ -172,12 +192,20 @@ def without(item: dict[str, Any], names: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def normal_parts(content: Any, drop: frozenset[str], skip: frozenset[str] = frozenset()) -> Any:
-    """The normal form of a content: parts without the fields `drop`, none of the types `skip`, and a single text part as text."""
+    """The normal form of a content: parts without the fields `drop`, none of the types `skip`, and a single text part
+    as text."""
     if not isinstance(content, list):
         return None if content == "" else content
-    parts = [without(part, drop) if isinstance(part, dict) else part for part in content
-             if not (isinstance(part, dict) and text(part.get("type")) in skip)]
-    if len(parts) == 1 and isinstance(parts[0], dict) and set(parts[0]) <= {"type", "text"} and isinstance(parts[0].get("text"), str):
+    parts = [
+        without(part, drop) if isinstance(part, dict) else part
+        for part in content
+        if not (isinstance(part, dict) and text(part.get("type")) in skip)
+    ]
+    if (
+        len(parts) == 1
+        and isinstance(parts[0], dict)
+        and set(parts[0]) <= {"type", "text"}
+        and isinstance(parts[0].get("text"), str)
+    ):
         return parts[0]["text"] or None
     return parts or None
-

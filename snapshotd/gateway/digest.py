@@ -14,20 +14,23 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circula
 
 
 def canonical_json(value: Any) -> bytes:
-    """One byte string for equal values: sorted keys, no spaces, ASCII. `value` is what `json_body` parsed, so it has a limited depth."""
+    """One byte string for equal values: sorted keys, no spaces, ASCII. `value` is what `json_body` parsed, so it has a
+    limited depth."""
     return _ENCODER.encode(value).encode("ascii")
 
 
 def digest_of(value: Any, key: bytes = b"") -> bytes:
-    """HMAC-SHA-256 of the canonical JSON: 32 bytes. With a secret key, digests at rest do not let anybody test guesses."""
+    """HMAC-SHA-256 of the canonical JSON: 32 bytes. With a secret key, digests at rest do not let anybody test
+    guesses."""
     return hmac.digest(key, canonical_json(value), "sha256")
 
 
 class DigestMemo:
-    """Digests of messages, remembered: an agent sends its whole conversation with every request, and only its end is new.
+    """Digests of messages, remembered: an agent sends its whole conversation with every request, and only its end is
+    new.
 
-    Finding one again takes 2 us, working it out 15 us (a message of 1 KB). Any thread. Takes about 200 bytes for each message, for at most
-    `limit` of them.
+    Finding one again takes 2 us, working it out 15 us (a message of 1 KB). Any thread. Takes about 200 bytes for each
+    message, for at most `limit` of them.
     """
 
     def __init__(self, key: bytes = b"", limit: int = 50_000) -> None:
@@ -37,7 +40,9 @@ class DigestMemo:
 
     def of(self, kind: str, item: Any, normal: Callable[[Any], Any]) -> bytes:
         """`digest_of(normal(item))`, where `normal` depends on nothing but `kind`."""
-        mark = hashlib.blake2b(marshal.dumps((kind, item), 2), digest_size=16).digest()  # version 2: the same bytes for equal values
+        mark = hashlib.blake2b(
+            marshal.dumps((kind, item), 2), digest_size=16
+        ).digest()  # version 2: the same bytes for equal values
         found = self._known.get(mark)
         if found is None:
             found = digest_of(normal(item), self.key)

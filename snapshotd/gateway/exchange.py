@@ -9,7 +9,16 @@ from dataclasses import dataclass
 
 from snapshotd.errors import LimitExceeded, SnapshotdError
 from snapshotd.gateway import json_body, routes
-from snapshotd.gateway.base import NO_RETRY, GatewayHandler, Provider, Recorded, ReplyContent, TurnReply, TurnRequest, Upstream
+from snapshotd.gateway.base import (
+    NO_RETRY,
+    GatewayHandler,
+    Provider,
+    Recorded,
+    ReplyContent,
+    TurnReply,
+    TurnRequest,
+    Upstream,
+)
 from snapshotd.gateway.dialect import Dialect, error_body
 from snapshotd.gateway.digest import DigestMemo
 from snapshotd.gateway.forward import Cut, Forwarder, Reply, UpstreamFailed
@@ -32,7 +41,8 @@ class Settings:
 
 
 class Exchange:
-    """Answers one request. `Gone` from any method: the connection is over (at times because the answer has to be cut)."""
+    """Answers one request. `Gone` from any method: the connection is over (at times because the answer has to be
+    cut)."""
 
     def __init__(self, peer: Peer, forwarder: Forwarder, settings: Settings, request: HttpRequest) -> None:
         self._peer = peer
@@ -80,7 +90,9 @@ class Exchange:
         started_at_ns, started_ns = time.time_ns(), time.monotonic_ns()
         try:
             with self._watched(), self._send(dialect.provider) as reply:
-                _LiveReply(self._peer, self._forwarder, self._settings, dialect, request, reply, (started_at_ns, started_ns)).pass_on()
+                _LiveReply(
+                    self._peer, self._forwarder, self._settings, dialect, request, reply, (started_at_ns, started_ns)
+                ).pass_on()
         except UpstreamFailed as failed:
             spent_ns = time.monotonic_ns() - started_ns
             lost = TurnReply(failed.status, ReplyContent(), False, failed.message, "", None, 0, started_at_ns, spent_ns)
@@ -91,7 +103,9 @@ class Exchange:
         body = self._http.body
         values = json_body.count_values(body)
         if values > json_body.NODE_LIMIT:
-            raise LimitExceeded(f"The request's body holds more than {json_body.NODE_LIMIT} JSON values; send fewer messages.")
+            raise LimitExceeded(
+                f"The request's body holds more than {json_body.NODE_LIMIT} JSON values; send fewer messages."
+            )
         self._peer.reserve(values * json_body.NODE_BYTES)
         return dialect.read_request(json_body.parse_object(body), len(body), self._settings.memo)
 
@@ -99,7 +113,10 @@ class Exchange:
         if recorded.error is not None:
             self._peer.answer(recorded.status, error_body(self.provider, recorded.status, recorded.error))
             return
-        headers = [(name.encode(), value.encode()) for name, value in (("content-type", recorded.content_type), *recorded.headers)]
+        headers = [
+            (name.encode(), value.encode())
+            for name, value in (("content-type", recorded.content_type), *recorded.headers)
+        ]
         streamed = recorded.content_type.startswith("text/event-stream")
         if recorded.complete and not streamed:
             self._peer.whole(recorded.status, headers, recorded.body)
@@ -113,9 +130,13 @@ class Exchange:
     def _send(self, provider: Provider) -> AbstractContextManager[Reply]:
         upstream = self._settings.upstreams.get(provider)
         if upstream is None:
-            raise UpstreamFailed(404, f"No provider is configured for requests in the manner of {provider}; configure one in the daemon.")
+            raise UpstreamFailed(
+                404, f"No provider is configured for requests in the manner of {provider}; configure one in the daemon."
+            )
         http = self._http
-        return self._forwarder.send(provider, upstream, http.method, http.path, http.query, http.headers, http.body or None)
+        return self._forwarder.send(
+            provider, upstream, http.method, http.path, http.query, http.headers, http.body or None
+        )
 
     def _watched(self) -> AbstractContextManager[None]:
         return self._settings.hang_ups.watch(self._peer.fd, lambda: self._forwarder.abort(HUNG_UP))
@@ -129,8 +150,16 @@ class Exchange:
 class _LiveReply:
     """A provider's reply on its way to the agent and, before its end, to the handler."""
 
-    def __init__(self, peer: Peer, forwarder: Forwarder, settings: Settings, dialect: Dialect, request: TurnRequest, reply: Reply,
-                 started: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        forwarder: Forwarder,
+        settings: Settings,
+        dialect: Dialect,
+        request: TurnRequest,
+        reply: Reply,
+        started: tuple[int, int],
+    ) -> None:
         self._peer = peer
         self._forwarder = forwarder
         self._handler = settings.handler

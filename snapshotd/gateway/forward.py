@@ -1,7 +1,8 @@
 """Requests to the real provider, with httpx2 (the maintained continuation of httpx; the providers' own clients use it).
 
-One `Forwarder` per connection of an agent: it keeps its connection to the provider open, and `abort` cuts what it waits for from any
-thread. httpx2 is imported at the first request: it takes a tenth of a second, and a daemon without gateways never needs it.
+One `Forwarder` per connection of an agent: it keeps its connection to the provider open, and `abort` cuts what it waits
+for from any thread. httpx2 is imported at the first request: it takes a tenth of a second, and a daemon without
+gateways never needs it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Cut(Exception):  # noqa: N818 - what happened, not a defect
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A provider's answer whose body is on its way. `pieces` may raise Cut. `headers` are those for the agent; keys are masked."""
+    """A provider's answer whose body is on its way. `pieces` may raise Cut. `headers` are those for the agent; keys are
+    masked."""
 
     status: int
     headers: list[Header]
@@ -76,11 +78,20 @@ class Forwarder:
         self._lock = threading.Lock()
         self._aborted: str | None = None
         self._connection: socket.socket | None = None
-        """A duplicate of the connection to the provider: shutting it down wakes whoever reads from it, and its number is ours."""
+        """A duplicate of the connection to the provider: shutting it down wakes whoever reads from it, and its number
+        is ours."""
 
     @contextmanager
-    def send(self, provider: Provider, upstream: Upstream, method: str, path: str, query: str, headers: list[Header],
-             body: bytes | None) -> Iterator[Reply]:
+    def send(
+        self,
+        provider: Provider,
+        upstream: Upstream,
+        method: str,
+        path: str,
+        query: str,
+        headers: list[Header],
+        body: bytes | None,
+    ) -> Iterator[Reply]:
         """Send a request; inside the block, its reply can be read. Raises UpstreamFailed if there is none."""
         import httpx2
 
@@ -91,13 +102,18 @@ class Forwarder:
         try:
             client, url = self._open(), target(provider, upstream, path, query)
             own = outgoing(headers, provider, upstream)
-            response = client.send(client.build_request(method, url, content=body, headers=own, extensions=extensions), stream=True)
+            response = client.send(
+                client.build_request(method, url, content=body, headers=own, extensions=extensions), stream=True
+            )
         except (httpx2.TransportError, httpx2.InvalidURL, OSError) as exc:  # OSError: certificates that cannot be read
             raise self._failure(exc, mask) from None
         try:
             encoding = response.headers.get("content-encoding", "identity")
             if encoding not in ("identity", ""):
-                raise UpstreamFailed(502, f"The model provider compressed its reply ({encoding[:20]!r}) though asked not to; use another.")
+                raise UpstreamFailed(
+                    502,
+                    f"The model provider compressed its reply ({encoding[:20]!r}) though asked not to; use another.",
+                )
             kind = response.headers.get("content-type", "application/octet-stream")
             passed = incoming(response.headers.raw)
             yield Reply(response.status_code, passed, kind, _length(response), self._pieces(response, mask))
@@ -129,15 +145,27 @@ class Forwarder:
         import httpx2
 
         if self._client is None:
-            for name in ("httpx2", "httpcore2"):  # their debug output has the provider's headers, which are kept nowhere
+            for name in (
+                "httpx2",
+                "httpcore2",
+            ):  # their debug output has the provider's headers, which are kept nowhere
                 logging.getLogger(name).setLevel(logging.WARNING)
             limits = httpx2.Limits(max_connections=1, max_keepalive_connections=1)
-            self._client = httpx2.Client(verify=_tls(), limits=limits, follow_redirects=False, headers={"user-agent": "snapshotd"})
+            self._client = httpx2.Client(
+                verify=_tls(), limits=limits, follow_redirects=False, headers={"user-agent": "snapshotd"}
+            )
         return self._client
 
     def _limits(self) -> dict[str, Any]:
         limits = self._timeouts
-        return {"timeout": {"connect": limits.connect_s, "read": limits.read_s, "write": limits.write_s, "pool": limits.connect_s}}
+        return {
+            "timeout": {
+                "connect": limits.connect_s,
+                "read": limits.read_s,
+                "write": limits.write_s,
+                "pool": limits.connect_s,
+            }
+        }
 
     def _failure(self, exc: Exception, mask: KeyMask) -> UpstreamFailed:
         import httpx2
@@ -145,9 +173,13 @@ class Forwarder:
         if self._aborted:
             return UpstreamFailed(502, f"The request to the model provider was given up, because {self._aborted}.")
         if isinstance(exc, httpx2.TimeoutException):
-            return UpstreamFailed(504, f"The model provider did not answer in time ({type(exc).__name__}); try again later.")
+            return UpstreamFailed(
+                504, f"The model provider did not answer in time ({type(exc).__name__}); try again later."
+            )
         reason = mask.text(str(exc) or type(exc).__name__)
-        return UpstreamFailed(502, f"The model provider cannot be reached ({reason}); check its base URL and the network.")
+        return UpstreamFailed(
+            502, f"The model provider cannot be reached ({reason}); check its base URL and the network."
+        )
 
     def _trace(self, name: str, info: Mapping[str, Any]) -> None:
         """Called by the HTTP library at every stage of a request, the opening of a connection among them."""

@@ -1,4 +1,5 @@
-"""JSON from agents and providers, within bounds: strict UTF-8, finite numbers, valid Unicode, limited depth and count of values."""
+"""JSON from agents and providers, within bounds: strict UTF-8, finite numbers, valid Unicode, limited depth and count
+of values."""
 
 from __future__ import annotations
 
@@ -13,15 +14,18 @@ from snapshotd.errors import LimitExceeded, UsageError
 DEPTH_LIMIT = 100
 """Levels of nesting. A tool's schema takes two for each level of its arguments."""
 NODE_LIMIT = 1_000_000
-"""Values in one body: a conversation of 10,000 messages has about 100,000. A body of `[[],[],` takes fifty times its size when parsed."""
+"""Values in one body: a conversation of 10,000 messages has about 100,000. A body of `[[],[],` takes fifty times its
+size when parsed."""
 NODE_BYTES = 100
-"""What one parsed value costs in memory, roughly (CPython: 56 for an empty list or a short text, and its place in a container)."""
+"""What one parsed value costs in memory, roughly (CPython: 56 for an empty list or a short text, and its place in a
+container)."""
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def count_values(body: bytes) -> int:
-    """At least the number of JSON values in `body`, found without parsing it. Punctuation inside texts counts only up to the limit."""
+    """At least the number of JSON values in `body`, found without parsing it. Punctuation inside texts counts only up
+    to the limit."""
     count = _punctuation(body)
     return count if count <= NODE_LIMIT else _punctuation(_STRING.sub(b"", body))
 
@@ -33,8 +37,8 @@ def _punctuation(body: bytes) -> int:
 def parse(body: bytes) -> Any:
     """The value of a body that `count_values` found within `NODE_LIMIT`.
 
-    Lone surrogates, which some clients send when they cut a text in the middle of a character, become U+FFFD. Raises UsageError for what
-    is not JSON and LimitExceeded for what is nested too deeply.
+    Lone surrogates, which some clients send when they cut a text in the middle of a character, become U+FFFD. Raises
+    UsageError for what is not JSON and LimitExceeded for what is nested too deeply.
     """
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_refuse, parse_float=_finite)
@@ -63,7 +67,8 @@ def parse_or_none(body: bytes) -> Any:
 
 
 def parse_text(text: str) -> Any:
-    """What a text means as JSON, or the text itself where it is no JSON: the arguments of a tool call, which a model wrote."""
+    """What a text means as JSON, or the text itself where it is no JSON: the arguments of a tool call, which a model
+    wrote."""
     value = parse_or_none(text.encode("utf-8", "replace"))
     return text if value is None else value
 

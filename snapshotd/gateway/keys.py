@@ -8,20 +8,51 @@ from snapshotd.gateway.base import Provider, Upstream
 
 Header = tuple[bytes, bytes]
 
-_HOP_BY_HOP = frozenset({
-    b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"host",
-    b"expect", b"accept-encoding", b"content-encoding",
-})  # fmt: skip
-"""RFC 9110 section 7.6.1, and framing, which each side has its own of. We ask for replies as they are, not compressed: they are read."""
-_CREDENTIALS = frozenset({
-    b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key", b"cookie", b"proxy-authorization", b"openai-organization",
-    b"openai-project",
-})  # fmt: skip
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"content-length",
+        b"host",
+        b"expect",
+        b"accept-encoding",
+        b"content-encoding",
+    }
+)
+"""RFC 9110 section 7.6.1, and framing, which each side has its own of. We ask for replies as they are, not compressed:
+they are read."""
+_CREDENTIALS = frozenset(
+    {
+        b"authorization",
+        b"x-api-key",
+        b"api-key",
+        b"x-goog-api-key",
+        b"cookie",
+        b"proxy-authorization",
+        b"openai-organization",
+        b"openai-project",
+    }
+)
 """The agent's own: with the daemon's key they would be wrong, or choose whose account pays."""
-_PASSED_ON = frozenset({
-    b"content-type", b"cache-control", b"date", b"retry-after", b"retry-after-ms", b"x-should-retry", b"x-request-id", b"request-id",
-    b"openai-processing-ms", b"openai-version",
-})  # fmt: skip
+_PASSED_ON = frozenset(
+    {
+        b"content-type",
+        b"cache-control",
+        b"date",
+        b"retry-after",
+        b"retry-after-ms",
+        b"x-should-retry",
+        b"x-request-id",
+        b"request-id",
+        b"openai-processing-ms",
+        b"openai-version",
+    }
+)
 _PASSED_ON_PREFIXES = (b"x-ratelimit-", b"ratelimit-", b"anthropic-ratelimit-")
 _SECRET_NAMES = ("auth", "key", "token", "secret", "cookie")
 """What the name of a header with a secret contains."""
@@ -38,23 +69,36 @@ def outgoing(headers: Iterable[Header], provider: Provider, upstream: Upstream) 
         name, prefix = (b"x-api-key", b"") if provider is Provider.ANTHROPIC else (b"authorization", b"Bearer ")
         own.setdefault(name, prefix + upstream.api_key.encode())
     dropped = _HOP_BY_HOP | _CREDENTIALS | named | own.keys()
-    return [*((name, value) for name, value in given if name not in dropped), *own.items(), (b"accept-encoding", b"identity")]
+    return [
+        *((name, value) for name, value in given if name not in dropped),
+        *own.items(),
+        (b"accept-encoding", b"identity"),
+    ]
 
 
 def incoming(headers: Iterable[Header]) -> list[Header]:
     """The headers of a reply for the agent: those it needs. Not whose account it is, no cookies."""
-    return [(name, value) for name, value in headers if name.lower() in _PASSED_ON or name.lower().startswith(_PASSED_ON_PREFIXES)]
+    return [
+        (name, value)
+        for name, value in headers
+        if name.lower() in _PASSED_ON or name.lower().startswith(_PASSED_ON_PREFIXES)
+    ]
 
 
 class KeyMask:
-    """Replaces secrets in a stream of bytes by as many asterisks: a provider that repeats its key must not give it to the sandbox.
+    """Replaces secrets in a stream of bytes by as many asterisks: a provider that repeats its key must not give it to
+    the sandbox.
 
     Bytes pass as they come, but for an ending that may be the beginning of a secret.
     """
 
     def __init__(self, upstream: Upstream) -> None:
-        values = [value for name, value in upstream.headers.items() if any(word in name.lower() for word in _SECRET_NAMES)]
-        secrets = {value.rpartition(" ")[2].encode() for value in (upstream.api_key or "", *values)}  # without "Bearer "
+        values = [
+            value for name, value in upstream.headers.items() if any(word in name.lower() for word in _SECRET_NAMES)
+        ]
+        secrets = {
+            value.rpartition(" ")[2].encode() for value in (upstream.api_key or "", *values)
+        }  # without "Bearer "
         self._secrets = [secret for secret in secrets if len(secret) >= _SECRET_MIN_BYTES]
         self._held = b""
 

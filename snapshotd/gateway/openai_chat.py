@@ -7,20 +7,41 @@ from typing import Any
 
 from snapshotd.errors import UsageError
 from snapshotd.gateway.base import Api, ModelCall, Provider, ReplyContent, TurnRequest, Usage
-from snapshotd.gateway.dialect import PART_LIMIT, Dialect, StreamReader, index, mapping, normal_parts, objects, text, tokens, without
+from snapshotd.gateway.dialect import (
+    PART_LIMIT,
+    Dialect,
+    StreamReader,
+    index,
+    mapping,
+    normal_parts,
+    objects,
+    text,
+    tokens,
+    without,
+)
 from snapshotd.gateway.json_body import parse_text
 from snapshotd.gateway.sse import Event
 from snapshotd.types import Message
 
-_UNSTABLE = frozenset({
-    "id", "index", "annotations", "logprobs", "cache_control", "reasoning", "reasoning_content", "reasoning_details",
-    "provider_specific_fields",
-})  # fmt: skip
+_UNSTABLE = frozenset(
+    {
+        "id",
+        "index",
+        "annotations",
+        "logprobs",
+        "cache_control",
+        "reasoning",
+        "reasoning_content",
+        "reasoning_details",
+        "provider_specific_fields",
+    }
+)
 """Fields that a provider adds and clients leave out, or move, when they send the message back."""
 
 
 class OpenAIChat(Dialect):
-    """See the module's text. A message with more than role and content has all its other fields as its content in the catalog."""
+    """See the module's text. A message with more than role and content has all its other fields as its content in the
+    catalog."""
 
     api = Api.CHAT
     provider = Provider.OPENAI
@@ -38,7 +59,9 @@ class OpenAIChat(Dialect):
 
     def message(self, item: dict[str, Any]) -> Message:
         fields = {name: value for name, value in item.items() if name != "role"}
-        return Message(text(item.get("role")) or "user", fields.get("content") if fields.keys() <= {"content"} else fields)
+        return Message(
+            text(item.get("role")) or "user", fields.get("content") if fields.keys() <= {"content"} else fields
+        )
 
     def normal(self, item: dict[str, Any]) -> Any:
         fields = without(item, _UNSTABLE)
@@ -55,8 +78,15 @@ class OpenAIChat(Dialect):
             return
         for call in objects(item.get("tool_calls")):
             function, custom = mapping(call.get("function")), mapping(call.get("custom"))
-            name, given = text(function.get("name") or custom.get("name")), function.get("arguments", custom.get("input"))
-            yield ModelCall(text(call.get("id")) or "", name or "", parse_text(given) if isinstance(given, str) and function else given)
+            name, given = (
+                text(function.get("name") or custom.get("name")),
+                function.get("arguments", custom.get("input")),
+            )
+            yield ModelCall(
+                text(call.get("id")) or "",
+                name or "",
+                parse_text(given) if isinstance(given, str) and function else given,
+            )
         if isinstance(old := item.get("function_call"), dict):  # before tools: one call, known by its name
             name = text(old.get("name")) or ""
             yield ModelCall(name, name, parse_text(text(old.get("arguments")) or ""))
@@ -93,7 +123,8 @@ def read_usage(usage: dict[str, Any]) -> Usage:
 
 
 class _Joined:
-    """An object that arrives as deltas: texts grow, other values replace, lists of objects with an index are joined entry by entry."""
+    """An object that arrives as deltas: texts grow, other values replace, lists of objects with an index are joined
+    entry by entry."""
 
     def __init__(self) -> None:
         self._texts: dict[str, list[str]] = {}
@@ -110,7 +141,9 @@ class _Joined:
                 entries = self._lists.setdefault(name, {})
                 for entry in objects(value):
                     if (number := index(entry.get("index"))) is not None:
-                        entries.setdefault(number, _Joined()).add({k: v for k, v in entry.items() if k != "index"}, whole)
+                        entries.setdefault(number, _Joined()).add(
+                            {k: v for k, v in entry.items() if k != "index"}, whole
+                        )
             elif isinstance(value, dict):
                 self._objects.setdefault(name, _Joined()).add(value, whole)
             elif value is not None and (value != "" or name not in self._values):
@@ -154,6 +187,8 @@ class _ChatStream(StreamReader):
         self.settled = self.settled or len(self._stops) >= self._expected
 
     def reply(self) -> dict[str, Any]:
-        choices = [{"index": number, "message": joined.value(), "finish_reason": self._stops.get(number)}
-                   for number, joined in sorted(self._choices.items())]
+        choices = [
+            {"index": number, "message": joined.value(), "finish_reason": self._stops.get(number)}
+            for number, joined in sorted(self._choices.items())
+        ]
         return {**self._top, "choices": choices}

@@ -1,4 +1,5 @@
-"""OpenAI responses: `POST /v1/responses`. A conversation here is a list of items: messages, calls, outputs, reasoning."""
+"""OpenAI responses: `POST /v1/responses`. A conversation here is a list of items: messages, calls, outputs,
+reasoning."""
 
 from __future__ import annotations
 
@@ -7,7 +8,17 @@ from typing import Any
 
 from snapshotd.errors import UsageError
 from snapshotd.gateway.base import Api, ModelCall, Provider, ReplyContent, TurnRequest, Usage
-from snapshotd.gateway.dialect import PART_LIMIT, Dialect, StreamReader, mapping, normal_parts, objects, text, tokens, without
+from snapshotd.gateway.dialect import (
+    PART_LIMIT,
+    Dialect,
+    StreamReader,
+    mapping,
+    normal_parts,
+    objects,
+    text,
+    tokens,
+    without,
+)
 from snapshotd.gateway.json_body import parse_text
 from snapshotd.gateway.sse import Event
 from snapshotd.types import Message
@@ -17,7 +28,8 @@ _OUTPUT = "_call_output"
 
 
 class OpenAIResponses(Dialect):
-    """See the module's text. A message's content is its content; every other item is, as it came, the content of an entry by its author."""
+    """See the module's text. A message's content is its content; every other item is, as it came, the content of an
+    entry by its author."""
 
     api = Api.RESPONSES
     provider = Provider.OPENAI
@@ -34,7 +46,11 @@ class OpenAIResponses(Dialect):
             given = []
         if not isinstance(given, list):
             raise UsageError("The request has no input; set the field input to a text or a list of items.")
-        return [{"role": "system", "content": instructions}, *given] if isinstance(instructions, str) and instructions else given
+        return (
+            [{"role": "system", "content": instructions}, *given]
+            if isinstance(instructions, str) and instructions
+            else given
+        )
 
     def previous(self, body: dict[str, Any]) -> str | None:
         conversation = body.get("conversation")
@@ -49,7 +65,9 @@ class OpenAIResponses(Dialect):
         role = text(item.get("role"))
         if role and _kind(item) == "message":
             return Message(role, item.get("content"))
-        return Message("tool" if _kind(item).endswith(_OUTPUT) else "assistant" if self.from_model(item) else role or "user", item)
+        return Message(
+            "tool" if _kind(item).endswith(_OUTPUT) else "assistant" if self.from_model(item) else role or "user", item
+        )
 
     def normal(self, item: dict[str, Any]) -> Any:
         fields = without(item, _UNSTABLE | {"type"})
@@ -67,11 +85,14 @@ class OpenAIResponses(Dialect):
         return kind.endswith("_call") or kind in ("reasoning", "compaction", "mcp_list_tools", "mcp_approval_request")
 
     def calls(self, item: dict[str, Any]) -> Iterable[ModelCall]:
-        """Calls that the agent makes have a `call_id`; those that the provider makes itself (web search, ...) have not."""
+        """Calls that the agent makes have a `call_id`; those that the provider makes itself (web search, ...) have
+        not."""
         kind, call_id = _kind(item), text(item.get("call_id"))
         if not kind.endswith("_call") or call_id is None:
             return
-        given = next((item[name] for name in ("arguments", "input", "action", "operation") if item.get(name) is not None), None)
+        given = next(
+            (item[name] for name in ("arguments", "input", "action", "operation") if item.get(name) is not None), None
+        )
         arguments = parse_text(given) if isinstance(given, str) and "arguments" in item else given
         yield ModelCall(call_id, text(item.get("name")) or kind.removesuffix("_call"), arguments)
 
@@ -109,7 +130,9 @@ def _named_parts(content: Any) -> Any:
     if not isinstance(content, list):
         return content
     texts = ("input_text", "output_text")
-    return [{**part, "type": "text"} if isinstance(part, dict) and part.get("type") in texts else part for part in content]
+    return [
+        {**part, "type": "text"} if isinstance(part, dict) and part.get("type") in texts else part for part in content
+    ]
 
 
 class _ResponseStream(StreamReader):
@@ -126,10 +149,17 @@ class _ResponseStream(StreamReader):
         if kind in ("response.completed", "response.incomplete", "response.failed"):
             self._response, self._done = response, bool(response)
             self.settled = self.finished = True
-        elif kind == "response.output_item.done" and isinstance(value.get("item"), dict) and len(self._items) < PART_LIMIT:
+        elif (
+            kind == "response.output_item.done"
+            and isinstance(value.get("item"), dict)
+            and len(self._items) < PART_LIMIT
+        ):
             self._items.append(value["item"])
         elif kind == "error":
-            self._response["error"] = value.get("error") or {"type": value.get("code") or "error", "message": value.get("message")}
+            self._response["error"] = value.get("error") or {
+                "type": value.get("code") or "error",
+                "message": value.get("message"),
+            }
             self.finished = True
         elif response:
             self._response = response

@@ -1,6 +1,7 @@
 """One HTTP/1.1 connection from inside a sandbox, with h11: whole requests in, answers out, everything bounded.
 
-A peer that dawdles is cut off: it has a while for a head, for every piece of a body, for the whole body, and for taking what it asked for.
+A peer that dawdles is cut off: it has a while for a head, for every piece of a body, for the whole body, and for taking
+what it asked for.
 """
 
 from __future__ import annotations
@@ -92,16 +93,26 @@ class Peer:
             method, target = request.method.decode("ascii"), request.target.decode("ascii", "replace")
             body = self._read_body(self._head)
         except h11.RemoteProtocolError as exc:
-            raise Refused(UsageError(f"The request is not HTTP/1.1 ({exc}); correct it."), exc.error_status_hint) from None
+            raise Refused(
+                UsageError(f"The request is not HTTP/1.1 ({exc}); correct it."), exc.error_status_hint
+            ) from None
         path, _, query = target.partition("?")
-        if not _PATH.fullmatch(path) or "//" in path or any(part in (".", "..") for part in path.split("/")) or not query.isprintable():
+        if (
+            not _PATH.fullmatch(path)
+            or "//" in path
+            or any(part in (".", "..") for part in path.split("/"))
+            or not query.isprintable()
+        ):
             path = ""  # matches no route
         return HttpRequest(method, path, query, self._head, body)
 
     def reserve(self, amount: int) -> None:
-        """Take memory for this request; given back when it is answered. Raises Refused with a status that clients try again after."""
+        """Take memory for this request; given back when it is answered. Raises Refused with a status that clients try
+        again after."""
         if not self._budget.take(amount):
-            error = LimitExceeded("The requests to models need too much memory at once; wait until some of them are answered.")
+            error = LimitExceeded(
+                "The requests to models need too much memory at once; wait until some of them are answered."
+            )
             raise Refused(error, 503)
         self._taken += amount
 
@@ -111,7 +122,8 @@ class Peer:
         self._taken = 0
 
     def start(self, status: int, headers: Sequence[Header], length: int | None) -> None:
-        """Send the head of an answer. Without a length the body goes in chunks (to an HTTP/1.0 peer: until the connection ends)."""
+        """Send the head of an answer. Without a length the body goes in chunks (to an HTTP/1.0 peer: until the
+        connection ends)."""
         framing = [] if length is None else [(b"content-length", str(length).encode())]
         self._send(h11.Response(status_code=status, headers=[*headers, *framing]))
 
@@ -133,7 +145,9 @@ class Peer:
     def whole(self, status: int, headers: Sequence[Header], body: bytes) -> None:
         """Send a complete answer, at once: its reader is woken only once."""
         framing = (b"content-length", str(len(body)).encode())
-        self._send(h11.Response(status_code=status, headers=[*headers, framing]), h11.Data(data=body), h11.EndOfMessage())
+        self._send(
+            h11.Response(status_code=status, headers=[*headers, framing]), h11.Data(data=body), h11.EndOfMessage()
+        )
 
     @property
     def answering(self) -> bool:

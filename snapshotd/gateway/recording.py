@@ -14,7 +14,9 @@ READ_LIMIT_BYTES = 64 << 20
 class Recording:
     """One reply. Fed with its pieces, in order, by one thread."""
 
-    def __init__(self, dialect: Dialect, request: TurnRequest, status: int, content_type: str, replay_limit_bytes: int) -> None:
+    def __init__(
+        self, dialect: Dialect, request: TurnRequest, status: int, content_type: str, replay_limit_bytes: int
+    ) -> None:
         self.streamed = 200 <= status < 300 and content_type.partition(";")[0].strip().lower() == "text/event-stream"
         self.body_bytes = 0
         self._dialect = dialect
@@ -54,11 +56,25 @@ class Recording:
     def reply(self, failure: str | None, started_at_ns: int, duration_ns: int) -> TurnReply:
         """The whole. `failure`: why the reply ended early, if it did."""
         content = self._content()
-        if failure is None and self.streamed and not (self._stream.settled or self._stream.finished) and not self._unread:
+        if (
+            failure is None
+            and self.streamed
+            and not (self._stream.settled or self._stream.finished)
+            and not self._unread
+        ):
             failure = "the provider ended the stream before its last event"
         body = bytes(self._body) if self.body_bytes <= self._limit else None
-        return TurnReply(self._status, content, failure is None, failure or content.error, self._content_type, body, self.body_bytes,
-                         started_at_ns, duration_ns)
+        return TurnReply(
+            self._status,
+            content,
+            failure is None,
+            failure or content.error,
+            self._content_type,
+            body,
+            self.body_bytes,
+            started_at_ns,
+            duration_ns,
+        )
 
     @property
     def _unread(self) -> bool:

@@ -1,4 +1,5 @@
-"""Which requests are answered, and how. Everything else is refused: with the daemon's key, a sandbox may use models and nothing more."""
+"""Which requests are answered, and how. Everything else is refused: with the daemon's key, a sandbox may use models and
+nothing more."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from snapshotd.gateway.openai_chat import OpenAIChat
 from snapshotd.gateway.openai_responses import OpenAIResponses
 from snapshotd.gateway.peer import HttpRequest
 
-_DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in (OpenAIChat(), OpenAIResponses(), AnthropicMessages())}
+_DIALECTS: dict[str, Dialect] = {
+    dialect.path: dialect for dialect in (OpenAIChat(), OpenAIResponses(), AnthropicMessages())
+}
 _MODELS = re.compile(r"/v1/models(/[A-Za-z0-9._:@-]+)*")
 _PASSED = {"/v1/embeddings": Provider.OPENAI, "/v1/messages/count_tokens": Provider.ANTHROPIC}
 

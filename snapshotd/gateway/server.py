@@ -32,7 +32,9 @@ from snapshotd.gateway.watch import HangUpWatch
 
 _CLOSE_S = 10.0
 _LOG = logging.getLogger(__name__)
-_BUSY = json.dumps(error_body(Provider.OPENAI, 503, f"More than {CONNECTION_LIMIT} connections are open; close some.")).encode()
+_BUSY = json.dumps(
+    error_body(Provider.OPENAI, 503, f"More than {CONNECTION_LIMIT} connections are open; close some.")
+).encode()
 _BUSY_ANSWER = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-type: application/json\r\n"
     b"content-length: %d\r\n\r\n%s" % (len(_BUSY), _BUSY)
@@ -42,13 +44,23 @@ _BUSY_ANSWER = (
 class GatewayServer(Gateway):
     """Serves one sandbox from construction until `close`. See `base.py`.
 
-    `listener` is a listening TCP socket; it belongs to the server from now on. `upstreams`: by `Provider`; what is missing can be replayed
-    only. `budget`: memory to share with other gateways. `digest_key`: secret that message digests depend on.
+    `listener` is a listening TCP socket; it belongs to the server from now on. `upstreams`: by `Provider`; what is
+    missing can be replayed only. `budget`: memory to share with other gateways. `digest_key`: secret that message
+    digests depend on.
     """
 
-    def __init__(self, listener: socket.socket, handler: GatewayHandler, upstreams: Mapping[str, Upstream], *,
-                 timeouts: Timeouts | None = None, body_limit_bytes: int = BODY_LIMIT_BYTES,
-                 replay_limit_bytes: int = REPLAY_LIMIT_BYTES, budget: Budget | None = None, digest_key: bytes = b"") -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        handler: GatewayHandler,
+        upstreams: Mapping[str, Upstream],
+        *,
+        timeouts: Timeouts | None = None,
+        body_limit_bytes: int = BODY_LIMIT_BYTES,
+        replay_limit_bytes: int = REPLAY_LIMIT_BYTES,
+        budget: Budget | None = None,
+        digest_key: bytes = b"",
+    ) -> None:
         self._port = int(listener.getsockname()[1])
         self._hang_ups = HangUpWatch()
         self._settings = Settings(handler, dict(upstreams), replay_limit_bytes, DigestMemo(digest_key), self._hang_ups)
@@ -112,7 +124,9 @@ class GatewayServer(Gateway):
                 _LOG.warning("cannot accept a connection to the gateway: %s", exc)
                 self._closing.wait(0.1)  # out of descriptors or memory: others may give some back
                 continue
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # events of a stream must not wait for each other
+            connected.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+            )  # events of a stream must not wait for each other
             self._start(connected)
 
     def _start(self, connected: socket.socket) -> None:
@@ -148,7 +162,9 @@ class GatewayServer(Gateway):
 class _Connection:
     """One connection's thread."""
 
-    def __init__(self, settings: Settings, connected: socket.socket, budget: Budget, body_limit_bytes: int, timeouts: Timeouts) -> None:
+    def __init__(
+        self, settings: Settings, connected: socket.socket, budget: Budget, body_limit_bytes: int, timeouts: Timeouts
+    ) -> None:
         self._settings = settings
         self._peer = Peer(connected, budget, body_limit_bytes)
         self._forwarder = Forwarder(timeouts)
@@ -185,7 +201,9 @@ class _Connection:
             raise
         except Exception:  # noqa: BLE001 - the top of a request: a defect in one must not end the others
             _LOG.exception("a request to the gateway for %s failed", request.path)
-            exchange.fail(InternalError("The gateway failed in a request; the daemon's log has the details, please report them."))
+            exchange.fail(
+                InternalError("The gateway failed in a request; the daemon's log has the details, please report them.")
+            )
         return True
 
     def _refuse(self, refused: Refused) -> None:

@@ -1,4 +1,5 @@
-"""Server-sent events, read while their bytes pass: https://html.spec.whatwg.org/multipage/server-sent-events.html section 9.2.6."""
+"""Server-sent events, read while their bytes pass: https://html.spec.whatwg.org/multipage/server-sent-events.html
+section 9.2.6."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Notices that a peer hung up while its thread waits for somebody else: nobody would read the answer, and a model costs money."""
+"""Notices that a peer hung up while its thread waits for somebody else: nobody would read the answer, and a model costs
+money."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class HangUpWatch:
 
     @contextmanager
     def watch(self, fd: int, gone: Callable[[], None]) -> Iterator[None]:
-        """Inside the block, call `gone` (once, from the watching thread) when the peer of the connected socket `fd` closes its end."""
+        """Inside the block, call `gone` (once, from the watching thread) when the peer of the connected socket `fd`
+        closes its end."""
         with self._lock:
             if not self._closed:
                 self._waiting[fd] = gone

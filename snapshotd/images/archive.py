@@ -1,7 +1,9 @@
-"""Image archives: what `docker save` writes, and OCI image layouts (as a tar or as a folder). Layers are applied in order.
+"""Image archives: what `docker save` writes, and OCI image layouts (as a tar or as a folder). Layers are applied in
+order.
 
-Every blob is checked against the digest that names it, and every layer's plain content against its diff id; layouts are read with
-bounds on everything. Sources: OCI image specification 1.1 (image-layout, index, manifest, config, layer); Docker image specification 1.2.
+Every blob is checked against the digest that names it, and every layer's plain content against its diff id; layouts are
+read with bounds on everything. Sources: OCI image specification 1.1 (image-layout, index, manifest, config, layer);
+Docker image specification 1.2.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ MAX_LAYERS = 512
 MAX_BLOBS = 20_000
 _MAX_INDEX_DEPTH = 4
 _ANY_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
-_LEADS = re.compile(rb"(\./)?(blobs(/.*)?|oci-layout|index\.json|manifest\.json|repositories|[0-9a-f]{64}(/.*|\.json|\.tar)?)/?")
+_LEADS = re.compile(
+    rb"(\./)?(blobs(/.*)?|oci-layout|index\.json|manifest\.json|repositories|[0-9a-f]{64}(/.*|\.json|\.tar)?)/?"
+)
 """What the first member of an image archive is called; a root file system begins otherwise."""
 
 
@@ -80,7 +84,10 @@ class ImageArchive:
         report = ingest_tar(content, target_fd, oci_whiteouts=True, limits=limits)
         drain(content, limits.bytes, what)
         drain(packed, found[1], what)
-        if layer.digest not in (None, "sha256:" + packed.hexdigest()) or "sha256:" + content.hexdigest() != layer.diff_id:
+        if (
+            layer.digest not in (None, "sha256:" + packed.hexdigest())
+            or "sha256:" + content.hexdigest() != layer.diff_id
+        ):
             wanted = layer.digest or layer.diff_id
             raise UsageError(f"{what} is damaged: its content does not have the digest {wanted}; save the image again")
         return report
@@ -92,7 +99,8 @@ def looks_like_archive(first_member: bytes) -> bool:
 
 
 def open_archive(blobs: Blobs, what: str) -> ImageArchive:
-    """Find the one image for this machine in an archive. UsageError when there is none, several, or something is malformed."""
+    """Find the one image for this machine in an archive. UsageError when there is none, several, or something is
+    malformed."""
     if blobs.open("index.json"):
         return _from_oci(blobs, what)
     manifests = _json(blobs, "manifest.json", what, None)
@@ -116,7 +124,11 @@ def _from_oci(blobs: Blobs, what: str) -> ImageArchive:
         chosen = _choose(manifest["manifests"], what)
         manifest = _json(blobs, _blob_name(chosen, what), what, chosen["digest"])
     config_ref, layers = manifest.get("config"), manifest.get("layers")
-    if not isinstance(config_ref, dict) or not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
+    if (
+        not isinstance(config_ref, dict)
+        or not isinstance(layers, list)
+        or not all(isinstance(layer, dict) for layer in layers)
+    ):
         raise UsageError(f"{what} is malformed: its manifest names no configuration or layers")
     config = _json(blobs, _blob_name(config_ref, what), what, config_ref["digest"])
     named = [(_blob_name(layer, what), str(layer["digest"])) for layer in layers]
@@ -125,7 +137,11 @@ def _from_oci(blobs: Blobs, what: str) -> ImageArchive:
 
 def _choose(manifests: object, what: str) -> dict[str, Any]:
     """The one entry of an index that this machine can run; attestations and other machines' images are passed over."""
-    if not isinstance(manifests, list) or not all(isinstance(m, dict) for m in manifests) or len(manifests) > MAX_LAYERS:
+    if (
+        not isinstance(manifests, list)
+        or not all(isinstance(m, dict) for m in manifests)
+        or len(manifests) > MAX_LAYERS
+    ):
         raise UsageError(f"{what} is malformed: its index is not a list of images")
     fitting = []
     for entry in manifests:
@@ -146,11 +162,15 @@ def _choose(manifests: object, what: str) -> dict[str, Any]:
 def _blob_name(descriptor: dict[str, Any], what: str) -> str:
     match = _ANY_DIGEST.fullmatch(str(descriptor.get("digest")))
     if not match:
-        raise UsageError(f"{what} is malformed: it refers to {printable(str(descriptor.get('digest')).encode())!r}, not a sha256 digest")
+        raise UsageError(
+            f"{what} is malformed: it refers to {printable(str(descriptor.get('digest')).encode())!r}, not a sha256 digest"
+        )
     return f"blobs/sha256/{match[1]}"
 
 
-def _archive(blobs: Blobs, what: str, source_id: str, config: Any, layers: Sequence[tuple[str, str | None]]) -> ImageArchive:
+def _archive(
+    blobs: Blobs, what: str, source_id: str, config: Any, layers: Sequence[tuple[str, str | None]]
+) -> ImageArchive:
     if not isinstance(config, dict) or not isinstance(config.get("rootfs"), dict):
         raise UsageError(f"{what} is malformed: its configuration lists no layers")
     check_platform(config.get("os"), config.get("architecture"), what)
@@ -177,7 +197,9 @@ def _json(blobs: Blobs, name: str, what: str, digest: str | None) -> Any:
         parts.append(part)
     data = b"".join(parts)
     if digest is not None and "sha256:" + hashlib.sha256(data).hexdigest() != digest:
-        raise UsageError(f"{printable(name.encode())} in {what} is damaged: its content does not have the digest it is named by")
+        raise UsageError(
+            f"{printable(name.encode())} in {what} is damaged: its content does not have the digest it is named by"
+        )
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as exc:
@@ -188,7 +210,8 @@ def _json(blobs: Blobs, name: str, what: str, digest: str | None) -> Any:
 
 
 class TarBlobs:
-    """The files in a plain, seekable tar, by name. Symbolic links between them are resolved: older engines save a shared layer once."""
+    """The files in a plain, seekable tar, by name. Symbolic links between them are resolved: older engines save a
+    shared layer once."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -201,7 +224,9 @@ class TarBlobs:
             if member.kind is MemberKind.FILE:
                 self._found[name] = (member.offset, member.size)
             elif member.kind is MemberKind.SYMLINK:
-                self._links[name] = posixpath.normpath(posixpath.join(posixpath.dirname(name), os.fsdecode(member.link)))
+                self._links[name] = posixpath.normpath(
+                    posixpath.join(posixpath.dirname(name), os.fsdecode(member.link))
+                )
 
     def open(self, name: str) -> tuple[Readable, int] | None:
         found = self._found.get(name) or self._found.get(self._links.get(name, ""))

@@ -1,12 +1,14 @@
 """Images: the root file systems that sandboxes start from, and every way to get one.
 
-An image's content is foreign and hostile; once the catalog knows an image, its files never change. Names: what Docker's references look
-like, which our own names are a part of. Only environment and working directory of a foreign configuration are used.
+An image's content is foreign and hostile; once the catalog knows an image, its files never change. Names: what Docker's
+references look like, which our own names are a part of. Only environment and working directory of a foreign
+configuration are used.
 
-Durability: on return an image survives power loss; before, nothing of it is visible, and what a crash left is removed at the next start.
-Concurrency: thread-safe. Images are made one at a time: the second of two that need the same missing one waits and finds it.
-Errors: NotFound, Ambiguous; UsageError (malformed, damaged or hostile source; the message names the member), NotPermitted, Unsupported (a
-program or engine is missing), LimitExceeded, OutOfSpace. Nothing is left behind by a failure.
+Durability: on return an image survives power loss; before, nothing of it is visible, and what a crash left is removed
+at the next start. Concurrency: thread-safe. Images are made one at a time: the second of two that need the same missing
+one waits and finds it. Errors: NotFound, Ambiguous; UsageError (malformed, damaged or hostile source; the message names
+the member), NotPermitted, Unsupported (a program or engine is missing), LimitExceeded, OutOfSpace. Nothing is left
+behind by a failure.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class Images(ABC):
 
     @abstractmethod
     def ensure(self, name: str, progress: Progress) -> Image:
-        """The image that `name` stands for, made if need be: one we have, else a recipe that comes with snapshotd, else a Docker image.
+        """The image that `name` stands for, made if need be: one we have, else a recipe that comes with snapshotd, else
+        a Docker image.
 
         NotFound says what to do next. Building takes a minute, importing seconds; having it already, microseconds.
         """
@@ -61,8 +64,8 @@ class Images(ABC):
     def import_(self, source: str, name: str | None, progress: Progress) -> Image:
         """From a folder, a root file system tar, a `docker save` or OCI archive, an OCI layout, or a Docker image name.
 
-        A path is taken as a path when it exists or looks like one (it begins with `/` or `.`); `docker:NAME` is always Docker's.
-        One that we have already (same content) is not taken again.
+        A path is taken as a path when it exists or looks like one (it begins with `/` or `.`); `docker:NAME` is always
+        Docker's. One that we have already (same content) is not taken again.
         """
 
     @abstractmethod

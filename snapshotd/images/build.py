@@ -1,9 +1,11 @@
-"""Build a root file system from a recipe with mmdebstrap: Debian packages, no image registry, one recipe gives one tree.
+"""Build a root file system from a recipe with mmdebstrap: Debian packages, no image registry, one recipe gives one
+tree.
 
-What makes it reproducible (found by building twice and comparing): packages come out the same; what differs is everything stamped
-with the time of the build, so those times are set to one date, and the dates inside files (shadow) follow SOURCE_DATE_EPOCH. Removed
-are caches, logs, package lists, the bootstrapper's own configuration and what it copies from the host (host name, resolver). Python's
-byte code is the same in both builds and stays: without it every first import would write into the sandbox and show up as changed files.
+What makes it reproducible (found by building twice and comparing): packages come out the same; what differs is
+everything stamped with the time of the build, so those times are set to one date, and the dates inside files (shadow)
+follow SOURCE_DATE_EPOCH. Removed are caches, logs, package lists, the bootstrapper's own configuration and what it
+copies from the host (host name, resolver). Python's byte code is the same in both builds and stays: without it every
+first import would write into the sandbox and show up as changed files.
 """
 
 from __future__ import annotations
@@ -32,22 +34,45 @@ _EXCLUDED = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/info/*", "/usr/
 _KEPT = ("/usr/share/doc/*/copyright", "/usr/share/locale/locale.alias")
 _EMPTIED = (b"var/cache/apt", b"var/cache/ldconfig", b"var/lib/apt/lists", b"dev", b"tmp")
 _REMOVED = (
-    b"etc/apt/apt.conf.d/99mmdebstrap", b"etc/dpkg/dpkg.cfg.d/99mmdebstrap", b"etc/apt/sources.list", b"etc/hostname", b"etc/resolv.conf",
-    b"etc/machine-id", b"var/lib/dbus/machine-id", b"etc/.pwd.lock", b"var/lib/dpkg/lock", b"var/lib/dpkg/lock-frontend",
-    b"var/lib/dpkg/triggers/Lock", b"var/lib/systemd/random-seed", b"etc/passwd-", b"etc/group-", b"etc/shadow-", b"etc/gshadow-",
-    b"var/cache/debconf/config.dat-old", b"var/cache/debconf/templates.dat-old", b"var/cache/debconf/passwords.dat",
-    b"var/log/btmp", b"var/log/wtmp", b"var/log/lastlog", b"var/log/faillog", b"var/log/dpkg.log", b"var/log/alternatives.log",
-    b"var/log/bootstrap.log", b"var/log/fontconfig.log", b"var/log/apt/history.log", b"var/log/apt/term.log",
+    b"etc/apt/apt.conf.d/99mmdebstrap",
+    b"etc/dpkg/dpkg.cfg.d/99mmdebstrap",
+    b"etc/apt/sources.list",
+    b"etc/hostname",
+    b"etc/resolv.conf",
+    b"etc/machine-id",
+    b"var/lib/dbus/machine-id",
+    b"etc/.pwd.lock",
+    b"var/lib/dpkg/lock",
+    b"var/lib/dpkg/lock-frontend",
+    b"var/lib/dpkg/triggers/Lock",
+    b"var/lib/systemd/random-seed",
+    b"etc/passwd-",
+    b"etc/group-",
+    b"etc/shadow-",
+    b"etc/gshadow-",
+    b"var/cache/debconf/config.dat-old",
+    b"var/cache/debconf/templates.dat-old",
+    b"var/cache/debconf/passwords.dat",
+    b"var/log/btmp",
+    b"var/log/wtmp",
+    b"var/log/lastlog",
+    b"var/log/faillog",
+    b"var/log/dpkg.log",
+    b"var/log/alternatives.log",
+    b"var/log/bootstrap.log",
+    b"var/log/fontconfig.log",
+    b"var/log/apt/history.log",
+    b"var/log/apt/term.log",
     b"var/log/apt/eipp.log.xz",
-)  # fmt: skip
+)
 _FILES_HOOK = (
     'tar -C "$SNAPSHOTD_RECIPE/files" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --sort=name -c . | '
     'chroot "$1" tar -x --keep-directory-symlink --no-overwrite-dir -C /'
 )
-_CUSTOMIZE_HOOK = (
-    'install -m 0700 "$SNAPSHOTD_RECIPE/customize" "$1/tmp/customize" && chroot "$1" /tmp/customize && rm "$1/tmp/customize"'
+_CUSTOMIZE_HOOK = 'install -m 0700 "$SNAPSHOTD_RECIPE/customize" "$1/tmp/customize" && chroot "$1" /tmp/customize && rm "$1/tmp/customize"'
+_APT_SETTINGS = re.compile(
+    r'(Acquire::(?:https?|ftp|Retries|Check-Valid-Until|Check-Date|ForceIPv4|ForceIPv6)\S*) "([^"]*)";'
 )
-_APT_SETTINGS = re.compile(r'(Acquire::(?:https?|ftp|Retries|Check-Valid-Until|Check-Date|ForceIPv4|ForceIPv6)\S*) "([^"]*)";')
 
 
 def unavailable() -> str | None:
@@ -63,8 +88,8 @@ def unavailable() -> str | None:
 def build_root(recipe: Recipe, root: Path, progress: Callable[[str], None]) -> None:
     """Fill the empty directory `root`. Takes half a minute to minutes, and the network.
 
-    Raises Unsupported, NotPermitted, UsageError (the mirror or a package fails: the message carries the last reason). `root` may
-    then hold part of it; no process and no mount is left, also when this process is killed.
+    Raises Unsupported, NotPermitted, UsageError (the mirror or a package fails: the message carries the last reason).
+    `root` may then hold part of it; no process and no mount is left, also when this process is killed.
     """
     reason = unavailable()
     if reason:
@@ -84,8 +109,21 @@ def build_root(recipe: Recipe, root: Path, progress: Callable[[str], None]) -> N
 
 
 def _command(recipe: Recipe, root: Path, own_mirrors: bool) -> list[str]:
-    """In a mount and process namespace of its own, bound to this thread's life: no build outlives the daemon, no mount stays."""
-    command = ["setpriv", "--pdeathsig", "KILL", "--", "unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "--"]
+    """In a mount and process namespace of its own, bound to this thread's life: no build outlives the daemon, no mount
+    stays."""
+    command = [
+        "setpriv",
+        "--pdeathsig",
+        "KILL",
+        "--",
+        "unshare",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child=KILL",
+        "--mount-proc",
+        "--",
+    ]
     command += ["mmdebstrap", "--mode=root", "--format=directory", f"--variant={recipe.variant}", "--components=main"]
     command += ['--aptopt=Apt::Install-Recommends "false"', '--aptopt=Acquire::Languages "none"']
     command += [f'--aptopt={name} "{value}"' for name, value in _host_apt_settings()]
@@ -101,7 +139,8 @@ def _command(recipe: Recipe, root: Path, own_mirrors: bool) -> list[str]:
 
 
 def _host_apt_settings() -> list[tuple[str, str]]:
-    """How this machine's package manager reaches the network (proxies, retries, checks of dates). Not kept in the image."""
+    """How this machine's package manager reaches the network (proxies, retries, checks of dates). Not kept in the
+    image."""
     result = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=False)
     return _APT_SETTINGS.findall(result.stdout)
 
@@ -139,7 +178,9 @@ def _follow(process: subprocess.Popen[bytes], last: deque[str], progress: Callab
     fd, rest = process.stdout.fileno(), b""
     while True:
         if not select.select([fd], [], [], _SILENCE_S)[0]:
-            raise UsageError(f"building an image stopped: mmdebstrap said nothing for {_SILENCE_S // 60} minutes; check the package mirror")
+            raise UsageError(
+                f"building an image stopped: mmdebstrap said nothing for {_SILENCE_S // 60} minutes; check the package mirror"
+            )
         data = os.read(fd, 65536)
         *lines, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
         for line in (raw.decode("utf-8", "replace").strip() for raw in lines):
@@ -157,7 +198,9 @@ def _failure(recipe: Recipe, last: deque[str]) -> SnapshotdError:
         printed = [line for line in last if not line.startswith(("E: ", "W: "))][-_LINES_SHOWN:]
         said = f"the last it printed: {' / '.join(printed)}" if printed else "it printed nothing"
         return UsageError(f"the image of recipe {recipe.name} cannot be built: its customize script failed; {said}")
-    reasons = [line[3:] for line in last if line.startswith("E: ") and not line.startswith("E: apt-get")] or list(last)[-1:]
+    reasons = [line[3:] for line in last if line.startswith("E: ") and not line.startswith("E: apt-get")] or list(last)[
+        -1:
+    ]
     reason = re.sub(r"//[^/@\s]*@", "//", "; ".join(dict.fromkeys(reasons))) or "mmdebstrap gave no reason"
     advice = "check the package names and the machine's package mirror"
     return UsageError(f"the image of recipe {recipe.name} cannot be built: {reason}; {advice}")

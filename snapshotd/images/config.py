@@ -33,10 +33,17 @@ def parse_config(source_id: str, config: Any, what: str) -> ImageConfig:
     if not isinstance(env, list) or not all(isinstance(item, str) and "\0" not in item for item in env):
         raise UsageError(f"the configuration of {what} is malformed: Env is not a list of strings")
     if len(env) > _ENV_LIMIT or sum(map(len, env)) > _ENV_LIMIT_BYTES:
-        raise UsageError(f"the configuration of {what} has an environment of more than {_ENV_LIMIT} entries or {_ENV_LIMIT_BYTES} bytes")
+        raise UsageError(
+            f"the configuration of {what} has an environment of more than {_ENV_LIMIT} entries or {_ENV_LIMIT_BYTES} bytes"
+        )
     pairs = dict(item.partition("=")[::2] for item in env)
     pairs.pop("", None)
-    if not isinstance(workdir, str) or "\0" in workdir or len(workdir) > 4095 or (workdir and not workdir.startswith("/")):
+    if (
+        not isinstance(workdir, str)
+        or "\0" in workdir
+        or len(workdir) > 4095
+        or (workdir and not workdir.startswith("/"))
+    ):
         raise UsageError(f"the configuration of {what} is malformed: its working directory is not an absolute path")
     return ImageConfig(source_id, tuple(pairs.items()), workdir if workdir.strip("/") else DEFAULT_WORKDIR)
 
@@ -45,4 +52,6 @@ def check_platform(os_name: object, architecture: object, what: str) -> None:
     """UsageError when the image's programs cannot run on this machine. Unknown or missing values pass."""
     machine = _MACHINES.get(str(architecture or ""), "")
     if os_name not in (None, "", "linux") or (machine and machine != platform.machine()):
-        raise UsageError(f"{what} is built for {os_name}/{architecture}, which this {platform.machine()} machine cannot run")
+        raise UsageError(
+            f"{what} is built for {os_name}/{architecture}, which this {platform.machine()} machine cannot run"
+        )

@@ -21,11 +21,14 @@ _ZSTD_STEP_BYTES = 1 << 10
 
 
 def plain(stream: Readable, what: str) -> Readable:
-    """The uncompressed content of `stream`. `what` names it in errors. UsageError on reading damaged or unknown data."""
+    """The uncompressed content of `stream`. `what` names it in errors. UsageError on reading damaged or unknown
+    data."""
     head = _exactly(stream, 6)
     joined = _Joined(head, stream)
     if head.startswith(b"\x1f\x8b"):
-        return _Checked(gzip.GzipFile(fileobj=cast(Any, joined), mode="rb"), what)  # the cast: it asks for more than it uses
+        return _Checked(
+            gzip.GzipFile(fileobj=cast(Any, joined), mode="rb"), what
+        )  # the cast: it asks for more than it uses
     if head.startswith(b"\x28\xb5\x2f\xfd"):
         return _Checked(_Zstd(joined), what)
     if head == b"\xfd7zXZ\x00":
@@ -36,7 +39,8 @@ def plain(stream: Readable, what: str) -> Readable:
 
 
 def drain(stream: Readable, limit: int, what: str) -> None:
-    """Read what is left of a stream: a tar ends before its file does. LimitExceeded when that is more than `limit` bytes."""
+    """Read what is left of a stream: a tar ends before its file does. LimitExceeded when that is more than `limit`
+    bytes."""
     while data := stream.read(_STEP_BYTES):
         limit -= len(data)
         if limit < 0:
@@ -84,7 +88,8 @@ class _Xz:
 
 
 class _Zstd:
-    """Frame after frame. Not the library's own stream reader: that one takes a frame that is cut off for a complete one."""
+    """Frame after frame. Not the library's own stream reader: that one takes a frame that is cut off for a complete
+    one."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
@@ -125,4 +130,6 @@ class _Checked:
         try:
             return self._stream.read(size)
         except (gzip.BadGzipFile, zlib.error, lzma.LZMAError, zstandard.ZstdError, EOFError) as exc:
-            raise UsageError(f"{self._what} cannot be decompressed: {exc}; it is damaged, fetch or save it again") from exc
+            raise UsageError(
+                f"{self._what} cannot be decompressed: {exc}; it is damaged, fetch or save it again"
+            ) from exc

@@ -1,4 +1,5 @@
-"""Take an image out of a Docker engine: as a file system, through a container that is created, exported, removed and never started."""
+"""Take an image out of a Docker engine: as a file system, through a container that is created, exported, removed and
+never started."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class DockerImages:
             client.close()
 
     def inspect(self, name: str) -> ImageConfig:
-        """What image a name stands for now. NotFound (with what to type), Unsupported (no engine), UsageError (other machine's)."""
+        """What image a name stands for now. NotFound (with what to type), Unsupported (no engine), UsageError (other
+        machine's)."""
         with self._client() as client:
             try:
                 attributes = client.images.get(name).attrs
@@ -61,10 +63,14 @@ class DockerImages:
         """Put the image's files into the empty directory `target_fd`. Nothing stays in the engine."""
         with self._client() as client:
             image = config.source_id.removeprefix("image:")
-            made = client.api.create_container(image, command=["/never-started"], labels={LABEL: image}, network_disabled=True)
+            made = client.api.create_container(
+                image, command=["/never-started"], labels={LABEL: image}, network_disabled=True
+            )
             try:
                 progress("exporting from Docker")
-                report = ingest_tar(_Chunks(client.api.export(made["Id"], _CHUNK_BYTES)), target_fd, oci_whiteouts=False)
+                report = ingest_tar(
+                    _Chunks(client.api.export(made["Id"], _CHUNK_BYTES)), target_fd, oci_whiteouts=False
+                )
             finally:
                 client.api.remove_container(made["Id"], v=True, force=True)
         files.remove_tree(target_fd, b".dockerenv")  # made by the engine for the container, not part of the image

@@ -4,7 +4,8 @@
     <name>/files/        optional tree that is copied over the root (root's, readable by all, executable where it is here)
     <name>/customize     optional program, run as root inside the new root after the packages are installed
 
-A recipe is trusted like a Makefile: it comes from the user, and its packages and `customize` run as root while the image is built.
+A recipe is trusted like a Makefile: it comes from the user, and its packages and `customize` run as root while the
+image is built.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def find_recipe(ref: str) -> Recipe:
     path = shipped().get(ref) or Path(ref)
     if not (path / "image.toml").is_file():
         names = ", ".join(shipped()) or "none"
-        raise NotFound(f"there is no recipe {ref}: neither one that comes with snapshotd ({names}) nor a folder with an image.toml")
+        raise NotFound(
+            f"there is no recipe {ref}: neither one that comes with snapshotd ({names}) nor a folder with an image.toml"
+        )
     return load_recipe(path)
 
 
@@ -90,7 +93,11 @@ def load_recipe(folder: Path) -> Recipe:
     variant = data.get("variant", "apt")
     if variant not in VARIANTS:
         raise UsageError(f"{folder}/image.toml: variant must be one of {', '.join(VARIANTS)}, not {variant!r}")
-    suite, workdir, packages = data.get("suite", "bookworm"), data.get("workdir", "/workspace"), data.get("packages", [])
+    suite, workdir, packages = (
+        data.get("suite", "bookworm"),
+        data.get("workdir", "/workspace"),
+        data.get("packages", []),
+    )
     if not isinstance(suite, str) or not _SUITE.fullmatch(suite):
         raise UsageError(f"{folder}/image.toml: suite must be a Debian release such as bookworm, not {suite!r}")
     if not isinstance(workdir, str) or not workdir.startswith("/"):
@@ -99,18 +106,32 @@ def load_recipe(folder: Path) -> Recipe:
         raise UsageError(f"{folder}/image.toml: packages must be a list of Debian package names")
     name = folder.resolve().name
     if not NAME_PATTERN.fullmatch(name):
-        raise UsageError(f"the recipe folder's name {name!r} cannot be an image's name; use letters, digits, `.`, `_` and `-`")
-    return Recipe(name, folder.resolve(), suite, tuple(packages), variant, _env(folder, data.get("env", {})), workdir, _digest(folder))
+        raise UsageError(
+            f"the recipe folder's name {name!r} cannot be an image's name; use letters, digits, `.`, `_` and `-`"
+        )
+    return Recipe(
+        name,
+        folder.resolve(),
+        suite,
+        tuple(packages),
+        variant,
+        _env(folder, data.get("env", {})),
+        workdir,
+        _digest(folder),
+    )
 
 
 def _env(folder: Path, env: Any) -> tuple[tuple[str, str], ...]:
-    if not isinstance(env, dict) or not all(isinstance(v, str) and k and "=" not in k and "\0" not in k + v for k, v in env.items()):
+    if not isinstance(env, dict) or not all(
+        isinstance(v, str) and k and "=" not in k and "\0" not in k + v for k, v in env.items()
+    ):
         raise UsageError(f"{folder}/image.toml: env must be a table of strings")
     return tuple(sorted(env.items()))
 
 
 def _digest(folder: Path) -> str:
-    """Over what decides the image: image.toml, customize and files/ (names, kinds, executable bits, content), and the architecture."""
+    """Over what decides the image: image.toml, customize and files/ (names, kinds, executable bits, content), and the
+    architecture."""
     digest = hashlib.sha256(b"\0".join((b"snapshotd recipe", BUILDER_VERSION, platform.machine().encode())))
     for path in sorted((folder / "image.toml", folder / "customize", *(folder / "files").rglob("*")), key=os.fsencode):
         try:
@@ -118,18 +139,25 @@ def _digest(folder: Path) -> str:
         except FileNotFoundError:
             continue
         kind = stat.S_IFMT(st.st_mode)
-        content = path.read_bytes() if kind == stat.S_IFREG else os.fsencode(os.readlink(path)) if kind == stat.S_IFLNK else b""
+        content = (
+            path.read_bytes()
+            if kind == stat.S_IFREG
+            else os.fsencode(os.readlink(path))
+            if kind == stat.S_IFLNK
+            else b""
+        )
         for field in (os.fsencode(path.relative_to(folder)), b"%d %d" % (kind, bool(st.st_mode & 0o100)), content):
             digest.update(b"%d:" % len(field) + field)
     return "recipe:" + digest.hexdigest()
 
 
-# -- where packages come from --------------------------------------------------------------------------------------------------
+# -- where packages come from ---------------------------------------------------------------------------------------
 
 
 def host_mirrors(suite: str, apt_dir: Path = Path("/etc/apt")) -> list[Mirror]:
     """Debian's archives as this machine's own package manager reaches them, for `suite`. Empty when it has none: then
-    the bootstrapper's default serves. Entries of others (signed by another key) are not used: an image is Debian's packages alone.
+    the bootstrapper's default serves. Entries of others (signed by another key) are not used: an image is Debian's
+    packages alone.
     """
     found: dict[str, list[str]] = {}
     for uri, suites, signed_by in _apt_entries(apt_dir):
@@ -180,7 +208,11 @@ def _deb822(text: str) -> list[tuple[str, list[str], str]]:
                 key, _, value = line.partition(":")
                 key = key.strip().lower()
                 fields[key] = value.strip()
-        if "deb" in fields.get("types", "").split() and fields.get("enabled", "yes").lower() not in ("no", "false", "0"):
+        if "deb" in fields.get("types", "").split() and fields.get("enabled", "yes").lower() not in (
+            "no",
+            "false",
+            "0",
+        ):
             suites = fields.get("suites", "").split()
             entries += [(uri, suites, fields.get("signed-by", "")) for uri in fields.get("uris", "").split()]
     return entries

@@ -1,7 +1,7 @@
 """An image's root directory: making it fit to be a sandbox's lowest layer, and counting what is in it.
 
-The files are foreign. Nothing here follows a symbolic link: the container's mount points must be real directories, because whatever is
-mounted on them later is mounted by root.
+The files are foreign. Nothing here follows a symbolic link: the container's mount points must be real directories,
+because whatever is mounted on them later is mounted by root.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from snapshotd.kernel import files
 MADE_AT_NS = 1_735_689_600 * 10**9
 """The time of everything we add to an image (2025-01-01), so that one source always gives one tree."""
 _MOUNT_POINTS: tuple[tuple[bytes, int], ...] = (
-    (b"proc", 0o555), (b"sys", 0o555), (b"dev", 0o755), (b"run", 0o755), (b"run/snapshotd", 0o755),
-)  # fmt: skip
+    (b"proc", 0o555),
+    (b"sys", 0o555),
+    (b"dev", 0o755),
+    (b"run", 0o755),
+    (b"run/snapshotd", 0o755),
+)
 _DIRECTORIES: tuple[tuple[bytes, int], ...] = ((b"tmp", 0o1777), (b"workspace", 0o755), (b"etc", 0o755))
 _FILES = (b"etc/hosts", b"etc/hostname", b"etc/resolv.conf")
 
@@ -27,8 +31,8 @@ _FILES = (b"etc/hosts", b"etc/hostname", b"etc/resolv.conf")
 def prepare_root(root_fd: int) -> None:
     """Make sure that everything a container mounts on is there: directories, and three files in /etc.
 
-    What exists stays as it is, times of changed directories included. UsageError when a mount point is a link or a file.
-    A /etc/resolv.conf that is a link is left alone: the container driver then leaves it alone too.
+    What exists stays as it is, times of changed directories included. UsageError when a mount point is a link or a
+    file. A /etc/resolv.conf that is a link is left alone: the container driver then leaves it alone too.
     """
     for path, mode in _MOUNT_POINTS:
         _directory(root_fd, path, mode, "a sandbox mounts its own there")
@@ -55,7 +59,9 @@ def _directory(root_fd: int, path: bytes, mode: int, why: str) -> None:
         except OSError as exc:
             if exc.errno not in (errno.ENOTDIR, errno.ELOOP):
                 raise
-            message = f"/{path.decode()} of the image is not a real directory but a link or file, and {why}; repair the image"
+            message = (
+                f"/{path.decode()} of the image is not a real directory but a link or file, and {why}; repair the image"
+            )
             raise UsageError(message) from exc
         with _times_kept(parent):
             os.mkdir(name, 0o700, dir_fd=parent)
@@ -81,7 +87,9 @@ def _file(etc: int, name: bytes) -> None:
             os.close(fd)
         return
     if kind != stat.S_IFREG and not (kind == stat.S_IFLNK and name == b"resolv.conf"):
-        raise UsageError(f"/etc/{name.decode()} of the image is not a regular file, and a sandbox mounts its own there; repair the image")
+        raise UsageError(
+            f"/etc/{name.decode()} of the image is not a regular file, and a sandbox mounts its own there; repair the image"
+        )
 
 
 @contextmanager
@@ -92,7 +100,8 @@ def _times_kept(dir_fd: int) -> Iterator[None]:
 
 
 def walk(root_fd: int) -> Iterator[tuple[int, bytes, os.stat_result]]:
-    """Every entry below a root that nobody changes: descriptor of its directory, name, stat; a directory comes after what is in it.
+    """Every entry below a root that nobody changes: descriptor of its directory, name, stat; a directory comes after
+    what is in it.
 
     Iterative, two descriptors at a time, any depth.
     """
@@ -152,7 +161,8 @@ def measure(root_fd: int) -> tuple[int, int]:
 
 
 def settle_times(root_fd: int, since_ns: int, to_ns: int) -> None:
-    """Set the modification time of everything changed since `since_ns` (by a build) to `to_ns`; what a package brought keeps its own."""
+    """Set the modification time of everything changed since `since_ns` (by a build) to `to_ns`; what a package brought
+    keeps its own."""
     for fd, name, st in walk(root_fd):
         if st.st_mtime_ns >= since_ns:
             os.utime(name, ns=(to_ns, to_ns), dir_fd=fd, follow_symlinks=False)

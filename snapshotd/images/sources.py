@@ -1,4 +1,5 @@
-"""Where a foreign image can lie on this machine: a folder, a root file system tar, an image archive. Told apart by what is in them."""
+"""Where a foreign image can lie on this machine: a folder, a root file system tar, an image archive. Told apart by what
+is in them."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def _open_file(path: Path) -> BinaryIO:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except FileNotFoundError as exc:
-        raise NotFound(f"there is no file or folder {path}; check the path (it is taken on the daemon's machine)") from exc
+        raise NotFound(
+            f"there is no file or folder {path}; check the path (it is taken on the daemon's machine)"
+        ) from exc
     except PermissionError as exc:
         raise NotPermitted(f"{path} cannot be read: {exc.strerror}; give the daemon's user access to it") from exc
     except OSError as exc:

@@ -3,10 +3,12 @@
     <layers>/images/<image id>/root        the files, immutable once the catalog knows the image
     <layers>/images/.tmp-<image id>/root   being made or removed; rubbish after a crash
 
-Write order: files, then durable (syncfs), then renamed to their final name, then the catalog's row, which is the commit. Removal goes the
-other way round. What no row refers to is removed when the store is opened, so only one process may open it (the daemon, under its lock).
+Write order: files, then durable (syncfs), then renamed to their final name, then the catalog's row, which is the
+commit. Removal goes the other way round. What no row refers to is removed when the store is opened, so only one process
+may open it (the daemon, under its lock).
 
-Concurrency: thread-safe. Images are made one at a time: the second of two runs that need the same missing image waits and finds it.
+Concurrency: thread-safe. Images are made one at a time: the second of two runs that need the same missing image waits
+and finds it.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class ImageStore(Images):
         finally:
             os.close(fd)
 
-    # -- looking ---------------------------------------------------------------------------------------------------------------
+    # -- looking --------------------------------------------------------------------------------------------------------
 
     def list(self) -> list[Image]:
         return self._catalog.images()
@@ -102,11 +104,13 @@ class ImageStore(Images):
                 )
                 raise NotFound(message) from exc
 
-    # -- making ----------------------------------------------------------------------------------------------------------------
+    # -- making ---------------------------------------------------------------------------------------------------------
 
     def build(self, recipe: str, name: str | None, progress: Progress) -> Image:
         found = recipes.find_recipe(recipe)
-        facts = _Facts(_checked_name(name or found.name), f"recipe {found.name}", found.source_id, found.env, found.workdir)
+        facts = _Facts(
+            _checked_name(name or found.name), f"recipe {found.name}", found.source_id, found.env, found.workdir
+        )
         with self._making:
             have = self._reuse(facts, progress)
             if have:
@@ -125,7 +129,9 @@ class ImageStore(Images):
         try:
             return self._from_docker(docker_name, name or docker_name, progress)
         except NotFound as exc:
-            raise NotFound(f"{exc.message}, or give the path of a folder or archive (there is none at {source})") from exc
+            raise NotFound(
+                f"{exc.message}, or give the path of a folder or archive (there is none at {source})"
+            ) from exc
 
     def _from_docker(self, docker_name: str, name: str, progress: Progress) -> Image:
         checked = _checked_name(name)
@@ -183,13 +189,15 @@ class ImageStore(Images):
             return self._make(facts, lambda _: None, prepare=False)
 
     def _make(self, facts: _Facts, fill: Callable[[Path], None], *, prepare: bool = True) -> Image:
-        """Make an image: `fill` gets the empty root directory, `prepare` adds what every sandbox needs. Nothing is left behind when it
-        fails."""
+        """Make an image: `fill` gets the empty root directory, `prepare` adds what every sandbox needs. Nothing is left
+        behind when it fails."""
         image_id = ImageID(new_id())
         tmp = self._dir / f"{_TMP}{image_id}"
         try:
             (tmp / "root").mkdir(parents=True)
-            os.chmod(tmp, 0o711)  # the container's root may be an unprivileged id that must get through; above, the store is 0700
+            os.chmod(
+                tmp, 0o711
+            )  # the container's root may be an unprivileged id that must get through; above, the store is 0700
             os.chmod(tmp / "root", 0o755)
             os.utime(tmp / "root", ns=(MADE_AT_NS, MADE_AT_NS))  # many an archive says nothing of its root
             fill(tmp / "root")
@@ -207,7 +215,9 @@ class ImageStore(Images):
         except OSError as exc:
             self._discard(image_id)
             kind = OutOfSpace if exc.errno in NO_ROOM else InternalError
-            raise kind(f"the image {facts.name} cannot be written to {self._dir}: {exc.strerror or exc}; check the disk") from exc
+            raise kind(
+                f"the image {facts.name} cannot be written to {self._dir}: {exc.strerror or exc}; check the disk"
+            ) from exc
         except BaseException:
             self._discard(image_id)
             raise
@@ -219,7 +229,7 @@ class ImageStore(Images):
             for name in (f"{_TMP}{image_id}", image_id):
                 files.remove_tree(fd, name)
 
-    # -- removing --------------------------------------------------------------------------------------------------------------
+    # -- removing -------------------------------------------------------------------------------------------------------
 
     def remove(self, ref: str) -> None:
         image = self.find(ref)
@@ -241,7 +251,9 @@ def _opened(path: Path) -> Iterator[int]:
 
 def _checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{printable(name.encode())!r} cannot be an image's name; use letters, digits, and `_.:/@-` after the first")
+        raise UsageError(
+            f"{printable(name.encode())!r} cannot be an image's name; use letters, digits, and `_.:/@-` after the first"
+        )
     return name
 
 

@@ -36,7 +36,9 @@ class Cgroup:
         while not self._frozen():
             if time.monotonic() > deadline:
                 self.thaw()
-                raise SandboxFailed(f"a process in {self.directory} cannot be frozen (stuck in the kernel); nothing was captured")
+                raise SandboxFailed(
+                    f"a process in {self.directory} cannot be frozen (stuck in the kernel); nothing was captured"
+                )
             time.sleep(delay)  # the kernel offers no blocking wait on version 1; 50 us doubles to 2 ms
             delay = min(delay * 2, 0.002)
             if self.version == 1:
@@ -55,7 +57,9 @@ class Cgroup:
             with open(f"{self.directory}/{name}", "w") as f:
                 f.write(value)
         except OSError as exc:
-            raise SandboxFailed(f"cannot write {name} of {self.directory}: {exc.strerror}; its container may have died") from exc
+            raise SandboxFailed(
+                f"cannot write {name} of {self.directory}: {exc.strerror}; its container may have died"
+            ) from exc
 
     def _frozen(self) -> bool:
         try:

@@ -1,4 +1,5 @@
-"""What this kernel can do, found out by doing it. Every probe makes the system call, undoes it, and leaves nothing behind.
+"""What this kernel can do, found out by doing it. Every probe makes the system call, undoes it, and leaves nothing
+behind.
 
 A probe returns None when the feature works, else the reason in a few words. None of them raises for a missing feature.
 """
@@ -20,13 +21,16 @@ from snapshotd.types import IdMap
 
 _PROBE_MAP = IdMap(base=1_000_000, count=65536)
 _CGROUP_ROOTS = (
-    ("/sys/fs/cgroup/freezer", "freezer.state", 1), ("/sys/fs/cgroup", "cgroup.freeze", 2), ("/sys/fs/cgroup/unified", "cgroup.freeze", 2),
-)  # fmt: skip
+    ("/sys/fs/cgroup/freezer", "freezer.state", 1),
+    ("/sys/fs/cgroup", "cgroup.freeze", 2),
+    ("/sys/fs/cgroup/unified", "cgroup.freeze", 2),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One thing we need of the kernel: since which version it has it, and how to find out. `probe` gets a directory to work in."""
+    """One thing we need of the kernel: since which version it has it, and how to find out. `probe` gets a directory to
+    work in."""
 
     name: str
     since: str
@@ -173,7 +177,8 @@ def reflink(directory: Path) -> str | None:
 
 
 def project_quotas(directory: Path) -> str | None:
-    """Whether what lies in `directory` can be given limits; where files cannot be reflinked there, whether an XFS image could."""
+    """Whether what lies in `directory` can be given limits; where files cannot be reflinked there, whether an XFS image
+    could."""
     if reflink(directory) is not None:
         return None if os.path.exists("/proc/fs/xfs/xqmstat") else "this kernel's XFS has no quotas, or is not loaded"
     fd = os.open(directory, files.DIR_FLAGS)

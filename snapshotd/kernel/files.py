@@ -1,8 +1,8 @@
 """File operations on directory descriptors that never follow a link out of the tree they were given.
 
-The trees are an attacker's. Rules: a path is resolved with openat2(RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS), or one component at a
-time from a held descriptor; anything but a regular file or directory is held with O_PATH only (a fifo would block, a device acts).
-Names and paths are bytes.
+The trees are an attacker's. Rules: a path is resolved with openat2(RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS), or one
+component at a time from a held descriptor; anything but a regular file or directory is held with O_PATH only (a fifo
+would block, a device acts). Names and paths are bytes.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def open_beneath(dir_fd: int, path: bytes, flags: int, mode: int = 0) -> int:
     """Open `path` (relative, b"" or b"." is the directory itself) below `dir_fd` without following any symbolic link.
 
-    Raises OSError: ELOOP (a component is a link), EXDEV (`..` out of the tree), ENAMETOOLONG over 4095 bytes, and open's own.
+    Raises OSError: ELOOP (a component is a link), EXDEV (`..` out of the tree), ENAMETOOLONG over 4095 bytes, and
+    open's own.
     """
     return _open(dir_fd, path, flags, mode, _BENEATH)
 
 
 def open_in_root(root_fd: int, path: bytes, flags: int) -> int:
-    """Open `path` as a process would whose root is `root_fd`: links are followed and stay inside. Mounts below are not entered.
+    """Open `path` as a process would whose root is `root_fd`: links are followed and stay inside. Mounts below are not
+    entered.
 
-    Raises OSError: ELOOP, EXDEV (a mount), and open's own. What is found may be a fifo or a device: hold it with O_PATH first.
+    Raises OSError: ELOOP, EXDEV (a mount), and open's own. What is found may be a fifo or a device: hold it with O_PATH
+    first.
     """
     return _open(root_fd, path, flags, 0, _IN_ROOT)
 
@@ -108,7 +111,8 @@ def reflink(source_fd: int, target_fd: int) -> bool:
 
 
 def copy_data(source_fd: int, target_fd: int, size: int) -> int:
-    """Copy up to `size` bytes from offset 0 to the empty file `target_fd`: reflink, else data extents only (holes stay).
+    """Copy up to `size` bytes from offset 0 to the empty file `target_fd`: reflink, else data extents only (holes
+    stay).
 
     Returns the logical size of the copy, which is less than `size` if the source was cut meanwhile.
     Time and space are proportional to data, not to holes.
@@ -155,12 +159,14 @@ def fd_path(fd: int) -> str:
 
 
 SHADOWS = ("trusted.SGI_ACL_FILE", "trusted.SGI_ACL_DEFAULT")
-"""Under these names XFS lists its stored form of system.posix_acl_access and _default once more, for root (fs/xfs/xfs_xattr.c). They are
-not the file's: another file system would show them as attributes that nobody has given it."""
+"""Under these names XFS lists its stored form of system.posix_acl_access and _default once more, for root
+(fs/xfs/xfs_xattr.c). They are not the file's: another file system would show them as attributes that nobody has given
+it."""
 
 
 def read_xattrs(path_fd: int) -> dict[bytes, bytes]:
-    """Extended attributes of what `path_fd` (O_PATH is fine) holds, but `SHADOWS`. Raises OSError (E2BIG: more than the kernel lists)."""
+    """Extended attributes of what `path_fd` (O_PATH is fine) holds, but `SHADOWS`. Raises OSError (E2BIG: more than the
+    kernel lists)."""
     path = fd_path(path_fd)
     try:
         names = os.listxattr(path)
@@ -193,9 +199,10 @@ def is_empty_dir(dir_fd: int) -> bool:
 def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> None:
     """Delete `name` below `dir_fd` and everything in it, of any depth, never leaving it and never following a link.
 
-    `one_device`: something may be mounted in it; raises OSError EBUSY then, and what is mounted is not touched (the rest may be gone).
-    Not an error when it is missing. Iterative, one descriptor per level up to 200 levels, then it flattens: what lies deeper is moved
-    up before it is removed, so that neither recursion nor descriptors grow with an attacker's tree.
+    `one_device`: something may be mounted in it; raises OSError EBUSY then, and what is mounted is not touched (the
+    rest may be gone). Not an error when it is missing. Iterative, one descriptor per level up to 200 levels, then it
+    flattens: what lies deeper is moved up before it is removed, so that neither recursion nor descriptors grow with an
+    attacker's tree.
     """
     name = os.fsencode(name)
     try:
@@ -226,7 +233,9 @@ def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> 
                     stack.append((open_dir(fd, child), child, []))
                     _check_device(stack[-1][0], device)
                 else:
-                    aside = b".snapshotd-deep-" + os.urandom(8).hex().encode()  # the tree cannot have a directory of that name waiting
+                    aside = (
+                        b".snapshotd-deep-" + os.urandom(8).hex().encode()
+                    )  # the tree cannot have a directory of that name waiting
                     os.rename(child, aside, src_dir_fd=fd, dst_dir_fd=top)
             except (FileNotFoundError, NotADirectoryError):
                 continue  # changed since it was listed; the next listing tells
@@ -271,13 +280,14 @@ def punch_hole(fd: int, begin: int, size: int) -> None:
 
 
 def trim(fd: int, least_bytes: int) -> None:
-    """Tell the device below the file system that holds `fd` which blocks are free, in pieces of `least_bytes` or more. OSError
-    (EOPNOTSUPP: the device cannot use it)."""
+    """Tell the device below the file system that holds `fd` which blocks are free, in pieces of `least_bytes` or more.
+    OSError (EOPNOTSUPP: the device cannot use it)."""
     fcntl.ioctl(fd, _FITRIM, struct.pack("=QQQ", 0, (1 << 64) - 1, least_bytes))
 
 
 def sync_filesystem(fd: int) -> None:
-    """syncfs(2): returns when everything written to the file system that holds `fd` is durable. Raises OSError (EIO, ENOSPC)."""
+    """syncfs(2): returns when everything written to the file system that holds `fd` is durable. Raises OSError (EIO,
+    ENOSPC)."""
     sc.call("syncfs", fd)
 
 
@@ -291,8 +301,8 @@ def sync_dir(path: Path) -> None:
 
 
 def create_file(path: Path, data: bytes) -> None:
-    """A small new file of the daemon's own, for its owner alone: durable with its name on return, and never half there. Replaces what is
-    there. OSError."""
+    """A small new file of the daemon's own, for its owner alone: durable with its name on return, and never half there.
+    Replaces what is there. OSError."""
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)  # of a creation that was cut off
     fd = os.open(new, _CREATE, 0o600)
@@ -309,8 +319,8 @@ def create_file(path: Path, data: bytes) -> None:
 
 
 def reserve_file(path: Path, size: int) -> None:
-    """A file of the daemon's own that does nothing but hold `size` bytes of the disk. No file where there is no room, or the file system
-    cannot do it. OSError."""
+    """A file of the daemon's own that does nothing but hold `size` bytes of the disk. No file where there is no room,
+    or the file system cannot do it. OSError."""
     fd = os.open(path, _CREATE & ~os.O_EXCL, 0o600)
     try:
         os.posix_fallocate(fd, 0, size)

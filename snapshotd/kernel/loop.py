@@ -1,4 +1,5 @@
-"""Loop devices: which one holds a file, and their nodes in /dev, which a container that was started earlier does not have."""
+"""Loop devices: which one holds a file, and their nodes in /dev, which a container that was started earlier does not
+have."""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ _STATUS_BYTES = 232
 
 
 def device_of(image: Path) -> str | None:
-    """The loop device whose file is `image`, with its node made if it was missing; None when there is none. Raises OSError.
+    """The loop device whose file is `image`, with its node made if it was missing; None when there is none. Raises
+    OSError.
 
-    By identity: the path that sysfs shows is one of the mount namespace that attached it, such as of a container that was killed. Its
-    last part is the file's name everywhere, as long as nobody renames the file.
+    By identity: the path that sysfs shows is one of the mount namespace that attached it, such as of a container that
+    was killed. Its last part is the file's name everywhere, as long as nobody renames the file.
     """
     st = os.stat(image)
     for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
@@ -40,8 +42,9 @@ def device_of(image: Path) -> str | None:
 def ensure_free_node() -> None:
     """Make sure that the node of the device which is attached next is there. Raises OSError.
 
-    The kernel adds devices when all are taken; their nodes appear in the host's /dev, not in one that a container got at its start.
-    Somebody else may take the device before the caller does: then the caller's attempt fails and it asks again.
+    The kernel adds devices when all are taken; their nodes appear in the host's /dev, not in one that a container got
+    at its start. Somebody else may take the device before the caller does: then the caller's attempt fails and it asks
+    again.
     """
     control = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -78,6 +81,7 @@ def _file_behind(name: str) -> tuple[int, int] | None:
 
 
 def _encoded(device: int) -> int:
-    """A device number as the kernel's huge_encode_dev writes it, which is how it comes here: the same as st_dev's in 64 bits."""
+    """A device number as the kernel's huge_encode_dev writes it, which is how it comes here: the same as st_dev's in 64
+    bits."""
     major, minor = os.major(device), os.minor(device)
     return (minor & 0xFF) | (major << 8) | ((minor & ~0xFF) << 12)

@@ -11,15 +11,16 @@ _KEPT_BYTES, _PAD_BYTES, _HEAP_BYTES = 128 << 20, 16 << 20, 32 << 20
 
 
 def keep_freed() -> bool:
-    """From now on what this process frees is given out again instead of going back to the kernel, up to 128 MiB. Buffers of up to 32 MiB
-    come from there, too, and all threads share it. A page that the kernel gives anew is a fault, and is cleared: without this, archiving
-    300 MiB meets twice as many. False when the C library has no such settings (musl); then nothing has changed."""
+    """From now on what this process frees is given out again instead of going back to the kernel, up to 128 MiB.
+    Buffers of up to 32 MiB come from there, too, and all threads share it. A page that the kernel gives anew is a
+    fault, and is cleared: without this, archiving 300 MiB meets twice as many. False when the C library has no such
+    settings (musl); then nothing has changed."""
     return _set((_TRIM_THRESHOLD, _KEPT_BYTES), (_TOP_PAD, _PAD_BYTES), (_MMAP_THRESHOLD, _HEAP_BYTES), (_ARENA_MAX, 1))
 
 
 def share_freed() -> bool:
-    """From now on all threads share what is free. Without this each of many threads keeps what it needed at its busiest. False as in
-    `keep_freed`."""
+    """From now on all threads share what is free. Without this each of many threads keeps what it needed at its
+    busiest. False as in `keep_freed`."""
     return _set((_ARENA_MAX, 1))
 
 
@@ -30,8 +31,8 @@ def give_back() -> bool:
 
 
 def collect_rarely() -> None:
-    """For a process in which next to nothing refers to itself: archiving makes many small values that live until the next batch, and the
-    collector would go through all of them again and again."""
+    """For a process in which next to nothing refers to itself: archiving makes many small values that live until the
+    next batch, and the collector would go through all of them again and again."""
     gc.set_threshold(100_000)
 
 

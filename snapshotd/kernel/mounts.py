@@ -22,15 +22,16 @@ OVERLAY_OPTIONS: tuple[tuple[str, str], ...] = (
 GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNREFUSED)
 """What a FUSE mount answers whose process is gone."""
 _OVERLAY_NEEDS_BYTES = 1 << 20
-"""Free space with which no file system refuses a directory and an attribute: XFS reserves some hundred blocks for them."""
+"""Free space with which no file system refuses a directory and an attribute: XFS reserves some hundred blocks for
+them."""
 
 
 def overlay(lower_fds: Sequence[int], upper_fd: int, work_fd: int) -> int:
     """Build a detached overlay mount and return its file descriptor.
 
-    `lower_fds`: directories, newest first, 1..500. `upper_fd` and `work_fd`: empty directories of one file system and one mount.
-    The mount is `nodev`, `noatime` and `volatile`: making bytes durable is the repository's work, and without it an unmount
-    would write back everything dirty (0.24 ms against 184 ms with 100 MiB dirty).
+    `lower_fds`: directories, newest first, 1..500. `upper_fd` and `work_fd`: empty directories of one file system and
+    one mount. The mount is `nodev`, `noatime` and `volatile`: making bytes durable is the repository's work, and
+    without it an unmount would write back everything dirty (0.24 ms against 184 ms with 100 MiB dirty).
     Raises OSError (ENOSPC: see `_check_whole`); nothing is left behind. Needs Linux 6.13 (layers by file descriptor).
     """
     fs = sc.call("fsopen", "overlay", sc.FSOPEN_CLOEXEC)
@@ -57,9 +58,9 @@ def overlay(lower_fds: Sequence[int], upper_fd: int, work_fd: int) -> int:
 def _check_whole(mount: int, upper_fd: int) -> None:
     """OSError unless the overlay is writable and has all its options.
 
-    On a full disk overlayfs mounts all the same: read-only when it could not make its work directory, and without following redirects
-    when it could not set an attribute there (fs/overlayfs/super.c, ovl_make_workdir). The first shows; of the second only lack of space
-    tells.
+    On a full disk overlayfs mounts all the same: read-only when it could not make its work directory, and without
+    following redirects when it could not set an attribute there (fs/overlayfs/super.c, ovl_make_workdir). The first
+    shows; of the second only lack of space tells.
     """
     upper = os.fstatvfs(upper_fd)
     if upper.f_flag & os.ST_RDONLY:
@@ -97,7 +98,8 @@ def id_mapped_clone(dir_fd: int, userns_fd: int) -> int:
 def seal_here() -> None:
     """Make the mount at "/" of the calling thread's mount namespace read-only, for good.
 
-    Raises OSError EBUSY while any file is open for writing through it, shared writable mappings included; then nothing changed.
+    Raises OSError EBUSY while any file is open for writing through it, shared writable mappings included; then nothing
+    changed.
     """
     attr = sc.MountAttr(sc.MOUNT_ATTR_RDONLY, 0, 0, 0)
     sc.call("mount_setattr", sc.AT_FDCWD, b"/", 0, ctypes.byref(attr), ctypes.sizeof(attr))
@@ -120,8 +122,8 @@ def detach(path: bytes | str) -> None:
 
 
 def answers(place: int | bytes) -> bool:
-    """Whether the process that serves a FUSE mount is there. Asks for its size, which no cache knows. Waits as long as the process does
-    not answer."""
+    """Whether the process that serves a FUSE mount is there. Asks for its size, which no cache knows. Waits as long as
+    the process does not answer."""
     try:
         os.statvfs(place)
     except OSError as exc:
@@ -144,8 +146,8 @@ class MountPoint:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What hangs in a process's root: the id of the mount at "/", and (point, id) of the mounts directly in it, in mount order. Of several
-    on one point the id is that of the topmost."""
+    """What hangs in a process's root: the id of the mount at "/", and (point, id) of the mounts directly in it, in
+    mount order. Of several on one point the id is that of the topmost."""
 
     root_id: int
     points: tuple[tuple[bytes, int], ...]
@@ -178,10 +180,14 @@ def layout(pid: int) -> Layout:
     On the path of every step: reads only the first five fields of each line (proc_pid_mountinfo(5)).
     """
     with open(f"/proc/{pid}/mountinfo", "rb") as f:
-        lines = [line.split(b" ", 5) for line in f.read().split(b"\n")[:-1]]  # a name may hold any other line break, unescaped
+        lines = [
+            line.split(b" ", 5) for line in f.read().split(b"\n")[:-1]
+        ]  # a name may hold any other line break, unescaped
     top = {line[4]: int(line[0]) for line in lines}
     root = next((line[0] for line in reversed(lines) if line[4] == b"/"), b"-1")  # of several, the last lies on top
-    return Layout(int(root), tuple((_unescape(line[4]), top[line[4]]) for line in lines if line[1] == root and line[4] != b"/"))
+    return Layout(
+        int(root), tuple((_unescape(line[4]), top[line[4]]) for line in lines if line[1] == root and line[4] != b"/")
+    )
 
 
 def read_mountinfo(pid: int | str = "self") -> list[MountPoint]:
@@ -193,5 +199,7 @@ def read_mountinfo(pid: int | str = "self") -> list[MountPoint]:
             fields, tail = left.split(b" "), right.rstrip(b"\n").split(b" ")
             point, source = _unescape(fields[4]), _unescape(tail[1])
             options = tail[2] if len(tail) > 2 else b""
-            result.append(MountPoint(int(fields[0]), int(fields[1]), fields[2].decode(), point, tail[0].decode(), source, options))
+            result.append(
+                MountPoint(int(fields[0]), int(fields[1]), fields[2].decode(), point, tail[0].decode(), source, options)
+            )
     return result

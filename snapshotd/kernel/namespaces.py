@@ -1,4 +1,5 @@
-"""Entering a mount or network namespace from one short-lived thread, and making user namespaces: as id maps only, or to live in."""
+"""Entering a mount or network namespace from one short-lived thread, and making user namespaces: as id maps only, or to
+live in."""
 
 from __future__ import annotations
 
@@ -17,11 +18,13 @@ T = TypeVar("T")
 
 
 def in_mount_namespace(ns_fd: int, action: Callable[[], T]) -> T:
-    """Run `action` in a thread of its own that has joined the mount namespace; the rest of the process stays where it is.
+    """Run `action` in a thread of its own that has joined the mount namespace; the rest of the process stays where it
+    is.
 
     The thread's root and working directory are the namespace's root. What `action` raises is raised here.
     Cost: about 0.1 ms for the thread.
     """
+
     def joined() -> T:
         sc.call("unshare", sc.CLONE_FS)  # a thread that shares its root with others may not join a mount namespace
         sc.call("setns", ns_fd, sc.CLONE_NEWNS)
@@ -37,7 +40,8 @@ def mount_namespace_of(pid: int) -> tuple[int, int]:
 
 
 def in_known_mount_namespace(namespace: tuple[int, int], action: Callable[[], T]) -> T:
-    """`in_mount_namespace` for one that is known by name and not held: held, it would outlive its processes, with all mounts in it.
+    """`in_mount_namespace` for one that is known by name and not held: held, it would outlive its processes, with all
+    mounts in it.
 
     ProcessLookupError when no process is left in it. Cost: a look at every process.
     """
@@ -59,8 +63,8 @@ def in_known_mount_namespace(namespace: tuple[int, int], action: Callable[[], T]
 
 
 def in_network_namespace(pid: int, action: Callable[[], T]) -> T:
-    """Run `action` in a thread of its own that has joined the network namespace of a process: sockets it makes belong there for good. What
-    `action` raises is raised here; OSError when the process is gone."""
+    """Run `action` in a thread of its own that has joined the network namespace of a process: sockets it makes belong
+    there for good. What `action` raises is raised here; OSError when the process is gone."""
     ns_fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
     def joined() -> T:
@@ -98,8 +102,8 @@ _CLONE_NEWUSER = 0x10000000
 def user_namespace(id_map: IdMap) -> int:
     """A file descriptor of a user namespace that maps `id_map` and nobody lives in; only for id-mapped mounts.
 
-    Container ids 0..count-1 on disk appear as host ids base..base+count-1. One more extent maps id `count` to host id 0, without
-    which overlayfs cannot create its work directory (EOVERFLOW, and the mount falls back to read-only).
+    Container ids 0..count-1 on disk appear as host ids base..base+count-1. One more extent maps id `count` to host id
+    0, without which overlayfs cannot create its work directory (EOVERFLOW, and the mount falls back to read-only).
     Raises OSError. The helper process that makes it is gone on return.
     """
     return _user_namespace(f"0 {id_map.base} {id_map.count}\n{id_map.count} 0 1\n", 0)
@@ -108,9 +112,9 @@ def user_namespace(id_map: IdMap) -> int:
 def owned_user_namespace(id_map: IdMap, owner: int) -> int:
     """A file descriptor of a user namespace to live in, which belongs to the host's user `owner`.
 
-    What is counted by user (inotify, pending signals, message queues, locked memory) counts in every namespace above as well, for that
-    one's owner. So what lives in a namespace that root has made takes from root of the host: 128 inotify instances, and systemd has none.
-    Raises OSError. The helper process that makes it is gone on return.
+    What is counted by user (inotify, pending signals, message queues, locked memory) counts in every namespace above as
+    well, for that one's owner. So what lives in a namespace that root has made takes from root of the host: 128 inotify
+    instances, and systemd has none. Raises OSError. The helper process that makes it is gone on return.
     """
     return _user_namespace(f"0 {id_map.base} {id_map.count}\n", owner)
 
@@ -122,7 +126,8 @@ def _user_namespace(extents: str, owner: int) -> int:
     if pid == 0:  # child: only async-signal-safe work, the parent is multi-threaded
         done = (not owner or _become(owner)) and _libc.unshare(_CLONE_NEWUSER) == 0
         number = 0 if done else ctypes.get_errno() or errno.EPERM
-        # It has every descriptor of the parent's, clients' connections included: it must not outlive a parent that is killed just now.
+        # It has every descriptor of the parent's, clients' connections included: it must not outlive a parent that is
+        # killed just now.
         _libc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
@@ -134,7 +139,9 @@ def _user_namespace(extents: str, owner: int) -> int:
         said = os.read(ready_r, 1)
         if said != b"\0":
             number = said[0] if said else errno.EPERM
-            raise OSError(number, f"a user namespace cannot be made: {os.strerror(number)} (`sysctl user.max_user_namespaces`)")
+            raise OSError(
+                number, f"a user namespace cannot be made: {os.strerror(number)} (`sysctl user.max_user_namespaces`)"
+            )
         for kind in ("uid_map", "gid_map"):
             with open(f"/proc/{pid}/{kind}", "w") as f:
                 f.write(extents)
@@ -146,6 +153,9 @@ def _user_namespace(extents: str, owner: int) -> int:
 
 
 def _become(owner: int) -> bool:
-    """Be another user, with all capabilities if that is allowed: without them, some machines forbid making user namespaces."""
+    """Be another user, with all capabilities if that is allowed: without them, some machines forbid making user
+    namespaces."""
     _libc.prctl(sc.PR_SET_SECUREBITS, sc.SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
-    return not (_libc.setgroups(0, None) or _libc.setresgid(owner, owner, owner) or _libc.setresuid(owner, owner, owner))
+    return not (
+        _libc.setgroups(0, None) or _libc.setresgid(owner, owner, owner) or _libc.setresuid(owner, owner, owner)
+    )

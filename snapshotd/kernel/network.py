@@ -1,8 +1,8 @@
 """The uplink of a network namespace: taken down and brought up again, with its routes.
 
-An interface that is down passes nothing and keeps its IPv4 addresses. The kernel drops the routes through it; the connected ones come back
-with it, those with a gateway do not, so they are remembered. IPv6 addresses and routes are lost with the interface (unless
-`net.ipv6.conf.*.keep_addr_on_down` is set): neither driver gives a sandbox any.
+An interface that is down passes nothing and keeps its IPv4 addresses. The kernel drops the routes through it; the
+connected ones come back with it, those with a gateway do not, so they are remembered. IPv6 addresses and routes are
+lost with the interface (unless `net.ipv6.conf.*.keep_addr_on_down` is set): neither driver gives a sandbox any.
 Interfaces and routes by ioctl (netdevice(7), `struct rtentry` of linux/route.h): one call each, no program needed.
 """
 
@@ -30,7 +30,12 @@ T = TypeVar("T")
 class _Address(ctypes.Structure):
     """`struct sockaddr_in`, without a port."""
 
-    _fields_ = (("family", ctypes.c_uint16), ("port", ctypes.c_uint16), ("address", ctypes.c_uint8 * 4), ("unused", ctypes.c_uint8 * 8))
+    _fields_ = (
+        ("family", ctypes.c_uint16),
+        ("port", ctypes.c_uint16),
+        ("address", ctypes.c_uint8 * 4),
+        ("unused", ctypes.c_uint8 * 8),
+    )
 
     @classmethod
     def of(cls, address: bytes) -> _Address:
@@ -41,10 +46,20 @@ class _RouteEntry(ctypes.Structure):
     """`struct rtentry`. The metric is one more than the route's ("for binary compatibility")."""
 
     _fields_ = (
-        ("pad1", ctypes.c_ulong), ("target", _Address), ("gateway", _Address), ("mask", _Address), ("flags", ctypes.c_ushort),
-        ("pad2", ctypes.c_short), ("pad3", ctypes.c_ulong), ("pad4", ctypes.c_void_p), ("metric", ctypes.c_short),
-        ("device", ctypes.c_void_p), ("mtu", ctypes.c_ulong), ("window", ctypes.c_ulong), ("irtt", ctypes.c_ushort),
-    )  # fmt: skip
+        ("pad1", ctypes.c_ulong),
+        ("target", _Address),
+        ("gateway", _Address),
+        ("mask", _Address),
+        ("flags", ctypes.c_ushort),
+        ("pad2", ctypes.c_short),
+        ("pad3", ctypes.c_ulong),
+        ("pad4", ctypes.c_void_p),
+        ("metric", ctypes.c_short),
+        ("device", ctypes.c_void_p),
+        ("mtu", ctypes.c_ulong),
+        ("window", ctypes.c_ulong),
+        ("irtt", ctypes.c_ushort),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +83,9 @@ class Uplink:
 
 
 def take_down(pid: int) -> Uplink:
-    """Take every interface but loopback down in the network namespace of a process. OSError; what was taken down before it stays down."""
+    """Take every interface but loopback down in the network namespace of a process. OSError; what was taken down before
+    it stays down."""
+
     def down(control: socket.socket) -> Uplink:
         found = [name for _, name in socket.if_nameindex() if _flags(control, name) & (_UP | _LOOPBACK) == _UP]
         uplink = Uplink(tuple(found), tuple(route for route in _routes() if route.interface in found))
@@ -81,6 +98,7 @@ def take_down(pid: int) -> Uplink:
 
 def bring_up(pid: int, uplink: Uplink) -> None:
     """Undo `take_down`. OSError."""
+
     def up(control: socket.socket) -> None:
         for name in uplink.interfaces:
             _set_flags(control, name, _flags(control, name) | _UP)
@@ -110,14 +128,17 @@ def _set_flags(control: socket.socket, name: str, flags: int) -> None:
 
 
 def _routes() -> list[Route]:
-    """Those through a gateway. The columns are hexadecimal numbers in the machine's byte order (fib_route_seq_show in the kernel)."""
+    """Those through a gateway. The columns are hexadecimal numbers in the machine's byte order (fib_route_seq_show in
+    the kernel)."""
     found = []
     with open(_TABLE) as table:
         next(table, None)
         for line in table:
             interface, target, gateway, flags, _, _, metric, mask = line.split()[:8]
             if int(flags, 16) & _ROUTE_GATEWAY:
-                found.append(Route(interface, _packed(target), _packed(gateway), _packed(mask), int(metric), int(flags, 16)))
+                found.append(
+                    Route(interface, _packed(target), _packed(gateway), _packed(mask), int(metric), int(flags, 16))
+                )
     return found
 
 
@@ -128,9 +149,13 @@ def _packed(text: str) -> bytes:
 def _add(control: socket.socket, route: Route) -> None:
     name = ctypes.create_string_buffer(route.interface.encode())
     entry = _RouteEntry(
-        target=_Address.of(route.target), gateway=_Address.of(route.gateway), mask=_Address.of(route.mask), flags=route.flags,
-        metric=route.metric + 1, device=ctypes.addressof(name),
-    )  # fmt: skip
+        target=_Address.of(route.target),
+        gateway=_Address.of(route.gateway),
+        mask=_Address.of(route.mask),
+        flags=route.flags,
+        metric=route.metric + 1,
+        device=ctypes.addressof(name),
+    )
     try:
         fcntl.ioctl(control, _ADD_ROUTE, bytes(entry))
     except FileExistsError:

@@ -16,8 +16,8 @@ _PIDFD_INFO = struct.Struct("Q52xi")
 
 
 def stat_fields(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat from the third (`state`) on, proc_pid_stat(5). Raises FileNotFoundError or ProcessLookupError when the
-    process is gone."""
+    """The fields of /proc/PID/stat from the third (`state`) on, proc_pid_stat(5). Raises FileNotFoundError or
+    ProcessLookupError when the process is gone."""
     with open(f"/proc/{pid}/stat", "rb") as f:
         return f.read().rpartition(b")")[2].split()  # the name before it may hold anything
 
@@ -31,7 +31,8 @@ def never_executed(fields: list[bytes]) -> bool:
 
 
 def start_time(pid: int) -> int:
-    """When a process was started, in ticks since boot; 0 when it is gone. With its number it names one process for good."""
+    """When a process was started, in ticks since boot; 0 when it is gone. With its number it names one process for
+    good."""
     try:
         return int(stat_fields(pid)[19])
     except (FileNotFoundError, ProcessLookupError):
@@ -39,8 +40,9 @@ def start_time(pid: int) -> int:
 
 
 def wait_status(pid: int, pidfd: int) -> int | None:
-    """How a process ended whose parent is another, as wait(2) says it. None when the kernel does not tell: it still runs, or its parent has
-    reaped it and the kernel is older than 6.15. The caller may look into any process (CAP_SYS_PTRACE)."""
+    """How a process ended whose parent is another, as wait(2) says it. None when the kernel does not tell: it still
+    runs, or its parent has reaped it and the kernel is older than 6.15. The caller may look into any process
+    (CAP_SYS_PTRACE)."""
     info = bytearray(_PIDFD_INFO.size)
     _PIDFD_INFO.pack_into(info, 0, _PIDFD_INFO_EXIT, 0)
     try:

@@ -1,6 +1,8 @@
-"""Project quotas: how much what lies below a directory may take. XFS and ext4 keep them alike, where they are mounted with `prjquota`.
+"""Project quotas: how much what lies below a directory may take. XFS and ext4 keep them alike, where they are mounted
+with `prjquota`.
 
-Source: quotactl(2), ioctl_fs(2) FS_IOC_FSSETXATTR, linux/dqblk_xfs.h. Descriptors are those of directories opened for reading.
+Source: quotactl(2), ioctl_fs(2) FS_IOC_FSSETXATTR, linux/dqblk_xfs.h. Descriptors are those of directories opened for
+reading.
 """
 
 from __future__ import annotations

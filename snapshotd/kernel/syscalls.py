@@ -15,19 +15,41 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 _COMMON = {
-    "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "openat2": 437, "mount_setattr": 442,
+    "open_tree": 428,
+    "move_mount": 429,
+    "fsopen": 430,
+    "fsconfig": 431,
+    "fsmount": 432,
+    "openat2": 437,
+    "mount_setattr": 442,
     "quotactl_fd": 443,
-}  # fmt: skip
+}
 _BY_MACHINE = {
     "x86_64": {
-        "pivot_root": 155, "setns": 308, "umount2": 166, "renameat2": 316, "syncfs": 306, "unshare": 272, "mount": 165, "statx": 332,
-        "fallocate": 285, "keyctl": 250,
+        "pivot_root": 155,
+        "setns": 308,
+        "umount2": 166,
+        "renameat2": 316,
+        "syncfs": 306,
+        "unshare": 272,
+        "mount": 165,
+        "statx": 332,
+        "fallocate": 285,
+        "keyctl": 250,
     },
     "aarch64": {
-        "pivot_root": 41, "setns": 268, "umount2": 39, "renameat2": 276, "syncfs": 267, "unshare": 97, "mount": 40, "statx": 291,
-        "fallocate": 47, "keyctl": 219,
+        "pivot_root": 41,
+        "setns": 268,
+        "umount2": 39,
+        "renameat2": 276,
+        "syncfs": 267,
+        "unshare": 97,
+        "mount": 40,
+        "statx": 291,
+        "fallocate": 47,
+        "keyctl": 219,
     },
-}  # fmt: skip
+}
 NUMBERS: dict[str, int] = {**_COMMON, **_BY_MACHINE.get(platform.machine(), {})}
 
 AT_FDCWD = -100
@@ -65,7 +87,12 @@ class OpenHow(ctypes.Structure):
 class Statx(ctypes.Structure):
     """Of the answer only where the mount's id is (include/uapi/linux/stat.h)."""
 
-    _fields_ = [("mask", ctypes.c_uint32), ("before", ctypes.c_ubyte * 140), ("mnt_id", ctypes.c_uint64), ("after", ctypes.c_ubyte * 104)]
+    _fields_ = [
+        ("mask", ctypes.c_uint32),
+        ("before", ctypes.c_ubyte * 140),
+        ("mnt_id", ctypes.c_uint64),
+        ("after", ctypes.c_ubyte * 104),
+    ]
 
 
 def _convert(arg: object) -> Any:
@@ -79,7 +106,8 @@ def _convert(arg: object) -> Any:
 def call(name: str, *args: object) -> int:
     """Issue a system call. Integers, bytes, str (fs-encoded), None (NULL) and ctypes references are accepted.
 
-    Returns the call's result (>= 0). Raises OSError with errno and the call's name; NotImplementedError on an unknown machine.
+    Returns the call's result (>= 0). Raises OSError with errno and the call's name; NotImplementedError on an unknown
+    machine.
     """
     number = NUMBERS.get(name)
     if number is None:

@@ -1,8 +1,9 @@
 """Who goes first among the threads of this process.
 
-Python runs one thread at a time. A step that seals a layer makes some hundred system calls and gives the interpreter up at each of them; a
-thread that walks a large tree meanwhile takes it every time, and an agent stands still for so much longer. So whoever keeps an agent
-waiting does it in `first()`, and work that may take long calls `give_way()` between two entries.
+Python runs one thread at a time. A step that seals a layer makes some hundred system calls and gives the interpreter up
+at each of them; a thread that walks a large tree meanwhile takes it every time, and an agent stands still for so much
+longer. So whoever keeps an agent waiting does it in `first()`, and work that may take long calls `give_way()` between
+two entries.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _own = _Own()
 
 @contextlib.contextmanager
 def first() -> Iterator[None]:
-    """Inside, this thread goes before those that give way. May be nested; nothing is locked, and nobody waits for long."""
+    """Inside, this thread goes before those that give way. May be nested; nothing is locked, and nobody waits for
+    long."""
     global _going_first
     with _changed:
         _going_first += 1
@@ -46,8 +48,9 @@ def first() -> Iterator[None]:
 
 
 def give_way() -> None:
-    """Wait until no thread goes first, or for 20 ms; whoever waited goes on for as long before it waits again, so steps without a pause
-    between them cost it half of the time at most. Does nothing in a thread that goes first itself. Costs next to nothing if nobody does."""
+    """Wait until no thread goes first, or for 20 ms; whoever waited goes on for as long before it waits again, so steps
+    without a pause between them cost it half of the time at most. Does nothing in a thread that goes first itself.
+    Costs next to nothing if nobody does."""
     if not _going_first or _own.depth:
         return
     began = time.monotonic()

@@ -1,7 +1,8 @@
 """Make a layer that changes a stack, by writing through an overlay that nobody else sees.
 
-The overlay is a detached mount: no process has it in its namespace, and it is gone when the layer is done. So overlayfs itself keeps the
-marks right (whiteouts, opaque directories, hard links), and no running sandbox notices before it is given the layer.
+The overlay is a detached mount: no process has it in its namespace, and it is gone when the layer is done. So overlayfs
+itself keeps the marks right (whiteouts, opaque directories, hard links), and no running sandbox notices before it is
+given the layer.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from snapshotd.types import LayerID, Stack
 
 
 def amend(store: LayerStore, stack: Stack, write: Callable[[int], object]) -> LayerID:
-    """A sealed layer for the top of `stack`, with what `write` changes in the directory that it is given: the root of the whole tree, for
-    reading and writing. The caller holds the stack's layers, and unpins the new one.
+    """A sealed layer for the top of `stack`, with what `write` changes in the directory that it is given: the root of
+    the whole tree, for reading and writing. The caller holds the stack's layers, and unpins the new one.
 
-    Ids are the container's. Raises what `write` raises, NotFound (a layer is gone), OSError; then nothing is left behind.
+    Ids are the container's. Raises what `write` raises, NotFound (a layer is gone), OSError; then nothing is left
+    behind.
     """
     layer = store.create()
     try:
@@ -33,7 +35,10 @@ def amend(store: LayerStore, stack: Stack, write: Callable[[int], object]) -> La
             lowers = [hold(store.open_upper(lower)) for lower in stack.layers]
             lowers.append(hold(store.open_image(stack.image)))
             parent = hold(store.open_layer(layer))
-            parts = [hold(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)) for name in ("upper", "work")]
+            parts = [
+                hold(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent))
+                for name in ("upper", "work")
+            ]
             mount = hold(mounts.overlay(lowers, parts[0], parts[1]))
             write(hold(os.open(".", files.DIR_FLAGS, dir_fd=mount)))
         store.drop_work(layer)

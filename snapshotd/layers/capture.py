@@ -1,14 +1,14 @@
 """The copy path: capture a live upper while processes go on using it.
 
-Taken when the root cannot be pivoted (live processes, open writers). The result is a layer that holds everything the upper holds, so
-it stands on the same stack as the upper does; the upper stays where it is. Two passes: the first copies while processes run, the
-second, frozen, looks at every entry again and copies only what changed meanwhile. What did not change since the last capture is
-hard-linked from that capture's layer, which is immutable. The pause is a walk of the upper (a few microseconds an entry) plus what
-changed in the meantime.
+Taken when the root cannot be pivoted (live processes, open writers). The result is a layer that holds everything the
+upper holds, so it stands on the same stack as the upper does; the upper stays where it is. Two passes: the first copies
+while processes run, the second, frozen, looks at every entry again and copies only what changed meanwhile. What did not
+change since the last capture is hard-linked from that capture's layer, which is immutable. The pause is a walk of the
+upper (a few microseconds an entry) plus what changed in the meantime.
 
-What counts as unchanged: same inode, size, ctime and mtime as when it was last copied. The look is taken before the copy, and since
-Linux 6.13 a change after a look always gives a new ctime. Files under a shared writable mapping can change without one: `volatile`
-names them and they are copied every time, whichever of a file's names it gives.
+What counts as unchanged: same inode, size, ctime and mtime as when it was last copied. The look is taken before the
+copy, and since Linux 6.13 a change after a look always gives a new ctime. Files under a shared writable mapping can
+change without one: `volatile` names them and they are copied every time, whichever of a file's names it gives.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _KEPT_MARKS = (b"trusted.overlay.opaque", b"trusted.overlay.redirect", b"trusted
 """Overlay marks that are part of a layer's meaning. The others (origin, impure, uuid) tie an upper to its mount."""
 
 MAX_PATHS_BYTES = 128 << 20
-"""The paths of everything in the upper are remembered, and each is a walk from the root: a deep tree would take memory and time without
-end."""
+"""The paths of everything in the upper are remembered, and each is a walk from the root: a deep tree would take memory
+and time without end."""
 
 Signature = tuple[int, int, int, int, int, int, int]
 
@@ -56,10 +56,11 @@ def capture(
     frozen: AbstractContextManager[object],
     volatile: Callable[[], set[bytes]],
 ) -> Mirror:
-    """Copy the live `upper` into a new layer. `frozen` stops the sandbox's processes while it is entered; `volatile` is called inside it.
+    """Copy the live `upper` into a new layer. `frozen` stops the sandbox's processes while it is entered; `volatile` is
+    called inside it.
 
-    Returns the new mirror; the caller unpins its layer when a catalog row refers to it. On any error the new layer is removed and the
-    sandbox goes on. Raises OSError (ENOSPC), SandboxFailed, LimitExceeded (`MAX_PATHS_BYTES`).
+    Returns the new mirror; the caller unpins its layer when a catalog row refers to it. On any error the new layer is
+    removed and the sandbox goes on. Raises OSError (ENOSPC), SandboxFailed, LimitExceeded (`MAX_PATHS_BYTES`).
     """
     layer = store.create()
     try:
@@ -215,7 +216,9 @@ class _Copier:
                 os.symlink(os.readlink(name, dir_fd=source_fd), name, dir_fd=fd)
                 os.chown(name, st.st_uid, st.st_gid, dir_fd=fd, follow_symlinks=False)
             else:
-                os.mknod(name, st.st_mode, st.st_rdev, dir_fd=fd)  # fifos, sockets, and whiteouts (character device 0:0)
+                os.mknod(
+                    name, st.st_mode, st.st_rdev, dir_fd=fd
+                )  # fifos, sockets, and whiteouts (character device 0:0)
                 os.chown(name, st.st_uid, st.st_gid, dir_fd=fd, follow_symlinks=False)
                 os.chmod(name, stat.S_IMODE(st.st_mode), dir_fd=fd)
             _copy_xattrs(source_fd, fd, name)
@@ -229,7 +232,9 @@ class _Copier:
                 for mark in files.read_xattrs(target):
                     os.removexattr(target, mark)
                 files.copy_metadata(os.fstat(source), _xattrs(source, path), target)
-                if get_xattr(source, ORIGIN) is not None:  # as `make_whiteout`: its handle means nothing in a lower layer
+                if (
+                    get_xattr(source, ORIGIN) is not None
+                ):  # as `make_whiteout`: its handle means nothing in a lower layer
                     os.setxattr(target, ORIGIN, b"")
             finally:
                 os.close(target)
@@ -275,7 +280,9 @@ def _copy_file(source_dir: int, target_dir: int, name: bytes, st: os.stat_result
         now = os.fstat(source)
         if (now.st_ino, stat.S_IFMT(now.st_mode)) != (st.st_ino, stat.S_IFMT(st.st_mode)):
             raise OSError(errno.ESTALE, "changed while it was being copied", os.fsdecode(name))
-        target = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=target_dir)
+        target = os.open(
+            name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=target_dir
+        )
         try:
             files.copy_data(source, target, now.st_size)
             files.copy_metadata(st, _xattrs(source, name), target)
@@ -289,7 +296,8 @@ def _copy_xattrs(source_dir: int, target_dir: int, name: bytes) -> None:
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     source = os.open(name, flags, dir_fd=source_dir)
     try:
-        # /proc/self/fd follows to exactly what the descriptor holds, a link included; user.* is not allowed on these types
+        # /proc/self/fd follows to exactly what the descriptor holds, a link included; user.* is not allowed on these
+        # types
         xattrs = _xattrs(source, name)
         if xattrs:
             target = os.open(name, flags, dir_fd=target_dir)

@@ -1,4 +1,5 @@
-"""How much a live upper takes, where the file system does not count that itself. Its sandbox goes on writing meanwhile."""
+"""How much a live upper takes, where the file system does not count that itself. Its sandbox goes on writing
+meanwhile."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from snapshotd.trees.lookup import Handles, Node
 
 
 def measure(root_fd: int, most: Used) -> Used:
-    """What the tree takes, or something above `most` once it is more than that in bytes or inodes. A file with several names counts once.
-    What changes while it is looked at is counted or not. Memory and time: one entry for each inode up to `most`."""
+    """What the tree takes, or something above `most` once it is more than that in bytes or inodes. A file with several
+    names counts once. What changes while it is looked at is counted or not. Memory and time: one entry for each inode
+    up to `most`."""
     handles = Handles()
     seen: set[int] = set()
     size = inodes = 0

@@ -1,8 +1,9 @@
-"""Hard links across layers. Overlayfs copies each name of a link group up on its own, so `chmod -R` or `chown -R` over a tree that an
-earlier step made tears its hard links apart. Where both copies ended up the same, they are linked again in the sealed layer.
+"""Hard links across layers. Overlayfs copies each name of a link group up on its own, so `chmod -R` or `chown -R` over
+a tree that an earlier step made tears its hard links apart. Where both copies ended up the same, they are linked again
+in the sealed layer.
 
-Only copies that are equal in every byte and attribute are linked, and only if the parent tree has both names as one file: a name that was
-written or replaced on its own stays on its own.
+Only copies that are equal in every byte and attribute are linked, and only if the parent tree has both names as one
+file: a name that was written or replaced on its own stays on its own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from snapshotd.trees.lookup import Handles, Node
 from snapshotd.trees.view import View
 
 MAX_NAMES = 512
-"""Names looked at for one step; each costs an lstat while the sandbox waits. A tree with more keeps the rest as overlayfs left it."""
+"""Names looked at for one step; each costs an lstat while the sandbox waits. A tree with more keeps the rest as
+overlayfs left it."""
 MAX_CANDIDATES = 64 * MAX_NAMES
 MAX_COMPARED_BYTES = 64 << 20
 _PATH_MAX = 4096
@@ -30,8 +32,8 @@ Group = tuple[bytes, ...]
 
 
 def groups(root_fd: int) -> list[Group]:
-    """The link groups inside one layer: paths that are one file, sorted, at most `MAX_NAMES` of them altogether, none longer than the
-    kernel takes. In a layer with more than `MAX_CANDIDATES` names of such files, some of the groups."""
+    """The link groups inside one layer: paths that are one file, sorted, at most `MAX_NAMES` of them altogether, none
+    longer than the kernel takes. In a layer with more than `MAX_CANDIDATES` names of such files, some of the groups."""
     found: dict[tuple[int, int], list[bytes]] = defaultdict(list)
     handles = Handles()
     try:
@@ -79,7 +81,8 @@ def _path(directory: Node, name: bytes) -> bytes | None:
 
 
 def torn(upper_fd: int, known: Iterable[Group]) -> list[Group]:
-    """Those groups of which the sealed layer holds several names as different files that look alike. Cost: an lstat per name."""
+    """Those groups of which the sealed layer holds several names as different files that look alike. Cost: an lstat per
+    name."""
     found = []
     for group in known:
         alike: dict[tuple[int, ...], list[tuple[int, bytes]]] = defaultdict(list)
@@ -87,12 +90,15 @@ def torn(upper_fd: int, known: Iterable[Group]) -> list[Group]:
             st = _lstat(upper_fd, path)
             if st is not None and stat.S_ISREG(st.st_mode):
                 alike[st.st_size, st.st_mode, st.st_uid, st.st_gid, st.st_mtime_ns].append((st.st_ino, path))
-        found += [tuple(path for _, path in names) for names in alike.values() if len({inode for inode, _ in names}) > 1]
+        found += [
+            tuple(path for _, path in names) for names in alike.values() if len({inode for inode, _ in names}) > 1
+        ]
     return found
 
 
 def relink(upper_fd: int, candidates: Iterable[Group], parent: View) -> int:
-    """Link each candidate's names again that are one file in `parent` and equal in the sealed layer. Returns how many names were linked.
+    """Link each candidate's names again that are one file in `parent` and equal in the sealed layer. Returns how many
+    names were linked.
 
     The layer must be sealed and not in use by anybody who could write. Directory times stay as they are.
     """
@@ -135,7 +141,9 @@ def _equal(root_fd: int, first: bytes, other: bytes) -> bool:
             opened.callback(os.close, fds[-1])
         if os.fstat(fds[0]).st_ino == os.fstat(fds[1]).st_ino or os.fstat(fds[0]).st_size > MAX_COMPARED_BYTES:
             return False
-        attributes = [{k: v for k, v in files.read_xattrs(fd).items() if not k.startswith(b"trusted.overlay.")} for fd in fds]
+        attributes = [
+            {k: v for k, v in files.read_xattrs(fd).items() if not k.startswith(b"trusted.overlay.")} for fd in fds
+        ]
         if attributes[0] != attributes[1]:
             return False
         while piece := os.read(fds[0], _PIECE_BYTES):

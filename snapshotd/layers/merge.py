@@ -1,11 +1,12 @@
 """Combine adjacent layers into one that means the same, whatever lies above and below them.
 
-Files are hard-linked, so a merge costs directories and links, not bytes. That raises the link count and changes the ctime of the linked
-files, in the layers merged too. Directory inodes are new.
+Files are hard-linked, so a merge costs directories and links, not bytes. That raises the link count and changes the
+ctime of the linked files, in the layers merged too. Directory inodes are new.
 
-Why one directory can stand for many: a lookup that comes from above finds the same names, and goes on below the last merged layer under
-the same name or path as it would have after the last of them. A directory's own marks are therefore recomputed from where its search
-ended (`Directory.stopped`, `.rest`), and whiteouts stay wherever something below could come into view.
+Why one directory can stand for many: a lookup that comes from above finds the same names, and goes on below the last
+merged layer under the same name or path as it would have after the last of them. A directory's own marks are therefore
+recomputed from where its search ended (`Directory.stopped`, `.rest`), and whiteouts stay wherever something below could
+come into view.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def merge(layer_fds: Sequence[int], target_fd: int) -> int:
-    """Combine `layer_fds` (directories of sealed layers, newest first, that follow each other in a stack) into `target_fd`.
+    """Combine `layer_fds` (directories of sealed layers, newest first, that follow each other in a stack) into
+    `target_fd`.
 
-    `target_fd`: an empty directory of the layers' file system; it becomes the layer's root, with the newest root's metadata.
-    The result may replace the layers anywhere in a stack. Returns the bytes that its files occupy, which it shares with the layers as long
-    as those are there. Not durable on return. On an error the target holds a part; throw it away.
-    Raises ValueError (no layers, or the target is not empty), OutOfSpace, LimitExceeded (a redirect that no extended attribute can hold),
-    OSError (EXDEV: another file system). Cost: one link per file, one mkdir per directory; nothing is read.
+    `target_fd`: an empty directory of the layers' file system; it becomes the layer's root, with the newest root's
+    metadata. The result may replace the layers anywhere in a stack. Returns the bytes that its files occupy, which it
+    shares with the layers as long as those are there. Not durable on return. On an error the target holds a part; throw
+    it away. Raises ValueError (no layers, or the target is not empty), OutOfSpace, LimitExceeded (a redirect that no
+    extended attribute can hold), OSError (EXDEV: another file system). Cost: one link per file, one mkdir per
+    directory; nothing is read.
     """
     if not layer_fds or not is_empty_dir(target_fd):
         raise ValueError("merge needs at least one layer and an empty target directory")
@@ -43,7 +46,9 @@ def merge(layer_fds: Sequence[int], target_fd: int) -> int:
         merger.run()
     except OSError as exc:
         if exc.errno in NO_ROOM:
-            raise OutOfSpace("cannot merge layers: no space is left in the layer directory; remove trajectories or enlarge it") from exc
+            raise OutOfSpace(
+                "cannot merge layers: no space is left in the layer directory; remove trajectories or enlarge it"
+            ) from exc
         raise
     finally:
         merger.close()
@@ -129,7 +134,8 @@ class _Merger:
         return True
 
     def _copy(self, child: Child, target: Node) -> None:
-        """For a file that has all the names its file system allows (65,000 on ext4): a copy, shared by the names that follow."""
+        """For a file that has all the names its file system allows (65,000 on ext4): a copy, shared by the names that
+        follow."""
         source_fd = os.open(child.name, _READ, dir_fd=self._layers.handles.fd(child.source))
         try:
             fd = os.open(child.name, _CREATE, 0o600, dir_fd=self._out.fd(target))
@@ -161,7 +167,8 @@ class _Merger:
 
 
 def _redirect(directory: Directory, parent: Directory, name: bytes) -> bytes | None:
-    """What the merged directory `name`, whose lower part may exist, needs as a redirect; None if that has its natural path."""
+    """What the merged directory `name`, whose lower part may exist, needs as a redirect; None if that has its natural
+    path."""
     if not directory.absolute:
         return None if directory.rest[0] == name else directory.rest[0]
     path = directory.path_below()

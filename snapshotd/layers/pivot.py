@@ -6,8 +6,8 @@
     4 attach the new root, hang the sub-mounts into it
     5 pivot_root, detach the old root
 
-Every process whose root and working directory were the old root now has the new one. Cost does not depend on how much changed.
-Failures in 4 unseal the old root, so the container goes on as before.
+Every process whose root and working directory were the old root now has the new one. Cost does not depend on how much
+changed. Failures in 4 unseal the old root, so the container goes on as before.
 
 Source: pivot_root(2), mount_setattr(2); measured whole: 1-2.3 ms.
 """
@@ -40,13 +40,14 @@ MAX_SUBMOUNTS = 256
 
 
 class Busy(Exception):  # noqa: N818 - an answer, not a defect
-    """Why the root cannot be sealed: a file is open for writing through it, or a mount in it was moved. Nothing has changed; take the copy
-    path."""
+    """Why the root cannot be sealed: a file is open for writing through it, or a mount in it was moved. Nothing has
+    changed; take the copy path."""
 
 
 @dataclass(slots=True)
 class Target:
-    """A container to pivot: descriptors of its mount namespace and of its id-map user namespace (or None). Close when done."""
+    """A container to pivot: descriptors of its mount namespace and of its id-map user namespace (or None). Close when
+    done."""
 
     pid: int
     id_map: IdMap | None
@@ -55,9 +56,11 @@ class Target:
     root_fd: int = -1
     """The mount that is the container's root now, once it is one of ours."""
     retired: deque[int] = field(default_factory=deque)
-    """Former roots. Letting go of one evicts its inodes, which takes as long as much changed: never while the container waits."""
+    """Former roots. Letting go of one evicts its inodes, which takes as long as much changed: never while the container
+    waits."""
     lowers: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    """Descriptors of lower layers (id-mapped where needed), kept from one pivot to the next: opening and mapping one costs 40 us."""
+    """Descriptors of lower layers (id-mapped where needed), kept from one pivot to the next: opening and mapping one
+    costs 40 us."""
 
     def lower(self, key: str, opener: Callable[[], int]) -> int:
         """The descriptor for a layer or image, from the cache or opened now. It stays the cache's."""
@@ -75,7 +78,8 @@ class Target:
         return fd
 
     def lazy_lower(self, key: str, opener: LazyOpener) -> int:
-        """Like `lower`, for a layer that is served with its ids shifted already, because its file system cannot be id-mapped."""
+        """Like `lower`, for a layer that is served with its ids shifted already, because its file system cannot be
+        id-mapped."""
         if key in self.lowers and not mounts.answers(self.lowers[key]):
             os.close(self.lowers.pop(key))  # its process died, and another may serve it
         if key not in self.lowers:
@@ -120,17 +124,24 @@ class Target:
 
 
 def pivot(
-    target: Target, store: LayerStore, stack: Stack, upper: LayerID, layout: mounts.Layout, *, seal: bool,
+    target: Target,
+    store: LayerStore,
+    stack: Stack,
+    upper: LayerID,
+    layout: mounts.Layout,
+    *,
+    seal: bool,
     announce: Callable[[int], None] = lambda _: None,
-) -> None:  # fmt: skip
+) -> None:
     """Give the container the root `upper` over `stack`, and hang the mounts of its `layout` into it.
 
-    `seal`: the present root is one of ours and must become an immutable layer; raises Busy if it cannot. Without it (the first
-    root of a fresh container, or a rewind that throws the present one away) nothing is sealed. `announce` is told the id of the mount that
-    becomes the root, when everything is prepared.
-    Raises Busy, SandboxFailed when the container is gone or its root cannot hold the sub-mounts, or OSError (ENOSPC). Then the root is as
-    before.
-    The caller makes sure that every live process has its working directory and open files outside the root (see engine/sandbox/quiesce.py).
+    `seal`: the present root is one of ours and must become an immutable layer; raises Busy if it cannot. Without it
+    (the first root of a fresh container, or a rewind that throws the present one away) nothing is sealed. `announce` is
+    told the id of the mount that becomes the root, when everything is prepared.
+    Raises Busy, SandboxFailed when the container is gone or its root cannot hold the sub-mounts, or OSError (ENOSPC).
+    Then the root is as before.
+    The caller makes sure that every live process has its working directory and open files outside the root (see
+    engine/sandbox/quiesce.py).
     """
     with _overlay(target, store, stack, upper) as new_root:
         owner = target.id_map.base if target.id_map else 0
@@ -142,7 +153,8 @@ def pivot(
 
 
 def settle(target: Target) -> None:
-    """Undo what a pivot had begun whose process was killed in the middle of it, or finish it. OSError, SandboxFailed."""
+    """Undo what a pivot had begun whose process was killed in the middle of it, or finish it. OSError,
+    SandboxFailed."""
     found = mounts.read_mountinfo(target.pid)
     prepared = sum(mount.point == b"/proc" and mount.fs_type == "overlay" for mount in found)
     retired = sum(mount.point == b"/" for mount in found) - 1
@@ -171,14 +183,17 @@ def _overlay(target: Target, store: LayerStore, stack: Stack, upper: LayerID) ->
         parent = hold(store.open_layer(upper))
         if target.userns_fd is not None:
             parent = hold(mounts.id_mapped_clone(parent, target.userns_fd))  # upper and work must come from one clone
-        parts = [hold(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)) for name in ("upper", "work")]
+        parts = [
+            hold(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)) for name in ("upper", "work")
+        ]
         mount = hold(mounts.overlay(lowers, parts[0], parts[1]))
         target.trim()
         yield mount
 
 
 def _lower(target: Target, store: LayerStore, layer: LayerID) -> int:
-    """The lazy form has a key of its own, so that the real layer takes its place at the first pivot after it is there."""
+    """The lazy form has a key of its own, so that the real layer takes its place at the first pivot after it is
+    there."""
     opener = store.lazy(layer)
     if opener is not None:
         return target.lazy_lower(f"lazy {layer}", opener)
@@ -186,19 +201,23 @@ def _lower(target: Target, store: LayerStore, layer: LayerID) -> int:
 
 
 def layout_of(target: Target) -> mounts.Layout:
-    """What hangs in the container's root now. SandboxFailed when the container is gone, or has more mounts than any of ours."""
+    """What hangs in the container's root now. SandboxFailed when the container is gone, or has more mounts than any of
+    ours."""
     try:
         found = mounts.layout(target.pid)
     except OSError as exc:
         raise SandboxFailed(f"process {target.pid} is gone: its container died") from exc
     if len(found.points) > MAX_SUBMOUNTS:
-        raise SandboxFailed(f"the sandbox has {len(found.points)} mounts in its root; at most {MAX_SUBMOUNTS} are supported")
+        raise SandboxFailed(
+            f"the sandbox has {len(found.points)} mounts in its root; at most {MAX_SUBMOUNTS} are supported"
+        )
     return found
 
 
 def _clones(points: tuple[tuple[bytes, int], ...], opened: ExitStack) -> list[tuple[bytes, int]]:
-    """The sub-mounts, each as a tree of its own. FileNotFoundError when one is no longer what lies on its point: a clone of a directory of
-    the root would be a mount of it that sealing does not reach, and through which the sandbox could change a snapshot afterwards."""
+    """The sub-mounts, each as a tree of its own. FileNotFoundError when one is no longer what lies on its point: a
+    clone of a directory of the root would be a mount of it that sealing does not reach, and through which the sandbox
+    could change a snapshot afterwards."""
     trees = []
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     opened.callback(os.close, root)
@@ -225,7 +244,9 @@ def _switch(new_root: int, points: tuple[tuple[bytes, int], ...], owner: int, *,
                 raise
             if seal:
                 raise Busy("a mount in the root was moved") from exc
-            raise SandboxFailed(f"a mount of the sandbox was moved while it was to get another root ({exc}); try again") from exc
+            raise SandboxFailed(
+                f"a mount of the sandbox was moved while it was to get another root ({exc}); try again"
+            ) from exc
         if seal:
             try:
                 mounts.seal_here()
@@ -284,7 +305,8 @@ def _hang(new_root: int, point: bytes, tree: int, owner: int) -> None:
 
 
 def _make_spot(new_root: int, relative: bytes, owner: int, *, is_dir: bool) -> int:
-    """Create a missing mount point (directory or file, as the mount is) in the new root's upper layer; returns it as O_PATH."""
+    """Create a missing mount point (directory or file, as the mount is) in the new root's upper layer; returns it as
+    O_PATH."""
     *parents, name = relative.split(b"/")
     directory = os.open(".", files.DIR_FLAGS, dir_fd=new_root)
     try:

@@ -4,14 +4,16 @@
     <root>/<layer id>/work      overlayfs's own scratch directory; only while the layer is live
     <root>/images/<image id>/root
 
-A layer directory exists before any catalog row mentions it and is removed after the last row is gone, so whatever is here and not
-referenced is rubbish: `sweep` removes it. `root` is on a reflink file system where possible (`prepare`): copy-up of a big file is
-then O(1) (opening a 512 MiB file for writing: 0.1 ms on XFS against 369 ms on ext4).
+A layer directory exists before any catalog row mentions it and is removed after the last row is gone, so whatever is
+here and not referenced is rubbish: `sweep` removes it. `root` is on a reflink file system where possible (`prepare`):
+copy-up of a big file is then O(1) (opening a 512 MiB file for writing: 0.1 ms on XFS against 369 ms on ext4).
 
-A layer in use is *held*: by a sandbox that stands on it, a view that reads it. `evict` takes what nobody holds. Three facts about a layer
-are on its own directory: the time of its last use (mtime), its size (an xattr), and whether it is whole (it is there under its id).
+A layer in use is *held*: by a sandbox that stands on it, a view that reads it. `evict` takes what nobody holds. Three
+facts about a layer are on its own directory: the time of its last use (mtime), its size (an xattr), and whether it is
+whole (it is there under its id).
 
-A *lazy* layer is not there yet: its content is served from elsewhere (a FUSE mount) until `publish` puts the real one in its place.
+A *lazy* layer is not there yet: its content is served from elsewhere (a FUSE mount) until `publish` puts the real one
+in its place.
 
 Concurrency: thread-safe; two calls never work on one layer id.
 """
@@ -39,10 +41,11 @@ from snapshotd.types import ImageID, LayerID, Stack, new_id
 
 MAX_IMAGE_BYTES, MIN_IMAGE_BYTES = 1 << 40, 1 << 30
 IMAGE_SHARE = 0.9
-"""The sparse XFS image may grow to this part of what was free when it was made. It takes only what is written; a sandbox that fills it
-meets "no space left" inside, before the disk below is full and the image's own journal fails."""
+"""The sparse XFS image may grow to this part of what was free when it was made. It takes only what is written; a
+sandbox that fills it meets "no space left" inside, before the disk below is full and the image's own journal fails."""
 _MOUNT_TRIES = 5
-"""A device that was seen may be detached, and a free one taken, before the mount: in a busy container more than once."""
+"""A device that was seen may be detached, and a free one taken, before the mount: in a busy container more than
+once."""
 READY_LAYERS = 4
 DISK_SHARE = 0.5
 """How much of the file system that holds the layers one sandbox may take, where nobody says how much."""
@@ -109,7 +112,8 @@ class LayerStore:
         return self._make()
 
     def make_ahead(self) -> None:
-        """Have `READY_LAYERS` empty layers at hand, so that a step need not wait for the file system's journal. OutOfSpace."""
+        """Have `READY_LAYERS` empty layers at hand, so that a step need not wait for the file system's journal.
+        OutOfSpace."""
         while True:
             with self._lock:
                 if len(self._ready) >= READY_LAYERS:
@@ -168,7 +172,9 @@ class LayerStore:
     def view(self, stack: Stack) -> View:
         """The stack as one tree, for reading; its layers are held until the caller closes it. NotFound."""
         if not self.hold(stack.layers):
-            raise NotFound(f"a layer of this snapshot is missing in {self.root}: its files can only come from the repository")
+            raise NotFound(
+                f"a layer of this snapshot is missing in {self.root}: its files can only come from the repository"
+            )
         try:
             with ExitStack() as opened:
                 fds = []
@@ -182,10 +188,12 @@ class LayerStore:
             self.release(stack.layers)
             raise
 
-    # -- who is using what -----------------------------------------------------------------------------------------------------
+    # -- who is using what
+    # ----------------------------------------------------------------------------------------------
 
     def hold(self, layers: Iterable[LayerID]) -> bool:
-        """Keep layers from being evicted until `release`, all or none. False when one is not there. Notes that they were used."""
+        """Keep layers from being evicted until `release`, all or none. False when one is not there. Notes that they
+        were used."""
         wanted = tuple(layers)
         with self._lock:
             for layer in wanted:
@@ -260,7 +268,8 @@ class LayerStore:
         return found
 
     def evict(self, layer: LayerID) -> bool:
-        """Delete a layer unless it is held. Its content must be in the repository. A layer is there or not there, also after a crash."""
+        """Delete a layer unless it is held. Its content must be in the repository. A layer is there or not there, also
+        after a crash."""
         with self._lock:
             if self._held[layer] > 0 or layer in self._lazy:
                 return False
@@ -270,7 +279,8 @@ class LayerStore:
         self._empty_trash(layer)
         return True
 
-    # -- layers that are not there yet ---------------------------------------------------------------------------------------------
+    # -- layers that are not there yet
+    # ----------------------------------------------------------------------------------
 
     def expect(self, layer: LayerID, opener: LazyOpener) -> None:
         """Announce a lazy layer: it counts as present from now on, and is pinned."""
@@ -303,11 +313,11 @@ class LayerStore:
             self._lazy.pop(layer, None)
             self._pins.discard(layer)
 
-    # -- live layers -----------------------------------------------------------------------------------------------------------------
+    # -- live layers ----------------------------------------------------------------------------------------------------
 
     def room(self, stack: Stack, disk_bytes: int) -> quota.Used:
-        """How much may be written above `stack` by a sandbox whose layers may take `disk_bytes` together (0: `DISK_SHARE`). A layer whose
-        size is not known yet counts as nothing."""
+        """How much may be written above `stack` by a sandbox whose layers may take `disk_bytes` together (0:
+        `DISK_SHARE`). A layer whose size is not known yet counts as nothing."""
         disk_bytes = disk_bytes or self._disk_bytes
         with self._lock:
             known = self._known_sizes()
@@ -315,11 +325,11 @@ class LayerStore:
         return quota.Used(left, left // _BYTES_PER_INODE)
 
     def limit(self, layer: LayerID, room: quota.Used) -> None:
-        """Let an empty layer that becomes a live upper take no more than this, where the file system can see to it. Before anything is in
-        it. OutOfSpace.
+        """Let an empty layer that becomes a live upper take no more than this, where the file system can see to it.
+        Before anything is in it. OutOfSpace.
 
-        Only upper and work count to the project: a directory that hands its project on takes no hard link from elsewhere (EXDEV), as
-        merges and copies make them, so no layer is made in one that does.
+        Only upper and work count to the project: a directory that hands its project on takes no hard link from
+        elsewhere (EXDEV), as merges and copies make them, so no layer is made in one that does.
         """
         if not self.quotas:
             return
@@ -360,7 +370,8 @@ class LayerStore:
             os.close(below)
 
     def unchanged(self, layer: LayerID, stack: Stack) -> bool:
-        """Whether a live upper holds nothing: no entry, and its root directory looks like the stack's. One readdir, two stats."""
+        """Whether a live upper holds nothing: no entry, and its root directory looks like the stack's. One readdir, two
+        stats."""
         below = self._open_top(stack)
         try:
             upper = os.open(f"{layer}/upper", files.DIR_FLAGS, dir_fd=self._fd)
@@ -380,7 +391,8 @@ class LayerStore:
         files.remove_tree(self._fd, f"{layer}/work")
 
     def remove(self, layer: LayerID) -> None:
-        """Delete a layer. Not an error when it is missing, or somebody else deletes it just now. Cost: proportional to its entries."""
+        """Delete a layer. Not an error when it is missing, or somebody else deletes it just now. Cost: proportional to
+        its entries."""
         with self._lock:
             self._pins.discard(layer)
             if not self._taken(layer):
@@ -388,7 +400,8 @@ class LayerStore:
         self._empty_trash(layer)
 
     def _taken(self, layer: LayerID) -> bool:
-        """Take a layer away from everybody else, so that one deletes it. False when it is not there. Caller holds the lock."""
+        """Take a layer away from everybody else, so that one deletes it. False when it is not there. Caller holds the
+        lock."""
         try:
             os.rename(layer, _TRASH + layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         except FileNotFoundError:
@@ -407,7 +420,8 @@ class LayerStore:
             self._trimmer.wanted()
 
     def revive(self, upper: LayerID, stack: Stack) -> bool:
-        """Take over a live upper of an earlier daemon, pinned, and the layers below it, held. False when one is not there."""
+        """Take over a live upper of an earlier daemon, pinned, and the layers below it, held. False when one is not
+        there."""
         if upper not in self.layers() or not self.hold(stack.layers):
             return False
         with self._lock:
@@ -464,19 +478,22 @@ def _root_identity(fd: int) -> tuple[object, ...]:
 
 def _space(exc: OSError, doing: str) -> OSError | OutOfSpace:
     if exc.errno in NO_ROOM:
-        return OutOfSpace(f"cannot {doing}: the state directory's disk is full; free space or remove trajectories with `snapshotd rm`")
+        return OutOfSpace(
+            f"cannot {doing}: the state directory's disk is full; free space or remove trajectories with `snapshotd rm`"
+        )
     return exc
 
 
-# -- choosing the file system ------------------------------------------------------------------------------------------------
+# -- choosing the file system ---------------------------------------------------------------------------------------
 
 
 def prepare(state_dir: Path) -> LayerStore:
-    """Open the layer store of a state directory: `<state>/layers`, directly if files can be reflinked there, else on a sparse XFS image
-    `<state>/layers.img` mounted over it (root, xfsprogs and a loop device), else plainly.
+    """Open the layer store of a state directory: `<state>/layers`, directly if files can be reflinked there, else on a
+    sparse XFS image `<state>/layers.img` mounted over it (root, xfsprogs and a loop device), else plainly.
 
-    The choice is made once: an existing image is always used again. A loop device that still holds the image from before a crash is
-    reused, since two devices on one image would corrupt it. Raises Unsupported when an existing image cannot be mounted.
+    The choice is made once: an existing image is always used again. A loop device that still holds the image from
+    before a crash is reused, since two devices on one image would corrupt it. Raises Unsupported when an existing image
+    cannot be mounted.
     """
     directory, image = state_dir / "layers", state_dir / "layers.img"
     directory.mkdir(mode=0o700, exist_ok=True)
@@ -507,10 +524,15 @@ def _make_image(image: Path) -> bool:
             room = int(free.f_bavail * free.f_frsize * IMAGE_SHARE)
             os.truncate(f.fileno(), min(max(room, MIN_IMAGE_BYTES), MAX_IMAGE_BYTES))
         subprocess.run(
-            ["mkfs.xfs", "-q", "-f", "-m", "reflink=1", str(temporary)], check=True, capture_output=True, stdin=subprocess.DEVNULL
+            ["mkfs.xfs", "-q", "-f", "-m", "reflink=1", str(temporary)],
+            check=True,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.CalledProcessError):
-        temporary.unlink(missing_ok=True)  # no mkfs.xfs, or a file system without big sparse files: the plain directory serves
+        temporary.unlink(
+            missing_ok=True
+        )  # no mkfs.xfs, or a file system without big sparse files: the plain directory serves
         return False
     os.rename(temporary, image)
     return True
@@ -535,7 +557,9 @@ def _mount_image(image: Path, directory: Path) -> None:
             if result.returncode == 0:
                 return
             reason = result.stderr.strip()
-    raise Unsupported(f"cannot mount the layer image {image}: {reason}; it needs root, XFS and a free loop device (`snapshotd doctor`)")
+    raise Unsupported(
+        f"cannot mount the layer image {image}: {reason}; it needs root, XFS and a free loop device (`snapshotd doctor`)"
+    )
 
 
 def release(store: LayerStore) -> None:

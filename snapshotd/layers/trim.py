@@ -1,7 +1,9 @@
-"""Gives the space of layers that went back to the disk on which the layers' image lies, by punching holes into the image.
+"""Gives the space of layers that went back to the disk on which the layers' image lies, by punching holes into the
+image.
 
-FITRIM after removals rather than the mount option `discard`: that gives blocks back when XFS writes its log, up to half a minute later, and
-makes removals slower; a trim after 500 MB in 20,000 files went takes 60 ms, another one 2 ms (60 GB image on ext4).
+FITRIM after removals rather than the mount option `discard`: that gives blocks back when XFS writes its log, up to half
+a minute later, and makes removals slower; a trim after 500 MB in 20,000 files went takes 60 ms, another one 2 ms (60 GB
+image on ext4).
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ _log = logging.getLogger(__name__)
 
 
 class Trimmer:
-    """One thread that trims the file system that holds `fd`: now, for what an earlier daemon left, and after each `wanted`."""
+    """One thread that trims the file system that holds `fd`: now, for what an earlier daemon left, and after each
+    `wanted`."""
 
     def __init__(self, fd: int) -> None:
         self._fd = os.dup(fd)

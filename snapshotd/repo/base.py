@@ -3,19 +3,21 @@
     spool        what a step has just written (tool outputs): complete after kill -9, one file per content, until it is archived
     repository   everything *stored*: contents in chunks, trees, records, in packs with an index
 
-An *object* is immutable and known by its id, the keyed BLAKE3-256 of its plain bytes in hexadecimal (64 characters). The key is the
-repository's, and another one is derived from it for each kind, so that a file can never pass as a tree. There are:
+An *object* is immutable and known by its id, the keyed BLAKE3-256 of its plain bytes in hexadecimal (64 characters).
+The key is the repository's, and another one is derived from it for each kind, so that a file can never pass as a tree.
+There are:
 
     content   the bytes of a file or a tool output, of any length. Its id (`BlobID`) is the hash of all its bytes however it is cut.
     tree      one directory: its own metadata and its entries, which name contents and further trees (`TreeID`)
     record    a small JSON document about a snapshot, trajectory, image (`RecordID`), from which the catalog can be rebuilt
 
-Durability: what was saved is durable when `flush` has returned, and not before. After a crash, objects whose flush did not return are
-there or not there, each as a whole. A failed flush is fatal for what it covered: OSError, and the writer refuses everything after it.
-Concurrency: one writer per repository, in one process; any number of readers in any number of processes, at any time, also during
-garbage collection. Readers are thread-safe; the writer is not.
-Errors: NotFound (no such object), DataLoss (stored bytes are missing or damaged; names object and pack), OutOfSpace (nothing half saved;
-the writer goes on working when there is space), VersionMismatch (written by a newer version), OSError.
+Durability: what was saved is durable when `flush` has returned, and not before. After a crash, objects whose flush did
+not return are there or not there, each as a whole. A failed flush is fatal for what it covered: OSError, and the writer
+refuses everything after it. Concurrency: one writer per repository, in one process; any number of readers in any number
+of processes, at any time, also during garbage collection. Readers are thread-safe; the writer is not.
+Errors: NotFound (no such object), DataLoss (stored bytes are missing or damaged; names object and pack), OutOfSpace
+(nothing half saved; the writer goes on working when there is space), VersionMismatch (written by a newer version),
+OSError.
 
     spool.py, spool_format.py   the spool and the bytes of its files
     key.py                      the key
@@ -50,10 +52,11 @@ class ObjectKind(IntEnum):
 class TreeEntry(NamedTuple):
     """One entry of a stored directory. Ids are the container's; `mode` is permission bits only (12 bits).
 
-    FILE: `size` (logical), `content` (None if there is no data), `extents`: None, or for a sparse file the (offset, length) of its data
-    in ascending order; `content` then is their bytes joined. SYMLINK: `target`. Devices: `rdev` (as st_rdev). DIRECTORY: `tree`.
-    `link`: 0, or the hard link group (64 bits): the entries of one tree with the same number are names of one inode, `nlink` of them.
-    `xattrs`: sorted by name; overlayfs's own (`trusted.overlay.*`) never.
+    FILE: `size` (logical), `content` (None if there is no data), `extents`: None, or for a sparse file the (offset,
+    length) of its data in ascending order; `content` then is their bytes joined. SYMLINK: `target`. Devices: `rdev` (as
+    st_rdev). DIRECTORY: `tree`. `link`: 0, or the hard link group (64 bits): the entries of one tree with the same
+    number are names of one inode, `nlink` of them. `xattrs`: sorted by name; overlayfs's own (`trusted.overlay.*`)
+    never.
     """
 
     name: bytes
@@ -75,9 +78,10 @@ class TreeEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One stored directory: `own` is its own metadata (name b"", kind DIRECTORY, tree None); `entries` sorted by the bytes of their names,
-    each name once, none empty, `.`, `..` or with a slash or NUL in it. A sub-directory's entry carries only `name`, `kind` and `tree`
-    (the other fields are zero): its metadata are in its own object, so that a change of them is a change of its id."""
+    """One stored directory: `own` is its own metadata (name b"", kind DIRECTORY, tree None); `entries` sorted by the
+    bytes of their names, each name once, none empty, `.`, `..` or with a slash or NUL in it. A sub-directory's entry
+    carries only `name`, `kind` and `tree` (the other fields are zero): its metadata are in its own object, so that a
+    change of them is a change of its id."""
 
     own: TreeEntry
     entries: tuple[TreeEntry, ...]
@@ -85,7 +89,8 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a writer has added since it was opened, in bytes and objects: what the packs grew by, and the plain bytes seen."""
+    """What a writer has added since it was opened, in bytes and objects: what the packs grew by, and the plain bytes
+    seen."""
 
     objects: int
     packed_bytes: int
@@ -125,19 +130,21 @@ class Repository(ABC):
 
     @abstractmethod
     def load(self, content: BlobID) -> Iterator[bytes]:
-        """A content from its beginning, in pieces of at most 1 MiB. NotFound at the call. Every byte is checked, chunk by chunk and as a
-        whole; DataLoss is raised at the latest at the end, and always before wrong data would pass as complete."""
+        """A content from its beginning, in pieces of at most 1 MiB. NotFound at the call. Every byte is checked, chunk
+        by chunk and as a whole; DataLoss is raised at the latest at the end, and always before wrong data would pass as
+        complete."""
 
     def load_many(self, contents: Sequence[BlobID]) -> list[bytes | memoryview | None]:
-        """Small contents at once, verified, in their order: much faster than one by one. None is no answer: it may be large, missing,
-        damaged or something else that `load` gives or explains. Memory: some 20 MiB at most, whatever was asked for. NotFound for what
-        is no id."""
+        """Small contents at once, verified, in their order: much faster than one by one. None is no answer: it may be
+        large, missing, damaged or something else that `load` gives or explains. Memory: some 20 MiB at most, whatever
+        was asked for. NotFound for what is no id."""
         return [None] * len(contents)
 
     @abstractmethod
     def read(self, content: BlobID, offset: int, length: int) -> bytes:
-        """Bytes of a content from `offset` (less than `length` at the end, b"" beyond it). Every chunk they come from is checked; recent
-        ones come from memory (bounded). Cost: the chunks touched, each with at most the bounded chain of deltas."""
+        """Bytes of a content from `offset` (less than `length` at the end, b"" beyond it). Every chunk they come from
+        is checked; recent ones come from memory (bounded). Cost: the chunks touched, each with at most the bounded
+        chain of deltas."""
 
 
 class PlainFile(NamedTuple):
@@ -152,30 +159,33 @@ class PlainFile(NamedTuple):
 class RepositoryWriter(Repository):
     """Reading and writing. What was saved can be read at once by this object, by others after `flush`.
 
-    `previous`: the earlier version of the same thing (same path in the parent's tree), which a delta may be made against. A hint: it may
-    be None, missing or anything. What exists already is not saved again. All of it may return before the bytes are in a file.
+    `previous`: the earlier version of the same thing (same path in the parent's tree), which a delta may be made
+    against. A hint: it may be None, missing or anything. What exists already is not saved again. All of it may return
+    before the bytes are in a file.
     """
 
     saved: Saved
     epoch: str
-    """Another one whenever what was not flushed was given up: what was saved in an earlier epoch, and not flushed in it, may be nowhere."""
+    """Another one whenever what was not flushed was given up: what was saved in an earlier epoch, and not flushed in
+    it, may be nowhere."""
 
     @abstractmethod
     def save_bytes(self, data: bytes, previous: BlobID | None = None, name: bytes | None = None) -> BlobID:
-        """Save a content that is in memory (any size; meant for up to some MiB). `name`: that of the file, if it is one: when it is new,
-        a delta may be made against another file whose name ends alike. A hint."""
+        """Save a content that is in memory (any size; meant for up to some MiB). `name`: that of the file, if it is
+        one: when it is new, a delta may be made against another file whose name ends alike. A hint."""
 
     @abstractmethod
     def save_content(self, read: Reader, previous: BlobID | None = None) -> BlobID:
         """Save a content from a reader, in constant memory. What `read` raises passes through; nothing is kept then."""
 
     def save_files(self, dir_fd: int, files: Sequence[PlainFile]) -> Callable[[], list[BlobID | None]] | None:
-        """Begin to save the contents of new files in a directory, in other processes. None: there are no such processes (yet), or they are
-        not worth it for so little. `dir_fd` is not needed any more on return.
+        """Begin to save the contents of new files in a directory, in other processes. None: there are no such processes
+        (yet), or they are not worth it for so little. `dir_fd` is not needed any more on return.
 
-        What is returned waits, and gives their ids in order: None for each that is not what `PlainFile` says (any more), which the caller
-        has to save by itself. Unlike others these contents can be read after `flush` only. InternalError, besides what others raise: such a
-        process was killed; nothing since the last flush is saved, do it again.
+        What is returned waits, and gives their ids in order: None for each that is not what `PlainFile` says (any
+        more), which the caller has to save by itself. Unlike others these contents can be read after `flush` only.
+        InternalError, besides what others raise: such a process was killed; nothing since the last flush is saved, do
+        it again.
         """
         return None
 
@@ -192,7 +202,7 @@ class RepositoryWriter(Repository):
         """Return when everything saved is durable: packs, then index. Nothing to do costs nothing."""
 
 
-# -- keeping it small and whole ------------------------------------------------------------------------------------------------
+# -- keeping it small and whole -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +216,8 @@ class Roots:
 
 @dataclass(frozen=True, slots=True)
 class Reclaimed:
-    """What a collection did, or would do if dry: `freed_bytes` is by how much the packs shrink, `packs_bytes` what they take afterwards."""
+    """What a collection did, or would do if dry: `freed_bytes` is by how much the packs shrink, `packs_bytes` what they
+    take afterwards."""
 
     freed_bytes: int
     packs_bytes: int
@@ -216,7 +227,8 @@ class Reclaimed:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong, in words. `owner` and `path` name the first that needs the object; None: nothing does, or unknown."""
+    """One thing that is wrong, in words. `owner` and `path` name the first that needs the object; None: nothing does,
+    or unknown."""
 
     what: str
     pack: str | None = None
@@ -236,10 +248,16 @@ class CheckResult:
     owners: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        faults = [[f.what, f.pack, f.object_id, f.owner, f.path.hex() if f.path is not None else None] for f in self.faults]
+        faults = [
+            [f.what, f.pack, f.object_id, f.owner, f.path.hex() if f.path is not None else None] for f in self.faults
+        ]
         return {
-            "objects": self.objects, "packs": self.packs, "bytes_read": self.bytes_read, "faults": faults, "owners": list(self.owners)
-        }  # fmt: skip
+            "objects": self.objects,
+            "packs": self.packs,
+            "bytes_read": self.bytes_read,
+            "faults": faults,
+            "owners": list(self.owners),
+        }
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> CheckResult:
@@ -266,28 +284,32 @@ class RepairResult:
 
 
 class Maintenance(ABC):
-    """The writer's process only. Each may be cut off anywhere and run again. What an archive that failed half way left unflushed is given
-    up by a collection and by a repair, since it may lie in packs, or build upon objects, that go: whoever saved it saves it again."""
+    """The writer's process only. Each may be cut off anywhere and run again. What an archive that failed half way left
+    unflushed is given up by a collection and by a repair, since it may lie in packs, or build upon objects, that go:
+    whoever saved it saves it again."""
 
     @abstractmethod
     def writer(self) -> RepositoryWriter:
-        """The repository, opened for writing at the first call, and again where a write has failed. A repair ends it: ask again afterwards.
-        DataLoss, VersionMismatch."""
+        """The repository, opened for writing at the first call, and again where a write has failed. A repair ends it:
+        ask again afterwards. DataLoss, VersionMismatch."""
 
     @abstractmethod
-    def collect(self, roots: Roots, *, grace_s: float, now: float, dry_run: bool, progress: Callable[[str], object]) -> Reclaimed:
-        """Remove what the roots do not reach, from packs older than the grace period. Deltas keep their bases. Needs room for one pack at
-        most; packs in which nothing lives go first, so it works on a full disk. `now`: seconds since the epoch. DataLoss (naming what)
-        when something that a root needs is missing: then nothing is removed."""
+    def collect(
+        self, roots: Roots, *, grace_s: float, now: float, dry_run: bool, progress: Callable[[str], object]
+    ) -> Reclaimed:
+        """Remove what the roots do not reach, from packs older than the grace period. Deltas keep their bases. Needs
+        room for one pack at most; packs in which nothing lives go first, so it works on a full disk. `now`: seconds
+        since the epoch. DataLoss (naming what) when something that a root needs is missing: then nothing is removed."""
 
     @abstractmethod
     def check(self, roots: Roots, *, read_data: bool, progress: Callable[[str], object]) -> CheckResult:
-        """Verify index, packs and everything the roots reach; with `read_data` also every object against its id. Changes nothing; damage is
-        a result."""
+        """Verify index, packs and everything the roots reach; with `read_data` also every object against its id.
+        Changes nothing; damage is a result."""
 
     @abstractmethod
     def repair(self, progress: Callable[[str], object]) -> RepairResult:
-        """Rebuild the index from the packs, and packs without their damaged frames. Changes nothing in a healthy repository."""
+        """Rebuild the index from the packs, and packs without their damaged frames. Changes nothing in a healthy
+        repository."""
 
 
 class BlobWriter(ABC):
@@ -302,7 +324,8 @@ class BlobWriter(ABC):
 
     @abstractmethod
     def save(self) -> BlobID:
-        """Finish: the blob is complete and visible (it survives kill -9; power loss after `flush`). Returns its id. Call once."""
+        """Finish: the blob is complete and visible (it survives kill -9; power loss after `flush`). Returns its id.
+        Call once."""
 
     @abstractmethod
     def discard(self) -> None:
@@ -316,9 +339,11 @@ class BlobWriter(ABC):
 
 
 class Spool(ABC):
-    """Contents that were captured and are not stored yet. A blob's id is the content's id in the repository of the same key.
+    """Contents that were captured and are not stored yet. A blob's id is the content's id in the repository of the same
+    key.
 
-    Errors: NotFound (no such blob), DataLoss (its bytes are damaged), OutOfSpace (disk full; nothing was saved). Thread-safe.
+    Errors: NotFound (no such blob), DataLoss (its bytes are damaged), OutOfSpace (disk full; nothing was saved).
+    Thread-safe.
     """
 
     @abstractmethod
@@ -337,9 +362,9 @@ class Spool(ABC):
 
     @abstractmethod
     def load_blob(self, blob_id: BlobID) -> Iterator[bytes]:
-        """The blob's plain bytes in pieces of at most 1 MiB. NotFound comes at the call; a blob that is removed afterwards is still read
-        whole. Every byte is checked: DataLoss is raised at the latest when the end is reached, and always before wrong data would pass as
-        complete."""
+        """The blob's plain bytes in pieces of at most 1 MiB. NotFound comes at the call; a blob that is removed
+        afterwards is still read whole. Every byte is checked: DataLoss is raised at the latest when the end is reached,
+        and always before wrong data would pass as complete."""
 
     @abstractmethod
     def size_bytes(self, blob_id: BlobID) -> int:
@@ -347,7 +372,8 @@ class Spool(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Return when everything saved so far is durable against power loss. A failure is fatal for what was not flushed: OSError."""
+        """Return when everything saved so far is durable against power loss. A failure is fatal for what was not
+        flushed: OSError."""
 
     @abstractmethod
     def blobs(self) -> Iterator[BlobID]:

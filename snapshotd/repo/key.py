@@ -20,7 +20,8 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def load_key(directory: Path) -> bytes:
-    """The repository's key (32 bytes), made if this is a new repository. DataLoss when it is damaged, or missing while there are blobs."""
+    """The repository's key (32 bytes), made if this is a new repository. DataLoss when it is damaged, or missing while
+    there are blobs."""
     path = directory / "key"
     try:
         fd = os.open(path, _READ)
@@ -36,7 +37,9 @@ def load_key(directory: Path) -> bytes:
         os.close(fd)
     end = len(_MAGIC) + _KEY_BYTES
     if data[: len(_MAGIC)] != _MAGIC or xxhash.xxh3_128_digest(data[:end]) != data[end:]:
-        raise DataLoss(f"the key of the repository {directory} is damaged, and without it no blob can be checked: restore {path}")
+        raise DataLoss(
+            f"the key of the repository {directory} is damaged, and without it no blob can be checked: restore {path}"
+        )
     return data[len(_MAGIC) : end]
 
 

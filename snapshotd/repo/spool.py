@@ -4,14 +4,14 @@
     <directory>/blobs/ab/<blob id>  one blob; `ab` are the first two characters of its id
     <directory>/tmp/                blobs being written; emptied at open, so one process at a time may own a directory
 
-A blob's id is the keyed BLAKE3-256 of its plain bytes, in hexadecimal. The key is 32 random bytes per repository: whoever controls
-the content (an agent does) can neither foretell an id nor search for two contents with the same one.
+A blob's id is the keyed BLAKE3-256 of its plain bytes, in hexadecimal. The key is 32 random bytes per repository:
+whoever controls the content (an agent does) can neither foretell an id nor search for two contents with the same one.
 
 `spool_format.py` has the bytes of a blob file, `key.py` those of the key file.
 
-Write order: the file is complete under its temporary name before it gets its final one; so after `kill -9` a blob is whole or not
-there. After power loss a blob that was not flushed may be missing, empty or cut: loading it says DataLoss, and saving the same content
-again replaces it.
+Write order: the file is complete under its temporary name before it gets its final one; so after `kill -9` a blob is
+whole or not there. After power loss a blob that was not flushed may be missing, empty or cut: loading it says DataLoss,
+and saving the same content again replaces it.
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ _BLOB_ID = re.compile(r"[0-9a-f]{64}")
 _SHORT_BYTES = 128 << 10
 """What is not longer is compressed at once: nearly every output, which takes some MiB less memory than a stream."""
 _MAX_HELD = 16
-"""How many new files are kept open for `flush` to sync one by one (each 1-5 ms); more than that are synced by one syncfs."""
+"""How many new files are kept open for `flush` to sync one by one (each 1-5 ms); more than that are synced by one
+syncfs."""
 
 
 class FileSpool(Spool):
     """The only repository object of its directory, in one process at a time. Close it at the end."""
 
     def __init__(self, directory: Path, *, owner: bool = True) -> None:
-        """Open the spool at `directory`, creating it (with its parents, mode 0700) if there is none. A process that is not the owner may
-        only read. Errors: DataLoss (the key is damaged, or missing while there are blobs), OutOfSpace."""
+        """Open the spool at `directory`, creating it (with its parents, mode 0700) if there is none. A process that is
+        not the owner may only read. Errors: DataLoss (the key is damaged, or missing while there are blobs),
+        OutOfSpace."""
         self.directory = directory
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
@@ -94,8 +96,8 @@ class FileSpool(Spool):
         return pieces
 
     def _pieces(self, blob_id: BlobID) -> Iterator[bytes]:
-        """The first one is empty and means that the file is open. The others come with one piece of delay, so that the last one is out only
-        when everything was found right."""
+        """The first one is empty and means that the file is open. The others come with one piece of delay, so that the
+        last one is out only when everything was found right."""
         where = self._where(blob_id)
         plain, held = blake3.blake3(key=self._key), b""
         fd = self._open_blob(blob_id)
@@ -144,7 +146,8 @@ class FileSpool(Spool):
             return
 
     def _adopt(self, temporary: str, fd: int, blob_id: BlobID) -> None:
-        """Give a complete temporary file its final name, unless an intact file has it already. Takes `fd` over, in any case."""
+        """Give a complete temporary file its final name, unless an intact file has it already. Takes `fd` over, in any
+        case."""
         path = _path(blob_id)
         keep = False
         try:
@@ -182,7 +185,8 @@ class FileSpool(Spool):
         return True
 
     def _open_intact(self, blob_id: BlobID) -> int | None:
-        """The stored file, open, if it passes its checksums (not the identity hash: this is about damage, and 10 GB/s fast)."""
+        """The stored file, open, if it passes its checksums (not the identity hash: this is about damage, and 10 GB/s
+        fast)."""
         where = self._where(blob_id)
         try:
             fd = self._open_blob(blob_id)
@@ -201,15 +205,18 @@ class FileSpool(Spool):
         return fd
 
     def flush(self) -> None:
-        """Sync the new files and their directories; after a start, or when there are many, the whole file system (syncfs).
+        """Sync the new files and their directories; after a start, or when there are many, the whole file system
+        (syncfs).
 
-        The files and the directory are open since before they were written, so no write error goes unseen. After a failure every later
-        flush fails too, because the kernel forgets the pages it could not write: a second fsync would say that all is well.
+        The files and the directory are open since before they were written, so no write error goes unseen. After a
+        failure every later flush fails too, because the kernel forgets the pages it could not write: a second fsync
+        would say that all is well.
         """
         with self._flushing:
             if self._lost is not None:
                 raise OSError(
-                    errno.EIO, f"blobs of {self.directory} were not made durable earlier ({self._lost}): restart after a disk check"
+                    errno.EIO,
+                    f"blobs of {self.directory} were not made durable earlier ({self._lost}): restart after a disk check",
                 )
             with self._lock:
                 held, sync_all = self._held, self._sync_all
@@ -342,5 +349,7 @@ def _disk(what: str) -> Iterator[None]:
         yield
     except OSError as exc:
         if exc.errno in NO_ROOM:
-            raise OutOfSpace(f"{what} cannot be written because the disk is full: free some space and try again") from exc
+            raise OutOfSpace(
+                f"{what} cannot be written because the disk is full: free some space and try again"
+            ) from exc
         raise

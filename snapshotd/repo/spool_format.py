@@ -13,8 +13,8 @@ Blob file (integers little-endian, checksums big-endian as xxhash gives them):
         48      8   XXH3-64 of the 48 bytes above
         56      -   the frame: one zstd frame with a window of at most 8 MiB, to the end of the file
 
-Magic, version and the place of the header's checksum stay the same in later versions, so that a damaged version number is told from
-a newer one.
+Magic, version and the place of the header's checksum stay the same in later versions, so that a damaged version number
+is told from a newer one.
 """
 
 from __future__ import annotations
@@ -98,8 +98,9 @@ def read_header(fd: int, where: str) -> Header:
 def unpack(fd: int, header: Header) -> Iterator[bytes]:
     """The plain bytes of an open blob file in pieces of at most 1 MiB, never more than the header declares.
 
-    Raises FrameError, possibly only after the last piece, when size or checksum of the frame are not what the header says: no piece is good
-    before the end. ZstdError where the frame does not decompress. Memory: the window and one piece.
+    Raises FrameError, possibly only after the last piece, when size or checksum of the frame are not what the header
+    says: no piece is good before the end. ZstdError where the frame does not decompress. Memory: the window and one
+    piece.
     """
     frame = _Source(fd, header.frame_bytes)
     left = header.plain_bytes

@@ -17,8 +17,8 @@ _WHOLE_ID_RANGE = 2**32 - 1
 def attached(container_id: ContainerID, pid: int, is_ours: Callable[[str], bool]) -> tuple[Container, int] | None:
     """The container whose init is process `pid`, and a pidfd of that; None when it does not run any more.
 
-    The number may have been given to any other process since it was recorded: the container's init is the first of a pid namespace below
-    this one, and `is_ours` says so of the path of one of its cgroups.
+    The number may have been given to any other process since it was recorded: the container's init is the first of a
+    pid namespace below this one, and `is_ours` says so of the path of one of its cgroups.
     """
     try:
         pidfd = os.pidfd_open(pid)
@@ -41,7 +41,8 @@ def attached(container_id: ContainerID, pid: int, is_ours: Callable[[str], bool]
 
 
 def id_map_of(pid: int) -> IdMap | None:
-    """The id map of a container's init; None when it has no user namespace of its own. SandboxFailed when it is none of ours."""
+    """The id map of a container's init; None when it has no user namespace of its own. SandboxFailed when it is none of
+    ours."""
     lines = Path(f"/proc/{pid}/uid_map").read_text().split()
     inside, outside, count = (int(word) for word in lines[:3])
     if (inside, outside) == (0, 0) and count == _WHOLE_ID_RANGE:

@@ -1,4 +1,5 @@
-"""The cgroup directories of one container in every mounted hierarchy (version 1, version 2, or both): killing and removing them."""
+"""The cgroup directories of one container in every mounted hierarchy (version 1, version 2, or both): killing and
+removing them."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def thaw(path: str) -> None:
 
 
 def kill(path: str) -> None:
-    """SIGKILL to every process of the cgroup, again for those that were just being made. Returns before they have ended."""
+    """SIGKILL to every process of the cgroup, again for those that were just being made. Returns before they have
+    ended."""
     for directory in directories(path):
         for pid in processes(directory):
             _kill_member(pid, path)
@@ -99,7 +101,9 @@ def remove(path: str) -> None:
     while left := [directory for directory in directories(path) if not _remove_directory(directory)]:
         if time.monotonic() > deadline:
             pids = sorted({pid for directory in left for pid in processes(directory)})
-            raise SandboxFailed(f"the cgroup {left[0]} cannot be removed: processes {pids} do not end (stuck in the kernel); try again")
+            raise SandboxFailed(
+                f"the cgroup {left[0]} cannot be removed: processes {pids} do not end (stuck in the kernel); try again"
+            )
         kill(path)
         time.sleep(delay)  # there is no event for "empty" that both versions have
         delay = min(delay * 2, 0.02)

@@ -11,7 +11,8 @@ from snapshotd.types import IdMap
 
 
 def check_exec(spec: ExecSpec) -> None:
-    """Raise UsageError for what no runtime can carry: no command, a relative directory, NUL, text that is not UTF-8, odd names."""
+    """Raise UsageError for what no runtime can carry: no command, a relative directory, NUL, text that is not UTF-8,
+    odd names."""
     if not spec.argv:
         raise UsageError("the command is empty; name a program")
     if not spec.cwd.startswith("/"):
@@ -25,7 +26,9 @@ def check_exec(spec: ExecSpec) -> None:
         try:
             text.encode()
         except UnicodeEncodeError as exc:
-            raise UsageError(f"{failure.shorten(ascii(text))} is not UTF-8; put such bytes into a file or use printf in a shell") from exc
+            raise UsageError(
+                f"{failure.shorten(ascii(text))} is not UTF-8; put such bytes into a file or use printf in a shell"
+            ) from exc
 
 
 def check_ids(spec: ExecSpec, id_map: IdMap | None) -> None:
@@ -37,8 +40,11 @@ def check_ids(spec: ExecSpec, id_map: IdMap | None) -> None:
 
 
 def check_share_dir(spec: ContainerSpec) -> None:
-    """Raise SandboxFailed when the directories of a spec cannot serve; makes the mount point for the share in the run directory."""
+    """Raise SandboxFailed when the directories of a spec cannot serve; makes the mount point for the share in the run
+    directory."""
     init = spec.share_dir / "init"
     if not os.access(init, os.X_OK) or os.statvfs(spec.share_dir).f_flag & os.ST_NOEXEC:
-        raise SandboxFailed(f"{init} cannot be executed: it is missing, has no x mode, or lies on a noexec file system (as /run often is)")
+        raise SandboxFailed(
+            f"{init} cannot be executed: it is missing, has no x mode, or lies on a noexec file system (as /run often is)"
+        )
     (spec.run_dir / "share").mkdir(mode=0o755, exist_ok=True)

@@ -1,12 +1,12 @@
 """Commands in a container that runc made, whoever asked it to: this daemon or a Docker engine.
 
-The command gets two pipes of the daemon as its very own standard output and error (`runc exec --detach` keeps descriptors), and becomes
-a child of the daemon, which is a child subreaper; its exit code comes from waitid on a pidfd. A command that is to outlive the daemon
-becomes a child of the keeper in the same way.
+The command gets two pipes of the daemon as its very own standard output and error (`runc exec --detach` keeps
+descriptors), and becomes a child of the daemon, which is a child subreaper; its exit code comes from waitid on a pidfd.
+A command that is to outlive the daemon becomes a child of the keeper in the same way.
 
-Docker containers go this way too, because the engine's own exec cuts a command's output 2 s after the command has ended: a background
-server that a tool call started then dies of SIGPIPE at its next line of log, and what a slow reader has not taken is lost (Docker
-20.10, moby's `StreamConfig.Wait`). It also takes 20 ms instead of 65.
+Docker containers go this way too, because the engine's own exec cuts a command's output 2 s after the command has
+ended: a background server that a tool call started then dies of SIGPIPE at its next line of log, and what a slow reader
+has not taken is lost (Docker 20.10, moby's `StreamConfig.Wait`). It also takes 20 ms instead of 65.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.types import IdMap, short
 
 _START_DEADLINE_S = 60.0
-"""A sandbox can make `runc exec` wait for ever (a fifo as /etc/passwd); a frozen one keeps it waiting until it is thawed."""
+"""A sandbox can make `runc exec` wait for ever (a fifo as /etc/passwd); a frozen one keeps it waiting until it is
+thawed."""
 _END_DEADLINE_S = 10.0
 
 
@@ -51,7 +52,12 @@ class RuncContainer:
 
 
 def start(
-    container: Container, known_as: RuncContainer, directory: Path, spec: ExecSpec, keeper: KeeperClient | None, keep: str | None
+    container: Container,
+    known_as: RuncContainer,
+    directory: Path,
+    spec: ExecSpec,
+    keeper: KeeperClient | None,
+    keep: str | None,
 ) -> Process:
     """`Runtime.exec`. `directory` is for short-lived files; it exists and only root can read it."""
     check_exec(spec)
@@ -66,7 +72,9 @@ def start(
     pipes = _Pipes(container.id_map, spec)
     try:
         request.write_text(json.dumps(_oci.process(spec)))
-        argv = known_as.command(log, "exec", "--ignore-paused", "--detach", "--process", str(request), "--pid-file", str(pid_file))
+        argv = known_as.command(
+            log, "exec", "--ignore-paused", "--detach", "--process", str(request), "--pid-file", str(pid_file)
+        )
         with CHILDREN.starting():
             if keep is None or keeper is None:
                 code, process = _run([*argv, known_as.name], pid_file, pipes)
@@ -95,7 +103,9 @@ def _run(argv: Sequence[str], pid_file: Path, pipes: _Pipes) -> tuple[int | None
     """Have runc start the command as a child of the daemon: runc's exit code, and the command if that is 0."""
     stdin = subprocess.DEVNULL if pipes.stdin_r is None else pipes.stdin_r
     code = run_bounded(argv, timeout_s=_START_DEADLINE_S, stdin=stdin, stdout=pipes.stdout_w, stderr=pipes.stderr_w)
-    return code, ChildProcess(int(pid_file.read_text()), pipes.stdout_r, pipes.stderr_r, pipes.stdin_w) if code == 0 else None
+    return code, ChildProcess(
+        int(pid_file.read_text()), pipes.stdout_r, pipes.stderr_r, pipes.stdin_w
+    ) if code == 0 else None
 
 
 def _run_kept(
@@ -113,9 +123,13 @@ def _run_kept(
     return code, process
 
 
-def _refusal(container: Container, known_as: RuncContainer, spec: ExecSpec, log: Path, code: int | None) -> SnapshotdError:
+def _refusal(
+    container: Container, known_as: RuncContainer, spec: ExecSpec, log: Path, code: int | None
+) -> SnapshotdError:
     if code is None:
-        return SandboxFailed(f"runc could not enter container {short(container.id)} within {_START_DEADLINE_S:.0f} s; stop it")
+        return SandboxFailed(
+            f"runc could not enter container {short(container.id)} within {_START_DEADLINE_S:.0f} s; stop it"
+        )
     reason = failure.log_reason(log.read_bytes() if log.exists() else b"")
     if not os.path.exists(f"/proc/{container.pid}/ns/mnt") or not known_as.known:
         return SandboxFailed(f"container {short(container.id)} is gone: {reason}")
@@ -123,7 +137,8 @@ def _refusal(container: Container, known_as: RuncContainer, spec: ExecSpec, log:
 
 
 def _execve_failure(container: Container, spec: ExecSpec, process: Command) -> SnapshotdError:
-    """The command's process ended (or hangs) before it became the command; runc's last words are in its standard error."""
+    """The command's process ended (or hangs) before it became the command; runc's last words are in its standard
+    error."""
     process.kill()
     process.wait(_END_DEADLINE_S)
     os.set_blocking(process.stderr_fd, False)
@@ -137,8 +152,8 @@ def _execve_failure(container: Container, spec: ExecSpec, process: Command) -> S
 
 
 class _Pipes:
-    """Pipes for a command's output and, if it is to have one, its input. The command's ends belong to its user, or /dev/stdout could not be
-    opened inside."""
+    """Pipes for a command's output and, if it is to have one, its input. The command's ends belong to its user, or
+    /dev/stdout could not be opened inside."""
 
     def __init__(self, id_map: IdMap | None, spec: ExecSpec) -> None:
         self.stdout_r, self.stdout_w = os.pipe2(os.O_CLOEXEC)

@@ -1,4 +1,5 @@
-"""The OCI configuration of a sandbox: a pure function of its spec. Same isolation as Docker's defaults, less what nobody needs here.
+"""The OCI configuration of a sandbox: a pure function of its spec. Same isolation as Docker's defaults, less what
+nobody needs here.
 
 Source: opencontainers/runtime-spec config.md and config-linux.md.
 """
@@ -30,21 +31,35 @@ _TTY_GROUP = 5
 _CAP_SYS_RESOURCE = 24
 
 _MASKED_PATHS = (
-    "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug",
-    "/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware",
-)  # fmt: skip
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+)
 _READONLY_PATHS = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 
 _MOUNT_FLAGS = (
-    (os.ST_NOSUID, "nosuid"), (os.ST_NODEV, "nodev"), (os.ST_NOEXEC, "noexec"), (os.ST_NOATIME, "noatime"),
-    (os.ST_NODIRATIME, "nodiratime"), (os.ST_RELATIME, "relatime"),
-)  # fmt: skip
+    (os.ST_NOSUID, "nosuid"),
+    (os.ST_NODEV, "nodev"),
+    (os.ST_NOEXEC, "noexec"),
+    (os.ST_NOATIME, "noatime"),
+    (os.ST_NODIRATIME, "nodiratime"),
+    (os.ST_RELATIME, "relatime"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a container is put: its read-only root and its cgroup, whether a limit on swap can be set there, and with an id map the path of
-    its user namespace."""
+    """Where a container is put: its read-only root and its cgroup, whether a limit on swap can be set there, and with
+    an id map the path of its user namespace."""
 
     root: Path
     cgroup: str
@@ -74,7 +89,9 @@ def bundle(spec: ContainerSpec, id_map: IdMap | None, placement: Placement) -> d
 
 def process(spec: ExecSpec) -> dict[str, Any]:
     """The `process` object of one command, complete: nothing is taken from the container's own."""
-    held = list(CAPABILITIES) if spec.user == 0 else []  # else an unprivileged user could run what only root may reach: execve is still us
+    held = (
+        list(CAPABILITIES) if spec.user == 0 else []
+    )  # else an unprivileged user could run what only root may reach: execve is still us
     return {
         "terminal": False,
         "user": {"uid": spec.user, "gid": spec.group, "additionalGids": list(spec.groups)},
@@ -83,18 +100,22 @@ def process(spec: ExecSpec) -> dict[str, Any]:
         "cwd": spec.cwd,
         "capabilities": {
             # None inheritable, so that a program with inheritable file capabilities gains nothing (CVE-2022-24769).
-            "bounding": list(CAPABILITIES), "effective": held, "permitted": held, "inheritable": [], "ambient": [],
+            "bounding": list(CAPABILITIES),
+            "effective": held,
+            "permitted": held,
+            "inheritable": [],
+            "ambient": [],
         },
         "rlimits": _rlimits(),
         "noNewPrivileges": True,
         "oomScoreAdj": 0,
-    }  # fmt: skip
+    }
 
 
 @cache
 def _rlimits() -> list[dict[str, Any]]:
-    """1048576 open files where this process may grant limits, which takes CAP_SYS_RESOURCE (in a user namespace of somebody else's for
-    lower ones, too); else what it has itself, by inheritance."""
+    """1048576 open files where this process may grant limits, which takes CAP_SYS_RESOURCE (in a user namespace of
+    somebody else's for lower ones, too); else what it has itself, by inheritance."""
     status = Path("/proc/self/status").read_text()
     effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
     if not effective >> _CAP_SYS_RESOURCE & 1:
@@ -120,7 +141,9 @@ def _resources(limits: Limits, swap_is_counted: bool) -> dict[str, Any]:
     if swap_is_counted:
         memory["swap"] = limits.memory_bytes  # memory and swap together: no swap on top
     return {
-        "devices": [{"allow": False, "access": "rwm"}],  # the runtime adds null, zero, full, random, urandom, tty and ptys
+        "devices": [
+            {"allow": False, "access": "rwm"}
+        ],  # the runtime adds null, zero, full, random, urandom, tty and ptys
         "memory": memory,
         "cpu": {"quota": max(_MIN_CPU_QUOTA_US, int(limits.cpus * _CPU_PERIOD_US)), "period": _CPU_PERIOD_US},
         "pids": {"limit": limits.pids},
@@ -134,7 +157,9 @@ def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str,
 def _mounts(spec: ContainerSpec, id_map: IdMap | None) -> list[dict[str, Any]]:
     strict = ("nosuid", "noexec", "nodev")
     tty = () if id_map is not None and id_map.count <= _TTY_GROUP else (f"gid={_TTY_GROUP}",)
-    resolver = [_mount(f"/etc/{RESOLV_CONF}", "bind", str(spec.run_dir / RESOLV_CONF), *_bind_options(spec.run_dir, "noexec"))]
+    resolver = [
+        _mount(f"/etc/{RESOLV_CONF}", "bind", str(spec.run_dir / RESOLV_CONF), *_bind_options(spec.run_dir, "noexec"))
+    ]
     return [
         _mount("/proc", "proc", "proc", *strict),
         _mount("/dev", "tmpfs", "tmpfs", "nosuid", "strictatime", "mode=755", "size=65536k"),
@@ -149,8 +174,8 @@ def _mounts(spec: ContainerSpec, id_map: IdMap | None) -> list[dict[str, Any]]:
 
 
 def _bind_options(source: Path, *more: str) -> tuple[str, ...]:
-    """Read-only and private. Flags of the source's mount are repeated: in a user namespace they are locked, and a remount that
-    leaves one out is refused with EPERM (mount_namespaces(7))."""
+    """Read-only and private. Flags of the source's mount are repeated: in a user namespace they are locked, and a
+    remount that leaves one out is refused with EPERM (mount_namespaces(7))."""
     flags = os.statvfs(source).f_flag
     kept = [name for flag, name in _MOUNT_FLAGS if flags & flag]
     return tuple(dict.fromkeys(("bind", "rprivate", "ro", "nosuid", "nodev", *more, *kept)))

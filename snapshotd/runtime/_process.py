@@ -1,6 +1,8 @@
-"""Children of the daemon: bounded helper commands, and commands inside containers that were handed over by `runc exec --detach`.
+"""Children of the daemon: bounded helper commands, and commands inside containers that were handed over by `runc exec
+--detach`.
 
-Nothing here reaps a child that it does not know by number, so any other part of the daemon may have children of its own.
+Nothing here reaps a child that it does not know by number, so any other part of the daemon may have children of its
+own.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ Stream = int | IO[bytes]
 
 
 def become_subreaper() -> None:
-    """Make orphans of this process's children its own children. Process-wide; idempotent. Without it they would go to pid 1."""
+    """Make orphans of this process's children its own children. Process-wide; idempotent. Without it they would go to
+    pid 1."""
     sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -43,13 +46,17 @@ def poll_fd(fd: int, timeout_s: float | None) -> bool:
 
 
 def run_bounded(
-    argv: Sequence[str], *, timeout_s: float, stdin: Stream = subprocess.DEVNULL, stdout: Stream = subprocess.DEVNULL,
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    stdin: Stream = subprocess.DEVNULL,
+    stdout: Stream = subprocess.DEVNULL,
     stderr: Stream = subprocess.DEVNULL,
-) -> int | None:  # fmt: skip
+) -> int | None:
     """Run a helper and return its exit code, or None if it was killed after `timeout_s`.
 
-    Waits on a pidfd: Popen.wait with a timeout sleeps in growing steps of up to 50 ms. A helper that is killed takes its children
-    along. Raises OSError when the program is missing.
+    Waits on a pidfd: Popen.wait with a timeout sleeps in growing steps of up to 50 ms. A helper that is killed takes
+    its children along. Raises OSError when the program is missing.
     """
     child = subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr)
     pidfd = os.pidfd_open(child.pid)
@@ -84,8 +91,8 @@ def _kill_and_reap(pid: int) -> None:
 def wait_for_execve(pid: int, timeout_s: float) -> bool:
     """Wait until a process that a runtime made runs its program. False when it ended without, or `timeout_s` passed.
 
-    runc reports success before the last step: a failing execve(2) looks like a command that ended with code 1, but for the kernel's mark.
-    No event exists for it; it takes well under 1 ms.
+    runc reports success before the last step: a failing execve(2) looks like a command that ended with code 1, but for
+    the kernel's mark. No event exists for it; it takes well under 1 ms.
     """
     deadline = time.monotonic() + timeout_s
     delay = 0.0001
@@ -103,7 +110,8 @@ def wait_for_execve(pid: int, timeout_s: float) -> bool:
 
 
 def reap(pidfd: int, timeout_s: float) -> int | None:
-    """Wait for the end of a process. Its exit code (128+N for signal N); None when it is not a child of this one or still runs."""
+    """Wait for the end of a process. Its exit code (128+N for signal N); None when it is not a child of this one or
+    still runs."""
     if not poll_fd(pidfd, timeout_s):
         return None
     try:
@@ -146,7 +154,8 @@ class ChildProcess(Command):
     """A process that is, or is about to become, a child of the daemon."""
 
     def __init__(self, pid: int, stdout_fd: int, stderr_fd: int, stdin_fd: int | None = None) -> None:
-        """Takes over the descriptors. Raises ProcessLookupError when there is no such process: then it was not a child."""
+        """Takes over the descriptors. Raises ProcessLookupError when there is no such process: then it was not a
+        child."""
         self.pid = pid
         self.stdout_fd = stdout_fd
         self.stderr_fd = stderr_fd
@@ -159,14 +168,18 @@ class ChildProcess(Command):
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if self._exit_code is None and not poll_fd(self._pidfd, None if deadline is None else deadline - time.monotonic()):
+        if self._exit_code is None and not poll_fd(
+            self._pidfd, None if deadline is None else deadline - time.monotonic()
+        ):
             return None
         with self._lock:
             if self._exit_code is None and not self._lost:
                 self._exit_code = exit_code(self.pid, self._pidfd)
                 self._lost = self._exit_code is None
             if self._exit_code is None:
-                raise SandboxFailed(f"process {self.pid} of a sandbox ended and its exit code is lost: something else reaped it")
+                raise SandboxFailed(
+                    f"process {self.pid} of a sandbox ended and its exit code is lost: something else reaped it"
+                )
             return self._exit_code
 
     @property
@@ -184,10 +197,12 @@ class ChildProcess(Command):
 
 
 class Children:
-    """Every command that has not been reaped, by container. One for the whole process, because children belong to the process.
+    """Every command that has not been reaped, by container. One for the whole process, because children belong to the
+    process.
 
-    Needed because a container's init cannot end before all processes of its pid namespace have been reaped, those included whose
-    parent is outside of it (the kernel's zap_pid_ns_processes waits for them); callers may never call `wait`.
+    Needed because a container's init cannot end before all processes of its pid namespace have been reaped, those
+    included whose parent is outside of it (the kernel's zap_pid_ns_processes waits for them); callers may never call
+    `wait`.
     """
 
     def __init__(self) -> None:
@@ -204,7 +219,8 @@ class Children:
             known.append(process)
 
     def reap_all(self, container_id: ContainerID) -> bool:
-        """Reap the commands of a container that have ended; False when some still run. Exit codes stay with whoever holds them."""
+        """Reap the commands of a container that have ended; False when some still run. Exit codes stay with whoever
+        holds them."""
         with self._lock:
             left = [p for p in self._of.pop(container_id, []) if not _ended(p)]
             if left:
@@ -226,8 +242,8 @@ class Children:
     def sweep(self) -> None:
         """Reap what a runc that failed left to us: zombies of its own stages that never became anybody's command.
 
-        Stage 1 is never a command. Stage 2 may be one that somebody is about to `add`: it is taken once all starts that were under way
-        when it was first seen are over.
+        Stage 1 is never a command. Stage 2 may be one that somebody is about to `add`: it is taken once all starts that
+        were under way when it was first seen are over.
         """
         with self._lock:
             known = {process.pid for processes in self._of.values() for process in processes}
@@ -243,7 +259,8 @@ class Children:
 
 
 def _runc_zombies() -> Iterator[tuple[int, int, bytes]]:
-    """Children of this process that are dead stages of runc (never went through execve): process id, stage, start time."""
+    """Children of this process that are dead stages of runc (never went through execve): process id, stage, start
+    time."""
     for children in Path("/proc/self/task").glob("*/children"):
         try:
             pids = [int(word) for word in children.read_bytes().split()]

@@ -1,8 +1,10 @@
-"""Outbound network for one container through slirp4netns: user-mode NAT, no bridge, no host firewall rules, no addresses of the host.
+"""Outbound network for one container through slirp4netns: user-mode NAT, no bridge, no host firewall rules, no
+addresses of the host.
 
-Inside: tap0 10.0.2.100/24, gateway 10.0.2.2 (the host's own loopback cannot be reached through it), name server 10.0.2.3, which
-forwards to the host's resolvers. One process per container; it outlives the daemon and is found again by its process id and start time.
-It parses what the sandbox sends, so it runs with a seccomp filter, without capabilities, in an empty root (its own options).
+Inside: tap0 10.0.2.100/24, gateway 10.0.2.2 (the host's own loopback cannot be reached through it), name server
+10.0.2.3, which forwards to the host's resolvers. One process per container; it outlives the daemon and is found again
+by its process id and start time. It parses what the sandbox sends, so it runs with a seccomp filter, without
+capabilities, in an empty root (its own options).
 """
 
 from __future__ import annotations
@@ -30,14 +32,17 @@ def require() -> str:
     """Path of slirp4netns. Raises Unsupported when it or the tun device is missing."""
     program = shutil.which(_PROGRAM)
     if program is None:
-        raise Unsupported("network bridge with runc needs slirp4netns, which is missing: `apt install slirp4netns`, or use network none")
+        raise Unsupported(
+            "network bridge with runc needs slirp4netns, which is missing: `apt install slirp4netns`, or use network none"
+        )
     if not os.path.exists("/dev/net/tun"):
         raise Unsupported("network bridge with runc needs /dev/net/tun: `modprobe tun`, or use network none")
     return program
 
 
 def start(directory: Path, pid: int, *, user_namespace: bool) -> None:
-    """Give the network namespace of `pid` an uplink and return when it works. `directory` keeps the process id and the log.
+    """Give the network namespace of `pid` an uplink and return when it works. `directory` keeps the process id and the
+    log.
 
     Raises Unsupported, or SandboxFailed with slirp4netns's own words; then no process is left.
     """
@@ -49,7 +54,13 @@ def start(directory: Path, pid: int, *, user_namespace: bool) -> None:
         argv += [f"--ready-fd={ready_w}", f"/proc/{pid}/ns/net", _DEVICE]
         with open(directory / "slirp.log", "wb") as log:
             child = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(ready_w,), cwd="/", start_new_session=True
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(ready_w,),
+                cwd="/",
+                start_new_session=True,
             )
         (directory / "slirp.pid").write_text(f"{child.pid} {start_time(child.pid)}")
     finally:

@@ -19,11 +19,12 @@ _SWEEP_AFTER_S = 0.02
 
 
 def end_all(container_id: ContainerID, cgroups: Collection[str], init_pidfd: int | None) -> None:
-    """Kill every process in the container's cgroups and return when all have ended and our own children among them are reaped.
+    """Kill every process in the container's cgroups and return when all have ended and our own children among them are
+    reaped.
 
-    Again and again, because a command may just be entering. `init_pidfd` (if known) is waited for but not reaped; it ends last, since
-    its pid namespace has to be empty first. A crashed daemon may have left the container frozen, where version 1 delivers no SIGKILL.
-    Raises SandboxFailed after 10 s: a process is stuck in the kernel.
+    Again and again, because a command may just be entering. `init_pidfd` (if known) is waited for but not reaped; it
+    ends last, since its pid namespace has to be empty first. A crashed daemon may have left the container frozen, where
+    version 1 delivers no SIGKILL. Raises SandboxFailed after 10 s: a process is stuck in the kernel.
     """
     begin = time.monotonic()
     delay = 0.0005
@@ -32,13 +33,22 @@ def end_all(container_id: ContainerID, cgroups: Collection[str], init_pidfd: int
             _cgroups.thaw(path)
             _cgroups.kill(path)
         reaped = CHILDREN.reap_all(container_id)
-        left = sorted({pid for path in cgroups for directory in _cgroups.directories(path) for pid in _cgroups.processes(directory)})
+        left = sorted(
+            {
+                pid
+                for path in cgroups
+                for directory in _cgroups.directories(path)
+                for pid in _cgroups.processes(directory)
+            }
+        )
         if reaped and not left and (init_pidfd is None or poll_fd(init_pidfd, 0)):
             return
         if time.monotonic() > begin + _SWEEP_AFTER_S:
             CHILDREN.sweep()
         if time.monotonic() > begin + _END_DEADLINE_S:
-            raise SandboxFailed(f"processes {left} of container {short(container_id)} do not end (stuck in the kernel); try again")
+            raise SandboxFailed(
+                f"processes {left} of container {short(container_id)} do not end (stuck in the kernel); try again"
+            )
         time.sleep(delay)  # no one event tells that the last of several processes has ended
         delay = min(delay * 2, 0.01)
 

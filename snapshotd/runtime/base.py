@@ -1,8 +1,8 @@
 """Containers: what a driver must do. Two drivers stand behind this: `runc` (no engine needed) and `docker`.
 
 Model. A *container* is namespaces, a cgroup and an init process, and nothing else of interest: it starts on a tiny,
-read-only stub root and knows no image. The engine then pivots it into a stack of layers (`layers/pivot.py`), which is why
-one container can be prepared before anybody knows what it will hold. Drivers never see layers; they share with
+read-only stub root and knows no image. The engine then pivots it into a stack of layers (`layers/pivot.py`), which is
+why one container can be prepared before anybody knows what it will hold. Drivers never see layers; they share with
 `layers` only the init's process id and the id map.
 
 Lifecycle. create -> (pivoted by the engine) -> exec, any number, in parallel -> destroy.
@@ -33,9 +33,18 @@ SOCKET_PATH = RUN_DIR + "/agent.sock"
 LIBRARY_DIR = SHARE_DIR + "/lib"
 
 CAPABILITIES: tuple[str, ...] = (
-    "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_NET_BIND_SERVICE",
-    "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
-)  # fmt: skip
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_SETFCAP",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+    "CAP_SYS_CHROOT",
+)
 """What building, installing and testing software needs. Docker's default set less MKNOD, NET_RAW and AUDIT_WRITE."""
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -45,8 +54,8 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 class ContainerSpec:
     """What to create. `run_dir` is a host directory, made by the caller, that appears as `RUN_DIR` in the container.
 
-    `run_dir` and its parents must be searchable by everyone (0711), since container root may be an unprivileged host id.
-    `share_dir` is a host directory with `init` and `lib/`, bind-mounted read-only as `SHARE_DIR`.
+    `run_dir` and its parents must be searchable by everyone (0711), since container root may be an unprivileged host
+    id. `share_dir` is a host directory with `init` and `lib/`, bind-mounted read-only as `SHARE_DIR`.
     `image_name` is for people only: what `docker ps` shows.
     """
 
@@ -70,8 +79,8 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class ExecSpec:
-    """One command: absolute `cwd`, complete environment (nothing is inherited), numeric `user` and `group` in the container, and
-    further `groups`."""
+    """One command: absolute `cwd`, complete environment (nothing is inherited), numeric `user` and `group` in the
+    container, and further `groups`."""
 
     argv: Sequence[str]
     cwd: str = "/workspace"
@@ -86,8 +95,9 @@ class ExecSpec:
 class Process(ABC):
     """A command that runs in a container.
 
-    `stdout_fd` and `stderr_fd` are readable, blocking file descriptors that the caller owns and must close. They reach end of file
-    when the last process that inherited them closes its end, which may be long after the command itself has ended.
+    `stdout_fd` and `stderr_fd` are readable, blocking file descriptors that the caller owns and must close. They reach
+    end of file when the last process that inherited them closes its end, which may be long after the command itself has
+    ended.
     """
 
     pid: int
@@ -95,9 +105,11 @@ class Process(ABC):
     stdout_fd: int
     stderr_fd: int
     stdin_fd: int | None = None
-    """The end of the pipe to write to, blocking, which the caller owns and must close; None without `ExecSpec.stdin`."""
+    """The end of the pipe to write to, blocking, which the caller owns and must close; None without
+    `ExecSpec.stdin`."""
     linger_s: float = 0.0
-    """How long after the command's end its last output may still be on its way through the driver. 0: pipes straight from the command."""
+    """How long after the command's end its last output may still be on its way through the driver. 0: pipes straight
+    from the command."""
 
     @abstractmethod
     def wait(self, timeout_s: float | None = None) -> int | None:
@@ -113,17 +125,18 @@ class Process(ABC):
 
 
 class Keeper(ABC):
-    """What outlives a daemon: commands started with `Runtime.exec(..., keep=key)`, their pipes, and descriptors, each under its own key.
+    """What outlives a daemon: commands started with `Runtime.exec(..., keep=key)`, their pipes, and descriptors, each
+    under its own key.
 
-    A key is 1 to 128 characters. Nothing runs before the first thing is kept; as long as a daemon is connected or something is held, it
-    goes on, and the next daemon finds it all. `SandboxFailed` when the keeper cannot be started or was killed meanwhile; looking for
-    what is not there is no error. Thread-safe.
+    A key is 1 to 128 characters. Nothing runs before the first thing is kept; as long as a daemon is connected or
+    something is held, it goes on, and the next daemon finds it all. `SandboxFailed` when the keeper cannot be started
+    or was killed meanwhile; looking for what is not there is no error. Thread-safe.
     """
 
     @abstractmethod
     def process(self, key: str) -> Process | None:
-        """A kept command, with duplicates of the read ends of its pipes for the caller to close. Its end can be waited for until its key
-        is dropped, whoever started it. None when there is none."""
+        """A kept command, with duplicates of the read ends of its pipes for the caller to close. Its end can be waited
+        for until its key is dropped, whoever started it. None when there is none."""
 
     @abstractmethod
     def hold(self, key: str, fd: int) -> None:
@@ -131,7 +144,8 @@ class Keeper(ABC):
 
     @abstractmethod
     def held(self, key: str) -> int | None:
-        """A duplicate of the descriptor held under a key, close-on-exec, for the caller to close. None when there is none."""
+        """A duplicate of the descriptor held under a key, close-on-exec, for the caller to close. None when there is
+        none."""
 
     @abstractmethod
     def keys(self) -> set[str]:
@@ -139,7 +153,8 @@ class Keeper(ABC):
 
     @abstractmethod
     def drop(self, key: str) -> None:
-        """Close what is held under a key. Ends no command; a process already in hand can be waited for and killed as before."""
+        """Close what is held under a key. Ends no command; a process already in hand can be waited for and killed as
+        before."""
 
     @abstractmethod
     def close(self) -> None:
@@ -154,7 +169,8 @@ class Runtime(ABC):
 
     @abstractmethod
     def unavailable(self) -> str | None:
-        """None if containers can be created here; else one sentence with the reason and the fix. Cheap; no side effects."""
+        """None if containers can be created here; else one sentence with the reason and the fix. Cheap; no side
+        effects."""
 
     @abstractmethod
     def create(self, spec: ContainerSpec) -> Container:
@@ -167,9 +183,9 @@ class Runtime(ABC):
     def exec(self, container: Container, spec: ExecSpec, *, keep: str | None = None) -> Process:
         """Start a command in the container's present root and return as soon as it runs.
 
-        With `keep`, the driver's keeper is its parent: under that key the command and its pipes outlive this daemon, until the key is
-        dropped (also after `destroy`). Unsupported when the driver has no keeper, or with `spec.stdin`; SandboxFailed when a command runs
-        under that key.
+        With `keep`, the driver's keeper is its parent: under that key the command and its pipes outlive this daemon,
+        until the key is dropped (also after `destroy`). Unsupported when the driver has no keeper, or with
+        `spec.stdin`; SandboxFailed when a command runs under that key.
 
         Raises CommandNotFound (no such program or working directory), CommandNotRunnable (found, but not executable)
         or SandboxFailed (container gone). In each case nothing was started.
@@ -177,7 +193,8 @@ class Runtime(ABC):
 
     @abstractmethod
     def attach(self, container_id: ContainerID) -> Container | None:
-        """A container that an earlier daemon made, if its init still runs; None otherwise, and then `destroy` is what is left to do.
+        """A container that an earlier daemon made, if its init still runs; None otherwise, and then `destroy` is what
+        is left to do.
 
         From now on it is as any other. Commands of the earlier daemon run on; those it kept are the keeper's to give.
         """
@@ -191,7 +208,9 @@ class Runtime(ABC):
 
     @abstractmethod
     def list(self) -> list[ContainerID]:
-        """Every container of this daemon instance that the driver still knows, running or not, half made ones included."""
+        """Every container of this daemon instance that the driver still knows, running or not, half made ones
+        included."""
 
     def log(self, container: Container, data: bytes) -> None:  # noqa: B027 - a driver without logs has nothing to do
-        """Best effort: make `data` appear where the driver's users look for logs (`docker logs`). Never blocks, never raises."""
+        """Best effort: make `data` appear where the driver's users look for logs (`docker logs`). Never blocks, never
+        raises."""

@@ -1,7 +1,7 @@
 """The `docker` driver: containers of a Docker engine on this machine, 20.10 or newer. The only owner of the docker SDK.
 
-A container is made from a stub image (empty directories; imported once, no registry) that carries the name of what will run in it, so
-that `docker ps`, `docker logs`, `docker exec` and `docker stats` show sandboxes as people expect:
+A container is made from a stub image (empty directories; imported once, no registry) that carries the name of what will
+run in it, so that `docker ps`, `docker logs`, `docker exec` and `docker stats` show sandboxes as people expect:
     name `snapshotd-<short id>`, image `snapshotd/<image name>`, labels snapshotd.instance and snapshotd.container.
 The engine makes and removes containers; commands are started through its runc (see `_exec.py` for why).
 """
@@ -36,7 +36,16 @@ from snapshotd.runtime._exec import RuncContainer
 from snapshotd.runtime._oci import INIT_ARGV, STUB_DIRS
 from snapshotd.runtime._process import wait_for_execve
 from snapshotd.runtime._teardown import end_all, remove_files
-from snapshotd.runtime.base import CAPABILITIES, RUN_DIR, SHARE_DIR, Container, ContainerSpec, ExecSpec, Process, Runtime
+from snapshotd.runtime.base import (
+    CAPABILITIES,
+    RUN_DIR,
+    SHARE_DIR,
+    Container,
+    ContainerSpec,
+    ExecSpec,
+    Process,
+    Runtime,
+)
 from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.types import ContainerID, short
 
@@ -57,15 +66,20 @@ def _from_env() -> docker.DockerClient:
 
 
 class DockerRuntime(Runtime):
-    """Containers through the Docker engine that DOCKER_HOST names, else the local default one. See the module's text."""
+    """Containers through the Docker engine that DOCKER_HOST names, else the local default one. See the module's
+    text."""
 
     name = "docker"
 
     def __init__(
-        self, instance: str, client: ClientFactory = _from_env, run_dir: Path | None = None, keeper: KeeperClient | None = None
+        self,
+        instance: str,
+        client: ClientFactory = _from_env,
+        run_dir: Path | None = None,
+        keeper: KeeperClient | None = None,
     ) -> None:
-        """Nothing is connected or made before the first use. `client` makes the SDK's client; `run_dir` is for short-lived files; `keeper`
-        is the parent of commands that are to outlive the daemon."""
+        """Nothing is connected or made before the first use. `client` makes the SDK's client; `run_dir` is for
+        short-lived files; `keeper` is the parent of commands that are to outlive the daemon."""
         self._instance = instance
         self._run_dir = run_dir or Path("/run/snapshotd-docker") / instance
         self._make_client = client
@@ -75,7 +89,7 @@ class DockerRuntime(Runtime):
         self._image_lock = threading.Lock()
         self._known: dict[ContainerID, RuncContainer] = {}
 
-    # -- the contract --------------------------------------------------------------------------------------------------------
+    # -- the contract ---------------------------------------------------------------------------------------------------
 
     def unavailable(self) -> str | None:
         if os.geteuid() != 0:
@@ -89,7 +103,9 @@ class DockerRuntime(Runtime):
         try:
             version = self._api().version()
         except (docker.errors.DockerException, requests.exceptions.RequestException) as exc:
-            return f"the Docker engine at {path} does not answer: {failure.shorten(str(exc))}; see `journalctl -u docker`"
+            return (
+                f"the Docker engine at {path} does not answer: {failure.shorten(str(exc))}; see `journalctl -u docker`"
+            )
         if tuple(int(part) for part in str(version["ApiVersion"]).split(".")) < _OLDEST_API:
             return f"the Docker engine at {path} is version {version['Version']}; 20.10 or newer is needed: upgrade it"
         if shutil.which("runc") is None:
@@ -164,7 +180,7 @@ class DockerRuntime(Runtime):
         finally:
             os.close(directory)
 
-    # -- pieces --------------------------------------------------------------------------------------------------------------
+    # -- pieces ---------------------------------------------------------------------------------------------------------
 
     def _api(self) -> Any:
         """The SDK's low-level client; one for all threads (its connection pool is thread-safe)."""
@@ -194,30 +210,53 @@ class DockerRuntime(Runtime):
 
     def _learn(self, container_id: ContainerID, docker_id: str, pid: int) -> RuncContainer:
         known = find_runc(docker_id, pid)
-        (self._run_dir / container_id).mkdir(mode=0o700, parents=True, exist_ok=True)  # for short-lived files of commands
+        (self._run_dir / container_id).mkdir(
+            mode=0o700, parents=True, exist_ok=True
+        )  # for short-lived files of commands
         with self._lock:
             return self._known.setdefault(container_id, known)
 
     def _start(self, spec: ContainerSpec) -> Container:
         api = self._api()
         host_config = api.create_host_config(
-            binds=[f"{spec.run_dir}:{RUN_DIR}:ro", f"{spec.share_dir}:{SHARE_DIR}:ro"], cap_drop=["ALL"], cap_add=list(CAPABILITIES),
-            security_opt=["no-new-privileges"], mem_limit=spec.limits.memory_bytes, memswap_limit=spec.limits.memory_bytes,
-            nano_cpus=int(spec.limits.cpus * 1e9), pids_limit=spec.limits.pids, network_mode=str(spec.network.value), read_only=True,
-            restart_policy={"Name": "no"}, init=False, cgroupns="private",
-        )  # fmt: skip
+            binds=[f"{spec.run_dir}:{RUN_DIR}:ro", f"{spec.share_dir}:{SHARE_DIR}:ro"],
+            cap_drop=["ALL"],
+            cap_add=list(CAPABILITIES),
+            security_opt=["no-new-privileges"],
+            mem_limit=spec.limits.memory_bytes,
+            memswap_limit=spec.limits.memory_bytes,
+            nano_cpus=int(spec.limits.cpus * 1e9),
+            pids_limit=spec.limits.pids,
+            network_mode=str(spec.network.value),
+            read_only=True,
+            restart_policy={"Name": "no"},
+            init=False,
+            cgroupns="private",
+        )
         docker_id = api.create_container(
-            self._image(spec.image_name), name=f"snapshotd-{short(spec.id)}", entrypoint=[*INIT_ARGV], hostname=spec.hostname,
-            labels={_INSTANCE_LABEL: self._instance, _CONTAINER_LABEL: spec.id}, host_config=host_config, user="0:0", working_dir="/",
-        )["Id"]  # fmt: skip
+            self._image(spec.image_name),
+            name=f"snapshotd-{short(spec.id)}",
+            entrypoint=[*INIT_ARGV],
+            hostname=spec.hostname,
+            labels={_INSTANCE_LABEL: self._instance, _CONTAINER_LABEL: spec.id},
+            host_config=host_config,
+            user="0:0",
+            working_dir="/",
+        )["Id"]
         api.start(docker_id)
         pid = int(api.inspect_container(docker_id)["State"]["Pid"])
-        if not pid or not wait_for_execve(pid, _START_DEADLINE_S) or not api.inspect_container(docker_id)["State"]["Running"]:
+        if (
+            not pid
+            or not wait_for_execve(pid, _START_DEADLINE_S)
+            or not api.inspect_container(docker_id)["State"]["Running"]
+        ):
             raise SandboxFailed(
                 f"container {short(spec.id)} could not be started: {spec.share_dir / 'init'} does not run; it must be a static program"
             )
         if not os.path.exists(f"/proc/{pid}"):
-            raise SandboxFailed(f"process {pid} of container {short(spec.id)} is not here: the engine runs on another machine")
+            raise SandboxFailed(
+                f"process {pid} of container {short(spec.id)} is not here: the engine runs on another machine"
+            )
         self._learn(spec.id, docker_id, pid)
         return Container(spec.id, pid, id_map_of(pid))
 
@@ -250,7 +289,10 @@ class DockerRuntime(Runtime):
             except docker.errors.NotFound:
                 return
             except docker.errors.APIError as exc:
-                if not failure.removal_may_work_again(exc.status_code, exc.explanation or str(exc)) or time.monotonic() > deadline:
+                if (
+                    not failure.removal_may_work_again(exc.status_code, exc.explanation or str(exc))
+                    or time.monotonic() > deadline
+                ):
                     raise
                 time.sleep(0.02)
 
@@ -304,7 +346,9 @@ def _socket_problem(path: str) -> str | None:
 
 def _stub_tar() -> bytes:
     """The stub image: the directories that a container's mounts need."""
-    names = sorted({"/".join(name.split("/")[: depth + 1]) for name in STUB_DIRS for depth in range(len(name.split("/")))})
+    names = sorted(
+        {"/".join(name.split("/")[: depth + 1]) for name in STUB_DIRS for depth in range(len(name.split("/")))}
+    )
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name in names:
@@ -328,7 +372,8 @@ def _end_init(container_id: ContainerID, docker_id: str, pid: int) -> None:
 
 
 def _cgroup_paths(pid: int, docker_id: str) -> set[str]:
-    """The cgroups of a container's init, over all hierarchies; empty when it is gone or is not the container's any more."""
+    """The cgroups of a container's init, over all hierarchies; empty when it is gone or is not the container's any
+    more."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -338,12 +383,15 @@ def _cgroup_paths(pid: int, docker_id: str) -> set[str]:
 
 
 def find_runc(docker_id: str, pid: int) -> RuncContainer:
-    """How runc knows a Docker container whose init is `pid`: containerd's shim, the init's parent, works in a directory that says so.
+    """How runc knows a Docker container whose init is `pid`: containerd's shim, the init's parent, works in a directory
+    that says so.
 
-    Source: containerd's runtime v2; `options.json` holds runc's root and program, the directory above is named after the namespace.
-    Raises SandboxFailed when no state of runc is found: the engine uses another OCI runtime.
+    Source: containerd's runtime v2; `options.json` holds runc's root and program, the directory above is named after
+    the namespace. Raises SandboxFailed when no state of runc is found: the engine uses another OCI runtime.
     """
-    candidates = [(root / "moby", "runc") for root in (Path("/run/docker/runtime-runc"), Path("/var/run/docker/runtime-runc"))]
+    candidates = [
+        (root / "moby", "runc") for root in (Path("/run/docker/runtime-runc"), Path("/var/run/docker/runtime-runc"))
+    ]
     try:
         status = Path(f"/proc/{pid}/status").read_text().splitlines()
         parent = next(line.split()[1] for line in status if line.startswith("PPid:"))

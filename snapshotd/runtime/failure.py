@@ -1,7 +1,7 @@
 """What a runtime said when it could not start something, turned into the project's errors. Pure; no driver is imported.
 
-runc writes one line into its log, or, when the very last step fails, to the command's standard error. The reason always stands at
-the end, so only ends are compared: the names before it belong to the caller and may hold any text.
+runc writes one line into its log, or, when the very last step fails, to the command's standard error. The reason always
+stands at the end, so only ends are compared: the names before it belong to the caller and may hold any text.
 """
 
 from __future__ import annotations
@@ -15,16 +15,26 @@ _MAX_REASON_CHARS = 500
 _MAX_NAME_CHARS = 200
 _CHDIR = re.compile(r'chdir to cwd \("')
 _EXECVE = re.compile(r'(?:exec failed: )?(?:unable to start container process: )?exec [^ "]*/')
-"""`exec /path: reason` is execve(2) itself failing on a program that was found; a failed look-up reads `exec: "name": reason`."""
+"""`exec /path: reason` is execve(2) itself failing on a program that was found; a failed look-up reads `exec: "name":
+reason`."""
 _MISSING = ("no such file or directory", "not a directory", "file name too long")
 _NOT_RUNNABLE = (
-    "permission denied", "is a directory", "exec format error", "text file busy", "argument list too long", "operation not permitted",
-    "no such device or address", "too many levels of symbolic links", "input/output error", "invalid argument",
-)  # fmt: skip
+    "permission denied",
+    "is a directory",
+    "exec format error",
+    "text file busy",
+    "argument list too long",
+    "operation not permitted",
+    "no such device or address",
+    "too many levels of symbolic links",
+    "input/output error",
+    "invalid argument",
+)
 
 
 def log_reason(log: bytes) -> str:
-    """The last error in a runc log (one JSON object per line), or all of its text if there is none. At most 500 characters."""
+    """The last error in a runc log (one JSON object per line), or all of its text if there is none. At most 500
+    characters."""
     reason = ""
     for line in log.decode("utf-8", "replace").splitlines():
         try:
@@ -48,15 +58,19 @@ def shorten(text: str, limit: int = _MAX_REASON_CHARS) -> str:
 def command_failure(reason: str, program: str, cwd: str) -> SnapshotdError:
     """The error for a command that did not start. `reason` is the runtime's text, `program` the command's first word.
 
-    CommandNotFound: no such program or working directory. CommandNotRunnable: it is there, but cannot be run (no permission, a
-    directory, another machine's format, an interpreter that is missing). Anything else is SandboxFailed.
+    CommandNotFound: no such program or working directory. CommandNotRunnable: it is there, but cannot be run (no
+    permission, a directory, another machine's format, an interpreter that is missing). Anything else is SandboxFailed.
     """
     text = reason.strip()
     program, cwd = shorten(program, _MAX_NAME_CHARS) or "''", shorten(cwd, _MAX_NAME_CHARS)
     if _CHDIR.search(text):
         if text.endswith(("no such file or directory", "not a directory")):
-            return CommandNotFound(f"the working directory {cwd} does not exist in the sandbox; create it or name another")
-        return CommandNotRunnable(f"the working directory {cwd} cannot be entered in the sandbox: {_tail(text)}; name another")
+            return CommandNotFound(
+                f"the working directory {cwd} does not exist in the sandbox; create it or name another"
+            )
+        return CommandNotRunnable(
+            f"the working directory {cwd} cannot be entered in the sandbox: {_tail(text)}; name another"
+        )
     if text.endswith(("executable file not found in $PATH", "executable file not found in %PATH%")):
         return CommandNotFound(f"there is no program {program} on the sandbox's PATH; install it or give its full path")
     if text.endswith(_MISSING):
@@ -67,7 +81,9 @@ def command_failure(reason: str, program: str, cwd: str) -> SnapshotdError:
         return CommandNotFound(f"there is no program {program} in the sandbox; install it or correct the path")
     if text.endswith(_NOT_RUNNABLE) and ("exec" in text):
         return CommandNotRunnable(f"{program} cannot be run in the sandbox: {_tail(text)}; check its mode and format")
-    return SandboxFailed(f"{program} could not be started in the sandbox: {shorten(text) or 'the runtime gave no reason'}")
+    return SandboxFailed(
+        f"{program} could not be started in the sandbox: {shorten(text) or 'the runtime gave no reason'}"
+    )
 
 
 def _tail(text: str) -> str:
@@ -77,7 +93,7 @@ def _tail(text: str) -> str:
 def removal_may_work_again(status: int | None, text: str) -> bool:
     """Whether an engine's refusal to remove a container is about something that is just passing.
 
-    409: another removal is under way. "is not running": the container ended between the engine's look and its kill (seen on 20.10 with
-    status 500, eight containers at once).
+    409: another removal is under way. "is not running": the container ended between the engine's look and its kill
+    (seen on 20.10 with status 500, eight containers at once).
     """
     return status == 409 or "is not running" in text

@@ -1,7 +1,7 @@
 """The daemon's side of the keeper (keeper_main.py): starts it, finds the one that an earlier daemon started, asks it.
 
-Every request has a connection of its own, so threads do not wait for each other; one more stays open as the lifeline. Who connects, and who
-makes the socket, holds a lock on its directory, as the keeper does when it ends (see there).
+Every request has a connection of its own, so threads do not wait for each other; one more stays open as the lifeline.
+Who connects, and who makes the socket, holds a lock on its directory, as the keeper does when it ends (see there).
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ class KeeperClient(base.Keeper):
     """See `base.Keeper`. Nothing is started before the first `run` or `hold`."""
 
     def __init__(self, socket_path: Path, mounts_fd: int | None = None) -> None:
-        """The socket's directory is made (0700) where missing, and belongs to the keeper alone; `keeper.log` beside it has its last words.
+        """The socket's directory is made (0700) where missing, and belongs to the keeper alone; `keeper.log` beside it
+        has its last words.
 
-        `mounts_fd`: the mount namespace to live in. It must not be a daemon's own, whose mounts would outlive the daemon.
+        `mounts_fd`: the mount namespace to live in. It must not be a daemon's own, whose mounts would outlive the
+        daemon.
         """
         self._path = socket_path
         self._mounts_fd = mounts_fd
@@ -48,16 +50,23 @@ class KeeperClient(base.Keeper):
         self._child_fd: int | None = None
         """A pidfd of the keeper, if it is a child of this process."""
 
-    # -- the contract --------------------------------------------------------------------------------------------------------
+    # -- the contract ---------------------------------------------------------------------------------------------------
 
     def run(
-        self, key: str, argv: Sequence[str], pid_file: Path, stdout: tuple[int, int], stderr: tuple[int, int], timeout_s: float
+        self,
+        key: str,
+        argv: Sequence[str],
+        pid_file: Path,
+        stdout: tuple[int, int],
+        stderr: tuple[int, int],
+        timeout_s: float,
     ) -> int | None:
-        """Run a helper that leaves a command behind (`runc exec --detach --pid-file`); the command is kept when the helper ends with 0.
+        """Run a helper that leaves a command behind (`runc exec --detach --pid-file`); the command is kept when the
+        helper ends with 0.
 
-        `stdout` and `stderr` are pipes, (read end, write end); the helper gets the write ends, the read ends are kept. All stay the
-        caller's. Returns the helper's exit code, or None if it was killed after `timeout_s`; then nothing is kept. SandboxFailed when the
-        keeper refuses (a command runs under that key) or ends meanwhile.
+        `stdout` and `stderr` are pipes, (read end, write end); the helper gets the write ends, the read ends are kept.
+        All stay the caller's. Returns the helper's exit code, or None if it was killed after `timeout_s`; then nothing
+        is kept. SandboxFailed when the keeper refuses (a command runs under that key) or ends meanwhile.
         """
         request = {"do": "run", "key": key, "argv": list(argv), "pid_file": str(pid_file), "timeout_s": timeout_s}
         answer, _ = self._must(request, (*stdout, *stderr), timeout_s + _ANSWER_DEADLINE_S)
@@ -104,10 +113,11 @@ class KeeperClient(base.Keeper):
                 self._lifeline.recv(keeper_main.MESSAGE_MAX_BYTES)  # it stays, or its end
             self._forget_lifeline()
 
-    # -- asking --------------------------------------------------------------------------------------------------------------
+    # -- asking ---------------------------------------------------------------------------------------------------------
 
     def _look(self, request: dict[str, Any]) -> Answer | None:
-        """The answer; None when there is no keeper, it ends meanwhile, or has nothing under that key. SandboxFailed if it is stuck."""
+        """The answer; None when there is no keeper, it ends meanwhile, or has nothing under that key. SandboxFailed if
+        it is stuck."""
         connection = self._connect(start=False)
         answer = None if connection is None else self._ask(connection, request, (), _ANSWER_DEADLINE_S)
         return None if answer is None or "none" in answer[0] else answer
@@ -116,10 +126,14 @@ class KeeperClient(base.Keeper):
         connection = self._connect(start=True)
         answer = None if connection is None else self._ask(connection, request, fds, timeout_s)
         if answer is None:
-            raise SandboxFailed(f"the keeper of this daemon's commands ended while it was asked ({self._last_words()}); try again")
+            raise SandboxFailed(
+                f"the keeper of this daemon's commands ended while it was asked ({self._last_words()}); try again"
+            )
         return answer
 
-    def _ask(self, connection: socket.socket, request: dict[str, Any], fds: Sequence[int], timeout_s: float) -> Answer | None:
+    def _ask(
+        self, connection: socket.socket, request: dict[str, Any], fds: Sequence[int], timeout_s: float
+    ) -> Answer | None:
         """One request over a fresh connection. None when the keeper ends before it answers."""
         with connection:
             connection.settimeout(timeout_s)
@@ -127,7 +141,9 @@ class KeeperClient(base.Keeper):
                 socket.send_fds(connection, [json.dumps(request).encode()], fds)
                 data, received = keeper_main.receive(connection)
             except TimeoutError as exc:
-                raise SandboxFailed(f"the keeper at {self._path} does not answer; is it stopped, or the machine overloaded?") from exc
+                raise SandboxFailed(
+                    f"the keeper at {self._path} does not answer; is it stopped, or the machine overloaded?"
+                ) from exc
             except ConnectionError:
                 return None
         if not data:
@@ -136,7 +152,9 @@ class KeeperClient(base.Keeper):
         if answer.get("descriptors", 0) != len(received):
             for fd in received:
                 os.close(fd)
-            raise SandboxFailed("this daemon has too many files open to take what the keeper holds; raise its limit (LimitNOFILE)")
+            raise SandboxFailed(
+                "this daemon has too many files open to take what the keeper holds; raise its limit (LimitNOFILE)"
+            )
         if "error" in answer:
             raise SandboxFailed(f"the command or descriptor cannot be kept: {failure.shorten(answer['error'])}")
         return answer, received
@@ -148,10 +166,12 @@ class KeeperClient(base.Keeper):
             text = ""
         return failure.shorten(text.rstrip().rpartition("\n")[2]) or "it was killed"
 
-    # -- connecting and starting ---------------------------------------------------------------------------------------------
+    # -- connecting and starting
+    # ----------------------------------------------------------------------------------------
 
     def _connect(self, *, start: bool) -> socket.socket | None:
-        """A connection to the keeper, which is started if need be and allowed; None when there is none. SandboxFailed."""
+        """A connection to the keeper, which is started if need be and allowed; None when there is none.
+        SandboxFailed."""
         try:
             with self._lock, self._directory(make=start) as directory_fd:
                 if self._lifeline is not None and poll_fd(self._lifeline.fileno(), 0):
@@ -179,7 +199,9 @@ class KeeperClient(base.Keeper):
         try:
             info = os.fstat(fd)
             if info.st_uid != os.geteuid() or info.st_mode & 0o077:
-                raise SandboxFailed(f"the directory {self._path.parent} of the keeper is open to others; remove it, it is made anew")
+                raise SandboxFailed(
+                    f"the directory {self._path.parent} of the keeper is open to others; remove it, it is made anew"
+                )
             fcntl.flock(fd, fcntl.LOCK_EX)
             try:
                 yield fd
@@ -202,7 +224,8 @@ class KeeperClient(base.Keeper):
         return connection
 
     def _start(self, directory_fd: int) -> None:
-        """Make the socket and the process behind it. The lifeline is connected before: should this daemon die now, its end is seen."""
+        """Make the socket and the process behind it. The lifeline is connected before: should this daemon die now, its
+        end is seen."""
         if self._lifeline is not None:
             self._forget_lifeline()  # somebody removed the socket of a keeper that lives
         self._path.unlink(missing_ok=True)
@@ -214,9 +237,15 @@ class KeeperClient(base.Keeper):
             program = [sys.executable, "-I", "-S", keeper_main.__file__]
             with open(self._path.parent / "keeper.log", "wb") as log:
                 child = subprocess.Popen(
-                    [*program, str(self._path), *map(str, descriptors)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
-                    pass_fds=descriptors, start_new_session=True, env={"PATH": os.environ.get("PATH", base.DEFAULT_PATH)},
-                )  # fmt: skip
+                    [*program, str(self._path), *map(str, descriptors)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd="/",
+                    pass_fds=descriptors,
+                    start_new_session=True,
+                    env={"PATH": os.environ.get("PATH", base.DEFAULT_PATH)},
+                )
         self._child_fd = os.pidfd_open(child.pid)
         child.returncode = 0  # the object has no further use: `_forget_lifeline` waits by descriptor
 
@@ -268,7 +297,9 @@ class KeptCommand(Command):
             if self._exit_code is None and not self._lost:
                 self._learn()
             if self._exit_code is None:
-                raise SandboxFailed(f"process {self.pid} of a sandbox ended and its exit code is lost: the keeper was killed meanwhile")
+                raise SandboxFailed(
+                    f"process {self.pid} of a sandbox ended and its exit code is lost: the keeper was killed meanwhile"
+                )
             return self._exit_code
 
     def _learn(self) -> None:

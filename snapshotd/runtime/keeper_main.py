@@ -1,18 +1,19 @@
-"""The keeper's process: parent of commands, holder of descriptors. Started by keeper.py, which is also the only one to speak to it.
+"""The keeper's process: parent of commands, holder of descriptors. Started by keeper.py, which is also the only one to
+speak to it.
 
     python -I -S keeper_main.py SOCKET LISTENER DIRECTORY [MOUNTS]
 
-SOCKET is the path of its socket, the others are inherited descriptors: the listening socket, already with one connection waiting; the
-directory of the socket, which only root can enter; the mount namespace to live in.
+SOCKET is the path of its socket, the others are inherited descriptors: the listening socket, already with one
+connection waiting; the directory of the socket, which only root can enter; the mount namespace to live in.
 
-One thread. A child subreaper in a session of its own: what `runc exec --detach` leaves behind becomes its child and is reaped at once,
-for a pid namespace can only end when somebody has reaped all of it. Exit codes of commands stay until their key is dropped, those of
-unknown processes while they are among the newest thousand.
+One thread. A child subreaper in a session of its own: what `runc exec --detach` leaves behind becomes its child and is
+reaped at once, for a pid namespace can only end when somebody has reaped all of it. Exit codes of commands stay until
+their key is dropped, those of unknown processes while they are among the newest thousand.
 
-Requests are one JSON object per packet, descriptors beside it; one answer each: an object with `error` (a sentence) or `none` (no such
-key), or what the method of the request's name says. An open connection keeps the process alive, as does everything held. When
-neither is left it removes its socket and ends. A client connects under a lock on the directory, and the end is decided under the same lock:
-a connection that came in time is always served.
+Requests are one JSON object per packet, descriptors beside it; one answer each: an object with `error` (a sentence) or
+`none` (no such key), or what the method of the request's name says. An open connection keeps the process alive, as does
+everything held. When neither is left it removes its socket and ends. A client connects under a lock on the directory,
+and the end is decided under the same lock: a connection that came in time is always served.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ Answer = tuple[dict[str, Any], list[int]]
 
 
 class _Kept:
-    """What lies under one key: a command with the read ends of its pipes and, unless it had ended before, its pidfd; or a descriptor."""
+    """What lies under one key: a command with the read ends of its pipes and, unless it had ended before, its pidfd; or
+    a descriptor."""
 
     __slots__ = ("code", "executed", "fds", "pid")
 
@@ -86,9 +88,12 @@ class _Run:
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """One packet and the descriptors beside it, close-on-exec (socket.recv_fds of Python 3.11 takes flags and ignores them)."""
+    """One packet and the descriptors beside it, close-on-exec (socket.recv_fds of Python 3.11 takes flags and ignores
+    them)."""
     fds = array.array("i")
-    data, beside, _, _ = connection.recvmsg(MESSAGE_MAX_BYTES, socket.CMSG_LEN(_DESCRIPTORS_MAX * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
+    data, beside, _, _ = connection.recvmsg(
+        MESSAGE_MAX_BYTES, socket.CMSG_LEN(_DESCRIPTORS_MAX * fds.itemsize), socket.MSG_CMSG_CLOEXEC
+    )
     for level, kind, content in beside:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
@@ -111,9 +116,13 @@ class KeeperProcess:
         self._runs: dict[int, _Run] = {}
         self._ended: dict[int, tuple[int, bool]] = {}
         self._methods: dict[str, Callable[[dict[str, Any], list[int]], Answer]] = {
-            "process": self._process, "status": self._status, "hold": self._hold, "held": self._held,
-            "keys": self._keys, "drop": self._drop,
-        }  # fmt: skip
+            "process": self._process,
+            "status": self._status,
+            "hold": self._hold,
+            "held": self._held,
+            "keys": self._keys,
+            "drop": self._drop,
+        }
         self._selector = selectors.DefaultSelector()
         self._wake_on_child()
         self._listening = False
@@ -129,7 +138,7 @@ class KeeperProcess:
             if not self._idle():
                 self._stay()
 
-    # -- life ----------------------------------------------------------------------------------------------------------------
+    # -- life -----------------------------------------------------------------------------------------------------------
 
     def _wake_on_child(self) -> None:
         read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -164,7 +173,7 @@ class KeeperProcess:
         deadlines = [run.deadline for run in self._runs.values() if not run.killed]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
-    # -- connections ---------------------------------------------------------------------------------------------------------
+    # -- connections ----------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         if len(self._clients) < _CONNECTIONS_MAX and not self._listening:
@@ -238,7 +247,8 @@ class KeeperProcess:
         return self._methods[name](request, fds)
 
     def _bye(self, client: socket.socket) -> Answer | None:
-        """Not counted any more. The answer is that this process stays; its end, which closes the connection, is one too."""
+        """Not counted any more. The answer is that this process stays; its end, which closes the connection, is one
+        too."""
         self._clients.discard(client)
         if self._idle():
             self._selector.unregister(client)
@@ -247,10 +257,15 @@ class KeeperProcess:
         self._clients.add(client)
         return {}, []
 
-    # -- commands ------------------------------------------------------------------------------------------------------------
+    # -- commands -------------------------------------------------------------------------------------------------------
 
     def _start(self, client: socket.socket, request: dict[str, Any], fds: list[int]) -> None:
-        key, argv, pid_file, timeout_s = self._new_key(request), request["argv"], str(request["pid_file"]), float(request["timeout_s"])
+        key, argv, pid_file, timeout_s = (
+            self._new_key(request),
+            request["argv"],
+            str(request["pid_file"]),
+            float(request["timeout_s"]),
+        )
         if len(fds) != 4:
             raise ValueError("a command comes with two pipes")
         under_way = any(run.key == key for run in self._runs.values())
@@ -259,8 +274,10 @@ class KeeperProcess:
             raise ValueError(f"a command runs under the key {key} already")
         stdout_r, stdout_w, stderr_r, stderr_w = fds
         actions = [
-            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, stdout_w, 1), (os.POSIX_SPAWN_DUP2, stderr_w, 2),
-        ]  # fmt: skip
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, stdout_w, 1),
+            (os.POSIX_SPAWN_DUP2, stderr_w, 2),
+        ]
         restored = [signal.SIGPIPE, signal.SIGXFSZ]  # Python ignores them
         pid = os.posix_spawnp(argv[0], argv, os.environ, file_actions=actions, setsigdef=restored)
         self._runs[pid] = _Run(client, key, pid_file, [stdout_r, stderr_r], time.monotonic() + timeout_s)
@@ -332,7 +349,7 @@ class KeeperProcess:
         kept.fds, run.fds = run.fds, []
         self._keep(run.key, kept)
 
-    # -- what is held --------------------------------------------------------------------------------------------------------
+    # -- what is held ---------------------------------------------------------------------------------------------------
 
     def _new_key(self, request: dict[str, Any]) -> str:
         key = str(request["key"])
@@ -357,7 +374,8 @@ class KeeperProcess:
             self._remember(kept.pid, kept.code, kept.executed)
 
     def _process(self, request: dict[str, Any], _: list[int]) -> Answer:
-        """`pid`, `code` (null while it runs), `executed`; read ends of its output and error, and its pidfd unless it ended at once."""
+        """`pid`, `code` (null while it runs), `executed`; read ends of its output and error, and its pidfd unless it
+        ended at once."""
         kept = self._kept.get(request["key"])
         return (kept.status(), kept.fds) if kept is not None and kept.pid else ({"none": True}, [])
 
@@ -394,7 +412,8 @@ class KeeperProcess:
         return {"keys": sorted(key for key in self._kept if key > after)[:KEYS_PER_ANSWER]}, []
 
     def _drop(self, request: dict[str, Any], _: list[int]) -> Answer:
-        """Close what is held under a key. A command goes on, and its exit code stays among those of unknown processes."""
+        """Close what is held under a key. A command goes on, and its exit code stays among those of unknown
+        processes."""
         self._let_go(request["key"])
         return {}, []
 

@@ -1,4 +1,5 @@
-"""The `runc` driver: containers without any engine. Needs root, runc 1.1 or newer, and for outbound network slirp4netns.
+"""The `runc` driver: containers without any engine. Needs root, runc 1.1 or newer, and for outbound network
+slirp4netns.
 
 Files in the driver's run directory (all of it may be deleted when nothing runs):
     root/               the stub root that every container starts on, read-only
@@ -32,7 +33,8 @@ from snapshotd.types import ContainerID, IdMap, Network, short
 _START_DEADLINE_S = 60.0
 _DELETE_DEADLINE_S = 30.0
 _NO_KEYRING = "--no-new-keyring"
-"""Sandboxes cannot use keyrings, and all of them together may have 200 (kernel.keys.maxkeys, by user): hundreds would not start."""
+"""Sandboxes cannot use keyrings, and all of them together may have 200 (kernel.keys.maxkeys, by user): hundreds would
+not start."""
 _OWNERS = 1 << 20
 """Users of the host that user namespaces may belong to."""
 _STRIPES = 64
@@ -42,8 +44,8 @@ _STRIPES = 64
 class RuncRuntime(Runtime):
     """Containers through runc. See the module's text.
 
-    `run_dir` must be searchable by everyone on the whole way (0711), because container root may be an unprivileged host id. With
-    `id_map`, containers get a user namespace with that map.
+    `run_dir` must be searchable by everyone on the whole way (0711), because container root may be an unprivileged host
+    id. With `id_map`, containers get a user namespace with that map.
     """
 
     name = "runc"
@@ -51,7 +53,8 @@ class RuncRuntime(Runtime):
     def __init__(
         self, instance: str, run_dir: Path, id_map: IdMap | None, runc: str = "runc", keeper: KeeperClient | None = None
     ) -> None:
-        """Nothing is touched before the first container. `keeper`: the parent of commands that are to outlive the daemon."""
+        """Nothing is touched before the first container. `keeper`: the parent of commands that are to outlive the
+        daemon."""
         self._run_dir = run_dir
         self._id_map = id_map
         self._runc = runc
@@ -62,7 +65,7 @@ class RuncRuntime(Runtime):
         self._init_fds: dict[ContainerID, int] = {}
         self._destroying = [threading.Lock() for _ in range(_STRIPES)]
 
-    # -- the contract --------------------------------------------------------------------------------------------------------
+    # -- the contract ---------------------------------------------------------------------------------------------------
 
     def unavailable(self) -> str | None:
         if os.geteuid() != 0:
@@ -99,7 +102,9 @@ class RuncRuntime(Runtime):
             raise
 
     def exec(self, container: Container, spec: ExecSpec, *, keep: str | None = None) -> Process:
-        return _exec.start(container, self._known_as(container.id), self._bundle(container.id), spec, self._keeper, keep)
+        return _exec.start(
+            container, self._known_as(container.id), self._bundle(container.id), spec, self._keeper, keep
+        )
 
     def attach(self, container_id: ContainerID) -> Container | None:
         pid, path = _init_pid(self._bundle(container_id)), self._container_cgroup(container_id)
@@ -138,7 +143,7 @@ class RuncRuntime(Runtime):
                 names.update(os.listdir(directory))
         return [ContainerID(name) for name in sorted(names)]
 
-    # -- pieces --------------------------------------------------------------------------------------------------------------
+    # -- pieces ---------------------------------------------------------------------------------------------------------
 
     @property
     def _state_dir(self) -> Path:
@@ -166,7 +171,9 @@ class RuncRuntime(Runtime):
             log, "run", "--detach", _NO_KEYRING, "--bundle", str(bundle), "--pid-file", str(pid_file), spec.id
         )
         with CHILDREN.starting(), self._user_namespace(spec.id) as user_namespace:
-            placement = _oci.Placement(root, self._container_cgroup(spec.id), _cgroups.swap_is_counted(), user_namespace)
+            placement = _oci.Placement(
+                root, self._container_cgroup(spec.id), _cgroups.swap_is_counted(), user_namespace
+            )
             (bundle / "config.json").write_text(json.dumps(_oci.bundle(spec, self._id_map, placement)))
             code = run_bounded(argv, timeout_s=_START_DEADLINE_S)
             if code == 0:
@@ -177,7 +184,9 @@ class RuncRuntime(Runtime):
         if code != 0:
             CHILDREN.sweep()
         if code is None:
-            raise SandboxFailed(f"container {short(spec.id)} did not start within {_START_DEADLINE_S:.0f} s; is the machine overloaded?")
+            raise SandboxFailed(
+                f"container {short(spec.id)} did not start within {_START_DEADLINE_S:.0f} s; is the machine overloaded?"
+            )
         if code != 0:
             reason = failure.log_reason(_read(log)) or f"runc ended with code {code} and no reason"
             raise SandboxFailed(f"container {short(spec.id)} could not be started: {reason}")
@@ -191,8 +200,9 @@ class RuncRuntime(Runtime):
 
     @contextmanager
     def _user_namespace(self, container_id: ContainerID) -> Iterator[str | None]:
-        """The path of a new one, for as long as it takes to start the container in it. Each belongs to a user of its own, beyond those of
-        the id map: what one container takes of what the kernel counts by user, neither root nor another container misses."""
+        """The path of a new one, for as long as it takes to start the container in it. Each belongs to a user of its
+        own, beyond those of the id map: what one container takes of what the kernel counts by user, neither root nor
+        another container misses."""
         if self._id_map is None:
             yield None
             return
@@ -231,11 +241,16 @@ class RuncRuntime(Runtime):
     def _delete(self, container_id: ContainerID, bundle: Path) -> None:
         bundle.mkdir(mode=0o700, parents=True, exist_ok=True)  # for the log
         log = bundle / "delete.log"
-        code = run_bounded(self._known_as(container_id).command(log, "delete", "--force", container_id), timeout_s=_DELETE_DEADLINE_S)
+        code = run_bounded(
+            self._known_as(container_id).command(log, "delete", "--force", container_id), timeout_s=_DELETE_DEADLINE_S
+        )
         if code is None:
-            raise SandboxFailed(f"runc could not remove container {short(container_id)} within {_DELETE_DEADLINE_S:.0f} s; try again")
+            raise SandboxFailed(
+                f"runc could not remove container {short(container_id)} within {_DELETE_DEADLINE_S:.0f} s; try again"
+            )
         if (self._state_dir / container_id).exists():
-            # A container that runc cannot read any more (it was killed while making it) holds nothing but its state directory.
+            # A container that runc cannot read any more (it was killed while making it) holds nothing but its state
+            # directory.
             shutil.rmtree(self._state_dir / container_id)
 
 

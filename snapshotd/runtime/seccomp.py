@@ -1,13 +1,14 @@
 """The system calls that a sandbox may make: an allow-list as data, in the form that an OCI runtime takes.
 
-Everything that building, testing and debugging software uses is allowed; what is not listed fails with EPERM. Left out on purpose:
-mounting in every form, namespaces (clone and unshare with namespace flags, setns), keyrings, bpf, perf_event_open, kexec, modules,
-reboot, swap, setting clocks, quotas, opening files by handle, userfaultfd, io_uring, fanotify_init, raw port access, and sockets of
-the families AF_ALG and AF_VSOCK. clone3 answers ENOSYS: its flags lie in memory, where a filter cannot look, and every C library
-falls back to clone; so does io_setup, for asynchronous I/O has 65,536 requests for the whole machine (fs.aio-max-nr), which one sandbox
-could take from every database on it. 32-bit programs are killed: their call table is the less tested one, and without it the filter,
-which is built anew for every command, takes 4 ms less. The `docker` driver relies on the engine's default profile, which is alike but
-knows 32-bit programs and asynchronous I/O.
+Everything that building, testing and debugging software uses is allowed; what is not listed fails with EPERM. Left out
+on purpose: mounting in every form, namespaces (clone and unshare with namespace flags, setns), keyrings, bpf,
+perf_event_open, kexec, modules, reboot, swap, setting clocks, quotas, opening files by handle, userfaultfd, io_uring,
+fanotify_init, raw port access, and sockets of the families AF_ALG and AF_VSOCK. clone3 answers ENOSYS: its flags lie in
+memory, where a filter cannot look, and every C library falls back to clone; so does io_setup, for asynchronous I/O has
+65,536 requests for the whole machine (fs.aio-max-nr), which one sandbox could take from every database on it. 32-bit
+programs are killed: their call table is the less tested one, and without it the filter, which is built anew for every
+command, takes 4 ms less. The `docker` driver relies on the engine's default profile, which is alike but knows 32-bit
+programs and asynchronous I/O.
 """
 
 from __future__ import annotations
@@ -64,10 +65,7 @@ _CLONE_NEWTIME = 0x80
 _AF_ALG, _AF_RESERVED, _AF_VSOCK = 38, 39, 40
 _PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
 """PER_LINUX, PER_LINUX32, both with UNAME26, ADDR_NO_RANDOMIZE (debuggers, sanitizers), and "tell me"."""
-_ARCHITECTURES = {
-    "x86_64": ["SCMP_ARCH_X86_64"],
-    "aarch64": ["SCMP_ARCH_AARCH64"],
-}
+_ARCHITECTURES = {"x86_64": ["SCMP_ARCH_X86_64"], "aarch64": ["SCMP_ARCH_AARCH64"]}
 
 
 def allowed() -> list[str]:
@@ -86,8 +84,8 @@ def _argument(operator: str, value: int, second: int = 0) -> dict[str, Any]:
 def profile() -> dict[str, Any]:
     """The value of `linux.seccomp` in an OCI configuration, for this machine's architecture.
 
-    Names that a runtime's libseccomp does not know are skipped by it. `socketcall` (32-bit) is left out because it hides the
-    socket family in memory; C libraries have used the direct calls since 2015.
+    Names that a runtime's libseccomp does not know are skipped by it. `socketcall` (32-bit) is left out because it
+    hides the socket family in memory; C libraries have used the direct calls since 2015.
     """
     rules: list[dict[str, Any]] = [{"names": allowed(), "action": "SCMP_ACT_ALLOW"}]
     rules.append(_allow("clone", _argument("MASKED_EQ", _NAMESPACE_FLAGS, 0)))

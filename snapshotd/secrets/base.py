@@ -1,15 +1,17 @@
 """The vault: where the originals of redacted secrets are, and what stands in their place.
 
-A secret in recorded text is replaced by a *marker*, `[secret:NAME:DIGEST]`. NAME says what it is (`github-token`, `env-OPENAI_API_KEY`),
-DIGEST is the first 64 bits of a keyed hash of the value: equal secrets of one state directory have equal digests, and without the vault's
-key nobody can test a guess. The vault holds, for each trajectory, the original of every marker that the trajectory has recorded.
+A secret in recorded text is replaced by a *marker*, `[secret:NAME:DIGEST]`. NAME says what it is (`github-token`,
+`env-OPENAI_API_KEY`), DIGEST is the first 64 bits of a keyed hash of the value: equal secrets of one state directory
+have equal digests, and without the vault's key nobody can test a guess. The vault holds, for each trajectory, the
+original of every marker that the trajectory has recorded.
 
-A marker is revealed only to trajectories that recorded it (a fork passes its ancestors too). Markers are plain text that anybody can
-write, so a marker by itself is no claim to the secret behind it.
+A marker is revealed only to trajectories that recorded it (a fork passes its ancestors too). Markers are plain text
+that anybody can write, so a marker by itself is no claim to the secret behind it.
 
 Durability: what `keep` returned survives `kill -9` of the process, and power loss after the next `flush`.
 Concurrency: all methods are thread-safe; one process opens a vault at a time.
-Errors: DataLoss when key, file or a row is damaged or belongs to another key; NotPermitted; OutOfSpace (nothing changed); VersionMismatch.
+Errors: DataLoss when key, file or a row is damaged or belongs to another key; NotPermitted; OutOfSpace (nothing
+changed); VersionMismatch.
 """
 
 from __future__ import annotations
@@ -43,10 +45,11 @@ class Vault(ABC):
 
     @abstractmethod
     def keep(self, trajectory: TrajectoryID, found: Sequence[Found]) -> list[str]:
-        """Keep the originals for a trajectory, in one transaction, and return their markers in order. Keeping one again changes nothing.
+        """Keep the originals for a trajectory, in one transaction, and return their markers in order. Keeping one again
+        changes nothing.
 
-        A trajectory that has reached the implementation's bounds gets markers that nothing will ever reveal: an agent that prints millions
-        of made-up tokens shall neither fill the disk nor see them recorded in plain text.
+        A trajectory that has reached the implementation's bounds gets markers that nothing will ever reveal: an agent
+        that prints millions of made-up tokens shall neither fill the disk nor see them recorded in plain text.
         """
 
     @abstractmethod

@@ -15,8 +15,8 @@ MIN_VALUE_BYTES = 6
 """Shorter values stand in too many texts that have nothing to do with them."""
 MAX_VALUES = 256
 MAX_TOTAL_BYTES = 32 << 10
-"""Of all values of a trajectory together. Searching for all their forms takes about 80 MB of memory then (300 MB if they are
-nothing but characters that are escaped everywhere), and 0.2 MB for ten API keys."""
+"""Of all values of a trajectory together. Searching for all their forms takes about 80 MB of memory then (300 MB if
+they are nothing but characters that are escaped everywhere), and 0.2 MB for ten API keys."""
 _GO_JSON = {ord(char): f"\\u{ord(char):04x}" for char in "&<>\u2028\u2029"}
 
 
@@ -24,13 +24,17 @@ class Configured:
     """The configured secrets of one trajectory, in all forms. Immutable."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
-        """`values`: name to value. UsageError for a name that is none, and for a value that is too short or not Unicode text; LimitExceeded
-        for more than `MAX_VALUES` values or `MAX_TOTAL_BYTES` in all."""
+        """`values`: name to value. UsageError for a name that is none, and for a value that is too short or not Unicode
+        text; LimitExceeded for more than `MAX_VALUES` values or `MAX_TOTAL_BYTES` in all."""
         if len(values) > MAX_VALUES:
-            raise LimitExceeded(f"{len(values)} secrets are configured, and {MAX_VALUES} is the most: leave out those that are not secret")
+            raise LimitExceeded(
+                f"{len(values)} secrets are configured, and {MAX_VALUES} is the most: leave out those that are not secret"
+            )
         total = sum(len(value) for value in values.values())
         if total > MAX_TOTAL_BYTES:
-            raise LimitExceeded(f"the configured secrets have {total} characters, and {MAX_TOTAL_BYTES} is the most: leave out the longest")
+            raise LimitExceeded(
+                f"the configured secrets have {total} characters, and {MAX_TOTAL_BYTES} is the most: leave out the longest"
+            )
         self.names = frozenset(values)
         self._name_of: dict[bytes, str] = {}
         for name, value in values.items():
@@ -51,7 +55,9 @@ def _checked(name: str, value: str) -> bytes:
     try:
         data = value.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"the secret {name} is not Unicode text, so it cannot be found in output: give it as UTF-8") from None
+        raise UsageError(
+            f"the secret {name} is not Unicode text, so it cannot be found in output: give it as UTF-8"
+        ) from None
     if len(data) < MIN_VALUE_BYTES:
         raise UsageError(
             f"the secret {name} has {len(data)} bytes and {MIN_VALUE_BYTES} is the least that can be told from ordinary text: leave it out"
@@ -60,7 +66,8 @@ def _checked(name: str, value: str) -> bytes:
 
 
 def _forms(value: bytes) -> Iterator[bytes]:
-    """The value as it is, as a terminal prints its lines, in JSON (and in JSON within JSON), in URLs, in hexadecimal and in base64.
+    """The value as it is, as a terminal prints its lines, in JSON (and in JSON within JSON), in URLs, in hexadecimal
+    and in base64.
 
     JSON and URLs as Python writes them, and where that is something else, as Go and JavaScript do.
     """
@@ -99,8 +106,8 @@ def _lower_escapes(quoted: str) -> str:
 
 
 def _base64_forms(value: bytes) -> Iterator[bytes]:
-    """What base64 of any text with the value in it contains: for each of three places where the value can begin, the characters that
-    depend on it alone. Up to two characters beside them hold a few of its bits."""
+    """What base64 of any text with the value in it contains: for each of three places where the value can begin, the
+    characters that depend on it alone. Up to two characters beside them hold a few of its bits."""
     for offset in range(3):
         for alphabet in (base64.b64encode, base64.urlsafe_b64encode):
             encoded = alphabet(bytes(offset) + value)

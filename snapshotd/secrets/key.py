@@ -34,20 +34,27 @@ class VaultKey:
 
 
 def load_key(path: Path, may_create: bool) -> VaultKey:
-    """The key in a file, which is made if it `may_create`. DataLoss when it is damaged, or missing where it should be."""
+    """The key in a file, which is made if it `may_create`. DataLoss when it is damaged, or missing where it should
+    be."""
     try:
         data = _read(path)
     except FileNotFoundError:
         if not may_create:
-            raise DataLoss(f"the key {path} is missing, and without it no recorded secret can be read: restore it from a backup") from None
+            raise DataLoss(
+                f"the key {path} is missing, and without it no recorded secret can be read: restore it from a backup"
+            ) from None
         return VaultKey(_create(path))
     except PermissionError:
         raise
     except OSError as exc:
-        raise DataLoss(f"the key {path} cannot be read ({exc.strerror}): check the disk, or restore it from a backup") from exc
+        raise DataLoss(
+            f"the key {path} cannot be read ({exc.strerror}): check the disk, or restore it from a backup"
+        ) from exc
     end = len(_MAGIC) + _KEY_BYTES
     if data[: len(_MAGIC)] != _MAGIC or _checksum(data[:end]) != data[end:]:
-        raise DataLoss(f"the key {path} is damaged, and without it no recorded secret can be read: restore it from a backup")
+        raise DataLoss(
+            f"the key {path} is damaged, and without it no recorded secret can be read: restore it from a backup"
+        )
     return VaultKey(data[len(_MAGIC) : end])
 
 

@@ -1,6 +1,8 @@
-"""The funnel: everything that is recorded for a trajectory goes in through it, and what an agent needs again comes out through it.
+"""The funnel: everything that is recorded for a trajectory goes in through it, and what an agent needs again comes out
+through it.
 
-A text that went in once may go in again: markers stay as they are. What came in and had no markers of its own comes out unchanged.
+A text that went in once may go in again: markers stay as they are. What came in and had no markers of its own comes out
+unchanged.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from snapshotd.secrets.stream import Concealer, reveal_stream
 from snapshotd.types import TrajectoryID
 
 MAX_JSON_LEVELS = 256
-"""Lists and objects within each other. Above what the engine takes from anybody (200), with room for its own envelopes."""
+"""Lists and objects within each other. Above what the engine takes from anybody (200), with room for its own
+envelopes."""
 _REMEMBERED = 10_000
 _AWS_KEY = re.compile(r"(?i)(?:aws)?[_-]?secret[_-]?access[_-]?key")
 _AWS_VALUE = re.compile(r"[A-Za-z0-9/+]{40}")
@@ -30,17 +33,24 @@ class Redactor:
         self._vault = vault
 
     def funnel(
-        self, trajectory: TrajectoryID, configured: Mapping[str, str] | None = None, ancestors: Collection[TrajectoryID] = ()
+        self,
+        trajectory: TrajectoryID,
+        configured: Mapping[str, str] | None = None,
+        ancestors: Collection[TrajectoryID] = (),
     ) -> Funnel:
-        """The funnel of one trajectory. `configured`: name to value of secrets to look for besides the shapes of tokens; `ancestors`: the
-        trajectories that it was forked from, whose markers it may reveal. Errors: as `Configured`. Costs about 1 ms for ten secrets."""
+        """The funnel of one trajectory. `configured`: name to value of secrets to look for besides the shapes of
+        tokens; `ancestors`: the trajectories that it was forked from, whose markers it may reveal. Errors: as
+        `Configured`. Costs about 1 ms for ten secrets."""
         return Funnel(self._vault, trajectory, Configured(configured or {}), ancestors)
 
 
 class Funnel:
-    """Conceals and reveals for one trajectory. Thread-safe. What is concealed has been kept in the vault before it is returned."""
+    """Conceals and reveals for one trajectory. Thread-safe. What is concealed has been kept in the vault before it is
+    returned."""
 
-    def __init__(self, vault: Vault, trajectory: TrajectoryID, configured: Configured, ancestors: Collection[TrajectoryID]) -> None:
+    def __init__(
+        self, vault: Vault, trajectory: TrajectoryID, configured: Configured, ancestors: Collection[TrajectoryID]
+    ) -> None:
         self._vault = vault
         self._trajectory = trajectory
         self._owners = tuple(dict.fromkeys((trajectory, *ancestors)))
@@ -48,7 +58,8 @@ class Funnel:
         self._kept: set[str] = set()
 
     def conceal_text(self, text: str) -> str:
-        """The text with a marker in place of every secret. Any text, lone surrogates included. Raises what `Vault.keep` raises."""
+        """The text with a marker in place of every secret. Any text, lone surrogates included. Raises what `Vault.keep`
+        raises."""
         if len(text) < MIN_VALUE_BYTES:
             return text
         data = text.encode(errors="surrogatepass")
@@ -59,11 +70,13 @@ class Funnel:
         return b"".join((*pieces, self._marked(scan.feed(b"", final=True)))).decode(errors="surrogatepass")
 
     def conceal(self, value: Any) -> Any:
-        """A JSON value with all its texts concealed, keys too. LimitExceeded when it nests deeper than `MAX_JSON_LEVELS`."""
+        """A JSON value with all its texts concealed, keys too. LimitExceeded when it nests deeper than
+        `MAX_JSON_LEVELS`."""
         return _rewritten(value, self.conceal_text, self._conceal_field)
 
     def reveal_text(self, text: str) -> str:
-        """The text with the originals of those markers that this trajectory or an ancestor recorded. Others stay. DataLoss as the vault."""
+        """The text with the originals of those markers that this trajectory or an ancestor recorded. Others stay.
+        DataLoss as the vault."""
         return MARKER.sub(lambda match: self._original(match[0]), text) if "[secret:" in text else text
 
     def reveal(self, value: Any) -> Any:
@@ -71,7 +84,8 @@ class Funnel:
         return _rewritten(value, self.reveal_text, lambda _key, text: self.reveal_text(text))
 
     def concealer(self, write: Callable[[bytes], object]) -> Concealer:
-        """For a stream of bytes, of any encoding: call its `write` with what comes and `finish` at the end; the rest goes to `write`."""
+        """For a stream of bytes, of any encoding: call its `write` with what comes and `finish` at the end; the rest
+        goes to `write`."""
         return Concealer(Scan(self._patterns), self._marked, write)
 
     def reveal_stream(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -114,7 +128,9 @@ def _rewritten(value: Any, change: Callable[[str], str], change_field: Callable[
             parent[place] = change(item)
         elif isinstance(item, dict | list):
             if level == MAX_JSON_LEVELS:
-                raise LimitExceeded(f"a JSON value nests deeper than {MAX_JSON_LEVELS} levels, which cannot be recorded: flatten it")
+                raise LimitExceeded(
+                    f"a JSON value nests deeper than {MAX_JSON_LEVELS} levels, which cannot be recorded: flatten it"
+                )
             copy: Any = {} if isinstance(item, dict) else [None] * len(item)
             parent[place] = copy
             for key, child in item.items() if isinstance(item, dict) else enumerate(item):

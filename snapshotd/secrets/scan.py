@@ -1,7 +1,8 @@
 """One pass over a stream of bytes: which parts are secrets, decided as early as what follows can no longer matter.
 
-Configured values and shapes are searched independently. Where they overlap, the configured value is the secret, and what sticks out of the
-shape is one too. A marker that is there already stays. The result does not depend on how the stream is cut.
+Configured values and shapes are searched independently. Where they overlap, the configured value is the secret, and
+what sticks out of the shape is one too. A marker that is there already stays. The result does not depend on how the
+stream is cut.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ class Patterns:
 
 
 class Scan:
-    """The state of one stream. Holds back what may be the beginning of a secret: at most about twice the longest one."""
+    """The state of one stream. Holds back what may be the beginning of a secret: at most about twice the longest
+    one."""
 
     def __init__(self, patterns: Patterns) -> None:
         self._patterns = patterns
         self._data = b""
         self._given = 0
-        """So much of the data has been returned. What is before it (`LOOK_BACK` bytes) is there for those who look back."""
+        """So much of the data has been returned. What is before it (`LOOK_BACK` bytes) is there for those who look
+        back."""
         self._configured_from = 0
         self._shapes_from = 0
         self._configured: list[Span] = []
@@ -76,7 +79,11 @@ class Scan:
         markers = [span for span in self._shaped if span.name is None]
         configured = list(_clear_of(self._configured, markers))
         tokens = _without((span for span in self._shaped if span.name is not None), configured)
-        return sorted(Span(max(span.begin, self._given), span.end, span.name) for span in (*configured, *tokens) if span.end > self._given)
+        return sorted(
+            Span(max(span.begin, self._given), span.end, span.name)
+            for span in (*configured, *tokens)
+            if span.end > self._given
+        )
 
     def _drop_given(self) -> None:
         drop = max(0, self._given - LOOK_BACK)

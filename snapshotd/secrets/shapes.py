@@ -1,7 +1,9 @@
-"""What tokens look like: a literal that they begin with, or that stands before them, and runs of characters of bounded length.
+"""What tokens look like: a literal that they begin with, or that stands before them, and runs of characters of bounded
+length.
 
-Every shape is a sequence of parts, none of which can give back what it took (possessive), so that trying one takes linear time whatever the
-text is. From the same parts comes a second expression that says whether a text that ends here could still become a match.
+Every shape is a sequence of parts, none of which can give back what it took (possessive), so that trying one takes
+linear time whatever the text is. From the same parts comes a second expression that says whether a text that ends here
+could still become a match.
 """
 
 from __future__ import annotations
@@ -41,10 +43,11 @@ def text(literal: str) -> tuple[Part, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`anchors`, then `before`, then `value`, then `after`. With an empty `before` the anchor is part of the secret, unless `context`.
+    """`anchors`, then `before`, then `value`, then `after`. With an empty `before` the anchor is part of the secret,
+    unless `context`.
 
-    `not_after`: bytes that the anchor never directly follows, unless they end an escape (`may_follow`). `likely`: a last look at the
-    value, to leave ordinary words alone.
+    `not_after`: bytes that the anchor never directly follows, unless they end an escape (`may_follow`). `likely`: a
+    last look at the value, to leave ordinary words alone.
     """
 
     name: str
@@ -63,7 +66,14 @@ _ALNUM = _DIGITS + _UPPER + _UPPER.lower()
 _WORD = _ALNUM + "_"
 _TOKEN = r"[A-Za-z0-9_-]"
 _BEARER = "[A-Za-z0-9._~+/=-]"
-_PEM_KINDS = ("PRIVATE KEY", "RSA PRIVATE KEY", "EC PRIVATE KEY", "DSA PRIVATE KEY", "OPENSSH PRIVATE KEY", "ENCRYPTED PRIVATE KEY")
+_PEM_KINDS = (
+    "PRIVATE KEY",
+    "RSA PRIVATE KEY",
+    "EC PRIVATE KEY",
+    "DSA PRIVATE KEY",
+    "OPENSSH PRIVATE KEY",
+    "ENCRYPTED PRIVATE KEY",
+)
 _PEM = (*(f"-----BEGIN {kind}-----" for kind in _PEM_KINDS), "-----BEGIN PGP PRIVATE KEY BLOCK-----")
 
 
@@ -89,17 +99,29 @@ def _is_literal(value: bytes) -> bool:
 
 
 SHAPES: tuple[Shape, ...] = (
-    Shape("aws-access-key-id", ("AKIA", "ASIA", "ABIA", "ACCA"), (Run("[A-Z0-9]", 16, 16),), after=(Not("[A-Za-z0-9]"),), not_after=_ALNUM),
     Shape(
-        "aws-secret-key", ("ret_access_key", "RET_ACCESS_KEY", "retAccessKey"), (Run("[A-Za-z0-9/+]", 40, 40),),
-        before=(Run(r"""[ \t"'\\:=>]""", 1, 16),), after=(Not("[A-Za-z0-9/+=]"),), context=True,
+        "aws-access-key-id",
+        ("AKIA", "ASIA", "ABIA", "ACCA"),
+        (Run("[A-Z0-9]", 16, 16),),
+        after=(Not("[A-Za-z0-9]"),),
+        not_after=_ALNUM,
+    ),
+    Shape(
+        "aws-secret-key",
+        ("ret_access_key", "RET_ACCESS_KEY", "retAccessKey"),
+        (Run("[A-Za-z0-9/+]", 40, 40),),
+        before=(Run(r"""[ \t"'\\:=>]""", 1, 16),),
+        after=(Not("[A-Za-z0-9/+=]"),),
+        context=True,
     ),
     Shape("github-token", ("ghp_", "gho_", "ghs_", "ghu_", "ghr_"), (Run("[A-Za-z0-9]", 30, 255),)),
     Shape("github-token", ("github_pat_",), (Run("[A-Za-z0-9_]", 22, 255),)),
     Shape("gitlab-token", ("glpat-", "gldt-", "glrt-"), (Run(_TOKEN, 20, 255),)),
     Shape("anthropic-key", ("sk-ant-",), (Run(_TOKEN, 20, 255),), not_after=_WORD + "-", likely=_has_digit),
     Shape("openai-key", ("sk-",), (Run(_TOKEN, 20, 255),), not_after=_WORD + "-", likely=_has_digit),
-    Shape("slack-token", ("xoxa-", "xoxb-", "xoxe-", "xoxo-", "xoxp-", "xoxr-", "xoxs-"), (Run("[A-Za-z0-9-]", 10, 255),)),
+    Shape(
+        "slack-token", ("xoxa-", "xoxb-", "xoxe-", "xoxo-", "xoxp-", "xoxr-", "xoxs-"), (Run("[A-Za-z0-9-]", 10, 255),)
+    ),
     Shape("google-key", ("AIza",), (Run(_TOKEN, 35, 35),), after=(Not(_TOKEN),), not_after=_WORD),
     Shape("stripe-key", ("sk_live_", "rk_live_", "sk_test_", "rk_test_"), (Run("[A-Za-z0-9]", 16, 255),)),
     Shape("npm-token", ("npm_",), (Run("[A-Za-z0-9]", 36, 36),), after=(Not(r"\w"),), not_after=_WORD),
@@ -107,32 +129,63 @@ SHAPES: tuple[Shape, ...] = (
     Shape("huggingface-token", ("hf_",), (Run("[A-Za-z0-9]", 30, 255),), not_after=_WORD),
     Shape("sendgrid-key", ("SG.",), (Run(_TOKEN, 16, 64), *text("."), Run(_TOKEN, 32, 64)), not_after=_WORD),
     Shape(
-        "jwt", ("eyJ",), (Run(_TOKEN, 8, 8192), *text("."), Run(_TOKEN, 4, 16384), *text("."), Run(_TOKEN, 0, 4096)), not_after=_WORD + "-",
+        "jwt",
+        ("eyJ",),
+        (Run(_TOKEN, 8, 8192), *text("."), Run(_TOKEN, 4, 16384), *text("."), Run(_TOKEN, 0, 4096)),
+        not_after=_WORD + "-",
     ),
     Shape(
-        "private-key", _PEM,
+        "private-key",
+        _PEM,
         # Before END there may be more dashes: those that `git diff` and `grep -A` put before a line.
         (Run("(?:[^-]|-(?!----))", 1, 65536), Run("-", 5, 16), *text("END "), Run("[A-Z0-9 ]", 4, 64), *text("-----")),
     ),
     Shape("private-key", _PEM, (Run(r"[A-Za-z0-9+/=\r\n\\]", 16, 65536),)),  # cut off, or too long
     Shape(
-        "authorization", ("uthorization", "UTHORIZATION"), (Run(_BEARER, 6, 4096),),
+        "authorization",
+        ("uthorization", "UTHORIZATION"),
+        (Run(_BEARER, 6, 4096),),
         before=(
-            Run(r"""[\\"']""", 0, 4), Run("[ \t]", 0, 4), Run("[:=]", 1, 1), Run(r"""[ \t\\"']""", 0, 8),
-            Run("[A-Za-z]", 1, 20), Run("[ \t]", 1, 4),
+            Run(r"""[\\"']""", 0, 4),
+            Run("[ \t]", 0, 4),
+            Run("[:=]", 1, 1),
+            Run(r"""[ \t\\"']""", 0, 8),
+            Run("[A-Za-z]", 1, 20),
+            Run("[ \t]", 1, 4),
         ),
         context=True,
     ),
-    Shape("authorization", ("Bearer ", "bearer "), (Run(_BEARER, 16, 4096),), context=True, not_after=_WORD, likely=_has_digit),
-    Shape("authorization", ("Basic ", "basic "), (Run("[A-Za-z0-9+/=]", 8, 4096),), context=True, not_after=_WORD, likely=_is_basic),
     Shape(
-        "url-password", ("://",), (Run(r"[^\s/@\"'<>]", 1, 256),),
-        before=(Run(r"[^\s/@:\"'<>]", 0, 128), *text(":")), after=text("@"), context=True, likely=_is_literal,
+        "authorization",
+        ("Bearer ", "bearer "),
+        (Run(_BEARER, 16, 4096),),
+        context=True,
+        not_after=_WORD,
+        likely=_has_digit,
     ),
-)  # fmt: skip
+    Shape(
+        "authorization",
+        ("Basic ", "basic "),
+        (Run("[A-Za-z0-9+/=]", 8, 4096),),
+        context=True,
+        not_after=_WORD,
+        likely=_is_basic,
+    ),
+    Shape(
+        "url-password",
+        ("://",),
+        (Run(r"[^\s/@\"'<>]", 1, 256),),
+        before=(Run(r"[^\s/@:\"'<>]", 0, 128), *text(":")),
+        after=text("@"),
+        context=True,
+        likely=_is_literal,
+    ),
+)
 """In the order in which they are tried where the same anchor begins several of them."""
 
-_MARKER = Shape("marker", ("[sec",), (*text("ret:"), Run("[A-Za-z0-9_.-]", 1, 64), *text(":"), Run("[0-9a-f]", 16, 16), *text("]")))
+_MARKER = Shape(
+    "marker", ("[sec",), (*text("ret:"), Run("[A-Za-z0-9_.-]", 1, 64), *text(":"), Run("[0-9a-f]", 16, 16), *text("]"))
+)
 
 
 class Span(NamedTuple):
@@ -156,11 +209,15 @@ def _rule(shape: Shape) -> _Rule:
     parts = (*shape.before, *shape.value, *shape.after)
     whole = f"{_whole(shape.before)}({_whole(shape.value)}){_whole(shape.after)}"
     most = sum(part.most if isinstance(part, Run) else 1 for part in parts)
-    return _Rule(shape, re.compile(whole.encode()), re.compile(_unfinished(parts).encode()), most, shape.not_after.encode())
+    return _Rule(
+        shape, re.compile(whole.encode()), re.compile(_unfinished(parts).encode()), most, shape.not_after.encode()
+    )
 
 
 def _whole(parts: tuple[Part, ...]) -> str:
-    return "".join(f"{part.chars}{{{part.least},{part.most}}}+" if isinstance(part, Run) else f"(?!{part.chars})" for part in parts)
+    return "".join(
+        f"{part.chars}{{{part.least},{part.most}}}+" if isinstance(part, Run) else f"(?!{part.chars})" for part in parts
+    )
 
 
 def _unfinished(parts: tuple[Part, ...]) -> str:
@@ -242,7 +299,10 @@ class Shapes:
 
     def _has_marker(self, data: bytes, begin: int, end: int, beyond: int) -> bool:
         """Whether a marker that is left as it is lies within data[begin:end] and ends after `beyond`."""
-        return any(marker.end() > beyond and marker[1] in self._marker_names for marker in MARKER_BYTES.finditer(data, begin, end))
+        return any(
+            marker.end() > beyond and marker[1] in self._marker_names
+            for marker in MARKER_BYTES.finditer(data, begin, end)
+        )
 
 
 _OPEN: list[Span] = []

@@ -1,4 +1,5 @@
-"""Streams of bytes on their way in and out: secrets become markers, and markers secrets again. Memory use is bounded."""
+"""Streams of bytes on their way in and out: secrets become markers, and markers secrets again. Memory use is
+bounded."""
 
 from __future__ import annotations
 
@@ -14,13 +15,17 @@ _UNFINISHED = re.compile(rb"\[secret:[A-Za-z0-9_.-]{0,64}(?::[0-9a-f]{0,16})?\Z"
 
 
 class Concealer:
-    """Takes a stream in pieces of any size and writes it on with markers in place of secrets. Made by `Funnel.concealer`.
+    """Takes a stream in pieces of any size and writes it on with markers in place of secrets. Made by
+    `Funnel.concealer`.
 
-    What is written does not depend on how the stream came. Everything is passed on at once but what may be the beginning of a secret:
-    mostly none or a few bytes, and, within a token or a private key, all of it so far. Thread-safe: the stream is in the order of calls.
+    What is written does not depend on how the stream came. Everything is passed on at once but what may be the
+    beginning of a secret: mostly none or a few bytes, and, within a token or a private key, all of it so far.
+    Thread-safe: the stream is in the order of calls.
     """
 
-    def __init__(self, scan: Scan, marked: Callable[[list[bytes | Found]], bytes], write: Callable[[bytes], object]) -> None:
+    def __init__(
+        self, scan: Scan, marked: Callable[[list[bytes | Found]], bytes], write: Callable[[bytes], object]
+    ) -> None:
         self._scan = scan
         self._marked = marked
         self._write = write
@@ -46,7 +51,8 @@ class Concealer:
 
 
 def reveal_stream(chunks: Iterable[bytes], original: Callable[[bytes], bytes]) -> Iterator[bytes]:
-    """The chunks with every marker passed through `original`. A marker may be cut anywhere; other bytes are not held back."""
+    """The chunks with every marker passed through `original`. A marker may be cut anywhere; other bytes are not held
+    back."""
     held = b""
     for chunk in chunks:
         data = held + chunk
@@ -59,6 +65,7 @@ def reveal_stream(chunks: Iterable[bytes], original: Callable[[bytes], bytes]) -
 
 
 def _unfinished_from(data: bytes) -> int:
-    """Where a marker begins that more data would complete. It can only be at the last bracket, for there is none inside a marker."""
+    """Where a marker begins that more data would complete. It can only be at the last bracket, for there is none inside
+    a marker."""
     at = data.rfind(_HEAD[:1], max(0, len(data) - MARKER_MAX_BYTES))
     return at if at >= 0 and (_HEAD.startswith(data[at:]) or _UNFINISHED.match(data, at)) else len(data)

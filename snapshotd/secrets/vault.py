@@ -5,8 +5,9 @@ Tables (`user_version` 1):
     meta      key, value                    `check`: proof that the key file belongs to this database
     secrets   trajectory, marker, sealed    an original: version byte 1, nonce (12 bytes), AES-256-GCM ciphertext with its tag (16 bytes)
 
-The associated data of a ciphertext is its trajectory and its marker, so that no row can stand in for another one. Nonces are random: with
-the bounds below, a repetition in one vault is out of reach. The key is made before the database.
+The associated data of a ciphertext is its trajectory and its marker, so that no row can stand in for another one.
+Nonces are random: with the bounds below, a repetition in one vault is out of reach. The key is made before the
+database.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class FileVault(Vault):
     """See the module's text."""
 
     def __init__(self, directory: Path) -> None:
-        """Open, creating as needed, the vault in an existing directory. The errors of `base`, of `sqlite.Database` and of `load_key`."""
+        """Open, creating as needed, the vault in an existing directory. The errors of `base`, of `sqlite.Database` and
+        of `load_key`."""
         self._path = directory / DATABASE_NAME
         self._sizes: dict[TrajectoryID, tuple[int, int]] = {}
         """Of trajectories that this process has kept something for: number and bytes of what they have."""
@@ -89,7 +91,9 @@ class FileVault(Vault):
         count, size = self._size(trajectory)
         if count >= MAX_KEPT or size + len(value) > MAX_KEPT_BYTES or self._sealed(trajectory, marker) is not None:
             return
-        self._db.write("INSERT INTO secrets VALUES (?, ?, ?)", (trajectory, marker, self._seal(trajectory, marker, value)))
+        self._db.write(
+            "INSERT INTO secrets VALUES (?, ?, ?)", (trajectory, marker, self._seal(trajectory, marker, value))
+        )
         self._sizes[trajectory] = (count + 1, size + len(value))
 
     def reveal(self, marker: str, owners: Collection[TrajectoryID]) -> bytes | None:
@@ -107,7 +111,8 @@ class FileVault(Vault):
             for owner in owners:
                 last = ""
                 while rows := self._db.read(
-                    "SELECT marker, sealed FROM secrets WHERE trajectory = ? AND marker > ? ORDER BY marker LIMIT 500", (owner, last)
+                    "SELECT marker, sealed FROM secrets WHERE trajectory = ? AND marker > ? ORDER BY marker LIMIT 500",
+                    (owner, last),
                 ):
                     for marker, sealed in rows:
                         value = self._seal(heir, marker, self._unseal(owner, marker, sealed))

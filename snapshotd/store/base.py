@@ -1,7 +1,7 @@
 """Bytes under keys: where the repository keeps its packs.
 
-A key is 1 to 200 characters of [a-z0-9._-] in parts joined by `/` (no part empty, `.` or `..`). A value is written once, as a whole, and
-never changes; so it may be cached for ever. Values are up to some 64 MiB.
+A key is 1 to 200 characters of [a-z0-9._-] in parts joined by `/` (no part empty, `.` or `..`). A value is written
+once, as a whole, and never changes; so it may be cached for ever. Values are up to some 64 MiB.
 
     local.py    a directory
     memory.py   a dictionary, for tests
@@ -9,10 +9,10 @@ never changes; so it may be cached for ever. Values are up to some 64 MiB.
 
 Durability: `put` returns when the value would survive power loss (local: file and directory synced; S3: acknowledged).
 A put that fails or is cut off leaves nothing under the key, or the whole value (a timeout after success).
-Errors: NotFound; Conflict (another value is under the key already); OutOfSpace; DataLoss (the value has another length than it should, the
-medium reports an error); Unsupported (the service lacks conditional writes); DaemonUnavailable is never raised: a service that cannot
-be reached after the retries is OSError with a message that names it. A failed list is an error, never an empty list.
-Concurrency: thread-safe; several processes may use one store.
+Errors: NotFound; Conflict (another value is under the key already); OutOfSpace; DataLoss (the value has another length
+than it should, the medium reports an error); Unsupported (the service lacks conditional writes); DaemonUnavailable is
+never raised: a service that cannot be reached after the retries is OSError with a message that names it. A failed list
+is an error, never an empty list. Concurrency: thread-safe; several processes may use one store.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Store(ABC):
 
     @abstractmethod
     def put(self, key: str, parts: Sequence[bytes | bytearray | memoryview]) -> None:
-        """Store the joined parts under a new key. Conflict if the key has a value; if that value is the same, it counts as success
-        (a retry of a put whose answer was lost). OutOfSpace: nothing is under the key."""
+        """Store the joined parts under a new key. Conflict if the key has a value; if that value is the same, it counts
+        as success (a retry of a put whose answer was lost). OutOfSpace: nothing is under the key."""
 
     @abstractmethod
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -43,7 +43,8 @@ class Store(ABC):
 
     @abstractmethod
     def keys(self, prefix: str = "") -> Iterator[str]:
-        """Every key that begins with `prefix`, in the order of their bytes. A value put or deleted meanwhile may be there or not."""
+        """Every key that begins with `prefix`, in the order of their bytes. A value put or deleted meanwhile may be
+        there or not."""
 
     @abstractmethod
     def delete(self, key: str) -> None:

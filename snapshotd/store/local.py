@@ -3,9 +3,9 @@
     <directory>/<key>                         a value, mode 0600; the parts of its key are folders, mode 0700
     <directory>/@tmp/<pid>.<start>.<random>   a value being written (`@` is in no key); <start> tells later processes of its pid apart
 
-A value is complete and synced under its temporary name before it gets its final one, and the folder is synced after that; so at any
-instant the key has nothing or the whole value. An fsync that failed is not tried again: the kernel may have dropped what it could not
-write, and would report success. The file is removed and the caller told.
+A value is complete and synced under its temporary name before it gets its final one, and the folder is synced after
+that; so at any instant the key has nothing or the whole value. An fsync that failed is not tried again: the kernel may
+have dropped what it could not write, and would report success. The file is removed and the caller told.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # not to hang on a fifo tha
 _MAX_PARTS = 1024
 """IOV_MAX of Linux: how many parts one writev takes."""
 _LARGE_BYTES, _DONTCACHE = 4 << 20, 0x80
-"""From here on a value does not stay in memory when it is on the disk (RWF_DONTCACHE of Linux 6.14): nobody reads it soon, and it would
-take the place of files that sandboxes work with."""
+"""From here on a value does not stay in memory when it is on the disk (RWF_DONTCACHE of Linux 6.14): nobody reads it
+soon, and it would take the place of files that sandboxes work with."""
 _COMPARE_BYTES = 1 << 20
 
 
@@ -39,12 +39,13 @@ class LocalStore(Store):
     """Any number of these, in any number of processes, may use one directory at the same time."""
 
     def __init__(self, directory: Path) -> None:
-        """Open the store in `directory`, creating it (with its parents, mode 0700) if there is none. Removes what dead processes left
-        half written. Errors: OutOfSpace, OSError (not a directory, not permitted)."""
+        """Open the store in `directory`, creating it (with its parents, mode 0700) if there is none. Removes what dead
+        processes left half written. Errors: OutOfSpace, OSError (not a directory, not permitted)."""
         self.directory = directory
         self._lock = threading.Lock()
         self._synced: set[str] = set()
-        """Folders whose own entry is known to be durable. Another process may have died between making one and syncing it."""
+        """Folders whose own entry is known to be durable. Another process may have died between making one and syncing
+        it."""
         self._fds: list[int] = []
         try:
             with _disk(f"the store {directory}"):
@@ -95,12 +96,16 @@ class LocalStore(Store):
         finally:
             os.close(fd)
 
-    def _adopt(self, key: str, folder: str, name: str, temporary: str, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+    def _adopt(
+        self, key: str, folder: str, name: str, temporary: str, parts: Sequence[bytes | bytearray | memoryview]
+    ) -> None:
         """Give a complete, durable temporary file its final name. Conflict if that is taken by something else."""
         try:
             folder_fd = self._open_folder(folder)
         except NotADirectoryError as exc:
-            raise Conflict(f"a part of the key {key} is itself a key in the store {self.directory}; use another key") from exc
+            raise Conflict(
+                f"a part of the key {key} is itself a key in the store {self.directory}; use another key"
+            ) from exc
         try:
             try:
                 files.rename_no_replace(self._tmp, temporary.encode(), folder_fd, name.encode())
@@ -110,7 +115,9 @@ class LocalStore(Store):
                 return
             try:
                 os.fsync(folder_fd)
-            except OSError:  # nobody knows whether the name is durable: take it back rather than let a retry believe in it
+            except (
+                OSError
+            ):  # nobody knows whether the name is durable: take it back rather than let a retry believe in it
                 with suppress(OSError):
                     os.unlink(name, dir_fd=folder_fd)
                 raise
@@ -144,7 +151,9 @@ class LocalStore(Store):
 
     def _compare(self, key: str, parts: Sequence[bytes | bytearray | memoryview]) -> None:
         """Return if the key has just these bytes, and they are durable. Conflict."""
-        conflict = Conflict(f"there is another value under {key} in the store {self.directory}; values never change, use a new key")
+        conflict = Conflict(
+            f"there is another value under {key} in the store {self.directory}; values never change, use a new key"
+        )
         try:
             fd = self._open_value(key)
         except NotFound:
@@ -191,7 +200,9 @@ class LocalStore(Store):
             raise missing from None
         except OSError as exc:
             if exc.errno in (errno.ELOOP, errno.ENXIO):
-                raise DataLoss(f"{self._where(key)} is not a regular file; somebody replaced it, run `snapshotd check`") from exc
+                raise DataLoss(
+                    f"{self._where(key)} is not a regular file; somebody replaced it, run `snapshotd check`"
+                ) from exc
             raise
         kind = os.fstat(fd).st_mode
         if not stat.S_ISREG(kind):
@@ -216,20 +227,29 @@ class LocalStore(Store):
             if path and not path.endswith("/"):
                 yield path
             else:
-                waiting += reversed([child for child in self._children(path) if child.startswith(prefix) or _leads_to(child, prefix)])
+                waiting += reversed(
+                    [child for child in self._children(path) if child.startswith(prefix) or _leads_to(child, prefix)]
+                )
 
     def _children(self, path: str) -> list[str]:
-        """Keys and folders (with a slash at the end) right below a folder, in the order of their bytes. What no store makes is left out."""
+        """Keys and folders (with a slash at the end) right below a folder, in the order of their bytes. What no store
+        makes is left out."""
         try:
             fd = files.open_beneath(self._root, path.encode().rstrip(b"/"), files.DIR_FLAGS)
         except (FileNotFoundError, NotADirectoryError):
             return []  # nothing was ever put there
         try:
             with os.scandir(fd) as entries:
-                found = [(e.name, e.is_dir(follow_symlinks=False), e.is_file(follow_symlinks=False)) for e in entries if is_part(e.name)]
+                found = [
+                    (e.name, e.is_dir(follow_symlinks=False), e.is_file(follow_symlinks=False))
+                    for e in entries
+                    if is_part(e.name)
+                ]
         finally:
             os.close(fd)
-        return sorted(f"{path}{name}/" if is_dir else f"{path}{name}" for name, is_dir, is_file in found if is_dir or is_file)
+        return sorted(
+            f"{path}{name}/" if is_dir else f"{path}{name}" for name, is_dir, is_file in found if is_dir or is_file
+        )
 
     def delete(self, key: str) -> None:
         folder, _, name = checked_key(key).rpartition("/")
@@ -263,7 +283,8 @@ def _disk(what: str) -> Iterator[None]:
 
 
 def _start_of(process: str) -> str | None:
-    """When a process began, in clock ticks since boot (field 22 of /proc/<pid>/stat, proc(5)). None if there is none."""
+    """When a process began, in clock ticks since boot (field 22 of /proc/<pid>/stat, proc(5)). None if there is
+    none."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[19].decode()
@@ -320,5 +341,7 @@ def _read_all(fd: int, offset: int, length: int) -> bytes:
     except OSError as exc:
         if exc.errno == errno.EIO:
             path = os.readlink(f"/proc/self/fd/{fd}")
-            raise DataLoss(f"the disk cannot read {path} at offset {offset}; check the disk, then run `snapshotd repair`") from exc
+            raise DataLoss(
+                f"the disk cannot read {path} at offset {offset}; check the disk, then run `snapshotd repair`"
+            ) from exc
         raise

@@ -11,7 +11,8 @@ from snapshotd.store.keys import checked_key, checked_range
 
 
 class MemoryStore(Store):
-    """Durable as long as the object lives. `close` forgets nothing: it can be handed to the next user, as a disk can."""
+    """Durable as long as the object lives. `close` forgets nothing: it can be handed to the next user, as a disk
+    can."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -24,7 +25,9 @@ class MemoryStore(Store):
         value = b"".join(parts)
         with self._lock:
             if self._values.setdefault(checked_key(key), value) != value:
-                raise Conflict(f"there is another value under {key} in the memory store; values never change, use a new key")
+                raise Conflict(
+                    f"there is another value under {key} in the memory store; values never change, use a new key"
+                )
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         checked_range(offset, length)

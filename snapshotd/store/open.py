@@ -16,7 +16,8 @@ _FORMS = "file:///path, s3://bucket/prefix?endpoint=http://host:port&region=name
 
 
 def open_store(url: str) -> Store:
-    """The store at `url`: `file:///path`, `s3://bucket/prefix[?endpoint=...][&region=...]` or `memory:` (a new one each time).
+    """The store at `url`: `file:///path`, `s3://bucket/prefix[?endpoint=...][&region=...]` or `memory:` (a new one each
+    time).
 
     Errors: UsageError (no such form; nothing was touched), and those of the store's constructor.
     """

@@ -1,8 +1,9 @@
 """Values as objects of a bucket of an S3-compatible service (extra `s3`).
 
-Needs conditional writes (`If-None-Match: *` on PutObject; Amazon S3 since 2024, MinIO, Ceph, R2): without them two writers could replace
-each other's value. Whether the service honours them is tried once per store, before the first put, on the object `<prefix>PROBE`
-(upper case is in no key). Every put carries its SHA-256 and MD5, which the service checks; what it answers is compared.
+Needs conditional writes (`If-None-Match: *` on PutObject; Amazon S3 since 2024, MinIO, Ceph, R2): without them two
+writers could replace each other's value. Whether the service honours them is tried once per store, before the first
+put, on the object `<prefix>PROBE` (upper case is in no key). Every put carries its SHA-256 and MD5, which the service
+checks; what it answers is compared.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _FORBIDDEN = ("AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatc
 _FULL = ("QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "507")
 _CUT = ("XAmzContentSHA256Mismatch", "BadDigest", "IncompleteBody", "InvalidDigest")
 _TRIES = 4
-"""How often what botocore does not try again by itself (a body that breaks off, a race of two conditional puts) is done in all."""
+"""How often what botocore does not try again by itself (a body that breaks off, a race of two conditional puts) is done
+in all."""
 
 
 class S3Store(Store):
@@ -45,8 +47,9 @@ class S3Store(Store):
         timeout_s: float = 60.0,
         page_keys: int = 1000,
     ) -> None:
-        """Keys are the objects `<prefix>/<key>` of `bucket`, which must exist. `attempts` counts the first one; `timeout_s` is for each
-        connection and each wait for data. Errors: Unsupported (boto3 is missing), NotFound (no such bucket), NotPermitted, OSError."""
+        """Keys are the objects `<prefix>/<key>` of `bucket`, which must exist. `attempts` counts the first one;
+        `timeout_s` is for each connection and each wait for data. Errors: Unsupported (boto3 is missing), NotFound (no
+        such bucket), NotPermitted, OSError."""
         self._boto3, self._config, self._errors = _library()
         self.bucket, self.prefix = bucket, prefix.strip("/") + "/" if prefix.strip("/") else ""
         self._name = f"s3://{bucket}/{self.prefix}"
@@ -62,9 +65,13 @@ class S3Store(Store):
         )
         session = self._boto3.session.Session()
         try:
-            self._client: Any = self._ask("opening", lambda: session.client("s3", endpoint_url=endpoint, region_name=region, config=config))
+            self._client: Any = self._ask(
+                "opening", lambda: session.client("s3", endpoint_url=endpoint, region_name=region, config=config)
+            )
         except ValueError as exc:
-            raise UsageError(f"{self._service!r} is not the address of a service ({exc}); use http://host:port or https://host") from exc
+            raise UsageError(
+                f"{self._service!r} is not the address of a service ({exc}); use http://host:port or https://host"
+            ) from exc
         self._ask("opening", lambda: self._client.head_bucket(Bucket=bucket), bucket_only=True)
 
     def close(self) -> None:
@@ -83,14 +90,21 @@ class S3Store(Store):
             if self._conditional:
                 return
             if self._put_new(_PROBE, b"") and self._put_new(_PROBE, b""):
-                raise Unsupported(f"{self._service} ignores conditional writes, which {self._name} needs; use a service that has them")
+                raise Unsupported(
+                    f"{self._service} ignores conditional writes, which {self._name} needs; use a service that has them"
+                )
             self._conditional = True
 
     def _put_new(self, key: str, body: bytes) -> bool:
         """Put unless the key is taken (False then). The answer was checked against what was sent."""
         sha256 = base64.b64encode(hashlib.sha256(body).digest()).decode()
         md5 = hashlib.md5(body, usedforsecurity=False)
-        sent = {"Body": body, "IfNoneMatch": "*", "ChecksumSHA256": sha256, "ContentMD5": base64.b64encode(md5.digest()).decode()}
+        sent = {
+            "Body": body,
+            "IfNoneMatch": "*",
+            "ChecksumSHA256": sha256,
+            "ContentMD5": base64.b64encode(md5.digest()).decode(),
+        }
         for left in reversed(range(_TRIES)):
             try:
                 answer = self._ask(f"putting {key}", lambda: self._client.put_object(**self._object(key), **sent), key)
@@ -98,21 +112,27 @@ class S3Store(Store):
                 return False
             except _RacingError as exc:
                 if not left:
-                    raise OSError(f"{self._service} did not settle who may write {key} of {self._name}; try again later") from exc
-                time.sleep(0.1 * 2 ** (_TRIES - left))  # the service asks for it; nothing tells when the other put is over
+                    raise OSError(
+                        f"{self._service} did not settle who may write {key} of {self._name}; try again later"
+                    ) from exc
+                time.sleep(
+                    0.1 * 2 ** (_TRIES - left)
+                )  # the service asks for it; nothing tells when the other put is over
                 continue
             self._check_stored(key, body, answer, sha256, md5.hexdigest())
             return True
         raise AssertionError("the last try returns or raises")
 
     def _check_stored(self, key: str, body: bytes, answer: dict[str, Any], sha256: str, md5: str) -> None:
-        """DataLoss unless the service says that it has these bytes. Its word is the SHA-256, or the MD5 as ETag (an ETag is none when the
-        object is encrypted with a key of a key service); failing both, the value is read back."""
+        """DataLoss unless the service says that it has these bytes. Its word is the SHA-256, or the MD5 as ETag (an
+        ETag is none when the object is encrypted with a key of a key service); failing both, the value is read back."""
         etag = str(answer.get("ETag", "")).strip('"')
         if answer.get("ChecksumSHA256") == sha256 or (not answer.get("ChecksumSHA256") and etag == md5):
             return
         if answer.get("ChecksumSHA256") or self.get(key) != body:
-            raise DataLoss(f"{self._service} stored other bytes than were sent for {key} of {self._name}; do not trust this service")
+            raise DataLoss(
+                f"{self._service} stored other bytes than were sent for {key} of {self._name}; do not trust this service"
+            )
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         checked_key(key)
@@ -129,7 +149,9 @@ class S3Store(Store):
                 return b""
             except _BrokenOffError as exc:
                 if not left:
-                    raise OSError(f"{self._service} broke off while sending {key} of {self._name}; check the connection") from exc
+                    raise OSError(
+                        f"{self._service} broke off while sending {key} of {self._name}; check the connection"
+                    ) from exc
         raise AssertionError("the last try returns or raises")
 
     def _read(self, key: str, offset: int, length: int | None, span: dict[str, str]) -> bytes:
@@ -137,7 +159,11 @@ class S3Store(Store):
         try:
             with answer["Body"] as stream:
                 data = bytes(stream.read())
-        except (self._errors.IncompleteReadError, self._errors.ResponseStreamingError, self._errors.ReadTimeoutError) as exc:
+        except (
+            self._errors.IncompleteReadError,
+            self._errors.ResponseStreamingError,
+            self._errors.ReadTimeoutError,
+        ) as exc:
             raise _BrokenOffError from exc
         if len(data) != answer["ContentLength"]:
             raise _BrokenOffError
@@ -148,7 +174,9 @@ class S3Store(Store):
         first, _, total = str(answer.get("ContentRange", "")).removeprefix("bytes ").partition("/")
         left = int(total) - offset if total.isdecimal() else -1
         if first.partition("-")[0] != str(offset) or len(data) != (left if length is None else min(length, left)):
-            raise DataLoss(f"{self._service} sent another range of {key} of {self._name} than was asked for; do not trust this service")
+            raise DataLoss(
+                f"{self._service} sent another range of {key} of {self._name} than was asked for; do not trust this service"
+            )
         return data
 
     def size_bytes(self, key: str) -> int:
@@ -161,19 +189,26 @@ class S3Store(Store):
         last, token = "", None
         while True:
             asked: dict[str, Any] = {"Bucket": self.bucket, "Prefix": self.prefix + prefix, "MaxKeys": self._page_keys}
-            page = self._ask("listing", partial(self._client.list_objects_v2, **asked, **({"ContinuationToken": token} if token else {})))
+            page = self._ask(
+                "listing",
+                partial(self._client.list_objects_v2, **asked, **({"ContinuationToken": token} if token else {})),
+            )
             for entry in page.get("Contents", ()):
                 key = str(entry["Key"]).removeprefix(self.prefix)
                 if is_key(key):
                     if key <= last:
-                        raise OSError(f"{self._service} lists {self._name} out of order ({key} after {last}); use another service")
+                        raise OSError(
+                            f"{self._service} lists {self._name} out of order ({key} after {last}); use another service"
+                        )
                     last = key
                     yield key
             if not page.get("IsTruncated"):
                 return
             token = page.get("NextContinuationToken")
             if not token:
-                raise OSError(f"{self._service} cut the list of {self._name} off after {last!r} without a way to go on; try again")
+                raise OSError(
+                    f"{self._service} cut the list of {self._name} off after {last!r} without a way to go on; try again"
+                )
 
     def delete(self, key: str) -> None:
         checked_key(key)
@@ -192,12 +227,23 @@ class S3Store(Store):
             return request()
         except errors.ClientError as exc:
             raise self._failure(doing, exc.response, key, bucket_only=bucket_only) from exc
-        except (errors.NoCredentialsError, errors.PartialCredentialsError, errors.NoRegionError, errors.ProfileNotFound) as exc:
-            raise NotPermitted(f"{self._name} cannot be used: {exc}; set the credentials as for the AWS command line") from exc
+        except (
+            errors.NoCredentialsError,
+            errors.PartialCredentialsError,
+            errors.NoRegionError,
+            errors.ProfileNotFound,
+        ) as exc:
+            raise NotPermitted(
+                f"{self._name} cannot be used: {exc}; set the credentials as for the AWS command line"
+            ) from exc
         except errors.FlexibleChecksumError as exc:
-            raise DataLoss(f"{key} of {self._name} does not match the checksum it was stored with ({exc}); run `snapshotd check`") from exc
+            raise DataLoss(
+                f"{key} of {self._name} does not match the checksum it was stored with ({exc}); run `snapshotd check`"
+            ) from exc
         except errors.BotoCoreError as exc:
-            raise OSError(f"{doing} failed: {self._service} cannot be used for {self._name} ({exc}); check address and network") from exc
+            raise OSError(
+                f"{doing} failed: {self._service} cannot be used for {self._name} ({exc}); check address and network"
+            ) from exc
 
     def _failure(self, doing: str, response: dict[str, Any], key: str | None, *, bucket_only: bool) -> Exception:
         code = str(response.get("Error", {}).get("Code", ""))
@@ -210,15 +256,35 @@ class S3Store(Store):
             (_TAKEN, _TakenError),
             (_RACING, _RacingError),
             (("InvalidRange", "416"), _PastEndError),
-            (_FORBIDDEN, lambda: NotPermitted(f"{doing} in {self._name} was refused ({code}); check the credentials and their rights")),
-            (_FULL, lambda: OutOfSpace(f"{self._service} has no space left for {self._name} ({code}); free some and try again")),
-            (_CUT, lambda: OSError(f"{doing} in {self._name} failed: {self._service} got other bytes than were sent ({code}); try again")),
-            (("NotImplemented", "501"), lambda: Unsupported(f"{self._service} cannot do what {self._name} needs ({doing}: {text})")),
+            (
+                _FORBIDDEN,
+                lambda: NotPermitted(
+                    f"{doing} in {self._name} was refused ({code}); check the credentials and their rights"
+                ),
+            ),
+            (
+                _FULL,
+                lambda: OutOfSpace(
+                    f"{self._service} has no space left for {self._name} ({code}); free some and try again"
+                ),
+            ),
+            (
+                _CUT,
+                lambda: OSError(
+                    f"{doing} in {self._name} failed: {self._service} got other bytes than were sent ({code}); try again"
+                ),
+            ),
+            (
+                ("NotImplemented", "501"),
+                lambda: Unsupported(f"{self._service} cannot do what {self._name} needs ({doing}: {text})"),
+            ),
         )
         for codes, make in table:
             if code in codes or (not code and status in codes):
                 return make()
-        return OSError(f"{doing} in {self._name} failed: {self._service} answered {code or status} {text}; try again later")
+        return OSError(
+            f"{doing} in {self._name} failed: {self._service} answered {code or status} {text}; try again later"
+        )
 
 
 class _TakenError(Exception):
@@ -238,7 +304,8 @@ class _BrokenOffError(Exception):
 
 
 def _library() -> tuple[ModuleType, ModuleType, ModuleType]:
-    """boto3, botocore.config and botocore.exceptions; here and not at the top because few need the extra. Unsupported."""
+    """boto3, botocore.config and botocore.exceptions; here and not at the top because few need the extra.
+    Unsupported."""
     try:
         import boto3.session
         import botocore.config

@@ -1,4 +1,5 @@
-"""A model provider that follows a script: OpenAI chat completions and responses, and Anthropic messages, plain and streamed.
+"""A model provider that follows a script: OpenAI chat completions and responses, and Anthropic messages, plain and
+streamed.
 
     python -m snapshotd.testing.provider --script FILE [--port 0] [--with-stdin]
 
@@ -20,12 +21,12 @@ A step:
     delay_s      wait before the reply
     failures     what happens to the first requests that meet this step, one entry each, before it is played as it stands. An entry is laid
                  over the step: {"status": 429, "headers": {...}, "message": ..., "type": ...} an error, {"drop": true} the connection ends
-                 without an answer, {"cut_after": N} it ends after N events of a stream, or N bytes of a plain reply. What a step has of
-                 these itself happens every time.
+                 without an answer, {"cut_after": N} it ends after N events of a stream, or N bytes of a plain reply.
+                 What a step has of these itself happens every time.
 
-Besides: `GET /control/requests` (everything asked so far: path, headers, body, step, attempt), `POST /control/release/GATE`,
-`POST /control/reset` (forgets requests, attempts and gates). `/v1/models`, `/v1/embeddings` and `/v1/messages/count_tokens` are answered.
-In a test, `ScriptedProvider` is the same in this process.
+Besides: `GET /control/requests` (everything asked so far: path, headers, body, step, attempt), `POST
+/control/release/GATE`, `POST /control/reset` (forgets requests, attempts and gates). `/v1/models`, `/v1/embeddings` and
+`/v1/messages/count_tokens` are answered. In a test, `ScriptedProvider` is the same in this process.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class ScriptedProvider:
         self._closing = threading.Event()
         self._server = _Server(("127.0.0.1", port), _Handler)
         self._server.provider = self
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="provider", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="provider", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -70,7 +73,8 @@ class ScriptedProvider:
 
     @property
     def requests(self) -> list[dict[str, Any]]:
-        """Every request so far: path, headers, body, and for turns step (None: beyond the script) and attempt (from 0)."""
+        """Every request so far: path, headers, body, and for turns step (None: beyond the script) and attempt (from
+        0)."""
         with self._lock:
             return list(self._requests)
 
@@ -117,7 +121,13 @@ class ScriptedProvider:
         by, model = self._script.get("by", "turns"), str(body.get("model"))
         steps = self._script.get("models", {}).get(model, self._script.get("steps", []))
         with self._lock:
-            number = self._sequence_step(steps) if by == "sequence" else wire.results(body) if by == "results" else wire.turns(body)
+            number = (
+                self._sequence_step(steps)
+                if by == "sequence"
+                else wire.results(body)
+                if by == "results"
+                else wire.turns(body)
+            )
             if number >= len(steps):
                 return number, 0, None
             identity = (model, number, "" if by == "sequence" else hashlib.sha256(raw).hexdigest())
@@ -201,9 +211,21 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json(200, self.server.provider.requests)
         self.server.provider.note(self.path, self._headers(), None)
         if self.path.partition("?")[0] == "/v1/models":
-            models = [{"id": "scripted", "object": "model", "created": 0, "owned_by": "snapshotd", "type": "model",
-                       "display_name": "Scripted", "created_at": "2024-01-01T00:00:00Z"}]  # fmt: skip
-            return self._json(200, {"object": "list", "data": models, "has_more": False, "first_id": "scripted", "last_id": "scripted"})
+            models = [
+                {
+                    "id": "scripted",
+                    "object": "model",
+                    "created": 0,
+                    "owned_by": "snapshotd",
+                    "type": "model",
+                    "display_name": "Scripted",
+                    "created_at": "2024-01-01T00:00:00Z",
+                }
+            ]
+            return self._json(
+                200,
+                {"object": "list", "data": models, "has_more": False, "first_id": "scripted", "last_id": "scripted"},
+            )
         return self._json(404, {"error": {"type": "not_found_error", "message": f"no {self.path}"}})
 
     def do_POST(self) -> None:
@@ -252,7 +274,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _stream(self, wire: Wire, reply: Reply, step: dict[str, Any]) -> None:
         self.send_response(200)
-        for name, value in {"content-type": "text/event-stream", "transfer-encoding": "chunked", **(step.get("headers") or {})}.items():
+        for name, value in {
+            "content-type": "text/event-stream",
+            "transfer-encoding": "chunked",
+            **(step.get("headers") or {}),
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         for number, event in enumerate(wire.stream(reply)):
@@ -265,10 +291,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"0\r\n\r\n")
         return None
 
-    def _json(self, status: int, value: Any, headers: dict[str, str] | None = None, cut_after: int | None = None) -> None:
+    def _json(
+        self, status: int, value: Any, headers: dict[str, str] | None = None, cut_after: int | None = None
+    ) -> None:
         body = json.dumps(value).encode()
         self.send_response(status)
-        for name, text in {"content-type": "application/json", "x-request-id": "req_scripted", **(headers or {})}.items():
+        for name, text in {
+            "content-type": "application/json",
+            "x-request-id": "req_scripted",
+            **(headers or {}),
+        }.items():
             self.send_header(name, text)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -286,17 +318,30 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _reply(number: int, body: dict[str, Any], step: dict[str, Any]) -> Reply:
-    calls = tuple(Call(call.get("id") or f"call_{number}_{position}", call["name"], call.get("arguments", {}))
-                  for position, call in enumerate(step.get("calls", [])))
+    calls = tuple(
+        Call(call.get("id") or f"call_{number}_{position}", call["name"], call.get("arguments", {}))
+        for position, call in enumerate(step.get("calls", []))
+    )
     text = step.get("text")
     usage = step.get("usage", {})
-    return Reply(number, str(body.get("model")), text if text is not None or calls else "", calls, usage.get("input", 10),
-                 usage.get("output", 5), usage.get("cached", 0), step.get("piece_chars", 8), body)
+    return Reply(
+        number,
+        str(body.get("model")),
+        text if text is not None or calls else "",
+        calls,
+        usage.get("input", 10),
+        usage.get("output", 5),
+        usage.get("cached", 0),
+        step.get("piece_chars", 8),
+        body,
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command; see the module's text."""
-    parser = argparse.ArgumentParser(prog="python -m snapshotd.testing.provider", description="A model provider that follows a script.")
+    parser = argparse.ArgumentParser(
+        prog="python -m snapshotd.testing.provider", description="A model provider that follows a script."
+    )
     parser.add_argument("--script", type=Path, required=True, help="JSON file with the steps")
     parser.add_argument("--port", type=int, default=0, help="port of 127.0.0.1; 0 takes a free one")
     parser.add_argument("--with-stdin", action="store_true", help="end when standard input ends")

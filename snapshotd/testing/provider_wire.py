@@ -1,4 +1,5 @@
-"""How a scripted reply is written in each of the three APIs, plain and as a stream. Ids follow from the step: same step, same bytes."""
+"""How a scripted reply is written in each of the three APIs, plain and as a stream. Ids follow from the step: same
+step, same bytes."""
 
 from __future__ import annotations
 
@@ -81,11 +82,18 @@ class Chat(Wire):
         message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None, "annotations": []}
         if reply.calls:
             message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}} for call in reply.calls
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
+                for call in reply.calls
             ]
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._stop(reply)}
-        return {"id": f"chatcmpl-{reply.step}", "object": "chat.completion", "created": CREATED, "model": reply.model, "choices": [choice],
-                "usage": self._usage(reply)}
+        return {
+            "id": f"chatcmpl-{reply.step}",
+            "object": "chat.completion",
+            "created": CREATED,
+            "model": reply.model,
+            "choices": [choice],
+            "usage": self._usage(reply),
+        }
 
     def events(self, reply: Reply) -> Iterator[tuple[str | None, dict[str, Any] | str]]:
         yield None, self._chunk(reply, {"role": "assistant", "content": None if reply.calls and not reply.text else ""})
@@ -93,7 +101,12 @@ class Chat(Wire):
             yield None, self._chunk(reply, {"content": piece})
         for number, call in enumerate(reply.calls):
             function = {"name": call.name, "arguments": ""}
-            yield None, self._chunk(reply, {"tool_calls": [{"index": number, "id": call.id, "type": "function", "function": function}]})
+            yield (
+                None,
+                self._chunk(
+                    reply, {"tool_calls": [{"index": number, "id": call.id, "type": "function", "function": function}]}
+                ),
+            )
             for piece in reply.pieces(call.text):
                 yield None, self._chunk(reply, {"tool_calls": [{"index": number, "function": {"arguments": piece}}]})
         yield None, self._chunk(reply, {}, self._stop(reply))
@@ -103,8 +116,13 @@ class Chat(Wire):
 
     def _chunk(self, reply: Reply, delta: dict[str, Any], stop: str | None = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": stop}
-        return {"id": f"chatcmpl-{reply.step}", "object": "chat.completion.chunk", "created": CREATED, "model": reply.model,
-                "choices": [choice]}
+        return {
+            "id": f"chatcmpl-{reply.step}",
+            "object": "chat.completion.chunk",
+            "created": CREATED,
+            "model": reply.model,
+            "choices": [choice],
+        }
 
     @staticmethod
     def _stop(reply: Reply) -> str:
@@ -112,8 +130,12 @@ class Chat(Wire):
 
     @staticmethod
     def _usage(reply: Reply) -> dict[str, Any]:
-        return {"prompt_tokens": reply.input_tokens, "completion_tokens": reply.output_tokens,
-                "total_tokens": reply.input_tokens + reply.output_tokens, "prompt_tokens_details": {"cached_tokens": reply.cached_tokens}}
+        return {
+            "prompt_tokens": reply.input_tokens,
+            "completion_tokens": reply.output_tokens,
+            "total_tokens": reply.input_tokens + reply.output_tokens,
+            "prompt_tokens_details": {"cached_tokens": reply.cached_tokens},
+        }
 
 
 class Responses(Wire):
@@ -158,7 +180,10 @@ class Responses(Wire):
             else:
                 for piece in reply.pieces(item["arguments"]):
                     yield "response.function_call_arguments.delta", {**place, "delta": piece}
-                yield "response.function_call_arguments.done", {**place, "name": item["name"], "arguments": item["arguments"]}
+                yield (
+                    "response.function_call_arguments.done",
+                    {**place, "name": item["name"], "arguments": item["arguments"]},
+                )
             yield "response.output_item.done", {"output_index": number, "item": item}
         yield "response.completed", {"response": self.plain(reply)}
 
@@ -167,21 +192,55 @@ class Responses(Wire):
         items: list[dict[str, Any]] = []
         if reply.text is not None:
             part = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}
-            items.append({"id": f"msg_{reply.step}", "type": "message", "status": "completed", "role": "assistant", "content": [part]})
-        items += [{"id": f"fc_{call.id}", "type": "function_call", "status": "completed", "call_id": call.id, "name": call.name,
-                   "arguments": call.text} for call in reply.calls]
+            items.append(
+                {
+                    "id": f"msg_{reply.step}",
+                    "type": "message",
+                    "status": "completed",
+                    "role": "assistant",
+                    "content": [part],
+                }
+            )
+        items += [
+            {
+                "id": f"fc_{call.id}",
+                "type": "function_call",
+                "status": "completed",
+                "call_id": call.id,
+                "name": call.name,
+                "arguments": call.text,
+            }
+            for call in reply.calls
+        ]
         return items
 
     @staticmethod
     def _response(reply: Reply, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
-        usage = {"input_tokens": reply.input_tokens, "input_tokens_details": {"cached_tokens": reply.cached_tokens},
-                 "output_tokens": reply.output_tokens, "output_tokens_details": {"reasoning_tokens": 0},
-                 "total_tokens": reply.input_tokens + reply.output_tokens}  # fmt: skip
+        usage = {
+            "input_tokens": reply.input_tokens,
+            "input_tokens_details": {"cached_tokens": reply.cached_tokens},
+            "output_tokens": reply.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": reply.input_tokens + reply.output_tokens,
+        }
         return {
-            "id": f"resp_{reply.step}", "object": "response", "created_at": CREATED, "status": status, "model": reply.model,
-            "output": items, "error": None, "incomplete_details": None, "instructions": None, "metadata": {}, "parallel_tool_calls": True,
-            "temperature": 1.0, "top_p": 1.0, "tool_choice": "auto", "tools": [], "usage": usage if status == "completed" else None,
-        }  # fmt: skip
+            "id": f"resp_{reply.step}",
+            "object": "response",
+            "created_at": CREATED,
+            "status": status,
+            "model": reply.model,
+            "output": items,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": None,
+            "metadata": {},
+            "parallel_tool_calls": True,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "tool_choice": "auto",
+            "tools": [],
+            "usage": usage if status == "completed" else None,
+        }
 
 
 class Messages(Wire):
@@ -193,7 +252,9 @@ class Messages(Wire):
 
     def plain(self, reply: Reply) -> dict[str, Any]:
         content: list[dict[str, Any]] = [] if reply.text is None else [{"type": "text", "text": reply.text}]
-        content += [{"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments} for call in reply.calls]
+        content += [
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments} for call in reply.calls
+        ]
         return {**self._begun(reply), "content": content, "stop_reason": self._stop(reply), "usage": self._usage(reply)}
 
     def events(self, reply: Reply) -> Iterator[tuple[str | None, dict[str, Any] | str]]:
@@ -212,7 +273,10 @@ class Messages(Wire):
             block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
             yield "content_block_start", {"index": number, "content_block": block}
             for piece in reply.pieces(call.text):
-                yield "content_block_delta", {"index": number, "delta": {"type": "input_json_delta", "partial_json": piece}}
+                yield (
+                    "content_block_delta",
+                    {"index": number, "delta": {"type": "input_json_delta", "partial_json": piece}},
+                )
             yield "content_block_stop", {"index": number}
         stop = {"stop_reason": self._stop(reply), "stop_sequence": None}
         yield "message_delta", {"delta": stop, "usage": {"output_tokens": reply.output_tokens}}
@@ -223,8 +287,15 @@ class Messages(Wire):
 
     @staticmethod
     def _begun(reply: Reply) -> dict[str, Any]:
-        return {"id": f"msg_{reply.step}", "type": "message", "role": "assistant", "model": reply.model, "content": [], "stop_reason": None,
-                "stop_sequence": None}
+        return {
+            "id": f"msg_{reply.step}",
+            "type": "message",
+            "role": "assistant",
+            "model": reply.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
 
     @staticmethod
     def _stop(reply: Reply) -> str:
@@ -232,8 +303,12 @@ class Messages(Wire):
 
     @staticmethod
     def _usage(reply: Reply) -> dict[str, Any]:
-        return {"input_tokens": reply.input_tokens - reply.cached_tokens, "cache_read_input_tokens": reply.cached_tokens,
-                "cache_creation_input_tokens": 0, "output_tokens": reply.output_tokens}
+        return {
+            "input_tokens": reply.input_tokens - reply.cached_tokens,
+            "cache_read_input_tokens": reply.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": reply.output_tokens,
+        }
 
 
 WIRES: dict[str, Wire] = {wire.path: wire for wire in (Chat(), Responses(), Messages())}

@@ -1,7 +1,7 @@
 """Bring a directory to another state in place: what a comparison says has changed is written, the rest is left alone.
 
-Nothing is followed and nothing is opened that was there before but directories, each by descriptor from the one above. A path that is
-replaced is removed and made anew, so whatever had it open, or linked, keeps what it had.
+Nothing is followed and nothing is opened that was there before but directories, each by descriptor from the one above.
+A path that is replaced is removed and made anew, so whatever had it open, or linked, keeps what it had.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _DEFAULT_ACL = "system.posix_acl_default"
 def apply(root_fd: int, changes: Iterable[Change], view: View, *, shift: int = 0) -> RestoreReport:
     """Write the `changes` that `diff.diff(before, view)` found into `root_fd`, a directory with the files of `before`.
 
-    Removes what is gone, replaces what differs, with all metadata; directories in which names came, went or were replaced get their time
-    from `view`. Names of one hard link group of `view` are one file afterwards as soon as one of them is written. Other paths are not
-    touched, so the directory may differ from `before` in what did not change; what a changed path lies in must be there.
-    `shift`: how much higher ids are in the directory than in `view`: the root of a container with a user namespace, seen from outside.
-    What cannot be held becomes a warning, as in `materialise`; so does what is mounted somewhere in the directory, which is never touched.
-    Raises OutOfSpace, DataLoss, FileNotFoundError or NotADirectoryError (of a directory that is missing), OSError. Then a part is done.
-    Nobody else may write to the directory meanwhile. Not durable on return.
-    Memory: the changed names that have several links, and one directory per level. Time: what changed; and one walk through `view` if a
-    link group changed in part.
+    Removes what is gone, replaces what differs, with all metadata; directories in which names came, went or were
+    replaced get their time from `view`. Names of one hard link group of `view` are one file afterwards as soon as one
+    of them is written. Other paths are not touched, so the directory may differ from `before` in what did not change;
+    what a changed path lies in must be there. `shift`: how much higher ids are in the directory than in `view`: the
+    root of a container with a user namespace, seen from outside. What cannot be held becomes a warning, as in
+    `materialise`; so does what is mounted somewhere in the directory, which is never touched. Raises OutOfSpace,
+    DataLoss, FileNotFoundError or NotADirectoryError (of a directory that is missing), OSError. Then a part is done.
+    Nobody else may write to the directory meanwhile. Not durable on return. Memory: the changed names that have several
+    links, and one directory per level. Time: what changed; and one walk through `view` if a link group changed in part.
     """
     applying = _Applying(root_fd, view, shift)
     try:
@@ -45,7 +45,8 @@ def apply(root_fd: int, changes: Iterable[Change], view: View, *, shift: int = 0
 
 @dataclass(slots=True)
 class _Place:
-    """A directory on the way to the present path. `made`: its metadata are written in the end; `touched`: its time is."""
+    """A directory on the way to the present path. `made`: its metadata are written in the end; `touched`: its time
+    is."""
 
     name: bytes
     frame: Frame
@@ -135,7 +136,9 @@ class _Applying:
         stack: list[tuple[bytes, Directory, list[Child]]] = []
 
         def enter(path: bytes, directory: Directory) -> None:
-            wanted = [c for c in self._view.children(directory) if c.entry.kind is Kind.DIRECTORY or c.entry.inode in torn]
+            wanted = [
+                c for c in self._view.children(directory) if c.entry.kind is Kind.DIRECTORY or c.entry.inode in torn
+            ]
             stack.append((path, directory, wanted[::-1]))
 
         enter(b"", self._view.directory())
@@ -151,10 +154,11 @@ class _Applying:
                 found.append(join(path, child.name))
         return found
 
-    # -- directories -----------------------------------------------------------------------------------------------------------
+    # -- directories ----------------------------------------------------------------------------------------------------
 
     def _go_to(self, parts: list[bytes]) -> bool:
-        """Make the directory `parts` the present one. Those that are left are complete. False if something is mounted on the way."""
+        """Make the directory `parts` the present one. Those that are left are complete. False if something is mounted
+        on the way."""
         common = 0
         while common < len(parts) and common + 1 < len(self._way) and self._way[common + 1].name == parts[common]:
             common += 1
@@ -187,7 +191,8 @@ class _Applying:
         return place
 
     def _renew(self, place: _Place) -> None:
-        """A directory that stays, with other metadata: attributes that it has no more go now, the rest is written when it is left."""
+        """A directory that stays, with other metadata: attributes that it has no more go now, the rest is written when
+        it is left."""
         place.made = True
         path = fd_path(self._writer.fd(place.frame))
         wanted = self._view.directory_xattrs(place.frame.source)

@@ -1,11 +1,13 @@
 """Apply one sealed layer to a stored tree: the stored tree that the overlay shows.
 
-The rules are those of `lookup`, for one layer over a lower tree that is resolved already: whiteouts remove a name, directories merge with
-the lower directory that their name or redirect leads to, everything else replaces. What the layer does not mention is not looked at: an
-unchanged sub-directory is the same object, and a layer of one file costs the directories on that file's path.
+The rules are those of `lookup`, for one layer over a lower tree that is resolved already: whiteouts remove a name,
+directories merge with the lower directory that their name or redirect leads to, everything else replaces. What the
+layer does not mention is not looked at: an unchanged sub-directory is the same object, and a layer of one file costs
+the directories on that file's path.
 
-A layer never changes while it is read, but everything in it was made by an attacker who is root in a container: only held descriptors are
-descended from, no link is followed, nothing but regular files and directories is opened, and what was opened is compared with the listing.
+A layer never changes while it is read, but everything in it was made by an attacker who is root in a container: only
+held descriptors are descended from, no link is followed, nothing but regular files and directories is opened, and what
+was opened is compared with the listing.
 
     archive.py          the walk and the entries
     archive_data.py     sparse files
@@ -35,8 +37,8 @@ from snapshotd.types import BlobID, Kind, TreeID
 
 _SMALL_FILE_BYTES = 1 << 20
 _MOST_ZERO_BYTES = 64 << 30
-"""Zeros of holes that one layer may have stored as data (see `archive_data.MOST_EXTENTS`). Without a bound, some megabytes of data spread
-over an 8 EiB file are years of reading."""
+"""Zeros of holes that one layer may have stored as data (see `archive_data.MOST_EXTENTS`). Without a bound, some
+megabytes of data spread over an 8 EiB file are years of reading."""
 _MOST_UNFINISHED, _MOST_UNFINISHED_ENTRIES = 128, 16_384
 """Directories, with all their entries in memory."""
 _MOST_FILES = 1024
@@ -54,8 +56,9 @@ Files = list[tuple[bytes, os.stat_result]]
 class Applied:
     """What `apply` has made of a layer.
 
-    `entries`: names in the layer, whiteouts included. `bytes`: what the layer occupies on disk, an inode with several names once.
-    `warnings`: one sentence for everything that could not be recorded (at most 100, and one that counts the others).
+    `entries`: names in the layer, whiteouts included. `bytes`: what the layer occupies on disk, an inode with several
+    names once. `warnings`: one sentence for everything that could not be recorded (at most 100, and one that counts the
+    others).
     """
 
     tree: TreeID
@@ -73,17 +76,19 @@ def apply(
     progress: Callable[[int], object] | None = None,
     marks: bool = True,
 ) -> Applied:
-    """Save the tree that shows when the layer `layer_fd` (a directory) lies over the tree `parent` (None: over nothing).
+    """Save the tree that shows when the layer `layer_fd` (a directory) lies over the tree `parent` (None: over
+    nothing).
 
-    `salt`: makes the numbers of the layer's hard link groups its own; the same for the same layer, another for any other, and not known to
-    whoever filled the layer. `progress(n)`: n more bytes of content were read; with 0 after each directory. What it raises passes through.
-    `marks=False`: the directory is an image's root, where nothing is overlayfs's mark; `parent` must be None then (ValueError).
+    `salt`: makes the numbers of the layer's hard link groups its own; the same for the same layer, another for any
+    other, and not known to whoever filled the layer. `progress(n)`: n more bytes of content were read; with 0 after
+    each directory. What it raises passes through. `marks=False`: the directory is an image's root, where nothing is
+    overlayfs's mark; `parent` must be None then (ValueError).
 
-    Not durable on return: `writer.flush` is the caller's. Errors leave objects that nothing refers to. Raises OSError (ESTALE, ENOTDIR,
-    EXDEV: the layer changed while it was read, or something is mounted in it; EINVAL, EACCES: a malformed redirect), DataLoss (a file is
-    shorter than its size), LimitExceeded (a file with too many, too wide holes), and what the writer raises.
-    Cost: every entry of the layer once, a second lstat of each if any has several names; the parent's trees on the way. Descriptors: at
-    most `lookup.MAX_OPEN_DIRS` and a few.
+    Not durable on return: `writer.flush` is the caller's. Errors leave objects that nothing refers to. Raises OSError
+    (ESTALE, ENOTDIR, EXDEV: the layer changed while it was read, or something is mounted in it; EINVAL, EACCES: a
+    malformed redirect), DataLoss (a file is shorter than its size), LimitExceeded (a file with too many, too wide
+    holes), and what the writer raises. Cost: every entry of the layer once, a second lstat of each if any has several
+    names; the parent's trees on the way. Descriptors: at most `lookup.MAX_OPEN_DIRS` and a few.
     """
     if not marks and parent is not None:
         raise ValueError("a root without overlay marks lies over nothing, so it has no parent")
@@ -194,7 +199,9 @@ class _Archiver:
             self._unfinished.append(self._stack.pop())
             directory.entries = len(directory.result) + sum(len(files) for files, _ in directory.saving)
             self._unfinished_entries += directory.entries
-            while self._unfinished and (not self._stack or not self._unfinished[0].saving or self._too_much_unfinished()):
+            while self._unfinished and (
+                not self._stack or not self._unfinished[0].saving or self._too_much_unfinished()
+            ):
                 done = self._unfinished.popleft()
                 self._unfinished_entries -= done.entries
                 tree = self._finish(done)
@@ -205,7 +212,7 @@ class _Archiver:
     def _too_much_unfinished(self) -> bool:
         return len(self._unfinished) > _MOST_UNFINISHED or self._unfinished_entries > _MOST_UNFINISHED_ENTRIES
 
-    # -- directories -----------------------------------------------------------------------------------------------------------
+    # -- directories ----------------------------------------------------------------------------------------------------
 
     def _begin(self, name: bytes, node: Node, parent: _Directory | None) -> None:
         """Look at everything in a directory but what is in its sub-directories, and put it on the stack."""
@@ -224,8 +231,11 @@ class _Archiver:
             directory.own = own._replace(xattrs=xattrs)
         self._scan(fd, directory)
 
-    def _lower(self, name: bytes, fd: int, xattr_names: list[str] | None, parent: _Directory | None) -> tuple[TreeID | None, bool]:
-        """The lower directory that shows through; else the best hint for what was here before. Marks on the root do not count."""
+    def _lower(
+        self, name: bytes, fd: int, xattr_names: list[str] | None, parent: _Directory | None
+    ) -> tuple[TreeID | None, bool]:
+        """The lower directory that shows through; else the best hint for what was here before. Marks on the root do not
+        count."""
         if parent is None:
             return self._parent, self._parent is not None
         lower = self._marked_lower(name, fd, xattr_names, parent) if self._marks else None
@@ -280,7 +290,9 @@ class _Archiver:
 
     def _save_files(self, directory: _Directory, fd: int, files: Files) -> None:
         """Files that are new here, have one name, and are not empty."""
-        saved = self._writer.save_files(fd, [PlainFile(name, self._device, st.st_ino, st.st_size) for name, st in files])
+        saved = self._writer.save_files(
+            fd, [PlainFile(name, self._device, st.st_ino, st.st_size) for name, st in files]
+        )
         if saved is not None:
             directory.saving.append((files, saved))
             return
@@ -315,7 +327,7 @@ class _Archiver:
             self._progress(0)
         return tree
 
-    # -- entries ---------------------------------------------------------------------------------------------------------------
+    # -- entries --------------------------------------------------------------------------------------------------------
 
     def _entry(self, directory: _Directory, fd: int, name: bytes, st: os.stat_result) -> TreeEntry | None:
         """The entry of anything but a directory; None for a whiteout."""
@@ -346,13 +358,20 @@ class _Archiver:
         xattrs = self._xattrs(directory, path, list_xattrs(path), name)
         target = os.readlink(name, dir_fd=fd) if seen.kind is Kind.SYMLINK else b""
         rdev = st.st_rdev if seen.kind in (Kind.CHAR_DEVICE, Kind.BLOCK_DEVICE) else 0
-        return TreeEntry(name, seen.kind, seen.mode, st.st_uid, st.st_gid, st.st_mtime_ns, target=target, rdev=rdev, xattrs=xattrs)
+        return TreeEntry(
+            name, seen.kind, seen.mode, st.st_uid, st.st_gid, st.st_mtime_ns, target=target, rdev=rdev, xattrs=xattrs
+        )
 
     def _file(self, directory: _Directory, dir_fd: int, name: bytes, st: os.stat_result) -> TreeEntry | None:
         fd = os.open(name, _FILE_FLAGS, dir_fd=dir_fd)
         try:
             now = os.fstat(fd)
-            if now.st_ino != st.st_ino or now.st_dev != st.st_dev or now.st_size != st.st_size or not stat.S_ISREG(now.st_mode):
+            if (
+                now.st_ino != st.st_ino
+                or now.st_dev != st.st_dev
+                or now.st_size != st.st_size
+                or not stat.S_ISREG(now.st_mode)
+            ):
                 raise OSError(errno.ESTALE, "a file was replaced while it was read", os.fsdecode(name))
             size = st.st_size
             xattr_names = list_xattrs(fd)
@@ -392,7 +411,7 @@ class _Archiver:
                 " without holes, or delete it"
             )
 
-    # -- attributes ------------------------------------------------------------------------------------------------------------
+    # -- attributes -----------------------------------------------------------------------------------------------------
 
     def _xattrs(self, directory: _Directory, target: int | bytes, names: list[str] | None, name: bytes) -> Xattrs:
         """The attributes of an entry of the directory (b"": of that directory itself)."""
@@ -407,9 +426,11 @@ class _Archiver:
 
 def _file_entry(
     name: bytes, st: os.stat_result, content: BlobID | None, extents: Extents | None = None, xattrs: Xattrs = ()
-) -> TreeEntry:  # fmt: skip
+) -> TreeEntry:
     mode = stat.S_IMODE(st.st_mode)
-    return TreeEntry(name, Kind.FILE, mode, st.st_uid, st.st_gid, st.st_mtime_ns, st.st_size, content, extents, xattrs=xattrs)
+    return TreeEntry(
+        name, Kind.FILE, mode, st.st_uid, st.st_gid, st.st_mtime_ns, st.st_size, content, extents, xattrs=xattrs
+    )
 
 
 def _subtree(entry: TreeEntry | None) -> TreeID | None:

@@ -1,7 +1,7 @@
 """What a regular file of a layer holds: where its data lies, and a reader of nothing but that.
 
-Sources: lseek(2) for SEEK_DATA and SEEK_HOLE. A hole, an unwritten extent and what lies beyond the end all read as zeros, so it is safe to
-take a hole for data and never the other way round.
+Sources: lseek(2) for SEEK_DATA and SEEK_HOLE. A hole, an unwritten extent and what lies beyond the end all read as
+zeros, so it is safe to take a hole for data and never the other way round.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from collections.abc import Callable, Iterator, Sequence
 from snapshotd.errors import DataLoss
 
 MOST_EXTENTS = 4096
-"""Extents kept of one file. What is more than that is joined over the smallest gaps, whose zeros are then stored as data."""
+"""Extents kept of one file. What is more than that is joined over the smallest gaps, whose zeros are then stored as
+data."""
 
 Extents = tuple[tuple[int, int], ...]
 """(offset, length) of data in ascending order, none empty, none touching another."""
 
 
 def find_extents(fd: int, size: int) -> tuple[Extents | None, int]:
-    """Where the data of a file of `size` bytes lies (None: everywhere), and how many bytes of holes count as data for lack of extents.
+    """Where the data of a file of `size` bytes lies (None: everywhere), and how many bytes of holes count as data for
+    lack of extents.
 
-    At most `MOST_EXTENTS`. Cost: two lseek per extent on disk, whatever the size; memory is bounded. Raises OSError (EIO: the file system
-    contradicts itself).
+    At most `MOST_EXTENTS`. Cost: two lseek per extent on disk, whatever the size; memory is bounded. Raises OSError
+    (EIO: the file system contradicts itself).
     """
     if size == 0 or os.lseek(fd, 0, os.SEEK_HOLE) >= size:
         return None, 0
@@ -41,7 +43,8 @@ def find_extents(fd: int, size: int) -> tuple[Extents | None, int]:
                 yield start - last, last, start
             last = end
 
-    # The largest gaps that were seen so far contain those that are largest in the end: one pass, and memory for those kept.
+    # The largest gaps that were seen so far contain those that are largest in the end: one pass, and memory for those
+    # kept.
     kept = sorted(gap[1:] for gap in heapq.nlargest(MOST_EXTENTS - 1, gaps()))
     if first < 0:
         return (), 0
@@ -71,12 +74,15 @@ def _walk(fd: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 class DataReader:
-    """`read(n)` over the given extents of an open file, as `repo.base.Reader`; tells `progress` how much each call has read.
+    """`read(n)` over the given extents of an open file, as `repo.base.Reader`; tells `progress` how much each call has
+    read.
 
     Raises DataLoss when the file ends before its extents do, OSError.
     """
 
-    def __init__(self, fd: int, name: bytes, extents: Sequence[tuple[int, int]], progress: Callable[[int], object] | None) -> None:
+    def __init__(
+        self, fd: int, name: bytes, extents: Sequence[tuple[int, int]], progress: Callable[[int], object] | None
+    ) -> None:
         self._fd = fd
         self._name = name
         self._left = iter(extents)
@@ -91,7 +97,9 @@ class DataReader:
             self._at, self._end = extent[0], extent[0] + extent[1]
         data = os.pread(self._fd, min(most, self._end - self._at), self._at)
         if not data:
-            raise DataLoss(f"file {os.fsdecode(self._name)!a} of a sealed layer is shorter on disk than recorded; check the disk")
+            raise DataLoss(
+                f"file {os.fsdecode(self._name)!a} of a sealed layer is shorter on disk than recorded; check the disk"
+            )
         self._at += len(data)
         if self._progress is not None:
             self._progress(len(data))

@@ -1,4 +1,5 @@
-"""The hard link groups of one layer: which of its names are the same inode, and the number that their tree entries carry."""
+"""The hard link groups of one layer: which of its names are the same inode, and the number that their tree entries
+carry."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _MOST_LINK = (1 << 64) - 1
 
 @dataclass(slots=True)
 class Group:
-    """One inode with several names in a layer. `entry` is what was recorded for the first of them, so that its data is read once."""
+    """One inode with several names in a layer. `entry` is what was recorded for the first of them, so that its data is
+    read once."""
 
     link: int
     names: int
@@ -30,7 +32,8 @@ class Group:
 
 
 def open_checked(dir_fd: int, name: bytes, inode: tuple[int, int]) -> int:
-    """Open the directory `name`, which was (device, inode number) when it was listed. Raises OSError (ENOTDIR, ESTALE: replaced since)."""
+    """Open the directory `name`, which was (device, inode number) when it was listed. Raises OSError (ENOTDIR, ESTALE:
+    replaced since)."""
     fd = open_dir(dir_fd, name)
     now = os.fstat(fd)
     if (now.st_dev, now.st_ino) != inode:
@@ -40,7 +43,8 @@ def open_checked(dir_fd: int, name: bytes, inode: tuple[int, int]) -> int:
 
 
 def stat_within(dir_fd: int, name: bytes, device: int) -> os.stat_result:
-    """The status of the entry itself. Raises OSError (EXDEV: something is mounted there, which is no part of a layer)."""
+    """The status of the entry itself. Raises OSError (EXDEV: something is mounted there, which is no part of a
+    layer)."""
     st = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     if st.st_dev != device:
         raise OSError(errno.EXDEV, "another file system is mounted inside a layer", os.fsdecode(name))
@@ -48,10 +52,12 @@ def stat_within(dir_fd: int, name: bytes, device: int) -> os.stat_result:
 
 
 def find_groups(layer_fd: int, salt: bytes) -> dict[int, Group]:
-    """Inode number to group, for every inode that has two or more names in the layer. Whiteouts, which the kernel links, are in it, too.
+    """Inode number to group, for every inode that has two or more names in the layer. Whiteouts, which the kernel
+    links, are in it, too.
 
-    A group's number is the BLAKE2b of `salt` and its first path in the order of a sorted walk: the same again for the same layer, and as
-    good as random among layers of different salts. Cost: one lstat per entry; memory for each inode with more than one name anywhere.
+    A group's number is the BLAKE2b of `salt` and its first path in the order of a sorted walk: the same again for the
+    same layer, and as good as random among layers of different salts. Cost: one lstat per entry; memory for each inode
+    with more than one name anywhere.
     """
     walk = _Walk(layer_fd, salt)
     try:

@@ -1,7 +1,8 @@
 """Extended attributes of a layer's entries, within bounds, and what to say about those that cannot be recorded.
 
-Source: xattr(7). An agent can give a file so many attributes that the kernel refuses to list them (E2BIG over 64 KiB of names, seen on XFS
-and btrfs), and on XFS each listed name may have a value of 64 KiB: gigabytes in one entry of a tree that is held in memory.
+Source: xattr(7). An agent can give a file so many attributes that the kernel refuses to list them (E2BIG over 64 KiB of
+names, seen on XFS and btrfs), and on XFS each listed name may have a value of 64 KiB: gigabytes in one entry of a tree
+that is held in memory.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def list_xattrs(target: int | bytes) -> list[str] | None:
 
 
 def read_xattrs(target: int | bytes, names: list[str] | None, most_bytes: int) -> tuple[Xattrs, int, list[str]]:
-    """Those of `names` (from `list_xattrs`) that belong to the tree, sorted; their bytes; what is missing, as parts of sentences."""
+    """Those of `names` (from `list_xattrs`) that belong to the tree, sorted; their bytes; what is missing, as parts of
+    sentences."""
     if names is None:
         return (), 0, ["has more extended attributes than the kernel lists; none of them is recorded"]
     found, problems, total = [], [], 0

@@ -1,10 +1,11 @@
 """Layers and stacks: the words that the modules of this package share.
 
-A *layer* is the sealed upper directory of an overlay: exactly what changed since the parent. A *stack* is layers, newest first, over
-an image's root. Overlayfs marks in a layer: a character device 0:0 is a whiteout; the xattr `trusted.overlay.opaque=y` hides the
-directories below; `trusted.overlay.redirect` says where a renamed directory's lower part lies. Nobody writes into a sealed layer.
-The kernel lists a whiteout as a name that cannot be opened where nothing below has its directory. So a directory with whiteouts carries
-`trusted.overlay.origin`, which makes the kernel filter them anywhere (`lookup.make_whiteout`; the kernel itself sets it when it copies up).
+A *layer* is the sealed upper directory of an overlay: exactly what changed since the parent. A *stack* is layers,
+newest first, over an image's root. Overlayfs marks in a layer: a character device 0:0 is a whiteout; the xattr
+`trusted.overlay.opaque=y` hides the directories below; `trusted.overlay.redirect` says where a renamed directory's
+lower part lies. Nobody writes into a sealed layer. The kernel lists a whiteout as a name that cannot be opened where
+nothing below has its directory. So a directory with whiteouts carries `trusted.overlay.origin`, which makes the kernel
+filter them anywhere (`lookup.make_whiteout`; the kernel itself sets it when it copies up).
 
     store.py        the layer directory: create, seal, remove, durability, where it lies (reflink or not)
     pivot.py        give a live container another root (the core mechanism)
@@ -38,18 +39,23 @@ from typing import Any
 from snapshotd.types import Kind
 
 _KINDS = {
-    stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: Kind.SYMLINK, stat.S_IFIFO: Kind.FIFO,
-    stat.S_IFSOCK: Kind.SOCKET, stat.S_IFCHR: Kind.CHAR_DEVICE, stat.S_IFBLK: Kind.BLOCK_DEVICE,
-}  # fmt: skip
+    stat.S_IFREG: Kind.FILE,
+    stat.S_IFDIR: Kind.DIRECTORY,
+    stat.S_IFLNK: Kind.SYMLINK,
+    stat.S_IFIFO: Kind.FIFO,
+    stat.S_IFSOCK: Kind.SOCKET,
+    stat.S_IFCHR: Kind.CHAR_DEVICE,
+    stat.S_IFBLK: Kind.BLOCK_DEVICE,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a tree. Ids are the container's. `mode` is permission bits only (12 bits, setuid and sticky included). A
-    directory's `size` is 0: what file systems say of it is about themselves.
+    """One entry of a tree. Ids are the container's. `mode` is permission bits only (12 bits, setuid and sticky
+    included). A directory's `size` is 0: what file systems say of it is about themselves.
 
-    `inode` is (device, inode number) of the file that backs it: equal for the names of one hard link group inside one layer, and equal
-    between two views when the very same file backs both.
+    `inode` is (device, inode number) of the file that backs it: equal for the names of one hard link group inside one
+    layer, and equal between two views when the very same file backs both.
     """
 
     kind: Kind
@@ -66,10 +72,17 @@ class Entry:
     @staticmethod
     def of(st: os.stat_result) -> Entry:
         return Entry(
-            _KINDS[stat.S_IFMT(st.st_mode)], stat.S_IMODE(st.st_mode), st.st_uid, st.st_gid,
-            0 if stat.S_ISDIR(st.st_mode) else st.st_size, st.st_mtime_ns,
-            st.st_rdev, st.st_nlink, (st.st_dev, st.st_ino), st.st_ctime_ns,
-        )  # fmt: skip
+            _KINDS[stat.S_IFMT(st.st_mode)],
+            stat.S_IMODE(st.st_mode),
+            st.st_uid,
+            st.st_gid,
+            0 if stat.S_ISDIR(st.st_mode) else st.st_size,
+            st.st_mtime_ns,
+            st.st_rdev,
+            st.st_nlink,
+            (st.st_dev, st.st_ino),
+            st.st_ctime_ns,
+        )
 
 
 @dataclass(slots=True)
@@ -93,8 +106,8 @@ class ChangeKind(StrEnum):
 class Change:
     """One path that differs between two trees. `before` is None for added, `after` for deleted ones.
 
-    A directory that came or went is followed by every entry in it. Content, mode, owner, xattrs, link target and device number count;
-    of directories mode, owner and xattrs count; times alone do not make a change.
+    A directory that came or went is followed by every entry in it. Content, mode, owner, xattrs, link target and device
+    number count; of directories mode, owner and xattrs count; times alone do not make a change.
     """
 
     path: bytes

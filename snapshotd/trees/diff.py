@@ -1,7 +1,8 @@
 """Compare two views: which paths were added, changed or deleted.
 
-Subtrees that the same layers or objects back are skipped without being read, and of a directory that two stacks share in part only what
-their own layers hold is looked at; so the cost follows what changed, not the size of the trees or their directories.
+Subtrees that the same layers or objects back are skipped without being read, and of a directory that two stacks share
+in part only what their own layers hold is looked at; so the cost follows what changed, not the size of the trees or
+their directories.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ class _Pair:
 def diff(a: View, b: View, path: bytes = b"") -> Iterator[Change]:
     """The changes from `a` to `b` at and below `path`, parents before children, siblings by the bytes of their names.
 
-    Paths are from the views' roots. One change per path: a directory that became a file (or the reverse) is one CHANGED, followed by a
-    DELETED (or ADDED) for each entry that was (or is) in it. What counts as a change: see `Change`.
-    Raises FileNotFoundError if neither view has `path`, and the errors of `View`. Extended attributes that the kernel cannot list (more
-    than 64 KiB of names) count as changed unless the same file backs both sides. Memory: the listings on the way to the current entry.
+    Paths are from the views' roots. One change per path: a directory that became a file (or the reverse) is one
+    CHANGED, followed by a DELETED (or ADDED) for each entry that was (or is) in it. What counts as a change: see
+    `Change`. Raises FileNotFoundError if neither view has `path`, and the errors of `View`. Extended attributes that
+    the kernel cannot list (more than 64 KiB of names) count as changed unless the same file backs both sides. Memory:
+    the listings on the way to the current entry.
     """
     parts = [part for part in path.split(b"/") if part]
     if not parts:
@@ -51,7 +53,8 @@ def diff(a: View, b: View, path: bytes = b"") -> Iterator[Change]:
 def count(changes: Iterable[Change]) -> FileChanges:
     """How many files, links and special nodes changed; directories do not count.
 
-    A directory that became a file is one added file, the reverse one deleted. `bytes`: size of added and changed regular files.
+    A directory that became a file is one added file, the reverse one deleted. `bytes`: size of added and changed
+    regular files.
     """
     added = changed = deleted = size = 0
     for change in changes:
@@ -85,7 +88,9 @@ def _diff_roots(a: View, b: View) -> Iterator[Change]:
     yield from _diff_pairs(a, b, root_a, root_b, _pairs(a, b, root_a, root_b, b""))
 
 
-def _diff_pairs(a: View, b: View, dir_a: Directory | None, dir_b: Directory | None, pairs: Iterator[_Pair]) -> Iterator[Change]:
+def _diff_pairs(
+    a: View, b: View, dir_a: Directory | None, dir_b: Directory | None, pairs: Iterator[_Pair]
+) -> Iterator[Change]:
     """Compare `pairs`, entries of `dir_a` and `dir_b`, and everything below them."""
     stack = [(dir_a, dir_b, pairs)]
     while stack:

@@ -1,14 +1,15 @@
 """What differs between two stored trees, as the layer that makes one of the other.
 
-Put over a directory that holds the tree `below`, the layer gives `tree`: it has the entries that differ, and a whiteout (a character
-device 0:0) for each name that is in `below` only. It needs no opaque and no redirect marks: where both sides have a directory they merge
-name by name, and a directory over anything else is not merged by the kernel anyway.
+Put over a directory that holds the tree `below`, the layer gives `tree`: it has the entries that differ, and a whiteout
+(a character device 0:0) for each name that is in `below` only. It needs no opaque and no redirect marks: where both
+sides have a directory they merge name by name, and a directory over anything else is not merged by the kernel anyway.
 
-Hard links. Overlayfs knows no links between layers: the names of a group that is shown here in part and lies below in part would be two
-files. A group is shown as a whole or not at all, then. Its entries are equal but for their names, so a group can only be torn by names
-that moved to another place without being written again, which is what the rename of a directory does: the names in it keep the number of
-their group, and so do the ones elsewhere. Whether there are such groups is found by counting: fewer names among the changed entries than
-the group has (`TreeEntry.nlink`). Only then the unchanged part of the tree is searched for the rest.
+Hard links. Overlayfs knows no links between layers: the names of a group that is shown here in part and lies below in
+part would be two files. A group is shown as a whole or not at all, then. Its entries are equal but for their names, so
+a group can only be torn by names that moved to another place without being written again, which is what the rename of a
+directory does: the names in it keep the number of their group, and so do the ones elsewhere. Whether there are such
+groups is found by counting: fewer names among the changed entries than the group has (`TreeEntry.nlink`). Only then the
+unchanged part of the tree is searched for the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from snapshotd.types import Kind, TreeID
 
 
 class _Names:
-    """Unchanged names that are shown because their link group is: the ones of a directory, and those in its sub-directories."""
+    """Unchanged names that are shown because their link group is: the ones of a directory, and those in its
+    sub-directories."""
 
     __slots__ = ("deeper", "files")
 
@@ -36,7 +38,8 @@ class _Names:
 
 
 class DifferenceDirectory:
-    """A directory of the layer: the handle that `DifferenceView` gives out. `below`: what it merges with; None if nothing."""
+    """A directory of the layer: the handle that `DifferenceView` gives out. `below`: what it merges with; None if
+    nothing."""
 
     __slots__ = ("below", "linked", "stored")
 
@@ -47,17 +50,25 @@ class DifferenceDirectory:
 
 
 class DifferenceView(View):
-    """The layer that, over a directory with the tree `below`, gives `tree`. See the module's text. Raises and behaves like `StoredView`.
+    """The layer that, over a directory with the tree `below`, gives `tree`. See the module's text. Raises and behaves
+    like `StoredView`.
 
-    Sub-directories are compared when they are entered, equal ones are not even read. `whole_groups`: show hard link groups as a whole or
-    not at all, which takes reading all changed directories at the first listing; without it a group may be torn as a copy-up would.
-    A character device 0:0 of `tree` itself cannot be told from a whiteout and is one here.
+    Sub-directories are compared when they are entered, equal ones are not even read. `whole_groups`: show hard link
+    groups as a whole or not at all, which takes reading all changed directories at the first listing; without it a
+    group may be torn as a copy-up would. A character device 0:0 of `tree` itself cannot be told from a whiteout and is
+    one here.
     """
 
     parallel = True
 
     def __init__(
-        self, repository: Repository, tree: TreeID, below: TreeID, scratch: str | None = None, *, whole_groups: bool = True
+        self,
+        repository: Repository,
+        tree: TreeID,
+        below: TreeID,
+        scratch: str | None = None,
+        *,
+        whole_groups: bool = True,
     ) -> None:
         self._upper, self._lower = StoredView(repository, tree, scratch), StoredView(repository, below, scratch)
         self._root = DifferenceDirectory(self._upper.directory(), self._lower.directory(), None)
@@ -68,7 +79,7 @@ class DifferenceView(View):
         self._upper.close()
         self._lower.close()
 
-    # -- by handle -------------------------------------------------------------------------------------------------------------
+    # -- by handle ------------------------------------------------------------------------------------------------------
 
     def directory(self, path: bytes = b"") -> DifferenceDirectory:
         self._know_groups()
@@ -124,7 +135,7 @@ class DifferenceView(View):
     def directory_xattrs(self, directory: DifferenceDirectory) -> dict[bytes, bytes]:
         return self._upper.directory_xattrs(directory.stored)
 
-    # -- inside ----------------------------------------------------------------------------------------------------------------
+    # -- inside ---------------------------------------------------------------------------------------------------------
 
     def _entries(self, directory: DifferenceDirectory) -> Iterator[TreeEntry]:
         """What the directory shows, in order."""
@@ -165,7 +176,8 @@ class DifferenceView(View):
         return {link for link, count in shown.items() if count < names[link]}
 
     def _find_names(self, torn: set[int]) -> _Names:
-        """Where the unchanged names of these groups are. Directories (of equal content) that hold none are read once."""
+        """Where the unchanged names of these groups are. Directories (of equal content) that hold none are read
+        once."""
         root = _Names()
         without: set[tuple[TreeID, TreeID | None]] = set()
         stack = [(root, self._root, self._pairs(self._root))]
@@ -203,7 +215,9 @@ def _is_linked(directory: DifferenceDirectory, name: bytes) -> bool:
     return directory.linked is not None and (name in directory.linked.files or name in directory.linked.deeper)
 
 
-def _enter(directory: DifferenceDirectory, entry: TreeEntry, other: TreeEntry | None, linked: _Names | None) -> DifferenceDirectory:
+def _enter(
+    directory: DifferenceDirectory, entry: TreeEntry, other: TreeEntry | None, linked: _Names | None
+) -> DifferenceDirectory:
     assert entry.tree is not None
     below = None
     if directory.below is not None and other is not None and other.tree is not None:
@@ -215,7 +229,9 @@ def _key(directory: DifferenceDirectory) -> tuple[TreeID, TreeID | None]:
     return directory.stored.tree, None if directory.below is None else directory.below.tree
 
 
-def _merged(entries: tuple[TreeEntry, ...], others: tuple[TreeEntry, ...]) -> Iterator[tuple[TreeEntry | None, TreeEntry | None]]:
+def _merged(
+    entries: tuple[TreeEntry, ...], others: tuple[TreeEntry, ...]
+) -> Iterator[tuple[TreeEntry | None, TreeEntry | None]]:
     """Two sorted listings side by side."""
     i = j = 0
     while i < len(entries) or j < len(others):

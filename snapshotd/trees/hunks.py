@@ -1,8 +1,9 @@
 """Find changed lines in bounded time, whatever the lines are, and group them into hunks.
 
-The standard library's difflib is cubic on hostile input (minutes for 10,000 lines). So: cut the common head and tail, split at lines that
-occur once on both sides (as patience diff does, O(n log n)), look for the shortest edit between those (Myers, "An O(ND) Difference
-Algorithm and Its Variations", 1986) while a total budget of steps lasts; what is left is replaced as a whole.
+The standard library's difflib is cubic on hostile input (minutes for 10,000 lines). So: cut the common head and tail,
+split at lines that occur once on both sides (as patience diff does, O(n log n)), look for the shortest edit between
+those (Myers, "An O(ND) Difference Algorithm and Its Variations", 1986) while a total budget of steps lasts; what is
+left is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ MAX_EDITS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Hunk:
-    """`start` counts from 1; with a count of 0 it is the line before (as unified diffs have it). `lines`: (sign, line with its end)."""
+    """`start` counts from 1; with a count of 0 it is the line before (as unified diffs have it). `lines`: (sign, line
+    with its end)."""
 
     old_start: int
     old_count: int
@@ -124,7 +126,8 @@ def _anchors(old: Sequence[int], new: Sequence[int], offset: int) -> list[tuple[
 
 
 def _shortest_edit(old: Sequence[int], new: Sequence[int], budget: int) -> tuple[list[_Block], int]:
-    """Equal blocks on a shortest way from `old` to `new`, and the steps it took; no blocks if that is beyond the budget or MAX_EDITS."""
+    """Equal blocks on a shortest way from `old` to `new`, and the steps it took; no blocks if that is beyond the budget
+    or MAX_EDITS."""
     n, m = len(old), len(new)
     if not n or not m:
         return [], 0

@@ -1,17 +1,19 @@
 """How overlayfs finds a name in a stack of layers, done in user space on directory descriptors.
 
-Source: the kernel's fs/overlayfs/namei.c (ovl_lookup, ovl_lookup_layer, ovl_lookup_single) for the options of `kernel.mounts`:
-redirect_dir=on, metacopy=off, index=off, trusted xattrs. The rules, for a name in a merged directory:
+Source: the kernel's fs/overlayfs/namei.c (ovl_lookup, ovl_lookup_layer, ovl_lookup_single) for the options of
+`kernel.mounts`: redirect_dir=on, metacopy=off, index=off, trusted xattrs. The rules, for a name in a merged directory:
 
 - the directory's sources are asked newest first; the first that has the name decides what it is
-- a whiteout (character device 0:0, or an empty regular file with `trusted.overlay.whiteout`) and anything but a directory end the search
+- a whiteout (character device 0:0, or an empty regular file with `trusted.overlay.whiteout`) and anything but a
+  directory end the search
 - `trusted.overlay.opaque=y` ends the search after this directory
-- `trusted.overlay.redirect` changes the name that is looked for in what follows; if it is absolute, the search goes on from the roots
-  of the layers below this one, component by component, and honours all marks on the way. It also undoes an `opaque` of a parent.
+- `trusted.overlay.redirect` changes the name that is looked for in what follows; if it is absolute, the search goes on
+  from the roots of the layers below this one, component by component, and honours all marks on the way. It also undoes
+  an `opaque` of a parent.
 - the lowest layer's marks do not count, and neither do those on a layer's own root directory
 
-Where listing and looking up differ in the kernel (an xattr whiteout outside of a directory marked `opaque=x` is listed but cannot be
-found), looking up counts. Metacopy marks are not read: no layer has any.
+Where listing and looking up differ in the kernel (an xattr whiteout outside of a directory marked `opaque=x` is listed
+but cannot be found), looking up counts. Metacopy marks are not read: no layer has any.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from snapshotd.trees.base import Child, Entry
 from snapshotd.types import Kind
 
 MAX_OPEN_DIRS = 128
-"""Directory descriptors one tree holds at a time, besides its layers' roots. Two views and a target stay far below 1024."""
+"""Directory descriptors one tree holds at a time, besides its layers' roots. Two views and a target stay far below
+1024."""
 _KEPT_ON_THE_WAY = 4
 _FEW_NAMES = 8
 OPAQUE = "trusted.overlay.opaque"
@@ -59,8 +62,9 @@ class Node:
 class Handles:
     """Descriptors for any number of directories at any depth, at most `limit` open at a time.
 
-    A closed one is opened again on demand, from its last child by `..` or from its nearest open ancestor, and its inode is compared.
-    The trees must not change meanwhile (sealed layers, or a target only we write). Not for use by two threads at once.
+    A closed one is opened again on demand, from its last child by `..` or from its nearest open ancestor, and its inode
+    is compared. The trees must not change meanwhile (sealed layers, or a target only we write). Not for use by two
+    threads at once.
     """
 
     def __init__(self, limit: int = MAX_OPEN_DIRS) -> None:
@@ -69,7 +73,8 @@ class Handles:
         self._open: OrderedDict[Node, int] = OrderedDict()
 
     def add_root(self, dir_fd: int, layer: int = 0) -> Node:
-        """Take a tree by its root directory. The descriptor is opened anew, so its offset is not shared; the caller keeps its own."""
+        """Take a tree by its root directory. The descriptor is opened anew, so its offset is not shared; the caller
+        keeps its own."""
         fd = os.open(b".", DIR_FLAGS, dir_fd=dir_fd)
         st = os.fstat(fd)
         node = Node(None, b"", layer, (st.st_dev, st.st_ino))
@@ -84,7 +89,8 @@ class Handles:
         return node
 
     def fd(self, node: Node) -> int:
-        """The node's descriptor, valid until the next call of any method here. Raises OSError (ESTALE: the tree changed)."""
+        """The node's descriptor, valid until the next call of any method here. Raises OSError (ESTALE: the tree
+        changed)."""
         missing: list[Node] = []
         at = node
         while (fd := self._known(at)) is None:
@@ -94,7 +100,8 @@ class Handles:
         return self._descend(fd, missing)
 
     def drop(self, node: Node) -> None:
-        """Close a node's descriptor now (not a root's): the directory may change from here on. Not an error when it is closed."""
+        """Close a node's descriptor now (not a root's): the directory may change from here on. Not an error when it is
+        closed."""
         fd = self._open.pop(node, None)
         if fd is not None:
             os.close(fd)
@@ -124,7 +131,8 @@ class Handles:
         return fd
 
     def _descend(self, fd: int, missing: list[Node]) -> int:
-        """Open `missing` (deepest first) from `fd` down. Only the last few are kept: a long way down must not push out all others."""
+        """Open `missing` (deepest first) from `fd` down. Only the last few are kept: a long way down must not push out
+        all others."""
         passing = -1
         try:
             for left in range(len(missing) - 1, -1, -1):
@@ -159,10 +167,11 @@ def _open_again(node: Node, from_fd: int, name: bytes) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Directory:
-    """A merged directory: the layers' directories it is made of, newest first, and where the search for more of it ended.
+    """A merged directory: the layers' directories it is made of, newest first, and where the search for more of it
+    ended.
 
-    `stopped`: nothing below the last layer can belong to it. Else `rest` is what its lower part is called there: one name (in the
-    parent's lower part), or with `absolute` a path from the root.
+    `stopped`: nothing below the last layer can belong to it. Else `rest` is what its lower part is called there: one
+    name (in the parent's lower part), or with `absolute` a path from the root.
     """
 
     parent: Directory | None
@@ -194,7 +203,8 @@ class _Search:
 
 
 class Lookup:
-    """Finds names in a stack. With `complete` the last layer is the lowest there is; else more layers lie below, unknown."""
+    """Finds names in a stack. With `complete` the last layer is the lowest there is; else more layers lie below,
+    unknown."""
 
     def __init__(self, layer_fds: Sequence[int], *, complete: bool) -> None:
         self.handles = Handles()
@@ -223,7 +233,8 @@ class Lookup:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(name))
 
     def scan(self, directory: Directory, only: Collection[bytes] | None = None) -> tuple[list[Child], list[bytes]]:
-        """All entries, or those with one of the names `only`, sorted by the bytes of their names; and the names that whiteouts hide."""
+        """All entries, or those with one of the names `only`, sorted by the bytes of their names; and the names that
+        whiteouts hide."""
         found: dict[bytes, Child] = {}
         hidden: set[bytes] = set()
         for source in directory.sources:
@@ -247,7 +258,8 @@ class Lookup:
         return [found[name] for name in sorted(found)], sorted(hidden)
 
     def enter(self, parent: Directory, name: bytes) -> Directory:
-        """The merged directory `name`. Raises FileNotFoundError, NotADirectoryError, OSError (EINVAL, EACCES: a malformed redirect)."""
+        """The merged directory `name`. Raises FileNotFoundError, NotADirectoryError, OSError (EINVAL, EACCES: a
+        malformed redirect)."""
         if self.find(parent, name).entry.kind is not Kind.DIRECTORY:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fsdecode(name))
         search = _Search(name)
@@ -293,7 +305,8 @@ class Lookup:
 
 
 def _present(fd: int, only: Collection[bytes] | None) -> Iterable[bytes]:
-    """The names in a directory that count, and perhaps a few that are not there: asking for few is cheaper than listing many."""
+    """The names in a directory that count, and perhaps a few that are not there: asking for few is cheaper than listing
+    many."""
     if only is not None and len(only) <= _FEW_NAMES:
         return only
     listed = map(os.fsencode, os.listdir(fd))
@@ -320,9 +333,12 @@ def _read_marks(fd: int, search: _Search, at: int) -> None:
 
 
 def get_xattr(target: int | bytes, name: str) -> bytes | None:
-    """One extended attribute of a descriptor, or of a path without following its last component; None if there is none."""
+    """One extended attribute of a descriptor, or of a path without following its last component; None if there is
+    none."""
     try:
-        return os.getxattr(target, name) if isinstance(target, int) else os.getxattr(target, name, follow_symlinks=False)
+        return (
+            os.getxattr(target, name) if isinstance(target, int) else os.getxattr(target, name, follow_symlinks=False)
+        )
     except OSError as exc:
         if exc.errno in _NO_XATTR:
             return None
@@ -330,7 +346,8 @@ def get_xattr(target: int | bytes, name: str) -> bytes | None:
 
 
 def entry_path(dir_fd: int, name: bytes) -> bytes:
-    """A path that names the entry `name` of `dir_fd`, for calls without a dir_fd (xattrs); never follow its last component."""
+    """A path that names the entry `name` of `dir_fd`, for calls without a dir_fd (xattrs); never follow its last
+    component."""
     return b"/proc/self/fd/%d/%b" % (dir_fd, name)
 
 
@@ -346,9 +363,9 @@ def is_whiteout(dir_fd: int, name: bytes, st: os.stat_result) -> bool:
 def make_whiteout(dir_fd: int, name: bytes) -> None:
     """Delete `name` of the layers below, in a directory of a layer that is being made. OSError.
 
-    The kernel filters whiteouts from listings of directories that it merges, and of directories that were copied up. A layer may come to
-    stand where nothing below has its directory, so the directory gets the mark of a copy whose origin is unknown: an empty value
-    (fs/overlayfs/util.c, ovl_path_check_origin_xattr).
+    The kernel filters whiteouts from listings of directories that it merges, and of directories that were copied up. A
+    layer may come to stand where nothing below has its directory, so the directory gets the mark of a copy whose origin
+    is unknown: an empty value (fs/overlayfs/util.c, ovl_path_check_origin_xattr).
     """
     os.setxattr(dir_fd, ORIGIN, b"")
     os.mknod(name, stat.S_IFCHR, 0, dir_fd=dir_fd)

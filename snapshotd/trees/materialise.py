@@ -1,10 +1,13 @@
-"""Write a view into a directory, with everything that can be kept: modes, owners, times, attributes, links, holes, special nodes.
+"""Write a view into a directory, with everything that can be kept: modes, owners, times, attributes, links, holes,
+special nodes.
 
-The tree is an attacker's and the target is the host's: everything goes through directory descriptors, nothing is followed, nothing that
-exists is opened. What comes out is exact, set-user-id programs and device nodes included; whoever restores must keep others away from it.
+The tree is an attacker's and the target is the host's: everything goes through directory descriptors, nothing is
+followed, nothing that exists is opened. What comes out is exact, set-user-id programs and device nodes included;
+whoever restores must keep others away from it.
 
-One thread walks the tree and makes the directories. Where the view allows it (`View.parallel`), files are made by a few more, in batches of
-one directory: nearly all the time is spent in system calls, decompression and hashing, none of which holds the interpreter's lock.
+One thread walks the tree and makes the directories. Where the view allows it (`View.parallel`), files are made by a few
+more, in batches of one directory: nearly all the time is spent in system calls, decompression and hashing, none of
+which holds the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -32,9 +35,20 @@ MAX_WARNINGS = 1000
 """More than these are counted, not listed."""
 
 _CANNOT_HOLD = (
-    errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENAMETOOLONG, errno.EOPNOTSUPP, errno.ENOSYS, errno.EILSEQ, errno.EFBIG,
-    errno.EMLINK, errno.EEXIST, errno.E2BIG, errno.ERANGE, errno.EOVERFLOW,
-)  # fmt: skip
+    errno.EPERM,
+    errno.EACCES,
+    errno.EINVAL,
+    errno.ENAMETOOLONG,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EILSEQ,
+    errno.EFBIG,
+    errno.EMLINK,
+    errno.EEXIST,
+    errno.E2BIG,
+    errno.ERANGE,
+    errno.EOVERFLOW,
+)
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")
 _NAMED = (0x02, 0x08)
@@ -54,13 +68,13 @@ _T = TypeVar("_T")
 def materialise(view: View, path: bytes, target_fd: int, *, whiteouts: bool = False) -> RestoreReport:
     """Write the directory `path` of `view` into the empty directory `target_fd`, which gets its metadata, too.
 
-    File data is reflinked where both lie on one file system that can, else copied without filling holes. Names of one hard link group
-    are linked again. What the target cannot hold (a name, an owner, an attribute, a time's precision, sockets) becomes a warning that
-    names the path; the rest is written. Not durable on return.
-    `whiteouts`: the target is a layer for overlayfs. Character devices 0:0 are made, which are whiteouts there (and are left out with a
-    warning otherwise), and so are sockets, since the layer stands for the tree itself.
-    Raises FileNotFoundError, NotADirectoryError (of `path`), ValueError (target not empty), OutOfSpace, DataLoss, OSError (EIO).
-    On an error the target holds a part. Nobody else may write to the target meanwhile.
+    File data is reflinked where both lie on one file system that can, else copied without filling holes. Names of one
+    hard link group are linked again. What the target cannot hold (a name, an owner, an attribute, a time's precision,
+    sockets) becomes a warning that names the path; the rest is written. Not durable on return.
+    `whiteouts`: the target is a layer for overlayfs. Character devices 0:0 are made, which are whiteouts there (and are
+    left out with a warning otherwise), and so are sockets, since the layer stands for the tree itself.
+    Raises FileNotFoundError, NotADirectoryError (of `path`), ValueError (target not empty), OutOfSpace, DataLoss,
+    OSError (EIO). On an error the target holds a part. Nobody else may write to the target meanwhile.
     Memory: the listings on the way to the current entry, and a few MiB per processor.
     """
     if not is_empty_dir(target_fd):
@@ -94,8 +108,8 @@ class Frame:
 
 
 class Writer:
-    """Writes entries of `view` into a target. `whiteouts` as in `materialise`; `threads`: whether files may be made by several;
-    `shift`: how much higher ids are in the target."""
+    """Writes entries of `view` into a target. `whiteouts` as in `materialise`; `threads`: whether files may be made by
+    several; `shift`: how much higher ids are in the target."""
 
     def __init__(self, view: View, *, whiteouts: bool, threads: bool = True, shift: int = 0) -> None:
         self._view, self._whiteouts, self._shift = view, whiteouts, shift
@@ -146,7 +160,8 @@ class Writer:
         more = (f"{self._unlisted} more warnings are not listed.",) if self._unlisted else ()
         return RestoreReport(self._files, self._directories, self._bytes, (*self._warnings, *more))
 
-    # -- one by one, for who walks by himself (apply.py), without threads ------------------------------------------------------
+    # -- one by one, for who walks by himself (apply.py), without threads
+    # -----------------------------------------------
 
     def root(self, source: Directory, target_fd: int) -> Frame:
         """The target's root, where the directory `source` of the view is written."""
@@ -193,9 +208,9 @@ class Writer:
             return False
         return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
-    # -- the walk --------------------------------------------------------------------------------------------------------------
+    # -- the walk -------------------------------------------------------------------------------------------------------
 
-    # -- directories -----------------------------------------------------------------------------------------------------------
+    # -- directories ----------------------------------------------------------------------------------------------------
 
     def _make_dir(self, frame: Frame, child: Child) -> bool:
         os.mkdir(child.name, 0o700, dir_fd=self._out.fd(frame.target))
@@ -220,7 +235,7 @@ class Writer:
         xattrs = self._read_xattrs(frame.target, b"", lambda: self._view.directory_xattrs(frame.source))
         self._apply(frame.target, b"", self._out.fd(frame.target), self._view.entry_of(frame.source), xattrs)
 
-    # -- batches ---------------------------------------------------------------------------------------------------------------
+    # -- batches --------------------------------------------------------------------------------------------------------
 
     def _add_to_batch(self, frame: Frame, child: Child) -> None:
         frame.batch.children.append(child)
@@ -272,7 +287,7 @@ class Writer:
             self._finish_dir(frame)
         self._ends.clear()
 
-    # -- entries ---------------------------------------------------------------------------------------------------------------
+    # -- entries --------------------------------------------------------------------------------------------------------
 
     def _write_node(self, frame: Frame, child: Child) -> bool:
         """Create anything but a directory. False if it was left out on purpose."""
@@ -313,7 +328,8 @@ class Writer:
         return True
 
     def _write_file(self, target: Node, child: Child, dir_fd: int, data: bytes | memoryview | None = None) -> int:
-        """Make a regular file, of `data` if they are here already. Returns its size. It never has more permission bits than in the end."""
+        """Make a regular file, of `data` if they are here already. Returns its size. It never has more permission bits
+        than in the end."""
         fd = os.open(child.name, _NEW_FILE, child.entry.mode & 0o777, dir_fd=dir_fd)
         try:
             size = self._view.copy_child(child, fd) if data is None else write_all(fd, data)
@@ -345,7 +361,7 @@ class Writer:
         finally:
             os.close(fd)
 
-    # -- metadata --------------------------------------------------------------------------------------------------------------
+    # -- metadata -------------------------------------------------------------------------------------------------------
 
     def _xattrs(self, target: Node, child: Child) -> dict[bytes, bytes]:
         return self._read_xattrs(target, child.name, lambda: self._view.xattrs_of(child))
@@ -359,11 +375,14 @@ class Writer:
             self._warn(target, name, "lost its extended attributes, which are more than can be listed")
             return {}
 
-    def _apply(self, target: Node, name: bytes, what: int | str | bytes, entry: Entry, xattrs: dict[bytes, bytes]) -> None:
-        """Give `what`, a descriptor or a path, its metadata: the entry `name` of `target`, or `target` itself if the name is empty.
+    def _apply(
+        self, target: Node, name: bytes, what: int | str | bytes, entry: Entry, xattrs: dict[bytes, bytes]
+    ) -> None:
+        """Give `what`, a descriptor or a path, its metadata: the entry `name` of `target`, or `target` itself if the
+        name is empty.
 
-        Owner, mode, attributes, time, in this order: chown clears set-user-id and capabilities, all of them change the ctime only. What
-        is right already is left alone: most files have the owner and mode that they were made with.
+        Owner, mode, attributes, time, in this order: chown clears set-user-id and capabilities, all of them change the
+        ctime only. What is right already is left alone: most files have the owner and mode that they were made with.
         """
         follow = entry.kind is not Kind.SYMLINK  # whose mode means nothing
         uid, gid = entry.uid + self._shift, entry.gid + self._shift
@@ -385,10 +404,13 @@ class Writer:
         st = os.stat(what, follow_symlinks=follow)
         got = (st.st_uid, st.st_gid, st.st_mtime_ns, stat.S_IMODE(st.st_mode) if follow else entry.mode)
         if got != (uid, gid, entry.mtime_ns, entry.mode):
-            self._warn(target, name, "has another owner, mode or time than in the snapshot, because the target cannot hold it")
+            self._warn(
+                target, name, "has another owner, mode or time than in the snapshot, because the target cannot hold it"
+            )
 
     def _try(self, target: Node, name: bytes, what: str, action: Callable[[], object], *more: int) -> None:
-        """One piece of metadata that may be lost. `more`: errors that also mean "cannot hold" (a full disk, where one value is too big)."""
+        """One piece of metadata that may be lost. `more`: errors that also mean "cannot hold" (a full disk, where one
+        value is too big)."""
         try:
             action()
         except OSError as exc:
@@ -397,13 +419,16 @@ class Writer:
             self._warn(target, name, f"lost its {what} ({exc.strerror})")
 
     def _attempt(self, target: Node, name: bytes, action: Callable[[], _T]) -> _T | None:
-        """What `action` gives, which makes the entry `name` of `target`; None and a warning if the target cannot hold it."""
+        """What `action` gives, which makes the entry `name` of `target`; None and a warning if the target cannot hold
+        it."""
         try:
             return action()
         except OSError as exc:
             if exc.errno in NO_ROOM:
                 path = _shown(target, name)
-                raise OutOfSpace(f"cannot restore {path}: the target's disk is full; free space or choose another target") from exc
+                raise OutOfSpace(
+                    f"cannot restore {path}: the target's disk is full; free space or choose another target"
+                ) from exc
             if exc.errno not in _CANNOT_HOLD:
                 raise
             self._warn(target, name, f"was left out, because the target cannot hold it ({exc.strerror})")
@@ -418,7 +443,8 @@ class Writer:
 
 
 def shifted_acl(value: bytes, shift: int) -> bytes:
-    """An access list with its users and groups `shift` higher (linux/posix_acl_xattr.h: a version, then tag, permissions and id each)."""
+    """An access list with its users and groups `shift` higher (linux/posix_acl_xattr.h: a version, then tag,
+    permissions and id each)."""
     head, entries = value[:4], value[4:]
     if len(entries) % 8:
         return value
@@ -441,7 +467,8 @@ def _is_as_made(what: int | str | bytes, entry: Entry, owner: tuple[int, int], f
 
 
 def _without_acls(dir_fd: int) -> None:
-    """The target's own access list is not the snapshot's, and whatever is made in the target would inherit the default one."""
+    """The target's own access list is not the snapshot's, and whatever is made in the target would inherit the default
+    one."""
     for name in ("system.posix_acl_default", "system.posix_acl_access"):
         try:
             os.removexattr(dir_fd, name)

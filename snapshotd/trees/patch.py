@@ -1,8 +1,9 @@
 """Write the difference of two views as a git-style patch.
 
-`git apply` and `patch -p1` both take it for text files, links, modes, additions and deletions. GNU patch cannot read binary files
-(`GIT binary patch` literals) nor turn a directory into a file or the reverse. A patch cannot carry directories of their own, owners,
-attributes, other mode bits than "executable", fifos, sockets and device nodes; `snapshotd restore` can.
+`git apply` and `patch -p1` both take it for text files, links, modes, additions and deletions. GNU patch cannot read
+binary files (`GIT binary patch` literals) nor turn a directory into a file or the reverse. A patch cannot carry
+directories of their own, owners, attributes, other mode bits than "executable", fifos, sockets and device nodes;
+`snapshotd restore` can.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from snapshotd.trees.view import View
 from snapshotd.types import Kind
 
 MAX_FILE_BYTES = 512 << 20
-"""Larger files are refused: git apply takes no patch over 1 GiB, and a sparse file could fill the reader's disk with zeros."""
+"""Larger files are refused: git apply takes no patch over 1 GiB, and a sparse file could fill the reader's disk with
+zeros."""
 MAX_COMPARED_BYTES = 1 << 20
 MAX_COMPARED_LINES = 20_000
 """Up to these sizes changed lines are looked for; above, the whole file is replaced."""
@@ -40,11 +42,13 @@ _ESCAPES = {7: b"\\a", 8: b"\\b", 9: b"\\t", 10: b"\\n", 11: b"\\v", 12: b"\\f",
 
 
 def write_patch(a: View, b: View, root: bytes, write: Write) -> int:
-    """Write what changed below the directory `root` from `a` to `b`, with paths relative to it. Returns how many changes lie outside.
+    """Write what changed below the directory `root` from `a` to `b`, with paths relative to it. Returns how many
+    changes lie outside.
 
-    `write` gets pieces of up to some MiB. Raises NotADirectoryError (`root` is none), LimitExceeded (a file over MAX_FILE_BYTES; a part of
-    the patch may have been written then) and the errors of `View`. A missing `root` is an empty one.
-    Memory: one block, or for text files up to MAX_COMPARED_BYTES both versions; time is bounded by the size of the changed files.
+    `write` gets pieces of up to some MiB. Raises NotADirectoryError (`root` is none), LimitExceeded (a file over
+    MAX_FILE_BYTES; a part of the patch may have been written then) and the errors of `View`. A missing `root` is an
+    empty one. Memory: one block, or for text files up to MAX_COMPARED_BYTES both versions; time is bounded by the size
+    of the changed files.
     """
     out = Gather(write)
     outside = _write_changes(a, b, root, out.write)
@@ -161,7 +165,12 @@ def _write_change(path: bytes, before: _Blob | None, after: _Blob | None, write:
     if old.lines == 0 and new.lines == 0:
         return  # an empty file came or went: git has no body for it
     write(b"--- " + (name_a if before else b"/dev/null") + b"\n+++ " + (name_b if after else b"/dev/null") + b"\n")
-    if before and after and max(before.size, after.size) <= MAX_COMPARED_BYTES and max(old.lines, new.lines) <= MAX_COMPARED_LINES:
+    if (
+        before
+        and after
+        and max(before.size, after.size) <= MAX_COMPARED_BYTES
+        and max(old.lines, new.lines) <= MAX_COMPARED_LINES
+    ):
         _write_hunks(b"".join(before.blocks()), b"".join(after.blocks()), write)
     else:
         _write_replacement(before, after, old.lines, new.lines, write)
@@ -180,7 +189,7 @@ def _facts(blob: _Blob | None) -> _Facts:
     return _Facts(sha1.hexdigest().encode(), binary, lines + (last not in (b"", b"\n")))
 
 
-# -- text ----------------------------------------------------------------------------------------------------------------------
+# -- text -----------------------------------------------------------------------------------------------------------
 
 
 def _write_hunks(before: bytes, after: bytes, write: Write) -> None:
@@ -217,7 +226,7 @@ def _write_replacement(before: _Blob | None, after: _Blob | None, old_lines: int
             write(_NO_NEWLINE)
 
 
-# -- binary --------------------------------------------------------------------------------------------------------------------
+# -- binary ---------------------------------------------------------------------------------------------------------
 
 
 def _write_literal(blob: _Blob | None, write: Write) -> None:
@@ -247,11 +256,16 @@ def _row(data: bytes) -> bytes:
     return letter + b85encode(data, pad=True) + b"\n"
 
 
-# -- names ---------------------------------------------------------------------------------------------------------------------
+# -- names ----------------------------------------------------------------------------------------------------------
 
 
 def _quoted(name: bytes) -> bytes:
-    """A name as git's C-style string if it needs one. One with a space is quoted, too: GNU patch ends an unquoted name there."""
+    """A name as git's C-style string if it needs one. One with a space is quoted, too: GNU patch ends an unquoted name
+    there."""
     if all(0x20 < byte < 0x7F and byte not in (34, 92) for byte in name):
         return name
-    return b'"' + b"".join(_ESCAPES.get(byte) or (b"%c" % byte if 0x20 <= byte < 0x7F else b"\\%03o" % byte) for byte in name) + b'"'
+    return (
+        b'"'
+        + b"".join(_ESCAPES.get(byte) or (b"%c" % byte if 0x20 <= byte < 0x7F else b"\\%03o" % byte) for byte in name)
+        + b'"'
+    )

@@ -1,7 +1,7 @@
 """A stack of sealed layers as a view, without mounting it.
 
-Equal to what the kernel shows through a mount (tests/model/test_overlay_view.py compares the two), except: `trusted.overlay.*`
-attributes never show, and a merged directory's inode number is that of its topmost source.
+Equal to what the kernel shows through a mount (tests/model/test_overlay_view.py compares the two), except:
+`trusted.overlay.*` attributes never show, and a merged directory's inode number is that of its topmost source.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_C
 class StackView(View):
     """`layer_fds`: directories, newest first, the image's root last. The descriptors given stay the caller's.
 
-    At most `lookup.MAX_OPEN_DIRS` descriptors plus one per layer are held. Cost: a lookup asks each source of the parent directory; a
-    listing stats every entry once.
+    At most `lookup.MAX_OPEN_DIRS` descriptors plus one per layer are held. Cost: a lookup asks each source of the
+    parent directory; a listing stats every entry once.
     """
 
     def __init__(self, layer_fds: Sequence[int], closed: Callable[[], object] | None = None) -> None:
@@ -42,7 +42,8 @@ class StackView(View):
         if closed is not None:
             closed()
 
-    # -- by handle, for walks that must not resolve paths again and again -------------------------------------------------------
+    # -- by handle, for walks that must not resolve paths again and again
+    # -----------------------------------------------
 
     def directory(self, path: bytes = b"") -> Directory:
         found: Directory = self._paths.resolve(split(path))
@@ -65,8 +66,8 @@ class StackView(View):
         return tuple(node.inode for node in directory.sources), self._stacks[directory.sources[0].layer]
 
     def unlike(self, directory: Directory, other: View, others: Directory) -> Collection[bytes] | None:
-        """What the two have below their own layers they have in common, redirects included; so only names that the layers above it hold,
-        as entries or as whiteouts, can differ. Cost: a listing of each of those."""
+        """What the two have below their own layers they have in common, redirects included; so only names that the
+        layers above it hold, as entries or as whiteouts, can differ. Cost: a listing of each of those."""
         if not isinstance(other, StackView):
             return None
         shared = 0

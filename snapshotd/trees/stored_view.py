@@ -1,7 +1,8 @@
 """A tree in the repository as a view.
 
-Nothing lies in a directory anywhere: listings are the repository's tree objects, file data its contents, both verified by it. What of a
-tree cannot be (a name with a slash, extents beyond the end of their file) is damage, like bytes that do not match their hash.
+Nothing lies in a directory anywhere: listings are the repository's tree objects, file data its contents, both verified
+by it. What of a tree cannot be (a name with a slash, extents beyond the end of their file) is damage, like bytes that
+do not match their hash.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _SMALL_BYTES = 1 << 20
 """A longer file is never read with others at once."""
 _PAGE_BYTES = 4096
 _STORED = -1
-"""Stands for the device in `Entry.inode`: no device has this number, so a stored file is never taken for one on disk."""
+"""Stands for the device in `Entry.inode`: no device has this number, so a stored file is never taken for one on
+disk."""
 
 
 class StoredDirectory:
@@ -46,19 +48,25 @@ class StoredDirectory:
 
 
 class StoredView(View):
-    """The stored tree `tree`. The repository stays the caller's; a temporary file for `open` of a large file goes to the directory
-    `scratch` (None: the system's place for them).
+    """The stored tree `tree`. The repository stays the caller's; a temporary file for `open` of a large file goes to
+    the directory `scratch` (None: the system's place for them).
 
-    Raises NotFound (no such tree), DataLoss; a part of the tree that is missing is DataLoss. Directories are loaded when they are read,
-    so that damage in one does not hide the others: reading any attribute of a listed directory but its kind loads that directory.
-    `ctime_ns` is the mtime, the size of a directory 0. Memory: what the repository remembers. Errors name the file.
+    Raises NotFound (no such tree), DataLoss; a part of the tree that is missing is DataLoss. Directories are loaded
+    when they are read, so that damage in one does not hide the others: reading any attribute of a listed directory but
+    its kind loads that directory. `ctime_ns` is the mtime, the size of a directory 0. Memory: what the repository
+    remembers. Errors name the file.
     """
 
     parallel = True
 
     def __init__(
-        self, repository: Repository, tree: TreeID, scratch: str | None = None, *, closed: Callable[[], object] | None = None
-    ) -> None:  # fmt: skip
+        self,
+        repository: Repository,
+        tree: TreeID,
+        scratch: str | None = None,
+        *,
+        closed: Callable[[], object] | None = None,
+    ) -> None:
         """`closed` is called once, at the first `close`."""
         self._closed = closed
         self._repository, self._scratch = repository, scratch
@@ -77,7 +85,7 @@ class StoredView(View):
         if closed is not None:
             closed()
 
-    # -- by handle -------------------------------------------------------------------------------------------------------------
+    # -- by handle ------------------------------------------------------------------------------------------------------
 
     def directory(self, path: bytes = b"") -> StoredDirectory:
         found: StoredDirectory = self._paths.resolve(split(path))
@@ -108,7 +116,9 @@ class StoredView(View):
 
     def content_of(self, child: Child) -> object | None:
         entry: TreeEntry = child.source[1]
-        return entry.content if entry.kind is Kind.FILE and entry.extents is None else None  # zeros may be data or a hole
+        return (
+            entry.content if entry.kind is Kind.FILE and entry.extents is None else None
+        )  # zeros may be data or a hole
 
     def open_child(self, child: Child) -> int:
         self._check_regular(child)
@@ -164,7 +174,12 @@ class StoredView(View):
         places, contents = [], []
         for place, child in enumerate(children):
             entry: TreeEntry = child.source[1]
-            if entry.kind is Kind.FILE and entry.content is not None and entry.extents is None and entry.size <= _SMALL_BYTES:
+            if (
+                entry.kind is Kind.FILE
+                and entry.content is not None
+                and entry.extents is None
+                and entry.size <= _SMALL_BYTES
+            ):
                 places.append(place)
                 contents.append(entry.content)
         for place, data in zip(places, self._repository.load_many(contents), strict=True):
@@ -187,7 +202,8 @@ class StoredView(View):
     def directory_xattrs(self, directory: StoredDirectory) -> dict[bytes, bytes]:
         return _public_xattrs(self.load(directory).own)
 
-    # -- for views that are made of this one -----------------------------------------------------------------------------------
+    # -- for views that are made of this one
+    # ----------------------------------------------------------------------------
 
     def load(self, directory: StoredDirectory) -> Tree:
         """The directory's object. DataLoss, naming the directory."""
@@ -199,24 +215,28 @@ class StoredView(View):
     def shown(self, directory: StoredDirectory, entry: TreeEntry) -> Child:
         """An entry of a directory the way listings show it."""
         if b"/" in entry.name or entry.name in _NO_NAMES:
-            raise DataLoss(f"directory {self._where(directory)}: it holds the impossible name {os.fsdecode(entry.name)!a}")
+            raise DataLoss(
+                f"directory {self._where(directory)}: it holds the impossible name {os.fsdecode(entry.name)!a}"
+            )
         if entry.tree is None:
             return Child(entry.name, Entry(*_values(entry)), (directory, entry))
         below = StoredDirectory(directory, entry.name, entry.tree)
         return Child(entry.name, _LazyEntry(lambda: self.load(below).own), (directory, entry))
 
-    # -- inside ----------------------------------------------------------------------------------------------------------------
+    # -- inside ---------------------------------------------------------------------------------------------------------
 
     def _check_regular(self, child: Child) -> None:
         kind = child.source[1].kind
         if kind is Kind.DIRECTORY:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(child.name))
         if kind is not Kind.FILE:
-            raise OSError(errno.ELOOP if kind is Kind.SYMLINK else errno.EINVAL, "not a regular file", os.fsdecode(child.name))
+            raise OSError(
+                errno.ELOOP if kind is Kind.SYMLINK else errno.EINVAL, "not a regular file", os.fsdecode(child.name)
+            )
 
     def _extents(self, child: Child) -> tuple[tuple[tuple[int, int], ...], list[int]]:
-        """Where the file's data lie, and where each of these pieces begins in its content. The last answer is remembered: a file in a
-        million pieces may be read in small steps."""
+        """Where the file's data lie, and where each of these pieces begins in its content. The last answer is
+        remembered: a file in a million pieces may be read in small steps."""
         entry: TreeEntry = child.source[1]
         layout = self._layout  # read once: another thread may set it
         if layout[0] is entry:
@@ -294,7 +314,8 @@ def entry_named(tree: Tree, name: bytes) -> TreeEntry | None:
 
 
 class _LazyEntry(Entry):
-    """The entry of a directory in its parent's listing: everything but the kind is in the directory's own object, loaded when asked for."""
+    """The entry of a directory in its parent's listing: everything but the kind is in the directory's own object,
+    loaded when asked for."""
 
     __slots__ = ("_load",)
     _load: Callable[[], TreeEntry]
@@ -333,11 +354,24 @@ def _values(entry: TreeEntry) -> tuple[Any, ...]:
 
 
 def _file_number(entry: TreeEntry) -> int:
-    """128 bits over everything but the name: one file has one number, and two numbers are equal only if everything about the files is."""
+    """128 bits over everything but the name: one file has one number, and two numbers are equal only if everything
+    about the files is."""
     everything = (
-        entry.kind.value, entry.mode, entry.uid, entry.gid, entry.mtime_ns, entry.size, entry.content, entry.extents, entry.target,
-        entry.rdev, entry.tree, entry.link, entry.nlink, entry.xattrs,
-    )  # fmt: skip
+        entry.kind.value,
+        entry.mode,
+        entry.uid,
+        entry.gid,
+        entry.mtime_ns,
+        entry.size,
+        entry.content,
+        entry.extents,
+        entry.target,
+        entry.rdev,
+        entry.tree,
+        entry.link,
+        entry.nlink,
+        entry.xattrs,
+    )
     return int.from_bytes(blake2b(repr(everything).encode(), digest_size=16).digest(), "big")
 
 

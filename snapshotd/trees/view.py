@@ -3,10 +3,10 @@
     stack_view.py    a stack of layers (directories)
     stored_view.py   a tree in the repository
 
-Paths are bytes relative to the root; b"" is the root, surplus slashes do not count, `.` and `..` are not followed (they do not exist),
-links are never followed. Every method raises OSError: FileNotFoundError, NotADirectoryError (a component is not a directory), EIO, ESTALE
-(a layer changed, which nobody may do); those on stored trees raise DataLoss (naming object and pack) as well.
-Paths and directories of any length and depth. One thread at a time, but see `View.parallel`.
+Paths are bytes relative to the root; b"" is the root, surplus slashes do not count, `.` and `..` are not followed (they
+do not exist), links are never followed. Every method raises OSError: FileNotFoundError, NotADirectoryError (a component
+is not a directory), EIO, ESTALE (a layer changed, which nobody may do); those on stored trees raise DataLoss (naming
+object and pack) as well. Paths and directories of any length and depth. One thread at a time, but see `View.parallel`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,22 @@ class View(ABC):
     """See the module's text."""
 
     parallel: bool = False
-    """Whether any number of threads may read files (`copy_child`, `xattrs_of` and the like) while one thread lists directories."""
+    """Whether any number of threads may read files (`copy_child`, `xattrs_of` and the like) while one thread lists
+    directories."""
 
     def __enter__(self) -> View:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     @abstractmethod
     def close(self) -> None:
         """Release every descriptor. Idempotent."""
 
-    # -- by path ---------------------------------------------------------------------------------------------------------------
+    # -- by path --------------------------------------------------------------------------------------------------------
 
     def lstat(self, path: bytes) -> Entry:
         """The entry at `path`, links not followed."""
@@ -58,8 +61,8 @@ class View(ABC):
         return [(child.name, child.entry) for child in self.children(self.directory(path))]
 
     def open(self, path: bytes) -> int:
-        """A descriptor for reading the regular file at `path`; the caller closes it. Raises IsADirectoryError, OSError (ELOOP: a link;
-        EINVAL: a device, fifo or socket)."""
+        """A descriptor for reading the regular file at `path`; the caller closes it. Raises IsADirectoryError, OSError
+        (ELOOP: a link; EINVAL: a device, fifo or socket)."""
         return self.open_child(self.child(path))
 
     def readlink(self, path: bytes) -> bytes:
@@ -80,12 +83,15 @@ class View(ABC):
         return self.find(self.directory(b"/".join(parts[:-1])), parts[-1])
 
     def walk(self, path: bytes = b"") -> Iterator[tuple[bytes, Entry]]:
-        """Every entry below the directory `path` (itself not), parents first, siblings sorted; paths from the view's root.
+        """Every entry below the directory `path` (itself not), parents first, siblings sorted; paths from the view's
+        root.
 
         Memory: the listings on the way to the current entry.
         """
         top, prefix = self.directory(path), b"/".join(split(path))
-        stack = [(len(prefix), top, iter(self.children(top)))]  # lengths: six thousand paths of a megabyte would not fit
+        stack = [
+            (len(prefix), top, iter(self.children(top)))
+        ]  # lengths: six thousand paths of a megabyte would not fit
         while stack:
             length, directory, children = stack[-1]
             child = next(children, None)
@@ -99,7 +105,8 @@ class View(ABC):
                 deeper = self.enter(directory, child.name)
                 stack.append((len(prefix), deeper, iter(self.children(deeper))))
 
-    # -- by handle, for walks that must not resolve paths again and again -------------------------------------------------------
+    # -- by handle, for walks that must not resolve paths again and again
+    # -----------------------------------------------
 
     @abstractmethod
     def directory(self, path: bytes = b"") -> Directory:
@@ -123,12 +130,12 @@ class View(ABC):
 
     @abstractmethod
     def identity(self, directory: Directory) -> tuple[object, ...]:
-        """Equal for two directories (of any two views) whose whole trees are equal, because the same layers or objects back them.
-        Different identities say nothing."""
+        """Equal for two directories (of any two views) whose whole trees are equal, because the same layers or objects
+        back them. Different identities say nothing."""
 
     def unlike(self, directory: Directory, other: View, others: Directory) -> Collection[bytes] | None:
-        """The only names by which a directory and one of another view, with everything below them, can differ; None where that is not
-        known without listing both."""
+        """The only names by which a directory and one of another view, with everything below them, can differ; None
+        where that is not known without listing both."""
         return None
 
     def some(self, directory: Directory, names: Collection[bytes]) -> tuple[Child, ...]:
@@ -136,7 +143,8 @@ class View(ABC):
         return tuple([child for child in self.children(directory) if child.name in names])
 
     def content_of(self, child: Child) -> object | None:
-        """Equal for two regular files (of views of one repository) if and only if their bytes are; None: not known without reading them."""
+        """Equal for two regular files (of views of one repository) if and only if their bytes are; None: not known
+        without reading them."""
         return None
 
     @abstractmethod
@@ -145,16 +153,17 @@ class View(ABC):
 
     @abstractmethod
     def read_child(self, child: Child, offset: int, length: int) -> bytes:
-        """Bytes of a regular file from `offset`, holes as zeros; less than `length` only at its end. Errors like `open`."""
+        """Bytes of a regular file from `offset`, holes as zeros; less than `length` only at its end. Errors like
+        `open`."""
 
     @abstractmethod
     def copy_child(self, child: Child, target_fd: int) -> int:
-        """Write a regular file's data into an empty file (sharing extents where possible, holes left out, length set). Returns the file's
-        logical size. Errors like `open`, and those of writing."""
+        """Write a regular file's data into an empty file (sharing extents where possible, holes left out, length set).
+        Returns the file's logical size. Errors like `open`, and those of writing."""
 
     def load_children(self, children: Sequence[Child]) -> Sequence[bytes | memoryview | None]:
-        """The whole data of small regular files at once, where that is faster than `copy_child` for each. None is no answer and no error:
-        `copy_child` gives the data, or says what is wrong. Memory: some 20 MiB at most."""
+        """The whole data of small regular files at once, where that is faster than `copy_child` for each. None is no
+        answer and no error: `copy_child` gives the data, or says what is wrong. Memory: some 20 MiB at most."""
         return [None] * len(children)
 
     @abstractmethod
@@ -181,8 +190,9 @@ def split(path: bytes) -> list[bytes]:
 
 
 class PathCache:
-    """Finds a view's directories by path, from the nearest ancestor that is remembered: the last ones of ordinary length, and all on the
-    last way of any length. A walk that asks for every path it sees costs one step per directory this way, however deep it goes."""
+    """Finds a view's directories by path, from the nearest ancestor that is remembered: the last ones of ordinary
+    length, and all on the last way of any length. A walk that asks for every path it sees costs one step per directory
+    this way, however deep it goes."""
 
     def __init__(self, root: Directory, enter: Callable[[Directory, bytes], Directory]) -> None:
         self._root, self._enter = root, enter

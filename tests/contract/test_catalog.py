@@ -18,7 +18,17 @@ from snapshotd import sqlite
 from snapshotd.catalog import schema
 from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.errors import Ambiguous, Conflict, DataLoss, InternalError, NotFound, NotPermitted, OutOfSpace, Unsupported, VersionMismatch
+from snapshotd.errors import (
+    Ambiguous,
+    Conflict,
+    DataLoss,
+    InternalError,
+    NotFound,
+    NotPermitted,
+    OutOfSpace,
+    Unsupported,
+    VersionMismatch,
+)
 from snapshotd.types import CallStatus, Ended, Message, RecordID, Snapshot, SnapshotState, TreeID
 from tests.contracts.catalog import CHECKS
 from tests.records import begin, committed, ended_entry, follow, make_entry, make_image, started
@@ -183,7 +193,11 @@ def test_a_migration_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     catalog.set_meta("kept", "yes")
     catalog.close()
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, "CREATE TABLE later (a INTEGER) STRICT; CREATE TABLE meta (broken)"))
+        patch.setattr(
+            schema,
+            "MIGRATIONS",
+            (*schema.MIGRATIONS, "CREATE TABLE later (a INTEGER) STRICT; CREATE TABLE meta (broken)"),
+        )
         patch.setattr(schema, "VERSION", schema.VERSION + 1)
         with pytest.raises(InternalError):
             SqliteCatalog(path)
@@ -399,7 +413,8 @@ def test_no_statement_of_a_commit_or_lookup_scans(tmp_path: Path, size: int) -> 
 
 
 def grown(size: int) -> tuple[SqliteCatalog, Snapshot]:
-    """A trajectory of so many snapshots, each with a message, a call in the journal and a state of its own; and its head."""
+    """A trajectory of so many snapshots, each with a message, a call in the journal and a state of its own; and its
+    head."""
     catalog = SqliteCatalog(":memory:")
     image = make_image()
     trajectory, first = begin(image)
@@ -431,14 +446,18 @@ def costs(catalog: SqliteCatalog, head: Snapshot) -> dict[str, int]:
     catalog.begin_entry(head.trajectory, intents[1])
     found["end"] = steps(catalog, lambda: catalog.end_entry(head.trajectory, ends[0]))
     found["unbound"] = steps(catalog, lambda: catalog.unbound(head.trajectory))
-    found["commit"] = steps(catalog, lambda: commit("one", ended=ends[1], entries=[ended_entry(head)], saved={"new": 1}, fence=fence))
+    found["commit"] = steps(
+        catalog, lambda: commit("one", ended=ends[1], entries=[ended_entry(head)], saved={"new": 1}, fence=fence)
+    )
     found["rewind"] = steps(catalog, lambda: commit("two", after=back, keep=back.messages - 1))
     found["commit after it"] = steps(catalog, lambda: commit("three"))
     for own in (catalog.own_messages, catalog.own_entries, catalog.own_state):
         found[own.__name__] = steps(catalog, lambda own=own: own(made[1].id))  # type: ignore[misc]
     found["state"] = steps(catalog, lambda: catalog.state(head.id))
     found["find"] = steps(catalog, lambda: (catalog.entry(intents[0].id), catalog.find_entry(intents[0].id[:12])))
-    found["last of the conversation"] = steps(catalog, lambda: list(catalog.conversation(made[-1].id, made[-1].messages - 3)))
+    found["last of the conversation"] = steps(
+        catalog, lambda: list(catalog.conversation(made[-1].id, made[-1].messages - 3))
+    )
     found["last of the journal"] = steps(catalog, lambda: list(catalog.journal(made[1].id, back.id)))
     return found
 

@@ -187,8 +187,11 @@ def test_a_full_disk_loses_only_what_was_not_flushed(packs: PackRepository, stor
 
 
 @pytest.mark.parametrize("room", [0, 1, 2])
-def test_when_a_pack_does_not_fit_none_of_its_flush_stays(packs: PackRepository, store: Failing, tmp_path: Path, room: int) -> None:
-    """Packs are put side by side, and those that are durable go into the index's transaction while the last are on their way."""
+def test_when_a_pack_does_not_fit_none_of_its_flush_stays(
+    packs: PackRepository, store: Failing, tmp_path: Path, room: int
+) -> None:
+    """Packs are put side by side, and those that are durable go into the index's transaction while the last are on
+    their way."""
     store.full_after = room
     with pytest.raises(OutOfSpace, match="full"):
         save_much(packs, 40 << 20)

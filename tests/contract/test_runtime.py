@@ -39,7 +39,9 @@ def rig(request: pytest.FixtureRequest, small_root: Path) -> Iterator[Rig]:
 
 def _assert_clean(rig: Rig, instance: str, directory: Path) -> None:
     assert rig.runtime.list() == []
-    assert [path for point in Path("/sys/fs/cgroup").iterdir() if (path := point / f"snapshotd-{instance}").exists()] == []
+    assert [
+        path for point in Path("/sys/fs/cgroup").iterdir() if (path := point / f"snapshotd-{instance}").exists()
+    ] == []
     assert not list(directory.glob("docker/*"))
     assert not list(directory.glob("runc/bundles/*"))
     assert not list(directory.glob("runc/state/*"))
@@ -52,4 +54,6 @@ def test_contract(rig: Rig, check: Callable[[Rig], None]) -> None:
         require("slirp4netns")
     threads = len(os.listdir("/proc/self/task"))
     check(rig)
-    eventually(lambda: len(os.listdir("/proc/self/task")) <= threads + 2, "threads pile up")  # those of a pool may just be ending
+    eventually(
+        lambda: len(os.listdir("/proc/self/task")) <= threads + 2, "threads pile up"
+    )  # those of a pool may just be ending

@@ -151,7 +151,9 @@ def damaged(data: bytes, kind: str, where: int, amount: int) -> bytes:
     return data + bytes(amount)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(content=CONTENTS, damage=DAMAGE)
 def test_damage_never_passes(repository: FileSpool, content: bytes, damage: tuple[str, int, int]) -> None:
     blob_id = repository.save_blob(content)
@@ -185,7 +187,9 @@ def test_a_blob_under_anothers_name_is_found(repository: FileSpool) -> None:
 def forge(repository: FileSpool, frame: bytes, plain_bytes: int, *, version: int = 1) -> BlobID:
     """A blob file with valid checksums around any frame."""
     blob_id = repository.save_blob(b"to be replaced")
-    fields = struct.pack("<8sHHIQQ16s", b"snapblob", version, 1, 0, plain_bytes, len(frame), xxhash.xxh3_128_digest(frame))
+    fields = struct.pack(
+        "<8sHHIQQ16s", b"snapblob", version, 1, 0, plain_bytes, len(frame), xxhash.xxh3_128_digest(frame)
+    )
     path_of(repository, blob_id).write_bytes(fields + xxhash.xxh3_64_digest(fields) + frame)
     return blob_id
 
@@ -227,7 +231,8 @@ def test_a_frame_that_needs_much_memory_is_refused(repository: FileSpool) -> Non
 
 
 def test_memory_does_not_grow_with_the_blob(tmp_path: Path) -> None:
-    """600 MiB in and out, zeros in one piece and noise in small ones, with 150 MiB more address space than at the start."""
+    """600 MiB in and out, zeros in one piece and noise in small ones, with 150 MiB more address space than at the
+    start."""
     code = """
 import os, resource, sys
 from pathlib import Path

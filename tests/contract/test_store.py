@@ -112,7 +112,11 @@ def test_the_same_seed_gives_the_same_faults(bare: Store) -> None:
     def play(seed: int) -> list[tuple[str, str, Fault]]:
         store = FaultyStore(bare, Seeded(seed, dict.fromkeys(Fault, 0.1)))
         for number in range(30):
-            for call in (lambda n=number: store.put(f"{n}", [b"x" * 100]), lambda n=number: store.get(f"{n}"), lambda: list(store.keys())):
+            for call in (
+                lambda n=number: store.put(f"{n}", [b"x" * 100]),
+                lambda n=number: store.get(f"{n}"),
+                lambda: list(store.keys()),
+            ):
                 try:
                     call()
                 except (OSError, OutOfSpace, NotFound):
@@ -176,7 +180,12 @@ def test_a_closed_store_touches_nothing(local: LocalStore) -> None:
     local.close()
     fd = os.open("/", os.O_RDONLY)  # likely gets a number that the store had
     try:
-        for call in (lambda: local.put("b", [b"x"]), lambda: local.get("a"), lambda: local.delete("a"), lambda: list(local.keys())):
+        for call in (
+            lambda: local.put("b", [b"x"]),
+            lambda: local.get("a"),
+            lambda: local.delete("a"),
+            lambda: list(local.keys()),
+        ):
             with pytest.raises(OSError, match="Bad file descriptor"):
                 call()
     finally:
@@ -314,7 +323,9 @@ def test_deleting_and_listing_work_on_a_full_disk(small_disk: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3])
-@pytest.mark.parametrize(("number", "error"), [(errno.EIO, OSError), (errno.ENOSPC, OutOfSpace), (errno.EDQUOT, OutOfSpace)])
+@pytest.mark.parametrize(
+    ("number", "error"), [(errno.EIO, OSError), (errno.ENOSPC, OutOfSpace), (errno.EDQUOT, OutOfSpace)]
+)
 def test_a_failed_fsync_leaves_nothing(
     local: LocalStore, monkeypatch: pytest.MonkeyPatch, failing: int, number: int, error: type[Exception]
 ) -> None:

@@ -137,15 +137,26 @@ def test_a_lost_answer_is_success_at_the_next_try(store: S3Store) -> None:
         store.put("a", [b"other"])
 
 
-@pytest.mark.parametrize(("status", "code", "error"), [
-    (403, "AccessDenied", NotPermitted), (507, "XMinioStorageFull", OutOfSpace), (400, "BadDigest", OSError),
-    (500, "InternalError", OSError), (501, "NotImplemented", Unsupported), (503, "SlowDown", OSError),
-    (409, "ConditionalRequestConflict", OSError),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "code", "error"),
+    [
+        (403, "AccessDenied", NotPermitted),
+        (507, "XMinioStorageFull", OutOfSpace),
+        (400, "BadDigest", OSError),
+        (500, "InternalError", OSError),
+        (501, "NotImplemented", Unsupported),
+        (503, "SlowDown", OSError),
+        (409, "ConditionalRequestConflict", OSError),
+    ],
+)
 def test_each_answer_is_the_right_error(store: S3Store, status: int, code: str, error: type[Exception]) -> None:
     store.put("first", [b"x"])
     body = f"<Error><Code>{code}</Code><Message>said so</Message></Error>".encode()
-    on(store, "before-parse.s3.PutObject", lambda response_dict, **_: response_dict.update(status_code=status, body=body))
+    on(
+        store,
+        "before-parse.s3.PutObject",
+        lambda response_dict, **_: response_dict.update(status_code=status, body=body),
+    )
     with pytest.raises(error, match="packs-here"):
         store.put("a", [b"value"])
 
@@ -186,7 +197,12 @@ def test_a_bucket_that_goes_away_is_named(s3_endpoint: str, new_bucket: Callable
     bucket = new_bucket()
     store = S3Store(bucket, endpoint=s3_endpoint)
     boto3.client("s3", endpoint_url=s3_endpoint).delete_bucket(Bucket=bucket)
-    for call in (lambda: store.put("a", [b"x"]), lambda: store.get("a"), lambda: list(store.keys()), lambda: store.delete("a")):
+    for call in (
+        lambda: store.put("a", [b"x"]),
+        lambda: store.get("a"),
+        lambda: list(store.keys()),
+        lambda: store.delete("a"),
+    ):
         with pytest.raises(NotFound, match=f"no bucket {bucket}"):
             call()
 
@@ -210,11 +226,34 @@ def test_a_service_that_never_answers_is_given_up(s3_endpoint: str) -> None:
         assert time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize("url", [
-    "", "nothing", "/path", "file:relative", "file://host/path", "file:///a?b=c", "file:///a#b", "http://x/y", "s3://", "s3:///prefix",
-    "s3://Bucket/x", "s3://b/x?endpoint=", "s3://b/x?endpoint=ftp://h", "s3://b/x?endpoint=host:9000", "s3://b/x?other=1",
-    "s3://b/x?region=a&region=b", "s3://b/a//b", "s3://b/%2e%2e/x", "s3://b/x#y", "memory:x", "memory://", "s3://[/x", "file:///a%00b",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "nothing",
+        "/path",
+        "file:relative",
+        "file://host/path",
+        "file:///a?b=c",
+        "file:///a#b",
+        "http://x/y",
+        "s3://",
+        "s3:///prefix",
+        "s3://Bucket/x",
+        "s3://b/x?endpoint=",
+        "s3://b/x?endpoint=ftp://h",
+        "s3://b/x?endpoint=host:9000",
+        "s3://b/x?other=1",
+        "s3://b/x?region=a&region=b",
+        "s3://b/a//b",
+        "s3://b/%2e%2e/x",
+        "s3://b/x#y",
+        "memory:x",
+        "memory://",
+        "s3://[/x",
+        "file:///a%00b",
+    ],
+)
 def test_wrong_addresses_are_refused(url: str) -> None:
     with pytest.raises(UsageError, match=r"file:///path, s3://bucket"):
         open_store(url)

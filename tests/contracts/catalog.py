@@ -1,4 +1,5 @@
-"""What every catalog must do. Each function of `CHECKS` takes an empty catalog of its own; they stand in the modules beside this one."""
+"""What every catalog must do. Each function of `CHECKS` takes an empty catalog of its own; they stand in the modules
+beside this one."""
 
 from __future__ import annotations
 

@@ -7,7 +7,16 @@ from dataclasses import replace
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.errors import Ambiguous, Conflict, InternalError, NotFound, UsageError
-from snapshotd.types import ApprovalID, ApprovalStatus, CallID, CallStatus, Compensation, SnapshotID, TrajectoryID, new_id
+from snapshotd.types import (
+    ApprovalID,
+    ApprovalStatus,
+    CallID,
+    CallStatus,
+    Compensation,
+    SnapshotID,
+    TrajectoryID,
+    new_id,
+)
 from tests.contracts.refusal import refuses
 from tests.records import committed, fork, make_approval, make_entry, started
 
@@ -24,12 +33,14 @@ def an_approval_waits_and_is_decided_once(catalog: Catalog) -> None:
     decided = approvals.decide(asked.id, ApprovalStatus.APPROVED, at_ns=5, by=text, reason=text, edited=(None,))
     assert decided == replace(
         asked, status=ApprovalStatus.APPROVED, decided_at_ns=5, by=text, reason=text, edited=(None,)
-    ), "edited to null is not the same as not edited"  # fmt: skip
+    ), "edited to null is not the same as not edited"
     assert approvals.find(asked.id[:8]) == decided
     assert approvals.list(ApprovalStatus.PENDING) == []
     for status in (ApprovalStatus.DENIED, ApprovalStatus.APPROVED):
         refuses(
-            Conflict, lambda status=status: approvals.decide(asked.id, status, at_ns=6, by="b", reason=None), says=("approved", "\\ud800")
+            Conflict,
+            lambda status=status: approvals.decide(asked.id, status, at_ns=6, by="b", reason=None),
+            says=("approved", "\\ud800"),
         )
     assert approvals.find(asked.id) == decided
     refuses(InternalError, lambda: approvals.decide(asked.id, ApprovalStatus.PENDING, at_ns=6, by=None, reason=None))
@@ -37,7 +48,10 @@ def an_approval_waits_and_is_decided_once(catalog: Catalog) -> None:
     refuses(NotFound, lambda: approvals.decide(unknown, ApprovalStatus.DENIED, at_ns=6, by=None, reason=None))
     waiting = make_approval(first)
     approvals.add(waiting)
-    refuses(UsageError, lambda: approvals.decide(waiting.id, ApprovalStatus.APPROVED, at_ns=6, by=None, reason=None, edited=({1},)))
+    refuses(
+        UsageError,
+        lambda: approvals.decide(waiting.id, ApprovalStatus.APPROVED, at_ns=6, by=None, reason=None, edited=({1},)),
+    )
     assert approvals.find(waiting.id) == waiting
 
 
@@ -91,8 +105,9 @@ def a_call_is_compensated_at_most_once(catalog: Catalog) -> None:
     refuses(Conflict, catalog.compensations.begin, begun)
     for wrong in (call, CallID(new_id()), CallID("\ud800")):
         refuses(
-            NotFound, lambda wrong=wrong: catalog.compensations.end(wrong, CallStatus.DONE, at_ns=9, exit_code=0, error=None)
-        )  # fmt: skip
+            NotFound,
+            lambda wrong=wrong: catalog.compensations.end(wrong, CallStatus.DONE, at_ns=9, exit_code=0, error=None),
+        )
     refuses(NotFound, catalog.compensations.begin, Compensation(CallID(new_id()), TrajectoryID(new_id()), None, 5))
 
 

@@ -6,12 +6,7 @@ from collections.abc import Callable
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.errors import NotFound
-from snapshotd.types import (
-    ExperimentID,
-    Snapshot,
-    SnapshotID,
-    new_id,
-)
+from snapshotd.types import ExperimentID, Snapshot, SnapshotID, new_id
 from tests.contracts.refusal import refuses
 from tests.records import committed, fork, started
 
@@ -33,7 +28,14 @@ def a_fork_goes_on_from_its_origin(catalog: Catalog) -> None:
     def said(snapshot_id: SnapshotID) -> str:
         return "".join(message.content for message in catalog.conversation(snapshot_id))
 
-    assert [said(one.id) for one in (first, second, third, own, later, deepest)] == ["", "12", "123", "12A", "12ABC", "12AX"]
+    assert [said(one.id) for one in (first, second, third, own, later, deepest)] == [
+        "",
+        "12",
+        "123",
+        "12A",
+        "12ABC",
+        "12AX",
+    ]
     assert catalog.snapshots(forks[0].id) == [own, later]
     assert catalog.snapshots(trajectory.id) == [first, second, third]
     assert catalog.get_trajectory(forks[1].id).head == second.id

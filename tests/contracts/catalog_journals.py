@@ -8,7 +8,19 @@ from dataclasses import replace
 
 from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.errors import Ambiguous, Conflict, InternalError, LimitExceeded, NotFound, UsageError
-from snapshotd.types import CallID, CallStatus, Ended, Entry, EntryKind, Message, SnapshotID, SnapshotState, TrajectoryID, new_id, short
+from snapshotd.types import (
+    CallID,
+    CallStatus,
+    Ended,
+    Entry,
+    EntryKind,
+    Message,
+    SnapshotID,
+    SnapshotState,
+    TrajectoryID,
+    new_id,
+    short,
+)
 from tests.contracts.refusal import refuses
 from tests.records import begin, committed, ended_entry, follow, fork, make_call, make_entry, make_image, started
 
@@ -34,9 +46,13 @@ def an_intent_comes_back_whole_and_ends_once(catalog: Catalog) -> None:
     assert catalog.unbound(trajectory.id) == [intent]
     catalog.end_entry(trajectory.id, done(intent, CallStatus.FAILED))
     ended = replace(
-        intent, status=CallStatus.FAILED, ended_at_ns=intent.began_at_ns + 9, result=["a result"], error="a warning",
+        intent,
+        status=CallStatus.FAILED,
+        ended_at_ns=intent.began_at_ns + 9,
+        result=["a result"],
+        error="a warning",
         details={**intent.details, "cost": 1},
-    )  # fmt: skip
+    )
     assert catalog.entry(intent.id) == ended
     assert catalog.unbound(trajectory.id) == [ended]
     refuses(NotFound, catalog.end_entry, trajectory.id, done(intent), says=(intent.id,))
@@ -79,7 +95,9 @@ def a_commit_binds_what_has_ended(catalog: Catalog) -> None:
         catalog.begin_entry(trajectory.id, entry)
     catalog.end_entry(trajectory.id, done(other))
     entries = [ended_entry(first, name="asked", kind=EntryKind.QUESTION)]
-    second = committed(catalog, first, ended=done(quick), entries=entries, call=make_call(id=quick.id, arguments=quick.arguments))
+    second = committed(
+        catalog, first, ended=done(quick), entries=entries, call=make_call(id=quick.id, arguments=quick.arguments)
+    )
     assert names(catalog.own_entries(second.id)) == ["quick", "other", "asked"]
     assert catalog.own_entries(second.id)[2] == replace(entries[0], snapshot=second.id)
     assert catalog.entry(quick.id).arguments == quick.arguments, "whoever holds them"
@@ -120,7 +138,9 @@ def a_refused_commit_leaves_the_journal_alone(catalog: Catalog) -> None:
     deep: list[object] = []
     for _ in range(300):
         deep = [deep]
-    refuses(LimitExceeded, lambda: committed(catalog, first, ended=done(entry), entries=[ended_entry(first, facts=(deep,))]))
+    refuses(
+        LimitExceeded, lambda: committed(catalog, first, ended=done(entry), entries=[ended_entry(first, facts=(deep,))])
+    )
     assert catalog.snapshots(trajectory.id) == [first]
     assert catalog.unbound(trajectory.id) == [entry]
     assert catalog.state(first.id) == {}
@@ -129,7 +149,9 @@ def a_refused_commit_leaves_the_journal_alone(catalog: Catalog) -> None:
 def hostile_entries_are_kept_exactly(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
     text = "\ud800 \x00\x1b[31m '; DROP TABLE entries; -- \U0001f600"
-    entry = ended_entry(first, name=text, arguments=[text], key=text, error=text, result=text, facts=(text,), details={text: text})
+    entry = ended_entry(
+        first, name=text, arguments=[text], key=text, error=text, result=text, facts=(text,), details={text: text}
+    )
     catalog.begin_entry(trajectory.id, entry)
     assert catalog.entry(entry.id) == entry
     open_one = make_entry(first)
@@ -183,7 +205,15 @@ def a_rewound_line_forgets_what_it_left(catalog: Catalog) -> None:
     assert (catalog.own_entries(last.id), journal(catalog, last.id)) == ([], ["1", "2"])
     assert [catalog.entry(one.id).snapshot for one in (cut_off, complete)] == [None, None]
     assert catalog.get_snapshot(back.id) == back
-    assert [one.follows for one in catalog.snapshots(trajectory.id)] == [None, None, None, second.id, None, third.id, None]
+    assert [one.follows for one in catalog.snapshots(trajectory.id)] == [
+        None,
+        None,
+        None,
+        second.id,
+        None,
+        third.id,
+        None,
+    ]
     refuses(NotFound, lambda: committed(catalog, last, after=replace(last, id=SnapshotID(new_id()))))
     refuses(InternalError, lambda: committed(catalog, last, after=second, keep=2))
 
@@ -281,7 +311,9 @@ def where_a_program_began_and_its_environment_change(catalog: Catalog) -> None:
     second = committed(catalog, first)
     catalog.set_began(trajectory.id, second.id)
     catalog.set_env(trajectory.id, (("A", "\ud800"), ("B", "")))
-    assert catalog.get_trajectory(trajectory.id) == replace(trajectory, head=second.id, began=second.id, env=(("A", "\ud800"), ("B", "")))
+    assert catalog.get_trajectory(trajectory.id) == replace(
+        trajectory, head=second.id, began=second.id, env=(("A", "\ud800"), ("B", ""))
+    )
     refuses(NotFound, catalog.set_began, TrajectoryID(new_id()), first.id)
     refuses(NotFound, catalog.set_began, trajectory.id, SnapshotID(new_id()))
     refuses(NotFound, catalog.set_env, TrajectoryID(new_id()), ())
@@ -320,23 +352,33 @@ def journals_are_restored_as_they_were(catalog: Catalog) -> None:
     image = make_image("restored")
     trajectory, first = begin(image, "line")
     second, third = follow(first, messages=1), None
-    own = ended_entry(first, id=second.call.id, arguments=second.call.arguments, snapshot=second.id, number=4, kind=EntryKind.TOOL)
+    own = ended_entry(
+        first, id=second.call.id, arguments=second.call.arguments, snapshot=second.id, number=4, kind=EntryKind.TOOL
+    )
     late = ended_entry(first, name="late", snapshot=second.id, number=7)
     third = follow(second, messages=1)
     early = ended_entry(first, name="early", snapshot=third.id, number=2)
     back = follow(third, messages=1, after=second, keep=0)
     said = Message("user", "x")
     snapshots = [
-        SnapshotRow(first), SnapshotRow(second, (said,), None, (own, late), {"n": 1}), SnapshotRow(third, (said,), None, (early,)),
+        SnapshotRow(first),
+        SnapshotRow(second, (said,), None, (own, late), {"n": 1}),
+        SnapshotRow(third, (said,), None, (early,)),
         SnapshotRow(back, (said,), None, (replace(early, id=CallID(new_id()), snapshot=back.id, number=0),), {}),
-    ]  # fmt: skip
+    ]
     whole = replace(trajectory, head=back.id, began=first.id)
     for wrong in (
         replace(snapshots[1], entries=(replace(own, status=None, ended_at_ns=None),)),
         replace(snapshots[1], snapshot=replace(second, messages=2)),
     ):
         refuses(InternalError, catalog.restore_rows, [image], [whole], [snapshots[0], wrong, *snapshots[2:]])
-    refuses(Conflict, catalog.restore_rows, [image], [whole], [*snapshots[:2], replace(snapshots[2], entries=(own,)), snapshots[3]])
+    refuses(
+        Conflict,
+        catalog.restore_rows,
+        [image],
+        [whole],
+        [*snapshots[:2], replace(snapshots[2], entries=(own,)), snapshots[3]],
+    )
     assert catalog.trajectories() == []
     catalog.restore_rows([image], [whole], snapshots)
     assert catalog.get_trajectory(trajectory.id) == whole
@@ -357,7 +399,9 @@ def long_journals_stream(catalog: Catalog) -> None:
     trajectory, head = started(catalog)
     line = [head]
     for batch in range(12):
-        entries = [ended_entry(line[-1], name=f"{batch}.{n}", result="x" * (100_000 if batch == 7 else 10)) for n in range(100)]
+        entries = [
+            ended_entry(line[-1], name=f"{batch}.{n}", result="x" * (100_000 if batch == 7 else 10)) for n in range(100)
+        ]
         line.append(committed(catalog, line[-1], entries=entries))
     wanted = [f"{batch}.{n}" for batch in range(12) for n in range(100)]
     assert journal(catalog, line[-1].id) == wanted

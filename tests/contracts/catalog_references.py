@@ -7,17 +7,7 @@ from dataclasses import replace
 
 from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.errors import Ambiguous, Conflict, NotFound, UsageError
-from snapshotd.types import (
-    BlobID,
-    ImageID,
-    LayerID,
-    RecordID,
-    SnapshotID,
-    Stack,
-    TrajectoryID,
-    TreeID,
-    new_id,
-)
+from snapshotd.types import BlobID, ImageID, LayerID, RecordID, SnapshotID, Stack, TrajectoryID, TreeID, new_id
 from tests.contracts.refusal import refuses
 from tests.records import begin, committed, fork, make_call, make_image, started
 
@@ -37,7 +27,10 @@ def trees_records_and_unstored_blobs_are_listed(catalog: Catalog) -> None:
     catalog.set_image_tree(ImageID(new_id()), TREES[2])  # gone meanwhile
     catalog.set_stored(second.id, TREES[0], RECORDS[1])
     assert catalog.unstored_blobs() == set()
-    assert (catalog.referenced_trees(), catalog.referenced_records()) == ({TREES[0], TREES[1]}, {RECORDS[0], RECORDS[1]})
+    assert (catalog.referenced_trees(), catalog.referenced_records()) == (
+        {TREES[0], TREES[1]},
+        {RECORDS[0], RECORDS[1]},
+    )
     assert catalog.find_image(trajectory.spec.image).tree == TREES[1]
     catalog.set_pruned([first.id])
     catalog.remove_trajectory(trajectory.id)
@@ -60,16 +53,7 @@ def tags_move_only_when_told(catalog: Catalog) -> None:
     catalog.tag(first.id, "a.1-x_y")
     catalog.tag(first.id, "b")  # has it already
     assert catalog.get_snapshot(first.id).tags == ("a.1-x_y", "b")
-    refuses(
-        Conflict,
-        catalog.tag,
-        second.id,
-        "b",
-        says=(
-            "b",
-            first.id[:12],
-        ),
-    )
+    refuses(Conflict, catalog.tag, second.id, "b", says=("b", first.id[:12]))
     catalog.tag(second.id, "b", move=True)
     assert catalog.resolve_snapshot("b").id == second.id
     catalog.untag("b")
@@ -109,12 +93,31 @@ def a_tag_and_a_trajectory_never_share_a_name(catalog: Catalog) -> None:
     catalog.tag(first.id, "best")
     image = catalog.find_image(trajectory.spec.image)
     other, begun = begin(image, "best")
-    refuses(Conflict, catalog.add_trajectories, [(other, begun)], says=("best", first.id[:12], "snapshotd tag --delete best"))
+    refuses(
+        Conflict,
+        catalog.add_trajectories,
+        [(other, begun)],
+        says=("best", first.id[:12], "snapshotd tag --delete best"),
+    )
     refuses(Conflict, catalog.add_trajectories, [(fork(first, trajectory, "best"), None)], says=("best",))
     refuses(Conflict, catalog.restore_rows, [], [other], [SnapshotRow(begun)], says=("best",))
     named, begun = begin(image, "new")
-    refuses(Conflict, catalog.restore_rows, [], [named], [SnapshotRow(replace(begun, tags=("new",)))], says=("new", named.id[:12]))
-    refuses(Conflict, catalog.restore_rows, [], [named], [SnapshotRow(replace(begun, tags=("run",)))], says=("run", trajectory.id[:12]))
+    refuses(
+        Conflict,
+        catalog.restore_rows,
+        [],
+        [named],
+        [SnapshotRow(replace(begun, tags=("new",)))],
+        says=("new", named.id[:12]),
+    )
+    refuses(
+        Conflict,
+        catalog.restore_rows,
+        [],
+        [named],
+        [SnapshotRow(replace(begun, tags=("run",)))],
+        says=("run", trajectory.id[:12]),
+    )
     assert catalog.trajectories() == [catalog.get_trajectory(trajectory.id)]
     assert catalog.tags() == {"best": first.id}
     catalog.untag("best")
@@ -131,25 +134,8 @@ def ambiguous_prefixes_list_candidates(catalog: Catalog) -> None:
     trajectory = replace(trajectory, id=TrajectoryID("abcd6" + "f" * 27))
     catalog.add_trajectories([(trajectory, replace(first, trajectory=trajectory.id))])
     for find in (catalog.resolve_snapshot, catalog.resolve_trajectory):
-        refuses(
-            Ambiguous,
-            find,
-            "abcd",
-            says=(
-                "abcd00000000",
-                "abcd40000000",
-                "...",
-            ),
-        )
-        refuses(
-            Ambiguous,
-            find,
-            "abcd6",
-            says=(
-                "abcd60000000",
-                "abcd6fffffff",
-            ),
-        )
+        refuses(Ambiguous, find, "abcd", says=("abcd00000000", "abcd40000000", "..."))
+        refuses(Ambiguous, find, "abcd6", says=("abcd60000000", "abcd6fffffff"))
     assert catalog.resolve_snapshot("abcd3").id == "abcd3" + "0" * 27
     assert catalog.resolve_trajectory("abcd6f").id == trajectory.id
 

@@ -66,7 +66,12 @@ def a_refused_message_leaves_nothing(catalog: Catalog) -> None:
     deep: Any = "x"
     for _ in range(5000):
         deep = [deep]
-    for error, content in ((UsageError, float("nan")), (UsageError, b"bytes"), (UsageError, {1, 2}), (LimitExceeded, deep)):
+    for error, content in (
+        (UsageError, float("nan")),
+        (UsageError, b"bytes"),
+        (UsageError, {1, 2}),
+        (LimitExceeded, deep),
+    ):
         snapshot = follow(first, messages=2)
         said = [Message("user", "fine"), Message("user", content)]
         refuses(error, commit, snapshot, said, first.id)
@@ -101,7 +106,9 @@ def counts_and_states_can_come_later(catalog: Catalog) -> None:
     catalog.set_state(iter([first.id]), SnapshotState.LOST)
     catalog.set_files(SnapshotID(new_id()), FileChanges())
     assert catalog.get_snapshot(first.id) == replace(first, state=SnapshotState.LOST)
-    assert catalog.get_snapshot(second.id) == replace(second, state=SnapshotState.STORED, files=FileChanges(5, 6, 7, 1 << 40))
+    assert catalog.get_snapshot(second.id) == replace(
+        second, state=SnapshotState.STORED, files=FileChanges(5, 6, 7, 1 << 40)
+    )
 
 
 def bases_are_kept_and_states_follow_the_archive(catalog: Catalog) -> None:
@@ -164,7 +171,9 @@ def what_a_repair_found_gone_can_be_recorded(catalog: Catalog) -> None:
     catalog.forget_outputs({gone: 7})
     lost = [DamagedOutput("output", gone, 7), DamagedOutput("stderr", gone, 7)]
     assert catalog.get_snapshot(second.id).call == replace(second.call, output=None, stderr=None, damaged=tuple(lost))
-    assert catalog.get_snapshot(third.id).call == replace(third.call, stdout=None, damaged=(DamagedOutput("stdout", gone, 7),))
+    assert catalog.get_snapshot(third.id).call == replace(
+        third.call, stdout=None, damaged=(DamagedOutput("stdout", gone, 7),)
+    )
     assert catalog.get_snapshot(captured.id) == captured, "its output is in the spool"
     catalog.forget_outputs({kept: None})
     assert catalog.get_snapshot(second.id).call.damaged == (*lost[:1], lost[1], DamagedOutput("stdout", kept, None))
@@ -173,8 +182,13 @@ def what_a_repair_found_gone_can_be_recorded(catalog: Catalog) -> None:
     catalog.set_record(SnapshotID(new_id()), RECORDS[2])  # gone meanwhile
     assert catalog.record(second.id) == RECORDS[1]
     assert catalog.referenced_records() == {RECORDS[1]}
-    (copy,) = (replace(one, id=SnapshotID(new_id()), trajectory=TrajectoryID("e" * 32)) for one in [catalog.get_snapshot(second.id)])
-    line = replace(catalog.get_trajectory(first.trajectory), id=copy.trajectory, name=None, head=copy.id, forked_from=first.id)
+    (copy,) = (
+        replace(one, id=SnapshotID(new_id()), trajectory=TrajectoryID("e" * 32))
+        for one in [catalog.get_snapshot(second.id)]
+    )
+    line = replace(
+        catalog.get_trajectory(first.trajectory), id=copy.trajectory, name=None, head=copy.id, forked_from=first.id
+    )
     catalog.restore_rows([], [line], [SnapshotRow(copy)])
     assert catalog.get_snapshot(copy.id) == copy
     catalog.remove_trajectory(line.id)

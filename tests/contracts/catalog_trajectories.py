@@ -1,4 +1,5 @@
-"""What every catalog must do: small facts, images, trajectories, their removal and their restoration. See catalog.py."""
+"""What every catalog must do: small facts, images, trajectories, their removal and their restoration. See
+catalog.py."""
 
 from __future__ import annotations
 
@@ -65,15 +66,7 @@ def image_prefixes_are_checked(catalog: Catalog) -> None:
     refuses(NotFound, catalog.find_image, "fff", says=("fff",))  # too short
     refuses(NotFound, catalog.find_image, "abc%")
     catalog.remove_image(ImageID("f" * 32))
-    refuses(
-        Ambiguous,
-        catalog.find_image,
-        "abcd",
-        says=(
-            one[:12],
-            two[:12],
-        ),
-    )
+    refuses(Ambiguous, catalog.find_image, "abcd", says=(one[:12], two[:12]))
 
 
 def an_image_in_use_is_kept(catalog: Catalog) -> None:
@@ -172,7 +165,9 @@ def a_base_elsewhere_holds_until_its_user_is_stored(catalog: Catalog) -> None:
     assert catalog.get_snapshot(target.id) == target
     catalog.set_stored(rewound.id, TREES[0], RECORDS[0])
     catalog.remove_trajectory(trajectory.id)
-    assert catalog.get_snapshot(rewound.id) == replace(rewound, state=SnapshotState.STORED, tree=TREES[0], base=None, own_layers=1)
+    assert catalog.get_snapshot(rewound.id) == replace(
+        rewound, state=SnapshotState.STORED, tree=TREES[0], base=None, own_layers=1
+    )
     assert catalog.get_snapshot(damaged.id) == replace(damaged, state=SnapshotState.LOST, base=None, own_layers=1)
     assert catalog.referenced_layers() == set(target.stack.layers)
     unknown = SnapshotID(new_id())
@@ -204,7 +199,9 @@ def rows_are_restored_as_they_were(catalog: Catalog) -> None:
     refuses(Conflict, catalog.restore_rows, [], [], rows[:1], says=(first.id,))
     more = replace(follow(own), state=SnapshotState.STORED, tree=TREES[0])
     catalog.restore_rows([], [], [])
-    catalog.restore_rows([], [one := fork(own, child, head=more.id)], [SnapshotRow(replace(more, trajectory=one.id))])  # on what is here
+    catalog.restore_rows(
+        [], [one := fork(own, child, head=more.id)], [SnapshotRow(replace(more, trajectory=one.id))]
+    )  # on what is here
     assert catalog.get_trajectory(one.id) == one
 
 

@@ -35,7 +35,9 @@ def values_have_versions(catalog: Catalog) -> None:
     assert catalog.values.history("t", "n", "k") == [second, first]
     assert catalog.values.history("t", "n", "other") == []
     for version in (0, 3, -1):
-        refuses(NotFound, lambda version=version: get(catalog, "k", version=version), says=("'k'", f"version {version}"))
+        refuses(
+            NotFound, lambda version=version: get(catalog, "k", version=version), says=("'k'", f"version {version}")
+        )
     refuses(NotFound, get, catalog, "other")
     for error, value in ((UsageError, float("nan")), (UsageError, {1}), (LimitExceeded, nested(300))):
         refuses(error, put, catalog, "k", value)
@@ -175,9 +177,16 @@ def fields_are_searched_for(catalog: Catalog) -> None:
     put(catalog, "4", "text")
     put(catalog, "5", {"a": {"b": [1]}})
     cases: list[tuple[dict[str, Any], list[str]]] = [
-        ({"a.b": 1}, ["1", "2"]), ({"a.b": 1, "a.c": "x"}, ["1"]), ({"n": None}, ["1"]), ({"t": True}, ["1"]), ({"t": 1}, ["2"]),
-        ({"a": 7}, ["3"]), ({"a.b.c": 1}, []), ({"missing": None}, []), ({}, ["1", "2", "3", "4", "5"]),
-    ]  # fmt: skip
+        ({"a.b": 1}, ["1", "2"]),
+        ({"a.b": 1, "a.c": "x"}, ["1"]),
+        ({"n": None}, ["1"]),
+        ({"t": True}, ["1"]),
+        ({"t": 1}, ["2"]),
+        ({"a": 7}, ["3"]),
+        ({"a.b.c": 1}, []),
+        ({"missing": None}, []),
+        ({}, ["1", "2", "3", "4", "5"]),
+    ]
     for where, wanted in cases:
         assert found(catalog, where=where) == wanted, where
     assert found(catalog, where={"a.b": 1}, limit=1) == ["1"]
@@ -193,7 +202,11 @@ def hostile_names_are_bounded(catalog: Catalog) -> None:
     assert (one.tenant, one.namespace, one.key, one.value) == (text, text, text, {text: text})
     assert catalog.values.search(text, text, now_ns=1, where={text: text}) == [one]
     for names in (("x" * 1025, "n", "k"), ("t", "\u00e9" * 600, "k"), ("t", "n", "x" * 1025)):
-        refuses(LimitExceeded, lambda names=names: catalog.values.put(names[0], names[1], names[2], 1, now_ns=1), says=("1024",))
+        refuses(
+            LimitExceeded,
+            lambda names=names: catalog.values.put(names[0], names[1], names[2], 1, now_ns=1),
+            says=("1024",),
+        )
     refuses(UsageError, put, catalog, "", 1)
     assert found(catalog) == []
 

@@ -160,7 +160,15 @@ def every_kind_of_entry_comes_back(repository: RepositoryWriter) -> None:
     entries = [
         TreeEntry(b"\x01\xff\n", file, 0o4755, 1000, 1000, 1_700_000_000_123_456_789, 4, content),
         TreeEntry(b"-rf", Kind.FIFO, 0o600, 0, 0, -1),
-        TreeEntry(b"acl", file, 0o644, 0, 0, 5, xattrs=((b"security.capability", b"\1\0"), (b"user.a", b""), (b"user.b", bytes(70_000)))),
+        TreeEntry(
+            b"acl",
+            file,
+            0o644,
+            0,
+            0,
+            5,
+            xattrs=((b"security.capability", b"\1\0"), (b"user.a", b""), (b"user.b", bytes(70_000))),
+        ),
         TreeEntry(b"block", Kind.BLOCK_DEVICE, 0o660, 0, 6, 0, rdev=0x800),
         TreeEntry(b"char", Kind.CHAR_DEVICE, 0o666, 0, 0, 0, rdev=0),
         TreeEntry(b"directory", Kind.DIRECTORY, 0, 0, 0, 0, tree=inner),
@@ -184,8 +192,13 @@ def every_kind_of_entry_comes_back(repository: RepositoryWriter) -> None:
 def large_and_changing_directories_come_back(repository: RepositoryWriter) -> None:
     rng = random.Random(6)
     content = repository.save_bytes(b"x")
-    names = sorted({rng.randbytes(rng.randrange(1, 30)).replace(b"/", b"_").replace(b"\0", b"_") for _ in range(3000)} - {b".", b".."})
-    entries = [TreeEntry(name, Kind.FILE, 0o644, rng.randrange(300), 0, rng.randrange(1 << 62), 1, content) for name in names]
+    names = sorted(
+        {rng.randbytes(rng.randrange(1, 30)).replace(b"/", b"_").replace(b"\0", b"_") for _ in range(3000)}
+        - {b".", b".."}
+    )
+    entries = [
+        TreeEntry(name, Kind.FILE, 0o644, rng.randrange(300), 0, rng.randrange(1 << 62), 1, content) for name in names
+    ]
     versions: dict[TreeID, Tree] = {}
     last = None
     for number in range(60):

@@ -1,8 +1,8 @@
 """The contract of `runtime/base.py` as checks that run real containers. Needs root and the driver's runtime.
 
-A `Rig` makes containers for one driver and gives each a real root, the way the engine does (an overlay over a shared tree, pivoted in
-from outside). A check is a function `check_*(rig)` that raises AssertionError; `CHECKS` lists them all. Every check uses containers of
-its own, so they run in any order.
+A `Rig` makes containers for one driver and gives each a real root, the way the engine does (an overlay over a shared
+tree, pivoted in from outside). A check is a function `check_*(rig)` that raises AssertionError; `CHECKS` lists them
+all. Every check uses containers of its own, so they run in any order.
 """
 
 from __future__ import annotations

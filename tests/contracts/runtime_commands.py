@@ -37,14 +37,17 @@ def check_exit_codes(rig: Rig) -> None:
 def check_streams(rig: Rig) -> None:
     """Separate, and byte for byte; standard input is empty."""
     with rig.container() as container:
-        script = "binmode STDOUT; print STDOUT map { chr } 0..255; binmode STDERR; print STDERR map { chr } reverse 0..255;"
+        script = (
+            "binmode STDOUT; print STDOUT map { chr } 0..255; binmode STDERR; print STDERR map { chr } reverse 0..255;"
+        )
         output = rig.run(container, "perl", "-e", script)
         assert output == Output(0, bytes(range(256)), bytes(reversed(range(256))))
         assert rig.run(container, "cat") == Output(0, b"", b"")
 
 
 def check_standard_input(rig: Rig) -> None:
-    """A pipe for whoever asks for one, to its end, also under its name and for another user; nobody else has it open."""
+    """A pipe for whoever asks for one, to its end, also under its name and for another user; nobody else has it
+    open."""
     data = bytes(range(256)) * 200
     with rig.container() as container:
         for user, argv in ((0, ["cat"]), (1000, ["cat", "/dev/stdin"])):
@@ -106,7 +109,9 @@ def check_output_devices_open(rig: Rig) -> None:
     """/dev/stdout and /dev/stderr can be opened again by the command's user, as scripts do."""
     with rig.container() as container:
         for user in (0, 1000):
-            output = rig.run(container, "sh", "-c", "echo out > /dev/stdout; echo err > /dev/stderr", user=user, group=user)
+            output = rig.run(
+                container, "sh", "-c", "echo out > /dev/stdout; echo err > /dev/stderr", user=user, group=user
+            )
             assert output == Output(0, b"out\n", b"err\n"), (user, output)
 
 
@@ -166,7 +171,9 @@ def check_background_child(rig: Rig) -> None:
 def check_background_child_outlives_reader(rig: Rig) -> None:
     """Output that is written after the caller closed its end kills nobody who handles the error."""
     with rig.container() as container:
-        script = "(trap '' PIPE; while ! test -e /go; do sleep 0.02; done; echo late; touch /done; exec sleep 1000) & exit 0"
+        script = (
+            "(trap '' PIPE; while ! test -e /go; do sleep 0.02; done; echo late; touch /done; exec sleep 1000) & exit 0"
+        )
         process = rig.start(container, "sh", "-c", script)
         assert process.wait(DEADLINE_S) == 0
         os.close(process.stdout_fd)
@@ -194,7 +201,9 @@ def check_wait_and_kill(rig: Rig) -> None:
 
 def check_parallel_commands(rig: Rig) -> None:
     with rig.container() as container, ThreadPoolExecutor(8) as pool:
-        outputs = list(pool.map(lambda i: rig.run(container, "sh", "-c", f"echo {i}; echo e{i} >&2; exit {i}"), range(24)))
+        outputs = list(
+            pool.map(lambda i: rig.run(container, "sh", "-c", f"echo {i}; echo e{i} >&2; exit {i}"), range(24))
+        )
     assert outputs == [Output(i, b"%d\n" % i, b"e%d\n" % i) for i in range(24)]
 
 
@@ -236,7 +245,11 @@ def check_no_descriptor_leaks(rig: Rig) -> None:
 
 def _settle() -> None:
     """Wait until threads that serve ended commands are gone."""
-    eventually(lambda: not any(thread.name.startswith("exec-") for thread in threading.enumerate()), "threads of commands stay")
+    eventually(
+        lambda: not any(thread.name.startswith("exec-") for thread in threading.enumerate()), "threads of commands stay"
+    )
 
 
-CHECKS: tuple[Callable[[Rig], None], ...] = tuple(value for name, value in sorted(globals().items()) if name.startswith("check_"))
+CHECKS: tuple[Callable[[Rig], None], ...] = tuple(
+    value for name, value in sorted(globals().items()) if name.startswith("check_")
+)

@@ -10,17 +10,21 @@ from pathlib import Path
 
 from snapshotd.runtime.base import CAPABILITIES, RUN_DIR, SHARE_DIR, Container
 from snapshotd.types import IdMap, Limits, Network
-from tests.contracts.runtime_rig import (
-    DEADLINE_S,
-    Rig,
-    namespace,
-    namespace_owner,
-)
+from tests.contracts.runtime_rig import DEADLINE_S, Rig, namespace, namespace_owner
 
 _CAPABILITY_NUMBERS = {
-    "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_FSETID": 4, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7,
-    "CAP_SETPCAP": 8, "CAP_NET_BIND_SERVICE": 10, "CAP_SYS_CHROOT": 18, "CAP_SETFCAP": 31,
-}  # fmt: skip
+    "CAP_CHOWN": 0,
+    "CAP_DAC_OVERRIDE": 1,
+    "CAP_FOWNER": 3,
+    "CAP_FSETID": 4,
+    "CAP_KILL": 5,
+    "CAP_SETGID": 6,
+    "CAP_SETUID": 7,
+    "CAP_SETPCAP": 8,
+    "CAP_NET_BIND_SERVICE": 10,
+    "CAP_SYS_CHROOT": 18,
+    "CAP_SETFCAP": 31,
+}
 
 
 def check_namespaces(rig: Rig) -> None:
@@ -39,7 +43,8 @@ def _id_map(container: Container) -> IdMap | None:
 
 
 def check_what_is_counted_by_user_is_not_roots(rig: Rig) -> None:
-    """With ids of its own, a container takes nothing of what the kernel counts for root of the host, or for another container."""
+    """With ids of its own, a container takes nothing of what the kernel counts for root of the host, or for another
+    container."""
     with rig.container() as one, rig.container() as other:
         if one.id_map is None:
             return
@@ -66,7 +71,8 @@ def check_limits_are_set(rig: Rig) -> None:
 
 
 def _cgroup_values(pid: int) -> dict[str, float | None]:
-    """The limits that the kernel has for the cgroup of `pid`, both versions alike. `swap` is None where it is not counted."""
+    """The limits that the kernel has for the cgroup of `pid`, both versions alike. `swap` is None where it is not
+    counted."""
     paths: dict[str, Path] = {}
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -77,7 +83,12 @@ def _cgroup_values(pid: int) -> dict[str, float | None]:
         memory = int((paths["memory"] / "memory.limit_in_bytes").read_text())
         both = paths["memory"] / "memory.memsw.limit_in_bytes"
         swap = int(both.read_text()) - memory if both.exists() else None
-        return {"memory": memory, "swap": swap, "cpu": quota / period, "pids": int((paths["pids"] / "pids.max").read_text())}
+        return {
+            "memory": memory,
+            "swap": swap,
+            "cpu": quota / period,
+            "pids": int((paths["pids"] / "pids.max").read_text()),
+        }
     unified = paths[""]
     quota, period = (int(word) for word in (unified / "cpu.max").read_text().split())
     swap_file = unified / "memory.swap.max"
@@ -125,19 +136,44 @@ def _status(rig: Rig, container: Container, user: int) -> dict[str, str]:
 
 
 _DENIED = {
-    "mount": (165, '"none", "/tmp", "tmpfs", 0, 0'), "umount2": (166, '"/proc", 2'), "pivot_root": (155, '"/", "/"'),
-    "fsopen": (430, '"tmpfs", 0'), "fsmount": (432, "-1, 0, 0"), "move_mount": (429, '-1, "", -1, "", 0'),
-    "open_tree": (428, '-100, "/", 1'), "mount_setattr": (442, '-1, "", 0, 0, 0'), "setns": (308, "-1, 0"),
-    "unshare user": (272, "0x10000000"), "unshare mount": (272, "0x20000"), "clone user": (56, "0x10000011, 0, 0, 0, 0"),
-    "keyctl": (250, "0, -3, 0"), "add_key": (248, "0, 0, 0, 0, 0"), "request_key": (249, "0, 0, 0, 0"), "bpf": (321, "0, 0, 0"),
-    "perf_event_open": (298, "0, 0, -1, -1, 0"), "kexec_load": (246, "0, 0, 0, 0"), "init_module": (175, '0, 0, ""'),
-    "finit_module": (313, '-1, "", 0'), "delete_module": (176, '"none", 0'), "swapon": (167, '"/none", 0'), "swapoff": (168, '"/none"'),
-    "settimeofday": (164, "0, 0"), "quotactl": (179, "0, 0, 0, 0"), "open_by_handle_at": (304, "-1, 0, 0"), "userfaultfd": (323, "0"),
-    "fanotify_init": (300, "0, 0"), "acct": (163, "0"), "iopl": (172, "3"), "ioperm": (173, "0, 1, 1"), "reboot": (169, "0, 0, 0, 0"),
-    "lookup_dcookie": (212, '0, "", 0'), "nfsservctl": (180, "0, 0, 0"),
-}  # fmt: skip
+    "mount": (165, '"none", "/tmp", "tmpfs", 0, 0'),
+    "umount2": (166, '"/proc", 2'),
+    "pivot_root": (155, '"/", "/"'),
+    "fsopen": (430, '"tmpfs", 0'),
+    "fsmount": (432, "-1, 0, 0"),
+    "move_mount": (429, '-1, "", -1, "", 0'),
+    "open_tree": (428, '-100, "/", 1'),
+    "mount_setattr": (442, '-1, "", 0, 0, 0'),
+    "setns": (308, "-1, 0"),
+    "unshare user": (272, "0x10000000"),
+    "unshare mount": (272, "0x20000"),
+    "clone user": (56, "0x10000011, 0, 0, 0, 0"),
+    "keyctl": (250, "0, -3, 0"),
+    "add_key": (248, "0, 0, 0, 0, 0"),
+    "request_key": (249, "0, 0, 0, 0"),
+    "bpf": (321, "0, 0, 0"),
+    "perf_event_open": (298, "0, 0, -1, -1, 0"),
+    "kexec_load": (246, "0, 0, 0, 0"),
+    "init_module": (175, '0, 0, ""'),
+    "finit_module": (313, '-1, "", 0'),
+    "delete_module": (176, '"none", 0'),
+    "swapon": (167, '"/none", 0'),
+    "swapoff": (168, '"/none"'),
+    "settimeofday": (164, "0, 0"),
+    "quotactl": (179, "0, 0, 0, 0"),
+    "open_by_handle_at": (304, "-1, 0, 0"),
+    "userfaultfd": (323, "0"),
+    "fanotify_init": (300, "0, 0"),
+    "acct": (163, "0"),
+    "iopl": (172, "3"),
+    "ioperm": (173, "0, 1, 1"),
+    "reboot": (169, "0, 0, 0, 0"),
+    "lookup_dcookie": (212, '0, "", 0'),
+    "nfsservctl": (180, "0, 0, 0"),
+}
 _DENIED_BY_US = {"io_setup": (206, "1, 0")}
-"""x86-64 numbers and arguments that would not fail with EPERM for another reason, or do harm, if the call were let through."""
+"""x86-64 numbers and arguments that would not fail with EPERM for another reason, or do harm, if the call were let
+through."""
 
 
 def check_a_process_knows_its_parent(rig: Rig) -> None:
@@ -164,14 +200,23 @@ def check_dangerous_calls_are_refused(rig: Rig) -> None:
 
 
 def check_kernel_files_are_protected(rig: Rig) -> None:
-    """Masked files are empty or unreadable, and kernel settings, devices and the stub's own directories cannot be written."""
+    """Masked files are empty or unreadable, and kernel settings, devices and the stub's own directories cannot be
+    written."""
     with rig.container() as container:
         assert rig.run(container, "sh", "-c", "cat /proc/kcore | head -c 1").stdout == b""
-        for path in ("/proc/sys/kernel/hostname", "/proc/sysrq-trigger", "/sys/kernel/uevent_helper", f"{RUN_DIR}/x", f"{SHARE_DIR}/x"):
+        for path in (
+            "/proc/sys/kernel/hostname",
+            "/proc/sysrq-trigger",
+            "/sys/kernel/uevent_helper",
+            f"{RUN_DIR}/x",
+            f"{SHARE_DIR}/x",
+        ):
             assert rig.run(container, "sh", "-c", f"echo x > {path}").code != 0, path
         assert rig.run(container, "sh", "-c", "mknod /tmp/disk b 8 0").code != 0
         devices = rig.shell(container, "echo x > /dev/null; head -c 4 /dev/zero | od -An -tx1; ls /dev").split()
-        assert {"null", "zero", "full", "random", "urandom", "tty", "pts", "shm", "ptmx", "fd", "stdout"} <= set(devices), devices
+        assert {"null", "zero", "full", "random", "urandom", "tty", "pts", "shm", "ptmx", "fd", "stdout"} <= set(
+            devices
+        ), devices
         assert not {"sda", "vda", "kmsg", "mem", "fuse"} & set(devices), devices
 
 
@@ -191,7 +236,9 @@ def check_shared_directories(rig: Rig) -> None:
             connect = f"use Socket; socket(S, PF_UNIX, SOCK_STREAM, 0); connect(S, {target}) or die $!; print 'ok'"
             for user in (0, 1000):
                 assert rig.run(container, "perl", "-e", connect, user=user, group=user).stdout == b"ok", user
-        assert rig.shell(container, f"test -x {SHARE_DIR}/init && test -d {SHARE_DIR}/lib && echo ok", user=1000) == "ok\n"
+        assert (
+            rig.shell(container, f"test -x {SHARE_DIR}/init && test -d {SHARE_DIR}/lib && echo ok", user=1000) == "ok\n"
+        )
 
 
 def check_no_network(rig: Rig) -> None:
@@ -231,4 +278,6 @@ def _host_address() -> str | None:
         return str(probe.getsockname()[0])
 
 
-CHECKS: tuple[Callable[[Rig], None], ...] = tuple(value for name, value in sorted(globals().items()) if name.startswith("check_"))
+CHECKS: tuple[Callable[[Rig], None], ...] = tuple(
+    value for name, value in sorted(globals().items()) if name.startswith("check_")
+)

@@ -1,6 +1,7 @@
 """Runtime contract: commands that outlive the daemon, and containers of an earlier one.
 
-That the keeper outlives the daemon which started it is tested where daemons are killed; here it is another process, whatever happens.
+That the keeper outlives the daemon which started it is tested where daemons are killed; here it is another process,
+whatever happens.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def _parent_of(pid: int) -> int:
 
 
 def check_kept_command(rig: Rig) -> None:
-    """It is somebody else's child; output, exit code and the command itself can be had again under its key, before and after its end."""
+    """It is somebody else's child; output, exit code and the command itself can be had again under its key, before and
+    after its end."""
     with rig.container() as container:
         script = "echo out; echo err >&2; while ! test -e /go; do sleep 0.02; done; echo more; exit 7"
         process = rig.start_kept(container, "one", "sh", "-c", script)
@@ -57,7 +59,9 @@ def check_kept_command(rig: Rig) -> None:
 
 def check_kept_exit_codes(rig: Rig) -> None:
     """Commands that end before anybody can look, and by signals; all at the same time."""
-    wanted = {f"exit {code}": code for code in (0, 1, 127, 255)} | {f"kill -{n} $$": 128 + n for n in (signal.SIGKILL, signal.SIGTERM)}
+    wanted = {f"exit {code}": code for code in (0, 1, 127, 255)} | {
+        f"kill -{n} $$": 128 + n for n in (signal.SIGKILL, signal.SIGTERM)
+    }
     with rig.container() as container, ThreadPoolExecutor(4) as pool:
         processes = list(pool.map(lambda script: rig.start_kept(container, script, "sh", "-c", script), wanted))
         assert [process.wait(DEADLINE_S) for process in processes] == list(wanted.values())
@@ -79,7 +83,9 @@ def check_kept_commands_that_cannot_start(rig: Rig) -> None:
             (["/script"], {}, CommandNotRunnable),
         ):
             for _ in range(3):
-                expect(error, lambda argv=argv, options=options: rig.start_kept(container, "key", *argv, **options), argv)  # type: ignore[misc]
+                expect(
+                    error, lambda argv=argv, options=options: rig.start_kept(container, "key", *argv, **options), argv
+                )  # type: ignore[misc]
             assert rig.keeper.keys() == set(), argv
         eventually(lambda: len(members(container)) == 1, "what did not start is still there")
 
@@ -132,4 +138,6 @@ def check_attach(rig: Rig) -> None:
         assert rig.runtime.attach(container.id) is None
 
 
-CHECKS: tuple[Callable[[Rig], None], ...] = tuple(value for name, value in sorted(globals().items()) if name.startswith("check_"))
+CHECKS: tuple[Callable[[Rig], None], ...] = tuple(
+    value for name, value in sorted(globals().items()) if name.startswith("check_")
+)

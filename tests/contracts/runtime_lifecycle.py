@@ -42,11 +42,12 @@ def check_create(rig: Rig) -> None:
 
 
 def check_destroy_leaves_nothing(rig: Rig) -> None:
-    """Processes that detached, ignore signals or were never waited for, their cgroup, mounts and network helper: all gone."""
+    """Processes that detached, ignore signals or were never waited for, their cgroup, mounts and network helper: all
+    gone."""
     before = _host_mounts(rig)
     with rig.container(network=Network.BRIDGE) as container:
         stubborn = "trap '' TERM INT HUP; while :; do sleep 1000; done"
-        for script in (f"setsid sh -c \"{stubborn}\" & exit 0", stubborn, "exit 0"):
+        for script in (f'setsid sh -c "{stubborn}" & exit 0', stubborn, "exit 0"):
             process = rig.start(container, "sh", "-c", script)
             os.close(process.stdout_fd)
             os.close(process.stderr_fd)
@@ -125,7 +126,9 @@ def check_destroy_by_several_threads(rig: Rig) -> None:
             os.close(process.stderr_fd)
 
         rig.shell(container, "true")
-        work = [pool.submit(start) for _ in range(4)] + [pool.submit(rig.runtime.destroy, container.id) for _ in range(4)]
+        work = [pool.submit(start) for _ in range(4)] + [
+            pool.submit(rig.runtime.destroy, container.id) for _ in range(4)
+        ]
         for future in work:
             future.result(DEADLINE_S)
         rig.runtime.destroy(container.id)
@@ -166,10 +169,13 @@ def check_destroy_ends_commands(rig: Rig) -> None:
 
 
 def check_dead_container(rig: Rig) -> None:
-    """When its init is gone, a command is refused as SandboxFailed, the container is still listed, and it can be destroyed."""
+    """When its init is gone, a command is refused as SandboxFailed, the container is still listed, and it can be
+    destroyed."""
     with rig.container() as container:
         os.kill(container.pid, signal.SIGKILL)
-        eventually(lambda: not os.path.exists(f"/proc/{container.pid}/ns/mnt") or is_zombie(container.pid), "init does not die")
+        eventually(
+            lambda: not os.path.exists(f"/proc/{container.pid}/ns/mnt") or is_zombie(container.pid), "init does not die"
+        )
         expect(SandboxFailed, lambda: rig.start(container, "true"), "command in a dead container")
         assert container.id in rig.runtime.list()
         rig.runtime.destroy(container.id)
@@ -211,4 +217,6 @@ def check_logging_never_hurts(rig: Rig) -> None:
     rig.runtime.log(container, b"gone\n")
 
 
-CHECKS: tuple[Callable[[Rig], None], ...] = tuple(value for name, value in sorted(globals().items()) if name.startswith("check_"))
+CHECKS: tuple[Callable[[Rig], None], ...] = tuple(
+    value for name, value in sorted(globals().items()) if name.startswith("check_")
+)

@@ -1,4 +1,5 @@
-"""What the checks of the runtime contract share: real containers of one driver, each with a real root, and ways to look at them."""
+"""What the checks of the runtime contract share: real containers of one driver, each with a real root, and ways to look
+at them."""
 
 from __future__ import annotations
 
@@ -34,8 +35,9 @@ class Output:
 
 
 class Rig:
-    """Containers of one driver. `work` is an empty directory that everybody may search; `tree` a root file system with `sh`, the usual
-    small tools and perl; `init` the static init program; `places` are directories of the runtime below which mounts are its own."""
+    """Containers of one driver. `work` is an empty directory that everybody may search; `tree` a root file system with
+    `sh`, the usual small tools and perl; `init` the static init program; `places` are directories of the runtime below
+    which mounts are its own."""
 
     def __init__(
         self, runtime: Runtime, work: Path, tree: Path, init: Path, places: Sequence[Path] = (), *, keeper: Keeper
@@ -111,7 +113,8 @@ def _exec_spec(argv: Sequence[str], options: Mapping[str, object]) -> ExecSpec:
 
 
 def give_root(container: Container, tree: Path, layer: Path) -> None:
-    """Pivot `container` into an overlay of `layer` (upper, work) over `tree`. What the engine does with layers, without its store."""
+    """Pivot `container` into an overlay of `layer` (upper, work) over `tree`. What the engine does with layers, without
+    its store."""
     with contextlib.ExitStack() as opened:
 
         def hold(fd: int) -> int:
@@ -126,7 +129,9 @@ def give_root(container: Container, tree: Path, layer: Path) -> None:
             return hold(mounts.id_mapped_clone(fd, userns))
 
         parent = directory(layer)
-        upper, work = (hold(os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)) for part in ("upper", "work"))
+        upper, work = (
+            hold(os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)) for part in ("upper", "work")
+        )
         new_root = hold(mounts.overlay([directory(tree)], upper, work))
         namespace = hold(os.open(f"/proc/{container.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
         points = [m.point for m in mounts.read_mountinfo(container.pid) if m.point != b"/"]
@@ -222,9 +227,14 @@ def expect(error: type[SnapshotdError], action: Callable[[], object], what: obje
 
 
 def dead_helpers() -> list[str]:
-    """Zombies of the runtime's own programs among this process's children: each would stay for as long as the daemon runs."""
+    """Zombies of the runtime's own programs among this process's children: each would stay for as long as the daemon
+    runs."""
     children = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
-    return [name for pid in children if is_zombie(int(pid)) and (name := Path(f"/proc/{pid}/comm").read_text()).startswith("runc")]
+    return [
+        name
+        for pid in children
+        if is_zombie(int(pid)) and (name := Path(f"/proc/{pid}/comm").read_text()).startswith("runc")
+    ]
 
 
 def read_lines(fd: int, lines: int) -> bytes:

@@ -11,11 +11,42 @@ from snapshotd.store.base import Store
 from tests.contracts.refusal import refuses
 
 BAD_KEYS = (
-    "", "/", "a/", "/a", "a//b", ".", "..", "../key", "a/../b", "a/./b", "A", "a b", "a\0b", "a\n", "é", "a\\b", "@tmp/x", "a~", "x" * 201,
-)  # fmt: skip
-GOOD_KEYS = ("a", "0", "...", "..a", ".hidden", "-", "_", "packs/ab/cdef.pack", "a-b_c.d/e", "x" * 200, "/".join("y" * 100))
+    "",
+    "/",
+    "a/",
+    "/a",
+    "a//b",
+    ".",
+    "..",
+    "../key",
+    "a/../b",
+    "a/./b",
+    "A",
+    "a b",
+    "a\0b",
+    "a\n",
+    "é",
+    "a\\b",
+    "@tmp/x",
+    "a~",
+    "x" * 201,
+)
+GOOD_KEYS = (
+    "a",
+    "0",
+    "...",
+    "..a",
+    ".hidden",
+    "-",
+    "_",
+    "packs/ab/cdef.pack",
+    "a-b_c.d/e",
+    "x" * 200,
+    "/".join("y" * 100),
+)
 ORDERED = ("a", "a-b/c", "a.b", "a0", "b/-", "b/a", "b/a-", "b/a.z/x", "b/aa", "b-/c", "b.c", "b0", "c")
-"""Names for which the order of folders and the order of whole keys differ: `-` and `.` come before the slash, digits after."""
+"""Names for which the order of folders and the order of whole keys differ: `-` and `.` come before the slash, digits
+after."""
 
 
 def values_round_trip(store: Store) -> None:
@@ -113,7 +144,24 @@ def keys_are_listed_in_order(store: Store) -> None:
         store.put(key.replace("a", "a" * 3), [b"x"])
     expected = sorted(key.replace("a", "a" * 3) for key in ORDERED)
     assert list(store.keys()) == expected
-    for prefix in ("", "a", "aaa", "aaaa", "aaa-b/", "b", "b/", "b/a", "b/aaa.z/x", "b/aaa.z/xy", "c/", "/", "..", "b/../b", "\0", "B"):
+    for prefix in (
+        "",
+        "a",
+        "aaa",
+        "aaaa",
+        "aaa-b/",
+        "b",
+        "b/",
+        "b/a",
+        "b/aaa.z/x",
+        "b/aaa.z/xy",
+        "c/",
+        "/",
+        "..",
+        "b/../b",
+        "\0",
+        "B",
+    ):
         assert list(store.keys(prefix)) == [key for key in expected if key.startswith(prefix)], prefix
 
 

@@ -1,4 +1,5 @@
-"""SIGKILL at random moments of a committing process: what it was told is committed is there, whole; nothing is half there."""
+"""SIGKILL at random moments of a committing process: what it was told is committed is there, whole; nothing is half
+there."""
 
 from __future__ import annotations
 

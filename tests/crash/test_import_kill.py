@@ -20,7 +20,9 @@ World(Path(sys.argv[1]), catalog_file=True).take(Path(sys.argv[2]).read_bytes())
 """
 
 
-@pytest.mark.parametrize(("failpoint", "committed"), [("engine.import.ingested", False), ("engine.import.committed", True)])
+@pytest.mark.parametrize(
+    ("failpoint", "committed"), [("engine.import.ingested", False), ("engine.import.committed", True)]
+)
 def test_a_killed_import_is_whole_or_not_there(tmp_path: Path, failpoint: str, committed: bool) -> None:
     (tmp_path / "root").mkdir()
     here = World(tmp_path / "here")
@@ -28,7 +30,9 @@ def test_a_killed_import_is_whole_or_not_there(tmp_path: Path, failpoint: str, c
     (tmp_path / "bundle").write_bytes(here.export(line))
     environment = {**os.environ, "SNAPSHOTD_FAILPOINT": failpoint}
     argv = [sys.executable, "-c", _CHILD, str(tmp_path / "there"), str(tmp_path / "bundle")]
-    result = subprocess.run(argv, cwd=Path(__file__).parents[2], env=environment, capture_output=True, timeout=60, check=False)
+    result = subprocess.run(
+        argv, cwd=Path(__file__).parents[2], env=environment, capture_output=True, timeout=60, check=False
+    )
     assert result.returncode == failpoints.EXIT_CODE, result.stderr.decode()
     there = World(tmp_path / "there", catalog_file=True)
     there.store.sweep(there.catalog.referenced_layers)

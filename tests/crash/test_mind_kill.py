@@ -39,7 +39,9 @@ def killed_at(name: str, state_dir: Path, what: str, trajectory: str) -> None:
     """Do something in an engine of its own process, which dies at a failpoint."""
     command = [sys.executable, "-m", "tests.crash.test_mind_kill", str(state_dir), what, trajectory]
     environment = {**os.environ, "SNAPSHOTD_FAILPOINT": name}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=CHILD_S, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=CHILD_S, check=False
+    )
     assert done.returncode == EXIT_CODE, (done.returncode, done.stderr[-3000:])
     assert f"failpoint {name} reached" in done.stderr
 
@@ -131,7 +133,9 @@ def _child(state_dir: Path, what: str, trajectory: str) -> None:
     asking.start()
     deadline = time.monotonic() + CHILD_S
     while time.monotonic() < deadline:
-        pending = engine.approvals(ApprovalStatus.PENDING) if what == "approve" else ()  # else it dies before anybody can decide
+        pending = (
+            engine.approvals(ApprovalStatus.PENDING) if what == "approve" else ()
+        )  # else it dies before anybody can decide
         for approval in pending:
             gone.set()
             asking.join(CHILD_S)  # who asked does not see the decision before this process dies of it

@@ -23,10 +23,15 @@ os.read = die
 
 
 @pytest.mark.parametrize(
-    "make", ["user_namespace(IdMap(1_700_000_000, 65_536))", "owned_user_namespace(IdMap(1_700_000_000, 65_536), 1_800_000_000)"]
+    "make",
+    [
+        "user_namespace(IdMap(1_700_000_000, 65_536))",
+        "owned_user_namespace(IdMap(1_700_000_000, 65_536), 1_800_000_000)",
+    ],
 )
 def test_nothing_outlives_a_killed_parent(make: str) -> None:
-    """What outlived it would hold its descriptors: the standard output here, the connections of all clients in a daemon."""
+    """What outlived it would hold its descriptors: the standard output here, the connections of all clients in a
+    daemon."""
     require("root")
     program = _KILLED_WHILE_IT_WAITS.format(make=make)
     killed = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=20, check=False)

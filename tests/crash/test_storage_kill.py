@@ -1,4 +1,5 @@
-"""kill -9 at every failpoint, and at random moments: after a restart nothing stored is lost, nothing is half there, nothing leaks."""
+"""kill -9 at every failpoint, and at random moments: after a restart nothing stored is lost, nothing is half there,
+nothing leaks."""
 
 from __future__ import annotations
 
@@ -54,11 +55,13 @@ def world(daemon: Daemon) -> World:
 
 
 class Scenario:
-    """What an unarmed daemon does first (`prepare`), and what makes the armed one reach its failpoint (`act`, which is cut off)."""
+    """What an unarmed daemon does first (`prepare`), and what makes the armed one reach its failpoint (`act`, which is
+    cut off)."""
 
     env: dict[str, str] = NO_LAYERS
     retries = False
-    """Whether a child process dies that is asked again and again; else the daemon dies, or a child that is asked once."""
+    """Whether a child process dies that is asked again and again; else the daemon dies, or a child that is asked
+    once."""
     damaged = merged = False
 
     def __init__(self, daemon: Daemon, world: World) -> None:
@@ -285,8 +288,14 @@ SCENARIOS: dict[str, type[Scenario]] = {
 }
 """Every failpoint of storing, and what reaches it."""
 ELSEWHERE = (
-    "engine.journal.", "engine.resume.", "engine.approval.", "engine.compensate.", "engine.edit.", "engine.values.", "engine.output.",
-)  # fmt: skip
+    "engine.journal.",
+    "engine.resume.",
+    "engine.approval.",
+    "engine.compensate.",
+    "engine.edit.",
+    "engine.values.",
+    "engine.output.",
+)
 """Those of the agent's mind: tests/e2e/test_kills.py, tests/e2e/test_survive.py, tests/crash/test_mind_kill.py."""
 
 
@@ -351,7 +360,8 @@ def _settle(world: World) -> None:
 
 
 def _shrink(world: World) -> None:
-    """Verify everything, and remove the oldest trajectories that nothing was forked from, so that a test's time does not grow."""
+    """Verify everything, and remove the oldest trajectories that nothing was forked from, so that a test's time does
+    not grow."""
     world.verify_all()
     lines = sorted(world.client.trajectories(), key=lambda line: line.created_at)
     origins = {line.forked_from for line in lines}
@@ -360,7 +370,7 @@ def _shrink(world: World) -> None:
             world.forget(Line(line.id))
 
 
-# -- at random moments -----------------------------------------------------------------------------------------------------------
+# -- at random moments ----------------------------------------------------------------------------------------------
 
 SEED = long.SEED
 STEPS = 30

@@ -25,7 +25,10 @@ BUILD_TIMEOUT_S = 1200
 """Packages come over the network, and other tests have the processors."""
 
 
-@pytest.fixture(scope="session", params=[pytest.param("runc", marks=pytest.mark.runc), pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param("runc", marks=pytest.mark.runc), pytest.param("docker", marks=pytest.mark.docker)],
+)
 def runtime(request: pytest.FixtureRequest) -> str:
     """Each test runs over both drivers."""
     request.getfixturevalue(f"{request.param}_ready")
@@ -34,8 +37,8 @@ def runtime(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def nobody_adopts_orphans() -> None:
-    """The drivers' own tests made this process a child subreaper. Here it must not be one: what a killed daemon leaves would become its
-    children, which it never reaps, while on a real machine they go to the first process."""
+    """The drivers' own tests made this process a child subreaper. Here it must not be one: what a killed daemon leaves
+    would become its children, which it never reaps, while on a real machine they go to the first process."""
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 0)
 
 
@@ -67,8 +70,9 @@ def snap(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: d
 
 @pytest.fixture(scope="session")
 def root_tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default image as an archive. Building it from its recipe takes most of a minute: it is done once for all processes of a run, and
-    in the short set of tests again only if the recipe or the module that builds it has changed."""
+    """The default image as an archive. Building it from its recipe takes most of a minute: it is done once for all
+    processes of a run, and in the short set of tests again only if the recipe or the module that builds it has
+    changed."""
 
     def make(archive: Path) -> None:
         snap = Snap(tmp_path_factory.mktemp("b") / "state")
@@ -83,7 +87,9 @@ def root_tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
     made_of = "".join(path.read_text() for path in sorted(Path(images.__file__).parent.glob("*.py")))
-    made_of += load_recipe(shipped()["default"]).source_id + Path(__file__).read_text() + (str(shared) if long.LONG else "")
+    made_of += (
+        load_recipe(shipped()["default"]).source_id + Path(__file__).read_text() + (str(shared) if long.LONG else "")
+    )
     with open(shared / "default.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return cached("default.tar", made_of, make)
@@ -101,7 +107,9 @@ def _archive(snap: Snap, folder: Path, archive: Path) -> None:
     recipe = load_recipe(shipped()["default"])
     config = {"Env": [f"{name}={value}" for name, value in recipe.env], "WorkingDir": recipe.workdir}
     machine = {"os": "linux", "architecture": {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]}
-    data = json.dumps({**machine, "config": config, "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]}}).encode()
+    data = json.dumps(
+        {**machine, "config": config, "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]}}
+    ).encode()
     name = f"{hashlib.sha256(data).hexdigest()}.json"
     (folder / name).write_bytes(data)
     (folder / "manifest.json").write_text(json.dumps([{"Config": name, "Layers": ["layer.tar"]}]))

@@ -1,8 +1,9 @@
 """Transcripts in a page: what is typed, and what is printed then. Run as they stand, and compared.
 
-A block marked `console` has commands behind `$ ` (continued behind `> `), each followed by its output. All of a page's commands run in one
-shell. What differs from run to run may do so: ids and random numbers are *bound*, each to the one that stands in its place, and have to be
-that again wherever the page shows it, also in later commands; times, pauses and whether a snapshot is stored already are not compared.
+A block marked `console` has commands behind `$ ` (continued behind `> `), each followed by its output. All of a page's
+commands run in one shell. What differs from run to run may do so: ids and random numbers are *bound*, each to the one
+that stands in its place, and have to be that again wherever the page shows it, also in later commands; times, pauses
+and whether a snapshot is stored already are not compared.
 """
 
 from __future__ import annotations
@@ -89,9 +90,15 @@ class Shell:
     def __init__(self, folder: Path, env: dict[str, str], timeout_s: float = 240) -> None:
         self._timeout_s = timeout_s
         self._bash = subprocess.Popen(
-            ["bash", "--norc", "--noprofile"], cwd=folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            stderr=subprocess.STDOUT, errors="replace",
-        )  # fmt: skip
+            ["bash", "--norc", "--noprofile"],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            stderr=subprocess.STDOUT,
+            errors="replace",
+        )
 
     def __enter__(self) -> Shell:
         return self
@@ -115,7 +122,9 @@ class Shell:
         overdue = threading.Timer(self._timeout_s, self._bash.kill)
         overdue.start()
         try:
-            self._bash.stdin.write(f"{{\n{command}\n}} </dev/null\n_status=$?; printf '\\n%s %d\\n' '{end}' $_status; (exit $_status)\n")
+            self._bash.stdin.write(
+                f"{{\n{command}\n}} </dev/null\n_status=$?; printf '\\n%s %d\\n' '{end}' $_status; (exit $_status)\n"
+            )
             self._bash.stdin.flush()
             printed: list[str] = []
             for line in self._bash.stdout:

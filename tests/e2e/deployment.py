@@ -19,18 +19,29 @@ from tests.e2e.kept import cached
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BASE_IMAGE = "snapshotd-base:test"
-_CONTEXT = ("pyproject.toml", "README.md", "LICENSE", ".dockerignore", "snapshotd", "sandbox-images", "docs/examples/deploy")
+_CONTEXT = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    ".dockerignore",
+    "snapshotd",
+    "sandbox-images",
+    "docs/examples/deploy",
+)
 _MADE_BY_COMPOSE = {"docs/examples/deploy": ("run", "data", ".env")}
 _PYTHON_OF_BOOKWORM = "3.11"
 
 
 def stage(directory: Path) -> Path:
-    """A copy of what the image is made of, with a wheelhouse, so that nothing is written into the checkout. Returns the compose file."""
+    """A copy of what the image is made of, with a wheelhouse, so that nothing is written into the checkout. Returns the
+    compose file."""
     for name in _CONTEXT:
         target = directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if (CHECKOUT / name).is_dir():
-            shutil.copytree(CHECKOUT / name, target, ignore=shutil.ignore_patterns("__pycache__", *_MADE_BY_COMPOSE.get(name, ())))
+            shutil.copytree(
+                CHECKOUT / name, target, ignore=shutil.ignore_patterns("__pycache__", *_MADE_BY_COMPOSE.get(name, ()))
+            )
         else:
             shutil.copy2(CHECKOUT / name, target)
     _fill_wheelhouse(directory)
@@ -52,17 +63,22 @@ def _make_base(recipe: str, archive: Path) -> None:
         root.mkdir()
         (folder / "image.toml").write_text(recipe)
         build_root(load_recipe(folder), root, lambda _: None)
-        subprocess.run(["tar", "-C", str(root), "--xattrs", "--numeric-owner", "-cf", str(archive), "."], check=True, timeout=240)
+        subprocess.run(
+            ["tar", "-C", str(root), "--xattrs", "--numeric-owner", "-cf", str(archive), "."], check=True, timeout=240
+        )
 
 
 def _fill_wheelhouse(project: Path) -> None:
-    """Our own wheel is built anew each time; it also says which others are needed, for the base image's Python, not for ours."""
+    """Our own wheel is built anew each time; it also says which others are needed, for the base image's Python, not for
+    ours."""
     house = project / "wheelhouse"
     _pip("wheel", "--no-deps", "--wheel-dir", str(house), str(project))
     (own,) = house.iterdir()
 
     def download(target: Path) -> None:
-        _pip("download", "--only-binary=:all:", "--python-version", _PYTHON_OF_BOOKWORM, "--dest", str(target), str(own))
+        _pip(
+            "download", "--only-binary=:all:", "--python-version", _PYTHON_OF_BOOKWORM, "--dest", str(target), str(own)
+        )
         (target / own.name).unlink()
 
     others = cached("wheels", (project / "pyproject.toml").read_text(), download)

@@ -1,4 +1,5 @@
-"""A trajectory with files, a conversation, calls and outputs, made in a sandbox without Python, and what is known of it."""
+"""A trajectory with files, a conversation, calls and outputs, made in a sandbox without Python, and what is known of
+it."""
 
 from __future__ import annotations
 

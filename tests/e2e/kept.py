@@ -1,4 +1,5 @@
-"""What takes a minute to make and is the same for every run, kept in `.cache/tests` of the checkout until what it is made of changes."""
+"""What takes a minute to make and is the same for every run, kept in `.cache/tests` of the checkout until what it is
+made of changes."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ CACHE = Path(__file__).resolve().parents[2] / ".cache" / "tests"
 
 
 def cached(name: str, made_of: str, make: Callable[[Path], None]) -> Path:
-    """The file or folder `name` in the cache, made unless it is there. Not an error when another session makes it at the same time."""
+    """The file or folder `name` in the cache, made unless it is there. Not an error when another session makes it at
+    the same time."""
     CACHE.mkdir(parents=True, exist_ok=True)
     stem, dot, suffix = name.partition(".")
     path = CACHE / f"{stem}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}{dot}{suffix}"

@@ -1,6 +1,8 @@
-"""An agent whose calls have effects outside of its sandbox, a server that counts them, and something that kills in the middle.
+"""An agent whose calls have effects outside of its sandbox, a server that counts them, and something that kills in the
+middle.
 
-The agent's effects are over the network: what of them happened can be asked, as a person would who resumes a cut-off agent.
+The agent's effects are over the network: what of them happened can be asked, as a person would who resumes a cut-off
+agent.
 """
 
 from __future__ import annotations
@@ -106,7 +108,9 @@ class Effects:
 
         self._server = Server((host, 0), Handler)
         self.url = f"http://{host}:{self._server.server_address[1]}/"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, name="effects")
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, name="effects"
+        )
         self._thread.start()
 
     def happen(self, kind: str, number: int, key: str) -> dict[str, Any]:
@@ -168,8 +172,8 @@ class Rig:
         return found, took
 
     def disturbed(self, chance: random.Random, took: float) -> tuple[dict[str, Any], list[str]]:
-        """What a run comes to in which agent, sandbox, daemon or all of them are killed at random times, also while they resume; and what
-        was killed. After the daemon alone, the run goes on by itself."""
+        """What a run comes to in which agent, sandbox, daemon or all of them are killed at random times, also while
+        they resume; and what was killed. After the daemon alone, the run goes on by itself."""
         effects = Effects(self.host)
         kills: list[str] = []
         name = f"wild-{chance.getrandbits(32):08x}"
@@ -196,8 +200,8 @@ class Rig:
         return found, kills
 
     def at_failpoints(self, name: str, *armed: str) -> dict[str, Any]:
-        """What a run comes to whose daemon dies at these failpoints (each is one's name and which hit), one after the other while it is
-        resumed, and its sandbox with it each time."""
+        """What a run comes to whose daemon dies at these failpoints (each is one's name and which hit), one after the
+        other while it is resumed, and its sandbox with it each time."""
         effects = Effects(self.host)
         try:
             command: list[Any] = ["run", "--quiet", *self._options(name), self.program, effects.url]
@@ -254,12 +258,18 @@ class Rig:
             if entry["status"] != "unknown"
         ]
         return {
-            "files": files, "journal": journal, "conversation": self.conversation(head), "state": self.snap.json("state", head),
+            "files": files,
+            "journal": journal,
+            "conversation": self.conversation(head),
+            "state": self.snap.json("state", head),
             "effects": sorted(effects.settled().items()),
-        }  # fmt: skip
+        }
 
     def conversation(self, head: str) -> list[Any]:
-        return [(message["role"], _without_name(message["content"])) for message in self.snap.json("show", "--conversation", head)]
+        return [
+            (message["role"], _without_name(message["content"]))
+            for message in self.snap.json("show", "--conversation", head)
+        ]
 
     def _kill_after(self, seconds: float, process: subprocess.Popen[str], victim: str, kills: list[str]) -> None:
         try:
@@ -281,13 +291,17 @@ class Rig:
             wait_until(lambda: not any(map(alive, pids)), "the daemon died")
 
     def _daemons(self) -> list[int]:
-        return [pid for pid, line in processes_with("") if "snapshotd.daemon" in line and str(self.snap.state_dir) in line]
+        return [
+            pid for pid, line in processes_with("") if "snapshotd.daemon" in line and str(self.snap.state_dir) in line
+        ]
 
     def _sandboxes(self) -> list[int]:
         return [one["pid"] for one in self.snap.json("ps")]
 
     def _agents(self) -> list[int]:
-        return [pid for pid, line in processes_with("") if line.startswith("python3 /agent/agent.py ") and self.host in line]
+        return [
+            pid for pid, line in processes_with("") if line.startswith("python3 /agent/agent.py ") and self.host in line
+        ]
 
 
 def _without_name(content: Any) -> Any:

@@ -65,8 +65,10 @@ def provider(directory: Path, *steps: dict[str, Any]) -> Iterator[Provider]:
     script.write_text(json.dumps({"api_key": KEY, "steps": steps}))
     process = subprocess.Popen(
         [sys.executable, "-m", "snapshotd.testing.provider", "--script", str(script), "--with-stdin"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     with process:  # its standard input ends, and so does it
         assert process.stdout is not None
         yield Provider(process.stdout.readline().strip())
@@ -86,7 +88,9 @@ class Agents:
         self._options = ["--runtime", runtime, *([] if requirements is None else ["--requirements", str(requirements)])]
         self.snap.timeout_s = INSTALL_TIMEOUT_S
 
-    def run(self, at: Provider, *program: str | Path, kind: str = "openai", code: int | None = 0, more: tuple[str, ...] = ()) -> str:
+    def run(
+        self, at: Provider, *program: str | Path, kind: str = "openai", code: int | None = 0, more: tuple[str, ...] = ()
+    ) -> str:
         """Run an agent to its end; returns its trajectory."""
         trajectory = self.start(at, *program, kind=kind, more=more)
         self.snap("attach", trajectory, code=code)
@@ -177,7 +181,8 @@ def _waiting(trajectory: str) -> list[int]:
 
 
 def host_address() -> str:
-    """One of this machine's own addresses that is not loopback. Skips the test where there is none: then there is no outside."""
+    """One of this machine's own addresses that is not loopback. Skips the test where there is none: then there is no
+    outside."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # sends nothing: only asks for the route (TEST-NET-1, RFC 5737)

@@ -68,9 +68,14 @@ class Snap:
             result = subprocess.CompletedProcess(words, status, _text(out), _text(err))
         else:
             result = subprocess.run(
-                [sys.executable, "-m", "snapshotd", *words], env=self.env, capture_output=True, stdin=subprocess.DEVNULL,
-                timeout=self.timeout_s, encoding="utf-8", errors="surrogateescape",
-            )  # fmt: skip
+                [sys.executable, "-m", "snapshotd", *words],
+                env=self.env,
+                capture_output=True,
+                stdin=subprocess.DEVNULL,
+                timeout=self.timeout_s,
+                encoding="utf-8",
+                errors="surrogateescape",
+            )
         if code is not None:
             assert result.returncode == code, (args, result.returncode, result.stdout[-3000:], result.stderr[-3000:])
         return result
@@ -78,9 +83,13 @@ class Snap:
     def start(self, *args: str | Path) -> subprocess.Popen[str]:
         """Start a command in the background, in an interpreter of its own."""
         return subprocess.Popen(
-            [sys.executable, "-m", "snapshotd", *map(str, args)], env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "snapshotd", *map(str, args)],
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def json(self, *args: str | Path, code: int | None = 0) -> Any:
         """Run a command with --json in front of a `--`, if any; returns what it printed."""
@@ -112,7 +121,8 @@ class Snap:
         self._kill([self.daemon_pid()])
 
     def crash(self, *pids: int) -> None:
-        """These processes die, or every sandbox, as with the machine, and the daemon before it can see that anything does."""
+        """These processes die, or every sandbox, as with the machine, and the daemon before it can see that anything
+        does."""
         doomed, daemon = pids or [one["pid"] for one in self.json("ps")], self.daemon_pid()
         os.kill(daemon, signal.SIGSTOP)
         self._kill([*doomed, daemon])

@@ -1,4 +1,5 @@
-"""Calls that wait for a person, whatever happens meanwhile: the daemon is killed, files or arguments change, it is forked."""
+"""Calls that wait for a person, whatever happens meanwhile: the daemon is killed, files or arguments change, it is
+forked."""
 
 from __future__ import annotations
 
@@ -84,7 +85,9 @@ def _sent(snap: Snap, name: str) -> str:
     return snap("cat", f"{name}:/workspace/sent").stdout
 
 
-def test_pending_across_a_killed_daemon_then_approved_and_resumed(own_snap: Snap, name: str, asked: dict[str, Any]) -> None:
+def test_pending_across_a_killed_daemon_then_approved_and_resumed(
+    own_snap: Snap, name: str, asked: dict[str, Any]
+) -> None:
     snap = own_snap
     assert (asked["tool"], asked["arguments"], asked["question"]) == ("send", {"to": "ann"}, "may I send it?")
     shown = snap.json("approval", asked["id"])
@@ -127,7 +130,9 @@ def test_refused_when_the_files_have_changed(own_snap: Snap, name: str, asked: d
     assert _sent(snap, name) == "ann\n"
 
 
-def test_an_approval_does_not_hold_for_files_that_changed_after_it(own_snap: Snap, name: str, asked: dict[str, Any]) -> None:
+def test_an_approval_does_not_hold_for_files_that_changed_after_it(
+    own_snap: Snap, name: str, asked: dict[str, Any]
+) -> None:
     snap = own_snap
     snap.crash()
     snap("approve", asked["id"])
@@ -155,7 +160,9 @@ def test_an_approval_does_not_hold_for_other_arguments(own_snap: Snap, name: str
     assert "denied" in snap("approve", again["id"], code=6).stderr
 
 
-def test_other_arguments_are_put_in_by_the_approver(own_snap: Snap, name: str, asked: dict[str, Any], tmp_path: Path) -> None:
+def test_other_arguments_are_put_in_by_the_approver(
+    own_snap: Snap, name: str, asked: dict[str, Any], tmp_path: Path
+) -> None:
     snap = own_snap
     (tmp_path / "arguments").write_text('{"to": "carol"}')
     snap("approve", asked["id"], "--arguments", tmp_path / "arguments")
@@ -180,18 +187,26 @@ def test_a_fork_asks_for_itself(own_snap: Snap, name: str, asked: dict[str, Any]
 
 
 @pytest.mark.runc
-def test_nobody_decides_in_time_and_the_policy_file(own_snap: Snap, runc_ready: None, name: str, tmp_path: Path) -> None:
+def test_nobody_decides_in_time_and_the_policy_file(
+    own_snap: Snap, runc_ready: None, name: str, tmp_path: Path
+) -> None:
     snap = own_snap
     policy = snap.state_dir / FILE_NAME
     policy.write_text('[[rule]]\ntool = "send"\naction = "approve"\nexpires = "1s"\n')
     snap("run", "--quiet", "--runtime", "runc", "--name", name, tmp_path / "agent.py", name)
     assert "nobody decided" in _said(snap, name)[-1]
     assert [one["status"] for one in snap.json("approvals", "--all")] == ["expired"]
-    policy.write_text('[[rule]]\ntool = "prep*"\narguments = { text = "^a dr" }\naction = "deny"\nreason = "no drafts"\n')
-    refused = snap("run", "--quiet", "--runtime", "runc", "--name", f"{name}-2", tmp_path / "agent.py", name, code=1).stderr
+    policy.write_text(
+        '[[rule]]\ntool = "prep*"\narguments = { text = "^a dr" }\naction = "deny"\nreason = "no drafts"\n'
+    )
+    refused = snap(
+        "run", "--quiet", "--runtime", "runc", "--name", f"{name}-2", tmp_path / "agent.py", name, code=1
+    ).stderr
     assert "no drafts" in refused
     policy.write_text('[[rule]]\ntool = "send"\nactoin = "deny"\n')
-    refused = snap("run", "--quiet", "--runtime", "runc", "--name", f"{name}-3", tmp_path / "agent.py", name, code=1).stderr
+    refused = snap(
+        "run", "--quiet", "--runtime", "runc", "--name", f"{name}-3", tmp_path / "agent.py", name, code=1
+    ).stderr
     assert "actoin" in refused
     assert "line 1" in refused
 
@@ -242,7 +257,9 @@ def test_a_webhook_and_a_watcher_are_told(own_snap: Snap, runc_ready: None, name
         assert signature == "sha256=" + hmac.new(b"shared", body, hashlib.sha256).hexdigest()
     bodies = [json.loads(body) for _, body in got]
     assert [one["status"] for one in bodies] == ["pending", "pending", "approved"]
-    assert {(one["id"], one["tool"], one["trajectory"]) for one in bodies} == {(asked["id"], "send", asked["trajectory"])}
+    assert {(one["id"], one["tool"], one["trajectory"]) for one in bodies} == {
+        (asked["id"], "send", asked["trajectory"])
+    }
 
 
 REFUSED = """
@@ -272,14 +289,17 @@ def test_what_the_policy_denies_is_in_the_journal_and_denied_again_in_a_replay(
 ) -> None:
     snap, policy = own_snap, own_snap.state_dir / FILE_NAME
     (tmp_path / "refused.py").write_text(REFUSED)
-    policy.write_text('[[rule]]\ntool = "shell"\narguments = { command = "^rm" }\naction = "deny"\nreason = "nothing is removed here"\n')
+    policy.write_text(
+        '[[rule]]\ntool = "shell"\narguments = { command = "^rm" }\naction = "deny"\nreason = "nothing is removed here"\n'
+    )
     snap("run", "--quiet", "--runtime", runtime, "--name", name, tmp_path / "refused.py", code=9)
     said = ["the policy does not let shell run with these arguments: nothing is removed here"]
     journal = snap.json("journal", name)
     assert [(one["name"], one["arguments"], one["status"], one["error"]) for one in journal] == [
-        ("shell", {"command": "look"}, "done", None), ("shell", {"command": "rm it"}, "failed", said[0]),
+        ("shell", {"command": "look"}, "done", None),
+        ("shell", {"command": "rm it"}, "failed", said[0]),
         ("shell", {"command": "look again"}, "done", None),
-    ]  # fmt: skip
+    ]
     assert [one["tool"]["name"] for one in snap.json("log", name)][1:4] == ["shell"] * 3
     policy.unlink()  # it would be let run now, but it was not
     snap("resume", "--quiet", name)

@@ -59,7 +59,9 @@ def test_a_workspace_with_odd_entries_is_taken_and_what_cannot_be_is_left(snap: 
     os.mknod(workspace / "device", 0o600 | 0o020000, os.makedev(1, 3))
     (workspace / os.fsdecode(b"\xff\n\x1b[31m")).write_bytes(b"odd")
     trajectory, first = snap.create("--runtime", "runc", "--workspace", workspace)
-    names = snap.json("exec", trajectory, "--", "python3", "-c", "import os; print(sorted(map(repr, os.listdir(b'.'))))")["stdout"]
+    names = snap.json(
+        "exec", trajectory, "--", "python3", "-c", "import os; print(sorted(map(repr, os.listdir(b'.'))))"
+    )["stdout"]
     assert "dangling" in names
     assert "\\xff\\n\\x1b[31m" in names.replace("\\\\", "\\")
     assert "'socket'" not in names.replace("b'", "'")
@@ -83,8 +85,16 @@ def test_command_exit_codes_are_dockers(snap: Snap, runtime: str) -> None:
 
 
 def test_bad_values_are_refused_with_the_reason(snap: Snap) -> None:
-    for option, value in (("--memory", "lots"), ("--memory", "-1"), ("--cpus", "0"), ("--cpus", "nan"), ("--pids", "0"), ("--env", "=x"),
-                          ("--name", "../x"), ("--name", "a b")):  # fmt: skip
+    for option, value in (
+        ("--memory", "lots"),
+        ("--memory", "-1"),
+        ("--cpus", "0"),
+        ("--cpus", "nan"),
+        ("--pids", "0"),
+        ("--env", "=x"),
+        ("--name", "../x"),
+        ("--name", "a b"),
+    ):
         assert snap("create", "--runtime", "runc", option, value, code=125).stderr, (option, value)
 
 
@@ -96,10 +106,26 @@ def test_names_and_tags_are_not_taken_twice(snap: Snap) -> None:
     _says(snap, "tag", other, "marked", code=6, words=("marked",))
     snap("tag", "--move", other, "marked")
     assert snap.json("show", "marked")["id"] == other
-    _says(snap, "rm", "--force", "marked", code=2, words=("marked", "snapshotd tag --delete marked", "snapshotd rm only-one"))
+    _says(
+        snap,
+        "rm",
+        "--force",
+        "marked",
+        code=2,
+        words=("marked", "snapshotd tag --delete marked", "snapshotd rm only-one"),
+    )
     _says(snap, "rm", "--force", other[:12], code=2, words=(other[:12], "snapshotd rm only-one"))
     _says(snap, "tag", other, "only-one", code=6, words=("only-one",))
-    _says(snap, "create", "--runtime", "runc", "--name", "marked", code=125, words=("marked", "snapshotd tag --delete marked"))
+    _says(
+        snap,
+        "create",
+        "--runtime",
+        "runc",
+        "--name",
+        "marked",
+        code=125,
+        words=("marked", "snapshotd tag --delete marked"),
+    )
     _says(snap, "fork", "only-one", "--name", "marked", code=6, words=("marked",))
     _says(snap, "rm", "only-one", code=6, words=("running",))
     (fork,) = snap.json("fork", "marked")["trajectories"]
@@ -136,11 +162,16 @@ def test_not_root_is_said_clearly(tmp_path: Path) -> None:
         "os.setgroups([]); os.setgid(65534); os.setuid(65534); sys.exit(main())"
     )
     root = Path(__file__).parents[2]
-    readable = subprocess.run(["setpriv", "--reuid=65534", "--clear-groups", "test", "-r", str(root / "pyproject.toml")], check=False)
+    readable = subprocess.run(
+        ["setpriv", "--reuid=65534", "--clear-groups", "test", "-r", str(root / "pyproject.toml")], check=False
+    )
     if readable.returncode != 0:
         pytest.skip("the checkout cannot be read by another user")
     result = subprocess.run(
-        [sys.executable, "-c", code, str(root), "--state-dir", str(tmp_path / "x"), "ls"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, str(root), "--state-dir", str(tmp_path / "x"), "ls"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode in (8, 9), result.stderr
     assert "root" in result.stderr
@@ -157,7 +188,9 @@ def test_no_docker_engine_is_said_with_the_fix(own_snap: Snap) -> None:
     snap.stop_daemon()
 
 
-def test_a_full_disk_says_so_and_works_again_when_there_is_space(tmp_path: Path, root_tar: Path, engine_env: dict[str, str]) -> None:
+def test_a_full_disk_says_so_and_works_again_when_there_is_space(
+    tmp_path: Path, root_tar: Path, engine_env: dict[str, str]
+) -> None:
     image = tmp_path / "disk.img"
     with open(image, "wb") as f:
         f.truncate(1200 << 20)

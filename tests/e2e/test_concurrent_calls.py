@@ -21,9 +21,10 @@ def test_overlapping_commands_all_work_and_each_gets_its_snapshot(snap: Snap, ru
         for number in range(12):
             output: list[bytes] = []
             done = client.exec(
-                trajectory, ["sh", "-c", f"mkdir -p w{worker} && cd w{worker} && echo {number} > f && cat f"],
+                trajectory,
+                ["sh", "-c", f"mkdir -p w{worker} && cd w{worker} && echo {number} > f && cat f"],
                 on_output=lambda _, data, output=output: output.append(data),
-            )  # fmt: skip
+            )
             assert (done.exit_code, b"".join(output)) == (0, f"{number}\n".encode())
             assert done.snapshot is not None
             seen.append(done.snapshot.id)

@@ -1,4 +1,5 @@
-"""kill -9 of the daemon between any two calls: the next command works, every captured snapshot is there, nothing is orphaned."""
+"""kill -9 of the daemon between any two calls: the next command works, every captured snapshot is there, nothing is
+orphaned."""
 
 from __future__ import annotations
 
@@ -55,13 +56,16 @@ PASSED = ("engine.step.", "engine.start.", "engine.fork.", "layers.capture.")
 """By a step and a fork. Who kills at the others: tests/crash/test_storage_kill.py (`ELSEWHERE`)."""
 
 
-@pytest.mark.long  # in the short set tests/crash/test_storage_kill.py kills at the same ones, and test_survive.py while an agent runs
+# in the short set tests/crash/test_storage_kill.py kills at the same ones, and test_survive.py while an agent runs
+@pytest.mark.long
 @pytest.mark.parametrize("name", [n for n in failpoints.NAMES if n.startswith(PASSED)])
 def test_killed_at_every_failpoint(own_snap: Snap, name: str) -> None:
     """Whatever the daemon was doing: a step is wholly there or wholly absent, and the next one works."""
     snap = own_snap
     trajectory, first = snap.create("--runtime", "runc")
-    done = snap.sh(trajectory, "echo 1 > a; (sleep 1000 >/dev/null 2>&1 &)" if "capture" in name else "echo 1 > a")["snapshot"]
+    done = snap.sh(trajectory, "echo 1 > a; (sleep 1000 >/dev/null 2>&1 &)" if "capture" in name else "echo 1 > a")[
+        "snapshot"
+    ]
     snap.stop_daemon()
     before = [s["id"] for s in snap.json("log", trajectory)]
     assert before[:2] == [first, done]

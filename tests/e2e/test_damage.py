@@ -1,5 +1,5 @@
-"""Damage to any file of the repository: every read gives the same data as before or an error that says what is wrong, check finds it, and
-repair brings back what was not damaged.
+"""Damage to any file of the repository: every read gives the same data as before or an error that says what is wrong,
+check finds it, and repair brings back what was not damaged.
 
 tests/long.py says how to run one seed again; a seed's damage is always the same kind at the same relative place.
 """
@@ -36,7 +36,8 @@ KINDS = ("flip", "cut", "zero", "delete", "swap", "remove", "insert", "append")
 
 @dataclass
 class Place:
-    """A state directory whose snapshots are all stored and cold, a copy of its repository and catalog, and what everything reads as."""
+    """A state directory whose snapshots are all stored and cold, a copy of its repository and catalog, and what
+    everything reads as."""
 
     snap: Snap
     saved: Path
@@ -72,7 +73,16 @@ def place(small_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     snap("image", "import", small_root, "--name", "default")
     history = run_agent(snap, "line", base / "files", steps=4)
     (fork,) = snap.json("fork", history.snapshots[2], "--wait", "stored")["trajectories"]
-    last = snap.json("exec", "--wait", "stored", fork, "--", "sh", "-c", "echo forked; head -c 100000 /workspace/data > /workspace/big")
+    last = snap.json(
+        "exec",
+        "--wait",
+        "stored",
+        fork,
+        "--",
+        "sh",
+        "-c",
+        "echo forked; head -c 100000 /workspace/data > /workspace/big",
+    )
     snap("stop", fork, "--wait", "stored")
     wait_until(lambda: snap.json("df")["layer_bytes"] == 0, "all layers are evicted")
     scratch = base / "scratch"
@@ -94,7 +104,9 @@ def _reads(place: Place) -> dict[tuple[str, str], Callable[[], Any]]:
     client, found = place.client(), {}
     for number, each in enumerate(place.snapshots):
         shown = client.snapshot(each)
-        found[each, "cat"] = lambda each=each: b"".join(client.cat(each, "/workspace/log" if each != place.snapshots[0] else "/etc/passwd"))
+        found[each, "cat"] = lambda each=each: b"".join(
+            client.cat(each, "/workspace/log" if each != place.snapshots[0] else "/etc/passwd")
+        )
         found[each, "restore"] = lambda each=each: _restored(place, each)
         found[each, "conversation"] = lambda each=each: client.conversation(each)
         if number:
@@ -140,7 +152,10 @@ def _read_all(place: Place) -> dict[tuple[str, str], SnapshotdError]:
 
 def _names_a_place(place: Place, snapshot: str, message: str) -> bool:
     """A snapshot, a pack, an object, a file in the repository."""
-    return any(word in message for word in (snapshot[:12], "pack", "object", "content ", "tree ", str(place.snap.state_dir / "repo")))
+    return any(
+        word in message
+        for word in (snapshot[:12], "pack", "object", "content ", "tree ", str(place.snap.state_dir / "repo"))
+    )
 
 
 def _hurt(place: Place, kind: str, rng: random.Random) -> Path:
@@ -152,11 +167,14 @@ def _hurt(place: Place, kind: str, rng: random.Random) -> Path:
     data, theirs = path.read_bytes(), other.read_bytes()
     at, length = rng.randrange(len(data)), rng.randrange(1, 3000)
     changed = {
-        "flip": data[:at] + bytes((data[at] ^ (1 << rng.randrange(8)),)) + data[at + 1 :], "cut": data[:at],
-        "zero": data[:at] + bytes(len(data[at : at + length])) + data[at + length :], "swap": theirs,
-        "remove": data[:at] + data[at + length :], "insert": data[:at] + rng.randbytes(length) + data[at:],
+        "flip": data[:at] + bytes((data[at] ^ (1 << rng.randrange(8)),)) + data[at + 1 :],
+        "cut": data[:at],
+        "zero": data[:at] + bytes(len(data[at : at + length])) + data[at + length :],
+        "swap": theirs,
+        "remove": data[:at] + data[at + length :],
+        "insert": data[:at] + rng.randbytes(length) + data[at:],
         "append": data + rng.randbytes(length),
-    }  # fmt: skip
+    }
     for each in (path, other):
         each.chmod(0o600)
     if kind == "delete":
@@ -185,7 +203,11 @@ def test_damaged_and_repaired(place: Place, seed: int) -> None:
             assert checked.returncode in (0, DataLoss.exit_code), checked
             harmless = path.name == "index.db" and not failed  # it has bytes that say nothing
             assert checked.returncode != 0 or harmless, (path, failed)
-            readable = {each for each in place.snapshots if each not in {snapshot for snapshot, _ in failed} and _is_whole(place, each)}
+            readable = {
+                each
+                for each in place.snapshots
+                if each not in {snapshot for snapshot, _ in failed} and _is_whole(place, each)
+            }
         else:
             assert str(path) in started.stderr or "repair" in started.stderr
         repaired = snap.json("repair", code=None)
@@ -194,7 +216,8 @@ def test_damaged_and_repaired(place: Place, seed: int) -> None:
             assert not lost & readable, "what could be read is not lost"
         if path.name == "index.db" and seed % len(KINDS) != KINDS.index("swap"):
             assert lost == set(), "all packs are whole"
-        # The records of lost snapshots may be gone with their files; the catalog, which has all that they said, still names them.
+        # The records of lost snapshots may be gone with their files; the catalog, which has all that they said, still
+        # names them.
         left = snap.json("check", "--read-data", code=None)["damages"]
         assert len(left) <= len(lost), (path, lost, left, repaired)
         assert {item["snapshot"] for item in left} <= {None}
@@ -279,7 +302,9 @@ def _inside(place: Place, snapshot: str) -> bytes | None:
     script = "cat /workspace/log > /tmp/log && od -An -tx1 /workspace/data > /tmp/data && cat /tmp/log /tmp/data"
     pieces: list[bytes] = []
     try:
-        done = place.client().exec_snapshot(snapshot, ["sh", "-c", script], on_output=lambda which, data: pieces.append(data))
+        done = place.client().exec_snapshot(
+            snapshot, ["sh", "-c", script], on_output=lambda which, data: pieces.append(data)
+        )
     except (DataLoss, NotFound):
         return None
     return b"".join(pieces) if done.exit_code == 0 else None

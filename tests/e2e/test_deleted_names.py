@@ -11,7 +11,8 @@ SEEN = "src:\ndeep\nkeep.py\n\nsrc/deep:\nkeep.py\nkeep\nkeep\n"
 
 
 def test_deleted_names_do_not_come_back(snap: Snap, runtime: str, tmp_path: Path) -> None:
-    """The layer of a workspace has directories that no other layer has. What was deleted in them is merged into it after some steps."""
+    """The layer of a workspace has directories that no other layer has. What was deleted in them is merged into it
+    after some steps."""
     for folder in ("src", "src/deep"):
         (tmp_path / folder).mkdir()
         for name in ("keep", "gone"):

@@ -16,7 +16,12 @@ from tests.e2e.support import Snap
 ROOT = Path(__file__).resolve().parents[2]
 PYTEST = ("python3", "-m", "pytest", "-q", "-rA", "--tb=no", "--color=no")
 OUTCOMES = ("PASSED ", "FAILED ", "ERROR ", "SKIPPED ", "XFAIL ", "XPASS ")
-ENVIRONMENT = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C.UTF-8", "TERM=dumb")
+ENVIRONMENT = (
+    "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME=/root",
+    "LANG=C.UTF-8",
+    "TERM=dumb",
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""The daemon as the container of docs/examples/deploy, driven from outside as its users do; killed, started again, taken down."""
+"""The daemon as the container of docs/examples/deploy, driven from outside as its users do; killed, started again,
+taken down."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from tests.leftovers import cgroups
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # the first time, the base image is bootstrapped
 
 
-# -- pytest-docker's fixtures --------------------------------------------------------------------------------------------------
+# -- pytest-docker's fixtures ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +45,10 @@ def docker_compose_project_name() -> str:
 
 @pytest.fixture(scope="session")
 def docker_compose_file(
-    docker_compose_command: str, docker_compose_project_name: str, docker_daemon: Engine, tmp_path_factory: pytest.TempPathFactory
+    docker_compose_command: str,
+    docker_compose_project_name: str,
+    docker_daemon: Engine,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> list[str]:
     """The shipped compose file in a staged copy of the project, with what is peculiar to a test on top."""
     directory = tmp_path_factory.mktemp("d")
@@ -71,7 +75,7 @@ def docker_cleanup() -> list[str]:
     return ["down --volumes --rmi all"]
 
 
-# -- the deployment ------------------------------------------------------------------------------------------------------------
+# -- the deployment -------------------------------------------------------------------------------------------------
 
 
 class Deployment:
@@ -120,7 +124,8 @@ class Deployment:
 def deployed(
     docker_services: Services, docker_compose_file: list[str], docker_compose_project_name: str, small_root: Path
 ) -> Iterator[Deployment]:
-    """The deployment with a small image imported. Taken down at the end of the module, and then nothing may be left of it."""
+    """The deployment with a small image imported. Taken down at the end of the module, and then nothing may be left of
+    it."""
     deployment = Deployment(docker_services, docker_compose_project_name, Path(docker_compose_file[0]).parent)
     try:
         deployment.wait()
@@ -146,7 +151,9 @@ class Traces:
         self._places = (str(deployment.state_volume()), container.attrs["GraphDriver"]["Data"]["MergedDir"])
         image = (deployment.state_volume() / "layers.img").stat()
         self._image = f"{image.st_ino} {os.major(image.st_dev)}:{os.minor(image.st_dev)}"
-        assert {line.split()[0] for line in self.found()} >= {"loop", "mount", "cgroup", "process"}, "the check sees nothing"
+        assert {line.split()[0] for line in self.found()} >= {"loop", "mount", "cgroup", "process"}, (
+            "the check sees nothing"
+        )
 
     def found(self) -> list[str]:
         """Loop devices, mounts, cgroups and processes of it. Sandboxes are in its cgroup, whatever their namespaces."""
@@ -164,7 +171,7 @@ class Traces:
         return found
 
 
-# -- tests ---------------------------------------------------------------------------------------------------------------------
+# -- tests ----------------------------------------------------------------------------------------------------------
 
 
 def read(snap: Snap, snapshot: str, path: str) -> str:
@@ -200,7 +207,9 @@ def test_a_client_outside_does_everything(deployed: Deployment) -> None:
 
 def test_sandboxes_are_as_isolated_as_outside_of_a_container(deployed: Deployment) -> None:
     trajectory, _ = deployed.snap.create("--network", "bridge")
-    said = deployed.snap.sh(trajectory, "cat /proc/self/uid_map; cat /proc/net/dev; cat /run/snapshotd-api/* || echo no socket")["stdout"]
+    said = deployed.snap.sh(
+        trajectory, "cat /proc/self/uid_map; cat /proc/net/dev; cat /run/snapshotd-api/* || echo no socket"
+    )["stdout"]
     assert said.split()[:3] == ["0", "1700000000", "65536"]
     assert "tap0:" in said, "slirp4netns gives the network"
     assert "no socket" in said
@@ -208,7 +217,9 @@ def test_sandboxes_are_as_isolated_as_outside_of_a_container(deployed: Deploymen
 
 
 def test_compose_sees_a_healthy_daemon_that_lacks_nothing(deployed: Deployment) -> None:
-    wait_until(lambda: deployed.container.attrs["State"]["Health"]["Status"] == "healthy", "the health check passes", 60)
+    wait_until(
+        lambda: deployed.container.attrs["State"]["Health"]["Status"] == "healthy", "the health check passes", 60
+    )
     code, output = deployed.container.exec_run(["snapshotd", "doctor", "--json"])
     assert code == 0, output.decode()
 
@@ -248,7 +259,11 @@ def test_a_clean_stop_keeps_what_came_after_the_last_tool_call(deployed: Deploym
     trajectory, _ = snap.create()
     taken = snap.sh(trajectory, "(sleep 2; echo late > late; sleep 1000) >/dev/null 2>&1 &")["snapshot"]
     assert snap("cat", f"{taken}:late", code=None).returncode != 0
-    look = ["sh", "-c", "ls /proc/[0-9]*/root/workspace/late"]  # from the daemon's side: a tool call would take a snapshot
+    look = [
+        "sh",
+        "-c",
+        "ls /proc/[0-9]*/root/workspace/late",
+    ]  # from the daemon's side: a tool call would take a snapshot
     wait_until(lambda: deployed.container.exec_run(look).output.startswith(b"/proc"), "it was written")
 
     deployed.container.stop(timeout=120)

@@ -13,14 +13,18 @@ pytestmark = pytest.mark.docker
 
 
 def _docker(engine: str, *args: str) -> str:
-    return subprocess.run(["docker", "-H", engine, *args], capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(
+        ["docker", "-H", engine, *args], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
 
 
 def test_ps_and_exec_show_the_sandbox_as_it_is_now(snap: Snap, docker_engine: str) -> None:
     trajectory, _ = snap.create("--runtime", "docker")
     snap.sh(trajectory, "echo one > f")
     info = next(p for p in snap.json("ps") if p["trajectory"]["id"] == trajectory)
-    listed = _docker(docker_engine, "ps", "--no-trunc", "--format", "{{.Image}} {{.Label \"snapshotd.container\"}} {{.ID}}")
+    listed = _docker(
+        docker_engine, "ps", "--no-trunc", "--format", '{{.Image}} {{.Label "snapshotd.container"}} {{.ID}}'
+    )
     (line,) = [line for line in listed.splitlines() if info["container"] in line]
     assert line.startswith("snapshotd/default")
     container = line.split()[-1]
@@ -32,7 +36,9 @@ def test_ps_and_exec_show_the_sandbox_as_it_is_now(snap: Snap, docker_engine: st
 
 def test_logs_show_what_the_agent_prints(snap: Snap, docker_engine: str, tmp_path: Path) -> None:
     agent = tmp_path / "agent.py"
-    agent.write_text(AGENT + 'print("hello from the agent", flush=True)\nshell("true")\nimport time; time.sleep(1000)\n')
+    agent.write_text(
+        AGENT + 'print("hello from the agent", flush=True)\nshell("true")\nimport time; time.sleep(1000)\n'
+    )
     running = snap("run", "--detach", "--runtime", "docker", agent).stdout.strip()
     wait_until(lambda: any(p["trajectory"]["id"] == running for p in snap.json("ps")), "the sandbox is up")
     info = next(p for p in snap.json("ps") if p["trajectory"]["id"] == running)

@@ -37,7 +37,12 @@ def test_a_command_runs_as_a_user_named_in_the_sandbox(snap: Snap, runtime: str)
     assert seen("worker", "--snapshot", head) == seen("worker")
 
     before = len(snap.json("log", trajectory))
-    for user, words in (("stranger", "stranger"), ("worker:strangers", "strangers"), (":extra", ":extra"), ("99999999999", "99999999999")):
+    for user, words in (
+        ("stranger", "stranger"),
+        ("worker:strangers", "strangers"),
+        (":extra", ":extra"),
+        ("99999999999", "99999999999"),
+    ):
         refused = snap("exec", "-u", user, trajectory, "--", "true", code=125).stderr
         assert refused.startswith("snapshotd: "), refused
         assert words in refused, refused
@@ -56,7 +61,9 @@ def test_a_limit_that_a_command_reached_is_named(snap: Snap, runtime: str) -> No
     last = snap.json("log", trajectory)[-1]["id"]
     assert "out of memory" in snap("show", last).stdout
     assert "128 MiB" in snap.json("exec", "--snapshot", last, *greedy, code=137)["error"]
-    assert "error" not in snap.json("exec", trajectory, "--", "sh", "-c", "kill -9 $$", code=137), "another command's end"
+    assert "error" not in snap.json("exec", trajectory, "--", "sh", "-c", "kill -9 $$", code=137), (
+        "another command's end"
+    )
 
     full = snap("exec", trajectory, "--", "python3", "-c", FILL, code=2).stderr
     assert "24 processes" in full, full
@@ -73,6 +80,8 @@ def test_a_limit_that_a_command_reached_is_named(snap: Snap, runtime: str) -> No
 
 
 def test_a_run_that_was_out_of_memory_says_so(snap: Snap) -> None:
-    ended = snap("run", "--runtime", "runc", "--memory", "128M", "--", "python3", "-c", "x = b'x' * (1 << 29)", code=137)
+    ended = snap(
+        "run", "--runtime", "runc", "--memory", "128M", "--", "python3", "-c", "x = b'x' * (1 << 29)", code=137
+    )
     assert "out of memory" in ended.stderr, ended.stderr
     assert "128 MiB" in ended.stderr

@@ -1,4 +1,5 @@
-"""Every snapshot holds exactly what the sandbox saw at that step, whatever a shell command did; nothing of later steps."""
+"""Every snapshot holds exactly what the sandbox saw at that step, whatever a shell command did; nothing of later
+steps."""
 
 from __future__ import annotations
 
@@ -92,6 +93,8 @@ def test_attributes_that_cannot_be_recorded_are_said_on_the_snapshot(snap: Snap)
     assert said in snap("show", done["snapshot"]).stdout
     assert snap.json("log", trajectory)[-1]["warnings"] == [said]
     assert done["snapshot"][:12] in snap("log", trajectory).stderr
-    refused = snap("exec", trajectory, "--", "sh", "-c", "sleep 1000 & echo x >> f", code=125).stderr  # a live process: it would be copied
+    refused = snap(
+        "exec", trajectory, "--", "sh", "-c", "sleep 1000 & echo x >> f", code=125
+    ).stderr  # a live process: it would be copied
     assert "'f' has more extended attributes" in refused
     snap("rm", "--force", trajectory)

@@ -27,7 +27,9 @@ def test_a_fork_sees_neither_sibling_nor_parent(snap: Snap, runtime: str) -> Non
 
 def test_the_parent_runs_on_while_it_is_forked(snap: Snap, runtime: str) -> None:
     parent, _ = snap.create("--runtime", runtime)
-    base = snap.sh(parent, "echo 0 > ticks; (while :; do echo x >> ticks; sleep 0.01; done) >/dev/null 2>&1 & echo $! > pid")["snapshot"]
+    base = snap.sh(
+        parent, "echo 0 > ticks; (while :; do echo x >> ticks; sleep 0.01; done) >/dev/null 2>&1 & echo $! > pid"
+    )["snapshot"]
     forks = snap.json("fork", base, "--n", "2")["trajectories"]
     first = int(snap.sh(parent, "wc -l < ticks")["stdout"])
     wait_until(lambda: int(snap.sh(parent, "wc -l < ticks")["stdout"]) > first + 5, "the parent's loop goes on")

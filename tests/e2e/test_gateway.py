@@ -1,5 +1,6 @@
-"""Agents that nobody rewrote, captured on the wire to their model: a snapshot for each turn of tool calls, resume and fork by replies that
-are sent again. The provider is a process on the loopback of this machine, with a key that the sandbox never gets."""
+"""Agents that nobody rewrote, captured on the wire to their model: a snapshot for each turn of tool calls, resume and
+fork by replies that are sent again. The provider is a process on the loopback of this machine, with a key that the
+sandbox never gets."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ LOOK, WRITE, COUNT = (
     bash("echo one > one; date +%s%N > stamp; echo looked", "I look."),
     bash("cat one; echo two > two; false || exit 3"),
     bash("echo x >> count; wc -l < count"),
-)  # fmt: skip
+)
 WAIT = bash(f"{WAITS}; wc -l < waited")
 END = {"text": "It is repaired."}
 
@@ -64,7 +65,9 @@ def test_each_turn_has_a_snapshot(agents: Agents, scripted: Provider) -> None:
     trajectory = agents.run(scripted, OPENAI, "repair it")
     steps = agents.steps(trajectory)
     assert [step["tool"]["name"] for step in steps] == ["start", "bash", "bash", "bash", "exit"]
-    assert [step["tool"]["arguments"] for step in steps[1:4]] == [turn["calls"][0]["arguments"] for turn in (LOOK, WRITE, COUNT)]
+    assert [step["tool"]["arguments"] for step in steps[1:4]] == [
+        turn["calls"][0]["arguments"] for turn in (LOOK, WRITE, COUNT)
+    ]
     files = [agents.files(step["id"]) for step in steps]
     stamp = files[1]["stamp"]
     assert files[0] == {}
@@ -72,8 +75,10 @@ def test_each_turn_has_a_snapshot(agents: Agents, scripted: Provider) -> None:
     assert files[2] == {"one": "one\n", "stamp": stamp, "two": "two\n"}
     assert files[3] == files[4] == {"one": "one\n", "stamp": stamp, "two": "two\n", "count": "x\n"}
     assert [_output(agents, step["id"]) for step in steps[1:4]] == [
-        {"exit_code": 0, "output": "looked\n"}, {"exit_code": 3, "output": "one\n"}, {"exit_code": 0, "output": "1\n"},
-    ]  # fmt: skip
+        {"exit_code": 0, "output": "looked\n"},
+        {"exit_code": 3, "output": "one\n"},
+        {"exit_code": 0, "output": "1\n"},
+    ]
     said = agents.said(trajectory)
     assert [role for role, _ in said] == ["system", "user", *["assistant", "tool"] * 3, "assistant"]
     assert (said[1], said[-1][1]["content"]) == (("user", "repair it"), "It is repaired.")
@@ -85,13 +90,18 @@ def test_each_turn_has_a_snapshot(agents: Agents, scripted: Provider) -> None:
 
 @pytest.mark.each_runtime
 def test_the_key_stays_with_the_daemon(agents: Agents, tmp_path: Path) -> None:
-    with provider(tmp_path, bash("env; cat /proc/*/environ; grep -rlaF sk-known-to-the /run /etc /workspace /tmp; true"), END) as at:
+    with provider(
+        tmp_path, bash("env; cat /proc/*/environ; grep -rlaF sk-known-to-the /run /etc /workspace /tmp; true"), END
+    ) as at:
         trajectory = agents.run(at, OPENAI, "show me the key")
         assert at.requests()[0]["headers"]["authorization"] == f"Bearer {KEY}"
     (step,) = [step for step in agents.steps(trajectory) if step["tool"]["name"] == "bash"]
     seen = agents.snap("show", "--output", "output", step["id"]).stdout
     assert "OPENAI_BASE_URL=http://127.0.0.1:" in seen
-    told = [agents.snap(*words, trajectory).stdout for words in (("show", "--json"), ("log", "--json"), ("journal", "--json"), ("attach",))]
+    told = [
+        agents.snap(*words, trajectory).stdout
+        for words in (("show", "--json"), ("log", "--json"), ("journal", "--json"), ("attach",))
+    ]
     for text in (seen, *told):
         assert KEY not in text
     assert _with_the_key(agents.snap.state_dir) == []
@@ -140,7 +150,9 @@ def test_killed_in_a_tool_it_goes_on(agents: Agents, tmp_path: Path) -> None:
     assert stamps[0] == stamps[1], "the files are the recorded ones, not those of the tool that ran again"
     assert {**agents.files(trajectory), "stamp": ""} == {**agents.files(undisturbed), "stamp": ""}
     assert agents.files(trajectory)["waited"] == "x\n", "the tool that was cut off ran on the files from before it"
-    (waited,) = [step for step in agents.steps(trajectory) if step["tool"]["arguments"] == WAIT["calls"][0]["arguments"]]
+    (waited,) = [
+        step for step in agents.steps(trajectory) if step["tool"]["arguments"] == WAIT["calls"][0]["arguments"]
+    ]
     assert _output(agents, waited["id"]) == {"exit_code": 0, "output": "1\n"}
 
 
@@ -165,7 +177,12 @@ def test_the_daemon_is_killed(own_snap: Snap, tmp_path: Path) -> None:
     assert agents.names(trajectory) == ["start", "bash", "bash", "bash", "exit"]
     said = agents.said(trajectory)
     assert [role for role, _ in said] == ["user", *["assistant", "tool"] * 3, "assistant"]
-    assert [content["content"] for role, content in said if role == "assistant"] == ["I wait.", None, "I wait.", "It is repaired."]
+    assert [content["content"] for role, content in said if role == "assistant"] == [
+        "I wait.",
+        None,
+        "I wait.",
+        "It is repaired.",
+    ]
     assert agents.files(trajectory) == {"waited": "x\nx\n", "count": "x\n"}
 
 
@@ -210,7 +227,9 @@ def test_what_the_policy_denied_is_denied_again_in_a_replay(own_snap: Snap, runc
     program = tmp_path / "agent.py"
     program.write_text(REFUSED)
     policy = own_snap.state_dir / FILE_NAME
-    policy.write_text('[[rule]]\ntool = "bash"\narguments = { command = "^rm" }\naction = "deny"\nreason = "nothing is removed here"\n')
+    policy.write_text(
+        '[[rule]]\ntool = "bash"\narguments = { command = "^rm" }\naction = "deny"\nreason = "nothing is removed here"\n'
+    )
     agents = Agents(own_snap, "runc")
     with provider(tmp_path, bash("echo kept > kept"), bash("rm kept"), END) as at:
         trajectory = agents.run(at, program)
@@ -256,7 +275,9 @@ def test_a_fork_that_asks_something_else_is_a_branch(agents: Agents, scripted: P
 def test_a_provider_in_trouble(agents: Agents, tmp_path: Path) -> None:
     """The client repeats what failed; everything is recorded, and a fork meets the replies alone."""
     limited = {"status": 429, "headers": {"retry-after": "0"}}
-    with provider(tmp_path, {**LOOK, "failures": [limited, {"drop": True}]}, WRITE, {**COUNT, "failures": [limited]}, END) as at:
+    with provider(
+        tmp_path, {**LOOK, "failures": [limited, {"drop": True}]}, WRITE, {**COUNT, "failures": [limited]}, END
+    ) as at:
         trajectory = agents.run(at, OPENAI, "repair it", "--stream")
         assert at.asked() == [0, 0, 0, 1, 2, 2, 3]
         model, tool = ("model", "done"), ("tool", "done")
@@ -317,7 +338,9 @@ def test_anthropic(agents: Agents, scripted: Provider) -> None:
 def test_what_happened_outside_does_not_happen_again(agents: Agents, tmp_path: Path) -> None:
     """With a network: the agent runs its tools again in a replay, but they reach nobody until it is live."""
     with Outside() as outside:
-        visit = bash(f"(exec 3<>/dev/tcp/{outside.address} && echo hello >&3 && cat <&3) 2>&1 | tail -n 1 | tee -a visits")
+        visit = bash(
+            f"(exec 3<>/dev/tcp/{outside.address} && echo hello >&3 && cat <&3) 2>&1 | tail -n 1 | tee -a visits"
+        )
         with provider(tmp_path, visit, visit, COUNT, END) as at:
             trajectory = agents.run(at, OPENAI, "repair it", more=("--network", "bridge"))
             assert outside.visits == 2
@@ -330,7 +353,9 @@ def test_what_happened_outside_does_not_happen_again(agents: Agents, tmp_path: P
 
 def test_a_tool_that_leaves_a_process(agents: Agents, tmp_path: Path) -> None:
     """It lives on through a fork's replay, and what it writes then is not recorded as new."""
-    with provider(tmp_path, bash("(while :; do date +%N > ticks; sleep 0.01; done) > /dev/null 2>&1 &"), COUNT, END) as at:
+    with provider(
+        tmp_path, bash("(while :; do date +%N > ticks; sleep 0.01; done) > /dev/null 2>&1 &"), COUNT, END
+    ) as at:
         trajectory = agents.run(at, OPENAI, "repair it")
         at.forget()
         (fork,) = agents.snap.json("fork", "--resume", agents.steps(trajectory)[2]["id"])["trajectories"]

@@ -1,4 +1,5 @@
-"""Kill the agent, its sandbox or the daemon at any time: after `resume` all is as if nothing had been, and no effect happened twice."""
+"""Kill the agent, its sandbox or the daemon at any time: after `resume` all is as if nothing had been, and no effect
+happened twice."""
 
 from __future__ import annotations
 
@@ -18,8 +19,10 @@ RUNS = long.size(2, 20)
 """Of each runtime."""
 SEED = long.SEED
 ON_THE_WAY = [
-    name for name in failpoints.NAMES if name.startswith(("engine.step.", "engine.journal.begun", "engine.resume.", "engine.start."))
-]  # fmt: skip
+    name
+    for name in failpoints.NAMES
+    if name.startswith(("engine.step.", "engine.journal.begun", "engine.resume.", "engine.start."))
+]
 """Failpoints that a run or its resume passes. (The end of a model's call, of which it has none: test_survive.py.)"""
 
 
@@ -43,7 +46,9 @@ def calm() -> dict[str, tuple[dict[str, Any], float]]:
 def _calm(rig: Rig, calm: dict[str, tuple[dict[str, Any], float]]) -> tuple[dict[str, Any], float]:
     if rig.runtime not in calm:
         found, took = rig.undisturbed()
-        assert found["effects"] == [((kind, number), 1) for kind, rest in (("charge", 0), ("put", 1)) for number in range(rest, CALLS, 3)]
+        assert found["effects"] == [
+            ((kind, number), 1) for kind, rest in (("charge", 0), ("put", 1)) for number in range(rest, CALLS, 3)
+        ]
         assert len(found["journal"]) == CALLS
         calm[rig.runtime] = found, took
     return calm[rig.runtime]
@@ -63,7 +68,9 @@ def test_killed_at_all_failpoints_one_after_the_other(
 ) -> None:
     rig = Rig(own_snap, "runc", tmp_path, host)
     expected, _ = _calm(rig, calm)
-    in_turn = sorted(ON_THE_WAY, key=lambda name: name == "engine.step.outputs_saved")  # only the end of the run has outputs
+    in_turn = sorted(
+        ON_THE_WAY, key=lambda name: name == "engine.step.outputs_saved"
+    )  # only the end of the run has outputs
     assert rig.at_failpoints("armed", *in_turn) == expected
     log = (own_snap.state_dir / "daemon.log").read_text(errors="replace")
     assert [name for name in ON_THE_WAY if f"failpoint {name} reached" not in log] == []

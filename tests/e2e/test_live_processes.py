@@ -38,11 +38,16 @@ def test_a_server_serves_on_across_snapshots_and_its_forks_are_consistent(snap: 
     assert [snap.json("show", s)["method"] for s in snapshots] == ["copy"] * 10
     for number, snapshot in ((3, snapshots[2]), (10, snapshots[9])):
         (fork,) = snap.json("fork", snapshot)["trajectories"]
-        seen = snap.sh(fork, "cat step; wc -l < hits; ls -d d*; cat server.log; kill -0 $(cat pid) 2>/dev/null || echo not running")
+        seen = snap.sh(
+            fork, "cat step; wc -l < hits; ls -d d*; cat server.log; kill -0 $(cat pid) 2>/dev/null || echo not running"
+        )
         assert seen["stdout"] == f"{number}\n{number}\nd{number}\nup\nnot running\n"
         snap("rm", "--force", fork)
     snap.sh(trajectory, "kill $(cat pid)")
-    wait_until(lambda: snap.sh(trajectory, "echo q >> quiet")["exit_code"] == 0 and _last(snap, trajectory) == "pivot", "quiet again")
+    wait_until(
+        lambda: snap.sh(trajectory, "echo q >> quiet")["exit_code"] == 0 and _last(snap, trajectory) == "pivot",
+        "quiet again",
+    )
     assert snap.sh(trajectory, "cat step; wc -l < hits; ls -d d*")["stdout"] == "10\n10\nd10\n"
     snap("rm", "--force", trajectory)
 

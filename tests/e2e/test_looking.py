@@ -32,7 +32,11 @@ def test_nobody_waits_for_changes_to_be_counted(place: Snap) -> None:
     client = Snapshotd(state_dir=place.state_dir, autostart=False)
     place.sh(trajectory, "echo first > first")
     client.flush()  # the processes that count, in layers and in trees, are there from now on
-    counting = [pid for pid, line in processes_with(str(place.state_dir)) if "engine.worker" in line or "children archive" in line]
+    counting = [
+        pid
+        for pid, line in processes_with(str(place.state_dir))
+        if "engine.worker" in line or "children archive" in line
+    ]
     assert len(counting) == 2
     for pid in counting:
         os.kill(pid, signal.SIGSTOP)

@@ -48,7 +48,18 @@ def started(snap: Snap, folder: Path, runtime: str, *args: str) -> str:
     """The name of a run of the agent; with arguments it asks for approval and is left running."""
     agent, name = folder / "agent.py", f"mind-{new_id()[:8]}"
     agent.write_text(AGENT)
-    words = ["run", "--runtime", runtime, "--name", name, "--secret", f"TOKEN={SECRET}", *(["-d"] if args else []), agent, *args]
+    words = [
+        "run",
+        "--runtime",
+        runtime,
+        "--name",
+        name,
+        "--secret",
+        f"TOKEN={SECRET}",
+        *(["-d"] if args else []),
+        agent,
+        *args,
+    ]
     said = snap(*words)
     assert SECRET not in said.stdout + said.stderr
     return name
@@ -70,7 +81,12 @@ def test_back_and_on_again(snap: Snap, tmp_path: Path, runtime: str) -> None:
     refused = snap("rewind", name, first, code=2)
     assert "send (" in refused.stderr
     preview = snap.json("rewind", "--preview", name, first)
-    assert {item["path"] for item in preview["files"]} == {"/workspace/f1", "/workspace/f2", "/workspace/f9", "/workspace/sent"}
+    assert {item["path"] for item in preview["files"]} == {
+        "/workspace/f1",
+        "/workspace/f2",
+        "/workspace/f9",
+        "/workspace/sent",
+    }
     assert [message["content"] for message in preview["messages"]] == ["sent"]
     snap("rewind", "--compensate", name, first)
     assert [entry["name"] for entry in snap.json("journal", name)] == ["write"]

@@ -42,7 +42,7 @@ def box(snap: Snap, runtime: str) -> Iterator[str]:
 
 def _shell(snap: Snap, line: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """A line of bash in which `snapshotd` is this one."""
-    program = f"snapshotd() {{ {shlex.quote(sys.executable)} -m snapshotd \"$@\"; }}; {line}"
+    program = f'snapshotd() {{ {shlex.quote(sys.executable)} -m snapshotd "$@"; }}; {line}'
     return subprocess.run(["bash", "-c", program], env=snap.env, capture_output=True, text=True, timeout=60, **options)
 
 
@@ -78,7 +78,10 @@ def test_a_command_whose_output_nobody_reads_any_more_ends(snap: Snap, box: str)
     done = _shell(snap, f"snapshotd exec -q {box} -- bash -c {shlex.quote(caught)} | head -1; echo ${{PIPESTATUS[0]}}")
     assert done.stdout == "y\n5\n"
     assert done.stderr.endswith("on\n"), "its other stream goes on"
-    assert _shell(snap, f"snapshotd exec -q --snapshot {box} -- yes | head -1; echo ${{PIPESTATUS[0]}}").stdout == "y\n141\n"
+    assert (
+        _shell(snap, f"snapshotd exec -q --snapshot {box} -- yes | head -1; echo ${{PIPESTATUS[0]}}").stdout
+        == "y\n141\n"
+    )
 
 
 @pytest.mark.parametrize("options", ["-q", "--json"])
@@ -91,7 +94,9 @@ def test_a_run_whose_output_nobody_reads_any_more_is_stopped(snap: Snap, runtime
 
 
 def test_who_follows_a_run_may_leave_it(snap: Snap, runtime: str) -> None:
-    trajectory = snap("run", "--detach", "--runtime", runtime, "--", "sh", "-c", "while echo y; do sleep 0.01; done").stdout.strip()
+    trajectory = snap(
+        "run", "--detach", "--runtime", runtime, "--", "sh", "-c", "while echo y; do sleep 0.01; done"
+    ).stdout.strip()
     assert _shell(snap, f"snapshotd attach -q {trajectory} | head -1; echo ${{PIPESTATUS[0]}}").stdout == "y\n141\n"
     assert [t["status"] for t in snap.json("ls") if t["id"] == trajectory] == ["running"]
     snap("rm", "--force", trajectory)
@@ -104,9 +109,11 @@ def test_standard_input_reaches_a_command(snap: Snap, box: str) -> None:
     data = os.urandom(3_000_001)
     wanted = hashlib.sha256(data).hexdigest()
     with subprocess.Popen(
-        [sys.executable, "-m", "snapshotd", "exec", "-q", "-i", box, "--", "sha256sum"], env=snap.env, stdin=subprocess.PIPE,
+        [sys.executable, "-m", "snapshotd", "exec", "-q", "-i", box, "--", "sha256sum"],
+        env=snap.env,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-    ) as client:  # fmt: skip
+    ) as client:
         assert client.communicate(data)[0].split()[0].decode() == wanted
     assert _shell(snap, f"snapshotd exec -q -i {box} -- cat <&-").stdout == ""
     assert _shell(snap, f"yes | snapshotd exec -q -i {box} -- head -1; echo ${{PIPESTATUS[*]}}").stdout == "y\n141 0\n"
@@ -119,7 +126,9 @@ def test_an_input_that_stays_open_holds_nothing_up(snap: Snap, box: str, options
         done = _shell(snap, f"snapshotd exec -q {' '.join(options)} {box} -- echo done", stdin=never_ends)
         assert (done.returncode, done.stdout) == (0, "done\n")
         if not options:
-            assert _shell(snap, f"snapshotd exec -q {box} -- cat", stdin=never_ends).returncode == 0, "it has none, and not this one"
+            assert _shell(snap, f"snapshotd exec -q {box} -- cat", stdin=never_ends).returncode == 0, (
+                "it has none, and not this one"
+            )
 
 
 def test_an_input_that_nobody_would_get_is_refused(snap: Snap, box: str, tmp_path: Path) -> None:
@@ -128,9 +137,10 @@ def test_an_input_that_nobody_would_get_is_refused(snap: Snap, box: str, tmp_pat
     read_end, write_end = os.pipe()
     os.write(write_end, b"hi\n")
     for line, given in (
-        (f"snapshotd exec {box} -- cat < {tmp_path}/data", subprocess.DEVNULL), (f"snapshotd exec {box} -- cat", read_end),
+        (f"snapshotd exec {box} -- cat < {tmp_path}/data", subprocess.DEVNULL),
+        (f"snapshotd exec {box} -- cat", read_end),
         (f"snapshotd exec --snapshot {box} -- cat <<< hi", subprocess.DEVNULL),
-    ):  # fmt: skip
+    ):
         done = _shell(snap, line, stdin=given)
         assert (done.returncode, done.stdout) == (125, "")
         assert "-i" in done.stderr

@@ -1,4 +1,5 @@
-"""An agent from PyPI, as it is: nobody told it about snapshots, and a fork of it goes on in the middle of its conversation."""
+"""An agent from PyPI, as it is: nobody told it about snapshots, and a fork of it goes on in the middle of its
+conversation."""
 
 from __future__ import annotations
 
@@ -11,16 +12,33 @@ from tests.e2e.support import Snap
 
 REQUIREMENTS = "mini-swe-agent==2.4.6\nlitellm<1.80\n"  # newer ones of litellm want much more to be installed
 COMMAND = (
-    "--", "python3", "-m", "minisweagent.run.mini", "-m", "openai/gpt-5", "-t", "repair it", "-y", "--exit-immediately",
-    "-o", "/tmp/out.json",
-)  # fmt: skip
-ENVIRONMENT = ("--env", "MSWEA_CONFIGURED=true", "--env", "MSWEA_COST_TRACKING=ignore_errors", "--env", "MSWEA_SILENT_STARTUP=1")
+    "--",
+    "python3",
+    "-m",
+    "minisweagent.run.mini",
+    "-m",
+    "openai/gpt-5",
+    "-t",
+    "repair it",
+    "-y",
+    "--exit-immediately",
+    "-o",
+    "/tmp/out.json",
+)
+ENVIRONMENT = (
+    "--env",
+    "MSWEA_CONFIGURED=true",
+    "--env",
+    "MSWEA_COST_TRACKING=ignore_errors",
+    "--env",
+    "MSWEA_SILENT_STARTUP=1",
+)
 SCRIPT = (
     bash("echo one > one; date +%s%N > stamp; echo looked", "I look."),
     bash("cat one; echo two > two", "I repair."),
     bash("cat two && echo three > three", "I test."),
     bash("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; cat three", "I am done."),
-)  # fmt: skip
+)
 
 
 @pytest.mark.long  # test_gateway.py has the same with the clients that such agents are made of
@@ -34,11 +52,17 @@ def test_mini_swe_agent(snap: Snap, runtime: str, tmp_path: Path) -> None:
         assert at.asked() == [0, 1, 2, 3]
         steps = agents.steps(trajectory)
         assert [step["tool"]["name"] for step in steps] == ["start", "bash", "bash", "bash", "exit"]
-        assert [step["tool"]["arguments"] for step in steps[1:4]] == [turn["calls"][0]["arguments"] for turn in SCRIPT[:3]]
+        assert [step["tool"]["arguments"] for step in steps[1:4]] == [
+            turn["calls"][0]["arguments"] for turn in SCRIPT[:3]
+        ]
         files = [agents.files(step["id"]) for step in steps]
         assert [sorted(found) for found in files] == [
-            [], ["one", "stamp"], ["one", "stamp", "two"], ["one", "stamp", "three", "two"], ["one", "stamp", "three", "two"],
-        ]  # fmt: skip
+            [],
+            ["one", "stamp"],
+            ["one", "stamp", "two"],
+            ["one", "stamp", "three", "two"],
+            ["one", "stamp", "three", "two"],
+        ]
         said = agents.said(trajectory)
         assert [role for role, _ in said] == ["system", "user", *["assistant", "tool"] * 3, "assistant"]
         assert "repair it" in said[1][1]

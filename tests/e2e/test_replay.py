@@ -1,4 +1,5 @@
-"""A program that is started again meets what is recorded: quickly, side by side, and told exactly where it does something else."""
+"""A program that is started again meets what is recorded: quickly, side by side, and told exactly where it does
+something else."""
 
 from __future__ import annotations
 
@@ -28,19 +29,30 @@ def started():
 started()
 """
 """What is recorded does not run again: so a program of these tests knows whether it is resumed."""
-HUNDRED = AGENT + STARTED + """
+HUNDRED = (
+    AGENT
+    + STARTED
+    + """
 for number in range(100):
     shell("echo %d >> log" % number)
 if first_time:
     os._exit(9)
 assert open("log").read().split() == [str(n) for n in range(100)]
 """
-DIVERGENT = AGENT + STARTED + """
+)
+DIVERGENT = (
+    AGENT
+    + STARTED
+    + """
 shell("echo one > file")
 shell("echo %s >> file" % ("two" if first_time else "other"))
 os._exit(9)
 """
-WAITING = AGENT + STARTED + """
+)
+WAITING = (
+    AGENT
+    + STARTED
+    + """
 import time
 shell("echo one > file")
 if not first_time:
@@ -53,7 +65,10 @@ if first_time:
 open("/tmp/there", "w").close()
 time.sleep(1000)
 """
-PARALLEL = STARTED + """
+)
+PARALLEL = (
+    STARTED
+    + """
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
@@ -82,7 +97,10 @@ assert asyncio.run(all_of_them()) == list(range(6))
 if first_time:
     os._exit(9)
 """
-CUT_OFF = STARTED + """
+)
+CUT_OFF = (
+    STARTED
+    + """
 from snapshotd.agent import current_call, message, store, task
 
 STOP = sys.argv[2] if first_time else ""
@@ -107,6 +125,7 @@ with task("first"):
 with task("second"):
     message("assistant", {"got": pay(5)})
 """
+)
 
 
 @pytest.fixture
@@ -128,10 +147,10 @@ def _killed(snap: Snap, runtime: str, name: str, program: str, folder: Path, *ar
 def _everything(snap: Snap, name: str) -> tuple[Any, ...]:
     """But whether a snapshot is stored and counted yet, which goes on in the background."""
     head = next(one["head"] for one in snap.json("ls") if one["name"] == name)
-    log = [{key: value for key, value in one.items() if key not in ("state", "files")} for one in snap.json("log", name)]
-    return (
-        head, log, snap.json("journal", name), snap.json("state", name), snap.json("show", "--conversation", name),
-    )  # fmt: skip
+    log = [
+        {key: value for key, value in one.items() if key not in ("state", "files")} for one in snap.json("log", name)
+    ]
+    return (head, log, snap.json("journal", name), snap.json("state", name), snap.json("show", "--conversation", name))
 
 
 def test_a_hundred_recorded_calls(snap: Snap, runtime: str, name: str, tmp_path: Path) -> None:
@@ -146,12 +165,18 @@ def test_a_hundred_recorded_calls(snap: Snap, runtime: str, name: str, tmp_path:
     assert [one["tool"]["name"] for one in after[len(snapshots) :]] == ["exit"], "nothing ran again"
 
 
-def test_a_program_that_does_something_else_is_told_what_and_where(snap: Snap, runtime: str, name: str, tmp_path: Path) -> None:
+def test_a_program_that_does_something_else_is_told_what_and_where(
+    snap: Snap, runtime: str, name: str, tmp_path: Path
+) -> None:
     _killed(snap, runtime, name, DIVERGENT, tmp_path)
     first = next(one["id"] for one in snap.json("log", name) if one["tool"]["name"] == "shell")
     before = _everything(snap, name)
     refused = snap("resume", name, code=1).stderr
-    for part in ('tool shell with {"script": "echo two >> file"}', 'tool shell with {"script": "echo other >> file"}', short(first)):
+    for part in (
+        'tool shell with {"script": "echo two >> file"}',
+        'tool shell with {"script": "echo other >> file"}',
+        short(first),
+    ):
         assert part in refused
     assert f"`snapshotd fork --resume {short(first)}`" in refused
     assert _everything(snap, name) == before, "nothing was changed"
@@ -184,13 +209,17 @@ def test_calls_side_by_side_are_met_again(snap: Snap, runtime: str, name: str, t
     assert "11 calls replayed" in snap("resume", name).stderr
     assert [one["id"] for one in snap.json("journal", name)] == before
     for kind, count in (("threads", 4), ("coroutines", 6)):
-        assert [snap("cat", f"{name}:/workspace/{kind}-{number}").stdout for number in range(count)] == ["once\n"] * count
+        assert [snap("cat", f"{name}:/workspace/{kind}-{number}").stdout for number in range(count)] == [
+            "once\n"
+        ] * count
 
 
-@pytest.mark.parametrize(("decision", "got", "paid"), [("skip", None, 1), ("result", "from a person", 1), ("retry", "paid 5", 2)])
+@pytest.mark.parametrize(
+    ("decision", "got", "paid"), [("skip", None, 1), ("result", "from a person", 1), ("retry", "paid 5", 2)]
+)
 def test_an_irreversible_call_that_was_cut_off_is_decided_by_a_person(
     snap: Snap, runtime: str, name: str, tmp_path: Path, decision: str, got: str | None, paid: int
-) -> None:  # fmt: skip
+) -> None:
     _killed(snap, runtime, name, CUT_OFF, tmp_path, "pay")
     (cut_off,) = [one for one in snap.json("journal", name) if one["name"] == "pay"]
     assert cut_off["status"] is None
@@ -200,12 +229,17 @@ def test_an_irreversible_call_that_was_cut_off_is_decided_by_a_person(
         assert part in refused
     assert _everything(snap, name) == before
     (tmp_path / "result.json").write_text(json.dumps(got))
-    said = {"skip": cut_off["id"], "retry": cut_off["id"][:8], "result": f"{cut_off['id']}={tmp_path / 'result.json'}"}[decision]
+    said = {"skip": cut_off["id"], "retry": cut_off["id"][:8], "result": f"{cut_off['id']}={tmp_path / 'result.json'}"}[
+        decision
+    ]
     snap("resume", "--quiet", f"--{decision}", said, name)
     assert snap.json("show", "--conversation", name)[-1]["content"] == {"got": got}
     assert snap.json("store", "get", name, "paid-5")["value"] == paid
     assert len(snap.json("store", "get", name, "keys")["value"]) == 1, "the first task was over"
-    assert [(one["name"], one["status"]) for one in snap.json("tasks", name)] == [("first", "completed"), ("second", "completed")]
+    assert [(one["name"], one["status"]) for one in snap.json("tasks", name)] == [
+        ("first", "completed"),
+        ("second", "completed"),
+    ]
 
 
 def test_an_idempotent_call_is_sent_again_under_its_key(snap: Snap, runtime: str, name: str, tmp_path: Path) -> None:

@@ -71,7 +71,10 @@ def test_restart_without_agents(stopped: Snap) -> None:
     assert [one["id"] for one in snap.json("log", trajectory)] == [start, done]
     assert snap.sh(trajectory, "cat kept")["stdout"] == "kept\n"
     told = snap("daemon", "--restart").stderr
-    assert told == f"snapshotd: daemon {snap.daemon_pid()} ready on {snap.state_dir}/snapshotd.sock in place of {second['started']}\n"
+    assert (
+        told
+        == f"snapshotd: daemon {snap.daemon_pid()} ready on {snap.state_dir}/snapshotd.sock in place of {second['started']}\n"
+    )
     snap("rm", "--force", trajectory)
 
 

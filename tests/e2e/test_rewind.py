@@ -1,4 +1,5 @@
-"""Rewind of files, of the agent's mind, and of both: what the preview says is what happens, and `undo` restores exactly."""
+"""Rewind of files, of the agent's mind, and of both: what the preview says is what happens, and `undo` restores
+exactly."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ import pytest
 
 from tests.e2e.support import AGENT, Snap, host_manifest, wait_until
 
-PROGRAM = AGENT + """
+PROGRAM = (
+    AGENT
+    + """
 from snapshotd.agent import state
 import shutil
 
@@ -30,6 +33,7 @@ for name in ("one", "two", "three"):
 message("assistant", "done")
 shell("rm -r kept; mkdir kept; seq 100 > kept/numbers")
 """
+)
 
 
 class Line:
@@ -50,10 +54,11 @@ class Line:
 
     def mind(self) -> dict[str, Any]:
         return {
-            "said": self.snap.json("show", "--conversation", self.name), "state": self.snap.json("state", self.name),
+            "said": self.snap.json("show", "--conversation", self.name),
+            "state": self.snap.json("state", self.name),
             "journal": [(one["id"], one["status"], one["snapshot"]) for one in self.snap.json("journal", self.name)],
             "tasks": self.snap.json("tasks", self.name),
-        }  # fmt: skip
+        }
 
     def mind_at(self, snapshot: str) -> dict[str, Any]:
         return Line(self.snap, snapshot, self._folder).mind()
@@ -108,7 +113,9 @@ def _as_previewed(line: Line, preview: dict[str, Any], head: str, taken: str, mi
     assert len(preview["messages"]) == (0 if mode == "files" else 3)
     left = snap.json("effects", line.name)
     assert [one["call"] for one in preview["effects"]] == [one["call"] for one in left]
-    assert [one["arguments"] for one in left] == ([] if mode == "files" else [{"text": "three"}, {"text": "two"}]), "newest first"
+    assert [one["arguments"] for one in left] == ([] if mode == "files" else [{"text": "three"}, {"text": "two"}]), (
+        "newest first"
+    )
     parent = next(one for one in snap.json("log", line.name) if one["id"] == taken)
     assert parent["tool"]["arguments"] == {"to": line.steps("shell")[0], "mode": mode, "from": head}
 
@@ -143,5 +150,8 @@ def test_where_a_rewind_cannot_go(line: Line) -> None:
     running = snap.sh(line.name, "sleep 1000 >/dev/null 2>&1 & echo started")["snapshot"]
     assert "stop it first" in snap("rewind", "--yes", "--files", line.name, start, code=6).stderr
     assert snap.json("log", line.name)[-1]["id"] == running
-    wait_until(lambda: all(one["state"] == "stored" for one in snap.json("log", line.name)), "what came from the other one is stored")
+    wait_until(
+        lambda: all(one["state"] == "stored" for one in snap.json("log", line.name)),
+        "what came from the other one is stored",
+    )
     snap("rm", "--force", other)

@@ -15,7 +15,9 @@ from tests.e2e.support import AGENT, Snap, wait_until
 pytestmark = pytest.mark.each_runtime
 
 
-def _run(snap: Snap, runtime: str, agent: Path, *args: str, options: tuple[str, ...] = (), code: int = 0) -> list[dict[str, object]]:
+def _run(
+    snap: Snap, runtime: str, agent: Path, *args: str, options: tuple[str, ...] = (), code: int = 0
+) -> list[dict[str, object]]:
     result = snap("run", "--json", "--runtime", runtime, *options, agent, *args, code=code)
     return [json.loads(line) for line in result.stdout.splitlines()]
 
@@ -31,13 +33,31 @@ def test_an_agent_gets_a_snapshot_per_call_with_its_conversation(snap: Snap, run
     assert events[0]["event"] == "started"
     finished = events[-1]
     trajectory = str(finished["trajectory"])
-    assert finished == {"event": "finished", "trajectory": trajectory, "exit_code": 0, "snapshots": 5, "status": "finished"}
+    assert finished == {
+        "event": "finished",
+        "trajectory": trajectory,
+        "exit_code": 0,
+        "snapshots": 5,
+        "status": "finished",
+    }
     log = snap.json("log", trajectory)
     assert [s["tool"]["name"] for s in log] == ["start", "shell", "shell", "shell", "exit"]
     assert log[1]["tool"]["arguments"] == {"script": "echo 0 > f0"}
     assert [s["files"]["added"] for s in log[1:4]] == [1, 1, 1]
     assert all(s["parent"] == before["id"] for before, s in itertools.pairwise(log))
-    assert set(log[0]) == {"id", "parent", "trajectory", "seq", "tool", "files", "state", "pause_ms", "created_at", "tags", "warnings"}
+    assert set(log[0]) == {
+        "id",
+        "parent",
+        "trajectory",
+        "seq",
+        "tool",
+        "files",
+        "state",
+        "pause_ms",
+        "created_at",
+        "tags",
+        "warnings",
+    }
     assert snap.json("show", log[2]["id"])["messages"] == 3
     assert "does not exist" in snap("cat", f"{log[1]['id']}:/workspace/f1", code=4).stderr
     assert snap("cat", f"{log[2]['id']}:/workspace/f1").stdout == "1\n"
@@ -54,7 +74,10 @@ def test_an_open_log_file_and_a_working_directory_keep_the_fast_path(snap: Snap,
     trajectory = str(_run(snap, runtime, agent)[-1]["trajectory"])
     log = snap.json("log", trajectory)
     assert [snap.json("show", s["id"])["method"] for s in log[1:6]] == ["pivot"] * 5
-    assert snap("cat", f"{log[3]['id']}:/workspace/deep/run.log").stdout == "before 0\nafter 0\nbefore 1\nafter 1\nbefore 2\n"
+    assert (
+        snap("cat", f"{log[3]['id']}:/workspace/deep/run.log").stdout
+        == "before 0\nafter 0\nbefore 1\nafter 1\nbefore 2\n"
+    )
     assert snap("cat", f"{trajectory}:/workspace/deep/run.log").stdout.splitlines()[-1] == "after 4"
 
 
@@ -66,7 +89,9 @@ def test_a_crash_starts_no_program_of_the_host(snap: Snap, runtime: str) -> None
 
 def test_a_script_that_never_heard_of_us_gets_start_and_exit(snap: Snap, runtime: str, tmp_path: Path) -> None:
     agent = tmp_path / "plain.py"
-    agent.write_text("import sys\nprint('out', flush=True)\nprint('err', file=sys.stderr)\nopen('made', 'w').write('x')\nsys.exit(3)\n")
+    agent.write_text(
+        "import sys\nprint('out', flush=True)\nprint('err', file=sys.stderr)\nopen('made', 'w').write('x')\nsys.exit(3)\n"
+    )
     result = snap("run", "--runtime", runtime, agent, code=3)
     assert result.stdout == "out\n"
     assert "err\n" in result.stderr
@@ -131,7 +156,9 @@ def test_a_detached_run_can_be_attached_to(snap: Snap, runtime: str, tmp_path: P
 def test_stop_takes_a_last_snapshot_and_exec_goes_on_from_it(snap: Snap, runtime: str) -> None:
     trajectory, _ = snap.create("--runtime", runtime)
     snap.sh(trajectory, "(sleep 0.3; echo late > late) > /dev/null 2>&1 & true")
-    wait_until(lambda: snap("exec", trajectory, "--", "test", "-e", "late", code=None).returncode == 0, "the late write")
+    wait_until(
+        lambda: snap("exec", trajectory, "--", "test", "-e", "late", code=None).returncode == 0, "the late write"
+    )
     snap("stop", trajectory)
     assert snap.sh(trajectory, "cat late")["stdout"] == "late\n"
     snap("rm", "--force", trajectory)
@@ -161,7 +188,9 @@ def test_hard_links_survive_a_change_of_both_names(snap: Snap, runtime: str) -> 
     links = snap.sh(trajectory, "stat -c %i d/a d/b c | sort -u | wc -l; stat -c %i single twin | sort -u | wc -l")
     assert links["stdout"] == "1\n2\n"
     snap.sh(trajectory, "echo more >> c")
-    assert snap.sh(trajectory, "cat d/a c")["stdout"] == "x\nx\nmore\n", "a single name that is written splits off, as in Docker"
+    assert snap.sh(trajectory, "cat d/a c")["stdout"] == "x\nx\nmore\n", (
+        "a single name that is written splits off, as in Docker"
+    )
     snap("rm", "--force", trajectory)
 
 

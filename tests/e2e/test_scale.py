@@ -25,12 +25,15 @@ STEPS = long.size(600, 10_000)
 FIRST = 100
 BUDGET_BYTES = 4 << 20
 FILES, FILE_BYTES = 500, 4096
-LIVE_BYTES = (4 << 20) + sum(min(FAN_IN, STEPS // FAN_IN**level) * min(FAN_IN**level, FILES) * FILE_BYTES for level in range(6))
-"""What the layers of the live sandbox take; they stay: some runs of each level, each with at most every file once, and those that were
-merged count twice as long as their parts are there."""
+LIVE_BYTES = (4 << 20) + sum(
+    min(FAN_IN, STEPS // FAN_IN**level) * min(FAN_IN**level, FILES) * FILE_BYTES for level in range(6)
+)
+"""What the layers of the live sandbox take; they stay: some runs of each level, each with at most every file once, and
+those that were merged count twice as long as their parts are there."""
 TIMES = 15
 RATIO, FLOOR_S = 3.0, 0.030
-"""A verb may take so many times what it took at first, and in any case the floor more: medians on a busy machine are not exact."""
+"""A verb may take so many times what it took at first, and in any case the floor more: medians on a busy machine are
+not exact."""
 MEMORY_BYTES = 60 << 20
 
 AGENT = """
@@ -74,7 +77,13 @@ def test_the_last_snapshot_costs_what_the_first_hundred_did(budgeted: Snap, tmp_
     took = (time.monotonic() - began) / (STEPS - FIRST)
     at_last = {**_times(client, trajectory), **_sizes(client)}
     usage = client.usage()
-    report = {"steps": STEPS, "step_ms": round(took * 1e3, 2), "first": at_first, "last": at_last, "layer_bytes": usage.layer_bytes}
+    report = {
+        "steps": STEPS,
+        "step_ms": round(took * 1e3, 2),
+        "first": at_first,
+        "last": at_last,
+        "layer_bytes": usage.layer_bytes,
+    }
     (tmp_path / "report.json").write_text(json.dumps(report))
     for name in ("log", "show", "diff", "cat", "fork"):
         assert at_last[name] <= max(at_first[name] * RATIO, at_first[name] + FLOOR_S), report
@@ -100,17 +109,21 @@ def _steps(client: Snapshotd, trajectory: str, first: int, end: int) -> None:
 def _times(client: Snapshotd, trajectory: str) -> dict[str, float]:
     """Medians, in seconds."""
     before, last = client.log(trajectory, last=3)[:2]  # the very last is the command's own, which changed nothing
-    (change,) = [c for c in client.diff(before.id, last.id) if c.path.startswith(b"workspace/d") and c.path.count(b"/") == 2]
+    (change,) = [
+        c for c in client.diff(before.id, last.id) if c.path.startswith(b"workspace/d") and c.path.count(b"/") == 2
+    ]
 
     def fork() -> None:
         (made,) = client.fork(last.id).trajectories
         client.remove(made.id, force=True)
 
     return {
-        "log": _median(lambda: client.log(trajectory, last=50)), "show": _median(lambda: client.snapshot(last.id)),
-        "diff": _median(lambda: list(client.diff(before.id, last.id))), "cat": _median(lambda: list(client.cat(last.id, change.path))),
+        "log": _median(lambda: client.log(trajectory, last=50)),
+        "show": _median(lambda: client.snapshot(last.id)),
+        "diff": _median(lambda: list(client.diff(before.id, last.id))),
+        "cat": _median(lambda: list(client.cat(last.id, change.path))),
         "fork": _median(fork),
-    }  # fmt: skip
+    }
 
 
 def _median(work: Callable[[], object]) -> float:
@@ -126,10 +139,13 @@ def _sizes(client: Snapshotd) -> dict[str, float]:
     pid = client.version().pid
     (archive,) = [child for child in _children(pid) if b"\0archive\0" in Path(f"/proc/{child}/cmdline").read_bytes()]
     return {
-        "daemon_bytes": _status(pid, "VmRSS") * 1024, "archive_bytes": _status(archive, "VmRSS") * 1024,
-        "descriptors": len(os.listdir(f"/proc/{pid}/fd")), "threads": _status(pid, "Threads"), "packs": client.check().packs,
+        "daemon_bytes": _status(pid, "VmRSS") * 1024,
+        "archive_bytes": _status(archive, "VmRSS") * 1024,
+        "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+        "threads": _status(pid, "Threads"),
+        "packs": client.check().packs,
         "repository_bytes": client.usage().repository_bytes,
-    }  # fmt: skip
+    }
 
 
 def _status(pid: int, name: str) -> int:
@@ -139,7 +155,9 @@ def _status(pid: int, name: str) -> int:
 
 
 def _children(pid: int) -> list[int]:
-    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
 
 
 def _pruned_small(client: Snapshotd, trajectory: str, report: dict[str, object]) -> None:

@@ -1,4 +1,5 @@
-"""A planted secret, wherever an agent or a person lets it slip: nothing shown, exported or stored has it, and a resume still does."""
+"""A planted secret, wherever an agent or a person lets it slip: nothing shown, exported or stored has it, and a resume
+still does."""
 
 from __future__ import annotations
 
@@ -117,12 +118,29 @@ def planted() -> Planted:
 def _run(snap: Snap, planted: Planted, provider: ScriptedProvider, program: Path) -> str:
     """The program is started, killed with everything else while it asks something, and resumed to its end."""
     command = [
-        "run", "--runtime", "runc", "--name", "slips", "--secret", "CONFIGURED", "--env", "SHAPED", "--env", f"HALF={planted.half}",
-        "--provider", f"openai={provider.url}/v1", "--provider-key", "openai=UPSTREAM", program, planted.configured, planted.shaped,
-    ]  # fmt: skip
-    told = Snap(snap.state_dir, {
-        **snap.env, "CONFIGURED": planted.configured, "SHAPED": planted.shaped, "UPSTREAM": planted.provider_key,
-    })  # fmt: skip
+        "run",
+        "--runtime",
+        "runc",
+        "--name",
+        "slips",
+        "--secret",
+        "CONFIGURED",
+        "--env",
+        "SHAPED",
+        "--env",
+        f"HALF={planted.half}",
+        "--provider",
+        f"openai={provider.url}/v1",
+        "--provider-key",
+        "openai=UPSTREAM",
+        program,
+        planted.configured,
+        planted.shaped,
+    ]
+    told = Snap(
+        snap.state_dir,
+        {**snap.env, "CONFIGURED": planted.configured, "SHAPED": planted.shaped, "UPSTREAM": planted.provider_key},
+    )
     running = told.start(*command)
     shown = [_decide(snap, "slips", running, planted)]
     snap.crash()
@@ -136,6 +154,7 @@ def _run(snap: Snap, planted: Planted, provider: ScriptedProvider, program: Path
 
 def _decide(snap: Snap, name: str, running: subprocess.Popen[str], planted: Planted) -> str:
     """Say yes to the next question, with a reason that has a secret in it."""
+
     def waiting() -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = snap.json("approvals")
         return found
@@ -153,10 +172,23 @@ def _slips_of_a_person(snap: Snap, planted: Planted) -> str:
     half = f"ghp_{planted.half}"
     shown = [
         snap("exec", "slips", "--", "sh", "-c", f"echo {planted.configured} {half}; env >&2").stdout,
-        snap("exec", "--json", "--env", f"MORE={half}", "slips", "--", "sh", "-c", "echo $MORE $CONFIGURED; exit 3", code=3).stdout,
+        snap(
+            "exec",
+            "--json",
+            "--env",
+            f"MORE={half}",
+            "slips",
+            "--",
+            "sh",
+            "-c",
+            "echo $MORE $CONFIGURED; exit 3",
+            code=3,
+        ).stdout,
         snap("store", "put", "--text", "secrets", "from-a-person", f"say {half}").stdout,
     ]
-    assert half in snap("exec", "slips", "--", f"/no/{half}", code=127).stderr, "who types it is told what is wrong with it"
+    assert half in snap("exec", "slips", "--", f"/no/{half}", code=127).stderr, (
+        "who types it is told what is wrong with it"
+    )
     head = snap.json("log", "slips")[-1]["id"]
     edited = snap.json("edit", head, "--message", f"user={half} {planted.configured}", "--state", f'more="{half}"')
     shown += [json.dumps(edited), snap("show", "--conversation", edited["trajectory"]).stdout]
@@ -165,11 +197,18 @@ def _slips_of_a_person(snap: Snap, planted: Planted) -> str:
 
 def _shown(snap: Snap, folder: Path) -> Iterator[tuple[str, bytes]]:
     """All lists, views and exports of everything that there is."""
+
     def out(*command: str) -> tuple[str, bytes]:
         done = snap(*command)
         return " ".join(command), (done.stdout + done.stderr).encode(errors="surrogateescape")
 
-    for words in (["ls"], ["ps"], ["approvals", "--all"], ["store", "ls", "secrets"], ["store", "history", "secrets", "kept"]):
+    for words in (
+        ["ls"],
+        ["ps"],
+        ["approvals", "--all"],
+        ["store", "ls", "secrets"],
+        ["store", "history", "secrets", "kept"],
+    ):
         yield out(*words)
         yield out(*words, "--json")
     for trajectory in [one["id"] for one in snap.json("ls")]:

@@ -1,4 +1,5 @@
-"""Snapshots for others: bundles from one state directory into another, tars, folders to look into, and a catalog made again."""
+"""Snapshots for others: bundles from one state directory into another, tars, folders to look into, and a catalog made
+again."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from tests.e2e.support import Snap, wait_until
 from tests.leftovers import nothing_left
 
 pytestmark = pytest.mark.runc
+
 
 @pytest.fixture(scope="module")
 def places(small_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Snap, Snap]]:
@@ -62,10 +64,15 @@ def contents(snap: Snap, *, spool: bool = False) -> dict[str, Any]:
     usage = snap.json("df")
     if not spool:
         del usage["spool_bytes"]
-    return {"ls": snap.json("ls"), "images": snap.json("image", "ls"), "usage": usage, "top": sorted(os.listdir(snap.state_dir))}
+    return {
+        "ls": snap.json("ls"),
+        "images": snap.json("image", "ls"),
+        "usage": usage,
+        "top": sorted(os.listdir(snap.state_dir)),
+    }
 
 
-# -- bundles --------------------------------------------------------------------------------------------------------------------
+# -- bundles --------------------------------------------------------------------------------------------------------
 
 
 def test_one_snapshot(here: Snap, there: Snap, history: History, tmp_path: Path) -> None:
@@ -109,11 +116,15 @@ def test_a_line_in_two_parts(here: Snap, there: Snap, history: History, tmp_path
         mine, theirs = facts_of(here, snapshot), facts_of(there, snapshot)
         assert theirs == mine
         assert variety.difference(history.files[snapshot], files_of(there, snapshot, tmp_path / snapshot)) == ""
-    assert [change["path"] for change in there.json("diff", middle, last)] == [c["path"] for c in here.json("diff", middle, last)]
+    assert [change["path"] for change in there.json("diff", middle, last)] == [
+        c["path"] for c in here.json("diff", middle, last)
+    ]
     (fork,) = there.json("fork", history.snapshots[4])["trajectories"]
     assert there.sh(fork, "tail -n 1 log; ls /usr/bin/seq || true")["stdout"] == "line 4\n"
     whole = tmp_path / "whole"
-    there("export", last, "--trajectory", "-o", whole)  # across the seam: the imported second part is a fork of the first
+    there(
+        "export", last, "--trajectory", "-o", whole
+    )  # across the seam: the imported second part is a fork of the first
     there("check", "--read-data")
 
 
@@ -189,7 +200,10 @@ def test_a_tar(here: Snap, history: History, tmp_path: Path) -> None:
     here("restore", snapshot, "--to", tmp_path / "restored")
     (tmp_path / "restored").chmod(history.files[snapshot][b""].mode)
     assert oracles.tar(tmp_path / "tar", tmp_path / "restored") == set()
-    for name, program in (("tar", ("tar", "--xattrs", "--xattrs-include=*", "--acls", "--numeric-owner")), ("bsdtar", ("bsdtar",))):
+    for name, program in (
+        ("tar", ("tar", "--xattrs", "--xattrs-include=*", "--acls", "--numeric-owner")),
+        ("bsdtar", ("bsdtar",)),
+    ):
         target = tmp_path / f"by {name}"
         target.mkdir()
         subprocess.run([*program, "-C", target, "-xpf", tmp_path / "tar"], check=True, timeout=60)
@@ -199,7 +213,7 @@ def test_a_tar(here: Snap, history: History, tmp_path: Path) -> None:
         assert variety.difference(expected, got) == ""
 
 
-# -- folders ---------------------------------------------------------------------------------------------------------------------
+# -- folders --------------------------------------------------------------------------------------------------------
 
 
 def _tool(*command: str | Path, code: int = 0) -> str:
@@ -215,12 +229,17 @@ def test_looking_through_folders(here: Snap, history: History, tmp_path: Path) -
     here("mount", top)
     try:
         line = top / "trajectories" / history.trajectory
-        assert _tool("grep", "-rl", "line 4", f"{line}/4/workspace/log", f"{line}/3/workspace/log") == f"{line}/4/workspace/log\n"
+        assert (
+            _tool("grep", "-rl", "line 4", f"{line}/4/workspace/log", f"{line}/3/workspace/log")
+            == f"{line}/4/workspace/log\n"
+        )
         listed = _tool("diff", "-rq", "--no-dereference", f"{line}/1/workspace", f"{line}/2/workspace", code=1)
         assert f"Only in {line}/2/workspace: d2" in listed
         assert "log differ" in listed
         found = _tool("find", line, "-maxdepth", "3", "-name", "d3").split()
-        assert [Path(path).relative_to(line).parts[0] for path in found] == [item for item in sorted(os.listdir(line)) if int(item) >= 3]
+        assert [Path(path).relative_to(line).parts[0] for path in found] == [
+            item for item in sorted(os.listdir(line)) if int(item) >= 3
+        ]
         assert os.readlink(top / "tags/good").endswith(history.snapshots[2])
         assert (top / "tags/good/workspace/log").read_text() == "line 1\nline 2\n"
         assert os.readlink(top / "trajectories/line") == history.trajectory
@@ -273,10 +292,12 @@ def _is_dead(mounted: Path) -> bool:
 
 
 def _children(pid: int) -> list[int]:
-    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
 
 
-# -- the catalog -----------------------------------------------------------------------------------------------------------------
+# -- the catalog ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["torn", "gone"])
@@ -285,7 +306,9 @@ def test_the_catalog_is_made_again(small_root: Path, tmp_path: Path, how: str) -
     snap("image", "import", small_root, "--name", "default")
     history = run_agent(snap, "line", tmp_path / "before", steps=3)
     (fork,) = snap.json("fork", history.snapshots[2], "--wait", "stored")["trajectories"]
-    forked = snap.json("exec", "--wait", "stored", fork, "--", "sh", "-c", "echo forked; echo forked > forked; echo wrong >&2")["snapshot"]
+    forked = snap.json(
+        "exec", "--wait", "stored", fork, "--", "sh", "-c", "echo forked; echo forked > forked; echo wrong >&2"
+    )["snapshot"]
     snap("tag", history.snapshots[1], "good")
     snap("stop", fork, "--wait", "stored")
     everything = [*history.snapshots, forked]

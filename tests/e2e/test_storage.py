@@ -31,12 +31,17 @@ def wait_until_cold(snap: Snap) -> None:
 def test_wait_stored(small: Snap, runtime: str) -> None:
     made = small.json("create", "--runtime", runtime, "--wait", "stored")
     assert small.json("show", made["snapshot"])["state"] == "stored"
-    result = small.json("exec", "--wait", "stored", made["trajectory"], "--", "sh", "-c", "echo 1 > a; echo out; echo err >&2")
+    result = small.json(
+        "exec", "--wait", "stored", made["trajectory"], "--", "sh", "-c", "echo 1 > a; echo out; echo err >&2"
+    )
     shown = small.json("show", result["snapshot"])
     assert shown["state"] == "stored"
     assert small("cat", f"{result['snapshot']}:/workspace/a").stdout == "1\n"
     assert [s["state"] for s in small.json("log", made["trajectory"])] == ["stored", "stored"]
-    wait_until(lambda: not [p for p in (small.state_dir / "repo" / "blobs").rglob("*") if p.is_file()], "archived outputs leave the spool")
+    wait_until(
+        lambda: not [p for p in (small.state_dir / "repo" / "blobs").rglob("*") if p.is_file()],
+        "archived outputs leave the spool",
+    )
     small("rm", "--force", made["trajectory"])
 
 
@@ -58,7 +63,11 @@ def test_an_evicted_snapshot_is_all_there(small: Snap, runtime: str) -> None:
     (fork,) = small.json("fork", first)["trajectories"]
     assert small.manifest(fork) == seen
     assert small.sh(fork, "ls /usr/share/common-licenses/GPL-1 /etc/skel", code=None)["exit_code"] != 0
-    assert small.sh(fork, "ls -A /etc/skeleton | wc -l; echo more >> d/e/f; cat d/e/f")["stdout"].split("\n")[1:] == ["one", "more", ""]
+    assert small.sh(fork, "ls -A /etc/skeleton | wc -l; echo more >> d/e/f; cat d/e/f")["stdout"].split("\n")[1:] == [
+        "one",
+        "more",
+        "",
+    ]
     after = small.sh(fork, "cat soft sparse | tail -c 4; echo 3 > three")["snapshot"]
     small("stop", fork, "--wait", "stored")
     assert small("cat", f"{after}:/workspace/d/e/f").stdout == "one\nmore\n"
@@ -101,11 +110,15 @@ def _children(pid: int, role: str) -> list[int]:
 
 
 def test_prune_says_what_goes_and_does_it(small: Snap) -> None:
-    small("prune", "--force", "--grace", "0")  # what other tests left must not be rewritten together with what this one stores
+    small(
+        "prune", "--force", "--grace", "0"
+    )  # what other tests left must not be rewritten together with what this one stores
     trajectory, first = small.create("--runtime", "runc", "--wait", "stored")
     scripts = [f"head -c 300000 /dev/urandom > big; echo {n} > n" for n in range(6)]
     # Stored one by one: in a pack with the image, which stays, three steps would not be worth rewriting it.
-    steps = [small.json("exec", "--wait", "stored", trajectory, "--", "sh", "-c", script)["snapshot"] for script in scripts]
+    steps = [
+        small.json("exec", "--wait", "stored", trajectory, "--", "sh", "-c", script)["snapshot"] for script in scripts
+    ]
     small("tag", steps[1], "keep-me")
     small("stop", trajectory)
     dry = small.json("prune", "--dry-run", "--keep-last", "2", "--grace", "0")
@@ -116,7 +129,15 @@ def test_prune_says_what_goes_and_does_it(small: Snap) -> None:
     assert done["snapshots"] == dry["snapshots"]
     assert done["freed_bytes"] == dry["freed_bytes"]
     states = {s["id"]: s["state"] for s in small.json("log", trajectory)}
-    assert [states[s] for s in (first, *steps)] == ["stored", "pruned", "stored", "pruned", "pruned", "stored", "stored"]
+    assert [states[s] for s in (first, *steps)] == [
+        "stored",
+        "pruned",
+        "stored",
+        "pruned",
+        "pruned",
+        "stored",
+        "stored",
+    ]
     for number in (1, 4, 5):
         assert small("cat", f"{steps[number]}:/workspace/n").stdout == f"{number}\n"
     assert "given up" in small("cat", f"{steps[0]}:/workspace/n", code=4).stderr
@@ -131,7 +152,9 @@ def test_prune_says_what_goes_and_does_it(small: Snap) -> None:
 def test_damage_is_found_named_and_repaired_from_layers(own_snap: Snap) -> None:
     snap = own_snap
     trajectory, _ = snap.create("--runtime", "runc")
-    kept = snap.json("exec", "--wait", "stored", trajectory, "--", "sh", "-c", "head -c 200000 /dev/urandom > data")["snapshot"]
+    kept = snap.json("exec", "--wait", "stored", trajectory, "--", "sh", "-c", "head -c 200000 /dev/urandom > data")[
+        "snapshot"
+    ]
     content = snap("restore", kept, "--to", snap.state_dir.parent / "before").returncode
     assert content == 0
     assert snap.json("repair")["actions"] == [], "nothing is done to a healthy repository"
@@ -145,5 +168,7 @@ def test_damage_is_found_named_and_repaired_from_layers(own_snap: Snap) -> None:
     assert snap.json("repair")["lost"] == []
     snap("check", "--read-data")
     snap("restore", kept, "--to", snap.state_dir.parent / "after")
-    assert (snap.state_dir.parent / "after/workspace/data").read_bytes() == (snap.state_dir.parent / "before/workspace/data").read_bytes()
+    assert (snap.state_dir.parent / "after/workspace/data").read_bytes() == (
+        snap.state_dir.parent / "before/workspace/data"
+    ).read_bytes()
     snap("rm", "--force", trajectory)

@@ -1,4 +1,5 @@
-"""The daemon is killed under a running agent, which does not notice: its call waits, and is sent again to the next daemon."""
+"""The daemon is killed under a running agent, which does not notice: its call waits, and is sent again to the next
+daemon."""
 
 from __future__ import annotations
 
@@ -98,8 +99,9 @@ def _expected() -> dict[str, Any]:
         steps += [("work", "done"), ("task", "done")]
         journal += [("tool", "work", "done"), ("model", "ask", "done"), ("task", f"task {number}", "done")]
         conversation += [
-            ("assistant", {"number": number, "done": {"lines": number + 1, "pid": True}, "later": True}), ("assistant", True),
-        ]  # fmt: skip
+            ("assistant", {"number": number, "done": {"lines": number + 1, "pid": True}, "later": True}),
+            ("assistant", True),
+        ]
         if number % 4 == 3:
             steps.append(("checkpoint", "done"))
             journal.append(("checkpoint", "checkpoint", "done"))
@@ -131,7 +133,9 @@ def test_killed_again_and_again(lone: Snap, runtime: str, program: Path) -> None
     snap = lone
     chance = random.Random(f"{runtime}-1")
     running = snap.start("run", "--runtime", runtime, "--name", "tough", program)
-    wait_until(lambda: bool(snap.json("ls")) and len(snap.json("log", "tough")) > 1, "it runs")  # the follower has been answered, too
+    wait_until(
+        lambda: bool(snap.json("ls")) and len(snap.json("log", "tough")) > 1, "it runs"
+    )  # the follower has been answered, too
     kills = 0
     while running.poll() is None and kills < 6:
         snap.kill_daemon()
@@ -166,7 +170,9 @@ def test_commands_that_start_while_no_daemon_is_there(lone: Snap, runc_ready: No
             lone.kill_daemon()
     _, errors = running.communicate(timeout=240)
     assert running.returncode == 0, errors
-    assert [one["content"] for one in lone.json("show", "--conversation", "commands")] == [str(number) for number in range(40)]
+    assert [one["content"] for one in lone.json("show", "--conversation", "commands")] == [
+        str(number) for number in range(40)
+    ]
 
 
 @pytest.mark.runc
@@ -176,7 +182,9 @@ def test_commands_that_start_while_no_daemon_is_there(lone: Snap, runc_ready: No
 def test_killed_at_a_failpoint(lone: Snap, runc_ready: None, program: Path, failpoint: str, hit: int) -> None:
     snap = lone
     snap.stop_daemon()
-    hit = min(hit, {"engine.step.outputs_saved": 1, "engine.values.changed": STEPS // 4}.get(failpoint, hit))  # passed so many times
+    hit = min(
+        hit, {"engine.step.outputs_saved": 1, "engine.values.changed": STEPS // 4}.get(failpoint, hit)
+    )  # passed so many times
     armed = Snap(snap.state_dir, {**snap.env, "SNAPSHOTD_FAILPOINT": f"{failpoint}:{hit}"})
     first = armed.json("daemon", "--restart")["started"]
     running = snap.start("run", "--runtime", "runc", "--name", "armed", program)
@@ -218,7 +226,8 @@ while True:
 @pytest.mark.runc
 @pytest.mark.timeout(600)
 def test_behind_the_gateway(lone: Snap, runc_ready: None, tmp_path: Path) -> None:
-    """Killed while a tool runs, and while the model thinks: then its client asks again, and is heard by the next daemon."""
+    """Killed while a tool runs, and while the model thinks: then its client asks again, and is heard by the next
+    daemon."""
     program = tmp_path / "agent.py"
     program.write_text(GATEWAY_AGENT)
     agents = Agents(lone, "runc")
@@ -243,7 +252,12 @@ def test_behind_the_gateway(lone: Snap, runc_ready: None, tmp_path: Path) -> Non
     assert agents.names(trajectory) == ["start", "bash", "bash", "bash", "exit"]
     said = agents.said(trajectory)
     assert [role for role, _ in said] == ["user", *["assistant", "tool"] * 3, "assistant"]
-    assert [content["content"] for role, content in said if role == "assistant"] == ["I wait.", None, "I wait.", "It is repaired."]
+    assert [content["content"] for role, content in said if role == "assistant"] == [
+        "I wait.",
+        None,
+        "I wait.",
+        "It is repaired.",
+    ]
     journal = [entry for entry in agents.journal(trajectory) if entry[1] != "unknown"]
     assert journal == [("model", "done"), ("tool", "done")] * 3 + [("model", "done")]
     assert agents.files(trajectory) == {"waited": "x\nx\n", "count": "x\n"}
@@ -305,7 +319,8 @@ def test_while_it_waits_for_a_person(lone: Snap, runtime: str, tmp_path: Path) -
 
 @pytest.mark.runc
 def test_what_ends_with_the_daemon(lone: Snap, runc_ready: None, tmp_path: Path) -> None:
-    """A command that a client runs is cut off; a sandbox without a program ends; so does one whose keeper is killed, too."""
+    """A command that a client runs is cut off; a sandbox without a program ends; so does one whose keeper is killed,
+    too."""
     program = tmp_path / "agent.py"
     program.write_text("print('up', flush=True)\nimport time\ntime.sleep(1000)\n")
     running = lone.start("run", "--runtime", "runc", "--name", "sleeper", program)
@@ -353,7 +368,12 @@ def test_the_keeper_dies_after_a_restart(lone: Snap, runc_ready: None, tmp_path:
     lone.sh("orphan", "touch go")
     out, errors = running.communicate(timeout=240)
     (run,) = [one for one in lone.json("ls") if one["name"] == "orphan"]
-    assert (out, running.returncode, run["status"], run["exit_code"]) == ("done\n", code, "failed" if code else "finished", code), errors
+    assert (out, running.returncode, run["status"], run["exit_code"]) == (
+        "done\n",
+        code,
+        "failed" if code else "finished",
+        code,
+    ), errors
     last = lone.json("show", "orphan")
     assert (last["tool"]["name"], last["tool"]["exit_code"]) == ("exit", code)
     assert lone("show", "--output", "stdout", "orphan").stdout == "up\ndone\n"
@@ -362,4 +382,7 @@ def test_the_keeper_dies_after_a_restart(lone: Snap, runc_ready: None, tmp_path:
 def _sleeps(init: int, seconds: str) -> bool:
     """Whether a process of the sandbox sleeps for so long."""
     group = Path(f"/proc/{init}/cgroup").read_text()
-    return any(line == f"sleep {seconds} " and Path(f"/proc/{pid}/cgroup").read_text() == group for pid, line in processes_with("sleep"))
+    return any(
+        line == f"sleep {seconds} " and Path(f"/proc/{pid}/cgroup").read_text() == group
+        for pid, line in processes_with("sleep")
+    )

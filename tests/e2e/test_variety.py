@@ -1,8 +1,9 @@
-"""One nasty entry for everything a snapshot claims to keep, through capture, store, evict, restore, mount and a cold fork: it equals the
-original for four oracles that know nothing of each other, and what a target cannot hold is named in the report of the restore.
+"""One nasty entry for everything a snapshot claims to keep, through capture, store, evict, restore, mount and a cold
+fork: it equals the original for four oracles that know nothing of each other, and what a target cannot hold is named in
+the report of the restore.
 
-With the Docker driver the tree is made from outside with all rights of the machine's root, so that it has every entry. With runc it is made
-inside the sandbox, by what root is allowed there.
+With the Docker driver the tree is made from outside with all rights of the machine's root, so that it has every entry.
+With runc it is made inside the sandbox, by what root is allowed there.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ REFUSED = {"mknod", "setxattr trusted.own", "setxattr security.own", "setxattr s
 
 @dataclass(frozen=True)
 class Original:
-    """The trees as they were in the running sandbox: their manifest, and a copy of `tree` on a disk with what the tools say of it."""
+    """The trees as they were in the running sandbox: their manifest, and a copy of `tree` on a disk with what the tools
+    say of it."""
 
     snapshot: str
     manifest: Manifest
@@ -102,7 +104,8 @@ class Disk:
 
 @pytest.fixture(scope="module")
 def disks(cold: Snap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Disk]]:
-    """A file system of each kind. Mounted in the daemon's namespace, where no other daemon's keeps it in use, and gone with it."""
+    """A file system of each kind. Mounted in the daemon's namespace, where no other daemon's keeps it in use, and gone
+    with it."""
     pid, base, found = cold.daemon_pid(), tmp_path_factory.mktemp("disks"), {}
     for kind, make in KINDS.items():
         if make and shutil.which(make[0]) is None:
@@ -124,7 +127,11 @@ def disks(cold: Snap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict
 
 @pytest.fixture(scope="module")
 def original(
-    disks: dict[str, Disk], cold: Snap, runtime: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    disks: dict[str, Disk],
+    cold: Snap,
+    runtime: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Original:
     """Captured, stored and evicted."""
     given = tmp_path_factory.mktemp("given")
@@ -223,7 +230,9 @@ def test_forked_while_cold(cold: Snap, original: Original, runtime: str, request
 def _differing(original: Original, copy: Path) -> set[bytes]:
     """What any of the three tools says of it."""
     return (
-        oracles.rsync(original.copy, copy) | oracles.tar(original.archive, copy) | (oracles.mtree(original.spec, copy) - original.blind)
+        oracles.rsync(original.copy, copy)
+        | oracles.tar(original.archive, copy)
+        | (oracles.mtree(original.spec, copy) - original.blind)
     )
 
 

@@ -1,4 +1,5 @@
-"""Two writers on one trajectory: at each step exactly one goes on, and the other is told where the head is and how to go another way."""
+"""Two writers on one trajectory: at each step exactly one goes on, and the other is told where the head is and how to
+go another way."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def test_exactly_one_wins_at_each_step(snap: Snap) -> None:
     won: list[int] = []
     with ThreadPoolExecutor(2) as pool:
         for step in range(STEPS):
-            answers = [future.result(WAIT_S) for future in [pool.submit(write, writer, step, head) for writer in range(2)]]
+            answers = [
+                future.result(WAIT_S) for future in [pool.submit(write, writer, step, head) for writer in range(2)]
+            ]
             (winner,) = [writer for writer, answer in enumerate(answers) if isinstance(answer, ExecInfo)]
             taken, refusal = answers[winner], answers[1 - winner]
             assert isinstance(taken, ExecInfo)
@@ -69,7 +72,9 @@ def test_exactly_one_wins_at_each_step(snap: Snap) -> None:
             won.append(winner)
     assert [one.seq for one in client.log(trajectory)] == list(range(STEPS + 1))
     expected = "".join(f"{step} {winner}\n" for step, winner in enumerate(won))
-    assert b"".join(client.cat(head, b"workspace/log")).decode() == expected, "what the losers would have done has not happened"
+    assert b"".join(client.cat(head, b"workspace/log")).decode() == expected, (
+        "what the losers would have done has not happened"
+    )
     client.remove(trajectory, force=True)
 
 
@@ -86,9 +91,15 @@ def test_two_processes_take_turns_without_losing_a_step(snap: Snap) -> None:
     trajectory, _ = snap.create("--runtime", "runc")
     command = [sys.executable, "-c", WRITER, str(snap.state_dir), trajectory]
     writers = [
-        subprocess.Popen([*command, name, str(PROCESS_STEPS)], env=snap.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, name, str(PROCESS_STEPS)],
+            env=snap.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for name in ("a", "b")
-    ]  # fmt: skip
+    ]
     said = [writer.communicate(timeout=500) for writer in writers]
     assert [writer.returncode for writer in writers] == [0, 0], said
     log = snap.json("log", "--all", trajectory)
@@ -107,7 +118,9 @@ def test_the_command_line_refuses_an_old_head_and_offers_a_fork(snap: Snap, runt
     assert f"`snapshotd fork {short(first)}`" in refused
     assert [one["id"] for one in snap.json("log", trajectory)] == [first, second]
     (other,) = snap.json("fork", first)["trajectories"]
-    assert snap.json("exec", "--if-head", first, other, "--", "sh", "-c", "echo two > file; cat file")["stdout"] == "two\n"
+    assert (
+        snap.json("exec", "--if-head", first, other, "--", "sh", "-c", "echo two > file; cat file")["stdout"] == "two\n"
+    )
     assert snap("cat", f"{trajectory}:/workspace/file").stdout == "one\n"
     for one in (other, trajectory):
         snap("rm", "--force", one)

@@ -1,4 +1,5 @@
-"""Makes a golden repository and catalog of the present format: `python -m tests.golden.make FOLDER`, once for every new format.
+"""Makes a golden repository and catalog of the present format: `python -m tests.golden.make FOLDER`, once for every new
+format.
 
 What it holds is said in `expected.json`, read back with the version that wrote it.
 """
@@ -69,7 +70,9 @@ def _history(catalog: Catalog, repository: PackRepository, kept: BlobID) -> list
     """Three snapshots and a fork of the second; all captured. The last one's output is in the spool."""
     (image,) = catalog.images()
     line, first = begin(image, "golden")
-    first = replace(first, call=make_call("start", output=None, stdout=repository.save_bytes(b"printed\n"), stderr=None))
+    first = replace(
+        first, call=make_call("start", output=None, stdout=repository.save_bytes(b"printed\n"), stderr=None)
+    )
     catalog.add_trajectories([(line, first)])
     taken = [first]
     output = None
@@ -100,17 +103,23 @@ def _plan(repository: PackRepository, number: int) -> stored_trees.Plan:
     linked = file(b"two names\n", link=77, nlink=2, mode=0o4755, uid=1000, gid=65534)
     return {
         b"changing": b"version %d\n" % number + b"the rest stays as it is\n" * 200,
-        b"large": _LARGE[: 900_000] + b"%d" % number + _LARGE[900_000:],
-        b"empty": b"", b"hard": linked, b"link": linked, b"\xff\nname": file(b"odd name", mtime_ns=-1_234_567_890_123_456_789),
-        b"soft": TreeEntry(b"", Kind.SYMLINK, 0o777, 0, 0, 1, target=b"../\xfe"), b"pipe": TreeEntry(b"", Kind.FIFO, 0o600, 1, 2, 3),
+        b"large": _LARGE[:900_000] + b"%d" % number + _LARGE[900_000:],
+        b"empty": b"",
+        b"hard": linked,
+        b"link": linked,
+        b"\xff\nname": file(b"odd name", mtime_ns=-1_234_567_890_123_456_789),
+        b"soft": TreeEntry(b"", Kind.SYMLINK, 0o777, 0, 0, 1, target=b"../\xfe"),
+        b"pipe": TreeEntry(b"", Kind.FIFO, 0o600, 1, 2, 3),
         b"null": TreeEntry(b"", Kind.CHAR_DEVICE, 0o666, 0, 0, 4, rdev=os.makedev(1, 3)),
         b"disk": TreeEntry(b"", Kind.BLOCK_DEVICE, 0o660, 0, 6, 5, rdev=os.makedev(259, 70_000)),
         b"socket": TreeEntry(b"", Kind.SOCKET, 0o755, 0, 0, 6),
-        b"attributes": file(b"x", xattrs=((b"security.capability", bytes(20)), (b"user.a", b""), (b"user.b", b"\0\xff" * 300))),
+        b"attributes": file(
+            b"x", xattrs=((b"security.capability", bytes(20)), (b"user.a", b""), (b"user.b", b"\0\xff" * 300))
+        ),
         b"sparse": file(b"dataend", size=1 << 40, extents=((4096, 4), ((1 << 40) - 3, 3))),
         b"d": {b"": own, **{b"%03d" % n: b"%d" % n for n in range(9)}},
         b"deep": {b"a" * 255: {b"b" * 255: {b"c": {}}}},
-    }  # fmt: skip
+    }
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -122,7 +131,7 @@ def read(folder: Path) -> dict[str, Any]:
             "trajectories": [f"{t.id} {t.name} {t.head} {t.forked_from}" for t in catalog.trajectories()],
             "snapshots": {s.id: _snapshot(catalog, repository, s) for s in catalog.all_snapshots()},
             "image": [tree_of(repository, i.tree) for i in catalog.images() if i.tree is not None],
-        }  # fmt: skip
+        }
     finally:
         repository.close()
         catalog.close()
@@ -134,12 +143,13 @@ def _snapshot(catalog: Catalog, repository: Repository, one: Snapshot) -> dict[s
         "row": f"{one.parent} {one.trajectory} {one.seq} {one.state} {one.call.name} {one.call.status} {one.tags} {one.messages}",
         "outputs": {
             blob: hashlib.sha256(b"".join(repository.load(blob))).hexdigest()
-            for blob in (one.call.output, one.call.stdout, one.call.stderr) if blob is not None and repository.contains(blob)
+            for blob in (one.call.output, one.call.stdout, one.call.stderr)
+            if blob is not None and repository.contains(blob)
         },
         "conversation": [[m.role, ascii(m.content)] for m in catalog.conversation(one.id)],
         "record": None if record is None else hashlib.sha256(repository.load_record(record)).hexdigest(),
         "tree": None if one.tree is None else tree_of(repository, one.tree),
-    }  # fmt: skip
+    }
 
 
 def tree_of(repository: Repository, tree: TreeID) -> dict[str, list[Any]]:
@@ -150,7 +160,14 @@ def tree_of(repository: Repository, tree: TreeID) -> dict[str, list[Any]]:
         while pending:
             path, directory = pending.pop()
             entry = view.entry_of(directory)
-            found[_text(path)] = [entry.kind, entry.mode, entry.uid, entry.gid, entry.mtime_ns, _hex(view.directory_xattrs(directory))]
+            found[_text(path)] = [
+                entry.kind,
+                entry.mode,
+                entry.uid,
+                entry.gid,
+                entry.mtime_ns,
+                _hex(view.directory_xattrs(directory)),
+            ]
             for child in view.children(directory):
                 below = join(path, child.name)
                 if child.entry.kind is Kind.DIRECTORY:

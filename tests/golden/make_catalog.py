@@ -1,4 +1,5 @@
-"""Makes a golden catalog of the present format: `python -m tests.golden.make_catalog FILE.db`, once before there is a newer one.
+"""Makes a golden catalog of the present format: `python -m tests.golden.make_catalog FILE.db`, once before there is a
+newer one.
 
 What it holds is said in FILE.json, read back with the version that wrote it.
 """
@@ -45,12 +46,16 @@ def _decisions(catalog: Catalog, world: World) -> None:
     asked[1] = replace(asked[1], question="now?", expires_at_ns=CREATED_AT_NS + 9)
     for approval in asked:
         catalog.approvals.add(approval)
-    catalog.approvals.decide(asked[1].id, ApprovalStatus.APPROVED, at_ns=CREATED_AT_NS + 1, by="someone", reason=None, edited=([1.5],))
+    catalog.approvals.decide(
+        asked[1].id, ApprovalStatus.APPROVED, at_ns=CREATED_AT_NS + 1, by="someone", reason=None, edited=([1.5],)
+    )
     catalog.approvals.decide(asked[2].id, ApprovalStatus.DENIED, at_ns=CREATED_AT_NS + 2, by=None, reason="no \ud800")
     entries = [entry for snapshot in world.all for entry in catalog.own_entries(snapshot.id)][:2]
     for entry in entries:
         catalog.compensations.begin(Compensation(entry.id, world.all[0].trajectory, None, CREATED_AT_NS))
-    catalog.compensations.end(entries[0].id, CallStatus.FAILED, at_ns=CREATED_AT_NS + 3, exit_code=2, error="it did not")
+    catalog.compensations.end(
+        entries[0].id, CallStatus.FAILED, at_ns=CREATED_AT_NS + 3, exit_code=2, error="it did not"
+    )
 
 
 def _values(catalog: Catalog) -> None:

@@ -50,13 +50,19 @@ def test_the_file_is_of_its_version(path: Path, version: int) -> None:
 
 
 def test_there_is_one_for_every_older_version() -> None:
-    assert sorted(path.name for path in HERE.glob("catalog-v*.db")) == [f"catalog-v{n}.db" for n in range(1, schema.VERSION)]
+    assert sorted(path.name for path in HERE.glob("catalog-v*.db")) == [
+        f"catalog-v{n}.db" for n in range(1, schema.VERSION)
+    ]
 
 
 def test_everything_is_read_after_the_migration(catalog: SqliteCatalog, version: int) -> None:
     content = make_catalog.expected(version)
     assert len(content["snapshots"]) == {1: 6, 2: 24, 3: 24, 4: 24}[version]  # the test sees something
-    assert {one["state"] for one in content["snapshots"]} == {"captured", "lost", *({"stored", "pruned"} if version > 1 else ())}
+    assert {one["state"] for one in content["snapshots"]} == {
+        "captured",
+        "lost",
+        *({"stored", "pruned"} if version > 1 else ()),
+    }
     assert {name: value for name, value in make_catalog.read(catalog).items() if name in content} == content
     assert catalog.get_meta("instance") == "7"
     unstored = [one["id"] for one in content["snapshots"] if one["state"] == "captured"]
@@ -71,7 +77,12 @@ def test_everything_is_read_after_the_migration(catalog: SqliteCatalog, version:
             continue
         earlier = content["conversations"].get(one["parent"], [])
         assert [asdict(message) for message in catalog.own_messages(of)] == content["conversations"][of][len(earlier) :]
-        assert (catalog.state(of), catalog.own_state(of), catalog.own_entries(of), list(catalog.journal(of))) == ({}, None, [], [])
+        assert (catalog.state(of), catalog.own_state(of), catalog.own_entries(of), list(catalog.journal(of))) == (
+            {},
+            None,
+            [],
+            [],
+        )
 
 
 def test_a_migrated_catalog_goes_on(catalog: SqliteCatalog, version: int) -> None:
@@ -98,9 +109,13 @@ def test_a_migrated_catalog_goes_on(catalog: SqliteCatalog, version: int) -> Non
     assert catalog.get_snapshot(new.id).state is SnapshotState.STORED
     assert catalog.referenced_trees() >= {TreeID("1" * 64), TreeID("3" * 64)}
     for trajectory in reversed(catalog.trajectories()):  # forks first
-        with contextlib.suppress(Conflict) if version > 2 else contextlib.nullcontext():  # in the random one some go on from each other
+        with (
+            contextlib.suppress(Conflict) if version > 2 else contextlib.nullcontext()
+        ):  # in the random one some go on from each other
             catalog.remove_trajectory(trajectory.id)
-    assert [line.id for line in catalog.trajectories()] == list(dict.fromkeys(one.trajectory for one in catalog.all_snapshots()))
+    assert [line.id for line in catalog.trajectories()] == list(
+        dict.fromkeys(one.trajectory for one in catalog.all_snapshots())
+    )
     assert len(catalog.trajectories()) == {1: 0, 2: 0, 3: 3, 4: 3}[version]
     assert version > 2 or list(catalog.all_snapshots()) == []
 

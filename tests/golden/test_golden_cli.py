@@ -1,4 +1,5 @@
-"""State directories of older versions behind a daemon of today: the command line shows everything in them, whatever bytes its text has."""
+"""State directories of older versions behind a daemon of today: the command line shows everything in them, whatever
+bytes its text has."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def snap(tmp_path: Path, version: int) -> Iterator[Snap]:
     state.mkdir(mode=0o700)
     shutil.copyfile(HERE / f"catalog-v{version}.db", state / "catalog.db")
     connection = apsw.Connection(str(state / "catalog.db"))
-    connection.execute("UPDATE meta SET value = ? WHERE key = 'instance'", (new_id()[:12],))  # two of them may be served at once
+    connection.execute(
+        "UPDATE meta SET value = ? WHERE key = 'instance'", (new_id()[:12],)
+    )  # two of them may be served at once
     connection.close()
     snap = Snap(state)
     yield snap
@@ -55,7 +58,9 @@ def test_everything_is_shown(snap: Snap, content: dict[str, Any], version: int) 
     strange = next(one for one in snapshots if "\\ud8" in json.dumps(one["call"]))
     assert strange["id"] in snap("log", "--all", "--no-trunc", strange["trajectory"]).stdout
     assert snap.json("show", strange["id"])["tool"]["error"] == strange["call"]["error"]
-    assert snap("show", strange["id"], code=None).stdout.startswith(f"snapshot     {strange['id']}\n")  # there is no repository here
+    assert snap("show", strange["id"], code=None).stdout.startswith(
+        f"snapshot     {strange['id']}\n"
+    )  # there is no repository here
     client = Snapshotd(state_dir=snap.state_dir, autostart=False)
     for one in snapshots:
         said = [{"role": message.role, "content": message.content} for message in client.conversation(one["id"])]
@@ -65,7 +70,9 @@ def test_everything_is_shown(snap: Snap, content: dict[str, Any], version: int) 
         client.tasks(one["id"])
     for line in lines:
         client.effects(line["id"])
-    assert [(one.id, one.reason) for one in client.approvals()] == [(one["id"], one["reason"]) for one in content.get("approvals", ())]
+    assert [(one.id, one.reason) for one in client.approvals()] == [
+        (one["id"], one["reason"]) for one in content.get("approvals", ())
+    ]
     assert {one.id for one in client.images()} == {one["id"] for one in content["images"]}
     if version > 2:
         assert "\ud800" in [one.value for one in client.value_history("notes", "key")]

@@ -1,4 +1,5 @@
-"""Records as each version wrote them, and what is read from them in the words of today. The files of a version never change."""
+"""Records as each version wrote them, and what is read from them in the words of today. The files of a version never
+change."""
 
 from __future__ import annotations
 
@@ -27,7 +28,13 @@ def again(record: Record | Tags) -> bytes:
     if isinstance(record, Tags):
         return encode_tags(record.tags, record.at_ns, record.unknown)
     return encode(
-        record.snapshot, record.trajectory, record.image, record.messages, record.unknown, entries=record.entries, state=record.state
+        record.snapshot,
+        record.trajectory,
+        record.image,
+        record.messages,
+        record.unknown,
+        entries=record.entries,
+        state=record.state,
     )
 
 
@@ -38,7 +45,10 @@ def shown(record: Record | Tags) -> Any:
 
 def test_there_is_one_for_every_version() -> None:
     assert {path.name for path in HERE.iterdir()} == {
-        f"{kind}-v{version}{end}" for version in VERSIONS for kind in ("snapshot", "tags") for end in (".json", ".read.json")
+        f"{kind}-v{version}{end}"
+        for version in VERSIONS
+        for kind in ("snapshot", "tags")
+        for end in (".json", ".read.json")
     }
 
 
@@ -92,7 +102,9 @@ def test_a_catalog_takes_what_is_read(version: int) -> None:
     catalog = SqliteCatalog(":memory:")
     try:
         catalog.restore_rows(
-            [record.image], [record.trajectory], [SnapshotRow(record.snapshot, record.messages, None, record.entries, record.state)]
+            [record.image],
+            [record.trajectory],
+            [SnapshotRow(record.snapshot, record.messages, None, record.entries, record.state)],
         )
         of = record.snapshot.id
         assert tuple(catalog.conversation(of)) == record.messages

@@ -1,4 +1,5 @@
-"""Repositories as older versions wrote them: they are read, checked, and brought back from their packs alone. The files never change.
+"""Repositories as older versions wrote them: they are read, checked, and brought back from their packs alone. The files
+never change.
 
 Each folder was made once by `make.py` of its version; what it holds is in its `expected.json`.
 """
@@ -55,7 +56,12 @@ def roots(folder: Path) -> Roots:
         stored = [one for one in catalog.all_snapshots() if one.state is SnapshotState.STORED]
         trees = {one.tree: str(one.id) for one in stored if one.tree is not None}
         trees.update({image.tree: str(image.id) for image in catalog.images() if image.tree is not None})
-        outputs = {blob: str(one.id) for one in stored for blob in (one.call.output, one.call.stdout, one.call.stderr) if blob is not None}
+        outputs = {
+            blob: str(one.id)
+            for one in stored
+            for blob in (one.call.output, one.call.stdout, one.call.stderr)
+            if blob is not None
+        }
         return Roots(trees, outputs, dict.fromkeys(catalog.referenced_records(), ""))
 
 
@@ -79,7 +85,9 @@ def frames(folder: Path) -> list[pack.Frame]:
 
 def test_each_holds_what_its_version_brought() -> None:
     """Version 2: the dictionary, alone and before the base of a delta."""
-    one, two = ({(f.dictionary, f.base is not None) for f in frames(Path(__file__).parent / version)} for version in VERSIONS)
+    one, two = (
+        {(f.dictionary, f.base is not None) for f in frames(Path(__file__).parent / version)} for version in VERSIONS
+    )
     assert one == {(False, False)}
     assert two == {(False, False), (True, False), (True, True)}
 

@@ -14,6 +14,8 @@ from overlay_world import need_root
 @pytest.fixture
 def base() -> Iterator[Path]:
     need_root()
-    path = Path(tempfile.mkdtemp(prefix="snapshotd-model-", dir="/var/tmp"))  # a disk: tmpfs has no user.* attributes on older kernels
+    path = Path(
+        tempfile.mkdtemp(prefix="snapshotd-model-", dir="/var/tmp")
+    )  # a disk: tmpfs has no user.* attributes on older kernels
     yield path
     shutil.rmtree(path)

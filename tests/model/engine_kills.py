@@ -1,4 +1,5 @@
-"""The walk's kills: the daemon at random moments and at failpoints, its children, its FUSE process, the power; and each start after."""
+"""The walk's kills: the daemon at random moments and at failpoints, its children, its FUSE process, the power; and each
+start after."""
 # ruff: noqa: PT017 - errors are expected or not depending on what was killed
 
 from __future__ import annotations
@@ -44,22 +45,36 @@ class Kills:
         self._machine, self._client, self._world = machine, machine.client, machine.world
         past = machine.past
         self._works: tuple[Callable[[], None], ...] = (
-            self._crash_in_exec, self._crash_in_fork, past.crash_in_rewind, self._crash_in_prune, self._crash_in_flush,
-            self.crash_in_remove, self._crash_in_repair, self._crash_in_create, past.crash_in_undo, past.crash_in_edit,
-        )  # fmt: skip
+            self._crash_in_exec,
+            self._crash_in_fork,
+            past.crash_in_rewind,
+            self._crash_in_prune,
+            self._crash_in_flush,
+            self.crash_in_remove,
+            self._crash_in_repair,
+            self._crash_in_create,
+            past.crash_in_undo,
+            past.crash_in_edit,
+        )
         self._aimed: tuple[tuple[Callable[[], None], tuple[str, ...]], ...] = (
-            (self._crash_in_exec, _STEP), (self._crash_in_exec, _STORING), (self._crash_in_fork, ("engine.fork.",)),
-            (past.crash_in_rewind, _STEP), (past.crash_in_undo, _STEP), (past.crash_in_edit, ("engine.fork.", "engine.step.")),
-            (self._crash_in_prune, ("engine.prune.", "repo.gc.", "layers.evict.")), (self.crash_in_remove, ("engine.remove.",)),
+            (self._crash_in_exec, _STEP),
+            (self._crash_in_exec, _STORING),
+            (self._crash_in_fork, ("engine.fork.",)),
+            (past.crash_in_rewind, _STEP),
+            (past.crash_in_undo, _STEP),
+            (past.crash_in_edit, ("engine.fork.", "engine.step.")),
+            (self._crash_in_prune, ("engine.prune.", "repo.gc.", "layers.evict.")),
+            (self.crash_in_remove, ("engine.remove.",)),
             (self._crash_in_create, ("engine.start.",)),
-        )  # fmt: skip
+        )
         self._starter = Starter(machine.snap.state_dir, self._client.socket_path, machine.snap.env)
         self.left_rubbish = False
         """Somebody was killed, maybe between a pack and its entry in the index, and nothing was repaired since."""
         self._armed = False
         self._log_seen = 0
 
-    # -- starting and ending -----------------------------------------------------------------------------------------------------
+    # -- starting and ending
+    # --------------------------------------------------------------------------------------------
 
     def start(self, failpoint: str = "") -> bool:
         """Start a daemon. Whether it is ready; with `failpoint` it may have died of that."""
@@ -82,7 +97,9 @@ class Kills:
         self.left_rubbish = True
         if pid is None:
             return
-        children = [child for child in _children(pid) if b"snapshotd" in _command(child)]  # containers go when the next one starts
+        children = [
+            child for child in _children(pid) if b"snapshotd" in _command(child)
+        ]  # containers go when the next one starts
         if alive(pid):
             os.kill(pid, signal.SIGKILL)
         self._has_ended(pid)
@@ -136,7 +153,8 @@ class Kills:
         if m.readable():
             m.looks.check_restored(m.any_readable())
 
-    # -- in the middle of something ----------------------------------------------------------------------------------------------
+    # -- in the middle of something
+    # -------------------------------------------------------------------------------------
 
     def crash_during(self) -> None:
         """The daemon dies somewhere in the middle of something."""
@@ -209,7 +227,9 @@ class Kills:
         script = m.script(line)
         wait: Wait = "stored" if self._armed else m.rng.choice(("captured", "stored"))
         m.note(f"in {line.id[:12]}, wait until {wait}: {script.text!r}")
-        _, failure = self.dying(lambda: self._client.exec(line.id, ["sh", "-c", script.text], cwd="/workspace", wait=wait), 0.12)
+        _, failure = self.dying(
+            lambda: self._client.exec(line.id, ["sh", "-c", script.text], cwd="/workspace", wait=wait), 0.12
+        )
         taken = m.sync(line, {"exec": script.tree})
         assert taken or failure, "an answered step is not there"
         line.upper = set()
@@ -238,7 +258,9 @@ class Kills:
         for item in found:
             self._world.lines[item.id] = Line(item.id, item.head, None, Tree(), own=[item.head], running=False)
             info = self._client.snapshot(item.head)
-            self._world.snapshots[info.id] = Taken(info.id, None, item.id, info.seq, Tree(), False, info.image, info.state)
+            self._world.snapshots[info.id] = Taken(
+                info.id, None, item.id, info.seq, Tree(), False, info.image, info.state
+            )
         return None
 
     def _crash_in_prune(self) -> None:
@@ -273,7 +295,7 @@ class Kills:
             m.forget(line)
         return None
 
-    # -- children ----------------------------------------------------------------------------------------------------------------
+    # -- children -------------------------------------------------------------------------------------------------------
 
     def kill_child(self) -> None:
         """A child of the daemon dies, now or in the middle of something."""

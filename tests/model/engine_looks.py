@@ -55,7 +55,9 @@ class Looks:
             return
         a, b = self._machine.any_readable(), self._machine.any_readable()
         self._machine.note(f"diff {a.id[:12]} {b.id[:12]}")
-        said = {(c.change, c.path[10:].decode()) for c in self._client.diff(a.id, b.id) if c.path.startswith(b"workspace/")}
+        said = {
+            (c.change, c.path[10:].decode()) for c in self._client.diff(a.id, b.id) if c.path.startswith(b"workspace/")
+        }
         same_sets(said, changes(a.tree.listing(), b.tree.listing()))
 
     def inside(self) -> None:
@@ -85,7 +87,8 @@ class Looks:
         same(parse_inside(printed), inside_view(line.tree.listing()), f"inside {line.id}")
 
     def check_running(self, line: Line) -> None:
-        """Every directory of the running root, as a program in it lists it: a name that cannot be looked up is an error."""
+        """Every directory of the running root, as a program in it lists it: a name that cannot be looked up is an
+        error."""
         (pid,) = [sandbox.pid for sandbox in self._client.sandboxes() if sandbox.trajectory.id == line.id]
         found, _ = host_listing(Path(f"/proc/{pid}/root/workspace"))
         same(_contents(found), _contents(line.tree.listing()), f"the running root of {line.id}")
@@ -99,9 +102,11 @@ class Looks:
         kind: type[SnapshotdError] = NotFound if item.state == "pruned" else DataLoss
         self._machine.note(f"{item.state} {item.id[:12]} is refused")
         works: list[Callable[[], object]] = [
-            lambda: b"".join(self._client.cat(item.id, "/etc/passwd")), lambda: self._client.fork(item.id),
-            lambda: self._client.restore(item.id, self._machine.folder / "refused"), lambda: self._client.exec_snapshot(item.id, ["true"]),
-        ]  # fmt: skip
+            lambda: b"".join(self._client.cat(item.id, "/etc/passwd")),
+            lambda: self._client.fork(item.id),
+            lambda: self._client.restore(item.id, self._machine.folder / "refused"),
+            lambda: self._client.exec_snapshot(item.id, ["true"]),
+        ]
         try:
             self._machine.rng.choice(works)()
         except kind as exc:
@@ -118,8 +123,11 @@ def _contents(listing: Listing) -> dict[str, tuple[Any, ...]]:
 
 def same(found: dict[str, Any], wanted: dict[str, Any] | Listing, what: str) -> None:
     if found != wanted:
-        wrong = {path: (_short(found.get(path)), _short(wanted.get(path))) for path in found.keys() | wanted.keys()
-                 if found.get(path) != wanted.get(path)}  # fmt: skip
+        wrong = {
+            path: (_short(found.get(path)), _short(wanted.get(path)))
+            for path in found.keys() | wanted.keys()
+            if found.get(path) != wanted.get(path)
+        }
         raise AssertionError(f"{what}: (found, wanted) of {wrong}")
 
 

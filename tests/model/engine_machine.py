@@ -1,6 +1,7 @@
 """A seeded random walk through the engine, over its socket, with kills, against the oracle of `engine_oracle`.
 
-Each step draws from a generator of its own (seed and number of the step), so a seed replays the same choices as far as timing lets it.
+Each step draws from a generator of its own (seed and number of the step), so a seed replays the same choices as far as
+timing lets it.
 """
 # ruff: noqa: PT017 - errors are expected or not depending on what was killed
 
@@ -44,14 +45,35 @@ class Machine:
         self.past = Past(self)
         self.kills = kills = Kills(self)
         self._operations: tuple[tuple[float, Callable[[], None]], ...] = (
-            (40, self.exec), (8, self.fork), (8, self.past.rewind), (4, self.past.undo), (4, self.past.edit), (4, self.tag),
-            (2, self.untag), (5, self.stop), (5, self.prune), (5, self.flush), (1.5, kills.crash), (2.5, kills.crash_during),
-            (3, kills.crash_at), (1, kills.restart), (2.5, kills.kill_child), (2, self.check), (0.7, self.repair), (3, self.remove),
-            (4, self.create), (2, self.live_process), (1, kills.power_cut), (10, self.looks.restored), (6, self.looks.compared),
-            (3, self.looks.inside), (1.5, self.exported), (2, self.looks.refused),
-        )  # fmt: skip
+            (40, self.exec),
+            (8, self.fork),
+            (8, self.past.rewind),
+            (4, self.past.undo),
+            (4, self.past.edit),
+            (4, self.tag),
+            (2, self.untag),
+            (5, self.stop),
+            (5, self.prune),
+            (5, self.flush),
+            (1.5, kills.crash),
+            (2.5, kills.crash_during),
+            (3, kills.crash_at),
+            (1, kills.restart),
+            (2.5, kills.kill_child),
+            (2, self.check),
+            (0.7, self.repair),
+            (3, self.remove),
+            (4, self.create),
+            (2, self.live_process),
+            (1, kills.power_cut),
+            (10, self.looks.restored),
+            (6, self.looks.compared),
+            (3, self.looks.inside),
+            (1.5, self.exported),
+            (2, self.looks.refused),
+        )
 
-    # -- the walk --------------------------------------------------------------------------------------------------------------
+    # -- the walk -------------------------------------------------------------------------------------------------------
 
     def run(self, steps: int) -> None:
         try:
@@ -59,7 +81,7 @@ class Machine:
             self.create()
             for self.step in range(1, steps + 1):
                 self.rng = random.Random(f"{self.seed}:{self.step}")
-                (_, operation), = self.rng.choices(self._operations, [weight for weight, _ in self._operations])
+                ((_, operation),) = self.rng.choices(self._operations, [weight for weight, _ in self._operations])
                 self.note(f"-- {self.step} {operation.__name__}")
                 self.counts[operation.__name__] += 1
                 began = time.monotonic()
@@ -71,13 +93,21 @@ class Machine:
             self._end()
         except BaseException as exc:
             log = (self.snap.state_dir / "daemon.log").read_text(errors="replace").splitlines()
-            what = [f"seed {self.seed}, step {self.step}; the daemon's last words:", *log[-30:], "the last steps:", *self.history]
+            what = [
+                f"seed {self.seed}, step {self.step}; the daemon's last words:",
+                *log[-30:],
+                "the last steps:",
+                *self.history,
+            ]
             exc.add_note("\n".join(what))
-            self.snap("ls", code=None)  # a walk may fail while no daemon runs: the next one takes away what the last one left
+            self.snap(
+                "ls", code=None
+            )  # a walk may fail while no daemon runs: the next one takes away what the last one left
             raise
 
     def _report(self) -> None:
-        """What was done so far, and the failpoints that were reached, for whoever reads a long walk's output (`pytest -s` or `-rA`)."""
+        """What was done so far, and the failpoints that were reached, for whoever reads a long walk's output (`pytest
+        -s` or `-rA`)."""
         self.kills.read_log()
         counts = ", ".join(f"{name} {count}" for name, count in self.counts.most_common())
         print(f"seed {self.seed}, {self.step} steps on {self.runtime}: {counts}", flush=True)  # noqa: T201 - see above
@@ -112,15 +142,18 @@ class Machine:
         self._check_log((self.snap.state_dir / "daemon.log").read_text(errors="replace").splitlines())
 
     def _check_log(self, lines: list[str]) -> None:
-        """No defect is in the daemon's log, nor in what its children wrote there, but that they died with the other end of their pipe."""
+        """No defect is in the daemon's log, nor in what its children wrote there, but that they died with the other end
+        of their pipe."""
         for number, line in enumerate(lines):
             if line.startswith("Traceback"):
-                last = next((text for text in lines[number + 1 :] if not text.startswith((" ", "{"))), "")  # the daemon's own come between
+                last = next(
+                    (text for text in lines[number + 1 :] if not text.startswith((" ", "{"))), ""
+                )  # the daemon's own come between
                 assert last.startswith("BrokenPipeError"), lines[number : number + 60]
             elif "Traceback" in line:
                 assert "the worker process ended while" in line, line[:3000]
 
-    # -- what is there -----------------------------------------------------------------------------------------------------------
+    # -- what is there --------------------------------------------------------------------------------------------------
 
     def readable(self) -> list[Taken]:
         return [item for item in self.world.snapshots.values() if item.readable]
@@ -151,11 +184,12 @@ class Machine:
     def _forks_of(self, line: Line) -> list[Line]:
         return [other for other in self.world.lines.values() if other.forked_from in line.own]
 
-    # -- learning what happened --------------------------------------------------------------------------------------------------
+    # -- learning what happened
+    # -----------------------------------------------------------------------------------------
 
     def sync(self, line: Line, expected: dict[str, Tree], minds: dict[str, Mind] | None = None) -> list[Taken]:
-        """Take the trajectory's new snapshots into the model; `expected` has the tree of each by its tool's name, `minds` what it
-        remembers, where that is not what the snapshot before it does."""
+        """Take the trajectory's new snapshots into the model; `expected` has the tree of each by its tool's name,
+        `minds` what it remembers, where that is not what the snapshot before it does."""
         found = [info for info in self.client.log(line.id, last=6) if info.id not in self.world.snapshots]
         taken = [self._take(line, info, expected, minds or {}) for info in found]
         assert self.client.trajectory(line.id).head == line.head
@@ -170,9 +204,17 @@ class Machine:
         mind = minds.get(info.tool.name, head.mind if head is not None else NOTHING)
         assert info.messages == len(mind.said), (info, mind)
         taken = Taken(
-            info.id, info.parent, line.id, info.seq, tree, info.tool.status == "failed", info.image, info.state, mind=mind,
+            info.id,
+            info.parent,
+            line.id,
+            info.seq,
+            tree,
+            info.tool.status == "failed",
+            info.image,
+            info.state,
+            mind=mind,
             call=info.tool.name,
-        )  # fmt: skip
+        )
         if info.method == "unchanged" and head is not None and info.tool.name == "exec":
             assert tree.listing() == head.tree.listing(), "unchanged, but it did change"
         self.world.snapshots[taken.id] = taken
@@ -185,14 +227,22 @@ class Machine:
         return taken
 
     def read_states(self) -> None:
-        """What the daemon says of all snapshots: none is missing or too many, parents and tags are right, what was stored stays so."""
+        """What the daemon says of all snapshots: none is missing or too many, parents and tags are right, what was
+        stored stays so."""
         infos = {info.id: info for info in self.client.all_snapshots()}
         assert infos.keys() == self.world.snapshots.keys(), infos.keys() ^ self.world.snapshots.keys()
         for item in self.world.snapshots.values():
             info = infos[item.id]
-            assert (info.parent, info.seq, info.trajectory, set(info.tags)) == (item.parent, item.seq, item.line, item.tags), (info, item)
+            assert (info.parent, info.seq, info.trajectory, set(info.tags)) == (
+                item.parent,
+                item.seq,
+                item.line,
+                item.tags,
+            ), (info, item)
             if item.state != info.state:
-                assert (item.state, info.state) == ("captured", "stored"), f"{item.id} was {item.state} and is {info.state}"
+                assert (item.state, info.state) == ("captured", "stored"), (
+                    f"{item.id} was {item.state} and is {info.state}"
+                )
                 item.state = info.state
 
     def flush_all(self, tries: int = 4) -> None:
@@ -216,14 +266,16 @@ class Machine:
             self.note(f"again, since {exc.message}")
             return work()
 
-    # -- operations ----------------------------------------------------------------------------------------------------------------
+    # -- operations -----------------------------------------------------------------------------------------------------
 
     def create(self) -> None:
         if self.is_full():
             return self.exec()
         self.make_room()
         tree, workspace = Tree(), None
-        if self.readable() and self.rng.random() < 0.7:  # directories that user space writes into a layer lack the kernel's marks
+        if (
+            self.readable() and self.rng.random() < 0.7
+        ):  # directories that user space writes into a layer lack the kernel's marks
             item = self.any_readable()
             tree, workspace = item.tree, self.folder / "given"
             self.patient(lambda: self.client.restore(item.id, self.folder / "given", path="/workspace"))
@@ -251,7 +303,9 @@ class Machine:
         self.note(f"in {line.id[:12]}: {script.text!r} exit {code}")
         printed: list[bytes] = []
         text = f"{script.text}\nexit {code}"
-        done = self.client.exec(line.id, ["sh", "-c", text], cwd="/workspace", on_output=lambda _, data: printed.append(data))
+        done = self.client.exec(
+            line.id, ["sh", "-c", text], cwd="/workspace", on_output=lambda _, data: printed.append(data)
+        )
         assert done.exit_code == code, (done.exit_code, printed)
         self._executed(line, script)
         if self.rng.random() < 0.5:
@@ -338,7 +392,7 @@ class Machine:
             keep_every=self.rng.choice((2, 5)) if chance() < 0.3 else None,
             keep_failed=self.rng.choice((1, 3)) if chance() < 0.3 else None,
             max_bytes=self.rng.choice((1, 3_000_000)) if chance() < 0.15 else None,
-        )  # fmt: skip
+        )
 
     def prune(self) -> None:
         policy = self.policy()
@@ -385,7 +439,8 @@ class Machine:
         assert not report.snapshots, report
 
     def repair(self) -> None:
-        """Nothing is to do, but for a pack that a process did not put into the index because it was killed; and never twice."""
+        """Nothing is to do, but for a pack that a process did not put into the index because it was killed; and never
+        twice."""
         report = self.patient(self.client.repair)
         assert report.lost == (), report
         if report.actions:

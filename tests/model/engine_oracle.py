@@ -1,7 +1,8 @@
-"""What the engine should hold, kept in dictionaries: trees of /workspace, trajectories, snapshots, tags, what a prune may take.
+"""What the engine should hold, kept in dictionaries: trees of /workspace, trajectories, snapshots, tags, what a prune
+may take.
 
-`plan` makes a shell script of random file operations and the tree that it leads to. Overlay semantics are part of it: a name of a hard
-link group that an earlier layer holds is torn from its group when it is written.
+`plan` makes a shell script of random file operations and the tree that it leads to. Overlay semantics are part of it: a
+name of a hard link group that an earlier layer holds is torn from its group when it is written.
 """
 
 from __future__ import annotations
@@ -19,7 +20,20 @@ from typing import Any
 from snapshotd.client import Policy
 
 _inodes = itertools.count(1)
-_NAMES = ("a", "b", "c", "d", "e", "long name with spaces", "quote'\"", "new\nline", "ünïcode", "-dash", ".hidden", "x" * 180)
+_NAMES = (
+    "a",
+    "b",
+    "c",
+    "d",
+    "e",
+    "long name with spaces",
+    "quote'\"",
+    "new\nline",
+    "ünïcode",
+    "-dash",
+    ".hidden",
+    "x" * 180,
+)
 _FILE_MODES = (0o644, 0o600, 0o755, 0o400, 0o444)
 _DIR_MODES = (0o755, 0o700, 0o1777, 0o711)
 MAX_ENTRIES = 60
@@ -105,23 +119,37 @@ class _NotNow(Exception):  # noqa: N818 - no error
 
 
 class Script:
-    """A random shell script for one tool call, and the tree it makes. `upper`: inodes that lie in the sandbox's live layer."""
+    """A random shell script for one tool call, and the tree it makes. `upper`: inodes that lie in the sandbox's live
+    layer."""
 
     def __init__(self, rng: random.Random, tree: Tree, upper: set[int]) -> None:
         self.rng, self.tree, self.upper = rng, tree.copy(), set(upper)
         self.lines: list[str] = ["set -e"]
         self._torn: set[int] = set()
         self._operations: tuple[tuple[int, Callable[[], str]], ...] = (
-            (8, self._write), (6, self._append), (2, self._sequence), (2, self._poke), (1, self._hole), (4, self._mkdir), (5, self._move),
-            (4, self._remove), (3, self._link), (2, self._symlink), (3, self._chmod), (1, self._chown), (1, self._fifo), (2, self._again),
-            (1, self._file_for_directory), (1, self._directory_for_file),
-        )  # fmt: skip
+            (8, self._write),
+            (6, self._append),
+            (2, self._sequence),
+            (2, self._poke),
+            (1, self._hole),
+            (4, self._mkdir),
+            (5, self._move),
+            (4, self._remove),
+            (3, self._link),
+            (2, self._symlink),
+            (3, self._chmod),
+            (1, self._chown),
+            (1, self._fifo),
+            (2, self._again),
+            (1, self._file_for_directory),
+            (1, self._directory_for_file),
+        )
 
     def grow(self, count: int) -> None:
         """Add up to `count` operations."""
         weights = [weight for weight, _ in self._operations]
         for _ in range(count):
-            (_, operation), = self.rng.choices(self._operations, weights)
+            ((_, operation),) = self.rng.choices(self._operations, weights)
             before, torn, upper = self.tree.copy(), set(self._torn), set(self.upper)
             try:
                 self.lines.append(operation())
@@ -135,7 +163,8 @@ class Script:
         return "\n".join(self.lines)
 
     def edit(self, count: int) -> dict[str, bytes | None]:
-        """Add up to `count` edits instead, as `Snapshotd.edit` takes them: paths, and their content or None. They come in order."""
+        """Add up to `count` edits instead, as `Snapshotd.edit` takes them: paths, and their content or None. They come
+        in order."""
         edits: dict[str, bytes | None] = {}
         for _ in range(count):
             try:
@@ -166,7 +195,7 @@ class Script:
             raise _NotNow
         return path
 
-    # -- choosing --------------------------------------------------------------------------------------------------------------
+    # -- choosing -------------------------------------------------------------------------------------------------------
 
     def _pick(self, *kinds: str) -> str:
         found = sorted(path for path in self.tree.names if self.tree.node(path).kind in kinds)
@@ -175,7 +204,9 @@ class Script:
         return self.rng.choice(found)
 
     def _directory(self) -> str:
-        return self.rng.choice(["", *sorted(p for p in self.tree.names if self.tree.node(p).kind == "d" and p.count("/") < 5)])
+        return self.rng.choice(
+            ["", *sorted(p for p in self.tree.names if self.tree.node(p).kind == "d" and p.count("/") < 5)]
+        )
 
     def _fresh(self) -> str:
         """A path that is free, in a directory that is there."""
@@ -187,7 +218,8 @@ class Script:
     def _text(self) -> str:
         return f"<{self.rng.getrandbits(60):x}>" * self.rng.choice((1, 1, 3, 40))
 
-    # -- changing the tree -----------------------------------------------------------------------------------------------------
+    # -- changing the tree
+    # ----------------------------------------------------------------------------------------------
 
     def _add(self, path: str, node: Node) -> None:
         inode = next(_inodes)
@@ -195,8 +227,8 @@ class Script:
         self.upper.add(inode)
 
     def _touch(self, path: str) -> int:
-        """Copy up: the name leaves its link group, unless the group is in the live layer. One name of a group per script: what becomes of
-        two depends on which groups the engine has found out so far."""
+        """Copy up: the name leaves its link group, unless the group is in the live layer. One name of a group per
+        script: what becomes of two depends on which groups the engine has found out so far."""
         inode = self.tree.names[path]
         if inode in self.upper:
             return inode
@@ -215,7 +247,8 @@ class Script:
     def _below(self, path: str) -> list[str]:
         return [each for each in self.tree.names if each.startswith(path + "/")]
 
-    # -- operations: each returns its line -------------------------------------------------------------------------------------
+    # -- operations: each returns its line
+    # ------------------------------------------------------------------------------
 
     def _write(self) -> str:
         text = self._text()
@@ -264,7 +297,11 @@ class Script:
         target = self._fresh()
         if self.rng.random() < 0.2 and self.tree.node(source).kind == "f":
             target = self._pick("f")
-        if target == source or target.startswith(source + "/") or self.tree.names.get(target) == self.tree.names[source]:
+        if (
+            target == source
+            or target.startswith(source + "/")
+            or self.tree.names.get(target) == self.tree.names[source]
+        ):
             raise _NotNow
         if self.tree.node(source).kind != "d":
             self._touch(source)
@@ -378,7 +415,7 @@ def parse_inside(printed: bytes) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-# -- snapshots and trajectories ----------------------------------------------------------------------------------------------------
+# -- snapshots and trajectories -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +437,8 @@ NOTHING = Mind()
 
 @dataclass(slots=True)
 class Taken:
-    """A snapshot as it should be. `times`: what a restore showed first; later ones must show the same. `call`: the name of its tool."""
+    """A snapshot as it should be. `times`: what a restore showed first; later ones must show the same. `call`: the name
+    of its tool."""
 
     id: str
     parent: str | None
@@ -442,7 +480,8 @@ class World:
     lines: dict[str, Line] = field(default_factory=dict)
 
     def in_history(self, line: Line, item: Taken) -> bool:
-        """Whether it is the trajectory's own, or lies before where that one, or the one that was forked from, was forked."""
+        """Whether it is the trajectory's own, or lies before where that one, or the one that was forked from, was
+        forked."""
         own, last = line, item.seq
         while item.line != own.id:
             if own.forked_from is None:

@@ -1,7 +1,7 @@
 """The walk's operations on the past: rewind in its three modes, undo, edit; and what a snapshot remembers.
 
-A conversation is made by edits, which need no program in the sandbox. Each message is unlike any other, so what two conversations share is
-what is equal at their beginning.
+A conversation is made by edits, which need no program in the sandbox. Each message is unlike any other, so what two
+conversations share is what is equal at their beginning.
 """
 # ruff: noqa: PT017 - errors are expected or not depending on what was killed
 
@@ -35,7 +35,7 @@ class Past:
         values = self._client.state(item.id)
         assert values == dict(item.mind.values), f"state of {item.id}: {values}, and should be {item.mind.values}"
 
-    # -- rewind ----------------------------------------------------------------------------------------------------------------
+    # -- rewind ---------------------------------------------------------------------------------------------------------
 
     def rewind(self) -> None:
         m = self._machine
@@ -69,11 +69,16 @@ class Past:
         return None
 
     def _target_of(self, line: Line) -> tuple[Taken, Mode]:
-        """Conversations mostly go where they have been, and need no files there; files come from anywhere with the same image."""
+        """Conversations mostly go where they have been, and need no files there; files come from anywhere with the same
+        image."""
         rng, world = self._machine.rng, self._world
         mode: Mode = rng.choice(("files", "conversation", "both"))
         image = world.snapshots[line.head].image
-        found = [item for item in world.snapshots.values() if mode == "conversation" or (item.readable and item.image == image)]
+        found = [
+            item
+            for item in world.snapshots.values()
+            if mode == "conversation" or (item.readable and item.image == image)
+        ]
         if mode != "files" and rng.random() < 0.9:
             found = [item for item in found if world.in_history(line, item)]
         return rng.choice(found), mode
@@ -114,7 +119,7 @@ class Past:
         else:
             raise AssertionError(f"it was done, though {why}")
 
-    # -- undo ------------------------------------------------------------------------------------------------------------------
+    # -- undo -----------------------------------------------------------------------------------------------------------
 
     def undo(self) -> None:
         """Everything is as it was before the last rewind; what is no rewind cannot be undone."""
@@ -162,7 +167,7 @@ class Past:
             return None
         return self._world.snapshots[head.parent]
 
-    # -- edit ------------------------------------------------------------------------------------------------------------------
+    # -- edit -----------------------------------------------------------------------------------------------------------
 
     def edit(self) -> None:
         m = self._machine
@@ -221,13 +226,17 @@ class Change:
         edits = script.edit(rng.choice((0, 1, 1, 2, 4)))
         self.tree = script.tree
         drop = rng.choice((0, 0, 1, rng.randrange(len(source.mind.said) + 1))) if source.mind.said else 0
-        added = tuple((rng.choice(("user", "assistant")), f"{rng.getrandbits(60):x}") for _ in range(rng.choice((0, 1, 2, 5))))
+        added = tuple(
+            (rng.choice(("user", "assistant")), f"{rng.getrandbits(60):x}") for _ in range(rng.choice((0, 1, 2, 5)))
+        )
         values = {rng.choice("abc"): rng.choice((None, rng.randrange(1000))) for _ in range(rng.choice((0, 1, 2)))}
         self.mind = source.mind.edited(drop, added, values)
         self.kwargs: dict[str, Any] = {
             "files": {f"/workspace/{path}".encode(): content for path, content in edits.items()},
-            "drop_messages": drop, "add_messages": added, "state": values,
-        }  # fmt: skip
+            "drop_messages": drop,
+            "add_messages": added,
+            "state": values,
+        }
         if rng.random() < 0.3:  # the same, told in another way
             del self.kwargs["drop_messages"], self.kwargs["add_messages"]
             self.kwargs["messages"] = self.mind.said

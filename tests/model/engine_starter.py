@@ -21,8 +21,9 @@ class Starter:
         self._state_dir, self._socket_path, self._env = state_dir, socket_path, env
 
     def start(self, timeout_s: float, **env: str) -> bool:
-        """Start a daemon and wait for it. False when it died without a word; what it says it died of is an AssertionError, but for a
-        Conflict, as for a client: what the last daemon was just starting may have its lock for a moment more. TimeoutError."""
+        """Start a daemon and wait for it. False when it died without a word; what it says it died of is an
+        AssertionError, but for a Conflict, as for a client: what the last daemon was just starting may have its lock
+        for a moment more. TimeoutError."""
         deadline = time.monotonic() + timeout_s
         while True:
             news = self._start(max(0.0, deadline - time.monotonic()), env)

@@ -63,7 +63,8 @@ def check_materialise(world: World, seed: int, stack: list[Path], expected: Mani
 def _regroup(rows: Manifest) -> Manifest:
     groups: dict[int, int] = {}
     return {
-        path: (*rows[path][:-1], groups.setdefault(rows[path][-1], len(groups)) if rows[path][-1] >= 0 else -1) for path in sorted(rows)
+        path: (*rows[path][:-1], groups.setdefault(rows[path][-1], len(groups)) if rows[path][-1] >= 0 else -1)
+        for path in sorted(rows)
     }
 
 
@@ -85,6 +86,7 @@ def check_merge(world: World, seed: int, stack: list[Path], expected: Manifest) 
         assert list(diff(a, b)) == [], f"seed {seed}: {what} differs from its original"
     return merged
 
+
 NAMES = ("a", "b", "c")
 
 
@@ -94,7 +96,9 @@ def new_layer(world: World) -> Path:
 
 def whiteout(path: Path) -> None:
     os.mknod(path, stat.S_IFCHR, 0)
-    os.setxattr(path.parent, "trusted.overlay.origin", b"")  # else the kernel lists the name where nothing lies below the directory
+    os.setxattr(
+        path.parent, "trusted.overlay.origin", b""
+    )  # else the kernel lists the name where nothing lies below the directory
 
 
 def random_layer(world: World, rng: random.Random) -> Path:
@@ -111,7 +115,11 @@ def random_layer(world: World, rng: random.Random) -> Path:
                 if rng.random() < 0.15:
                     os.setxattr(path, "trusted.overlay.opaque", b"y")
                 if rng.random() < 0.3:
-                    target = rng.choice(NAMES) if rng.random() < 0.4 else "/" + "/".join(rng.choices(NAMES, k=rng.randrange(1, 4)))
+                    target = (
+                        rng.choice(NAMES)
+                        if rng.random() < 0.4
+                        else "/" + "/".join(rng.choices(NAMES, k=rng.randrange(1, 4)))
+                    )
                     os.setxattr(path, "trusted.overlay.redirect", target.encode())
             elif dice < 0.6:
                 path.write_text(str(rng.random()))
@@ -120,8 +128,9 @@ def random_layer(world: World, rng: random.Random) -> Path:
     return root
 
 
-
-def apply_to(repository: MemoryRepository, layer: Path, parent: TreeID | None, *, salt: bytes = b"s", marks: bool = True) -> Applied:
+def apply_to(
+    repository: MemoryRepository, layer: Path, parent: TreeID | None, *, salt: bytes = b"s", marks: bool = True
+) -> Applied:
     fd = os.open(layer, DIR_FLAGS)
     try:
         return apply(repository, fd, parent, salt=salt, marks=marks)

@@ -1,4 +1,5 @@
-"""Random work on real kernel overlays, and what a mount shows of it: the oracle that `snapshotd.layers` is compared with."""
+"""Random work on real kernel overlays, and what a mount shows of it: the oracle that `snapshotd.layers` is compared
+with."""
 
 from __future__ import annotations
 
@@ -21,9 +22,10 @@ from snapshotd.types import Kind
 
 RENAME_EXCHANGE = 2
 MOST_ENTRIES = 60
-NAMES = (b"a", b"b", b"c", b"d", b"with space", b"\xff\n\"\\", b"x" * 255)
+NAMES = (b"a", b"b", b"c", b"d", b"with space", b'\xff\n"\\', b"x" * 255)
 Manifest = dict[bytes, tuple[Any, ...]]
-"""Path to (kind, mode, uid, gid, size of a file, mtime, device, content or target, attributes, index of the link group)."""
+"""Path to (kind, mode, uid, gid, size of a file, mtime, device, content or target, attributes, index of the link
+group)."""
 
 
 def need_root() -> None:
@@ -44,7 +46,8 @@ def _content(path: bytes, st: os.stat_result) -> bytes:
 
 
 def manifest(root: bytes | str) -> Manifest:
-    """Everything below a directory, by ordinary system calls. FileNotFoundError: a name is listed and cannot be found."""
+    """Everything below a directory, by ordinary system calls. FileNotFoundError: a name is listed and cannot be
+    found."""
     top = os.fsencode(root)
     result: Manifest = {}
     groups: dict[int, int] = {}
@@ -60,9 +63,17 @@ def manifest(root: bytes | str) -> Manifest:
             if not name.startswith("trusted.overlay.")
         }
         result[path] = (
-            stat.S_IFMT(st.st_mode), stat.S_IMODE(st.st_mode), st.st_uid, st.st_gid, st.st_size if stat.S_ISREG(st.st_mode) else 0,
-            st.st_mtime_ns, st.st_rdev, _content(full, st), tuple(sorted(xattrs.items())), 0 if is_dir else st.st_ino,
-        )  # fmt: skip
+            stat.S_IFMT(st.st_mode),
+            stat.S_IMODE(st.st_mode),
+            st.st_uid,
+            st.st_gid,
+            st.st_size if stat.S_ISREG(st.st_mode) else 0,
+            st.st_mtime_ns,
+            st.st_rdev,
+            _content(full, st),
+            tuple(sorted(xattrs.items())),
+            0 if is_dir else st.st_ino,
+        )
         if is_dir:
             todo += [os.path.join(path, name) if path else name for name in os.listdir(full)]
     for path in sorted(result):
@@ -72,9 +83,14 @@ def manifest(root: bytes | str) -> Manifest:
 
 
 _FORMATS = {
-    Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK, Kind.FIFO: stat.S_IFIFO,
-    Kind.SOCKET: stat.S_IFSOCK, Kind.CHAR_DEVICE: stat.S_IFCHR, Kind.BLOCK_DEVICE: stat.S_IFBLK,
-}  # fmt: skip
+    Kind.FILE: stat.S_IFREG,
+    Kind.DIRECTORY: stat.S_IFDIR,
+    Kind.SYMLINK: stat.S_IFLNK,
+    Kind.FIFO: stat.S_IFIFO,
+    Kind.SOCKET: stat.S_IFSOCK,
+    Kind.CHAR_DEVICE: stat.S_IFCHR,
+    Kind.BLOCK_DEVICE: stat.S_IFBLK,
+}
 
 
 def view_manifest(view: View) -> Manifest:
@@ -90,10 +106,17 @@ def view_manifest(view: View) -> Manifest:
         elif entry.kind is Kind.SYMLINK:
             content = view.readlink(path)
         result[path] = (
-            _FORMATS[entry.kind], entry.mode, entry.uid, entry.gid, entry.size if entry.kind is Kind.FILE else 0, entry.mtime_ns,
-            entry.rdev, content, tuple(sorted(view.xattrs(path).items())),
+            _FORMATS[entry.kind],
+            entry.mode,
+            entry.uid,
+            entry.gid,
+            entry.size if entry.kind is Kind.FILE else 0,
+            entry.mtime_ns,
+            entry.rdev,
+            content,
+            tuple(sorted(view.xattrs(path).items())),
             entry.inode if entry.kind is not Kind.DIRECTORY else None,
-        )  # fmt: skip
+        )
     for path in sorted(result):
         row = result[path]
         result[path] = (*row[:-1], groups.setdefault(row[-1], len(groups)) if row[-1] else -1)
@@ -123,7 +146,11 @@ def said(changes: Sequence[Change]) -> list[tuple[bytes, str]]:
 
 def difference(a: Manifest, b: Manifest) -> str:
     """For a failure message: the first paths where two manifests differ."""
-    lines = [f"{path!r}: {a.get(path)} != {b.get(path)}" for path in sorted(a.keys() | b.keys()) if a.get(path) != b.get(path)]
+    lines = [
+        f"{path!r}: {a.get(path)} != {b.get(path)}"
+        for path in sorted(a.keys() | b.keys())
+        if a.get(path) != b.get(path)
+    ]
     return "\n".join(lines[:10])
 
 
@@ -145,7 +172,7 @@ class World:
     def close(self) -> None:
         self._unmount()
 
-    # -- layers ----------------------------------------------------------------------------------------------------------------
+    # -- layers ---------------------------------------------------------------------------------------------------------
 
     def _new_dir(self, kind: str) -> Path:
         self.count += 1
@@ -196,7 +223,8 @@ class World:
         self.upper = self._mount_live()
 
     def give(self) -> None:
-        """Put a new folder into a layer of its own, as user space writes a workspace: directories lack the marks that the kernel sets."""
+        """Put a new folder into a layer of its own, as user space writes a workspace: directories lack the marks that
+        the kernel sets."""
         self.pivot()
         layer = self._new_dir("layer")
         os.chmod(layer, stat.S_IMODE(os.stat(self.mount).st_mode))
@@ -219,13 +247,25 @@ class World:
         finally:
             sc.call("umount2", str(at), 0)
         st, row = os.stat(lowers[0]), result[b""]  # a root's own metadata came from the empty upper layer
-        xattrs = {os.fsencode(n): os.getxattr(lowers[0], n) for n in os.listxattr(lowers[0]) if not n.startswith("trusted.overlay.")}
+        xattrs = {
+            os.fsencode(n): os.getxattr(lowers[0], n)
+            for n in os.listxattr(lowers[0])
+            if not n.startswith("trusted.overlay.")
+        }
         result[b""] = (
-            row[0], stat.S_IMODE(st.st_mode), st.st_uid, st.st_gid, 0, st.st_mtime_ns, *row[6:8], tuple(sorted(xattrs.items())), row[9],
-        )  # fmt: skip
+            row[0],
+            stat.S_IMODE(st.st_mode),
+            st.st_uid,
+            st.st_gid,
+            0,
+            st.st_mtime_ns,
+            *row[6:8],
+            tuple(sorted(xattrs.items())),
+            row[9],
+        )
         return result
 
-    # -- operations ------------------------------------------------------------------------------------------------------------
+    # -- operations -----------------------------------------------------------------------------------------------------
 
     def _fill_image(self) -> None:
         self.mount, live = os.fsencode(self.image), self.mount
@@ -391,7 +431,26 @@ class World:
 
 
 OPERATIONS = (
-    ["create"] * 6 + ["append"] * 3 + ["mkdir"] * 8 + ["rename"] * 4 + ["rename_dir"] * 9 + ["swap"] * 2 + ["unlink"] * 2 + ["rmtree"] * 2
-    + ["replace_kind", "symlink", "symlink", "link", "link", "chmod", "chown", "xattr", "xattr", "utime", "special", "root"]
-)  # fmt: skip
-
+    ["create"] * 6
+    + ["append"] * 3
+    + ["mkdir"] * 8
+    + ["rename"] * 4
+    + ["rename_dir"] * 9
+    + ["swap"] * 2
+    + ["unlink"] * 2
+    + ["rmtree"] * 2
+    + [
+        "replace_kind",
+        "symlink",
+        "symlink",
+        "link",
+        "link",
+        "chmod",
+        "chown",
+        "xattr",
+        "xattr",
+        "utime",
+        "special",
+        "root",
+    ]
+)

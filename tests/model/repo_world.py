@@ -62,12 +62,16 @@ class Saved:
 def save(writer: RepositoryWriter, files: Files, name: str, previous: Saved | None = None) -> Saved:
     """Save a snapshot like the archive does: with the earlier versions of the same paths as hints."""
     contents = {
-        path: writer.save_bytes(data, previous.contents.get(path) if previous else None) for path, data in files.items() if data
+        path: writer.save_bytes(data, previous.contents.get(path) if previous else None)
+        for path, data in files.items()
+        if data
     }
     trees: dict[bytes, TreeID] = {}
     folders = {path[:at] for path in files for at, char in enumerate(path) if char == 0x2F} | {b""}
     for folder in sorted(folders, key=lambda one: -one.count(b"/") - bool(one)):  # the deepest first
-        trees[folder] = writer.save_tree(_tree(folder, files, contents, trees), previous.trees.get(folder) if previous else None)
+        trees[folder] = writer.save_tree(
+            _tree(folder, files, contents, trees), previous.trees.get(folder) if previous else None
+        )
     output, record = f"output of {name}\n".encode() * 30, f'{{"snapshot": "{name}", "tree": "{trees[b""]}"}}'.encode()
     saved_record = writer.save_record(record, previous.record if previous else None)
     return Saved(trees[b""], saved_record, writer.save_bytes(output), dict(files), trees, contents, output, record)
@@ -105,8 +109,10 @@ def load(reader: Repository, tree: TreeID) -> Files:
 def roots_of(snapshots: Iterable[tuple[str, Saved]]) -> Roots:
     kept = list(snapshots)
     return Roots(
-        {one.tree: name for name, one in kept}, {one.output: name for name, one in kept}, {one.record: name for name, one in kept}
-    )  # fmt: skip
+        {one.tree: name for name, one in kept},
+        {one.output: name for name, one in kept},
+        {one.record: name for name, one in kept},
+    )
 
 
 def is_as_saved(reader: Repository, saved: Saved) -> bool:
@@ -131,7 +137,9 @@ class Author:
         for _ in range(rng.randint(1, 6)):
             what = rng.random()
             if what < 0.35 or not self.files:
-                path = b"/".join(b"d%d" % rng.randint(0, 3) for _ in range(rng.randint(0, 3))) + b"/f%d" % rng.randint(0, 30)
+                path = b"/".join(b"d%d" % rng.randint(0, 3) for _ in range(rng.randint(0, 3))) + b"/f%d" % rng.randint(
+                    0, 30
+                )
                 self._set(path.lstrip(b"/"), self._content())
             elif what < 0.75:
                 path = rng.choice(sorted(self.files))
@@ -152,7 +160,9 @@ class Author:
         if kind < 0.1:
             return b""
         if kind < 0.5:
-            return b"".join(b"line %d of some text\n" % self.rng.randint(0, 999) for _ in range(self.rng.randint(1, 200)))
+            return b"".join(
+                b"line %d of some text\n" % self.rng.randint(0, 999) for _ in range(self.rng.randint(1, 200))
+            )
         if kind < 0.95 or not self.big:
             return self.rng.randbytes(self.rng.randint(1, 5000))
         return self.rng.randbytes(self.rng.randint(300_000, 1_500_000))

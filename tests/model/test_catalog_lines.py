@@ -1,4 +1,5 @@
-"""Conversation, journal and state across forks and rewinds, against an oracle that keeps whole lists for every snapshot."""
+"""Conversation, journal and state across forks and rewinds, against an oracle that keeps whole lists for every
+snapshot."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ class Lines(RuleBasedStateMachine):
             self.look_closely(one)
         self.catalog.close()
 
-    # -- what can happen -------------------------------------------------------------------------------------------------------
+    # -- what can happen
+    # ------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.trajectories) < 4)
     @rule()
@@ -93,7 +95,9 @@ class Lines(RuleBasedStateMachine):
         first = follow(origin.snapshot, made.id, after=source.snapshot, keep=kept)
         self.catalog.add_trajectories([(replace(made, head=first.id), first)])
         line = Line(source.journal)
-        self.minds[first.id] = Mind(first, source.said[:kept], [*source.path, first.id], line, source.state, ([], [], None))
+        self.minds[first.id] = Mind(
+            first, source.said[:kept], [*source.path, first.id], line, source.state, ([], [], None)
+        )
         self.trajectories[made.id] = (made, first.id, line)
         self.new = [first.id]
 
@@ -119,11 +123,23 @@ class Lines(RuleBasedStateMachine):
 
     @precondition(lambda self: self.trajectories)
     @rule(
-        which=PICK, texts=st.integers(0, 3), ends=st.none() | PICK, calls=st.integers(0, 2), back=st.none() | PICK, keep=st.none() | PICK,
+        which=PICK,
+        texts=st.integers(0, 3),
+        ends=st.none() | PICK,
+        calls=st.integers(0, 2),
+        back=st.none() | PICK,
+        keep=st.none() | PICK,
         state=st.none() | st.dictionaries(st.sampled_from("ab"), st.integers(0, 2), max_size=2),
-    )  # fmt: skip
+    )
     def step(
-        self, which: int, texts: int, ends: int | None, calls: int, back: int | None, keep: int | None, state: dict[str, Any] | None
+        self,
+        which: int,
+        texts: int,
+        ends: int | None,
+        calls: int,
+        back: int | None,
+        keep: int | None,
+        state: dict[str, Any] | None,
     ) -> None:
         trajectory, head, line = self.trajectory(which)
         parent, source = self.minds[head], self.minds[head] if back is None else self.pick(back)
@@ -136,9 +152,13 @@ class Lines(RuleBasedStateMachine):
         call = make_call() if ended is None else make_call(id=ended, arguments=self.catalog.entry(ended).arguments)
         new = follow(parent.snapshot, trajectory.id, messages=texts, after=after, keep=kept, call=call)
         self.catalog.commit_snapshot(
-            new, [Message("user", text) for text in own], expected_head=head, entries=entries,
-            ended=None if ended is None else Ended(ended, CallStatus.DONE, 1), state=state,
-        )  # fmt: skip
+            new,
+            [Message("user", text) for text in own],
+            expected_head=head,
+            entries=entries,
+            ended=None if ended is None else Ended(ended, CallStatus.DONE, 1),
+            state=state,
+        )
         if ended is not None:
             line.open.discard(ended)
         if back is not None:
@@ -147,8 +167,12 @@ class Lines(RuleBasedStateMachine):
         binds = [one for one in line.begun if one not in line.open and one not in line.bound]
         line.bound |= dict.fromkeys(binds, new.id)
         saved = source.state if state is None else state
-        changes = None if json.dumps(saved) == json.dumps(source.state) else saved  # the order of its keys is a part of it
-        self.minds[new.id] = Mind(new, source.said[:kept] + own, [*source.path, new.id], line, saved, (own, binds, changes))
+        changes = (
+            None if json.dumps(saved) == json.dumps(source.state) else saved
+        )  # the order of its keys is a part of it
+        self.minds[new.id] = Mind(
+            new, source.said[:kept] + own, [*source.path, new.id], line, saved, (own, binds, changes)
+        )
         self.trajectories[trajectory.id] = (trajectory, new.id, line)
         self.new = [new.id, head]
 
@@ -178,7 +202,8 @@ class Lines(RuleBasedStateMachine):
                 continue
             raise AssertionError(f"{call} is still there")
 
-    # -- what must be true -----------------------------------------------------------------------------------------------------
+    # -- what must be true
+    # ----------------------------------------------------------------------------------------------
 
     @invariant()
     def the_new_is_as_it_should_be(self) -> None:
@@ -196,7 +221,10 @@ class Lines(RuleBasedStateMachine):
         assert [message.content for message in catalog.conversation(one)] == mind.said
         assert [(entry.id, entry.snapshot) for entry in catalog.journal(one)] == mind.journal
         assert catalog.state(one) == mind.state
-        own = [message.content for message in catalog.own_messages(one)], [entry.id for entry in catalog.own_entries(one)]
+        own = (
+            [message.content for message in catalog.own_messages(one)],
+            [entry.id for entry in catalog.own_entries(one)],
+        )
         assert (*own, catalog.own_state(one)) == mind.own
 
     def look_closely(self, one: SnapshotID) -> None:
@@ -209,7 +237,7 @@ class Lines(RuleBasedStateMachine):
             wanted = [entry for entry, by in mind.journal if by not in before]
             assert [entry.id for entry in self.catalog.journal(one, since)] == wanted
 
-    # -- choosing --------------------------------------------------------------------------------------------------------------
+    # -- choosing -------------------------------------------------------------------------------------------------------
 
     def pick(self, number: int) -> Mind:
         return list(self.minds.values())[number % len(self.minds)]

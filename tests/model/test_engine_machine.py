@@ -43,7 +43,9 @@ def no_hangs() -> Iterator[None]:
 
 @pytest.fixture
 def snap(small_root: Path, folder: Path, no_hangs: None) -> Iterator[Snap]:
-    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 0)  # what a killed daemon leaves is adopted by the first process, as on a real machine
+    syscalls.prctl(
+        syscalls.PR_SET_CHILD_SUBREAPER, 0
+    )  # what a killed daemon leaves is adopted by the first process, as on a real machine
     snap = Snap(folder / "state", {"SNAPSHOTD_LAYER_BUDGET": "0"})
     try:
         snap("image", "import", small_root, "--name", "default")
@@ -57,7 +59,9 @@ def snap(small_root: Path, folder: Path, no_hangs: None) -> Iterator[Snap]:
 @pytest.mark.timeout(120 + STEPS * 3)
 @pytest.mark.parametrize("runtime", ["runc", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.long])])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_differs_from_the_oracle(request: pytest.FixtureRequest, seed: int, snap: Snap, folder: Path, runtime: str) -> None:
+def test_nothing_differs_from_the_oracle(
+    request: pytest.FixtureRequest, seed: int, snap: Snap, folder: Path, runtime: str
+) -> None:
     if runtime == "docker":
         snap.env["DOCKER_HOST"] = request.getfixturevalue("docker_engine")
     snap.stop_daemon()
@@ -114,7 +118,9 @@ def test_a_snapshot_over_a_lazy_layer_can_be_read_before_it_is_stored(snap: Snap
     client = Snapshotd(state_dir=snap.state_dir, autostart=False)
     line = client.create(runtime="runc")[0].id
     for number in range(5):
-        client.exec(line, ["sh", "-c", f"echo {number} > /workspace/f; seq 200000 > /workspace/s{number}"], wait="stored")
+        client.exec(
+            line, ["sh", "-c", f"echo {number} > /workspace/f; seq 200000 > /workspace/s{number}"], wait="stored"
+        )
         client.stop(line)
         taken = client.exec(line, ["sh", "-c", "echo more >> /workspace/f"]).snapshot
         assert taken is not None

@@ -1,5 +1,5 @@
-"""Layers applied to stored trees, one after the other, against the view of the whole stack: random work on real overlays, and forged marks.
-And the variety tree, on the file systems that layers lie on.
+"""Layers applied to stored trees, one after the other, against the view of the whole stack: random work on real
+overlays, and forged marks. And the variety tree, on the file systems that layers lie on.
 
 tests/long.py says how to run one seed again.
 """
@@ -85,13 +85,22 @@ def tree_manifest(repository: MemoryRepository, entries: dict[bytes, TreeEntry])
         if entry.kind is Kind.FILE:
             content = hashlib.sha256(data_of(repository, entry)).digest()
         rows[path] = (
-            _FORMATS[entry.kind], entry.mode, entry.uid, entry.gid, entry.size, entry.mtime_ns, entry.rdev, content, entry.xattrs,
-        )  # fmt: skip
+            _FORMATS[entry.kind],
+            entry.mode,
+            entry.uid,
+            entry.gid,
+            entry.size,
+            entry.mtime_ns,
+            entry.rdev,
+            content,
+            entry.xattrs,
+        )
     return rows
 
 
 def everything(layer: Path) -> Iterator[tuple[bytes, os.stat_result]]:
-    """Every entry of a directory tree by its path, without following links (`os.walk` calls a link to a directory a directory)."""
+    """Every entry of a directory tree by its path, without following links (`os.walk` calls a link to a directory a
+    directory)."""
     todo = [b""]
     while todo:
         parent = todo.pop()
@@ -140,7 +149,11 @@ class Checker:
         self._check_links(entries, inodes, link_groups(layer), what)
 
     def _check_links(
-        self, entries: dict[bytes, TreeEntry], inodes: dict[bytes, tuple[int, int]], groups: dict[bytes, list[bytes]], what: str
+        self,
+        entries: dict[bytes, TreeEntry],
+        inodes: dict[bytes, tuple[int, int]],
+        groups: dict[bytes, list[bytes]],
+        what: str,
     ) -> None:
         for path, names in groups.items():
             entry = entries[path]
@@ -148,15 +161,20 @@ class Checker:
                 assert (entry.link, entry.nlink) == (0, 1), f"{what}: {path!r}"
             else:
                 assert entry.link, f"{what}: {path!r}"
-                assert [p for p in groups if entries[p].link == entry.link] == [p for p in groups if p in names], f"{what}: {path!r}"
+                assert [p for p in groups if entries[p].link == entry.link] == [p for p in groups if p in names], (
+                    f"{what}: {path!r}"
+                )
                 assert entry.nlink == len(names), f"{what}: {path!r}"
         for path, entry in entries.items():  # a name that no later layer mentions keeps what its layer has defined
             if entry.kind is not Kind.DIRECTORY:
-                assert self.links.setdefault(inodes[path], (entry.link, entry.nlink)) == (entry.link, entry.nlink), f"{what}: {path!r}"
+                assert self.links.setdefault(inodes[path], (entry.link, entry.nlink)) == (entry.link, entry.nlink), (
+                    f"{what}: {path!r}"
+                )
 
 
 def settle(layer: Path) -> None:
-    """Writes everything back: ext4 gives a file with many extents one more block for their tree when it is written, not before."""
+    """Writes everything back: ext4 gives a file with many extents one more block for their tree when it is written, not
+    before."""
     fd = os.open(layer, DIR_FLAGS)
     try:
         sync_filesystem(fd)
@@ -193,9 +211,12 @@ def test_real_layers_equal_their_stack(base: Path, seed: int) -> None:
 
 
 def add_more(root: Path, rng: random.Random) -> None:
-    """What `random_layer` has none of: hard links across directories, linked whiteouts, whiteouts by attribute, holes."""
+    """What `random_layer` has none of: hard links across directories, linked whiteouts, whiteouts by attribute,
+    holes."""
     dirs = [root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())]
-    files = [path for path in root.rglob("*") if stat.S_ISREG(os.lstat(path).st_mode) or stat.S_ISCHR(os.lstat(path).st_mode)]
+    files = [
+        path for path in root.rglob("*") if stat.S_ISREG(os.lstat(path).st_mode) or stat.S_ISCHR(os.lstat(path).st_mode)
+    ]
     for number in range(rng.randrange(8)):
         path = rng.choice(dirs) / rng.choice((*NAMES, f"more{number}"))
         if os.path.lexists(path):
@@ -232,7 +253,8 @@ def test_forged_marks(world: World, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_merged_layer_makes_the_same_tree(world: World, seed: int) -> None:
-    """What the engine does to long stacks must not change what is stored: one merged layer is worth its layers, but for link groups."""
+    """What the engine does to long stacks must not change what is stored: one merged layer is worth its layers, but for
+    link groups."""
     rng = random.Random(seed)
     repository = MemoryRepository()
     stack = [random_layer(world, rng) for _ in range(rng.randrange(3, 6))]
@@ -247,11 +269,13 @@ def test_a_merged_layer_makes_the_same_tree(world: World, seed: int) -> None:
         os.close(fd)
     assert below is not None
     merged = apply_to(repository, target, image).tree
-    expected, got = (tree_manifest(repository, tree_entries(repository, each)) for each in (tree, merged) if each is not None)
+    expected, got = (
+        tree_manifest(repository, tree_entries(repository, each)) for each in (tree, merged) if each is not None
+    )
     assert expected == got, f"seed {seed}: {difference(expected, got)}"
 
 
-# -- the variety tree, and what only XFS can hold ----------------------------------------------------------------------------------
+# -- the variety tree, and what only XFS can hold -------------------------------------------------------------------
 
 
 @pytest.fixture(params=["disk", "xfs"])
@@ -290,11 +314,20 @@ def facts(repository: MemoryRepository, tree: TreeID) -> dict[bytes, variety.Fac
             groups[entry.link].append(path)
     return {
         path: variety.Fact(
-            _FORMATS[entry.kind], entry.mode, entry.uid, entry.gid, entry.mtime_ns, entry.size, entry.rdev, entry.target,
-            hashlib.sha256(data_of(repository, entry)).hexdigest() if entry.kind is Kind.FILE else "", entry.xattrs,
+            _FORMATS[entry.kind],
+            entry.mode,
+            entry.uid,
+            entry.gid,
+            entry.mtime_ns,
+            entry.size,
+            entry.rdev,
+            entry.target,
+            hashlib.sha256(data_of(repository, entry)).hexdigest() if entry.kind is Kind.FILE else "",
+            entry.xattrs,
             tuple(sorted(groups[entry.link])) if entry.link else (),
-        ) for path, entry in entries.items()
-    }  # fmt: skip
+        )
+        for path, entry in entries.items()
+    }
 
 
 def test_variety(place: Path) -> None:
@@ -316,7 +349,8 @@ def test_variety(place: Path) -> None:
 
 
 def test_variety_as_a_layer_over_its_image(base: Path) -> None:
-    """Everything is copied up by the kernel, some of it is deleted: the layer holds all kinds, and the tree is what the mount shows."""
+    """Everything is copied up by the kernel, some of it is deleted: the layer holds all kinds, and the tree is what the
+    mount shows."""
     world = World(base, 0)
     try:
         variety.make(world.image / "v", deep=False)
@@ -336,7 +370,9 @@ def test_variety_as_a_layer_over_its_image(base: Path) -> None:
         checker.push(world, stack, "copied up")
         assert checker.tree is not None
         got = facts(checker.repository, checker.tree)
-        without_links = [{path: (*fact_values(fact),) for path, fact in rows.items() if path} for rows in (expected, got)]
+        without_links = [
+            {path: (*fact_values(fact),) for path, fact in rows.items() if path} for rows in (expected, got)
+        ]
         assert without_links[0] == without_links[1]
     finally:
         world.close()
@@ -374,7 +410,8 @@ def test_a_file_of_8_eib(xfs: Path) -> None:
 
 
 def test_more_attributes_than_the_kernel_lists(xfs: Path) -> None:
-    """The kernel answers E2BIG; the entry is recorded without them, and a warning names it. Marks and whiteouts are still seen."""
+    """The kernel answers E2BIG; the entry is recorded without them, and a warning names it. Marks and whiteouts are
+    still seen."""
     image, layer = xfs / "image", xfs / "l"
     for root in (image, layer):
         (root / "d").mkdir(parents=True)

@@ -1,4 +1,5 @@
-"""View and merge against the kernel on layers written by hand: marks in every combination, those that no mount would write included."""
+"""View and merge against the kernel on layers written by hand: marks in every combination, those that no mount would
+write included."""
 
 from __future__ import annotations
 
@@ -24,6 +25,8 @@ from snapshotd.trees.diff import diff
 from tests import long
 
 SEEDS = long.seeds(10, 300)
+
+
 @pytest.fixture
 def world(base: Path) -> Iterator[World]:
     world = World(base, 0)
@@ -96,10 +99,19 @@ def test_a_bundle_that_names_a_directory_again_after_its_deletions(world: World)
     assert sorted(world.fresh_manifest([layer, image])) == [b"", b"d"]
 
 
-@pytest.mark.parametrize(("value", "code"), [
-    (b"", errno.EINVAL), (b"/", errno.EINVAL), (b"/a/", errno.EINVAL), (b"//a", errno.EINVAL), (b"a/b", errno.EINVAL),
-    (b"..", errno.EACCES), (b"/../../etc", errno.EACCES), (b".", errno.EACCES),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        (b"", errno.EINVAL),
+        (b"/", errno.EINVAL),
+        (b"/a/", errno.EINVAL),
+        (b"//a", errno.EINVAL),
+        (b"a/b", errno.EINVAL),
+        (b"..", errno.EACCES),
+        (b"/../../etc", errno.EACCES),
+        (b".", errno.EACCES),
+    ],
+)
 def test_redirects_that_are_none(world: World, value: bytes, code: int) -> None:
     """The kernel refuses them with the same error; above all, they never lead out of a layer."""
     top, image = new_layer(world), new_layer(world)
@@ -185,7 +197,8 @@ def test_merge_needs_an_empty_target(world: World) -> None:
 
 
 def test_names_deleted_in_a_merged_directory_of_its_own_are_not_listed(world: World) -> None:
-    """The kernel filters the whiteouts of directories that it merges. One that exists in a single layer needs a mark for that."""
+    """The kernel filters the whiteouts of directories that it merges. One that exists in a single layer needs a mark
+    for that."""
     top, low, image = (new_layer(world) for _ in range(3))
     (low / "d/e").mkdir(parents=True)
     (low / "d/gone").write_text("x")

@@ -1,4 +1,5 @@
-"""View, diff, materialise and merge against the kernel's overlayfs, on random operations. The seed is in every failure message.
+"""View, diff, materialise and merge against the kernel's overlayfs, on random operations. The seed is in every failure
+message.
 
 tests/long.py says how to run one seed again (each is about 60 operations).
 """

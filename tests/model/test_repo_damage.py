@@ -1,4 +1,5 @@
-"""Any damage to any file of a repository: reads give what was saved or a typed error, and repair brings back all that was not damaged."""
+"""Any damage to any file of a repository: reads give what was saved or a typed error, and repair brings back all that
+was not damaged."""
 
 from __future__ import annotations
 
@@ -34,8 +35,12 @@ class Template:
         writer = Opened(directory)
         self.snapshots: list[Saved] = []
         for number in range(6):
-            files = author.step() | {b"big/large": large if number < 3 else large[:500_000] + b"inserted" + large[500_000:]}
-            self.snapshots.append(save(writer.repo, files, f"snapshot-{number}", self.snapshots[-1] if self.snapshots else None))
+            files = author.step() | {
+                b"big/large": large if number < 3 else large[:500_000] + b"inserted" + large[500_000:]
+            }
+            self.snapshots.append(
+                save(writer.repo, files, f"snapshot-{number}", self.snapshots[-1] if self.snapshots else None)
+            )
             writer.repo.flush()
         self.roots = roots_of((f"snapshot-{number}", one) for number, one in enumerate(self.snapshots))
         # As a killed process leaves it: most of the index is in its log.
@@ -47,7 +52,9 @@ class Template:
         self.entries: dict[bytes, Entry] = {entry.id: entry for entry in index.objects()}
         self.frames = {raw: reader.frame_bytes(entry) for raw, entry in self.entries.items()}
         self.parts = {
-            raw: [part for part, _ in reader.chunk_list(raw).parts] for raw, entry in self.entries.items() if entry.kind == ObjectKind.LIST
+            raw: [part for part, _ in reader.chunk_list(raw).parts]
+            for raw, entry in self.entries.items()
+            if entry.kind == ObjectKind.LIST
         }
         self.plain = {raw: reader.plain(raw) for raw in self.entries}
         assert self.parts
@@ -55,7 +62,9 @@ class Template:
         assert len(index.packs()) == 6
         reader.close()
         everything = self.directory.rglob("*")
-        self.files = sorted(path.relative_to(self.directory) for path in everything if path.is_file() and path.stat().st_size)
+        self.files = sorted(
+            path.relative_to(self.directory) for path in everything if path.is_file() and path.stat().st_size
+        )
         assert Path("index.db-wal") in self.files
 
     def readable(self, directory: Path) -> set[bytes]:
@@ -64,7 +73,9 @@ class Template:
         intact = {raw for raw, frame in self.frames.items() if any(frame in data for data in packs)}
         while True:
             fine = {
-                raw for raw in intact if self.entries[raw].base in {None, *intact} and intact.issuperset(self.parts.get(raw, ()))
+                raw
+                for raw in intact
+                if self.entries[raw].base in {None, *intact} and intact.issuperset(self.parts.get(raw, ()))
             }
             if fine == intact:
                 return fine
@@ -88,7 +99,11 @@ def fresh(template: Template, directory: Path) -> Path:
 
 
 def content_of(directory: Path) -> dict[Path, bytes]:
-    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.suffix != ".reserve"}
+    return {
+        path.relative_to(directory): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file() and path.suffix != ".reserve"
+    }
 
 
 DAMAGE = st.tuples(
@@ -154,11 +169,15 @@ def reads_are_right_or_typed(template: Template, directory: Path) -> set[bytes]:
 
 
 @settings(
-    max_examples=long.size(40, 500), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=long.size(40, 500),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(damages=st.lists(DAMAGE, min_size=1, max_size=3))
 @example(damages=[("delete", 0, 0, 0)])
-def test_any_damage_is_found_and_repaired(template: Template, tmp_path: Path, damages: list[tuple[str, int, int, int]]) -> None:
+def test_any_damage_is_found_and_repaired(
+    template: Template, tmp_path: Path, damages: list[tuple[str, int, int, int]]
+) -> None:
     directory = fresh(template, tmp_path)
     files = [path for path in template.files if path.name != "index.db.lock"]
     for damage in damages:
@@ -232,7 +251,11 @@ def test_damage_is_named(template: Template, copy: Path) -> None:
         assert (named.owner, named.path) == (f"snapshot-{number}", b"big/large")
         assert faults[chunk.hex()].pack == entry.pack.hex()
         assert any(fault.pack == entry.pack.hex() and fault.object_id is None for fault in found.faults)
-        hit = {n for n, other in enumerate(template.snapshots) if chunk in template.parts[bytes.fromhex(other.contents[b"big/large"])]}
+        hit = {
+            n
+            for n, other in enumerate(template.snapshots)
+            if chunk in template.parts[bytes.fromhex(other.contents[b"big/large"])]
+        }
         assert set(found.owners) == {f"snapshot-{n}" for n in hit} != set(template.roots.trees.values())
         writer.close()
 
@@ -323,7 +346,8 @@ def test_errors_are_ours() -> None:
 
 @pytest.mark.parametrize("form", ["delta", "whole", "list", "record"])
 def test_a_frame_planted_in_a_content_is_not_believed(tmp_path: Path, form: str) -> None:
-    """Whoever knows an id, and how frames look, puts one that claims the id into a file; then the pack is damaged before it."""
+    """Whoever knows an id, and how frames look, puts one that claims the id into a file; then the pack is damaged
+    before it."""
     opened = Opened(tmp_path / "repo")
     victim = b"the true content, long enough to be worth a delta " * 20
     base = opened.repo.save_bytes(victim[:-1])
@@ -335,7 +359,7 @@ def test_a_frame_planted_in_a_content_is_not_believed(tmp_path: Path, form: str)
         "delta": pack.encode_frame(ObjectKind.CHUNK, raw, 700, payload, True, bytes.fromhex(base)),
         "whole": pack.encode_frame(ObjectKind.CHUNK, raw, 6, b"forged", False),
         "list": pack.encode_frame(ObjectKind.LIST, raw, len(parts), parts, False),
-        "record": pack.encode_frame(ObjectKind.RECORD, raw, 10, b"\x00{\"id\": 1}", False),
+        "record": pack.encode_frame(ObjectKind.RECORD, raw, 10, b'\x00{"id": 1}', False),
     }[form]
     noise = random.Random(1)
     opened.repo.save_bytes(noise.randbytes(1000) + b"".join(frame) + noise.randbytes(1000))
@@ -345,7 +369,9 @@ def test_a_frame_planted_in_a_content_is_not_believed(tmp_path: Path, form: str)
     at = data.index(b"".join(frame)) - 1004  # in the header of the content's own frame
     data = data[:at] + data[at + 10 :]
     path.write_bytes(data)
-    planted = [one for one in pack.frames(data) if isinstance(one, pack.Frame) and one.payload in frame]  # it does look like one
+    planted = [
+        one for one in pack.frames(data) if isinstance(one, pack.Frame) and one.payload in frame
+    ]  # it does look like one
     assert [raw.startswith(one.id) for one in planted] == [True]
     opened.repair(silent)
     assert list(opened.repo.records()) == []

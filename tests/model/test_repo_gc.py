@@ -1,4 +1,5 @@
-"""Garbage collection against an oracle: what a root reaches always reads as it was saved, what no root reaches goes, at any crash."""
+"""Garbage collection against an oracle: what a root reaches always reads as it was saved, what no root reaches goes, at
+any crash."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ Kept = dict[str, Saved]
 
 
 def collect(opened: Opened, kept: Kept, *, dry_run: bool = False, grace_s: float = 0, later_s: float = 10) -> Reclaimed:
-    return opened.collect(roots_of(kept.items()), grace_s=grace_s, now=time.time() + later_s, dry_run=dry_run, progress=silent)
+    return opened.collect(
+        roots_of(kept.items()), grace_s=grace_s, now=time.time() + later_s, dry_run=dry_run, progress=silent
+    )
 
 
 def fill(opened: Opened, seed: int, count: int, kept: Kept | None = None) -> Kept:
@@ -87,7 +90,9 @@ def needed_objects(opened: Opened, kept: Kept) -> set[bytes]:
             needed.add(raw)
             entry = opened.repo.find(raw)
             assert entry is not None
-            waiting += [entry.base] if entry.base is not None else []  # of a list too: what is a delta against a dead one was rewritten
+            waiting += (
+                [entry.base] if entry.base is not None else []
+            )  # of a list too: what is a delta against a dead one was rewritten
             waiting += [part for part, _ in opened.repo.chunk_list(raw).parts] if entry.kind == ObjectKind.LIST else []
     return needed
 
@@ -105,9 +110,15 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=long.size(30, 400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=long.size(30, 400),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(actions=ACTIONS)
-def test_what_is_reached_stays_and_nothing_else(tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int]]) -> None:
+def test_what_is_reached_stays_and_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int]]
+) -> None:
     directory = tmp_path_factory.mktemp("world") / "repo"
     opened = Opened(directory)
     kept: Kept = {}
@@ -201,7 +212,7 @@ def test_an_old_version_of_a_large_file_is_not_kept_for_its_list(tmp_path: Path)
     kept = {2, 3}
     opened.collect(
         Roots({}, {ids[n]: str(n) for n in kept}, {}), grace_s=0, now=time.time() + 1, dry_run=False, progress=silent
-    )  # fmt: skip
+    )
     assert [opened.repo.contains(one) for one in ids] == [False, False, True, True, False]
     assert [entry.depth for entry in map(index.find, map(bytes.fromhex, ids)) if entry] == [0, 1]
     assert opened.check(Roots({}, {}, {}), read_data=True, progress=silent).faults == ()
@@ -213,7 +224,8 @@ def test_an_old_version_of_a_large_file_is_not_kept_for_its_list(tmp_path: Path)
 
 
 def test_young_packs_and_what_they_need_are_not_touched(tmp_path: Path) -> None:
-    """A snapshot whose root is not in the catalog yet: its own objects are young, and what it shares with older ones stays as well."""
+    """A snapshot whose root is not in the catalog yet: its own objects are young, and what it shares with older ones
+    stays as well."""
     opened = Opened(tmp_path / "repo")
     old = fill(opened, 4, 3)
     last = next(reversed(old.values()))
@@ -248,9 +260,12 @@ def test_a_damaged_repository_is_not_collected(tmp_path: Path, what: str) -> Non
     index = opened.repo.open_index()
     assert index is not None
     victims = {
-        "tree": one.trees[b"a/b"], "content": one.contents[b"a/b/c"], "record": one.record,
-        "chunk": opened.repo.chunk_list(bytes.fromhex(one.contents[b"large"])).parts[1][0].hex(), "pack": one.tree,
-    }  # fmt: skip
+        "tree": one.trees[b"a/b"],
+        "content": one.contents[b"a/b/c"],
+        "record": one.record,
+        "chunk": opened.repo.chunk_list(bytes.fromhex(one.contents[b"large"])).parts[1][0].hex(),
+        "pack": one.tree,
+    }
     raw = bytes.fromhex(victims[what])
     entry = index.find(raw)
     assert entry is not None
@@ -308,7 +323,8 @@ def test_packs_of_a_crash_are_removed(tmp_path: Path) -> None:
 
 
 def test_what_an_archive_that_failed_left_unflushed_is_given_up(tmp_path: Path) -> None:
-    """Its packs are no longer there for a later flush to index, nor are the objects that its deltas are made against."""
+    """Its packs are no longer there for a later flush to index, nor are the objects that its deltas are made
+    against."""
     opened = Opened(tmp_path / "repo")
     rng = random.Random(3)
     old = rng.randbytes(100_000)
@@ -326,7 +342,9 @@ def test_what_an_archive_that_failed_left_unflushed_is_given_up(tmp_path: Path) 
     assert opened.repo.contains(base)
     collect(opened, {}, later_s=3600)
     opened.repo.flush()
-    assert not any(opened.repo.contains(one) for one in (base, *(BlobID(opened.repo.identity.content(one).hex()) for one in data)))
+    assert not any(
+        opened.repo.contains(one) for one in (base, *(BlobID(opened.repo.identity.content(one).hex()) for one in data))
+    )
     ids = archive()  # done again
     opened.repo.flush()
     opened.close()

@@ -15,7 +15,9 @@ from tests.parking_box import Box
 
 @pytest.fixture
 def box(tmp_path: Path) -> Iterator[Box]:
-    shared = Path("/dev/shm") / f"parking-{os.getpid()}"  # a mount of its own in every root: unix sockets do not work through an overlay
+    shared = (
+        Path("/dev/shm") / f"parking-{os.getpid()}"
+    )  # a mount of its own in every root: unix sockets do not work through an overlay
     shared.mkdir()
     folder = tmp_path / "layers"
     folder.mkdir()

@@ -1,4 +1,5 @@
-"""Parking for real: agents in their own pid and mount namespaces, whose root is pivoted while they wait at the end of a tool call."""
+"""Parking for real: agents in their own pid and mount namespaces, whose root is pivoted while they wait at the end of a
+tool call."""
 
 from __future__ import annotations
 
@@ -93,13 +94,13 @@ DECLINED = {
     "a standard stream": "os.dup2(os.open('out', os.O_WRONLY | os.O_CREAT), 0)",
     "a child process": "import subprocess; c = subprocess.Popen(['sleep', '100']); done = lambda: (c.kill(), c.wait())",
     "a busy thread": "import threading, time; t = threading.Thread(target=lambda: [time.sleep(0.0001) for _ in iter(lambda: stop, [1])]);"
-                     "stop = []; t.start(); done = lambda: (stop.append(1), t.join())",
+    "stop = []; t.start(); done = lambda: (stop.append(1), t.join())",
     "a thread that waits for input": "import threading; r, w = os.pipe(); t = threading.Thread(target=os.read, args=(r, 1)); t.start();"
-                                     "done = lambda: (os.write(w, b'x'), t.join())",
+    "done = lambda: (os.write(w, b'x'), t.join())",
     "a thread that waits with a timeout": "import threading; e = threading.Event(); t = threading.Thread(target=e.wait, args=(60,));"
-                                          "t.start(); done = lambda: (e.set(), t.join())",
+    "t.start(); done = lambda: (e.set(), t.join())",
     "a file that may not be opened again": "f = open('x', 'w'); os.chmod('x', 0o400); os.chmod('.', 0o777); os.setresuid(1234, 1234, 1234)",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("setup", DECLINED.values(), ids=DECLINED)
@@ -148,11 +149,11 @@ def test_a_recorded_lock_survives(box: Box) -> None:
 
 IDLE = {
     "idle pool workers": "pool = ThreadPoolExecutor(4); all = [pool.submit(int) for _ in range(8)]; [f.result() for f in all];"
-                         "step(); pool.shutdown()",
+    "step(); pool.shutdown()",
     "the main thread in join": "t = threading.Thread(target=lambda: (waits(), step())); t.start(); t.join()",
     "the main thread in result": "pool = ThreadPoolExecutor(1); pool.submit(lambda: (waits(), step())).result(); pool.shutdown()",
     "a zombie": "import subprocess; c = subprocess.Popen(['true']); os.waitid(os.P_PID, c.pid, os.WEXITED | os.WNOWAIT); step(); c.wait()",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("use", IDLE.values(), ids=IDLE)
@@ -180,7 +181,8 @@ def test_idle_threads_and_zombies_do_not_hinder(box: Box, use: str) -> None:
 
 
 def test_parallel_threads_lose_nothing(box: Box) -> None:
-    """Threads write to one log all the time, some of them outside of any call: whatever gets parked, no line is lost."""
+    """Threads write to one log all the time, some of them outside of any call: whatever gets parked, no line is
+    lost."""
     box.run("""
         import os, threading, time
         from snapshotd.agent import tool
@@ -225,7 +227,8 @@ def test_a_file_that_is_gone_afterwards_is_named(box: Box) -> None:
         os.rmdir("/var/tmp/parking-test/place")
 
     box.before_answer = lambda: box.inside(remove)
-    out, err = box.run("""
+    out, err = box.run(
+        """
         import os
         from snapshotd.agent import tool
         other, victim, last = open("other", "w"), open("victim", "w"), open("last", "w")
@@ -236,7 +239,9 @@ def test_a_file_that_is_gone_afterwards_is_named(box: Box) -> None:
         victim.write("into the void"); victim.close()
         last.write("kept"); last.close()
         print(os.getcwd(), open("/var/tmp/parking-test/last").read())
-    """, check=False)
+    """,
+        check=False,
+    )
     assert out == "/ kept\n"
     first, second = err.splitlines()
     assert "(/var/tmp/parking-test/victim) could not be opened again after the snapshot" in first
@@ -287,5 +292,3 @@ def test_parking_costs_little(box: Box) -> None:
         print(sorted(took)[150])
     """)
     assert float(out) < 0.003, out
-
-

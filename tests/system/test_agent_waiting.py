@@ -1,5 +1,5 @@
-"""Parking for real where the answer takes long or comes from the record: the root is pivoted while an agent waits for a person, and at the
-beginning of every replayed call."""
+"""Parking for real where the answer takes long or comes from the record: the root is pivoted while an agent waits for a
+person, and at the beginning of every replayed call."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def test_the_root_changes_at_every_replayed_call(box: Box, daemon: FakeDaemon) -
 
 @pytest.mark.parametrize("death", ["arriving", "after"])
 def test_the_root_may_change_while_no_daemon_is_there(box: Box, daemon: FakeDaemon, death: str) -> None:
-    """A process that was parked stays so until a daemon answers: nothing of the old root is in use while it looks for one."""
+    """A process that was parked stays so until a daemon answers: nothing of the old root is in use while it looks for
+    one."""
     requests = ("approve", "call_begin", "call_end")
     daemon.deaths = dict.fromkeys(requests, death)
     daemon.at_death = lambda pid: pivoted(box)

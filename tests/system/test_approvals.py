@@ -71,7 +71,12 @@ def test_an_approved_call_runs_and_shows_what_it_was_asked_with(agent: Agent, po
     agent.tool("write", {}, "echo x > x")
     begun = asked(pool, agent, {"to": "a"})
     (approval,) = pending(agent)
-    assert (approval.tool, approval.arguments, approval.question, approval.status) == ("mail", {"to": "a"}, "may I?", PENDING)
+    assert (approval.tool, approval.arguments, approval.question, approval.status) == (
+        "mail",
+        {"to": "a"},
+        "may I?",
+        PENDING,
+    )
     assert agent.engine.snapshot(approval.snapshot).call.name == "approval"
     assert [c.path for c in agent.engine.approval(approval.id[:8]).files] == [b"workspace/x"]
     assert not begun.done()
@@ -106,7 +111,9 @@ def test_other_arguments_can_be_put_in(agent: Agent, pool: ThreadPoolExecutor) -
     assert agent.engine.journal(agent.id)[-1].arguments == {"to": "bob"}
 
 
-def test_files_that_changed_make_an_approval_stale_and_the_call_asks_anew(agent: Agent, pool: ThreadPoolExecutor) -> None:
+def test_files_that_changed_make_an_approval_stale_and_the_call_asks_anew(
+    agent: Agent, pool: ThreadPoolExecutor
+) -> None:
     begun = asked(pool, agent, {"to": "a"})
     (first,) = pending(agent)
     agent.sh("echo sneaky > sneaky")
@@ -183,7 +190,9 @@ def test_it_does_not_cross_a_fork(agent: Agent, pool: ThreadPoolExecutor) -> Non
 
 
 def test_the_policy_decides_by_name_arguments_and_side_effect(agent: Agent, pool: ThreadPoolExecutor) -> None:
-    policy(agent, """
+    policy(
+        agent,
+        """
 [[rule]]
 tool = "shell"
 arguments = { "command" = "\\\\brm\\\\b" }
@@ -195,7 +204,8 @@ action = "allow"
 [[rule]]
 side_effect = "irreversible"
 action = "approve"
-""")
+""",
+    )
     with pytest.raises(Denied, match="nothing is removed here"):
         agent.begin("shell", {"command": "rm -r /"})
     denied = agent.head.call

@@ -1,5 +1,5 @@
-"""The processes that bring cold snapshots back are killed in the middle: whoever waits gets the right bytes or an error, soon, and the next
-who asks gets the files."""
+"""The processes that bring cold snapshots back are killed in the middle: whoever waits gets the right bytes or an
+error, soon, and the next who asks gets the files."""
 
 from __future__ import annotations
 
@@ -62,9 +62,14 @@ def _read(engine: LocalEngine, trajectory: str, number: int) -> bytes | None:
     said: list[bytes] = []
     sandbox = engine._sessions.running(engine.trajectory(trajectory))
     result = engine._sessions.exec(
-        sandbox, ("cat", f"data/{number}"), cwd="/workspace", env=(), user=None, record=False,
+        sandbox,
+        ("cat", f"data/{number}"),
+        cwd="/workspace",
+        env=(),
+        user=None,
+        record=False,
         sink=lambda stream, data: said.append(data) if stream == "stdout" else None,
-    )  # fmt: skip
+    )
     return b"".join(said) if result.exit_code == 0 else None
 
 
@@ -129,8 +134,8 @@ def test_a_cold_fork_whose_fuse_process_is_killed_while_it_is_read(engine: Local
 
 
 def test_the_next_command_finds_the_files_again(engine: LocalEngine, cold: Snapshot) -> None:
-    """In the sandbox that stood on the dead process's mount: while its layer is still being written, when it is, and with files of its own
-    that no snapshot has."""
+    """In the sandbox that stood on the dead process's mount: while its layer is still being written, when it is, and
+    with files of its own that no snapshot has."""
     agent = mind_rig.Agent(engine, _fork(engine, cold))
     sandbox = agent.sandbox
     with _held_back(engine):
@@ -202,7 +207,9 @@ def test_what_came_back_and_went_again_is_forgotten(engine: LocalEngine, cold: S
         assert _read(engine, fork, 3) == _content(3)
         wait_until(lambda: all(item.done.is_set() for item in engine._cold._rebuilt.values()), "the layer is written")
         engine.remove(fork, force=True)
-        wait_until(lambda: engine._evict() == 0 and engine._context.store.sized_bytes() == 0, "the layer is evicted again")
+        wait_until(
+            lambda: engine._evict() == 0 and engine._context.store.sized_bytes() == 0, "the layer is evicted again"
+        )
     with engine._cold._lock:
         engine._cold._forget_evicted()
     assert not engine._cold._rebuilt
@@ -231,7 +238,9 @@ def test_a_restore_during_which_the_fuse_process_is_killed(engine: LocalEngine, 
     wait_until(lambda: _restored_some(tmp_path), "the restore is in the middle")
     os.kill(lazy, signal.SIGKILL)
     restored.join()
-    assert {path.name: path.read_bytes() for path in (tmp_path / "to/data").iterdir()} == {str(n): _content(n) for n in range(FILES)}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "to/data").iterdir()} == {
+        str(n): _content(n) for n in range(FILES)
+    }
     engine.remove(fork, force=True)
 
 
@@ -255,4 +264,6 @@ def test_a_restore_whose_own_process_is_killed(engine: LocalEngine, cold: Snapsh
     if failures:
         assert not list(tmp_path.iterdir()), "nothing half is left"
         restore()
-    assert {path.name: path.read_bytes() for path in (tmp_path / "to/data").iterdir()} == {str(n): _content(n) for n in range(FILES)}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "to/data").iterdir()} == {
+        str(n): _content(n) for n in range(FILES)
+    }

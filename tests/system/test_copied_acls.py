@@ -1,4 +1,5 @@
-"""Access control lists on the copy path, on XFS, which lists each under two names; and what a directory hands down to new files."""
+"""Access control lists on the copy path, on XFS, which lists each under two names; and what a directory hands down to
+new files."""
 
 from __future__ import annotations
 
@@ -20,9 +21,13 @@ _USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 ACL = struct.pack("<I", 2) + b"".join(
     struct.pack("<HHI", tag, permissions, number)
     for tag, permissions, number in (
-        (_USER_OBJ, 7, 0xFFFFFFFF), (_USER, 5, 1000), (_GROUP_OBJ, 5, 0xFFFFFFFF), (_MASK, 5, 0xFFFFFFFF), (_OTHER, 0, 0xFFFFFFFF)
+        (_USER_OBJ, 7, 0xFFFFFFFF),
+        (_USER, 5, 1000),
+        (_GROUP_OBJ, 5, 0xFFFFFFFF),
+        (_MASK, 5, 0xFFFFFFFF),
+        (_OTHER, 0, 0xFFFFFFFF),
     )
-)  # fmt: skip
+)
 
 
 @pytest.fixture

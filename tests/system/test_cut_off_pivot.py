@@ -1,4 +1,5 @@
-"""A pivot whose daemon is killed in the middle: the next one finds the sandbox as it was before, or as it would have been after."""
+"""A pivot whose daemon is killed in the middle: the next one finds the sandbox as it was before, or as it would have
+been after."""
 
 from __future__ import annotations
 

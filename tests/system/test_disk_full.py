@@ -1,7 +1,8 @@
-"""The disk of the state directory is full: whoever writes is told so (exit code 12), nothing is damaged, and all works again with space.
+"""The disk of the state directory is full: whoever writes is told so (exit code 12), nothing is damaged, and all works
+again with space.
 
-On XFS layers lie on the disk itself, on ext4 in an image of their own on it. The disk is filled from inside a sandbox and from outside, to
-several degrees, so that different writes are the first that fail; and once its inodes are used up.
+On XFS layers lie on the disk itself, on ext4 in an image of their own on it. The disk is filled from inside a sandbox
+and from outside, to several degrees, so that different writes are the first that fail; and once its inodes are used up.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class Rig:
     def grow(self, times: int) -> None:
         """Snapshots with much that a prune can give up. Their files are nowhere compared; `check` reads them."""
         for _ in range(times):
-            done = self.client.exec(self.big.id, ["sh", "-c", "head -c 6000000 /dev/urandom > /root/random"], wait="stored")
+            done = self.client.exec(
+                self.big.id, ["sh", "-c", "head -c 6000000 /dev/urandom > /root/random"], wait="stored"
+            )
             assert done.snapshot is not None
             self.world.expected[done.snapshot.id] = {}
 
@@ -110,7 +113,8 @@ def _fails(action: Callable[[], object]) -> bool:
 
 @contextlib.contextmanager
 def filled(disk: Disk, left_bytes: int) -> Iterator[Callable[[], None]]:
-    """Somebody else's file takes all of the disk but so much; what is yielded does it again, after something was freed."""
+    """Somebody else's file takes all of the disk but so much; what is yielded does it again, after something was
+    freed."""
     path = disk.mount_point / "filler"
 
     def fill() -> None:
@@ -166,7 +170,8 @@ def _everything(rig: Rig) -> dict[str, bool]:
 
 @contextlib.contextmanager
 def rigged(kind: str, small_root: Path, options: tuple[str, ...] = ()) -> Iterator[Rig]:
-    """A rig on a small disk of its own. After the block, when there is space again, everything is there; and the daemon leaves nothing."""
+    """A rig on a small disk of its own. After the block, when there is space again, everything is there; and the daemon
+    leaves nothing."""
     require("xfs")
     with loop_disk(kind, DISK_BYTES, options) as disk:
         rig = Rig(disk, small_root)
@@ -230,10 +235,13 @@ def test_a_small_disk_that_was_filled_is_not_the_end(kind: str, small_root: Path
                 client.import_image(str(small_root), name="small")
                 greedy = client.create(image="small", runtime="runc")[0].id
                 client.exec(greedy, ["sh", "-c", "head -c 40000000 /dev/urandom > /root/random"], wait="stored")
-                os.sync()  # with ext4, what the layer takes is on the disk only when the image's own file system has written it
+                # with ext4, what the layer takes is on the disk only when the image's own file system has written it
+                os.sync()
                 with filled(disk, 0) as fill:
                     daemon.kill()
-                    os.truncate(lock_path_of(daemon.state_dir), 0)  # as a daemon left it that could not even write who it is
+                    os.truncate(
+                        lock_path_of(daemon.state_dir), 0
+                    )  # as a daemon left it that could not even write who it is
                     fill()
                     client = daemon.start()
                     assert lock_holder(daemon.state_dir) == client.version().pid
@@ -267,15 +275,21 @@ def test_filled_from_inside_a_sandbox(kind: str, small_root: Path) -> None:
         rig.alive()
         _everything(rig)
         rig.client.remove(greedy, force=True)
-        wait_until(lambda: rig.disk.free_bytes() > DISK_BYTES // 8, "XFS gives the space back, which it does in the background")
+        wait_until(
+            lambda: rig.disk.free_bytes() > DISK_BYTES // 8, "XFS gives the space back, which it does in the background"
+        )
 
 
 @pytest.mark.parametrize(("kind", "what"), [("xfs", "space"), ("ext4", "space"), ("ext4", "inodes")])
 @in_own_mount_namespace
 def test_no_overlay_that_is_less_than_asked_for(kind: str, what: str) -> None:
-    """On a full disk the kernel mounts one that is read-only, or does not follow redirects, and says so in its log only."""
+    """On a full disk the kernel mounts one that is read-only, or does not follow redirects, and says so in its log
+    only."""
     require("xfs")
-    with loop_disk(kind, DISK_BYTES, ("-N", "2000") if what == "inodes" else ()) as disk, contextlib.ExitStack() as opened:
+    with (
+        loop_disk(kind, DISK_BYTES, ("-N", "2000") if what == "inodes" else ()) as disk,
+        contextlib.ExitStack() as opened,
+    ):
         fds = []
         for name in ("lower", "upper", "work"):
             (disk.mount_point / name).mkdir()

@@ -1,6 +1,7 @@
 """A sandbox takes no more of the disk than its limit says, in bytes and in files, and the others and the daemon go on.
 
-Where the file system of the layers has project quotas, a program is told that no space is left; else the daemon ends it (docs/limits.md).
+Where the file system of the layers has project quotas, a program is told that no space is left; else the daemon ends it
+(docs/limits.md).
 """
 
 from __future__ import annotations
@@ -75,7 +76,10 @@ def test_steps_count_together(daemon: Daemon) -> None:
     client = daemon.client
     greedy = limited(client)
     for n in range(2):
-        assert client.exec(greedy, ["sh", "-c", f"head -c 30000000 /dev/urandom > /root/f{n}"], wait="stored").exit_code == 0
+        assert (
+            client.exec(greedy, ["sh", "-c", f"head -c 30000000 /dev/urandom > /root/f{n}"], wait="stored").exit_code
+            == 0
+        )
     too_much = ["sh", "-c", "head -c 30000000 /dev/urandom > /root/f && sleep 60"]
     assert client.exec_snapshot(client.log(greedy)[-1].id, too_much).exit_code != 0
     assert client.exec(greedy, too_much).exit_code != 0
@@ -102,4 +106,7 @@ def test_a_removed_trajectory_leaves_no_layer_behind(daemon: Daemon) -> None:
     client.flush()
     client.exec(box, ["sh", "-c", "head -c 60000000 /dev/urandom > /root/big"])
     client.remove(box, force=True)  # the last step is being counted and stored
-    wait_until(lambda: len(os.listdir(daemon.root / "layers")) <= 1 + READY_LAYERS, "only images and the layers made ahead are there")
+    wait_until(
+        lambda: len(os.listdir(daemon.root / "layers")) <= 1 + READY_LAYERS,
+        "only images and the layers made ahead are there",
+    )

@@ -1,4 +1,5 @@
-"""What only the Docker driver does: how sandboxes look to people who use docker, and an engine that is missing, dead or too old."""
+"""What only the Docker driver does: how sandboxes look to people who use docker, and an engine that is missing, dead or
+too old."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def rig(small_root: Path, docker_daemon: Engine) -> Iterator[Rig]:
 
 
 def _docker(*arguments: str) -> str:
-    result = subprocess.run(["docker", *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
+    result = subprocess.run(
+        ["docker", *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False
+    )
     assert result.returncode == 0, result
     return result.stdout
 
@@ -41,7 +44,9 @@ def test_docker_ps_tells_what_it_is(rig: Rig) -> None:
     spec = rig.spec()
     container = rig.runtime.create(spec)
     try:
-        line = _docker("ps", "--filter", f"label=snapshotd.container={spec.id}", "--format", "{{.Names}} {{.Image}}").split()
+        line = _docker(
+            "ps", "--filter", f"label=snapshotd.container={spec.id}", "--format", "{{.Names}} {{.Image}}"
+        ).split()
         assert line == [f"snapshotd-{short(spec.id)}", "snapshotd/contract"]
     finally:
         rig.runtime.destroy(container.id)
@@ -114,7 +119,9 @@ def test_missing_and_dead_sockets_are_named(monkeypatch: pytest.MonkeyPatch, tmp
         (None, "does not answer"),
     ],
 )
-def test_old_and_broken_engines_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: bytes | None, words: str) -> None:
+def test_old_and_broken_engines_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: bytes | None, words: str
+) -> None:
     """A server on the socket that says what an old engine says, or hangs up."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{tmp_path}/old.sock")

@@ -1,5 +1,5 @@
-"""Mounts, for real: the lazy lower layer under overlayfs and the folder to browse, compared with the original; and what happens when
-processes die."""
+"""Mounts, for real: the lazy lower layer under overlayfs and the folder to browse, compared with the original; and what
+happens when processes die."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def variety(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["rm", "-rf", str(root)], check=True, timeout=60)  # too deep for shutil
 
 
-# -- the lazy lower ------------------------------------------------------------------------------------------------------------
+# -- the lazy lower -------------------------------------------------------------------------------------------------
 
 
 def changed_copy(variety: Path) -> Path:
@@ -189,8 +189,11 @@ def test_a_sandbox_can_change_everything_over_the_lazy_lower(rig: Rig, variety: 
 
 
 @pytest.mark.parametrize("shift", [0, SHIFT])
-def test_programs_run_from_the_lazy_lower_as_from_any_root(rig: Rig, small_root: Path, tmp_path: Path, shift: int) -> None:
-    """In a user namespace: exec, libraries by mmap, setuid, file capabilities, ACLs; with the ids that belong to the container."""
+def test_programs_run_from_the_lazy_lower_as_from_any_root(
+    rig: Rig, small_root: Path, tmp_path: Path, shift: int
+) -> None:
+    """In a user namespace: exec, libraries by mmap, setuid, file capabilities, ACLs; with the ids that belong to the
+    container."""
     changed = tmp_path / "changed"
     subprocess.run(["cp", "-a", str(small_root), str(changed)], check=True, timeout=60)
     for program in (changed / "usr/bin").iterdir():
@@ -224,7 +227,10 @@ def test_programs_run_from_the_lazy_lower_as_from_any_root(rig: Rig, small_root:
     assert "Permission denied" in run(1001, "/bin/cat", "/shared")
     assert "Permission denied" in run(1000, "/bin/cat", "/secret")
     assert run(1000, "/bin/capable-cat", "/secret") == "secret"
-    assert run(0, "/bin/sh", "-c", "echo more >> /secret && cat /secret && chown 7 /mine && stat -c %u /mine") == "secretmore\n7\n"
+    assert (
+        run(0, "/bin/sh", "-c", "echo more >> /secret && cat /secret && chown 7 /mine && stat -c %u /mine")
+        == "secretmore\n7\n"
+    )
     upper = tmp_path / "layer1/upper"
     assert (upper / "mine").stat().st_uid == 7  # on disk lie the container's ids
     assert run(0, "/bin/touch", "/shared", "/bin/capable-cat", "/bin/setuid-id") == ""
@@ -271,7 +277,9 @@ def test_damage_is_an_error_and_never_other_bytes(rig: Rig, tmp_path: Path, capf
         poll(lambda name=name: f"/{name}" in capfd.readouterr().err)
 
 
-def test_a_layer_that_nobody_uses_is_forgotten(rig: Rig, variety: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_layer_that_nobody_uses_is_forgotten(
+    rig: Rig, variety: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "image").mkdir()
     tree, below = rig.archive(variety), rig.archive(tmp_path / "image")
     lazy = rig.lazy()
@@ -286,7 +294,7 @@ def test_a_layer_that_nobody_uses_is_forgotten(rig: Rig, variety: Path, tmp_path
         poll(lambda: "the kernel has forgotten all of tree" in capfd.readouterr().err)
 
 
-# -- processes that die --------------------------------------------------------------------------------------------------------
+# -- processes that die ---------------------------------------------------------------------------------------------
 
 
 def test_killing_the_server_fails_its_readers_at_once_and_it_comes_back(rig: Rig, tmp_path: Path) -> None:
@@ -301,8 +309,15 @@ def test_killing_the_server_fails_its_readers_at_once_and_it_comes_back(rig: Rig
     assert lazy.alive()
     assert lazy.pid is not None
     os.kill(lazy.pid, signal.SIGSTOP)  # so that a reader is certainly in the middle
-    reader = subprocess.Popen(["cat", str(merged / "file")], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    poll(lambda: "fuse" in Path(f"/proc/{reader.pid}/wchan").read_text() or "request_wait" in Path(f"/proc/{reader.pid}/wchan").read_text())
+    reader = subprocess.Popen(
+        ["cat", str(merged / "file")], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    poll(
+        lambda: (
+            "fuse" in Path(f"/proc/{reader.pid}/wchan").read_text()
+            or "request_wait" in Path(f"/proc/{reader.pid}/wchan").read_text()
+        )
+    )
     began = time.monotonic()
     os.kill(lazy.pid, signal.SIGKILL)
     _, said = reader.communicate(timeout=5)
@@ -371,8 +386,9 @@ def test_the_server_ends_and_unmounts_with_its_parent(rig: Rig, tmp_path: Path) 
     tree = rig.archive(tmp_path / "image")
     parent = subprocess.Popen(
         [sys.executable, "-c", _PARENT, str(tmp_path / "lazy"), tree, *CHILD, "lazy", str(rig.saved())],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     assert any(m.point == os.fsencode(tmp_path / "lazy") for m in mounts.read_mountinfo())
@@ -406,7 +422,7 @@ def test_a_server_that_cannot_mount_says_so(rig: Rig, tmp_path: Path) -> None:
     lazy.close()
 
 
-# -- browsing --------------------------------------------------------------------------------------------------------------------
+# -- browsing -------------------------------------------------------------------------------------------------------
 
 
 class Browsed:
@@ -442,9 +458,22 @@ def test_a_browsed_snapshot_equals_the_original(browsed: Browsed, variety: Path)
     assert manifest(shown) == manifest(variety)
     assert (shown / "plain").samefile(shown / "a/b/third")
     compared = subprocess.run(
-        ["rsync", "-naHAXS", "--numeric-ids", "--checksum", "--delete", "--exclude=/deep/d*", "-i", f"{variety}/", f"{shown}/"],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [
+            "rsync",
+            "-naHAXS",
+            "--numeric-ids",
+            "--checksum",
+            "--delete",
+            "--exclude=/deep/d*",
+            "-i",
+            f"{variety}/",
+            f"{shown}/",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert (compared.stdout, compared.stderr) == ("", "")
 
 
@@ -485,13 +514,17 @@ def test_usual_tools_work_across_time(browsed: Browsed, tmp_path: Path) -> None:
         browsed.store(snapshot, tree)
     browsed.mount()
     steps = browsed.point / "trajectories/fix-it"
-    grep = subprocess.run(["grep", "-r", "step", "."], cwd=steps, capture_output=True, text=True, timeout=60, check=True)
+    grep = subprocess.run(
+        ["grep", "-r", "step", "."], cwd=steps, capture_output=True, text=True, timeout=60, check=True
+    )
     assert sorted(grep.stdout.splitlines()) == [f"./{n}/log:step {n}" for n in range(3)]
     diff = subprocess.run(["diff", "-r", "0", "2"], cwd=steps, capture_output=True, text=True, timeout=60, check=False)
     assert diff.stdout == "diff -r 0/log 2/log\n1c1\n< step 0\n---\n> step 2\n"
     subprocess.run(["cp", "-a", f"{steps}/1", str(tmp_path / "copied")], check=True, timeout=60)
     assert manifest(tmp_path / "copied") == manifest(tmp_path / "step1")
-    found = subprocess.run(["find", "-L", ".", "-name", "log"], cwd=browsed.point, capture_output=True, text=True, timeout=60, check=True)
+    found = subprocess.run(
+        ["find", "-L", ".", "-name", "log"], cwd=browsed.point, capture_output=True, text=True, timeout=60, check=True
+    )
     assert len(found.stdout.splitlines()) == 3 * 3  # by name, by id, among all snapshots
 
 
@@ -539,12 +572,16 @@ def test_a_plain_umount_ends_the_server(browsed: Browsed) -> None:
 def test_only_root_gets_in(browsed: Browsed) -> None:
     browsed.rig.base.chmod(0o755)
     browsed.mount()
-    result = subprocess.run(["ls", str(browsed.point)], user=65534, capture_output=True, text=True, timeout=30, check=False)
+    result = subprocess.run(
+        ["ls", str(browsed.point)], user=65534, capture_output=True, text=True, timeout=30, check=False
+    )
     assert "Permission denied" in result.stderr
 
 
 def test_it_mounts_in_the_namespace_of_another_process_and_leaves_nothing(browsed: Browsed) -> None:
-    other = subprocess.Popen(["unshare", "--mount", "--", "sh", "-c", "echo ready; read x"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    other = subprocess.Popen(
+        ["unshare", "--mount", "--", "sh", "-c", "echo ready; read x"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert other.stdin is not None
     assert other.stdout is not None
     try:
@@ -574,7 +611,9 @@ def test_it_mounts_in_the_namespace_of_another_process_and_leaves_nothing(browse
 @contextlib.contextmanager
 def elsewhere() -> Iterator[int]:
     """A process in a mount namespace of its own."""
-    other = subprocess.Popen(["unshare", "--mount", "--", "sh", "-c", "echo ready; read x"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    other = subprocess.Popen(
+        ["unshare", "--mount", "--", "sh", "-c", "echo ready; read x"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     with other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"ready\n"
@@ -669,5 +708,3 @@ def test_the_second_view_of_a_tree_is_a_place_of_its_own(browsed: Browsed, tmp_p
     assert [os.readlink(f"/proc/self/fd/{fd}") for fd in fds] == [str(place) for place in places]
     for fd in fds:
         os.close(fd)
-
-

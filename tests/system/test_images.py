@@ -1,4 +1,5 @@
-"""Images for real: built from packages twice, imported from every kind of source, hostile ones refused, nothing left behind."""
+"""Images for real: built from packages twice, imported from every kind of source, hostile ones refused, nothing left
+behind."""
 
 from __future__ import annotations
 
@@ -89,9 +90,17 @@ def sha(data: bytes) -> str:
 
 
 def config_of(layers: tuple[bytes, ...], **config: object) -> bytes:
-    body = {"Env": ["PATH=/usr/bin", "A=b=c", "EMPTY"], "WorkingDir": "/app", "Entrypoint": ["/bin/evil"], "User": "0", **config}
+    body = {
+        "Env": ["PATH=/usr/bin", "A=b=c", "EMPTY"],
+        "WorkingDir": "/app",
+        "Entrypoint": ["/bin/evil"],
+        "User": "0",
+        **config,
+    }
     diff_ids = ["sha256:" + sha(layer) for layer in layers]
-    return json.dumps({"os": "linux", "architecture": MACHINE, "config": body, "rootfs": {"type": "layers", "diff_ids": diff_ids}}).encode()
+    return json.dumps(
+        {"os": "linux", "architecture": MACHINE, "config": body, "rootfs": {"type": "layers", "diff_ids": diff_ids}}
+    ).encode()
 
 
 def docker_archive(layers: tuple[bytes, ...] = LAYERS, **config: object) -> bytes:
@@ -102,28 +111,42 @@ def docker_archive(layers: tuple[bytes, ...] = LAYERS, **config: object) -> byte
     return tar_of({**dict(zip(names, layers, strict=True)), f"{sha(data)}.json": data, "manifest.json": manifest})
 
 
-def oci_layout(layers: tuple[bytes, ...] = LAYERS, pack: str = "gzip", *, nested: bool = True) -> dict[str, bytes | None]:
+def oci_layout(
+    layers: tuple[bytes, ...] = LAYERS, pack: str = "gzip", *, nested: bool = True
+) -> dict[str, bytes | None]:
     packed = {"gzip": gzip.compress, "zstd": zstandard.compress, "": bytes}[pack]
     blobs = [packed(layer) for layer in layers]
     config = config_of(layers)
 
     def descriptor(kind: str, data: bytes, **more: object) -> dict[str, object]:
-        return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": "sha256:" + sha(data), "size": len(data), **more}
+        return {
+            "mediaType": f"application/vnd.oci.image.{kind}",
+            "digest": "sha256:" + sha(data),
+            "size": len(data),
+            **more,
+        }
 
     described = [descriptor("layer.v1.tar+" + pack, blob) for blob in blobs]
-    manifest = json.dumps({"schemaVersion": 2, "config": descriptor("config.v1+json", config), "layers": described}).encode()
+    manifest = json.dumps(
+        {"schemaVersion": 2, "config": descriptor("config.v1+json", config), "layers": described}
+    ).encode()
     here = {"os": "linux", "architecture": MACHINE}
-    index = {"manifests": [
-        descriptor("manifest.v1+json", b"attestation", platform={"os": "unknown", "architecture": "unknown"}),
-        descriptor("manifest.v1+json", b"another", platform={"os": "windows", "architecture": MACHINE}),
-        descriptor("manifest.v1+json", manifest, platform=here),
-    ]}  # fmt: skip
+    index = {
+        "manifests": [
+            descriptor("manifest.v1+json", b"attestation", platform={"os": "unknown", "architecture": "unknown"}),
+            descriptor("manifest.v1+json", b"another", platform={"os": "windows", "architecture": MACHINE}),
+            descriptor("manifest.v1+json", manifest, platform=here),
+        ]
+    }
     everything = [config, manifest, *blobs]
     if nested:
         inner = json.dumps(index).encode()
         everything.append(inner)
         index = {"manifests": [descriptor("index.v1+json", inner)]}
-    files: dict[str, bytes | None] = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}', "index.json": json.dumps(index).encode()}
+    files: dict[str, bytes | None] = {
+        "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
+        "index.json": json.dumps(index).encode(),
+    }
     return files | {f"blobs/sha256/{sha(blob)}": blob for blob in everything}
 
 
@@ -136,7 +159,7 @@ def check_layers(bench: Bench, image: Image) -> None:
     assert image.workdir == "/app"
 
 
-# -- importing -----------------------------------------------------------------------------------------------------------------
+# -- importing ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress, zstandard.compress])
@@ -147,7 +170,13 @@ def test_a_root_file_system_tar(bench: Bench, tmp_path: Path, pack: object) -> N
     assert (image.name, image.workdir, image.env) == ("debian", "/workspace", ())
     assert bench.store.find("debian") == image
     assert os.readlink(root / "bin") == "usr/bin"
-    for path, mode in (("proc", 0o555), ("dev", 0o755), ("run/snapshotd", 0o755), ("tmp", 0o1777), ("workspace", 0o755)):
+    for path, mode in (
+        ("proc", 0o555),
+        ("dev", 0o755),
+        ("run/snapshotd", 0o755),
+        ("tmp", 0o1777),
+        ("workspace", 0o755),
+    ):
         assert stat.S_IMODE((root / path).stat().st_mode) == mode, path
     assert (root / "etc/resolv.conf").is_file()
     assert (root / "etc").stat().st_mtime == 1_600_000_000
@@ -209,16 +238,24 @@ def test_an_oci_layout_folder_and_an_archive_of_it_are_one_image(bench: Bench, t
 def test_a_shared_layer_that_is_saved_once_and_linked(bench: Bench, tmp_path: Path) -> None:
     layer = LAYERS[0]
     data = config_of((layer, layer))
-    manifest_json = json.dumps([{"Config": f"{sha(data)}.json", "Layers": ["a" * 64 + "/layer.tar", "b" * 64 + "/layer.tar"]}]).encode()
+    manifest_json = json.dumps(
+        [{"Config": f"{sha(data)}.json", "Layers": ["a" * 64 + "/layer.tar", "b" * 64 + "/layer.tar"]}]
+    ).encode()
     link = b"-> ../" + b"a" * 64 + b"/layer.tar"
-    names = {"a" * 64 + "/layer.tar": layer, "b" * 64 + "/layer.tar": link, f"{sha(data)}.json": data, "manifest.json": manifest_json}
+    names = {
+        "a" * 64 + "/layer.tar": layer,
+        "b" * 64 + "/layer.tar": link,
+        f"{sha(data)}.json": data,
+        "manifest.json": manifest_json,
+    }
     (tmp_path / "saved.tar").write_bytes(tar_of(names))
     assert (bench.root(bench.take(tmp_path / "saved.tar")) / "opt/a").read_bytes() == b"1"
 
 
 @pytest.mark.docker
 def test_a_docker_image_by_name(bench: Bench, tmp_path: Path, docker_engine: str) -> None:
-    """By its name, again, under another name, and as an archive of the same image; the engine keeps no container of it."""
+    """By its name, again, under another name, and as an archive of the same image; the engine keeps no container of
+    it."""
     name = f"snapshotd-test-images-{os.getpid()}"
     client = docker.DockerClient(base_url=docker_engine)
     before = {container.id for container in client.containers.list(all=True)}
@@ -251,7 +288,7 @@ def test_a_docker_image_by_name(bench: Bench, tmp_path: Path, docker_engine: str
         client.close()
 
 
-# -- what is refused -----------------------------------------------------------------------------------------------------------
+# -- what is refused ------------------------------------------------------------------------------------------------
 
 
 def refused(bench: Bench, path: Path, data: bytes, match: str) -> None:
@@ -262,17 +299,20 @@ def refused(bench: Bench, path: Path, data: bytes, match: str) -> None:
     assert bench.left() == []
 
 
-@pytest.mark.parametrize(("files", "match"), [
-    ({"proc": b"-> /etc"}, "/proc of the image is not a real directory"),
-    ({"dev": b"file"}, "/dev of the image is not a real directory"),
-    ({"sys": b"-> dev"}, "/sys of the image"),
-    ({"run": b"-> /"}, "/run of the image"),
-    ({"run": None, "run/snapshotd": b"-> /etc"}, "/run/snapshotd of the image"),
-    ({"etc": b"-> /etc"}, "/etc of the image"),
-    ({"etc": None, "etc/hosts": b"-> /etc/shadow"}, "/etc/hosts of the image"),
-    ({"workspace": b"-> /"}, "/workspace of the image"),
-    ({"../x": b"1"}, r"contains `\.\.`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("files", "match"),
+    [
+        ({"proc": b"-> /etc"}, "/proc of the image is not a real directory"),
+        ({"dev": b"file"}, "/dev of the image is not a real directory"),
+        ({"sys": b"-> dev"}, "/sys of the image"),
+        ({"run": b"-> /"}, "/run of the image"),
+        ({"run": None, "run/snapshotd": b"-> /etc"}, "/run/snapshotd of the image"),
+        ({"etc": b"-> /etc"}, "/etc of the image"),
+        ({"etc": None, "etc/hosts": b"-> /etc/shadow"}, "/etc/hosts of the image"),
+        ({"workspace": b"-> /"}, "/workspace of the image"),
+        ({"../x": b"1"}, r"contains `\.\.`"),
+    ],
+)
 def test_hostile_roots(bench: Bench, tmp_path: Path, files: dict[str, bytes | None], match: str) -> None:
     refused(bench, tmp_path / "x.tar", tar_of(files), match)
 
@@ -290,7 +330,12 @@ def test_damaged_archives(bench: Bench, tmp_path: Path) -> None:
     refused(bench, path, tar_of({"manifest.json": b"[" * 100_000}), "not JSON")
     refused(bench, path, tar_of({"manifest.json": b" " * (5 << 20)}), "larger than")
     refused(bench, path, tar_of({"oci-layout": b"{}"}), "index.json|manifest.json is missing")
-    refused(bench, path, tar_of({"index.json": b'{"manifests": [{"digest": "sha256:../../../../etc/passwd"}]}'}), "not a sha256 digest")
+    refused(
+        bench,
+        path,
+        tar_of({"index.json": b'{"manifests": [{"digest": "sha256:../../../../etc/passwd"}]}'}),
+        "not a sha256 digest",
+    )
     refused(bench, path, docker_archive(Env="x"), "Env is not a list")
     refused(bench, path, docker_archive(WorkingDir="relative"), "working directory")
 
@@ -304,7 +349,11 @@ def test_blobs_that_are_not_what_they_are_called(bench: Bench, tmp_path: Path) -
         if kind != "manifest":
             found = json.loads(files[name] or b"")[kind]
             name = "blobs/sha256/" + (found[0] if kind == "layers" else found)["digest"][7:]
-        other = gzip.compress(tar_of({"etc": None, "etc/evil": b"1"})) if kind == "layers" else (files[name] or b"").replace(b":", b": ", 1)
+        other = (
+            gzip.compress(tar_of({"etc": None, "etc/evil": b"1"}))
+            if kind == "layers"
+            else (files[name] or b"").replace(b":", b": ", 1)
+        )
         refused(bench, tmp_path / "x.tar", tar_of({**files, name: other}), "digest")
         refused(bench, tmp_path / "x.tar", tar_of({k: v for k, v in files.items() if k != name}), "missing")
 
@@ -346,7 +395,7 @@ def test_rubbish_of_a_crash_is_removed_at_the_next_start(bench: Bench, tmp_path:
     assert os.listdir(bench.folder / "layers/images") == [image.id]
 
 
-# -- building ------------------------------------------------------------------------------------------------------------------
+# -- building -------------------------------------------------------------------------------------------------------
 
 
 def manifest(root: Path) -> dict[str, tuple[object, ...]]:
@@ -361,8 +410,20 @@ def manifest(root: Path) -> dict[str, tuple[object, ...]]:
                 content = sha(path.read_bytes())
             elif stat.S_ISLNK(st.st_mode):
                 content = os.readlink(path)
-            attributes = tuple(sorted((x, os.getxattr(path, x, follow_symlinks=False)) for x in os.listxattr(path, follow_symlinks=False)))
-            found[os.path.relpath(path, root)] = (st.st_mode, st.st_uid, st.st_gid, st.st_mtime_ns, st.st_rdev, content, attributes)
+            attributes = tuple(
+                sorted(
+                    (x, os.getxattr(path, x, follow_symlinks=False)) for x in os.listxattr(path, follow_symlinks=False)
+                )
+            )
+            found[os.path.relpath(path, root)] = (
+                st.st_mode,
+                st.st_uid,
+                st.st_gid,
+                st.st_mtime_ns,
+                st.st_rdev,
+                content,
+                attributes,
+            )
     return found
 
 
@@ -377,7 +438,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 def test_a_built_image_runs_python_and_holds_nothing_of_the_host(built: Bench) -> None:
     root = built.root(built.store.find("minimal"))
-    said = subprocess.run(["chroot", root, "python3", "-B", "-c", "print(6 * 7)"], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        ["chroot", root, "python3", "-B", "-c", "print(6 * 7)"], capture_output=True, text=True, check=True
+    )
     assert said.stdout == "42\n"
     assert list((root / "dev").iterdir()) == []
     assert (root / "etc/hostname").read_bytes() == b""
@@ -393,7 +456,8 @@ def test_an_unchanged_recipe_is_not_built_again(built: Bench) -> None:
 
 
 def test_a_recipe_of_ones_own_and_building_twice_gives_one_tree(built: Bench, tmp_path: Path) -> None:
-    """The minimal recipe with a tree of files and a customize script: what they add is there, and all else is the first build's."""
+    """The minimal recipe with a tree of files and a customize script: what they add is there, and all else is the first
+    build's."""
     recipe = tmp_path / "mine"
     (recipe / "files/etc").mkdir(parents=True)
     (recipe / "files/etc/motd.own").write_text("hello")
@@ -403,7 +467,9 @@ def test_a_recipe_of_ones_own_and_building_twice_gives_one_tree(built: Bench, tm
     os.chown(recipe / "files/etc/motd.own", 1234, 1234)
     (recipe / "customize").write_text("#!/bin/sh\nset -e\ntool > /made\n")
     (recipe / "customize").chmod(0o755)
-    settings = (recipes.shipped()["minimal"] / "image.toml").read_text().replace("[env]", 'workdir = "/srv"\n[env]\nA = "b"')
+    settings = (
+        (recipes.shipped()["minimal"] / "image.toml").read_text().replace("[env]", 'workdir = "/srv"\n[env]\nA = "b"')
+    )
     (recipe / "image.toml").write_text(settings)
     other = Bench(tmp_path / "again")
     image = other.store.build(str(recipe), "own", other.said.append)

@@ -75,7 +75,9 @@ def test_a_limited_layer_takes_no_more_and_can_still_be_copied_and_merged(state:
         merge(fds[:-1], fds[-1])
         for fd in fds:
             os.close(fd)
-        assert {path.name for path in (store.root / merged / "upper" / "dir").iterdir()} >= {f"kept-{live}" for live in uppers}
+        assert {path.name for path in (store.root / merged / "upper" / "dir").iterdir()} >= {
+            f"kept-{live}" for live in uppers
+        }
         for layer in (*uppers, first.layer, again.layer, merged):
             store.remove(layer)
     finally:

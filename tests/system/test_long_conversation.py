@@ -1,4 +1,5 @@
-"""A conversation of thousands of messages: the last thousand cost what the first thousand did, in statements and in bytes."""
+"""A conversation of thousands of messages: the last thousand cost what the first thousand did, in statements and in
+bytes."""
 
 from __future__ import annotations
 

@@ -54,8 +54,12 @@ def prepare_in_bare_dev(state: Path, how: str) -> Any:
     """Prepare a layer store in a mount namespace of its own; returns what was seen there."""
     result = subprocess.run(
         ["unshare", "--mount", "--", "sh", "-c", _BARE_DEV, "sh", sys.executable, "-c", _PREPARE, str(state), how],
-        capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 

@@ -1,4 +1,5 @@
-"""A program has ended and nobody can tell how: everything else is recorded all the same, it is said, and `resume` finds out."""
+"""A program has ended and nobody can tell how: everything else is recorded all the same, it is said, and `resume` finds
+out."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def engine(small_root: Path) -> Iterator[LocalEngine]:
 def run(engine: LocalEngine, script: str) -> Agent:
     """A program that ends when it is let go."""
     waits = "while [ ! -e go ]; do sleep 0.05; done; "
-    return Agent(engine, engine.run(RunRequest(SandboxRequest(runtime="runc"), command=("sh", "-c", waits + script))).id)
+    return Agent(
+        engine, engine.run(RunRequest(SandboxRequest(runtime="runc"), command=("sh", "-c", waits + script))).id
+    )
 
 
 def let_go(agent: Agent) -> None:

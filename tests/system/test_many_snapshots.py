@@ -1,4 +1,5 @@
-"""A long trajectory: looking at its newest snapshots, and forking them, is the work that it was when there were few. Counted, not timed."""
+"""A long trajectory: looking at its newest snapshots, and forking them, is the work that it was when there were few.
+Counted, not timed."""
 
 from __future__ import annotations
 
@@ -27,13 +28,14 @@ FEW, MANY = 100, 600
 NEIGHBOURS = 16
 FOLDERS, FILES = 20, 200
 LISTED = 12
-"""So many directories are listed to compare neighbours: the root, the workspace and one folder, in the one layer between them."""
+"""So many directories are listed to compare neighbours: the root, the workspace and one folder, in the one layer
+between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What was done: instructions of SQLite's machine (in tens), by any thread; functions entered, Python's and C's, and directories
-    listed, by this one."""
+    """What was done: instructions of SQLite's machine (in tens), by any thread; functions entered, Python's and C's,
+    and directories listed, by this one."""
 
     instructions: int
     calls: int
@@ -104,8 +106,13 @@ def _verbs(agent: Agent, first: Snapshot) -> dict[str, Work]:
         "show": _work(engine, lambda: engine.snapshot(newest[-1].id)),
         "show the first": _work(engine, lambda: engine.snapshot(first.id)),
         "fork": _work(engine, fork),
-        "diff": Work(*(statistics.median(getattr(work, name) for work in compared) for name in ("instructions", "calls", "listed"))),
-    }  # fmt: skip
+        "diff": Work(
+            *(
+                statistics.median(getattr(work, name) for work in compared)
+                for name in ("instructions", "calls", "listed")
+            )
+        ),
+    }
 
 
 def test_the_last_snapshots_are_the_work_that_the_first_were(small_root: Path) -> None:
@@ -140,4 +147,6 @@ def test_merged_layers_may_be_forgotten(small_root: Path, monkeypatch: pytest.Mo
         for number in (0, 59, 60, 119):
             path = f"workspace/d{number % FOLDERS}/f{number}".encode()
             assert b"".join(engine.cat(taken[number + 1].id, path)) == f"step {number}\n".encode()
-            assert [c.path for c in engine.diff(taken[number + 1].id, None) if c.path.endswith(b"/f%d" % number)] == [path]
+            assert [c.path for c in engine.diff(taken[number + 1].id, None) if c.path.endswith(b"/f%d" % number)] == [
+                path
+            ]

@@ -35,7 +35,9 @@ def _sealed(box: Box) -> dict[str, str]:
     return {path.name: path.read_text() for path in (box.folder / layer / "upper" / "victim").iterdir()}
 
 
-@pytest.mark.parametrize("name", [b"/victim\rx", b"/victim\x0bx", b"/victim\x85x", b"/victim x", b"/victim\nx", b"/victim\rx\ry"])
+@pytest.mark.parametrize(
+    "name", [b"/victim\rx", b"/victim\x0bx", b"/victim\x85x", b"/victim x", b"/victim\nx", b"/victim\rx\ry"]
+)
 def test_a_name_with_a_line_break(box: Box, name: bytes) -> None:
     box.inside(_mount_in_a_plain_directory)
     box.inside(lambda: os.rename(b"/outer", name))

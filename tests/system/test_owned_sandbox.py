@@ -1,4 +1,5 @@
-"""From a command's start to its commit the sandbox belongs to it: nobody gives it another root or another mind meanwhile."""
+"""From a command's start to its commit the sandbox belongs to it: nobody gives it another root or another mind
+meanwhile."""
 
 from __future__ import annotations
 
@@ -73,7 +74,9 @@ def refused(agent: Agent, first: Snapshot, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_what_comes_between_a_commands_end_and_its_snapshot(agent: Agent, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_what_comes_between_a_commands_end_and_its_snapshot(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     with agent.task("task"):
         first = agent.tool("write", {}, "echo before > own")
     agent.tool("write", {}, "echo after > other")
@@ -164,7 +167,10 @@ def test_commands_and_rewinds_as_fast_as_they_can(agent: Agent) -> None:
             for number in range(ROUNDS):
                 assert own(agent, execute(agent, f"echo {number} > own")) == b"%d\n" % number
                 before = rewound
-                wait_until(lambda before=before: rewound > before or other.done(), "a rewind comes through between two commands")  # type: ignore[misc]
+                wait_until(
+                    lambda before=before: rewound > before or other.done(),
+                    "a rewind comes through between two commands",
+                )  # type: ignore[misc]
         finally:
             ended.set()
         other.result(WAIT_S)
@@ -177,7 +183,7 @@ def test_commands_at_the_same_time_do_not_wait_for_each_other(agent: Agent) -> N
         assert own(agent, waiting.result(WAIT_S)) == b"first\n"
 
 
-# -- its sandbox ends under it -----------------------------------------------------------------------------------------------------
+# -- its sandbox ends under it --------------------------------------------------------------------------------------
 
 HALF = "echo half > own; echo said so far; exec sleep 1000"
 
@@ -247,7 +253,9 @@ def test_the_end_of_the_program_cuts_it_off_too(engine: LocalEngine) -> None:
         running = begun(agent, pool)
         execute(agent, "touch go")
         is_interrupted(agent, running.result(WAIT_S))
-    assert [event["status"] for event in engine.events(agent.id, follow=True) if event["event"] == "finished"] == ["finished"]
+    assert [event["status"] for event in engine.events(agent.id, follow=True) if event["event"] == "finished"] == [
+        "finished"
+    ]
     assert agent.head.call.name == "exit"
 
 

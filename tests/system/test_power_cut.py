@@ -1,7 +1,8 @@
-"""The power goes at a random moment, on XFS and on ext4: what was reported stored is there, whole; nothing else is half there.
+"""The power goes at a random moment, on XFS and on ext4: what was reported stored is there, whole; nothing else is half
+there.
 
-A shutdown of the file system under a loop mount drops everything that was not flushed (research into how real file systems lose data says
-what that can and cannot show: it tears no block). SNAPSHOTD_SEED=N begins with that round.
+A shutdown of the file system under a loop mount drops everything that was not flushed (research into how real file
+systems lose data says what that can and cannot show: it tears no block). SNAPSHOTD_SEED=N begins with that round.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from tests import long
 from tests.capabilities import require
 from tests.leftovers import nothing_left
 from tests.loop_disk import Disk, loop_disk
-from tests.storage_rig import Daemon, Line, World, another_boot, clean, in_own_mount_namespace, instance_of, kill_containers
+from tests.storage_rig import (
+    Daemon,
+    Line,
+    World,
+    another_boot,
+    clean,
+    in_own_mount_namespace,
+    instance_of,
+    kill_containers,
+)
 
 pytestmark = pytest.mark.runc
 
@@ -86,7 +96,8 @@ def _power_cut(disk: Disk, daemon: Daemon, world: World, lines: list[Line], rng:
 
 
 def _work(world: World, lines: list[Line], rng: random.Random) -> None:
-    """Steps, some waited for, until the daemon is gone. What was reported is noted in `world`, which is not on the disk."""
+    """Steps, some waited for, until the daemon is gone. What was reported is noted in `world`, which is not on the
+    disk."""
     with contextlib.suppress(SnapshotdError, OSError):  # the power goes
         while True:
             what = rng.random()
@@ -111,7 +122,9 @@ def _verify(world: World) -> None:
     for snapshot in world.stored:
         assert snapshot in found, f"{snapshot} was reported stored and is gone"
         assert found[snapshot].state == "stored", f"{snapshot} was reported stored and is {found[snapshot].state}"
-    assert all(s.state in ("stored", "lost", "pruned") for s in found.values()), "what was only captured is lost or stored"
+    assert all(s.state in ("stored", "lost", "pruned") for s in found.values()), (
+        "what was only captured is lost or stored"
+    )
     # A row that was not flushed may be gone with the snapshot; but never one in the middle of a line.
     world.forget_snapshots(world.expected.keys() - found.keys())
     for one in found.values():
@@ -125,7 +138,8 @@ def _verify(world: World) -> None:
 
 
 def _go_on(world: World, rng: random.Random) -> list[Line]:
-    """The system works: steps on forks of what is there, and on the trajectories whose last snapshot is; old ones are removed."""
+    """The system works: steps on forks of what is there, and on the trajectories whose last snapshot is; old ones are
+    removed."""
     client = world.client
     heads = {t.id: t.head for t in client.trajectories()}
     usable = [Line(t, world.expected[head]) for t, head in heads.items() if head in world.stored]

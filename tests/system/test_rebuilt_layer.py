@@ -1,4 +1,5 @@
-"""Layers rebuilt from stored trees, as the kernel sees them: random work on real overlays, archived, and brought back as one layer.
+"""Layers rebuilt from stored trees, as the kernel sees them: random work on real overlays, archived, and brought back
+as one layer.
 
 tests/long.py says how to run one seed again (each is about 60 operations).
 """
@@ -39,7 +40,9 @@ Rows = dict[bytes, tuple[Any, ...]]
 @pytest.fixture
 def base() -> Iterator[Path]:
     require("root")
-    path = Path(tempfile.mkdtemp(prefix="snapshotd-rebuilt-", dir="/var/tmp"))  # a disk: holes, attributes, and what overlayfs needs
+    path = Path(
+        tempfile.mkdtemp(prefix="snapshotd-rebuilt-", dir="/var/tmp")
+    )  # a disk: holes, attributes, and what overlayfs needs
     yield path
     fd = os.open(path.parent, DIR_FLAGS)
     remove_tree(fd, path.name)  # shutil.rmtree cannot: too deep
@@ -73,7 +76,8 @@ def grouped(rows: dict[bytes, tuple[Any, ...]], group_of: dict[bytes, object]) -
 
 
 def expected_rows(world: World, stack: list[Path], repository: MemoryRepository, tree: TreeID) -> Rows:
-    """What the stack itself shows, with the link groups of the tree: overlayfs has torn those that lie in several layers."""
+    """What the stack itself shows, with the link groups of the tree: overlayfs has torn those that lie in several
+    layers."""
     rows = world.fresh_manifest(stack)
     with StoredView(repository, tree) as view:
         return grouped(rows, {path: (view.child(path).source[1].link if path else 0) or path for path in rows})
@@ -100,7 +104,9 @@ def names_in(layer: Path) -> tuple[set[bytes], set[bytes]]:
     return whiteouts, others
 
 
-def check(world: World, stack: list[Path], repository: MemoryRepository, below: TreeID, tree: TreeID, what: str) -> None:
+def check(
+    world: World, stack: list[Path], repository: MemoryRepository, below: TreeID, tree: TreeID, what: str
+) -> None:
     layer = world._new_dir("rebuilt")
     with DifferenceView(repository, tree, below) as view:
         report = write(view, layer, whiteouts=True)
@@ -126,7 +132,9 @@ def check_smallest(repository: MemoryRepository, below: TreeID, tree: TreeID, la
                 assert mine.st_nlink > 1, f"{what}: {path!r} is equal on both sides"
             extents = new.child(path).source[1].extents
             if extents is not None:
-                assert mine.st_blocks * 512 <= sum(length + 8191 for _, length in extents), f"{what}: {path!r} lost its hole"
+                assert mine.st_blocks * 512 <= sum(length + 8191 for _, length in extents), (
+                    f"{what}: {path!r} lost its hole"
+                )
 
 
 def exists(view: View, path: bytes) -> bool:
@@ -155,7 +163,8 @@ def test_a_rebuilt_layer_shows_the_tree(base: Path, seed: int) -> None:
 
 
 def test_a_link_group_of_which_a_directory_was_renamed(base: Path) -> None:
-    """The kernel finds the moved names in the image, by a redirect. The rebuilt layer has none, and must have all names of the group."""
+    """The kernel finds the moved names in the image, by a redirect. The rebuilt layer has none, and must have all names
+    of the group."""
     world = World(base, 0)
     try:
         for name in ("old", "still"):

@@ -62,8 +62,11 @@ def test_nothing_is_stored_again_on_a_damaged_tree(engine: LocalEngine, monkeypa
     assert cold.tree not in built_on
 
 
-def test_what_the_archive_cannot_store_costs_the_others_nothing(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Storing one snapshot ends the archive's process each time, also at the last try: what was stored with it was not durable yet."""
+def test_what_the_archive_cannot_store_costs_the_others_nothing(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storing one snapshot ends the archive's process each time, also at the last try: what was stored with it was not
+    durable yet."""
     agent = mind_rig.agent(engine)
     monkeypatch.setattr("snapshotd.engine.storing.archive._RETRY_S", (0.05,))
     archiver = engine._archive._archiver
@@ -86,7 +89,9 @@ def test_what_the_archive_cannot_store_costs_the_others_nothing(engine: LocalEng
         bad = agent.tool("write", {}, "echo bad > bad", result="an output of its own")
         poisonous += bad.call.outputs
         assert poisonous
-    wait_until(lambda: all(engine.snapshot(one.id).state is SnapshotState.STORED for one in good), "the others are stored")
+    wait_until(
+        lambda: all(engine.snapshot(one.id).state is SnapshotState.STORED for one in good), "the others are stored"
+    )
     with pytest.raises(InternalError, match="cannot be stored"):
         engine.flush()
     assert engine.snapshot(bad.id).state is SnapshotState.CAPTURED

@@ -29,7 +29,7 @@ def agent(engine: LocalEngine) -> Agent:
     return mind_rig.agent(engine)
 
 
-# -- retry -------------------------------------------------------------------------------------------------------------------------
+# -- retry ----------------------------------------------------------------------------------------------------------
 
 
 def test_what_others_completed_stays_and_the_rest_goes(agent: Agent) -> None:
@@ -50,12 +50,17 @@ def test_what_others_completed_stays_and_the_rest_goes(agent: Agent) -> None:
     assert agent.engine.state(agent.id) == {"docs": True}
     assert {t.name: t.status for t in agent.engine.tasks(agent.id)} == {"plan": "completed", "docs": "completed"}
     # What it did outside was made up for; what the kept task did is not left behind.
-    assert [(e.entry.arguments["key"], e.compensated) for e in agent.engine.effects(agent.id)] == [("broken", CallStatus.DONE)]
+    assert [(e.entry.arguments["key"], e.compensated) for e in agent.engine.effects(agent.id)] == [
+        ("broken", CallStatus.DONE)
+    ]
     entries = agent.engine.journal(agent.id)
     assert [(e.kind, e.name) for e in entries] == [
-        (EntryKind.TOOL, "write"), (EntryKind.TASK, "plan"),
-        (EntryKind.TOOL, "publish"), (EntryKind.TOOL, "write"), (EntryKind.TASK, "docs"),
-    ]  # fmt: skip
+        (EntryKind.TOOL, "write"),
+        (EntryKind.TASK, "plan"),
+        (EntryKind.TOOL, "publish"),
+        (EntryKind.TOOL, "write"),
+        (EntryKind.TASK, "docs"),
+    ]
     assert [e.result for e in entries[3:]] == ["written", {"of": "docs"}]
     # A resumed program has met everything before it comes to the task again.
     replay = Replay(entries)
@@ -91,8 +96,12 @@ def test_the_layer_of_what_was_kept_is_part_of_the_snapshot(agent: Agent) -> Non
     assert agent.engine.check(read_data=True, progress=lambda _: None).damages == ()
 
 
-@pytest.mark.parametrize(("script", "path"), [("echo more >> built", "/workspace/built"), ("echo x > dir/file", "/workspace/dir")])
-def test_what_builds_on_the_failed_task_is_refused_before_anything_happens(agent: Agent, script: str, path: str) -> None:
+@pytest.mark.parametrize(
+    ("script", "path"), [("echo more >> built", "/workspace/built"), ("echo x > dir/file", "/workspace/dir")]
+)
+def test_what_builds_on_the_failed_task_is_refused_before_anything_happens(
+    agent: Agent, script: str, path: str
+) -> None:
     with agent.task("build", status="failed"):
         agent.tool("write", {}, "echo built > built; mkdir dir", task="build")
         agent.send("upload", "x", task="build")
@@ -128,7 +137,7 @@ def test_a_value_that_another_had_changed_is_refused(agent: Agent) -> None:
         agent.engine.retry(agent.id, "build", resume=False)
 
 
-# -- edit --------------------------------------------------------------------------------------------------------------------------
+# -- edit -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -151,14 +160,24 @@ def edited(agent: Agent, request: EditRequest) -> Agent:
 
 def test_nothing_of_the_original_changes(past: Agent) -> None:
     before = past.files(), past.said(), past.engine.state(past.id), past.engine.journal(past.id), past.head.id
-    edited(past, EditRequest(files=(FileEdit(b"workspace/file", b"x"),), drop_messages=1, state=(("k", 2),), result=("three",)))
+    edited(
+        past,
+        EditRequest(files=(FileEdit(b"workspace/file", b"x"),), drop_messages=1, state=(("k", 2),), result=("three",)),
+    )
     assert (past.files(), past.said(), past.engine.state(past.id), past.engine.journal(past.id), past.head.id) == before
 
 
 def test_files(past: Agent) -> None:
-    other = edited(past, EditRequest(files=(
-        FileEdit(b"/workspace/file", b"changed\n"), FileEdit(b"workspace/other", None), FileEdit(b"workspace/new", b"new\n", 0o755),
-    )))  # fmt: skip
+    other = edited(
+        past,
+        EditRequest(
+            files=(
+                FileEdit(b"/workspace/file", b"changed\n"),
+                FileEdit(b"workspace/other", None),
+                FileEdit(b"workspace/new", b"new\n", 0o755),
+            )
+        ),
+    )
     assert other.files() == {"file": "changed\n", "new": "new\n"}
     assert other.sh("stat -c '%a %u' file new").split() == ["640", "0", "755", "0"]
     assert other.head.follows is None
@@ -182,7 +201,9 @@ def test_messages(past: Agent) -> None:
 
 
 def test_state_result_and_environment(past: Agent) -> None:
-    other = edited(past, EditRequest(state=(("k", None), ("l", [1])), result=({"is": 3},), env=(("GREETING", "hello"),)))
+    other = edited(
+        past, EditRequest(state=(("k", None), ("l", [1])), result=({"is": 3},), env=(("GREETING", "hello"),))
+    )
     assert other.engine.state(other.id) == {"l": [1]}
     entries = other.engine.journal(other.id)
     assert [(e.name, e.arguments, e.status) for e in entries] == [("read", {"n": n}, CallStatus.DONE) for n in (1, 2)]
@@ -192,11 +213,18 @@ def test_state_result_and_environment(past: Agent) -> None:
     assert other.sh("echo $GREETING") == "hello\n"
 
 
-@pytest.mark.parametrize("request_", [
-    EditRequest(files=(FileEdit(b"../x", b""),)), EditRequest(files=(FileEdit(b"", b""),)), EditRequest(drop_messages=3),
-    EditRequest(files=(FileEdit(b"workspace", b"x"),)), EditRequest(files=(FileEdit(b"workspace/file/x", b"x"),)),
-    EditRequest(files=(FileEdit(b"bin/x", b"x"),)), EditRequest(files=(FileEdit(b"workspace/x", b"x", 0o17777),)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "request_",
+    [
+        EditRequest(files=(FileEdit(b"../x", b""),)),
+        EditRequest(files=(FileEdit(b"", b""),)),
+        EditRequest(drop_messages=3),
+        EditRequest(files=(FileEdit(b"workspace", b"x"),)),
+        EditRequest(files=(FileEdit(b"workspace/file/x", b"x"),)),
+        EditRequest(files=(FileEdit(b"bin/x", b"x"),)),
+        EditRequest(files=(FileEdit(b"workspace/x", b"x", 0o17777),)),
+    ],
+)
 def test_what_cannot_be_edited(past: Agent, request_: EditRequest) -> None:
     before = past.engine.trajectories()
     with pytest.raises(UsageError):

@@ -28,7 +28,8 @@ def engine(small_root: Path) -> Iterator[LocalEngine]:
 
 @contextmanager
 def _counted() -> Iterator[list[int]]:
-    """How many functions this thread enters, Python's and C's: whatever looks at files one by one is at least one for each."""
+    """How many functions this thread enters, Python's and C's: whatever looks at files one by one is at least one for
+    each."""
     count = [0]
 
     def called(_frame: Any, event: str, _argument: Any) -> None:
@@ -43,7 +44,8 @@ def _counted() -> Iterator[list[int]]:
 
 
 def _costs(engine: LocalEngine, script: str) -> tuple[int, int]:
-    """Of a rewind over what `script` does, and of its undo; the least of a few rounds, since waiting for something is calls, too."""
+    """Of a rewind over what `script` does, and of its undo; the least of a few rounds, since waiting for something is
+    calls, too."""
     agent = mind_rig.agent(engine)
     agent.say("before")
     before = agent.tool("write", {"what": "nothing"})
@@ -70,7 +72,9 @@ def test_a_rewind_of_twenty_thousand_files_does_what_that_of_one_does(engine: Lo
         assert 0 < as_few < few + MANY // 20, (one, many)
 
 
-def test_a_rewind_does_not_wait_until_the_old_root_is_gone(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rewind_does_not_wait_until_the_old_root_is_gone(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Letting go of a root evicts whatever was touched there."""
     let_go: list[int] = []
     bury = Target.bury

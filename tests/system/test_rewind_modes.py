@@ -47,10 +47,13 @@ AT_ONE = {"file": "one\n", "one": "one\n"}
 AT_TWO = {"file": "two\n", "one": "one\n", "two": "two\n"}
 
 
-@pytest.mark.parametrize(("mode", "files", "said"), [
-    ("files", AT_ONE, ["say one", "say two"]), ("conversation", AT_TWO, ["say one"]), ("both", AT_ONE, ["say one"]),
-])  # fmt: skip
-def test_the_chosen_parts_go_back_and_undo_brings_them_again(agent: Agent, mode: str, files: dict[str, str], said: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("mode", "files", "said"),
+    [("files", AT_ONE, ["say one", "say two"]), ("conversation", AT_TWO, ["say one"]), ("both", AT_ONE, ["say one"])],
+)
+def test_the_chosen_parts_go_back_and_undo_brings_them_again(
+    agent: Agent, mode: str, files: dict[str, str], said: list[str]
+) -> None:
     one, two = two_steps(agent)
     before = everything(agent)
     preview = agent.engine.preview_rewind(agent.id, one.id, mode=mode)  # type: ignore[arg-type]
@@ -145,7 +148,7 @@ def test_a_live_process_is_not_pulled_away_from_its_files(agent: Agent) -> None:
     assert agent.head.id == head.id
 
 
-# -- irreversible calls ------------------------------------------------------------------------------------------------------------
+# -- irreversible calls ---------------------------------------------------------------------------------------------
 
 
 def test_irreversible_calls_that_are_left_behind_are_listed_and_compensated_once(agent: Agent) -> None:
@@ -156,8 +159,11 @@ def test_irreversible_calls_that_are_left_behind_are_listed_and_compensated_once
     begun, _ = agent.begin("mail", {"key": "d"}, side_effect=SideEffect.IRREVERSIBLE)
     preview = agent.engine.preview_rewind(agent.id, start.id)
     assert [(e.entry.arguments["key"], e.compensation is not None, e.compensated) for e in preview.effects] == [
-        ("d", False, None), ("c", False, None), ("b", True, None), ("a", True, None),
-    ]  # fmt: skip
+        ("d", False, None),
+        ("c", False, None),
+        ("b", True, None),
+        ("a", True, None),
+    ]
     assert agent.engine.preview_rewind(agent.id, start.id, mode="files").effects == ()
     assert agent.engine.effects(agent.id) == []
     agent.engine.rewind(agent.id, start.id)
@@ -166,8 +172,11 @@ def test_irreversible_calls_that_are_left_behind_are_listed_and_compensated_once
     assert {e.entry.id: e.entry.status for e in left}[begun] is CallStatus.UNKNOWN  # type: ignore[index]
     done = agent.engine.compensate(agent.id, ())
     assert [(e.entry.arguments["key"], e.compensated) for e in done] == [
-        ("d", None), ("c", None), ("b", CallStatus.DONE), ("a", CallStatus.DONE),
-    ]  # fmt: skip
+        ("d", None),
+        ("c", None),
+        ("b", CallStatus.DONE),
+        ("a", CallStatus.DONE),
+    ]
     undone = agent.sh("cat undone").splitlines()
     assert [('"key": "b"' in line, '"sent": "b"' in line) for line in undone] == [(True, True), (False, False)]
     assert [s.call.name for s in agent.engine.log(agent.id)][-3:] == ["rewind", "compensate", "compensate"]
@@ -194,7 +203,8 @@ def test_a_rewind_compensates_first_and_stays_where_it_is_if_that_fails(agent: A
 
 
 def test_what_cannot_be_removed_goes_on_running(engine: LocalEngine) -> None:
-    """Another trajectory was put onto a snapshot of it, and that is not stored yet: `rm --force` refuses, and ends nothing."""
+    """Another trajectory was put onto a snapshot of it, and that is not stored yet: `rm --force` refuses, and ends
+    nothing."""
     source, other = mind_rig.agent(engine), mind_rig.agent(engine)
     one, _ = two_steps(source)
     engine.flush()

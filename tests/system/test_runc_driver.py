@@ -1,4 +1,5 @@
-"""What only the runc driver does: user namespace, its own seccomp profile, slirp4netns, and recovery after a crash of the daemon."""
+"""What only the runc driver does: user namespace, its own seccomp profile, slirp4netns, and recovery after a crash of
+the daemon."""
 
 from __future__ import annotations
 
@@ -59,18 +60,37 @@ def test_root_inside_is_nobody_outside(rig: Rig) -> None:
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="system call numbers of x86-64")
 def test_own_seccomp_profile(rig: Rig) -> None:
     calls = {
-        "AF_ALG": "41, 38, 5, 0", "AF_VSOCK": "41, 40, 1, 0", "clone3": "435, 0, 0", "io_uring_setup": "425, 1, 0",
-        "unshare nothing": "272, 0", "unshare files": "272, 0x400", "unshare time": "272, 0x80", "AF_UNIX": "41, 1, 1, 0",
-        "adjtimex": "159, 0", "personality": "135, 0xffffffff", "personality odd": "135, 0x0400000",
-    }  # fmt: skip
+        "AF_ALG": "41, 38, 5, 0",
+        "AF_VSOCK": "41, 40, 1, 0",
+        "clone3": "435, 0, 0",
+        "io_uring_setup": "425, 1, 0",
+        "unshare nothing": "272, 0",
+        "unshare files": "272, 0x400",
+        "unshare time": "272, 0x80",
+        "AF_UNIX": "41, 1, 1, 0",
+        "adjtimex": "159, 0",
+        "personality": "135, 0xffffffff",
+        "personality odd": "135, 0x0400000",
+    }
     once = '$! = 0; $x = syscall({}); print "{}:", $x < 0 ? $!+0 : 0, "\\n";'
     script = "".join(once.format(arguments, name) for name, arguments in calls.items())
     with rig.container() as container:
-        answers = dict(line.split(":") for line in rig.run(container, "perl", "-e", script).stdout.decode().splitlines())
+        answers = dict(
+            line.split(":") for line in rig.run(container, "perl", "-e", script).stdout.decode().splitlines()
+        )
     assert answers == {
-        "AF_ALG": "1", "AF_VSOCK": "1", "clone3": "38", "io_uring_setup": "1", "unshare nothing": "0", "unshare files": "0",
-        "unshare time": "1", "AF_UNIX": "0", "adjtimex": "1", "personality": "0", "personality odd": "1",
-    }  # fmt: skip
+        "AF_ALG": "1",
+        "AF_VSOCK": "1",
+        "clone3": "38",
+        "io_uring_setup": "1",
+        "unshare nothing": "0",
+        "unshare files": "0",
+        "unshare time": "1",
+        "AF_UNIX": "0",
+        "adjtimex": "1",
+        "personality": "0",
+        "personality odd": "1",
+    }
 
 
 def test_a_sandbox_cannot_hold_a_command_for_ever(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +131,9 @@ def test_a_restarted_daemon_finds_and_removes_everything(rig: Rig, recorded: boo
     assert again.list() == []
     assert process.wait(10) == 137
     for pid in (slirp, container.pid, process.pid):
-        eventually(lambda pid=pid: not os.path.exists(f"/proc/{pid}") or _is_our_zombie(pid), f"process {pid} is still there")  # type: ignore[misc]
+        eventually(
+            lambda pid=pid: not os.path.exists(f"/proc/{pid}") or _is_our_zombie(pid), f"process {pid} is still there"
+        )  # type: ignore[misc]
     rig.runtime.destroy(container.id)  # reaps the init, which is a child of this process
     assert not os.path.exists(f"/proc/{container.pid}")
     os.close(process.stdout_fd)
@@ -134,7 +156,8 @@ _DAEMON = """
 
 
 def test_a_container_and_its_command_outlive_a_daemon_that_is_killed(small_root: Path) -> None:
-    """The next one attaches the container, has the command's whole output and its exit code, runs more, and removes everything."""
+    """The next one attaches the container, has the command's whole output and its exit code, runs more, and removes
+    everything."""
     require("slirp4netns")
     init = shutil.which("catatonit")
     assert init is not None
@@ -189,7 +212,8 @@ def _is_our_zombie(pid: int) -> bool:
 
 
 def test_half_made_containers_are_listed_and_removed(rig: Rig) -> None:
-    """What a crash can leave at any point of a creation: a bundle, a state directory that runc cannot read, a cgroup with a process."""
+    """What a crash can leave at any point of a creation: a bundle, a state directory that runc cannot read, a cgroup
+    with a process."""
     with rig.container():
         pass  # makes the directories
     run_dir = rig.work / "runc"
@@ -199,7 +223,9 @@ def test_half_made_containers_are_listed_and_removed(rig: Rig) -> None:
     (run_dir / "state" / only_state / "state.json").write_text("{broken")
     runtime = rig.runtime
     assert isinstance(runtime, RuncRuntime)
-    points = [point for point in Path("/sys/fs/cgroup").glob("*") if (point / "cgroup.procs").exists()] or [Path("/sys/fs/cgroup")]
+    points = [point for point in Path("/sys/fs/cgroup").glob("*") if (point / "cgroup.procs").exists()] or [
+        Path("/sys/fs/cgroup")
+    ]
     cgroup = next((p for p in points if p.name == "freezer"), points[0]) / runtime._cgroup.lstrip("/") / only_cgroup
     cgroup.mkdir(parents=True)
     with subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL) as orphan:

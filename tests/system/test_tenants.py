@@ -31,7 +31,9 @@ def _begun(engine: LocalEngine, tenant: str) -> Agent:
 
 
 def _put(agent: Agent, value: Any) -> None:
-    agent.calls.store("put", {"namespace": "n", "key": "k", "value": value, "ttl_s": None, "expected_version": None}, None)
+    agent.calls.store(
+        "put", {"namespace": "n", "key": "k", "value": value, "ttl_s": None, "expected_version": None}, None
+    )
 
 
 def _get(agent: Agent) -> Any:

@@ -1,4 +1,5 @@
-"""What a step leaves in the layer directory when it cannot be committed, and what comes back there, is gone once nobody needs it."""
+"""What a step leaves in the layer directory when it cannot be committed, and what comes back there, is gone once nobody
+needs it."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def refuse(*_: object, **__: object) -> None:
 def _filled(engine: LocalEngine) -> list[str]:
     """The layers that a sweep leaves, but for those made ahead."""
     engine._sweep()
-    return [name for name in engine._context.store.layers() if any((engine._context.store.root / name / "upper").iterdir())]
+    return [
+        name for name in engine._context.store.layers() if any((engine._context.store.root / name / "upper").iterdir())
+    ]
 
 
 @pytest.mark.parametrize("script", [SEALED, COPIED], ids=["sealed", "copied"])

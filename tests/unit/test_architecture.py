@@ -24,8 +24,8 @@ RANKS: tuple[tuple[str, ...], ...] = (
     ("store", "gateway", "sqlite"),
     ("kernel",),
 )
-"""Packages from high to low (`sqlite` is a single module). One may import any of a lower rank, none of a higher one, and of its own rank
-only itself."""
+"""Packages from high to low (`sqlite` is a single module). One may import any of a lower rank, none of a higher one,
+and of its own rank only itself."""
 
 EXTRA_ARROWS: dict[str, tuple[str, ...]] = {
     "layers": ("trees",),  # a stack is one way to read a tree
@@ -41,7 +41,8 @@ FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("client", "engine"): ("base",),
     ("engine", "secrets"): ("base", "configured", "redactor", "stream"),  # not which vault
 }
-"""(importer, imported): the only modules it may import. The other side of the socket knows the words of the engine, not the engine."""
+"""(importer, imported): the only modules it may import. The other side of the socket knows the words of the engine, not
+the engine."""
 
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "engine": (
@@ -57,13 +58,13 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "repo": (("upkeep",), ("writing",), ("reading",), ("format", "spool", "spool_format"), ("base", "key")),
     "daemon": (("children", "host", "lock", "logs", "server", "wiring"), ("http",)),
     "cli": (
-        ("main", "reference"), ("commands",),
-        ("changes", "command", "documents", "follow", "progress", "retention", "taken", "text",
-         "values", "waiting"),
+        ("main", "reference"),
+        ("commands",),
+        ("changes", "command", "documents", "follow", "progress", "retention", "taken", "text", "values", "waiting"),
     ),
 }
-"""Package to its folders and its own modules, from high to low. One may import what stands lower, and its own folder; modules of one line
-may import each other."""
+"""Package to its folders and its own modules, from high to low. One may import what stands lower, and its own folder;
+modules of one line may import each other."""
 
 MOST_MODULES = 20
 """A folder with more is no room where something is found at a glance."""
@@ -78,7 +79,8 @@ ENTRY = "__main__.py"
 """`python -m snapshotd`: starts the command line and is free to name it."""
 
 WIRING = ("daemon/wiring.py", "daemon/children.py")
-"""The composition roots, of the daemon and of its child processes: the only modules that may name concrete classes of any package."""
+"""The composition roots, of the daemon and of its child processes: the only modules that may name concrete classes of
+any package."""
 
 SELF_CONTAINED = ("agent",)
 """Packages that import the standard library and themselves, and that nobody imports: they run inside sandboxes."""
@@ -110,7 +112,8 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "anyio": ("daemon/",),  # comes with fastapi
     "requests": ("runtime/", "images/docker.py"),  # what docker raises; comes with it
 }
-"""Third-party package to the files (or folders, with a slash) that may import it. What is not listed is imported by nobody."""
+"""Third-party package to the files (or folders, with a slash) that may import it. What is not listed is imported by
+nobody."""
 
 
 def imported_names(source: str, package: tuple[str, ...]) -> Iterator[str]:
@@ -156,7 +159,9 @@ def room_violation(file: str, package: str, module: str) -> str | None:
         return None if own == "__init__" or own in rank else f"{file}: {own} is in no line of ROOMS: give it one"
     if own not in rank:
         return f"{file}: {own} is in no line of ROOMS: give it one"
-    return None if rank[own] <= rank[target] else f"{file}: {package}/{own} may not import {target}, which stands above it"
+    return (
+        None if rank[own] <= rank[target] else f"{file}: {package}/{own} may not import {target}, which stands above it"
+    )
 
 
 def foreign_violation(file: str, top: str) -> str | None:

@@ -69,5 +69,8 @@ def test_only_regular_files_inside_are_unpacked(prepare: ModuleType, tmp_path: P
     target = tmp_path / "deep" / "target"
     target.mkdir(parents=True)
     prepare.unpack(tmp_path / "a.tar.gz", target)
-    assert sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir()) == ["good", "sub/also"]
+    assert sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir()) == [
+        "good",
+        "sub/also",
+    ]
     assert not list(tmp_path.rglob("evil"))

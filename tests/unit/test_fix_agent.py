@@ -1,4 +1,5 @@
-"""The example agent with a real model's protocol: a scripted HTTP server plays the model, the tools and the tests are real."""
+"""The example agent with a real model's protocol: a scripted HTTP server plays the model, the tools and the tests are
+real."""
 
 from __future__ import annotations
 
@@ -37,7 +38,12 @@ def anthropic(step: int) -> dict[str, Any]:
     if step >= len(CALLS):
         return {"content": [{"type": "text", "text": "done"}]}
     name, arguments = CALLS[step]
-    return {"content": [{"type": "text", "text": "next"}, {"type": "tool_use", "id": f"c{step}", "name": name, "input": arguments}]}
+    return {
+        "content": [
+            {"type": "text", "text": "next"},
+            {"type": "tool_use", "id": f"c{step}", "name": name, "input": arguments},
+        ]
+    }
 
 
 class Model(ThreadingHTTPServer):
@@ -87,9 +93,17 @@ def model(request: pytest.FixtureRequest) -> Iterator[Model]:
 
 def run_agent(project: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "ANTHROPIC_", "PYTEST_"))}
-    environment = {**inherited, "PYTHONPATH": str(ROOT), "no_proxy": "127.0.0.1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **variables}
+    environment = {
+        **inherited,
+        "PYTHONPATH": str(ROOT),
+        "no_proxy": "127.0.0.1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        **variables,
+    }
     command = [sys.executable, str(AGENT)]
-    return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, cwd=project, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def variables_for(model: Model) -> dict[str, str]:
@@ -114,7 +128,13 @@ def check_what_the_model_saw(model: Model, last: dict[str, Any]) -> None:
         results = [m["content"] for m in last["messages"] if m["role"] == "tool"]
         ids = [m["tool_call_id"] for m in last["messages"] if m["role"] == "tool"]
     else:
-        blocks = [block for m in last["messages"] if m["role"] == "user" for block in m["content"] if block["type"] == "tool_result"]
+        blocks = [
+            block
+            for m in last["messages"]
+            if m["role"] == "user"
+            for block in m["content"]
+            if block["type"] == "tool_result"
+        ]
         results, ids = [block["content"] for block in blocks], [block["tool_use_id"] for block in blocks]
     assert ids == ["c0", "c1", "c2", "c3"]
     assert json.loads(results[0])["failing"] == ["test_add.py::test_add"]

@@ -37,7 +37,11 @@ PREFIX = "exec failed: unable to start container process: "
         ("container does not exist", "true", SandboxFailed),
         ("", "true", SandboxFailed),
         # The caller's own words must not decide: these programs are called like reasons.
-        (PREFIX + 'exec: "permission denied": executable file not found in $PATH', "permission denied", CommandNotFound),
+        (
+            PREFIX + 'exec: "permission denied": executable file not found in $PATH',
+            "permission denied",
+            CommandNotFound,
+        ),
         (PREFIX + 'exec: ": exec /": stat : exec /: no such file or directory', ": exec /", CommandNotFound),
         ("container no such file or directory: does not exist", "no such file or directory", SandboxFailed),
     ],
@@ -49,7 +53,9 @@ def test_command_failure(reason: str, program: str, error: type[SnapshotdError])
 
 
 def test_message_names_the_program_and_is_bounded() -> None:
-    answer = failure.command_failure(PREFIX + 'exec: "x": executable file not found in $PATH', "p" * 10_000 + "\n\x1b[31m", "/")
+    answer = failure.command_failure(
+        PREFIX + 'exec: "x": executable file not found in $PATH', "p" * 10_000 + "\n\x1b[31m", "/"
+    )
     assert "ppp" in answer.message
     assert len(answer.message) < 1000
     assert answer.message.isprintable()

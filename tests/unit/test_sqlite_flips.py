@@ -1,4 +1,5 @@
-"""A flipped bit in a database: it is found, or it says nothing. Never is a changed value believed, and never is it a defect of ours."""
+"""A flipped bit in a database: it is found, or it says nothing. Never is a changed value believed, and never is it a
+defect of ours."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def _index(path: Path) -> None:
         index.add_pack(PackRow(rng.randbytes(16), 1 << 20, 900))
         (pack,) = index.packs()
         kinds = [ObjectKind.RECORD, *list(ObjectKind)]
-        index.add_objects(Entry(rng.randbytes(32), kinds[n % len(kinds)], pack.id, n * 10, 10, 20, None, 0) for n in range(900))
+        index.add_objects(
+            Entry(rng.randbytes(32), kinds[n % len(kinds)], pack.id, n * 10, 10, 20, None, 0) for n in range(900)
+        )
 
 
 def _look_at_index(path: Path) -> tuple[Any, list[str]]:
@@ -58,7 +61,9 @@ def _flipped(path: Path, data: bytes, at: int, bit: int) -> Iterator[None]:
     remove(path)
 
 
-@pytest.mark.parametrize(("make", "look"), [(_catalog, _look_at_catalog), (_index, _look_at_index)], ids=["catalog", "index"])
+@pytest.mark.parametrize(
+    ("make", "look"), [(_catalog, _look_at_catalog), (_index, _look_at_index)], ids=["catalog", "index"]
+)
 def test_a_flip_is_found_or_says_nothing(tmp_path: Path, make: Callable[[Path], None], look: Look) -> None:
     path, rng, found = tmp_path / "it.db", random.Random(808), 0
     make(path)
@@ -76,7 +81,9 @@ def test_a_flip_is_found_or_says_nothing(tmp_path: Path, make: Callable[[Path], 
     assert found > FLIPS * 0.9
 
 
-@pytest.mark.parametrize(("make", "look"), [(_catalog, _look_at_catalog), (_index, _look_at_index)], ids=["catalog", "index"])
+@pytest.mark.parametrize(
+    ("make", "look"), [(_catalog, _look_at_catalog), (_index, _look_at_index)], ids=["catalog", "index"]
+)
 def test_what_changes_on_the_disk_meanwhile_is_found(tmp_path: Path, make: Callable[[Path], None], look: Look) -> None:
     """Not answered from memory."""
     path = tmp_path / "it.db"

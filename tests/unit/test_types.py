@@ -57,7 +57,9 @@ def test_records_cannot_change(cls: type) -> None:
 
 
 def test_enum_values_are_what_is_stored_and_sent() -> None:
-    enums = [cls for _, cls in inspect.getmembers(types, inspect.isclass) if issubclass(cls, StrEnum) and cls is not StrEnum]
+    enums = [
+        cls for _, cls in inspect.getmembers(types, inspect.isclass) if issubclass(cls, StrEnum) and cls is not StrEnum
+    ]
     assert {cls.__name__: [member.value for member in cls] for cls in enums} == {
         "ApprovalStatus": ["pending", "approved", "denied", "expired", "stale"],
         "EntryKind": ["tool", "model", "question", "task", "checkpoint"],

@@ -1,4 +1,5 @@
 """What a replay cannot do: a number that nobody recorded decides what a tool is called with."""
+
 import os
 import signal
 

@@ -1,4 +1,5 @@
 """A program to fork in the middle: what it was told decides what comes after the first call."""
+
 import sys
 
 from snapshotd.agent import tool

@@ -1,4 +1,5 @@
 """A model call with its usage, and time, chance and names that stay the same when the program starts again."""
+
 import time
 
 from snapshotd.agent import message, messages, model, now, random, record_usage, tool, uuid

@@ -1,4 +1,5 @@
 """Tasks: what has completed is not done again. The first attempt to pack is killed."""
+
 import os
 import signal
 import subprocess

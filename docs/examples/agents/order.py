@@ -1,4 +1,5 @@
 """An irreversible call: what it does to the world outside (here: the store) happens at most once."""
+
 import os
 import signal
 import sys

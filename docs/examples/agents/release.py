@@ -1,4 +1,5 @@
 """A person decides: about one tool, about a question of the program's own, and about what the policy file gates."""
+
 from snapshotd.agent import Denied, approve, tool
 
 

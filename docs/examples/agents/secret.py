@@ -1,4 +1,5 @@
 """The agent sees its secret; what is recorded of it does not."""
+
 import os
 
 from snapshotd.agent import message, tool

@@ -1,4 +1,5 @@
 """Tools: what is recorded of them, what a failure looks like, two calls side by side."""
+
 import asyncio
 import subprocess
 

@@ -1,4 +1,5 @@
 """An agent that knows nothing of snapshotd: a loop over OpenAI's chat completions, with a shell as its tool."""
+
 import json
 import os
 import subprocess
@@ -21,5 +22,7 @@ while True:
     if not reply.get("tool_calls"):
         break
     for call in reply["tool_calls"]:
-        done = subprocess.run(json.loads(call["function"]["arguments"])["command"], shell=True, capture_output=True, text=True)
+        done = subprocess.run(
+            json.loads(call["function"]["arguments"])["command"], shell=True, capture_output=True, text=True
+        )
         messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout})

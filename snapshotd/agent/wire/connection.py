@@ -36,7 +36,8 @@ class SnapshotdError(RuntimeError):
 
 
 class SnapshotdUnavailable(SnapshotdError):  # noqa: N818 - the name users catch; reads as what happened
-    """The daemon cannot be reached, or went away during a request and did not come back. What that request recorded is not known."""
+    """The daemon cannot be reached, or went away during a request and did not come back. What that request recorded is
+    not known."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "DaemonUnavailable")
@@ -63,7 +64,8 @@ class Connection:
         return self._socket.fileno()
 
     def alive(self) -> bool:
-        """False when the program closed our descriptor behind our back (os.closerange, as daemons do) or reused its number."""
+        """False when the program closed our descriptor behind our back (os.closerange, as daemons do) or reused its
+        number."""
         try:
             return _identity(self._socket.fileno()) == self._identity
         except OSError:
@@ -79,7 +81,8 @@ class Connection:
             self._socket.detach()
 
     def request(self, op: str, fields: Dict[str, Any], body: Optional[bytes] = None) -> Dict[str, Any]:
-        """Send one request and return its answer. Raises SnapshotdError (refused; Unavailable for nonsense) or OSError (lost)."""
+        """Send one request and return its answer. Raises SnapshotdError (refused; Unavailable for nonsense) or OSError
+        (lost)."""
         self.send(op, fields, body)
         return self.answer()
 
@@ -92,8 +95,10 @@ class Connection:
             head["body_bytes"] = len(body)
         line = encode(head) + b"\n"
         if len(line) > LINE_LIMIT_BYTES:
-            raise SnapshotdError("The request {} has {} bytes, over the limit of {}; pass less.".format(
-                op, len(line), LINE_LIMIT_BYTES), "LimitExceeded")
+            raise SnapshotdError(
+                "The request {} has {} bytes, over the limit of {}; pass less.".format(op, len(line), LINE_LIMIT_BYTES),
+                "LimitExceeded",
+            )
         try:
             self._socket.sendall(line)
             if body is not None:
@@ -123,8 +128,10 @@ class Connection:
 
     def _nonsense(self, what: str) -> SnapshotdUnavailable:
         self.close()  # nobody knows what would come next
-        return SnapshotdUnavailable("The snapshotd daemon answered what nobody understands ({}), so it is not known what was recorded; "
-                                    "look at `snapshotd log` on the host and start the agent again.".format(what))
+        return SnapshotdUnavailable(
+            "The snapshotd daemon answered what nobody understands ({}), so it is not known what was recorded; "
+            "look at `snapshotd log` on the host and start the agent again.".format(what)
+        )
 
     def _line(self) -> bytes:
         start = 0

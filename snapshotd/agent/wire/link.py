@@ -1,12 +1,15 @@
 """A connection that outlives the daemon at its other end.
 
-A daemon that is killed or replaced leaves the sandbox running. A link notices that its connection is lost, connects again and again until
-the next daemon is there, tells it which calls it has begun and not ended, and sends the request that was not answered again: under the same
-ids, marked `again`, so that the daemon does it once. The program notices nothing but the time that it takes.
+A daemon that is killed or replaced leaves the sandbox running. A link notices that its connection is lost, connects
+again and again until the next daemon is there, tells it which calls it has begun and not ended, and sends the request
+that was not answered again: under the same ids, marked `again`, so that the daemon does it once. The program notices
+nothing but the time that it takes.
 
-That is for processes in a sandbox, or that a daemon has greeted: there was one, so there will be. Others hear at once that there is none.
+That is for processes in a sandbox, or that a daemon has greeted: there was one, so there will be. Others hear at once
+that there is none.
 
-Requests are generators, `Steps`, since some of them are waited for in an event loop: `finish` runs one where waiting may block.
+Requests are generators, `Steps`, since some of them are waited for in an event loop: `finish` runs one where waiting
+may block.
 """
 
 from __future__ import annotations
@@ -15,7 +18,14 @@ import os
 import time
 from typing import Any, Dict, Generator, Optional, Protocol
 
-from snapshotd.agent.wire.connection import LIBRARY, VERSION, Connection, SnapshotdError, SnapshotdUnavailable, socket_path
+from snapshotd.agent.wire.connection import (
+    LIBRARY,
+    VERSION,
+    Connection,
+    SnapshotdError,
+    SnapshotdUnavailable,
+    socket_path,
+)
 
 PATIENCE_VARIABLE = "SNAPSHOTD_RECONNECT_S"
 DEFAULT_PATIENCE_S = 600.0
@@ -23,8 +33,8 @@ _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 
 Steps = Generator[Optional[float], None, Any]
-"""What is left of a request. Each step gives the seconds to wait before the next one, or None when that will wait for an answer on the
-link's descriptor; the generator returns the answer."""
+"""What is left of a request. Each step gives the seconds to wait before the next one, or None when that will wait for
+an answer on the link's descriptor; the generator returns the answer."""
 
 
 class Owner(Protocol):
@@ -42,13 +52,15 @@ class Link:
 
     def __init__(self, owner: Owner) -> None:
         self.calls: Dict[str, None] = {}
-        """The calls that have begun on it and not ended, in their order. They are the process's until it has tried to end them."""
+        """The calls that have begun on it and not ended, in their order. They are the process's until it has tried to
+        end them."""
         self._owner = owner
         self._connection: Optional[Connection] = None
         self._greeted_at_s: Optional[float] = None
 
     def fileno(self) -> int:
-        """The descriptor on which an answer comes; -1 when there is no connection. It may be another after each step."""
+        """The descriptor on which an answer comes; -1 when there is no connection. It may be another after each
+        step."""
         return -1 if self._connection is None else self._connection.fileno()
 
     def disconnect(self) -> None:
@@ -68,7 +80,8 @@ class Link:
                 yield outage.pause_s(None, exc, 0.0)
 
     def requesting(self, op: str, fields: Dict[str, Any], body: Optional[bytes] = None) -> Steps:
-        """One request and its answer. Raises SnapshotdError (the daemon refused: that is final) or SnapshotdUnavailable."""
+        """One request and its answer. Raises SnapshotdError (the daemon refused: that is final) or
+        SnapshotdUnavailable."""
         outage = _Outage(self._owner)
         again = False
         try:
@@ -123,9 +136,9 @@ class Link:
 class _Outage:
     """How long one request waits for a daemon that is away, and in what steps.
 
-    Only the waiting counts, not the time with a connection: a snapshot may take long, a person longer. But a daemon that goes away over
-    and over, perhaps of this very request, is not waited for longer than one that is away; only a connection that stood for as long as
-    that is a new beginning.
+    Only the waiting counts, not the time with a connection: a snapshot may take long, a person longer. But a daemon
+    that goes away over and over, perhaps of this very request, is not waited for longer than one that is away; only a
+    connection that stood for as long as that is a new beginning.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -138,8 +151,8 @@ class _Outage:
         self._pause_s = 0.0
 
     def pause_s(self, op: Optional[str], error: OSError, stood_s: float) -> float:
-        """Seconds until the next attempt, after `error` on a connection that stood so long. SnapshotdUnavailable when it is enough. `op`:
-        the request that the daemon may have got."""
+        """Seconds until the next attempt, after `error` on a connection that stood so long. SnapshotdUnavailable when
+        it is enough. `op`: the request that the daemon may have got."""
         if stood_s >= self._limit_s:
             self._begin()
         if self._left_s <= 0:
@@ -155,16 +168,21 @@ def _unavailable(op: Optional[str], error: OSError, waited_s: float) -> Snapshot
     why = error.strerror or str(error)
     if op is None:
         waited = " for {:g} s".format(waited_s) if waited_s else ""
-        return SnapshotdUnavailable("The snapshotd daemon cannot be reached at {}{} ({}); check on the host that it runs.".format(
-            socket_path(), waited, why))
+        return SnapshotdUnavailable(
+            "The snapshotd daemon cannot be reached at {}{} ({}); check on the host that it runs.".format(
+                socket_path(), waited, why
+            )
+        )
     waited = " and did not come back within {:g} s".format(waited_s) if waited_s else ""
-    return SnapshotdUnavailable("The snapshotd daemon went away during {} ({}){}, so it is not known whether that was recorded; "
-                                "look at `snapshotd log` on the host and start the agent again.".format(op, why, waited))
+    return SnapshotdUnavailable(
+        "The snapshotd daemon went away during {} ({}){}, so it is not known whether that was recorded; "
+        "look at `snapshotd log` on the host and start the agent again.".format(op, why, waited)
+    )
 
 
 def _patience_s() -> float:
-    """How long to wait for a daemon that went away: `SNAPSHOTD_RECONNECT_S`, 0 for not at all. What is no number of seconds counts as the
-    default."""
+    """How long to wait for a daemon that went away: `SNAPSHOTD_RECONNECT_S`, 0 for not at all. What is no number of
+    seconds counts as the default."""
     try:
         given = float(os.environ.get(PATIENCE_VARIABLE, DEFAULT_PATIENCE_S))
     except ValueError:

@@ -1,18 +1,20 @@
 """Parking: get out of the way while the daemon switches the sandbox's root, and come back to the same place.
 
-The daemon can switch the root in milliseconds only if nothing holds on to the old one (design.md section 3, "Live processes"). So
-before the request that ends a call this process leaves its working directory and puts `/dev/null` under the number of every file and
-directory it has open on the root mount; after the answer it opens them again in the new root, with the same flags, at the same
-offset, under the same number, and returns to its working directory.
+The daemon can switch the root in milliseconds only if nothing holds on to the old one (design.md section 3, "Live
+processes"). So before the request that ends a call this process leaves its working directory and puts `/dev/null` under
+the number of every file and directory it has open on the root mount; after the answer it opens them again in the new
+root, with the same flags, at the same offset, under the same number, and returns to its working directory.
 
-Parking must never change what the program does, so it happens only when nobody can notice. `park` declines, with a reason, when
+Parking must never change what the program does, so it happens only when nobody can notice. `park` declines, with a
+reason, when
   - the root is not an overlay mount, or /proc does not say so (not a sandbox, or a chroot in one);
   - another process lives besides init: it may share our file offsets, and the daemon cannot switch its root anyway;
-  - another thread could run. Every other thread has to sleep in a futex wait without a timeout: then only a thread of this process
-    could wake it, and none runs. That covers waiting for our own lock, idle pool workers, `join()` and `queue.get()`;
-  - something open cannot be closed and had again: locks, deleted files, inotify watches, fifos, a file whose path leads elsewhere or may
-    not be opened (each is opened once on trial first), a standard stream on the root mount (inherited: whoever started us may go on with
-    its offset).
+  - another thread could run. Every other thread has to sleep in a futex wait without a timeout: then only a thread of
+    this process could wake it, and none runs. That covers waiting for our own lock, idle pool workers, `join()` and
+    `queue.get()`;
+  - something open cannot be closed and had again: locks, deleted files, inotify watches, fifos, a file whose path leads
+    elsewhere or may not be opened (each is opened once on trial first), a standard stream on the root mount (inherited:
+    whoever started us may go on with its offset).
 Then the snapshot is taken the slower way that needs nothing of us.
 
 Numbers: proc(5) for fdinfo and task/*/syscall, futex(2) for its operations.
@@ -58,7 +60,8 @@ class _File:
 
 
 class Place:
-    """Where a parked process was. `unpark` empties it as it goes, so that it can be called again if it is interrupted."""
+    """Where a parked process was. `unpark` empties it as it goes, so that it can be called again if it is
+    interrupted."""
 
     __slots__ = ("cwd", "files")
 
@@ -68,9 +71,11 @@ class Place:
 
 
 def park() -> Tuple[Optional[Place], str]:
-    """Let go of the root mount. Returns the place to give to `unpark`, or None and the reason; then nothing has changed.
+    """Let go of the root mount. Returns the place to give to `unpark`, or None and the reason; then nothing has
+    changed.
 
-    The caller must make sure that this thread runs no foreign code until `unpark`. About 0.1 ms, and 0.03 ms per open file.
+    The caller must make sure that this thread runs no foreign code until `unpark`. About 0.1 ms, and 0.03 ms per open
+    file.
     """
     try:
         mount = _overlay_root()
@@ -95,22 +100,29 @@ def park() -> Tuple[Optional[Place], str]:
 
 
 def unpark(place: Place) -> List[str]:
-    """Return to where `park` left. Returns a sentence for each thing that could not be had again; never raises OSError."""
+    """Return to where `park` left. Returns a sentence for each thing that could not be had again; never raises
+    OSError."""
     warnings: List[str] = []
     while place.files:
         entry = place.files[0]
         try:
             _reopen(entry)
         except OSError as exc:
-            warnings.append("file descriptor {} ({}) could not be opened again after the snapshot and leads to /dev/null now: {}".format(
-                entry.fd, os.fsdecode(entry.path), exc.strerror or exc))
+            warnings.append(
+                "file descriptor {} ({}) could not be opened again after the snapshot and leads to /dev/null now: {}".format(
+                    entry.fd, os.fsdecode(entry.path), exc.strerror or exc
+                )
+            )
         place.files.pop(0)
     if place.cwd is not None:
         try:
             os.chdir(place.cwd)
         except OSError as exc:
-            warnings.append("the working directory {} could not be entered again after the snapshot; it is / now: {}".format(
-                os.fsdecode(place.cwd), exc.strerror or exc))
+            warnings.append(
+                "the working directory {} could not be entered again after the snapshot; it is / now: {}".format(
+                    os.fsdecode(place.cwd), exc.strerror or exc
+                )
+            )
         place.cwd = None
     return warnings
 
@@ -146,7 +158,7 @@ def _reopen(entry: _File) -> None:
         os.close(fd)
 
 
-# -- may we? -------------------------------------------------------------------------------------------------------------------
+# -- may we? --------------------------------------------------------------------------------------------------------
 
 
 def _overlay_root() -> bytes:
@@ -186,7 +198,9 @@ def _asleep(task: str) -> bool:
     if len(fields) < 5 or not fields[0].isdigit():
         return False  # "running", or no system call
     operation = int(fields[2], 16) & 0xFFFFFFFF & ~_FUTEX_OPTIONS
-    return int(fields[0]) == _FUTEX_CALL.get(os.uname().machine) and operation in _FUTEX_WAITS and int(fields[4], 16) == 0
+    return (
+        int(fields[0]) == _FUTEX_CALL.get(os.uname().machine) and operation in _FUTEX_WAITS and int(fields[4], 16) == 0
+    )
 
 
 def _alone() -> None:
@@ -273,7 +287,9 @@ def _try_reopening(entry: _File) -> None:
     fd = os.open(entry.path, entry.flags | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     try:
         if not os.path.samestat(os.fstat(fd), entry.status):
-            raise Declined("the path of file descriptor {} ({}) leads elsewhere".format(entry.fd, os.fsdecode(entry.path)))
+            raise Declined(
+                "the path of file descriptor {} ({}) leads elsewhere".format(entry.fd, os.fsdecode(entry.path))
+            )
     finally:
         os.close(fd)
 

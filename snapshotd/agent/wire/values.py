@@ -1,7 +1,8 @@
-"""Python values as JSON. What JSON cannot hold becomes its `repr`; nothing a tool is given or returns can make this fail.
+"""Python values as JSON. What JSON cannot hold becomes its `repr`; nothing a tool is given or returns can make this
+fail.
 
-`encode` writes compact UTF-8. Lone surrogates (file names that are not UTF-8) become backslash escapes, since the daemon takes valid
-Unicode only; NaN and the infinities, and integers beyond 64 bits, become text.
+`encode` writes compact UTF-8. Lone surrogates (file names that are not UTF-8) become backslash escapes, since the
+daemon takes valid Unicode only; NaN and the infinities, and integers beyond 64 bits, become text.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def encode(value: Any) -> bytes:
 
 
 def text_of(value: Any) -> str:
-    """`repr(value)`, or a stand-in that names the type when its `repr` fails. The same in every run of a program: without addresses, and
-    sets in order, since a replay compares it."""
+    """`repr(value)`, or a stand-in that names the type when its `repr` fails. The same in every run of a program:
+    without addresses, and sets in order, since a replay compares it."""
     try:
         if isinstance(value, (set, frozenset)) and value:
             return clean("{{{}}}".format(", ".join(sorted(_ADDRESS.sub("", repr(item)) for item in list(value)))))
@@ -86,14 +87,18 @@ class _Converter:
 
     def _completed(self, value: Any, depth: int) -> Dict[str, Any]:
         """`subprocess.run`'s result: the commonest thing a tool returns, and its output should read as text."""
-        fields: Dict[str, Any] = {"type": COMPLETED, "args": self.convert(value.args, depth + 1), "returncode": value.returncode}
+        fields: Dict[str, Any] = {
+            "type": COMPLETED,
+            "args": self.convert(value.args, depth + 1),
+            "returncode": value.returncode,
+        }
         fields.update(outputs(value))
         return fields
 
 
 def outputs(holder: Any) -> Dict[str, Any]:
-    """`stdout` and `stderr` of what `subprocess.run` returned or raised, as text; `bytes` names those that were bytes, and `base64` has the
-    ones that are not UTF-8 besides."""
+    """`stdout` and `stderr` of what `subprocess.run` returned or raised, as text; `bytes` names those that were bytes,
+    and `base64` has the ones that are not UTF-8 besides."""
     fields: Dict[str, Any] = {}
     for name in ("stdout", "stderr"):
         output = getattr(holder, name)
@@ -117,7 +122,8 @@ def restored_outputs(fields: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def restored(value: Any) -> Any:
-    """A recorded result as the program gets it again: the JSON value, but what `subprocess.run` returned is that again."""
+    """A recorded result as the program gets it again: the JSON value, but what `subprocess.run` returned is that
+    again."""
     if isinstance(value, dict) and value.get("type") == COMPLETED and {"args", "returncode"} <= set(value):
         import subprocess  # only programs that use it have such a record
 
@@ -126,7 +132,8 @@ def restored(value: Any) -> Any:
 
 
 def strict(value: Any) -> Any:
-    """A copy of a JSON value; tuples become lists and keys text, as in any JSON. TypeError or ValueError for everything else."""
+    """A copy of a JSON value; tuples become lists and keys text, as in any JSON. TypeError or ValueError for everything
+    else."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     text.encode("utf-8")  # a lone surrogate is no Unicode: UnicodeEncodeError, a ValueError
     return json.loads(text)
@@ -144,7 +151,8 @@ def _key(key: Any) -> str:
 
 
 def bound(text: str, limit_bytes: int) -> str:
-    """`text`, or its beginning and a note of its length and SHA-256 when its UTF-8 form is longer than `limit_bytes`."""
+    """`text`, or its beginning and a note of its length and SHA-256 when its UTF-8 form is longer than
+    `limit_bytes`."""
     data = text.encode("utf-8")
     if len(data) <= limit_bytes:
         return text
@@ -154,7 +162,9 @@ def bound(text: str, limit_bytes: int) -> str:
     return "{}... [cut: {} bytes, sha256 {}]".format(head, len(data), hashlib.sha256(data).hexdigest())
 
 
-def arguments(values: Dict[str, Any], limit_bytes: int = ARGUMENT_LIMIT_BYTES, together_bytes: int = REQUEST_LIMIT_BYTES) -> Dict[str, Any]:
+def arguments(
+    values: Dict[str, Any], limit_bytes: int = ARGUMENT_LIMIT_BYTES, together_bytes: int = REQUEST_LIMIT_BYTES
+) -> Dict[str, Any]:
     """A call's arguments by name, each bounded, all together small enough for one request."""
     converted = {clean(name): plain(value, min(limit_bytes, NODE_LIMIT)) for name, value in values.items()}
     limit = limit_bytes

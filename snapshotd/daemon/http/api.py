@@ -1,7 +1,9 @@
-"""The HTTP API: a thin skin over `Engine`, all of it under /v1. `python -m snapshotd.daemon.http.api` prints its OpenAPI description.
+"""The HTTP API: a thin skin over `Engine`, all of it under /v1. `python -m snapshotd.daemon.http.api` prints its
+OpenAPI description.
 
-Every handler decodes, calls one engine method and encodes. Errors are `{"error": {"code", "message"}}` with the class's status.
-Handlers that answer at once run in the thread pool; the ones that answer piece by piece have a thread of their own (streams.py).
+Every handler decodes, calls one engine method and encodes. Errors are `{"error": {"code", "message"}}` with the class's
+status. Handlers that answer at once run in the thread pool; the ones that answer piece by piece have a thread of their
+own (streams.py).
 """
 
 from __future__ import annotations
@@ -37,10 +39,16 @@ HANDLER_THREADS = 288
 def create_app(service: Service) -> FastAPI:
     """The ASGI application over one engine."""
     app = FastAPI(
-        title="snapshotd", version=API_VERSION, lifespan=_lifespan, docs_url=None, redoc_url=None,
-        openapi_url=f"{API_PREFIX}/openapi.json", summary=snapshotd.__doc__, redirect_slashes=False,
+        title="snapshotd",
+        version=API_VERSION,
+        lifespan=_lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=f"{API_PREFIX}/openapi.json",
+        summary=snapshotd.__doc__,
+        redirect_slashes=False,
         responses={"default": {"model": models.ErrorAnswer, "description": "An error, as one sentence."}},
-    )  # fmt: skip
+    )
     app.state.service = service
     for module in (runs, mind, approvals, snapshots, values, images, storage, service_routes):
         app.include_router(module.router, prefix=API_PREFIX)
@@ -61,7 +69,9 @@ async def _answer_error(request: Request, exc: Exception) -> Response:
     if isinstance(exc, RequestValidationError):
         failure = UsageError(_first_problem(exc))
     elif isinstance(exc, HTTPException):
-        failure = NotFound(f"the API has no {request.method} {request.url.path}; {API_PREFIX}/openapi.json describes what it has")
+        failure = NotFound(
+            f"the API has no {request.method} {request.url.path}; {API_PREFIX}/openapi.json describes what it has"
+        )
         if exc.status_code not in (404, 405):
             failure = UsageError(f"the request was refused: {exc.detail}")
     else:

@@ -1,4 +1,5 @@
-"""What a client says while its command runs: input, and which output it does not read any more. And whether the client is still there."""
+"""What a client says while its command runs: input, and which output it does not read any more. And whether the client
+is still there."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ class Lines:
                 yield line
                 continue
             if len(line) > BODY_MAX_BYTES:
-                raise LimitExceeded(f"a line of the request is longer than {BODY_MAX_BYTES >> 20} MiB; put long arguments into a file")
+                raise LimitExceeded(
+                    f"a line of the request is longer than {BODY_MAX_BYTES >> 20} MiB; put long arguments into a file"
+                )
             try:
                 self._rest += await anext(self._pieces)
             except StopAsyncIteration:
@@ -57,7 +60,10 @@ async def attend(request: Request, caller: Caller, lines: Lines | None = None) -
     except ClientDisconnect:
         pass
     except (LimitExceeded, ValueError, KeyError, TypeError) as exc:
-        log.warning("a client says what is no part of the API; its connection is given up", extra={"fields": {"reason": repr(exc)[:200]}})
+        log.warning(
+            "a client says what is no part of the API; its connection is given up",
+            extra={"fields": {"reason": repr(exc)[:200]}},
+        )
     caller.leave()
 
 

@@ -1,4 +1,5 @@
-"""How an exception becomes an answer: ours as they are, everything else as an InternalError whose traceback is in the log."""
+"""How an exception becomes an answer: ours as they are, everything else as an InternalError whose traceback is in the
+log."""
 
 from __future__ import annotations
 
@@ -29,11 +30,15 @@ def failure_of(exc: BaseException) -> SnapshotdError:
         return exc
     if isinstance(exc, OSError) and exc.errno in NO_ROOM:
         log.error("no space left", exc_info=exc)
-        return OutOfSpace(f"the disk is full ({exc}); free some space and repeat the command: nothing recorded was lost")
+        return OutOfSpace(
+            f"the disk is full ({exc}); free some space and repeat the command: nothing recorded was lost"
+        )
     if isinstance(exc, OSError) and exc.errno in (errno.EIO, errno.EROFS):
         log.error("the disk reports an error", exc_info=exc)
         if _is_full():  # below the image that holds the layers, a full disk is an error of the image's device
-            return OutOfSpace(f"the disk is full, and the layers on it report an error ({exc.strerror}); free space, restart the daemon")
+            return OutOfSpace(
+                f"the disk is full, and the layers on it report an error ({exc.strerror}); free space, restart the daemon"
+            )
         return InternalError(f"the disk reports an error ({exc}); check it, then restart the daemon")
     log.error("defect", exc_info=exc)
     return InternalError(

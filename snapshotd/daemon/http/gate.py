@@ -51,10 +51,17 @@ class Gate:
             else:
                 await self._bounded(scope, receive, sending)
         finally:
-            log.info("request", extra={"fields": {
-                "method": scope["method"], "path": scope["path"], "status": status,
-                "duration_ms": (time.monotonic_ns() - started) // 1000 / 1000,
-            }})  # fmt: skip
+            log.info(
+                "request",
+                extra={
+                    "fields": {
+                        "method": scope["method"],
+                        "path": scope["path"],
+                        "status": status,
+                        "duration_ms": (time.monotonic_ns() - started) // 1000 / 1000,
+                    }
+                },
+            )
 
     def _refusal(self, scope: Scope) -> SnapshotdError | None:
         headers = dict(scope["headers"])
@@ -103,11 +110,17 @@ def _is_upload(scope: Scope) -> bool:
 
 
 def _too_large() -> SnapshotdError:
-    return LimitExceeded(f"the request's body is larger than {BODY_MAX_BYTES >> 20} MiB; put large input into the workspace instead")
+    return LimitExceeded(
+        f"the request's body is larger than {BODY_MAX_BYTES >> 20} MiB; put large input into the workspace instead"
+    )
 
 
 async def _answer(send: Send, failure: SnapshotdError) -> None:
     body = json.dumps(error_json(failure)).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
     await send({"type": "http.response.start", "status": failure.http_status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

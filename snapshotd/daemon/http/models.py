@@ -1,7 +1,7 @@
 """The API's words: what requests and answers look like in JSON, and how they are made from the engine's values.
 
-Times are ISO 8601 in UTC, durations milliseconds, sizes bytes. Sandbox paths are bytes: `path` is their text with U+FFFD for what is
-not UTF-8, and `path_b64` (base64) is there exactly when that lost something.
+Times are ISO 8601 in UTC, durations milliseconds, sizes bytes. Sandbox paths are bytes: `path` is their text with
+U+FFFD for what is not UTF-8, and `path_b64` (base64) is there exactly when that lost something.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-# -- answers -------------------------------------------------------------------------------------------------------------------
+# -- answers --------------------------------------------------------------------------------------------------------
 
 
 class ErrorDetail(Answer):
@@ -87,7 +87,9 @@ class Tool(Answer):
     started_at: str
     error: str | None = Field(description="What a failed call raised.")
     outputs: list[Literal["stdout", "stderr", "output"]] = Field(description="Which outputs were recorded.")
-    damaged: list[DamagedOutput] = Field(description="Outputs that were recorded, and that were damaged on disk and are gone.")
+    damaged: list[DamagedOutput] = Field(
+        description="Outputs that were recorded, and that were damaged on disk and are gone."
+    )
 
     @staticmethod
     def of(call: t.ToolCall) -> Tool:
@@ -99,10 +101,16 @@ class Tool(Answer):
         if call.output is not None:
             outputs.append("output")
         return Tool(
-            name=call.name, arguments=call.arguments, status=call.status, exit_code=call.exit_code,
-            duration_ms=milliseconds(call.duration_ns), started_at=iso_time(call.started_at_ns), error=call.error, outputs=outputs,
+            name=call.name,
+            arguments=call.arguments,
+            status=call.status,
+            exit_code=call.exit_code,
+            duration_ms=milliseconds(call.duration_ns),
+            started_at=iso_time(call.started_at_ns),
+            error=call.error,
+            outputs=outputs,
             damaged=[DamagedOutput(output=lost.which, bytes=lost.bytes, hash=lost.hash) for lost in call.damaged],
-        )  # fmt: skip
+        )
 
 
 class Snapshot(Answer):
@@ -111,7 +119,9 @@ class Snapshot(Answer):
     trajectory: str
     seq: int = Field(description="Position in its trajectory.")
     tool: Tool
-    files: FileCounts | None = Field(description="What differs from the parent; null until the background has counted it.")
+    files: FileCounts | None = Field(
+        description="What differs from the parent; null until the background has counted it."
+    )
     state: t.SnapshotState = Field(
         description="captured: survives a crash of the daemon; stored: survives power loss; lost, pruned: its files are gone."
     )
@@ -125,16 +135,30 @@ class Snapshot(Answer):
     follows: str | None = Field(
         description="Whose conversation, journal and state it continues, where that is not its parent: after a rewind or an edit."
     )
-    warnings: list[str] = Field(description="What its stored files lack of those that the sandbox had, one sentence each.")
+    warnings: list[str] = Field(
+        description="What its stored files lack of those that the sandbox had, one sentence each."
+    )
 
     @staticmethod
     def of(s: t.Snapshot) -> Snapshot:
         return Snapshot(
-            id=s.id, parent=s.parent, trajectory=s.trajectory, seq=s.seq, tool=Tool.of(s.call),
-            files=None if s.files is None else FileCounts.of(s.files), state=s.state, pause_ms=milliseconds(s.pause_ns),
-            created_at=iso_time(s.created_at_ns), tags=list(s.tags), method=s.method, messages=s.messages,
-            image=s.stack.image, layers=len(s.stack.layers), follows=s.follows, warnings=list(s.warnings),
-        )  # fmt: skip
+            id=s.id,
+            parent=s.parent,
+            trajectory=s.trajectory,
+            seq=s.seq,
+            tool=Tool.of(s.call),
+            files=None if s.files is None else FileCounts.of(s.files),
+            state=s.state,
+            pause_ms=milliseconds(s.pause_ns),
+            created_at=iso_time(s.created_at_ns),
+            tags=list(s.tags),
+            method=s.method,
+            messages=s.messages,
+            image=s.stack.image,
+            layers=len(s.stack.layers),
+            follows=s.follows,
+            warnings=list(s.warnings),
+        )
 
 
 class Limits(Answer):
@@ -145,7 +169,9 @@ class Limits(Answer):
 
     @staticmethod
     def of(limits: t.Limits) -> Limits:
-        return Limits(memory_bytes=limits.memory_bytes, cpus=limits.cpus, pids=limits.pids, disk_bytes=limits.disk_bytes)
+        return Limits(
+            memory_bytes=limits.memory_bytes, cpus=limits.cpus, pids=limits.pids, disk_bytes=limits.disk_bytes
+        )
 
 
 class Agent(Answer):
@@ -174,11 +200,20 @@ class Trajectory(Answer):
         limits = item.spec.limits
         agent = item.agent
         return Trajectory(
-            id=item.id, name=item.name, status=item.status, head=item.head, image=item.spec.image, runtime=item.spec.runtime,
-            network=item.spec.network, limits=Limits.of(limits),
+            id=item.id,
+            name=item.name,
+            status=item.status,
+            head=item.head,
+            image=item.spec.image,
+            runtime=item.spec.runtime,
+            network=item.spec.network,
+            limits=Limits.of(limits),
             agent=None if agent is None else Agent(argv=list(agent.argv), program=agent.program, cwd=agent.cwd),
-            created_at=iso_time(item.created_at_ns), forked_from=item.forked_from, experiment=item.experiment, exit_code=item.exit_code,
-        )  # fmt: skip
+            created_at=iso_time(item.created_at_ns),
+            forked_from=item.forked_from,
+            experiment=item.experiment,
+            exit_code=item.exit_code,
+        )
 
 
 class Created(Answer):
@@ -198,9 +233,12 @@ class Sandbox(Answer):
     @staticmethod
     def of(info: SandboxInfo) -> Sandbox:
         return Sandbox(
-            trajectory=Trajectory.of(info.trajectory), container=info.container, pid=info.pid,
-            started_at=iso_time(info.started_at_ns), agent_running=info.agent_running,
-        )  # fmt: skip
+            trajectory=Trajectory.of(info.trajectory),
+            container=info.container,
+            pid=info.pid,
+            started_at=iso_time(info.started_at_ns),
+            agent_running=info.agent_running,
+        )
 
 
 class ForkAnswer(Answer):
@@ -209,7 +247,9 @@ class ForkAnswer(Answer):
 
     @staticmethod
     def of(forked: Forked) -> ForkAnswer:
-        return ForkAnswer(experiment=forked.experiment, trajectories=[Trajectory.of(item) for item in forked.trajectories])
+        return ForkAnswer(
+            experiment=forked.experiment, trajectories=[Trajectory.of(item) for item in forked.trajectories]
+        )
 
 
 class Message(Answer):
@@ -229,7 +269,9 @@ class RestoreAnswer(Answer):
 
     @staticmethod
     def of(report: RestoreReport) -> RestoreAnswer:
-        return RestoreAnswer(files=report.files, directories=report.directories, bytes=report.bytes, warnings=list(report.warnings))
+        return RestoreAnswer(
+            files=report.files, directories=report.directories, bytes=report.bytes, warnings=list(report.warnings)
+        )
 
 
 class Tagged(Answer):
@@ -248,9 +290,13 @@ class Image(Answer):
     @staticmethod
     def of(image: t.Image) -> Image:
         return Image(
-            id=image.id, name=image.name, source=image.source, bytes=image.bytes, files=image.files,
+            id=image.id,
+            name=image.name,
+            source=image.source,
+            bytes=image.bytes,
+            files=image.files,
             created_at=iso_time(image.created_at_ns),
-        )  # fmt: skip
+        )
 
 
 class Version(Answer):
@@ -261,12 +307,21 @@ class Version(Answer):
 
 
 def change_json(change: Change) -> dict[str, Any]:
-    """One line of a diff: kind, path (and path_b64), and of each side its kind, mode (octal text), uid, gid and size."""
+    """One line of a diff: kind, path (and path_b64), and of each side its kind, mode (octal text), uid, gid and
+    size."""
     item: dict[str, Any] = {"change": change.kind.value, **path_json(change.path)}
     for side, entry in (("before", change.before), ("after", change.after)):
-        item[side] = None if entry is None else {
-            "kind": entry.kind.value, "mode": f"{entry.mode:04o}", "uid": entry.uid, "gid": entry.gid, "size": entry.size,
-        }  # fmt: skip
+        item[side] = (
+            None
+            if entry is None
+            else {
+                "kind": entry.kind.value,
+                "mode": f"{entry.mode:04o}",
+                "uid": entry.uid,
+                "gid": entry.gid,
+                "size": entry.size,
+            }
+        )
     return item
 
 
@@ -278,17 +333,21 @@ def path_json(path: bytes) -> dict[str, str]:
         return {"path": path.decode(errors="replace"), "path_b64": base64.b64encode(path).decode()}
 
 
-# -- requests ------------------------------------------------------------------------------------------------------------------
+# -- requests -------------------------------------------------------------------------------------------------------
 
 
 class LimitsRequest(Request):
-    memory_bytes: int = Field(t.Limits().memory_bytes, ge=16 << 20, le=1 << 50, description="Swap included; at least 16 MiB.")
+    memory_bytes: int = Field(
+        t.Limits().memory_bytes, ge=16 << 20, le=1 << 50, description="Swap included; at least 16 MiB."
+    )
     cpus: float = Field(t.Limits().cpus, ge=0.01, le=4096, allow_inf_nan=False)
     pids: int = Field(t.Limits().pids, ge=8, le=4 << 20)
     disk_bytes: int | None = Field(
-        None, ge=16 << 20, le=1 << 50,
+        None,
+        ge=16 << 20,
+        le=1 << 50,
         description="What all its layers above the image may take together; at least 16 MiB. Else half of the file system that holds them.",
-    )  # fmt: skip
+    )
 
     def limits(self) -> t.Limits:
         return t.Limits(memory_bytes=self.memory_bytes, cpus=self.cpus, pids=self.pids, disk_bytes=self.disk_bytes or 0)
@@ -314,35 +373,60 @@ class ProviderFields(Request):
 class SandboxFields(Request):
     """What every new sandbox needs."""
 
-    image: str = Field("default", min_length=1, max_length=1024, description="Name or id of an image, or a Docker image name.")
+    image: str = Field(
+        "default", min_length=1, max_length=1024, description="Name or id of an image, or a Docker image name."
+    )
     runtime: Literal["auto", "runc", "docker"] = "auto"
-    workspace: str | None = Field(None, description="Absolute path of a folder on the daemon's machine, copied to /workspace.")
+    workspace: str | None = Field(
+        None, description="Absolute path of a folder on the daemon's machine, copied to /workspace."
+    )
     env: dict[str, str] = Field(default_factory=dict)
     network: t.Network = t.Network.NONE
     limits: LimitsRequest = Field(default_factory=lambda: LimitsRequest())  # type: ignore[call-arg]
     name: str | None = None
-    secrets: dict[str, SecretStr] = Field(default_factory=dict, description="Environment whose values are recorded nowhere in plain.")
-    providers: list[ProviderFields] = Field(
-        default_factory=list, max_length=8, description="Model providers that the recording gateway forwards to; none: no gateway."
+    secrets: dict[str, SecretStr] = Field(
+        default_factory=dict, description="Environment whose values are recorded nowhere in plain."
     )
-    tenant: str = Field(t.DEFAULT_TENANT, max_length=64, description="Whose values of the store its agents, and those of its forks, reach.")
+    providers: list[ProviderFields] = Field(
+        default_factory=list,
+        max_length=8,
+        description="Model providers that the recording gateway forwards to; none: no gateway.",
+    )
+    tenant: str = Field(
+        t.DEFAULT_TENANT,
+        max_length=64,
+        description="Whose values of the store its agents, and those of its forks, reach.",
+    )
 
     def sandbox(self) -> SandboxRequest:
         """UsageError names what is malformed."""
         if self.name is not None and not t.NAME_PATTERN.fullmatch(self.name):
-            raise UsageError(f"{self.name!r} cannot be a name: use up to 64 letters, digits and ._- , starting with a letter or digit")
+            raise UsageError(
+                f"{self.name!r} cannot be a name: use up to 64 letters, digits and ._- , starting with a letter or digit"
+            )
         secrets = environment({key: value.get_secret_value() for key, value in self.secrets.items()})
         twice = next((key for key in self.secrets if key in self.env), None)
         if twice is not None:
-            raise UsageError(f"{twice} is given as a variable and as a secret, so its value would be recorded; leave one of them out")
+            raise UsageError(
+                f"{twice} is given as a variable and as a secret, so its value would be recorded; leave one of them out"
+            )
         kinds = [item.kind for item in self.providers]
         if len(set(kinds)) < len(kinds):
-            raise UsageError("two providers of one kind were given, but a sandbox has at most one of each; leave one of them out")
+            raise UsageError(
+                "two providers of one kind were given, but a sandbox has at most one of each; leave one of them out"
+            )
         return SandboxRequest(
-            image=self.image, runtime=self.runtime, workspace=absolute(self.workspace, "workspace"), env=environment(self.env),
-            network=self.network, name=self.name, secrets=secrets, providers=tuple(item.provider() for item in self.providers),
-            tenant=self.tenant, limits=self.limits.limits(),
-        )  # fmt: skip
+            image=self.image,
+            runtime=self.runtime,
+            workspace=absolute(self.workspace, "workspace"),
+            env=environment(self.env),
+            network=self.network,
+            name=self.name,
+            secrets=secrets,
+            providers=tuple(item.provider() for item in self.providers),
+            tenant=self.tenant,
+            limits=self.limits.limits(),
+        )
 
 
 class CreateRequest(SandboxFields):
@@ -365,22 +449,31 @@ class RunAgentRequest(SandboxFields):
             raise UsageError("`args` belong to an agent file; put a command's arguments into `command`")
         check_argv((*self.args, *self.command))
         return RunRequest(
-            sandbox=self.sandbox(), agent=absolute(self.agent, "agent file"), args=tuple(self.args), command=tuple(self.command),
+            sandbox=self.sandbox(),
+            agent=absolute(self.agent, "agent file"),
+            args=tuple(self.args),
+            command=tuple(self.command),
             requirements=absolute(self.requirements, "requirements file"),
-        )  # fmt: skip
+        )
 
 
 class ExecRequest(Request):
     argv: list[str] = Field(min_length=1)
     cwd: str | None = Field(None, description="Absolute path in the sandbox; its working directory if null.")
     env: dict[str, str] = Field(default_factory=dict)
-    user: str | None = Field(None, description="Name or number, optionally with `:group`; looked up in the sandbox's own files.")
-    if_head: str | None = Field(None, description="Only while this snapshot is the trajectory's head; else a Conflict that names the head.")
+    user: str | None = Field(
+        None, description="Name or number, optionally with `:group`; looked up in the sandbox's own files."
+    )
+    if_head: str | None = Field(
+        None, description="Only while this snapshot is the trajectory's head; else a Conflict that names the head."
+    )
 
 
 class ForkRequest(Request):
     n: int = Field(1, ge=1, le=FORK_MAX)
-    args: list[str] | None = Field(None, description="Start the program in each with these; `{index}` is the fork's number from 0.")
+    args: list[str] | None = Field(
+        None, description="Start the program in each with these; `{index}` is the fork's number from 0."
+    )
     name: str | None = None
     resume: bool = Field(False, description="Replay the program up to the snapshot; it goes on from there.")
 
@@ -396,7 +489,9 @@ class TagRequest(Request):
 
 
 class ImageRequest(Request):
-    source: str = Field(min_length=1, description="Recipe folder or shipped recipe; for an import: path or Docker image name.")
+    source: str = Field(
+        min_length=1, description="Recipe folder or shipped recipe; for an import: path or Docker image name."
+    )
     name: str | None = None
 
 
@@ -405,7 +500,9 @@ def absolute(path: str | None, what: str) -> Path | None:
     if path is None:
         return None
     if "\0" in path or not path.startswith("/"):
-        raise UsageError(f"the {what} {path!r} is not an absolute path; the daemon does not know the client's working directory")
+        raise UsageError(
+            f"the {what} {path!r} is not an absolute path; the daemon does not know the client's working directory"
+        )
     return Path(path)
 
 
@@ -413,7 +510,9 @@ def environment(env: dict[str, str]) -> tuple[tuple[str, str], ...]:
     """UsageError names a variable that no process can have."""
     for key, value in env.items():
         if not key or "=" in key or "\0" in key + value:
-            raise UsageError(f"{key!r} cannot be an environment variable: names have no `=` and neither part a zero byte")
+            raise UsageError(
+                f"{key!r} cannot be an environment variable: names have no `=` and neither part a zero byte"
+            )
     return tuple(env.items())
 
 

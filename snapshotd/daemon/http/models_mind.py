@@ -1,4 +1,5 @@
-"""The API's words about the agent's mind: journal, tasks, rewinds, edits, effects, approvals, and the key-value store."""
+"""The API's words about the agent's mind: journal, tasks, rewinds, edits, effects, approvals, and the key-value
+store."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from snapshotd.types import DEFAULT_TENANT
 Json = dict[str, Any]
 _DEPTH_MAX = 64
 _VALUES_MAX = 200_000
-"""The bounds of what an agent may record (docs/agent-protocol.md), so that a person cannot make what no agent could read."""
+"""The bounds of what an agent may record (docs/agent-protocol.md), so that a person cannot make what no agent could
+read."""
 _ITEMS_MAX = 10_000
 _TTL_MAX_S = 100 * 366 * 86400
 _NAME_MAX = 1024
@@ -29,17 +31,28 @@ def time_or_none(at_ns: int | None) -> str | None:
     return None if at_ns is None else iso_time(at_ns)
 
 
-# -- answers -------------------------------------------------------------------------------------------------------------------
+# -- answers --------------------------------------------------------------------------------------------------------
 
 
 def entry_json(entry: t.Entry) -> Json:
     """One entry of a journal. `status` null: nobody has seen it end; `snapshot` null: no snapshot binds it yet."""
     return {
-        "id": entry.id, "kind": entry.kind.value, "name": entry.name, "arguments": entry.arguments,
-        "side_effect": entry.side_effect.value, "key": entry.key, "status": None if entry.status is None else entry.status.value,
-        "began_at": iso_time(entry.began_at_ns), "ended_at": time_or_none(entry.ended_at_ns), "result": entry.result,
-        "error": entry.error, "facts": list(entry.facts), "details": entry.details, "after": entry.after, "snapshot": entry.snapshot,
-    }  # fmt: skip
+        "id": entry.id,
+        "kind": entry.kind.value,
+        "name": entry.name,
+        "arguments": entry.arguments,
+        "side_effect": entry.side_effect.value,
+        "key": entry.key,
+        "status": None if entry.status is None else entry.status.value,
+        "began_at": iso_time(entry.began_at_ns),
+        "ended_at": time_or_none(entry.ended_at_ns),
+        "result": entry.result,
+        "error": entry.error,
+        "facts": list(entry.facts),
+        "details": entry.details,
+        "after": entry.after,
+        "snapshot": entry.snapshot,
+    }
 
 
 class Task(Answer):
@@ -55,8 +68,13 @@ class Task(Answer):
     @staticmethod
     def of(task: base.Task) -> Task:
         return Task(
-            name=task.name, status=task.status, depends=list(task.depends), note=task.note, began=task.began, ended=task.ended
-        )  # fmt: skip
+            name=task.name,
+            status=task.status,
+            depends=list(task.depends),
+            note=task.note,
+            began=task.began,
+            ended=task.ended,
+        )
 
 
 class Effect(Answer):
@@ -70,16 +88,24 @@ class Effect(Answer):
     began_at: str
     result: Any
     compensation: list[str] | None = Field(description="The command that undoes it, if there is one.")
-    compensated: t.CallStatus | None = Field(description="How the compensation ended. Null: it was not run; unknown: nobody saw it end.")
+    compensated: t.CallStatus | None = Field(
+        description="How the compensation ended. Null: it was not run; unknown: nobody saw it end."
+    )
 
     @staticmethod
     def of(effect: base.Effect) -> Effect:
         entry = effect.entry
         return Effect(
-            trajectory=effect.trajectory, call=entry.id, name=entry.name, arguments=entry.arguments, status=entry.status,
-            began_at=iso_time(entry.began_at_ns), result=entry.result, compensated=effect.compensated,
+            trajectory=effect.trajectory,
+            call=entry.id,
+            name=entry.name,
+            arguments=entry.arguments,
+            status=entry.status,
+            began_at=iso_time(entry.began_at_ns),
+            result=entry.result,
+            compensated=effect.compensated,
             compensation=None if effect.compensation is None else list(effect.compensation),
-        )  # fmt: skip
+        )
 
 
 class RewindPreview(Answer):
@@ -88,7 +114,9 @@ class RewindPreview(Answer):
     head: str
     target: str
     mode: base.RewindMode
-    files: list[Json] = Field(description="Changes as in /diff, from the head to what would be there; at most as many as were asked for.")
+    files: list[Json] = Field(
+        description="Changes as in /diff, from the head to what would be there; at most as many as were asked for."
+    )
     file_count: int = Field(description="All of them.")
     messages: list[Message] = Field(description="Those that would go.")
     effects: list[Effect] = Field(description="Irreversible calls that would be left behind, newest first.")
@@ -96,10 +124,14 @@ class RewindPreview(Answer):
     @staticmethod
     def of(preview: base.RewindPreview) -> RewindPreview:
         return RewindPreview(
-            head=preview.head, target=preview.target, mode=preview.mode, files=[change_json(item) for item in preview.files],
-            file_count=preview.file_count, messages=[Message.of(item) for item in preview.messages],
+            head=preview.head,
+            target=preview.target,
+            mode=preview.mode,
+            files=[change_json(item) for item in preview.files],
+            file_count=preview.file_count,
+            messages=[Message.of(item) for item in preview.messages],
             effects=[Effect.of(item) for item in preview.effects],
-        )  # fmt: skip
+        )
 
 
 class Approval(Answer):
@@ -120,16 +152,30 @@ class Approval(Answer):
     decided_at: str | None
     by: str | None
     reason: str | None
-    edited: list[Any] | None = Field(description="The arguments that the approver put in their place, as a list of one; null: as asked.")
+    edited: list[Any] | None = Field(
+        description="The arguments that the approver put in their place, as a list of one; null: as asked."
+    )
 
     @staticmethod
     def of(item: t.Approval) -> Approval:
         return Approval(
-            id=item.id, trajectory=item.trajectory, call=item.entry, tool=item.tool, arguments=item.arguments, digest=item.digest,
-            snapshot=item.snapshot, side_effect=item.side_effect, created_at=iso_time(item.created_at_ns), question=item.question,
-            status=item.status, expires_at=time_or_none(item.expires_at_ns), decided_at=time_or_none(item.decided_at_ns), by=item.by,
-            reason=item.reason, edited=None if item.edited is None else list(item.edited),
-        )  # fmt: skip
+            id=item.id,
+            trajectory=item.trajectory,
+            call=item.entry,
+            tool=item.tool,
+            arguments=item.arguments,
+            digest=item.digest,
+            snapshot=item.snapshot,
+            side_effect=item.side_effect,
+            created_at=iso_time(item.created_at_ns),
+            question=item.question,
+            status=item.status,
+            expires_at=time_or_none(item.expires_at_ns),
+            decided_at=time_or_none(item.decided_at_ns),
+            by=item.by,
+            reason=item.reason,
+            edited=None if item.edited is None else list(item.edited),
+        )
 
 
 class ApprovalView(Answer):
@@ -137,16 +183,21 @@ class ApprovalView(Answer):
 
     approval: Approval
     trajectory: Trajectory
-    files: list[Json] = Field(description="Changes as in /diff, since the trajectory's last approval; at most as many as were asked for.")
+    files: list[Json] = Field(
+        description="Changes as in /diff, since the trajectory's last approval; at most as many as were asked for."
+    )
     more: bool = Field(description="There are more of them.")
     since: str | None
 
     @staticmethod
     def of(view: base.ApprovalView, most: int) -> ApprovalView:
         return ApprovalView(
-            approval=Approval.of(view.approval), trajectory=Trajectory.of(view.trajectory), more=len(view.files) > most,
-            files=[change_json(item) for item in view.files[:most]], since=view.since,
-        )  # fmt: skip
+            approval=Approval.of(view.approval),
+            trajectory=Trajectory.of(view.trajectory),
+            more=len(view.files) > most,
+            files=[change_json(item) for item in view.files[:most]],
+            since=view.since,
+        )
 
 
 class StoredValue(Answer):
@@ -164,22 +215,32 @@ class StoredValue(Answer):
     @staticmethod
     def of(item: t.StoredValue) -> StoredValue:
         return StoredValue(
-            tenant=item.tenant, namespace=item.namespace, key=item.key, version=item.version, value=item.value,
-            created_at=iso_time(item.created_at_ns), expires_at=time_or_none(item.expires_at_ns), deleted=item.deleted,
-        )  # fmt: skip
+            tenant=item.tenant,
+            namespace=item.namespace,
+            key=item.key,
+            version=item.version,
+            value=item.value,
+            created_at=iso_time(item.created_at_ns),
+            expires_at=time_or_none(item.expires_at_ns),
+            deleted=item.deleted,
+        )
 
 
-# -- requests ------------------------------------------------------------------------------------------------------------------
+# -- requests -------------------------------------------------------------------------------------------------------
 
 
 class DecisionFields(Request):
     call: str = Field(min_length=4, max_length=32, description="Its id, or a unique prefix.")
-    action: Literal["retry", "skip", "result"] = Field(description="Run it again; go on as if it had returned null; this is its result.")
+    action: Literal["retry", "skip", "result"] = Field(
+        description="Run it again; go on as if it had returned null; this is its result."
+    )
     result: Any = Field(None, description="With `result`: any JSON value.")
 
     def decision(self) -> base.Decision:
         if self.action != "result" and "result" in self.model_fields_set:
-            raise UsageError(f"a result was given for call {self.call}, which is to {self.action}; a result belongs to the action `result`")
+            raise UsageError(
+                f"a result was given for call {self.call}, which is to {self.action}; a result belongs to the action `result`"
+            )
         return base.Decision(self.call, self.action, check_json(self.result, f"the result of call {self.call}"))
 
 
@@ -197,7 +258,9 @@ class ResumeRequest(Request):
 class RewindRequest(Request):
     to: str = Field(description="The snapshot to go back to: tag, name or id prefix.")
     mode: base.RewindMode = Field("both", description="What goes back: the files, the agent's mind, or both.")
-    compensate: bool = Field(False, description="Run the compensations of the irreversible calls that are left behind, newest first.")
+    compensate: bool = Field(
+        False, description="Run the compensations of the irreversible calls that are left behind, newest first."
+    )
 
 
 class RetryRequest(Request):
@@ -208,7 +271,9 @@ class RetryRequest(Request):
 
 class CompensateRequest(Request):
     calls: list[str] = Field(
-        default_factory=list, max_length=_ITEMS_MAX, description="Ids or unique prefixes; none: all that were left behind."
+        default_factory=list,
+        max_length=_ITEMS_MAX,
+        description="Ids or unique prefixes; none: all that were left behind.",
     )
 
 
@@ -247,7 +312,10 @@ class EditRequest(Request):
     messages: list[MessageFields] | None = Field(None, description="A whole conversation in place of the old one.")
     drop_messages: int = Field(0, ge=0, le=1 << 53, description="How many messages to leave out at the end.")
     add_messages: list[MessageFields] = Field(default_factory=list, description="Messages to append.")
-    result: Any = Field(None, description="Another result of the snapshot's tool call, also null; leave it out to keep the recorded one.")
+    result: Any = Field(
+        None,
+        description="Another result of the snapshot's tool call, also null; leave it out to keep the recorded one.",
+    )
     state: Json = Field(default_factory=dict, description="Keys of the state to set; null removes one.")
     env: dict[str, str] = Field(default_factory=dict)
     name: str | None = Field(None, description="Name of the new trajectory.")
@@ -256,16 +324,22 @@ class EditRequest(Request):
     def request(self) -> base.EditRequest:
         """UsageError names what is malformed."""
         if self.messages is not None and self.drop_messages:
-            raise UsageError("a whole conversation was given, so there is nothing to drop; give `messages` or `drop_messages`")
+            raise UsageError(
+                "a whole conversation was given, so there is nothing to drop; give `messages` or `drop_messages`"
+            )
         if self.name is not None and not t.NAME_PATTERN.fullmatch(self.name):
-            raise UsageError(f"{self.name!r} cannot be a name: use up to 64 letters, digits and ._- , starting with a letter or digit")
+            raise UsageError(
+                f"{self.name!r} cannot be a name: use up to 64 letters, digits and ._- , starting with a letter or digit"
+            )
         edit = base.EditRequest(
             files=tuple(item.edit() for item in self.files),
             messages=None if self.messages is None else tuple(item.message() for item in self.messages),
-            drop_messages=self.drop_messages, add_messages=tuple(item.message() for item in self.add_messages),
+            drop_messages=self.drop_messages,
+            add_messages=tuple(item.message() for item in self.add_messages),
             result=(check_json(self.result, "the result"),) if "result" in self.model_fields_set else None,
-            state=tuple(check_json(self.state, "the state").items()), env=environment(self.env),
-        )  # fmt: skip
+            state=tuple(check_json(self.state, "the state").items()),
+            env=environment(self.env),
+        )
         paths = [item.path for item in edit.files]
         if len(set(paths)) < len(paths):
             raise UsageError("the same path is edited twice; say one thing about each path")
@@ -288,7 +362,9 @@ class DenyRequest(Request):
 
 class PutValueRequest(Request):
     value: Any
-    ttl_s: float | None = Field(None, gt=0, le=_TTL_MAX_S, allow_inf_nan=False, description="It is gone after so many seconds.")
+    ttl_s: float | None = Field(
+        None, gt=0, le=_TTL_MAX_S, allow_inf_nan=False, description="It is gone after so many seconds."
+    )
     expected_version: int | None = Field(None, ge=0, le=1 << 53, description="The version that must be there; 0: none.")
 
 
@@ -304,8 +380,8 @@ class SearchRequest(Request):
 
 
 def check_json(value: Any, what: str) -> Any:
-    """`value`, if every reader of JSON can keep it: finite numbers, text without lone surrogates, bounded depth and count. UsageError and
-    LimitExceeded say `what` it is."""
+    """`value`, if every reader of JSON can keep it: finite numbers, text without lone surrogates, bounded depth and
+    count. UsageError and LimitExceeded say `what` it is."""
     level, count = [value], 0
     for _ in range(_DEPTH_MAX + 1):
         below: list[Any] = []
@@ -333,4 +409,6 @@ def _check_text(text: str, what: str) -> None:
         try:
             text.encode()
         except UnicodeEncodeError as exc:
-            raise UsageError(f"{what} has text that is not Unicode ({exc.reason} at character {exc.start}); leave that out") from exc
+            raise UsageError(
+                f"{what} has text that is not Unicode ({exc.reason} at character {exc.start}); leave that out"
+            ) from exc

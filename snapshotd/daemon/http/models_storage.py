@@ -25,27 +25,39 @@ class Policy(Request):
     )
     keep_every: int | None = Field(None, ge=1, le=_COUNT_MAX, description="Milestones: those whose seq it divides.")
     keep_failed: int | None = Field(None, ge=1, le=_COUNT_MAX, description="The newest whose tool call failed.")
-    max_bytes: int | None = Field(None, ge=1, le=_COUNT_MAX, description="Of what the rules keep, the oldest go until the repository fits.")
+    max_bytes: int | None = Field(
+        None, ge=1, le=_COUNT_MAX, description="Of what the rules keep, the oldest go until the repository fits."
+    )
 
     @staticmethod
     def of(policy: base.RetentionPolicy) -> Policy:
         return Policy(
-            keep_last=policy.keep_last, keep_within_s=policy.keep_within_s, keep_every=policy.keep_every, keep_failed=policy.keep_failed,
+            keep_last=policy.keep_last,
+            keep_within_s=policy.keep_within_s,
+            keep_every=policy.keep_every,
+            keep_failed=policy.keep_failed,
             max_bytes=policy.max_bytes,
-        )  # fmt: skip
+        )
 
     def policy(self) -> base.RetentionPolicy:
         return base.RetentionPolicy(
-            keep_last=self.keep_last, keep_within_s=self.keep_within_s, keep_every=self.keep_every, keep_failed=self.keep_failed,
+            keep_last=self.keep_last,
+            keep_within_s=self.keep_within_s,
+            keep_every=self.keep_every,
+            keep_failed=self.keep_failed,
             max_bytes=self.max_bytes,
-        )  # fmt: skip
+        )
 
 
 class PruneRequest(Request):
     policy: Policy | None = Field(None, description="Instead of the policies that are set.")
     dry_run: bool = Field(False, description="Only say what would go.")
     grace_s: float = Field(
-        PRUNE_GRACE_S, ge=0, le=_SECONDS_MAX, allow_inf_nan=False, description="Packs younger than this stay as they are."
+        PRUNE_GRACE_S,
+        ge=0,
+        le=_SECONDS_MAX,
+        allow_inf_nan=False,
+        description="Packs younger than this stay as they are.",
     )
 
 
@@ -71,9 +83,13 @@ class Usage(Answer):
     def of(usage: base.Usage) -> Usage:
         states = {state.value: 0 for state in SnapshotState} | dict(usage.states)
         return Usage(
-            layer_bytes=usage.layer_bytes, layer_budget_bytes=usage.layer_budget_bytes, repository_bytes=usage.repository_bytes,
-            spool_bytes=usage.spool_bytes, states=states, unarchived=usage.unarchived,
-        )  # fmt: skip
+            layer_bytes=usage.layer_bytes,
+            layer_budget_bytes=usage.layer_budget_bytes,
+            repository_bytes=usage.repository_bytes,
+            spool_bytes=usage.spool_bytes,
+            states=states,
+            unarchived=usage.unarchived,
+        )
 
 
 class PrunedSnapshot(Answer):
@@ -96,30 +112,43 @@ class PruneAnswer(Answer):
     def of(report: base.PruneReport) -> PruneAnswer:
         items = [
             PrunedSnapshot(
-                snapshot=item.snapshot, trajectory=item.trajectory, seq=item.seq, reason=item.reason,
+                snapshot=item.snapshot,
+                trajectory=item.trajectory,
+                seq=item.seq,
+                reason=item.reason,
                 created_at=iso_time(item.created_at_ns),
             )
             for item in report.snapshots
-        ]  # fmt: skip
+        ]
         return PruneAnswer(
-            dry_run=report.dry_run, snapshots=items, kept=report.kept, freed_bytes=report.freed_bytes,
-            evicted_layer_bytes=report.evicted_layer_bytes, repository_bytes=report.repository_bytes,
-        )  # fmt: skip
+            dry_run=report.dry_run,
+            snapshots=items,
+            kept=report.kept,
+            freed_bytes=report.freed_bytes,
+            evicted_layer_bytes=report.evicted_layer_bytes,
+            repository_bytes=report.repository_bytes,
+        )
 
 
 def check_json(report: base.CheckReport) -> dict[str, Any]:
     """Counts, `damages` (pack, object, what, snapshot, path and path_b64) and the ids of the damaged snapshots."""
     damages = [
         {
-            "pack": item.pack, "object": item.object_id, "what": item.what, "snapshot": item.snapshot,
+            "pack": item.pack,
+            "object": item.object_id,
+            "what": item.what,
+            "snapshot": item.snapshot,
             **({"path": None} if item.path is None else path_json(item.path)),
         }
         for item in report.damages
-    ]  # fmt: skip
+    ]
     return {
-        "objects": report.objects, "packs": report.packs, "bytes_read": report.bytes_read, "damages": damages,
+        "objects": report.objects,
+        "packs": report.packs,
+        "bytes_read": report.bytes_read,
+        "damages": damages,
         "snapshots": list(report.snapshots),
-    }  # fmt: skip
+    }
 
 
 class RepairAnswer(Answer):

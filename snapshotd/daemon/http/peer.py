@@ -1,6 +1,7 @@
 """Who may talk to the daemon: root, or the daemon's own user, and nobody from inside a sandbox.
 
-The socket's mode (0600) already keeps other users out; this also holds when someone widens it, or hands it into a container.
+The socket's mode (0600) already keeps other users out; this also holds when someone widens it, or hands it into a
+container.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _LINGER_S = 1.0
 _UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid (unix(7))
 
 PEER_PID = "peer_pid"
-"""Where a request's state (`request.state`) holds the id of the process that made its connection, in the daemon's pid namespace; 0 if
-it lives outside of that. It is alive as long as it waits for the answer."""
+"""Where a request's state (`request.state`) holds the id of the process that made its connection, in the daemon's pid
+namespace; 0 if it lives outside of that. It is alive as long as it waits for the answer."""
 PEER_UID = "peer_uid"
 """Where a request's state holds that process's user id."""
 
@@ -37,7 +38,8 @@ SandboxPredicate = Callable[[int], bool]
 
 
 def in_sandbox(pid: int) -> bool:
-    """Whether the process's cgroup is one of the runc driver's ("/snapshotd-..."). One that is gone counts: nobody can tell any more."""
+    """Whether the process's cgroup is one of the runc driver's ("/snapshotd-..."). One that is gone counts: nobody can
+    tell any more."""
     text = cgroup.path_of(pid)
     return text is None or "/snapshotd-" in text
 
@@ -66,13 +68,15 @@ def in_sandbox_of(engine: Engine) -> SandboxPredicate:
 def refusal(pid: int, uid: int, is_sandboxed: SandboxPredicate, own_uid: int) -> str | None:
     """Why a peer with these credentials may not connect, as a sentence; None if it may.
 
-    `pid` 0 is a process of an outer pid namespace (the host of a daemon that runs in a container); a sandbox never looks like that,
-    since its pid namespace is always inside the daemon's.
+    `pid` 0 is a process of an outer pid namespace (the host of a daemon that runs in a container); a sandbox never
+    looks like that, since its pid namespace is always inside the daemon's.
     """
     if uid not in (0, own_uid):
         return f"user {uid} may not use this daemon, which serves root only; run the command with sudo"
     if pid != 0 and is_sandboxed(pid):
-        return f"process {pid} runs inside a sandbox, from which the daemon cannot be driven; run the command on the host"
+        return (
+            f"process {pid} runs inside a sandbox, from which the daemon cannot be driven; run the command on the host"
+        )
     return None
 
 
@@ -83,7 +87,8 @@ def credentials(connection: socket.socket) -> tuple[int, int]:
 
 
 def protocol_class(is_sandboxed: SandboxPredicate = in_sandbox) -> type[H11Protocol]:
-    """uvicorn's HTTP protocol with the peer check in front: whoever is refused gets one 403 and no request is ever read."""
+    """uvicorn's HTTP protocol with the peer check in front: whoever is refused gets one 403 and no request is ever
+    read."""
     own_uid = os.geteuid()
 
     class PeerChecked(H11Protocol):
@@ -93,7 +98,11 @@ def protocol_class(is_sandboxed: SandboxPredicate = in_sandbox) -> type[H11Proto
             pid, uid = credentials(transport.get_extra_info("socket"))
             reason = refusal(pid, uid, is_sandboxed, own_uid)
             if reason is None:
-                self.app_state = {**self.app_state, PEER_PID: pid, PEER_UID: uid}  # into the state of each of the connection's requests
+                self.app_state = {
+                    **self.app_state,
+                    PEER_PID: pid,
+                    PEER_UID: uid,
+                }  # into the state of each of the connection's requests
                 super().connection_made(transport)
                 return
             self._refused = True

@@ -1,8 +1,9 @@
 """Answers that come piece by piece: a thread of its own produces them, the event loop sends them.
 
-Such a producer may block for hours in the engine (a long command, a followed run), so it never takes a thread of the pool that
-serves ordinary requests. At most `QUEUE_BYTES` wait between the two; a slow client slows the producer down.
-When the client goes away `Channel.send` says so: an exec in a trajectory goes on without it (never half a call), everything else stops.
+Such a producer may block for hours in the engine (a long command, a followed run), so it never takes a thread of the
+pool that serves ordinary requests. At most `QUEUE_BYTES` wait between the two; a slow client slows the producer down.
+When the client goes away `Channel.send` says so: an exec in a trajectory goes on without it (never half a call),
+everything else stops.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ BYTES = "application/octet-stream"
 
 
 def json_bytes(value: Any) -> bytes:
-    """JSON in ASCII; models may stand in `value`. Everything that the API says in JSON goes through here. Text that programs in sandboxes
-    left may hold lone surrogates, for which UTF-8 has no bytes: pydantic refuses them, here an escape stands for each."""
+    """JSON in ASCII; models may stand in `value`. Everything that the API says in JSON goes through here. Text that
+    programs in sandboxes left may hold lone surrogates, for which UTF-8 has no bytes: pydantic refuses them, here an
+    escape stands for each."""
     return json.dumps(value, separators=(",", ":"), default=BaseModel.model_dump).encode()
 
 
@@ -56,7 +58,8 @@ class Channel:
         self._failure: SnapshotdError | None = None
         self._gone = False
 
-    # -- the producer's side -----------------------------------------------------------------------------------------------
+    # -- the producer's side
+    # --------------------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> bool:
         """Queue `data`; blocks while the queue is full. False when the client is gone (the data is dropped)."""
@@ -84,7 +87,8 @@ class Channel:
         except RuntimeError:
             pass  # the loop is closed: the daemon has ended, and nobody reads any more
 
-    # -- the event loop's side ---------------------------------------------------------------------------------------------
+    # -- the event loop's side
+    # ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """The client is gone, or has everything."""
@@ -134,12 +138,16 @@ class StreamLimit:
     def start(self, body: Callable[[], None]) -> None:
         """Run `body` in a thread. LimitExceeded when too many run."""
         if not self._slots.acquire(blocking=False):
-            raise LimitExceeded(f"{self._most} streams (commands and followers) are open already; end one and try again")
+            raise LimitExceeded(
+                f"{self._most} streams (commands and followers) are open already; end one and try again"
+            )
         try:
             threading.Thread(target=self._run, args=(body,), name="stream", daemon=True).start()
         except RuntimeError as exc:
             self._slots.release()
-            raise LimitExceeded(f"no more threads can be started ({exc}); raise the daemon's task limit or try again later") from exc
+            raise LimitExceeded(
+                f"no more threads can be started ({exc}); raise the daemon's task limit or try again later"
+            ) from exc
 
     def _run(self, body: Callable[[], None]) -> None:
         try:
@@ -157,12 +165,17 @@ Write = Callable[[bytes], None]
 
 
 async def ndjson(
-    limit: StreamLimit, produce: Callable[[Emit], None], *, uploading: bool = False, attend: Coroutine[None, None, None] | None = None
+    limit: StreamLimit,
+    produce: Callable[[Emit], None],
+    *,
+    uploading: bool = False,
+    attend: Coroutine[None, None, None] | None = None,
 ) -> Response:
-    """Answer with one JSON object per line. A failure before the first is an ordinary error answer; later, an `error` event.
+    """Answer with one JSON object per line. A failure before the first is an ordinary error answer; later, an `error`
+    event.
 
-    With `uploading`, the producer reads the request's body (`Upload`) while it answers. `attend` receives what the client sends, beside,
-    and ends when the client is gone.
+    With `uploading`, the producer reads the request's body (`Upload`) while it answers. `attend` receives what the
+    client sends, beside, and ends when the client is gone.
     """
     channel = Channel()
 
@@ -193,8 +206,8 @@ def _end(beside: asyncio.Future[None] | None) -> None:
 
 
 async def frames(limit: StreamLimit, produce: Callable[[Emit, Write], None]) -> Response:
-    """Answer with raw bytes and events between them (`wire.FRAMES`). A failure before the first frame is an ordinary error answer;
-    later, an `error` event."""
+    """Answer with raw bytes and events between them (`wire.FRAMES`). A failure before the first frame is an ordinary
+    error answer; later, an `error` event."""
     channel = Channel()
 
     def emit(event: dict[str, Any]) -> bool:
@@ -213,7 +226,8 @@ async def frames(limit: StreamLimit, produce: Callable[[Emit, Write], None]) -> 
 
 
 def listed(items: Iterable[BaseModel]) -> Response:
-    """Answer with a JSON list that may be long: item by item, since all of them at once as values of Python take five times the text."""
+    """Answer with a JSON list that may be long: item by item, since all of them at once as values of Python take five
+    times the text."""
     found = []
     for item in items:
         turns.give_way()
@@ -246,7 +260,8 @@ async def octets(limit: StreamLimit, produce: Callable[[], Iterable[bytes]]) -> 
 
 
 class Upload:
-    """A request's body, read by a thread while the event loop receives it. At most a few of the server's buffers wait in between."""
+    """A request's body, read by a thread while the event loop receives it. At most a few of the server's buffers wait
+    in between."""
 
     def __init__(self, request: Request) -> None:
         self._loop = asyncio.get_running_loop()
@@ -255,7 +270,8 @@ class Upload:
         self._ended = False
 
     def read(self, count: int) -> bytes:
-        """The next `count` bytes; fewer only at the end. From one thread. ClientGone when the client went away before the end."""
+        """The next `count` bytes; fewer only at the end. From one thread. ClientGone when the client went away before
+        the end."""
         parts, missing = [self._rest[:count]], count - len(self._rest[:count])
         self._rest = self._rest[count:]
         while missing and not self._ended:
@@ -268,7 +284,11 @@ class Upload:
     def _next(self) -> bytes:
         try:
             return asyncio.run_coroutine_threadsafe(self._receive(), self._loop).result()
-        except (ClientDisconnect, concurrent.futures.CancelledError, RuntimeError) as exc:  # RuntimeError: the loop is closed
+        except (
+            ClientDisconnect,
+            concurrent.futures.CancelledError,
+            RuntimeError,
+        ) as exc:  # RuntimeError: the loop is closed
             raise ClientGone from exc
 
     async def _receive(self) -> bytes:
@@ -280,7 +300,8 @@ class Upload:
 
 
 class _Uploading(StreamingResponse):
-    """An answer that leaves the request's body to its reader, where starlette's own takes it to see whether the client is gone."""
+    """An answer that leaves the request's body to its reader, where starlette's own takes it to see whether the client
+    is gone."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.stream_response(send)

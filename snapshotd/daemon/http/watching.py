@@ -1,7 +1,7 @@
 """What `GET /watch` gives: the engine's events, taken once by one thread and handed to every client that watches.
 
-A client that does not keep up loses the oldest and is told how many. One that is gone is noticed within `ALIVE_S`, whether anything
-happens or not: a line goes out that often.
+A client that does not keep up loses the oldest and is told how many. One that is gone is noticed within `ALIVE_S`,
+whether anything happens or not: a line goes out that often.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Watchers:
         self._closed = False
 
     def watch(self, engine: Engine) -> Generator[Event, None, None]:
-        """Events from now on: `watching` first, `alive` when nothing happened for a while, `lost` (with `count`) where some are missing.
-        Ends when the daemon does."""
+        """Events from now on: `watching` first, `alive` when nothing happened for a while, `lost` (with `count`) where
+        some are missing. Ends when the daemon does."""
         watcher = _Watcher()
         with self._changed:
             if not self._running:

@@ -1,7 +1,7 @@
 """What client and daemon must agree on: the API's version, its headers and where its files lie. Standard library only.
 
-`API_VERSION` is `major.minor`. Both sides send it in every request and answer; they must be equal, because the CLI and the daemon
-come from one package and a daemon that outlived an upgrade is better replaced than half understood.
+`API_VERSION` is `major.minor`. Both sides send it in every request and answer; they must be equal, because the CLI and
+the daemon come from one package and a daemon that outlived an upgrade is better replaced than half understood.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ SOCKET_VARIABLE = "SNAPSHOTD_SOCKET"
 SOCKET_PATH_MAX_BYTES = 107
 """sockaddr_un has 108 bytes for the path and its closing zero (unix(7))."""
 BODY_MAX_BYTES = 8 << 20
-"""Largest request body. Linux allows about 2 MiB of arguments to a program; as JSON, escaped, they can grow fourfold."""
+"""Largest request body. Linux allows about 2 MiB of arguments to a program; as JSON, escaped, they can grow
+fourfold."""
 UPLOAD_PATH = "/import"
 """The one request whose body may have any size: it is read piece by piece, and whoever reads it sets the bounds."""
 ATTENDED = "/attended"
-"""Ends the path of a request that goes on while it is answered: one JSON object per line, what the client says while its command runs.
-Each line is bounded, their number is not."""
+"""Ends the path of a request that goes on while it is answered: one JSON object per line, what the client says while
+its command runs. Each line is bounded, their number is not."""
 STDIN_WINDOW_BYTES = 256 << 10
 """So much of a command's standard input may be on its way; the daemon says how much more the command has taken."""
 FORK_MAX = 256
@@ -46,8 +47,9 @@ LIST_MAX = 1_000_000
 """The most they list."""
 
 FRAMES = "application/vnd.snapshotd.frames"
-"""Media type of an answer that mixes raw bytes and events. It is a sequence of frames: one byte that says what it is, the length of its
-content (32 bits, big endian), the content. The last frame is an event, `result` or `error`; without one the answer is not whole."""
+"""Media type of an answer that mixes raw bytes and events. It is a sequence of frames: one byte that says what it is,
+the length of its content (32 bits, big endian), the content. The last frame is an event, `result` or `error`; without
+one the answer is not whole."""
 FRAME_HEADER = struct.Struct(">BI")
 FRAME_DATA = 0
 FRAME_EVENT = 1
@@ -86,5 +88,7 @@ def check_socket_path(path: Path) -> None:
 def check_ref(ref: str, what: str = "snapshot or trajectory") -> str:
     """`ref` if it could be an id, a name or a tag. NotFound for anything else: no such thing can exist."""
     if not _REF.fullmatch(ref):
-        raise NotFound(f"there is no {what} {ref!r}: ids, names and tags are letters, digits and ._- ; `snapshotd tree` shows them")
+        raise NotFound(
+            f"there is no {what} {ref!r}: ids, names and tags are letters, digits and ._- ; `snapshotd tree` shows them"
+        )
     return ref

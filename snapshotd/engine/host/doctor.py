@@ -36,7 +36,8 @@ _NEWER_KERNEL = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the report. `ok` is None for a warning: it works without, but not as well. `fix` is empty when `ok` is True."""
+    """One line of the report. `ok` is None for a warning: it works without, but not as well. `fix` is empty when `ok`
+    is True."""
 
     name: str
     ok: bool | None
@@ -56,7 +57,8 @@ def diagnose(state_dir: Path) -> list[Check]:
 
 
 def setup(progress: Callable[[str], None]) -> list[Check]:
-    """Install the missing packages (Debian and Ubuntu, as root). One check per package that was missing; empty when none was."""
+    """Install the missing packages (Debian and Ubuntu, as root). One check per package that was missing; empty when
+    none was."""
     wanted = packages.missing("run")
     reason = packages.install(wanted, progress)
     checks = []
@@ -78,7 +80,9 @@ def _existing(path: Path) -> Path:
 def _privileges() -> Check:
     if os.geteuid() == 0:
         return Check("privileges", True, "root")
-    return Check("privileges", False, f"user {os.geteuid()}, not root", "run the daemon with sudo or as the systemd service")
+    return Check(
+        "privileges", False, f"user {os.geteuid()}, not root", "run the daemon with sudo or as the systemd service"
+    )
 
 
 def _version(text: str) -> tuple[int, int]:
@@ -90,7 +94,9 @@ def _kernel_version() -> Check:
     release = platform.release()
     if _version(release) >= (6, 13):
         return Check("kernel", True, release)
-    return Check("kernel", False, f"{release} is older than 6.13, which brought overlay layers by descriptor", _NEWER_KERNEL)
+    return Check(
+        "kernel", False, f"{release} is older than 6.13, which brought overlay layers by descriptor", _NEWER_KERNEL
+    )
 
 
 def _kernel_features(place: Path) -> list[Check]:
@@ -127,7 +133,9 @@ def _cgroups() -> Check:
     found = features.freezer()
     if isinstance(found, tuple):
         return Check("cgroups", True, f"version {found[0]} with freezer at {found[1]}")
-    return Check("cgroups", False, found, "run as root on a machine with the freezer; in a container, with --privileged")
+    return Check(
+        "cgroups", False, found, "run as root on a machine with the freezer; in a container, with --privileged"
+    )
 
 
 def _programs() -> list[Check]:
@@ -138,7 +146,9 @@ def _programs() -> list[Check]:
         if package.missing():
             needed = package.name in ("runc", "catatonit", "mount")
             fix = f"`snapshotd setup`, or `apt-get install {package.name}`"
-            checks.append(Check(package.name, False if needed else None, f"not installed; it is for {package.purpose}", fix))
+            checks.append(
+                Check(package.name, False if needed else None, f"not installed; it is for {package.purpose}", fix)
+            )
         elif package.name == "runc":
             checks.append(_runc())
         else:
@@ -156,10 +166,15 @@ def _runc() -> Check:
 
 
 def _docker() -> Check:
-    name, fix = "Docker engine", "only for `--runtime docker`: `apt-get install docker.io`, then start it; the runc driver needs none"
+    name, fix = (
+        "Docker engine",
+        "only for `--runtime docker`: `apt-get install docker.io`, then start it; the runc driver needs none",
+    )
     address = os.environ.get("DOCKER_HOST", f"unix://{_DOCKER_SOCKET}")
     if not address.startswith("unix://"):
-        return Check(name, None, f"DOCKER_HOST is {urlsplit(address).scheme}://…; snapshotd needs an engine on this machine", fix)
+        return Check(
+            name, None, f"DOCKER_HOST is {urlsplit(address).scheme}://…; snapshotd needs an engine on this machine", fix
+        )
     try:
         version = _docker_version(address.removeprefix("unix://"))
     except (OSError, ValueError, HTTPException) as exc:
@@ -197,7 +212,12 @@ def _fuse() -> Check:
     reason = features.fuse()
     if reason is None and importlib.util.find_spec("pyfuse3") is None:
         detail = "pyfuse3 is not installed; it is for browsing snapshots, and for starting from cold ones at once"
-        return Check("FUSE", None, detail, "apt-get install libfuse3-dev pkg-config gcc python3-dev; pip install 'snapshotd[fuse]'")
+        return Check(
+            "FUSE",
+            None,
+            detail,
+            "apt-get install libfuse3-dev pkg-config gcc python3-dev; pip install 'snapshotd[fuse]'",
+        )
     if reason is None:
         return Check("FUSE", True, "/dev/fuse")
     detail = f"/dev/fuse: {reason}; it is for browsing snapshots as files, and for starting from cold ones at once"
@@ -209,7 +229,9 @@ def _reflink(place: Path) -> Check:
     if reason is None:
         return Check("reflink", True, f"{place} shares extents")
     if not any(p.name == "xfsprogs" and p.missing() for p in packages.PACKAGES) and os.path.exists("/dev/loop-control"):
-        return Check("reflink", True, f"{place} cannot ({reason}); an XFS image in the state directory will hold the layers")
+        return Check(
+            "reflink", True, f"{place} cannot ({reason}); an XFS image in the state directory will hold the layers"
+        )
     fix = "`apt-get install xfsprogs` and make loop devices available, or put the state directory on XFS or btrfs"
     return Check("reflink", None, f"{place}: {reason}, so the first write into a big file copies it whole", fix)
 
@@ -243,4 +265,8 @@ def _policy(state_dir: Path) -> Check:
         rules = len(policy.PolicyFile(path).read().rules)
     except UsageError as exc:
         return Check("policy", False, exc.message, f"correct {path}; docs/policy.md has the form")
-    return Check("policy", True, f"{path}: {rules} rules" if path.is_file() else f"{path} does not exist: nobody is asked about any call")
+    return Check(
+        "policy",
+        True,
+        f"{path}: {rules} rules" if path.is_file() else f"{path} does not exist: nobody is asked about any call",
+    )

@@ -6,8 +6,8 @@ Standard library only and runs before anything is installed, so that the Makefil
     python3 -m snapshotd.engine.host.packages develop     what the tests need besides
     python3 -m snapshotd.engine.host.packages --install develop
 
-A package counts as there when what we want from it is there, whoever installed it: Docker's own packages, for one, would be torn out by
-Debian's docker.io.
+A package counts as there when what we want from it is there, whoever installed it: Docker's own packages, for one,
+would be torn out by Debian's docker.io.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Package:
 
 @dataclass(frozen=True)
 class _Venv(Package):
-    """Debian ships the module that puts pip into virtual environments apart. Another Python than Debian's has its own."""
+    """Debian ships the module that puts pip into virtual environments apart. Another Python than Debian's has its
+    own."""
 
     def missing(self) -> bool:
         return importlib.util.find_spec("ensurepip") is None
@@ -61,7 +62,9 @@ PACKAGES: tuple[Package, ...] = (
     Package("slirp4netns", ("slirp4netns",), "outbound network for sandboxes of the runc driver"),
     Package("xfsprogs", ("mkfs.xfs",), "a layer directory that shares file extents"),
     Package("mmdebstrap", ("mmdebstrap",), "building images"),
-    Package("debian-archive-keyring", ("/usr/share/keyrings/debian-archive-keyring.gpg",), "checking the packages in images"),
+    Package(
+        "debian-archive-keyring", ("/usr/share/keyrings/debian-archive-keyring.gpg",), "checking the packages in images"
+    ),
     Package("mount", ("mount",), "mounting the layer directory"),
     Package("patch", ("patch",), "the demo's planted bug", "demo"),
     Package("ca-certificates", ("/etc/ssl/certs/ca-certificates.crt",), "downloading the demo's project", "demo"),
@@ -104,7 +107,8 @@ def can_install() -> str | None:
 
 
 def install(packages: list[Package], progress: Callable[[str], None]) -> str | None:
-    """Install with one `apt-get update` and one `apt-get install`. None when it worked, else the reason. Nothing to do is success."""
+    """Install with one `apt-get update` and one `apt-get install`. None when it worked, else the reason. Nothing to do
+    is success."""
     if not packages:
         return None
     names = [package.name for package in packages]
@@ -116,7 +120,12 @@ def install(packages: list[Package], progress: Callable[[str], None]) -> str | N
         progress("apt-get " + " ".join(words))
         command = ["apt-get", "-o", "DPkg::Lock::Timeout=300", *words]
         result = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
         )
         if result.returncode != 0:
             said = [line for line in result.stdout.decode("utf-8", "replace").splitlines() if line.startswith("E:")]
@@ -128,7 +137,10 @@ def install(packages: list[Package], progress: Callable[[str], None]) -> str | N
 def main(arguments: list[str]) -> int:
     """The command line of the module's text."""
     if sys.version_info < (3, 11):  # noqa: UP036 - runs before pip could refuse
-        print(f"snapshotd needs Python 3.11 or newer; this is {sys.version.split()[0]} ({sys.executable})", file=sys.stderr)  # noqa: T201
+        print(  # noqa: T201 - the one reader is the Makefile
+            f"snapshotd needs Python 3.11 or newer; this is {sys.version.split()[0]} ({sys.executable})",
+            file=sys.stderr,
+        )
         return 1
     if not arguments or arguments[-1] not in LEVELS:
         print(f"usage: python3 -m snapshotd.engine.host.packages [--install] {'|'.join(LEVELS)}", file=sys.stderr)  # noqa: T201

@@ -40,7 +40,9 @@ class AgentState:
 
         self.change(changed)
 
-    def set_task(self, name: str, status: str, depends: tuple[str, ...], note: str | None, at: SnapshotID) -> dict[str, Any]:
+    def set_task(
+        self, name: str, status: str, depends: tuple[str, ...], note: str | None, at: SnapshotID
+    ) -> dict[str, Any]:
         """Declare or change a subtask, at a snapshot, and return it. Errors: as `tasks.change`."""
         self.change(lambda state: tasks.change(state, name, status, depends or None, note, at))
         return next(task for task in self._sandbox.state["tasks"] if task["name"] == name)
@@ -51,7 +53,9 @@ class AgentState:
             state = change(self._sandbox.state)
             size = len(json.dumps(state))
             if size > MAX_STATE_BYTES:
-                raise LimitExceeded(f"the state would have {size} bytes, over the limit of {MAX_STATE_BYTES}; keep large values in files")
+                raise LimitExceeded(
+                    f"the state would have {size} bytes, over the limit of {MAX_STATE_BYTES}; keep large values in files"
+                )
             self._sandbox.state, self._sandbox.state_changed = state, True
             if self._sandbox.live is not None:
                 self._sandbox.live.set_state(self._sandbox.head, state)

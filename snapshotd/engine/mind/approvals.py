@@ -1,11 +1,12 @@
 """Calls that wait for a person.
 
-A gated call takes a snapshot, records an approval that is bound to (tool, digest of the arguments, snapshot), and waits. The approval is a
-row: it survives the daemon, and the same call finds it again, under whatever id it is repeated. One approval lets one call run, once: an
-approved one whose call has been recorded as begun is spent, and in the run that has its answer only the call that got it gets it again.
+A gated call takes a snapshot, records an approval that is bound to (tool, digest of the arguments, snapshot), and
+waits. The approval is a row: it survives the daemon, and the same call finds it again, under whatever id it is
+repeated. One approval lets one call run, once: an approved one whose call has been recorded as begun is spent, and in
+the run that has its answer only the call that got it gets it again.
 
-Whoever approves has seen those arguments and those files. If the files are others by then, the approval is stale: the approver is told, and
-the call asks anew.
+Whoever approves has seen those arguments and those files. If the files are others by then, the approval is stale: the
+approver is told, and the call asks anew.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from snapshotd.types import (
     ToolCall,
     new_id,
     short,
-)  # fmt: skip
+)
 
 QUESTION = "question"
 """The tool's name of an approval that no call stands behind: the program asks a person something."""
@@ -91,7 +92,8 @@ class Gate:
         self._changed = threading.Condition()
         self._waiting: dict[ApprovalID, _Waiter] = {}
         self._delivered: dict[ApprovalID, tuple[Sandbox, CallID]] = {}
-        """Which call of a run has its outcome: no entry says so yet, and of a question from inside a call none ever does."""
+        """Which call of a run has its outcome: no entry says so yet, and of a question from inside a call none ever
+        does."""
         self._closed = False
 
     def close(self) -> None:
@@ -100,21 +102,34 @@ class Gate:
             self._closed = True
             self._changed.notify_all()
 
-    # -- calls -----------------------------------------------------------------------------------------------------------------
+    # -- calls ----------------------------------------------------------------------------------------------------------
 
     def admit(
-        self, sandbox: Sandbox, call_id: CallID, name: str, arguments: Any, side_effect: SideEffect, *, asked: bool | str,
-        expires_s: float | None, step: Step, cancelled: threading.Event,
-    ) -> Verdict:  # fmt: skip
-        """Whether a call may run, after a person was asked if the policy or the program (`asked`: True, or the question) says so.
+        self,
+        sandbox: Sandbox,
+        call_id: CallID,
+        name: str,
+        arguments: Any,
+        side_effect: SideEffect,
+        *,
+        asked: bool | str,
+        expires_s: float | None,
+        step: Step,
+        cancelled: threading.Event,
+    ) -> Verdict:
+        """Whether a call may run, after a person was asked if the policy or the program (`asked`: True, or the
+        question) says so.
 
         `step` takes a snapshot of the sandbox; `cancelled`: the caller is gone. Nothing of the call is recorded yet.
-        Denied (the policy, a person, or nobody in time); Conflict (cancelled, or the sandbox ended: the approval stays pending);
-        UsageError (the policy cannot be understood).
+        Denied (the policy, a person, or nobody in time); Conflict (cancelled, or the sandbox ended: the approval stays
+        pending); UsageError (the policy cannot be understood).
         """
         ruling = self.policy.read().judge(name, arguments, side_effect)
         if ruling.action == "deny":
-            raise Denied(f"the policy does not let {name} run with these arguments" + (f": {ruling.reason}" if ruling.reason else ""))
+            raise Denied(
+                f"the policy does not let {name} run with these arguments"
+                + (f": {ruling.reason}" if ruling.reason else "")
+            )
         if ruling.action == "allow" and not asked:
             return Verdict(None, arguments)
         question = asked if isinstance(asked, str) and asked else ruling.reason
@@ -126,12 +141,22 @@ class Gate:
         raise Denied(_refusal(approval))
 
     def question(
-        self, sandbox: Sandbox, call_id: CallID, question: str, details: Any, *, expires_s: float | None, step: Step,
+        self,
+        sandbox: Sandbox,
+        call_id: CallID,
+        question: str,
+        details: Any,
+        *,
+        expires_s: float | None,
+        step: Step,
         cancelled: threading.Event,
-    ) -> Approval:  # fmt: skip
-        """Ask a person something; answered when it is decided: approved (`edited` is the answer, if one was given), denied or expired."""
+    ) -> Approval:
+        """Ask a person something; answered when it is decided: approved (`edited` is the answer, if one was given),
+        denied or expired."""
         limit = expires_s if expires_s is not None else self.policy.read().expires_s
-        wanted = _Asked(call_id, QUESTION, details, SideEffect.LOCAL, question, limit, digest(QUESTION, [question, details]))
+        wanted = _Asked(
+            call_id, QUESTION, details, SideEffect.LOCAL, question, limit, digest(QUESTION, [question, details])
+        )
         return self._ask(sandbox, wanted, step, cancelled)
 
     def _ask(self, sandbox: Sandbox, wanted: _Asked, step: Step, cancelled: threading.Event) -> Approval:
@@ -160,7 +185,8 @@ class Gate:
         return run is sandbox and to != call
 
     def _known(self, sandbox: Sandbox, wanted: _Asked, step: Step) -> Approval | None:
-        """An approval that was asked for this before, and that still fits: taken over. Others that nobody waits for become stale."""
+        """An approval that was asked for this before, and that still fits: taken over. Others that nobody waits for
+        become stale."""
         for approval in reversed(self._rows.list(None, sandbox.trajectory.id)):
             if (approval.tool, approval.digest) != (wanted.tool, wanted.digest) or self._spent(approval, wanted.call):
                 continue
@@ -179,7 +205,8 @@ class Gate:
         return None
 
     def _is_here(self, snapshot: SnapshotID, head: SnapshotID) -> bool:
-        """Whether nothing happened after a snapshot but that others asked, were denied, or that the program was resumed."""
+        """Whether nothing happened after a snapshot but that others asked, were denied, or that the program was
+        resumed."""
         at = self._context.catalog.get_snapshot(head)
         while at.id != snapshot and (at.call.name in _NOTHING or self._was_denied(at)) and at.parent is not None:
             at = self._context.catalog.get_snapshot(at.parent)
@@ -188,14 +215,18 @@ class Gate:
     def _was_denied(self, at: Snapshot) -> bool:
         if at.call.status is not CallStatus.FAILED:
             return False
-        return any(entry.id == at.call.id and DENIED in entry.details for entry in self._context.catalog.own_entries(at.id))
+        return any(
+            entry.id == at.call.id and DENIED in entry.details for entry in self._context.catalog.own_entries(at.id)
+        )
 
     def _spent(self, approval: Approval, call: CallID) -> bool:
         """Whether an approval lets nothing run any more."""
         if approval.status is ApprovalStatus.PENDING:
             return False
         if approval.status is not ApprovalStatus.APPROVED:
-            return approval.entry != call or approval.status is ApprovalStatus.STALE  # the very call is answered as before
+            return (
+                approval.entry != call or approval.status is ApprovalStatus.STALE
+            )  # the very call is answered as before
         try:
             self._context.catalog.entry(approval.entry)
         except NotFound:
@@ -207,10 +238,18 @@ class Gate:
         snapshot = step(marker("approval", {"tool": wanted.tool, "approval": approval_id}))
         now = time.time_ns()
         approval = Approval(
-            id=approval_id, trajectory=sandbox.trajectory.id, entry=wanted.call, tool=wanted.tool, arguments=wanted.arguments,
-            digest=wanted.digest, snapshot=snapshot.id, side_effect=wanted.side_effect, created_at_ns=now, question=wanted.question,
+            id=approval_id,
+            trajectory=sandbox.trajectory.id,
+            entry=wanted.call,
+            tool=wanted.tool,
+            arguments=wanted.arguments,
+            digest=wanted.digest,
+            snapshot=snapshot.id,
+            side_effect=wanted.side_effect,
+            created_at_ns=now,
+            question=wanted.question,
             expires_at_ns=None if wanted.expires_s is None else now + int(wanted.expires_s * _NS),
-        )  # fmt: skip
+        )
         with self._changed:
             self._waiting[approval_id] = _Waiter(sandbox, step)
         try:
@@ -219,7 +258,9 @@ class Gate:
             with self._changed:
                 del self._waiting[approval_id]
             if isinstance(exc, NotFound):
-                raise Denied(f"{wanted.tool} needs an approval, which cannot be asked for in a throw-away sandbox") from exc
+                raise Denied(
+                    f"{wanted.tool} needs an approval, which cannot be asked for in a throw-away sandbox"
+                ) from exc
             raise
         hit("engine.approval.recorded")
         self._announce(approval)
@@ -240,7 +281,8 @@ class Gate:
                 self._changed.wait(_LOOK_S)
 
     def _same_files(self, approval: Approval, sandbox: Sandbox, step: Step) -> bool:
-        """Whether the sandbox holds the files that the approval is bound to. Takes a snapshot where that cannot be seen without."""
+        """Whether the sandbox holds the files that the approval is bound to. Takes a snapshot where that cannot be seen
+        without."""
         with sandbox.lock:
             if not sandbox.closed and sandbox.changed:
                 step(marker("approval", {"tool": approval.tool, "approval": approval.id}))
@@ -253,7 +295,7 @@ class Gate:
             return True
         return next(look.changes(self._context, a, b), None) is None
 
-    # -- people ----------------------------------------------------------------------------------------------------------------
+    # -- people ---------------------------------------------------------------------------------------------------------
 
     def list(self, status: ApprovalStatus | None) -> list[Approval]:
         """Oldest first. Those whose time is over are expired from now on."""
@@ -290,13 +332,17 @@ class Gate:
 
     def _open(self, ref: str, by: str, reason: str | None) -> Approval:
         if not by or not by.isprintable() or max(len(by), len(reason or "")) > MAX_WORDS:
-            raise UsageError(f"who decides must be printable text, and it and the reason have at most {MAX_WORDS} characters")
+            raise UsageError(
+                f"who decides must be printable text, and it and the reason have at most {MAX_WORDS} characters"
+            )
         approval = self._rows.find(ref)
         if approval.status is ApprovalStatus.PENDING and _has_expired(approval):
             approval = self._expire(approval)
         if approval.status is not ApprovalStatus.PENDING:
             who = f" by {approval.by}" if approval.by else ""
-            raise Conflict(f"approval {short(approval.id)} of {approval.tool} is {approval.status}{who}; it cannot be decided again")
+            raise Conflict(
+                f"approval {short(approval.id)} of {approval.tool} is {approval.status}{who}; it cannot be decided again"
+            )
         return approval
 
     def _still_holds(self, approval: Approval) -> bool:
@@ -306,13 +352,18 @@ class Gate:
             return self._same_files(approval, waiter.sandbox, waiter.step)
         return self._equal_files(approval.snapshot, self._context.catalog.get_trajectory(approval.trajectory).head)
 
-    # -- outcomes --------------------------------------------------------------------------------------------------------------
+    # -- outcomes -------------------------------------------------------------------------------------------------------
 
     def _expire(self, approval: Approval) -> Approval:
         return self._decide(approval, ApprovalStatus.EXPIRED, None, "nobody decided in time")
 
     def _decide(
-        self, approval: Approval, status: ApprovalStatus, by: str | None, reason: str | None, edited: tuple[Any] | None = None
+        self,
+        approval: Approval,
+        status: ApprovalStatus,
+        by: str | None,
+        reason: str | None,
+        edited: tuple[Any] | None = None,
     ) -> Approval:
         """Record an outcome; if another came first, that one is answered when nobody in particular decides this."""
         try:
@@ -336,7 +387,9 @@ class Gate:
             return  # every gated call says so, louder
         if webhook is not None:
             words = {"trajectory": approval.trajectory, "snapshot": approval.snapshot, "question": approval.question}
-            self._webhooks.send(webhook, {**event, **words, "side_effect": str(approval.side_effect), "by": approval.by})
+            self._webhooks.send(
+                webhook, {**event, **words, "side_effect": str(approval.side_effect), "by": approval.by}
+            )
 
 
 def digest(tool: str, arguments: Any) -> str:

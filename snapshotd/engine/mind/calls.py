@@ -54,7 +54,8 @@ class _Memory(io.BytesIO):
 
 
 class AgentCalls:
-    """Implements `agent_handler.AgentHandler`. Before `bind` a container has no trajectory and every call is refused."""
+    """Implements `agent_handler.AgentHandler`. Before `bind` a container has no trajectory and every call is
+    refused."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -67,9 +68,11 @@ class AgentCalls:
         self._output: dict[str, _Output] = {}
         self.recorder: Recorder | None = None
 
-    def bind(self, sandbox: Sandbox, recorder: Recorder | None, gate: Gate | None = None, store: KeyValueStore | None = None) -> None:
-        """From now on calls are recorded for this sandbox's trajectory. Without a recorder (a throw-away sandbox) they are answered, so
-        that programs run there as anywhere, and nothing is recorded."""
+    def bind(
+        self, sandbox: Sandbox, recorder: Recorder | None, gate: Gate | None = None, store: KeyValueStore | None = None
+    ) -> None:
+        """From now on calls are recorded for this sandbox's trajectory. Without a recorder (a throw-away sandbox) they
+        are answered, so that programs run there as anywhere, and nothing is recorded."""
         self._sandbox, self.recorder, self._gate, self._store = sandbox, recorder, gate, store
 
     def _bound(self) -> Sandbox:
@@ -83,7 +86,8 @@ class AgentCalls:
         replaying = self.recorder is not None and self.recorder.replaying
         return {"trajectory": sandbox.trajectory.id, "snapshot": sandbox.head, "replaying": replaying}
 
-    # -- agents that come back -------------------------------------------------------------------------------------------------
+    # -- agents that come back
+    # ------------------------------------------------------------------------------------------
 
     def claim(self, pid: int, call_ids: tuple[str, ...]) -> set[str]:
         return set(call_ids) if self.recorder is None else self.recorder.pending.claim(call_ids)
@@ -104,7 +108,7 @@ class AgentCalls:
                 output.last = event.get("rid")
                 self._stream(call_id, output, event["stream"]).restore(base64.b64decode(event["data_b64"]))
 
-    # -- calls ---------------------------------------------------------------------------------------------------------------
+    # -- calls ----------------------------------------------------------------------------------------------------------
 
     def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event, *, again: bool = False) -> Answer:
         sandbox, recorder = self._bound(), self.recorder
@@ -125,9 +129,16 @@ class AgentCalls:
         if intent.kind is EntryKind.TOOL and self._gate is not None:
             try:
                 verdict = self._gate.admit(
-                    sandbox, CallID(intent.call_id), intent.name, recorder.funnel.conceal(intent.arguments), intent.side_effect,
-                    asked=recorder.funnel.conceal(intent.approve), expires_s=None, step=recorder.step, cancelled=cancelled,
-                )  # fmt: skip
+                    sandbox,
+                    CallID(intent.call_id),
+                    intent.name,
+                    recorder.funnel.conceal(intent.arguments),
+                    intent.side_effect,
+                    asked=recorder.funnel.conceal(intent.approve),
+                    expires_s=None,
+                    step=recorder.step,
+                    cancelled=cancelled,
+                )
             except Denied as denied:
                 recorder.refused(intent, denied.message)
                 raise
@@ -143,7 +154,11 @@ class AgentCalls:
         """The answer that did not arrive: the call has begun."""
         reveal = recorder.funnel.reveal
         changed = opened.entry.arguments != recorder.funnel.conceal(intent.arguments)
-        return {"key": reveal(opened.entry.key), **({"arguments": reveal(opened.entry.arguments)} if changed else {}), "live": True}
+        return {
+            "key": reveal(opened.entry.key),
+            **({"arguments": reveal(opened.entry.arguments)} if changed else {}),
+            "live": True,
+        }
 
     def _as_recorded(self, recorded: Recorded) -> Answer:
         assert self.recorder is not None
@@ -165,7 +180,9 @@ class AgentCalls:
         for piece in funnel.reveal_stream(result):
             size += len(piece)
             if size > MAX_REPLAYED_BYTES:
-                raise LimitExceeded(f"a recorded result of more than {MAX_REPLAYED_BYTES} bytes cannot be replayed; rewind to before it")
+                raise LimitExceeded(
+                    f"a recorded result of more than {MAX_REPLAYED_BYTES} bytes cannot be replayed; rewind to before it"
+                )
             pieces.append(piece)
         return b"".join(pieces)
 
@@ -192,11 +209,18 @@ class AgentCalls:
                 return self._end_task(recorder, opened, outcome)
             saved = {} if output is None else {stream: writer.save() for stream, writer in output.writers.items()}
             call = ToolCall(
-                id=opened.entry.id, name=opened.entry.name, arguments=opened.entry.arguments, status=outcome.status,
-                started_at_ns=opened.entry.began_at_ns, duration_ns=time.perf_counter_ns() - opened.clock_ns, exit_code=outcome.exit_code,
-                error=recorder.funnel.conceal(outcome.error), output=self._save(outcome.result),
-                stdout=saved.get("stdout"), stderr=saved.get("stderr"),
-            )  # fmt: skip
+                id=opened.entry.id,
+                name=opened.entry.name,
+                arguments=opened.entry.arguments,
+                status=outcome.status,
+                started_at_ns=opened.entry.began_at_ns,
+                duration_ns=time.perf_counter_ns() - opened.clock_ns,
+                exit_code=outcome.exit_code,
+                error=recorder.funnel.conceal(outcome.error),
+                output=self._save(outcome.result),
+                stdout=saved.get("stdout"),
+                stderr=saved.get("stderr"),
+            )
             return recorder.end_step(opened, call).id
         finally:
             if output is not None:
@@ -209,12 +233,20 @@ class AgentCalls:
         if recorded is not None:
             return recorded.entry.snapshot or recorder.sandbox.head
         call = ToolCall(
-            id=entry.id, name="task", arguments={"name": entry.name}, status=outcome.status, started_at_ns=entry.began_at_ns,
-            duration_ns=time.perf_counter_ns() - opened.clock_ns, exit_code=outcome.exit_code,
-            error=recorder.funnel.conceal(outcome.error), output=self._save(outcome.result),
-        )  # fmt: skip
+            id=entry.id,
+            name="task",
+            arguments={"name": entry.name},
+            status=outcome.status,
+            started_at_ns=entry.began_at_ns,
+            duration_ns=time.perf_counter_ns() - opened.clock_ns,
+            exit_code=outcome.exit_code,
+            error=recorder.funnel.conceal(outcome.error),
+            output=self._save(outcome.result),
+        )
         details = {"task": entry.details["task"]} if "task" in entry.details else {}
-        return recorder.complete(EntryKind.TASK, entry.name, entry.arguments, call, began_at_ns=entry.began_at_ns, details=details).id
+        return recorder.complete(
+            EntryKind.TASK, entry.name, entry.arguments, call, began_at_ns=entry.began_at_ns, details=details
+        ).id
 
     def _save(self, result: bytes | BodyWriter | None) -> BlobID | None:
         if result is None:
@@ -240,15 +272,17 @@ class AgentCalls:
             self._stream(call_id, output, stream).write(data)
 
     def _stream(self, call_id: str, output: _Output, stream: Literal["stdout", "stderr"]) -> ConcealedWriter:
-        """Where one stream of a call goes. One concealer for all of its pieces: a secret may begin in one and end in another. What it holds
-        back when the daemon is killed is not shown and not kept."""
+        """Where one stream of a call goes. One concealer for all of its pieces: a secret may begin in one and end in
+        another. What it holds back when the daemon is killed is not shown and not kept."""
         trajectory = self._bound().trajectory
 
         def shown(data: bytes) -> None:
             log = self._context.events.live(trajectory.id)
             if log is not None:
                 encoded = base64.b64encode(data).decode()
-                log.append({"event": "output", "stream": stream, "data_b64": encoded, "call": call_id, "rid": output.last})
+                log.append(
+                    {"event": "output", "stream": stream, "data_b64": encoded, "call": call_id, "rid": output.last}
+                )
 
         if stream not in output.writers:
             output.writers[stream] = ConcealedWriter(self._context.spool, self._context.secrecy.of(trajectory), shown)
@@ -283,9 +317,17 @@ class AgentCalls:
         return {"snapshot": taken.id, **({"live": True} if recorder.take_live() else {})}
 
     def approve(
-        self, pid: int, call_id: str, question: str, details: Any, expires_s: float | None, within: str | None,
-        cancelled: threading.Event, *, again: bool = False,
-    ) -> Answer:  # fmt: skip
+        self,
+        pid: int,
+        call_id: str,
+        question: str,
+        details: Any,
+        expires_s: float | None,
+        within: str | None,
+        cancelled: threading.Event,
+        *,
+        again: bool = False,
+    ) -> Answer:
         sandbox, recorder = self._bound(), self.recorder
         if recorder is None or self._gate is None:
             raise Denied("nobody can be asked in a throw-away sandbox; run the agent in a trajectory of its own")
@@ -298,9 +340,14 @@ class AgentCalls:
             return dict(recorded.entry.result)
         began = time.time_ns()
         approval = self._gate.question(
-            sandbox, CallID(call_id), arguments["question"], arguments["details"], expires_s=expires_s, step=recorder.step,
+            sandbox,
+            CallID(call_id),
+            arguments["question"],
+            arguments["details"],
+            expires_s=expires_s,
+            step=recorder.step,
             cancelled=cancelled,
-        )  # fmt: skip
+        )
         answer: Answer = {"approved": approval.status == "approved", "by": approval.by, "reason": approval.reason}
         if approval.edited is not None:
             answer["answer"] = approval.edited[0]
@@ -309,7 +356,8 @@ class AgentCalls:
         recorder.answered(CallID(call_id), _QUESTION, arguments, answer, began_at_ns=began)
         return {**recorder.funnel.reveal(answer), **({"live": True} if recorder.take_live() else {})}
 
-    # -- conversation, state, store ------------------------------------------------------------------------------------------
+    # -- conversation, state, store
+    # -------------------------------------------------------------------------------------
 
     def fact(self, kind: str, value: Any, rid: str | None = None) -> Any:
         self._bound()
@@ -338,7 +386,11 @@ class AgentCalls:
         if self.recorder is None:
             return {"status": status}
         conceal = self.recorder.funnel.conceal
-        return {"status": self.recorder.set_task(conceal(name), status, tuple(conceal(list(depends))), conceal(note))["status"]}
+        return {
+            "status": self.recorder.set_task(conceal(name), status, tuple(conceal(list(depends))), conceal(note))[
+                "status"
+            ]
+        }
 
     def tasks(self) -> list[dict[str, Any]]:
         sandbox = self._bound()
@@ -346,10 +398,14 @@ class AgentCalls:
         return found if self.recorder is None else list(self.recorder.funnel.reveal(found))
 
     def store(
-        self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any], within: str | None, rid: str | None = None
-    ) -> Answer:  # fmt: skip
-        """What the program itself asks the store is a recorded fact: a replay neither sees newer values nor writes again. What a call asks
-        is not: it is answered as a whole."""
+        self,
+        op: Literal["get", "put", "delete", "search"],
+        fields: dict[str, Any],
+        within: str | None,
+        rid: str | None = None,
+    ) -> Answer:
+        """What the program itself asks the store is a recorded fact: a replay neither sees newer values nor writes
+        again. What a call asks is not: it is answered as a whole."""
         self._bound()
         if self.recorder is None or within is not None:
             return self._stored(op, fields, rid)
@@ -363,18 +419,27 @@ class AgentCalls:
     def _stored(self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any], rid: str | None) -> Answer:
         sandbox = self._bound()
         if self._store is None:
-            raise UsageError("the store cannot be reached from a throw-away sandbox; run the agent in a trajectory of its own")
+            raise UsageError(
+                "the store cannot be reached from a throw-away sandbox; run the agent in a trajectory of its own"
+            )
         shared = self._context.secrecy.shared(sandbox.trajectory)
         fields = shared.conceal(fields)
         tenant, namespace = self._context.secrecy.tenant(sandbox.trajectory), fields["namespace"]
         if op == "put":
             put = self._store.put(
-                tenant, namespace, fields["key"], fields["value"], ttl_s=fields["ttl_s"], expected_version=fields["expected_version"],
+                tenant,
+                namespace,
+                fields["key"],
+                fields["value"],
+                ttl_s=fields["ttl_s"],
+                expected_version=fields["expected_version"],
                 request=rid,
-            )  # fmt: skip
+            )
             return {"version": put.version}
         if op == "delete":
-            self._store.delete(tenant, namespace, fields["key"], expected_version=fields["expected_version"], request=rid)
+            self._store.delete(
+                tenant, namespace, fields["key"], expected_version=fields["expected_version"], request=rid
+            )
             return {}
         if op == "get":
             try:
@@ -383,9 +448,16 @@ class AgentCalls:
                 return {}
             return {"value": shared.reveal(found.value), "version": found.version}
         rows = self._store.search(
-            tenant, namespace, prefix=fields["prefix"], where=fields["where"], limit=fields["limit"], after=fields["after"]
-        )  # fmt: skip
-        listed = [{"key": row.key, "value": row.value, "version": row.version, "namespace": row.namespace} for row in rows]
+            tenant,
+            namespace,
+            prefix=fields["prefix"],
+            where=fields["where"],
+            limit=fields["limit"],
+            after=fields["after"],
+        )
+        listed = [
+            {"key": row.key, "value": row.value, "version": row.version, "namespace": row.namespace} for row in rows
+        ]
         return {"body": json.dumps(shared.reveal(listed), ensure_ascii=False).encode(errors="backslashreplace")}
 
 

@@ -1,6 +1,7 @@
 """Gateways of sandboxes: a model endpoint on the loopback of each sandbox whose trajectory has providers.
 
-Providers are part of a trajectory's recorded environment, under names that never enter the sandbox; their keys are secrets there.
+Providers are part of a trajectory's recorded environment, under names that never enter the sandbox; their keys are
+secrets there.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ GatewayMaker = Callable[[socket.socket, GatewayHandler, Mapping[str, Upstream]],
 
 
 def provider_env(providers: Iterable[Provider]) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
-    """Providers as a trajectory's environment records them: plain pairs, and secret ones. UsageError: a base URL that is none."""
+    """Providers as a trajectory's environment records them: plain pairs, and secret ones. UsageError: a base URL that
+    is none."""
     plain, secret = [], []
     for provider in providers:
         Upstream(provider.base_url, provider.api_key)  # refuses what is malformed
@@ -67,8 +69,8 @@ class Gateways:
         return env
 
     def open(self, sandbox: Sandbox, recorder: Recorder, record: LiveRecord | None = None) -> None:
-        """Give a sandbox its gateway, if its trajectory has providers. `record`: of an earlier daemon, whose gateway is gone on with.
-        SandboxFailed."""
+        """Give a sandbox its gateway, if its trajectory has providers. `record`: of an earlier daemon, whose gateway is
+        gone on with. SandboxFailed."""
         upstreams = self._upstreams(sandbox)
         if not upstreams:
             return
@@ -81,7 +83,8 @@ class Gateways:
         sandbox.gateway = self._make(listener, calls, upstreams)
 
     def _listener(self, sandbox: Sandbox) -> socket.socket:
-        """Where its gateway listens: the socket outlives the daemon, so that clients wait for the next one and are not refused."""
+        """Where its gateway listens: the socket outlives the daemon, so that clients wait for the next one and are not
+        refused."""
         key = f"{sandbox.container.id}{_LISTENER}"
         sandbox.kept.append(key)
         held = self._context.keeper.held(key)
@@ -90,7 +93,9 @@ class Gateways:
         try:
             listener = in_network_namespace(sandbox.container.pid, _listen)
         except OSError as exc:
-            raise SandboxFailed(f"the gateway of {short(sandbox.trajectory.id)} cannot listen in its sandbox: {exc.strerror}") from exc
+            raise SandboxFailed(
+                f"the gateway of {short(sandbox.trajectory.id)} cannot listen in its sandbox: {exc.strerror}"
+            ) from exc
         self._context.keeper.hold(key, listener.fileno())
         return listener
 
@@ -107,19 +112,23 @@ class Gateways:
 
 
 def _cut_off(sandbox: Sandbox) -> Callable[[], None]:
-    """Take the sandbox's network away: in a replay its program runs its tools again, and what they did outside is done. Returns what gives
-    it back. SandboxFailed."""
+    """Take the sandbox's network away: in a replay its program runs its tools again, and what they did outside is done.
+    Returns what gives it back. SandboxFailed."""
     name, pid = short(sandbox.trajectory.id), sandbox.container.pid
     try:
         uplink = network.take_down(pid)
     except OSError as exc:
-        raise SandboxFailed(f"the network of {name} cannot be switched off for its replay: {exc.strerror}; resume again") from exc
+        raise SandboxFailed(
+            f"the network of {name} cannot be switched off for its replay: {exc.strerror}; resume again"
+        ) from exc
 
     def give_back() -> None:
         try:
             network.bring_up(pid, uplink)
         except OSError as exc:
-            raise SandboxFailed(f"the network of {name} cannot be switched on after its replay: {exc.strerror}; resume again") from exc
+            raise SandboxFailed(
+                f"the network of {name} cannot be switched on after its replay: {exc.strerror}; resume again"
+            ) from exc
 
     return give_back
 

@@ -1,6 +1,7 @@
 """The idempotency keys of calls that were cut off: whoever makes such a call again has to make it under the same one.
 
-The journal alone knows them: any snapshot may bind a cut-off call before it runs again, and any daemon may go on with the program.
+The journal alone knows them: any snapshot may bind a cut-off call before it runs again, and any daemon may go on with
+the program.
 """
 
 from __future__ import annotations

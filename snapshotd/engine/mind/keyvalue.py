@@ -1,4 +1,5 @@
-"""The key-value store across trajectories: what names and values may be. The rest is the catalog's (`catalog.base.KeyValues`)."""
+"""The key-value store across trajectories: what names and values may be. The rest is the catalog's
+(`catalog.base.KeyValues`)."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ _log = logging.getLogger(__name__)
 
 
 class KeyValueStore:
-    """The verbs of the store, each checked first. Thread-safe. UsageError (malformed names), LimitExceeded, and what the catalog raises."""
+    """The verbs of the store, each checked first. Thread-safe. UsageError (malformed names), LimitExceeded, and what
+    the catalog raises."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._values = catalog.values
@@ -36,20 +38,36 @@ class KeyValueStore:
         self._thread: threading.Thread | None = None
 
     def put(
-        self, tenant: str, namespace: str, key: str, value: Any, *, ttl_s: float | None = None, expected_version: int | None = None,
+        self,
+        tenant: str,
+        namespace: str,
+        key: str,
+        value: Any,
+        *,
+        ttl_s: float | None = None,
+        expected_version: int | None = None,
         request: str | None = None,
-    ) -> StoredValue:  # fmt: skip
+    ) -> StoredValue:
         """See `Engine.put_value`; `request` as in `catalog.base.KeyValues`."""
         _check(tenant, namespace, key)
         size = len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
         if size > MAX_VALUE_BYTES:
-            raise LimitExceeded(f"the value of {key!r} has {size} bytes as JSON, more than {MAX_VALUE_BYTES}; keep it in a file")
+            raise LimitExceeded(
+                f"the value of {key!r} has {size} bytes as JSON, more than {MAX_VALUE_BYTES}; keep it in a file"
+            )
         if ttl_s is not None and not (math.isfinite(ttl_s) and 0 < ttl_s <= MAX_TTL_S):
             raise UsageError(f"{key!r} cannot be kept for {ttl_s} s; give more than 0 and at most {MAX_TTL_S:.0f}")
         now = time.time_ns()
         expires = None if ttl_s is None else now + int(ttl_s * _NS)
         stored = self._values.put(
-            tenant, namespace, key, value, now_ns=now, expires_at_ns=expires, expected_version=expected_version, request=request
+            tenant,
+            namespace,
+            key,
+            value,
+            now_ns=now,
+            expires_at_ns=expires,
+            expected_version=expected_version,
+            request=request,
         )
         hit("engine.values.changed")
         return stored
@@ -61,34 +79,51 @@ class KeyValueStore:
 
     def delete(
         self, tenant: str, namespace: str, key: str, *, expected_version: int | None = None, request: str | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """NotFound, Conflict."""
         _check(tenant, namespace, key)
-        self._values.delete(tenant, namespace, key, now_ns=time.time_ns(), expected_version=expected_version, request=request)
+        self._values.delete(
+            tenant, namespace, key, now_ns=time.time_ns(), expected_version=expected_version, request=request
+        )
         hit("engine.values.changed")
 
     def search(
-        self, tenant: str, namespace: str, *, prefix: str = "", where: dict[str, Any] | None = None, limit: int = 100, after: str = ""
+        self,
+        tenant: str,
+        namespace: str,
+        *,
+        prefix: str = "",
+        where: dict[str, Any] | None = None,
+        limit: int = 100,
+        after: str = "",
     ) -> list[StoredValue]:
         """See `KeyValues.search`. `limit`: 1..1000."""
         _check(tenant, namespace)
         if not 1 <= limit <= MAX_RESULTS:
-            raise UsageError(f"cannot search for {limit} values at once; ask for 1 to {MAX_RESULTS}, and go on behind the last key")
+            raise UsageError(
+                f"cannot search for {limit} values at once; ask for 1 to {MAX_RESULTS}, and go on behind the last key"
+            )
         if max(len(prefix), len(after)) > MAX_KEY_CHARS:
-            raise UsageError(f"a prefix, and the key to go on behind, have at most {MAX_KEY_CHARS} characters, as keys have")
+            raise UsageError(
+                f"a prefix, and the key to go on behind, have at most {MAX_KEY_CHARS} characters, as keys have"
+            )
         for path, wanted in (where or {}).items():
             if not path or len(path) > MAX_KEY_CHARS or isinstance(wanted, (dict, list)):
-                raise UsageError(f"the condition {path[:80]!r} must be a path of 1 to {MAX_KEY_CHARS} characters and a plain value")
+                raise UsageError(
+                    f"the condition {path[:80]!r} must be a path of 1 to {MAX_KEY_CHARS} characters and a plain value"
+                )
         if where is not None and len(where) > MAX_CONDITIONS:
             raise LimitExceeded(f"a search has at most {MAX_CONDITIONS} conditions, not {len(where)}")
-        return self._values.search(tenant, namespace, now_ns=time.time_ns(), prefix=prefix, where=where, limit=limit, after=after)
+        return self._values.search(
+            tenant, namespace, now_ns=time.time_ns(), prefix=prefix, where=where, limit=limit, after=after
+        )
 
     def history(self, tenant: str, namespace: str, key: str) -> list[StoredValue]:
         """Newest first; empty if there are none."""
         _check(tenant, namespace, key)
         return self._values.history(tenant, namespace, key)
 
-    # -- upkeep ----------------------------------------------------------------------------------------------------------------
+    # -- upkeep ---------------------------------------------------------------------------------------------------------
 
     def start_sweeping(self) -> None:
         """Remove what has expired, and old versions, now and every ten minutes, in the background until `close`."""
@@ -119,7 +154,9 @@ def tenant_env(tenant: str) -> tuple[tuple[str, str], ...]:
 
 def _check_tenant(tenant: str) -> None:
     if not NAME_PATTERN.fullmatch(tenant):
-        raise UsageError(f"tenant {tenant[:80]!r} is malformed: use 1 to 64 letters, digits, '.', '_' or '-', a letter or digit first")
+        raise UsageError(
+            f"tenant {tenant[:80]!r} is malformed: use 1 to 64 letters, digits, '.', '_' or '-', a letter or digit first"
+        )
 
 
 def _check(tenant: str, namespace: str, key: str | None = None) -> None:

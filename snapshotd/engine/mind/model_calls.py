@@ -4,9 +4,9 @@
     a request                     is a MODEL entry: its outline (the messages themselves are the conversation)
     a reply                       is that entry's result, as it came; what the model says joins the conversation, tools are intents
 
-In a replay recorded replies are sent again. The agent runs its tools itself, and when it hands in their results its files are made the
-recorded ones; where the journal ends with a reply, they go live before the agent has it. Requests are compared by what the model and the
-user said first, not by what tools answered: times and paths differ.
+In a replay recorded replies are sent again. The agent runs its tools itself, and when it hands in their results its
+files are made the recorded ones; where the journal ends with a reply, they go live before the agent has it. Requests
+are compared by what the model and the user said first, not by what tools answered: times and paths differ.
 """
 
 from __future__ import annotations
@@ -29,11 +29,20 @@ from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox import live
 from snapshotd.engine.sandbox.live import LiveRecord
 from snapshotd.errors import Denied, SnapshotdError, Unsupported
-from snapshotd.gateway.base import REPLAY_LIMIT_BYTES, ModelCall, Recorded, ReplyContent, ToolResult, TurnReply, TurnRequest
+from snapshotd.gateway.base import (
+    REPLAY_LIMIT_BYTES,
+    ModelCall,
+    Recorded,
+    ReplyContent,
+    ToolResult,
+    TurnReply,
+    TurnRequest,
+)
 from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Message, ToolCall, new_id
 
 MAX_DIALOGS = 16
-"""Conversations of one sandbox that are told apart (an agent may have sub-agents); the one used longest ago is forgotten."""
+"""Conversations of one sandbox that are told apart (an agent may have sub-agents); the one used longest ago is
+forgotten."""
 MAX_OPEN_TOOLS = 1000
 _OUTLINE_CHARS = 300
 
@@ -126,7 +135,7 @@ class ModelCalls:
         for call in calls:
             self._open_tool(call, turn.opened.entry)
 
-    # -- tools ---------------------------------------------------------------------------------------------------------------
+    # -- tools ----------------------------------------------------------------------------------------------------------
 
     def _open_tool(self, call: ModelCall, model: Entry) -> None:
         """The model asks for a tool, and the agent has not heard of it yet: the moment to ask a person. Denied."""
@@ -138,10 +147,16 @@ class ModelCalls:
         intent = Intent(new_id(), call.name[:200] or "tool", call.arguments)
         try:
             self._gate.admit(
-                self._recorder.sandbox, CallID(intent.call_id), intent.name, self._recorder.funnel.conceal(call.arguments),
-                intent.side_effect, asked=False, expires_s=None, step=self._recorder.step,
+                self._recorder.sandbox,
+                CallID(intent.call_id),
+                intent.name,
+                self._recorder.funnel.conceal(call.arguments),
+                intent.side_effect,
+                asked=False,
+                expires_s=None,
+                step=self._recorder.step,
                 cancelled=threading.Event(),  # the gate looks whether the sandbox has ended
-            )  # fmt: skip
+            )
         except Denied as denied:
             self._recorder.refused(intent, denied.message, {"gateway": True, OF_MODEL: model.id})
             raise
@@ -151,9 +166,12 @@ class ModelCalls:
             self._tools[call.id] = opened
 
     def _results(self, request: TurnRequest, known: int) -> list[ToolResult]:
-        """The tool results that a request brings, and those it brought to an earlier daemon that did not get to them."""
+        """The tool results that a request brings, and those it brought to an earlier daemon that did not get to
+        them."""
         with self._lock:
-            missed = [result for result in request.results_since(0) if result.id in self._unclosed] if self._unclosed else []
+            missed = (
+                [result for result in request.results_since(0) if result.id in self._unclosed] if self._unclosed else []
+            )
             self._unclosed.difference_update(result.id for result in missed)
         new = {result.id for result in missed}
         return [*missed, *(result for result in request.results_since(known) if result.id not in new)]
@@ -173,17 +191,23 @@ class ModelCalls:
         self._recorder.pending.take(opened.entry.id)
         writer = self._context.spool.writer()
         try:
-            writer.write(json.dumps(self._recorder.funnel.conceal(result.content), ensure_ascii=False).encode("utf-8", "replace"))
+            writer.write(
+                json.dumps(self._recorder.funnel.conceal(result.content), ensure_ascii=False).encode("utf-8", "replace")
+            )
             call = ToolCall(
-                id=opened.entry.id, name=opened.entry.name, arguments=opened.entry.arguments,
-                status=CallStatus.FAILED if result.is_error else CallStatus.DONE, started_at_ns=opened.entry.began_at_ns,
-                duration_ns=time.perf_counter_ns() - opened.clock_ns, output=writer.save(),
-            )  # fmt: skip
+                id=opened.entry.id,
+                name=opened.entry.name,
+                arguments=opened.entry.arguments,
+                status=CallStatus.FAILED if result.is_error else CallStatus.DONE,
+                started_at_ns=opened.entry.began_at_ns,
+                duration_ns=time.perf_counter_ns() - opened.clock_ns,
+                output=writer.save(),
+            )
         finally:
             writer.discard()
         self._recorder.end_step(opened, call)
 
-    # -- replay --------------------------------------------------------------------------------------------------------------
+    # -- replay ---------------------------------------------------------------------------------------------------------
 
     def _replayed_result(self, result: ToolResult) -> bool:
         """Whether a tool's end is recorded: then the files are as they were."""
@@ -198,7 +222,8 @@ class ModelCalls:
         return True
 
     def _again(self, request: TurnRequest, dialog: _Dialog, known: int, entry: Entry) -> Recorded:
-        """A recorded reply, with the tools that it asks for: the agent runs them again, and if nobody saw them end, it is for real."""
+        """A recorded reply, with the tools that it asks for: the agent runs them again, and if nobody saw them end, it
+        is for real."""
         recorded = _recorded(entry)
         content = request.reader.read_again(request, recorded) if entry.status is CallStatus.DONE else ReplyContent()
         self._heard(dialog, known, [*request.digests[known:], *content.digests])
@@ -214,7 +239,7 @@ class ModelCalls:
                     self._tools[call["id"]] = self._recorder.unrecorded(call["name"], call["arguments"])
         return recorded
 
-    # -- conversations -------------------------------------------------------------------------------------------------------
+    # -- conversations --------------------------------------------------------------------------------------------------
 
     def _said(self, dialog: _Dialog, content: ReplyContent) -> None:
         """The model's words join the conversation."""
@@ -224,8 +249,8 @@ class ModelCalls:
         self._heard(dialog, at, content.digests)
 
     def _unheard(self, request: TurnRequest, dialog: _Dialog, known: int, outline: dict[str, Any]) -> Recorded | None:
-        """A reply that is recorded and that the agent has not got, because the daemon was killed meanwhile, so that it asks the same again.
-        What else had to be done with it is done now, as far as it was not."""
+        """A reply that is recorded and that the agent has not got, because the daemon was killed meanwhile, so that it
+        asks the same again. What else had to be done with it is done now, as far as it was not."""
         self._resumed.discard(dialog.number)
         entry = self._recorder.reply(request.model[:200], outline) if known == len(request.digests) else None
         if entry is None:
@@ -248,7 +273,8 @@ class ModelCalls:
             self._recorder.sandbox.live.wire(fields)
 
     def restore(self, record: LiveRecord) -> None:
-        """Go on where the gateway of an earlier daemon was killed. What was being forwarded is asked again by its client."""
+        """Go on where the gateway of an earlier daemon was killed. What was being forwarded is asked again by its
+        client."""
         dialogs: dict[int, _Dialog] = {}
         for line in live.wire(record.directory):
             if "dialog" in line:
@@ -283,22 +309,29 @@ class ModelCalls:
 
 
 def _rid(dialog: _Dialog, at: int, number: int, message: Message) -> str:
-    """What a message is known by if it comes again: its place, and what it says, since an agent may take back the last ones."""
+    """What a message is known by if it comes again: its place, and what it says, since an agent may take back the last
+    ones."""
     text = json.dumps([message.role, message.content], sort_keys=True)
     return f"{dialog.number}:{at}:{number}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _outline(request: TurnRequest) -> dict[str, Any]:
-    """A request in little: what a replay compares, and what a person sees where it differs. Without what tools answered."""
-    first = next((number for number, item in enumerate(request.items) if request.reader.from_model(item)), len(request.items))
+    """A request in little: what a replay compares, and what a person sees where it differs. Without what tools
+    answered."""
+    first = next(
+        (number for number, item in enumerate(request.items) if request.reader.from_model(item)), len(request.items)
+    )
     fixed = hashlib.sha256()
     for number, (item, digest) in enumerate(zip(request.items, request.digests, strict=True)):
         fixed.update(digest if number < first or request.reader.from_model(item) else b"answer")
     opening = request.new_messages(max(0, first - 1), limit=1)
     return {
-        "api": str(request.api), "stream": request.stream, "messages": len(request.items), "digest": fixed.hexdigest(),
+        "api": str(request.api),
+        "stream": request.stream,
+        "messages": len(request.items),
+        "digest": fixed.hexdigest(),
         "prompt": _shown(opening[0]) if opening else None,
-    }  # fmt: skip
+    }
 
 
 def _shown(message: Message) -> str:
@@ -309,7 +342,11 @@ def _shown(message: Message) -> str:
 
 def _usage(reply: TurnReply) -> dict[str, int]:
     usage = reply.content.usage
-    numbers = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cached_tokens": usage.cached_tokens}
+    numbers = {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cached_tokens": usage.cached_tokens,
+    }
     return {name: number for name, number in numbers.items() if number is not None}
 
 
@@ -321,16 +358,21 @@ def _result(reply: TurnReply, calls: list[ModelCall]) -> dict[str, Any]:
         except UnicodeDecodeError:
             body = {"body_b64": base64.b64encode(reply.body).decode()}
     return {
-        "status": reply.status, "content_type": reply.content_type, "complete": reply.complete, **body,
+        "status": reply.status,
+        "content_type": reply.content_type,
+        "complete": reply.complete,
+        **body,
         "calls": [{"id": call.id, "name": call.name[:200] or "tool", "arguments": call.arguments} for call in calls],
-    }  # fmt: skip
+    }
 
 
 def _recorded(entry: Entry) -> Recorded:
     """The reply of an entry, to be sent again. Unsupported: it was not kept."""
     result = entry.result
     if "body_b64" in result:
-        return Recorded(result["status"], result["content_type"], base64.b64decode(result["body_b64"]), result["complete"])
+        return Recorded(
+            result["status"], result["content_type"], base64.b64decode(result["body_b64"]), result["complete"]
+        )
     if "body" in result:
         return Recorded(result["status"], result["content_type"], result["body"].encode(), result["complete"])
     if entry.status is CallStatus.DONE:

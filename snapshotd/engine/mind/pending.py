@@ -1,8 +1,9 @@
-"""What an agent did and said since the head of its trajectory: open calls, recorded values that wait for the next entry, and messages,
-which the next snapshot binds.
+"""What an agent did and said since the head of its trajectory: open calls, recorded values that wait for the next
+entry, and messages, which the next snapshot binds.
 
-All of it is in memory, and noted in the sandbox's live record as it happens, so that the daemon that comes after this one goes on with it.
-Requests that an agent sends again, because it does not know whether they were heard, are recognised by their `rid`.
+All of it is in memory, and noted in the sandbox's live record as it happens, so that the daemon that comes after this
+one goes on with it. Requests that an agent sends again, because it does not know whether they were heard, are
+recognised by their `rid`.
 """
 
 from __future__ import annotations
@@ -58,11 +59,12 @@ class Pending:
         """Open calls that an earlier daemon heard of, and whose process has not come back yet."""
         sandbox.residue = self._residue
 
-    # -- calls ---------------------------------------------------------------------------------------------------------------
+    # -- calls ----------------------------------------------------------------------------------------------------------
 
     def begin(self, entry: Entry, record: Callable[[Entry], None]) -> Open:
-        """Open a call: `record` writes the intent, with the values that were waiting. A task is recorded when it ends: what happens in it
-        has entries of its own, and the first of them takes the values. LimitExceeded, Conflict; what `record` raises: then they wait on."""
+        """Open a call: `record` writes the intent, with the values that were waiting. A task is recorded when it ends:
+        what happens in it has entries of its own, and the first of them takes the values. LimitExceeded, Conflict; what
+        `record` raises: then they wait on."""
         with self._sandbox.lock:
             if len(self._open) >= MAX_OPEN_CALLS:
                 raise LimitExceeded(f"{MAX_OPEN_CALLS} tool calls are open at once; end some before beginning another")
@@ -106,7 +108,8 @@ class Pending:
         return opened
 
     def lost(self, call_ids: Iterable[str]) -> None:
-        """Nobody will end these calls: their outcome is unknown, and their files belong to whatever snapshot comes next."""
+        """Nobody will end these calls: their outcome is unknown, and their files belong to whatever snapshot comes
+        next."""
         with self._sandbox.lock:
             for call_id in call_ids:
                 self._open.pop(call_id, None)
@@ -118,16 +121,20 @@ class Pending:
             self.unclaimed -= claimed
         return claimed
 
-    # -- values and messages -------------------------------------------------------------------------------------------------
+    # -- values and messages
+    # --------------------------------------------------------------------------------------------
 
     def fact(self, kind: str, value: Any, rid: str | None) -> Any:
-        """Have a value recorded with the next entry, and return it: the one that was recorded, where the request is one sent again."""
+        """Have a value recorded with the next entry, and return it: the one that was recorded, where the request is one
+        sent again."""
         with self._sandbox.lock:
             known = self.answered(rid)
             if known is not None:
                 return known[0]
             if len(self._facts) >= MAX_FACTS:
-                raise LimitExceeded(f"more than {MAX_FACTS} recorded values since the last call; make a call or a checkpoint in between")
+                raise LimitExceeded(
+                    f"more than {MAX_FACTS} recorded values since the last call; make a call or a checkpoint in between"
+                )
             self._facts.append(_Fact(kind, value, rid))
             self._note({"fact": {"kind": kind, "value": value, "rid": rid}})
         return value
@@ -165,7 +172,8 @@ class Pending:
         if rid is not None:
             self._requests.append(rid)
 
-    # -- from daemon to daemon -----------------------------------------------------------------------------------------------
+    # -- from daemon to daemon
+    # ------------------------------------------------------------------------------------------
 
     def _note(self, fields: dict[str, Any]) -> None:
         if self._sandbox.live is not None:
@@ -174,16 +182,21 @@ class Pending:
     def _residue(self) -> dict[str, Any]:
         """What a snapshot that was just taken does not bind."""
         tasks = {
-            call_id: {"said": opened.said, **({"task": _of_task(opened.entry)} if opened.entry.kind is EntryKind.TASK else {})}
+            call_id: {
+                "said": opened.said,
+                **({"task": _of_task(opened.entry)} if opened.entry.kind is EntryKind.TASK else {}),
+            }
             for call_id, opened in self._open.items()
             if opened.said or opened.entry.kind is EntryKind.TASK
-        }  # fmt: skip
+        }
         residue = {"facts": [asdict(fact) for fact in self._facts], "open": tasks, "requests": list(self._requests)}
         return {key: value for key, value in residue.items() if value}
 
-    def restore(self, record: live.LiveRecord, head: SnapshotID, entries: Iterable[Entry], known: Callable[[str], bool]) -> None:
-        """Go on with what an earlier daemon noted since `head`. `entries`: open ones of the catalog. `known`: whether the catalog has an
-        entry of that id."""
+    def restore(
+        self, record: live.LiveRecord, head: SnapshotID, entries: Iterable[Entry], known: Callable[[str], bool]
+    ) -> None:
+        """Go on with what an earlier daemon noted since `head`. `entries`: open ones of the catalog. `known`: whether
+        the catalog has an entry of that id."""
         with self._sandbox.lock:
             for entry in entries:
                 self._reopen(entry, 0)
@@ -224,13 +237,25 @@ class Pending:
 
 def _of_task(entry: Entry) -> dict[str, Any]:
     return {
-        "name": entry.name, "arguments": entry.arguments, "after": entry.after, "began_at_ns": entry.began_at_ns,
-        "side_effect": entry.side_effect, "key": entry.key, "details": entry.details,
-    }  # fmt: skip
+        "name": entry.name,
+        "arguments": entry.arguments,
+        "after": entry.after,
+        "began_at_ns": entry.began_at_ns,
+        "side_effect": entry.side_effect,
+        "key": entry.key,
+        "details": entry.details,
+    }
 
 
 def _as_task(call_id: str, fields: dict[str, Any]) -> Entry:
     return Entry(
-        CallID(call_id), EntryKind.TASK, fields["name"], fields["arguments"], SnapshotID(fields["after"]), fields["began_at_ns"],
-        side_effect=SideEffect(fields["side_effect"]), key=fields["key"], details=fields["details"],
-    )  # fmt: skip
+        CallID(call_id),
+        EntryKind.TASK,
+        fields["name"],
+        fields["arguments"],
+        SnapshotID(fields["after"]),
+        fields["began_at_ns"],
+        side_effect=SideEffect(fields["side_effect"]),
+        key=fields["key"],
+        details=fields["details"],
+    )

@@ -1,7 +1,8 @@
 """Which calls need a person: the file `policy.toml` in the state directory (docs/policy.md).
 
-Rules are tried in order, the first that matches decides; where none does, nobody is asked. The file is read again when it has changed. A
-file that cannot be understood decides nothing: every call that could be gated is refused until it is mended, with the line that is wrong.
+Rules are tried in order, the first that matches decides; where none does, nobody is asked. The file is read again when
+it has changed. A file that cannot be understood decides nothing: every call that could be gated is refused until it is
+mended, with the line that is wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ FILE_NAME = "policy.toml"
 MAX_BYTES = 1 << 20
 MAX_RULES = 1000
 MAX_MATCHED_CHARS = 64 << 10
-"""Of an argument's text; a longer one matches no pattern by what lies behind, and is refused where a pattern asks for it."""
+"""Of an argument's text; a longer one matches no pattern by what lies behind, and is refused where a pattern asks for
+it."""
 MAX_PATTERN_CHARS = 1000
 
 Action = Literal["approve", "allow", "deny"]
@@ -86,7 +88,9 @@ class Policy:
         """The first matching rule's word; without one the call may run."""
         for rule in self.rules:
             if rule.matches(tool, arguments, side_effect):
-                return Ruling(rule.action, rule.expires_s if rule.expires_s is not None else self.expires_s, rule.reason)
+                return Ruling(
+                    rule.action, rule.expires_s if rule.expires_s is not None else self.expires_s, rule.reason
+                )
         return Ruling("allow", self.expires_s)
 
 
@@ -107,7 +111,9 @@ class PolicyFile:
                 self._known = None
                 return Policy()
             except OSError as exc:
-                raise UsageError(f"the policy {self.path} cannot be read: {exc.strerror}; no call that it may gate can run") from exc
+                raise UsageError(
+                    f"the policy {self.path} cannot be read: {exc.strerror}; no call that it may gate can run"
+                ) from exc
             stamp = (st.st_mtime_ns, st.st_size, st.st_ino)
             if self._known is None or self._known[0] != stamp:
                 self._known = stamp, self._load()
@@ -134,7 +140,9 @@ def parse(text: str, source: str) -> Policy:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
-        raise UsageError(f"the policy {source} is not valid TOML: {exc}; correct it, until then no call that it may gate can run") from exc
+        raise UsageError(
+            f"the policy {source} is not valid TOML: {exc}; correct it, until then no call that it may gate can run"
+        ) from exc
     lines = _rule_lines(text)
     _known_keys(document, {"rule", "defaults", "webhook"}, source, "")
     rules = document.get("rule", [])
@@ -165,9 +173,13 @@ def _rule(rule: dict[str, Any], source: str, where: str) -> Rule:
     if effect is not None and effect not in list(SideEffect):
         raise _wrong(source, where, f"has a `side_effect` that is none of {', '.join(SideEffect)}")
     return Rule(
-        action, _text(rule, "tool", source, where) or "*", tuple((path, _pattern(p, source, where)) for path, p in patterns.items()),
-        None if effect is None else SideEffect(effect), _duration(rule.get("expires"), source, where), _text(rule, "reason", source, where),
-    )  # fmt: skip
+        action,
+        _text(rule, "tool", source, where) or "*",
+        tuple((path, _pattern(p, source, where)) for path, p in patterns.items()),
+        None if effect is None else SideEffect(effect),
+        _duration(rule.get("expires"), source, where),
+        _text(rule, "reason", source, where),
+    )
 
 
 def _pattern(text: str, source: str, where: str) -> re.Pattern[str]:
@@ -215,7 +227,7 @@ def _duration(value: Any, source: str, where: str) -> float | None:
         return None
     found = re.fullmatch(r"(\d{1,6})([smhdw])", value) if isinstance(value, str) else None
     if found is None or int(found[1]) == 0:
-        raise _wrong(source, where, "must have `expires` as a number with a unit, as in \"90s\", \"30m\", \"2h\" or \"7d\"")
+        raise _wrong(source, where, 'must have `expires` as a number with a unit, as in "90s", "30m", "2h" or "7d"')
     return float(int(found[1]) * _UNITS_S[found[2]])
 
 
@@ -224,8 +236,8 @@ def _wrong(source: str, where: str, what: str) -> UsageError:
 
 
 def _text_at(arguments: Any, path: str) -> str | None:
-    """What a dotted path leads to, as text: a text as it is, anything else as JSON. None: nothing is there. Digits index a list; the
-    empty path is the whole."""
+    """What a dotted path leads to, as text: a text as it is, anything else as JSON. None: nothing is there. Digits
+    index a list; the empty path is the whole."""
     at = arguments
     for part in path.split(".") if path else ():
         if isinstance(at, dict) and part in at:

@@ -1,12 +1,14 @@
-"""The mind of one sandbox as it is recorded: journal, conversation and state, and their replay when a program was started again.
+"""The mind of one sandbox as it is recorded: journal, conversation and state, and their replay when a program was
+started again.
 
-Whoever speaks for the agent (calls.py: the in-sandbox library; gateways.py: the wire to a model) says here what begins, what ended and what
-was said, and is told whether it happened before. Order of writing: the intent is durable before `begin` returns; a tool call's outcome, its
-files, the messages before it and the state are one commit (step.py); a model's reply is durable when `end` returns.
+Whoever speaks for the agent (calls.py: the in-sandbox library; gateways.py: the wire to a model) says here what begins,
+what ended and what was said, and is told whether it happened before. Order of writing: the intent is durable before
+`begin` returns; a tool call's outcome, its files, the messages before it and the state are one commit (step.py); a
+model's reply is durable when `end` returns.
 
-In a replay every call is answered from the journal and the root is switched to the recorded one, so that the program finds what it found.
-Where the journal ends, the program goes live on the newest files of the trajectory. A program that does something else than what is
-recorded is refused (a resume), or goes live right there, as a branch (a fork).
+In a replay every call is answered from the journal and the root is switched to the recorded one, so that the program
+finds what it found. Where the journal ends, the program goes live on the newest files of the trajectory. A program that
+does something else than what is recorded is refused (a resume), or goes live right there, as a branch (a fork).
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from snapshotd.types import (
     ToolCall,
     new_id,
     short,
-)  # fmt: skip
+)
 
 _log = logging.getLogger(__name__)
 _SAID = "said"
@@ -61,9 +63,14 @@ class Recorder:
     """Of one live sandbox, from `adopt` to its end. Thread-safe."""
 
     def __init__(
-        self, context: Context, sandbox: Sandbox, listener: StepListener, places: Places, resumption: Resumption | None = None,
+        self,
+        context: Context,
+        sandbox: Sandbox,
+        listener: StepListener,
+        places: Places,
+        resumption: Resumption | None = None,
         keys: Keys | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._context, self.sandbox, self._listener, self._places = context, sandbox, listener, places
         self._catalog = context.catalog
         self.funnel = context.secrecy.of(sandbox.trajectory)
@@ -89,7 +96,7 @@ class Recorder:
         self.diverged: Diverged | None = None
         """Set once a resumed program has done something else; nothing of it is recorded any more."""
 
-    # -- replay --------------------------------------------------------------------------------------------------------------
+    # -- replay ---------------------------------------------------------------------------------------------------------
 
     @property
     def replaying(self) -> bool:
@@ -102,7 +109,8 @@ class Recorder:
         return replay is not None and not replay.exhausted
 
     def replayed(self, kind: EntryKind, name: str, arguments: Any, task: str | None = None) -> Recorded | None:
-        """The recorded outcome of what begins now (in `task`), with the root switched to it; None: it has to be run. Diverged."""
+        """The recorded outcome of what begins now (in `task`), with the root switched to it; None: it has to be run.
+        Diverged."""
         with self._lock:
             self._check_diverged()
             if self._replay is None and self._kept.empty:
@@ -209,7 +217,9 @@ class Recorder:
         """A fork goes live from the last snapshot that matched; a resume is refused."""
         assert self._resumption is not None
         assert self._reached is not None
-        expected = "its end" if recorded is None else f"{recorded.kind} {recorded.name} with {shown(recorded.arguments)}"
+        expected = (
+            "its end" if recorded is None else f"{recorded.kind} {recorded.name} with {shown(recorded.arguments)}"
+        )
         if self._resumption.branching:
             self._branch(expected, actual)
             return
@@ -233,13 +243,19 @@ class Recorder:
             with self.sandbox.lock:
                 self.sandbox.pending[:0] = met
                 commit_step(
-                    self._catalog, self.sandbox, marker("diverged", {"recorded": expected[:2000], "actual": actual[:2000]}), self._listener,
-                    follows=self._reached, keep_messages=kept, entries=models,
-                )  # fmt: skip
+                    self._catalog,
+                    self.sandbox,
+                    marker("diverged", {"recorded": expected[:2000], "actual": actual[:2000]}),
+                    self._listener,
+                    follows=self._reached,
+                    keep_messages=kept,
+                    entries=models,
+                )
         self._live()
 
     def finish(self) -> Diverged | None:
-        """The program has ended. What it left unmet of a replay is told, and nothing of the end must be recorded then."""
+        """The program has ended. What it left unmet of a replay is told, and nothing of the end must be recorded
+        then."""
         with self._lock:
             if self.diverged is None and self._replay is not None:
                 try:
@@ -251,7 +267,7 @@ class Recorder:
                     pass  # kept in `diverged`
             return self.diverged
 
-    # -- entries -------------------------------------------------------------------------------------------------------------
+    # -- entries --------------------------------------------------------------------------------------------------------
 
     def begin(self, intent: Intent) -> Open:
         """Record an intent. Conflict, LimitExceeded, OutOfSpace."""
@@ -264,10 +280,17 @@ class Recorder:
             details["task"] = conceal(intent.task)
         call_id = CallID(intent.call_id)
         entry = Entry(
-            id=call_id, kind=intent.kind, name=conceal(intent.name), arguments=conceal(intent.arguments), after=self.sandbox.head,
-            began_at_ns=time.time_ns(), side_effect=intent.side_effect, key=self._key(intent, call_id),
-            facts=tuple(conceal(list(intent.facts))), details=details,
-        )  # fmt: skip
+            id=call_id,
+            kind=intent.kind,
+            name=conceal(intent.name),
+            arguments=conceal(intent.arguments),
+            after=self.sandbox.head,
+            began_at_ns=time.time_ns(),
+            side_effect=intent.side_effect,
+            key=self._key(intent, call_id),
+            facts=tuple(conceal(list(intent.facts))),
+            details=details,
+        )
         opened = self.pending.begin(entry, self._record)
         if intent.kind is not EntryKind.TASK:
             hit("engine.journal.begun")
@@ -280,13 +303,20 @@ class Recorder:
         """Go on where an earlier daemon was killed."""
         unbound = self._catalog.unbound(self.sandbox.trajectory.id)
         known = {entry.id for entry in unbound}
-        self.pending.restore(record, self.sandbox.head, [entry for entry in unbound if entry.status is None], known.__contains__)
+        self.pending.restore(
+            record, self.sandbox.head, [entry for entry in unbound if entry.status is None], known.__contains__
+        )
 
     def cut_off(self, call_id: str) -> None:
         """A call that was being carried out by a daemon that was killed: whoever wanted it asks again."""
         if self.pending.opened(call_id) is not None:
             self.pending.lost([call_id])
-            ended = Ended(CallID(call_id), CallStatus.UNKNOWN, time.time_ns(), error="the daemon was killed meanwhile; it was asked again")
+            ended = Ended(
+                CallID(call_id),
+                CallStatus.UNKNOWN,
+                time.time_ns(),
+                error="the daemon was killed meanwhile; it was asked again",
+            )
             self._catalog.end_entry(self.sandbox.trajectory.id, ended, fence=self.sandbox.fence)
 
     def known(self, call_id: str) -> Entry | None:
@@ -335,7 +365,13 @@ class Recorder:
     def end_step(self, opened: Open, call: ToolCall) -> Snapshot:
         """The outcome of a tool call, with its snapshot."""
         self._check_diverged()
-        ended = Ended(opened.entry.id, call.status, time.time_ns(), error=call.error, details={_SAID: opened.said} if opened.said else {})
+        ended = Ended(
+            opened.entry.id,
+            call.status,
+            time.time_ns(),
+            error=call.error,
+            details={_SAID: opened.said} if opened.said else {},
+        )
         try:
             return commit_step(self._catalog, self.sandbox, call, self._listener, ended=ended)
         except SnapshotdError:
@@ -344,13 +380,18 @@ class Recorder:
             raise
 
     def _keep_outcome(self, ended: Ended) -> None:
-        """It happened, outside of the sandbox, and there is no snapshot (the disk is full?): at least nobody must do it again."""
+        """It happened, outside of the sandbox, and there is no snapshot (the disk is full?): at least nobody must do it
+        again."""
         try:
             self._catalog.end_entry(self.sandbox.trajectory.id, ended, fence=self.sandbox.fence)
         except SnapshotdError as exc:
-            _log.error("the outcome of call %s of %s is not recorded: %s", ended.id, self.sandbox.trajectory.id, exc.message)
+            _log.error(
+                "the outcome of call %s of %s is not recorded: %s", ended.id, self.sandbox.trajectory.id, exc.message
+            )
 
-    def end_model(self, opened: Open, status: CallStatus, result: Any, error: str | None, details: dict[str, Any]) -> None:
+    def end_model(
+        self, opened: Open, status: CallStatus, result: Any, error: str | None, details: dict[str, Any]
+    ) -> None:
         """The outcome of a model call; the next snapshot binds it."""
         self._check_diverged()
         conceal = self.funnel.conceal
@@ -359,40 +400,73 @@ class Recorder:
         hit("engine.journal.ended")
 
     def complete(
-        self, kind: EntryKind, name: str, arguments: Any, call: ToolCall, *, began_at_ns: int, details: dict[str, Any],
+        self,
+        kind: EntryKind,
+        name: str,
+        arguments: Any,
+        call: ToolCall,
+        *,
+        began_at_ns: int,
+        details: dict[str, Any],
         side_effect: SideEffect = SideEffect.LOCAL,
-    ) -> Snapshot:  # fmt: skip
-        """Something that is recorded when it has ended (a task, a named snapshot), with its snapshot. `call.id` becomes the entry's."""
+    ) -> Snapshot:
+        """Something that is recorded when it has ended (a task, a named snapshot), with its snapshot. `call.id` becomes
+        the entry's."""
         self._check_diverged()
         entry = Entry(
-            id=call.id, kind=kind, name=name, arguments=arguments, after=self.sandbox.head, began_at_ns=began_at_ns, status=call.status,
-            ended_at_ns=time.time_ns(), side_effect=side_effect, error=call.error, details=details,
-        )  # fmt: skip
-        return self.pending.taking(entry, lambda whole: commit_step(self._catalog, self.sandbox, call, self._listener, entries=[whole]))
+            id=call.id,
+            kind=kind,
+            name=name,
+            arguments=arguments,
+            after=self.sandbox.head,
+            began_at_ns=began_at_ns,
+            status=call.status,
+            ended_at_ns=time.time_ns(),
+            side_effect=side_effect,
+            error=call.error,
+            details=details,
+        )
+        return self.pending.taking(
+            entry, lambda whole: commit_step(self._catalog, self.sandbox, call, self._listener, entries=[whole])
+        )
 
     def refused(self, intent: Intent, why: str, details: dict[str, Any] | None = None) -> None:
-        """A call that was not let run: it has failed, with the reason. Repeated under its id, it is recorded once. Not an error where it
-        cannot be recorded: it does not run all the same."""
+        """A call that was not let run: it has failed, with the reason. Repeated under its id, it is recorded once. Not
+        an error where it cannot be recorded: it does not run all the same."""
         conceal, now = self.funnel.conceal, time.time_ns()
         task = {} if intent.task is None else {"task": conceal(intent.task)}
         arguments = conceal(intent.arguments)
-        call = ToolCall(CallID(intent.call_id), conceal(intent.name), arguments, CallStatus.FAILED, now, 0, error=conceal(why))
+        call = ToolCall(
+            CallID(intent.call_id), conceal(intent.name), arguments, CallStatus.FAILED, now, 0, error=conceal(why)
+        )
         if self.known(call.id) is not None:
             return
         try:
             self.complete(
-                EntryKind.TOOL, call.name, arguments, call, began_at_ns=now, details={DENIED: True, **task, **(details or {})},
+                EntryKind.TOOL,
+                call.name,
+                arguments,
+                call,
+                began_at_ns=now,
+                details={DENIED: True, **task, **(details or {})},
                 side_effect=intent.side_effect,
-            )  # fmt: skip
+            )
         except SnapshotdError as exc:
             _log.error("a denied call of %s is not recorded: %s", self.sandbox.trajectory.id, exc.message)
 
     def answered(self, call_id: CallID, name: str, arguments: Any, result: Any, *, began_at_ns: int) -> None:
         """A question that was asked and answered."""
         entry = Entry(
-            id=call_id, kind=EntryKind.QUESTION, name=name, arguments=self.funnel.conceal(arguments), after=self.sandbox.head,
-            began_at_ns=began_at_ns, status=CallStatus.DONE, ended_at_ns=time.time_ns(), result=self.funnel.conceal(result),
-        )  # fmt: skip
+            id=call_id,
+            kind=EntryKind.QUESTION,
+            name=name,
+            arguments=self.funnel.conceal(arguments),
+            after=self.sandbox.head,
+            began_at_ns=began_at_ns,
+            status=CallStatus.DONE,
+            ended_at_ns=time.time_ns(),
+            result=self.funnel.conceal(result),
+        )
         self.pending.taking(entry, self._record)
 
     def step(self, call: ToolCall) -> Snapshot:
@@ -406,7 +480,8 @@ class Recorder:
         return Open(entry, time.perf_counter_ns())
 
     def live_if_exhausted(self) -> bool:
-        """Go live now, before the next call begins, if everything recorded has been met. Whether things happen from here on."""
+        """Go live now, before the next call begins, if everything recorded has been met. Whether things happen from
+        here on."""
         with self._lock:
             if self._replay is not None and self._replay.exhausted:
                 self._go_live()
@@ -419,15 +494,16 @@ class Recorder:
                 self._retelling.skip(count)
 
     def met(self, messages: Sequence[Message]) -> None:
-        """What a replayed program said or heard, read from the wire: appended where the conversation does not hold it yet, because it was
-        not bound to a snapshot when everything ended, or because the program has just gone live."""
+        """What a replayed program said or heard, read from the wire: appended where the conversation does not hold it
+        yet, because it was not bound to a snapshot when everything ended, or because the program has just gone live."""
         with self._lock, self.sandbox.lock:
             known = 0 if self._retelling is None else max(0, self.sandbox.message_count - self._retelling.position)
             self.said(len(messages))
             for message in messages[known:]:
                 self.pending.message(self._concealed(message))
 
-    # -- recorded values, conversation, state --------------------------------------------------------------------------------
+    # -- recorded values, conversation, state
+    # ---------------------------------------------------------------------------
 
     def fact(self, kind: str, value: Any, rid: str | None = None) -> Any:
         """See `AgentHandler.fact`."""
@@ -443,8 +519,8 @@ class Recorder:
         return None if known is None else (self.funnel.reveal(known[0]),)
 
     def message(self, message: Message, within: str | None = None, rid: str | None = None) -> None:
-        """Append to the conversation; in a replay, meet what was appended. `within`: the running call that says it, which a replay does not
-        run again: it counts what was said."""
+        """Append to the conversation; in a replay, meet what was appended. `within`: the running call that says it,
+        which a replay does not run again: it counts what was said."""
         message = self._concealed(message)
         with self._lock:
             self._check_diverged()

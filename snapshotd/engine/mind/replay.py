@@ -1,9 +1,10 @@
-"""What a program that was started again from the top meets: the recorded entries of its journal, matched with what it asks for.
+"""What a program that was started again from the top meets: the recorded entries of its journal, matched with what it
+asks for.
 
-Pure: nothing here reads or writes anything. Entries are matched by kind, name and arguments in the order in which they began. Where calls
-ran side by side the order in which they come again is left open, within each run of calls that overlapped: threads that take their work
-from one queue take it otherwise when a recorded call takes no time. Cut-off entries (no outcome, or UNKNOWN) are passed over: the program
-runs those again.
+Pure: nothing here reads or writes anything. Entries are matched by kind, name and arguments in the order in which they
+began. Where calls ran side by side the order in which they come again is left open, within each run of calls that
+overlapped: threads that take their work from one queue take it otherwise when a recorded call takes no time. Cut-off
+entries (no outcome, or UNKNOWN) are passed over: the program runs those again.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ _OUTCOMES = (CallStatus.DONE, CallStatus.FAILED)
 DENIED = "denied"
 """Detail of an entry of a call that was not let run: it is refused again where a program meets it again."""
 OF_MODEL = "model"
-"""Detail of a denied call behind the gateway: the model's entry whose reply asked for it, and did not reach the agent."""
+"""Detail of a denied call behind the gateway: the model's entry whose reply asked for it, and did not reach the
+agent."""
 REPLY_DENIED = "reply_denied"
 """Detail of such a model's entry while it is replayed: why the agent did not get the reply. It is not recorded."""
 KEPT = "kept"
-"""Detail of an entry of a task that stayed completed when another was retried: the id under which it was recorded first."""
+"""Detail of an entry of a task that stayed completed when another was retried: the id under which it was recorded
+first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,8 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """What a program that is started again has to meet. `began`: where it starts; `head`: where its trajectory stands; `branching`: it may
-    do something else."""
+    """What a program that is started again has to meet. `began`: where it starts; `head`: where its trajectory stands;
+    `branching`: it may do something else."""
 
     began: Snapshot
     head: Snapshot
@@ -60,7 +63,9 @@ class Replay:
     """Not thread-safe: the recorder holds its lock."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        left = (entry for entry in _with_denials(list(entries)) if entry.status in _OUTCOMES and not _passed_over(entry))
+        left = (
+            entry for entry in _with_denials(list(entries)) if entry.status in _OUTCOMES and not _passed_over(entry)
+        )
         self._left = _without_repeated(left)
         self._facts = {entry.id: deque(entry.facts) for entry in self._left if entry.facts}
         self.matched = 0
@@ -92,7 +97,8 @@ class Replay:
         raise Mismatch(self._left[0])
 
     def skip_task(self, name: str) -> Entry | None:
-        """Take the end of a task that begins now, with all that was recorded inside of it; None if it is not recorded that it completed."""
+        """Take the end of a task that begins now, with all that was recorded inside of it; None if it is not recorded
+        that it completed."""
         found = (index for index, entry in enumerate(self._left) if entry.kind is EntryKind.TASK and entry.name == name)
         index = next(found, None)
         if index is None or self._left[index].status is not CallStatus.DONE:
@@ -125,7 +131,11 @@ class Replay:
 
 def _with_denials(entries: list[Entry]) -> Iterable[Entry]:
     """The entries, those of models with what was denied of their replies."""
-    why = {entry.details[OF_MODEL]: entry.error for entry in entries if DENIED in entry.details and OF_MODEL in entry.details}
+    why = {
+        entry.details[OF_MODEL]: entry.error
+        for entry in entries
+        if DENIED in entry.details and OF_MODEL in entry.details
+    }
     for entry in entries:
         denied = entry.id in why
         yield replace(entry, details={**entry.details, REPLY_DENIED: why[entry.id]}) if denied else entry
@@ -137,8 +147,8 @@ def _passed_over(entry: Entry) -> bool:
 
 
 def _without_repeated(entries: Iterable[Entry]) -> list[Entry]:
-    """Without the failed requests on the wire that their sender repeated until they were answered, and without those at the end: a program
-    that runs again asks once. What failed for good, and the program went on, fails again."""
+    """Without the failed requests on the wire that their sender repeated until they were answered, and without those at
+    the end: a program that runs again asks once. What failed for good, and the program went on, fails again."""
     left: list[Entry] = []
     answered: set[tuple[str, str]] = set()
     for entry in reversed(list(entries)):
@@ -153,8 +163,8 @@ def _without_repeated(entries: Iterable[Entry]) -> list[Entry]:
 
 
 class Kept:
-    """The entries of tasks that stayed completed when another was retried: met whenever the program comes to them, also after the end of
-    the journal. Not thread-safe."""
+    """The entries of tasks that stayed completed when another was retried: met whenever the program comes to them, also
+    after the end of the journal. Not thread-safe."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._of: dict[str, list[Entry]] = {}
@@ -186,7 +196,8 @@ class Kept:
 
 
 def _runs(entries: Iterable[Entry]) -> dict[CallID, int]:
-    """Numbers of the runs of calls that overlapped, one after the other. A task counts as its end: what is in it has its own order."""
+    """Numbers of the runs of calls that overlapped, one after the other. A task counts as its end: what is in it has
+    its own order."""
     runs: dict[CallID, int] = {}
     number, horizon = 0, None
     for entry in entries:

@@ -1,7 +1,8 @@
-"""The conversation that a replayed program tells again: what it says is compared with what is recorded, and not recorded twice.
+"""The conversation that a replayed program tells again: what it says is compared with what is recorded, and not
+recorded twice.
 
-Where a person has edited the conversation (editing.py), the program still says what it said the first time: those messages are passed over,
-and the edited ones stand.
+Where a person has edited the conversation (editing.py), the program still says what it said the first time: those
+messages are passed over, and the edited ones stand.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ _EDIT = "edit"
 
 
 class OtherWords(Exception):  # noqa: N818 - what happened, for the recorder to judge
-    """The program says something else than the recorded message that comes next; `recorded` None: nothing more is recorded."""
+    """The program says something else than the recorded message that comes next; `recorded` None: nothing more is
+    recorded."""
 
     def __init__(self, recorded: Message | None) -> None:
         super().__init__()
@@ -33,7 +35,8 @@ class _Edited:
 
 
 class Retelling:
-    """Not thread-safe: the recorder holds its lock. `position`: how many messages of the conversation the program knows of."""
+    """Not thread-safe: the recorder holds its lock. `position`: how many messages of the conversation the program knows
+    of."""
 
     def __init__(self, catalog: Catalog, began: Snapshot, head: Snapshot) -> None:
         self._catalog, self._head = catalog, head

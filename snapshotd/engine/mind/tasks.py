@@ -1,13 +1,13 @@
-"""Subtasks of an agent: pure functions over the agent's state (`Sandbox.state`), where they lie under `tasks`, in the order in which they
-were declared.
+"""Subtasks of an agent: pure functions over the agent's state (`Sandbox.state`), where they lie under `tasks`, in the
+order in which they were declared.
 
     pending ──▶ in-progress ──▶ completed ──▶ in-progress            (a program may come by again)
        │             ├────────▶ failed ──▶ in-progress, pending      (tried again)
        │             └────────▶ pending                              (put back)
        └──▶ skipped ──▶ pending, in-progress        pending ──▶ completed, failed too: a task may be over before it was seen to begin
 
-A task begins when every task that it depends on has completed. Dependencies name tasks that were declared before it, so there are no
-circles.
+A task begins when every task that it depends on has completed. Dependencies name tasks that were declared before it, so
+there are no circles.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from snapshotd.engine.base import Task
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, UsageError
 from snapshotd.types import SnapshotID
 
-PENDING, IN_PROGRESS, COMPLETED, FAILED, SKIPPED = STATUSES = ("pending", "in-progress", "completed", "failed", "skipped")
+PENDING, IN_PROGRESS, COMPLETED, FAILED, SKIPPED = STATUSES = (
+    "pending",
+    "in-progress",
+    "completed",
+    "failed",
+    "skipped",
+)
 ENDED = (COMPLETED, FAILED, SKIPPED)
 MAX_TASKS = 1000
 MAX_DEPENDS = 100
@@ -27,27 +33,36 @@ MAX_NAME_CHARS = 200
 MAX_NOTE_CHARS = 4000
 
 _NEXT = {
-    PENDING: {IN_PROGRESS, COMPLETED, FAILED, SKIPPED}, IN_PROGRESS: {PENDING, COMPLETED, FAILED, SKIPPED}, COMPLETED: {IN_PROGRESS},
-    FAILED: {PENDING, IN_PROGRESS, SKIPPED}, SKIPPED: {PENDING, IN_PROGRESS},
-}  # fmt: skip
+    PENDING: {IN_PROGRESS, COMPLETED, FAILED, SKIPPED},
+    IN_PROGRESS: {PENDING, COMPLETED, FAILED, SKIPPED},
+    COMPLETED: {IN_PROGRESS},
+    FAILED: {PENDING, IN_PROGRESS, SKIPPED},
+    SKIPPED: {PENDING, IN_PROGRESS},
+}
 
 
 def change(
     state: dict[str, Any], name: str, status: str, depends: Sequence[str] | None, note: str | None, snapshot: SnapshotID
 ) -> dict[str, Any]:
-    """The state with one task declared, or changed; `state` stays as it is. `depends` None: as declared. `snapshot`: the head now, which
-    becomes the task's `began` or `ended`. To set the status that a task has is no error.
+    """The state with one task declared, or changed; `state` stays as it is. `depends` None: as declared. `snapshot`:
+    the head now, which becomes the task's `began` or `ended`. To set the status that a task has is no error.
 
-    UsageError (malformed), NotFound (a dependency that was not declared), Conflict (the status cannot follow the present one, or a
-    dependency has not completed), LimitExceeded.
+    UsageError (malformed), NotFound (a dependency that was not declared), Conflict (the status cannot follow the
+    present one, or a dependency has not completed), LimitExceeded.
     """
     _check_words(name, status, depends, note)
     tasks = _items(state)
     known = {task["name"]: task for task in tasks}
     old = known.get(name)
     if old is None and len(tasks) >= MAX_TASKS:
-        raise LimitExceeded(f"cannot declare the task {name!r}: there are {MAX_TASKS} already, which is the most; merge some")
-    new = dict(old) if old is not None else {"name": name, "status": PENDING, "depends": [], "note": None, "began": None, "ended": None}
+        raise LimitExceeded(
+            f"cannot declare the task {name!r}: there are {MAX_TASKS} already, which is the most; merge some"
+        )
+    new = (
+        dict(old)
+        if old is not None
+        else {"name": name, "status": PENDING, "depends": [], "note": None, "began": None, "ended": None}
+    )
     if depends is not None and list(depends) != new["depends"]:
         _check_depends(new, depends, known, declared=old is not None)
         new["depends"] = list(depends)
@@ -60,7 +75,10 @@ def change(
 
 def listed(state: dict[str, Any]) -> list[Task]:
     """The tasks of a state, in the order in which they were declared."""
-    return [Task(t["name"], t["status"], tuple(t["depends"]), t["note"], _id(t["began"]), _id(t["ended"])) for t in _items(state)]
+    return [
+        Task(t["name"], t["status"], tuple(t["depends"]), t["note"], _id(t["began"]), _id(t["ended"]))
+        for t in _items(state)
+    ]
 
 
 def find(state: dict[str, Any], name: str) -> Task:
@@ -69,7 +87,9 @@ def find(state: dict[str, Any], name: str) -> Task:
     found = next((task for task in known if task.name == name), None)
     if found is None:
         names = ", ".join(repr(task.name) for task in known[:10]) or "none"
-        raise NotFound(f"there is no task {name[:MAX_NAME_CHARS]!r}; declared are: {names}{', ...' if len(known) > 10 else ''}")
+        raise NotFound(
+            f"there is no task {name[:MAX_NAME_CHARS]!r}; declared are: {names}{', ...' if len(known) > 10 else ''}"
+        )
     return found
 
 
@@ -122,11 +142,15 @@ def _move(task: dict[str, Any], status: str, known: dict[str, dict[str, Any]], s
         return
     if status not in _NEXT[present]:
         follow = " or ".join(sorted(_NEXT[present]))
-        raise Conflict(f"the task {name!r} cannot become {status}: it is {present}, after which only {follow} may follow")
+        raise Conflict(
+            f"the task {name!r} cannot become {status}: it is {present}, after which only {follow} may follow"
+        )
     if status in (IN_PROGRESS, COMPLETED):
         for other in task["depends"]:
             if known[other]["status"] != COMPLETED:
-                raise Conflict(f"the task {name!r} cannot begin: it depends on {other!r}, which is {known[other]['status']}")
+                raise Conflict(
+                    f"the task {name!r} cannot begin: it depends on {other!r}, which is {known[other]['status']}"
+                )
     if status == IN_PROGRESS:
         task["began"], task["ended"] = snapshot, None
     elif status == PENDING:
@@ -148,7 +172,9 @@ def _check_words(name: str, status: str, depends: Sequence[str] | None, note: st
         raise LimitExceeded(f"the note of the task {name!r} has more than {MAX_NOTE_CHARS} characters; make it shorter")
 
 
-def _check_depends(task: dict[str, Any], depends: Sequence[str], known: dict[str, dict[str, Any]], *, declared: bool) -> None:
+def _check_depends(
+    task: dict[str, Any], depends: Sequence[str], known: dict[str, dict[str, Any]], *, declared: bool
+) -> None:
     name = task["name"]
     if task["status"] != PENDING:
         raise Conflict(f"what the task {name!r} depends on cannot be changed any more: it is {task['status']}")
@@ -156,4 +182,6 @@ def _check_depends(task: dict[str, Any], depends: Sequence[str], known: dict[str
     before = set(order[: order.index(name)]) if declared else known.keys()
     for other in depends:
         if other not in before:
-            raise NotFound(f"the task {name!r} cannot depend on {other[:MAX_NAME_CHARS]!r}, which was not declared before it")
+            raise NotFound(
+                f"the task {name!r} cannot depend on {other[:MAX_NAME_CHARS]!r}, which was not declared before it"
+            )

@@ -1,6 +1,8 @@
-"""Announces events to a URL of the operator's choice, in the background: no call ever waits for it, and what cannot be delivered is logged.
+"""Announces events to a URL of the operator's choice, in the background: no call ever waits for it, and what cannot be
+delivered is logged.
 
-Each is one POST of a JSON object. With a secret, the header `X-Snapshotd-Signature: sha256=HEX` holds the HMAC-SHA256 of the body.
+Each is one POST of a JSON object. With a secret, the header `X-Snapshotd-Signature: sha256=HEX` holds the HMAC-SHA256
+of the body.
 """
 
 from __future__ import annotations
@@ -88,7 +90,9 @@ class Webhooks:
         """Empty if it was taken, else why not. Never holds the URL, which may have a token in it."""
         headers = {"Content-Type": "application/json", "User-Agent": "snapshotd"}
         if webhook.secret is not None:
-            headers["X-Snapshotd-Signature"] = "sha256=" + hmac.new(webhook.secret.encode(), body, hashlib.sha256).hexdigest()
+            headers["X-Snapshotd-Signature"] = (
+                "sha256=" + hmac.new(webhook.secret.encode(), body, hashlib.sha256).hexdigest()
+            )
         request = urllib.request.Request(webhook.url, data=body, headers=headers, method="POST")
         try:
             with self._opener.open(request, timeout=TIMEOUT_S):

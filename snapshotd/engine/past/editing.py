@@ -1,8 +1,8 @@
 """Another past: a new trajectory that begins at a snapshot as if something had been different there.
 
-The trajectory is a fork of the snapshot, and its first own snapshot (marker `edit`) has the changes: files as one more layer, the rest as a
-mind that follows the snapshot. Where the result of the snapshot's own call is another, the mind follows what came before it, and the
-journal gets that call again, with the other result.
+The trajectory is a fork of the snapshot, and its first own snapshot (marker `edit`) has the changes: files as one more
+layer, the rest as a mind that follows the snapshot. Where the result of the snapshot's own call is another, the mind
+follows what came before it, and the journal gets that call again, with the other result.
 """
 
 from __future__ import annotations
@@ -28,17 +28,7 @@ from snapshotd.errors import LimitExceeded, NotFound, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files
 from snapshotd.layers.amend import amend
-from snapshotd.types import (
-    CallID,
-    CallStatus,
-    Entry,
-    Message,
-    Snapshot,
-    Trajectory,
-    TrajectoryID,
-    new_id,
-    short,
-)  # fmt: skip
+from snapshotd.types import CallID, CallStatus, Entry, Message, Snapshot, Trajectory, TrajectoryID, new_id, short
 
 MAX_MODE = 0o7777
 
@@ -46,13 +36,18 @@ Fork = Callable[[Snapshot, str | None, Callable[[TrajectoryID], None]], Trajecto
 
 
 class Editing:
-    """See the module's text. Thread-safe. `fork`: a running fork of a snapshot, of this name, announced before it is recorded;
-    `forget`: takes it back."""
+    """See the module's text. Thread-safe. `fork`: a running fork of a snapshot, of this name, announced before it is
+    recorded; `forget`: takes it back."""
 
     def __init__(
-        self, context: Context, sessions: Sessions, rewinding: Rewinding, fork: Fork, forget: Callable[[TrajectoryID], None],
+        self,
+        context: Context,
+        sessions: Sessions,
+        rewinding: Rewinding,
+        fork: Fork,
+        forget: Callable[[TrajectoryID], None],
         listener: StepListener,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._context, self._catalog, self._sessions, self._rewinding = context, context.catalog, sessions, rewinding
         self._fork, self._forget, self._listener = fork, forget, listener
         self._half_made = HalfMade(context.catalog)
@@ -63,7 +58,11 @@ class Editing:
             _check_file(item)
         funnel = self._context.secrecy.of(self._catalog.get_trajectory(source.trajectory))
         entries = self._entries(source, request, funnel.conceal)
-        follows = self._catalog.get_snapshot(source.continues) if entries is not None and source.continues is not None else source
+        follows = (
+            self._catalog.get_snapshot(source.continues)
+            if entries is not None and source.continues is not None
+            else source
+        )
         kept, added = self._messages(source, follows, request, funnel.conceal)
         state = self._state(source, request, funnel.conceal)
         with self._half_made.making() as announce:
@@ -73,9 +72,17 @@ class Editing:
         return self._catalog.get_trajectory(trajectory.id)
 
     def _change(
-        self, trajectory: Trajectory, source: Snapshot, request: EditRequest, added: list[Message], state: dict[str, Any], *,
-        follows: Snapshot, kept: int, entries: list[Entry] | None,
-    ) -> None:  # fmt: skip
+        self,
+        trajectory: Trajectory,
+        source: Snapshot,
+        request: EditRequest,
+        added: list[Message],
+        state: dict[str, Any],
+        *,
+        follows: Snapshot,
+        kept: int,
+        entries: list[Entry] | None,
+    ) -> None:
         """Make the fork what is wanted, in one step; or take it back."""
         try:
             sandbox = self._sessions.find(trajectory.id)
@@ -90,15 +97,20 @@ class Editing:
                 sandbox.state, sandbox.state_changed = state, True
                 other = follows if entries is not None or kept < source.messages else None
                 commit_step(
-                    self._catalog, sandbox, marker("edit", _summary(source, request)), self._listener, follows=other, keep_messages=kept,
+                    self._catalog,
+                    sandbox,
+                    marker("edit", _summary(source, request)),
+                    self._listener,
+                    follows=other,
+                    keep_messages=kept,
                     entries=entries or (),
-                )  # fmt: skip
+                )
         except BaseException:
             self._sessions.stop(trajectory, keep=False)
             self._forget(trajectory.id)
             raise
 
-    # -- mind ------------------------------------------------------------------------------------------------------------------
+    # -- mind -----------------------------------------------------------------------------------------------------------
 
     def _entries(self, source: Snapshot, request: EditRequest, conceal: Callable[[Any], Any]) -> list[Entry] | None:
         """What the snapshot's entries become where the result of its call is another; None: they stay."""
@@ -106,12 +118,16 @@ class Editing:
             return None
         own = self._catalog.own_entries(source.id)
         if not any(entry.id == source.call.id for entry in own) or source.continues is None:
-            raise UsageError(f"snapshot {short(source.id)} has no result that could be edited: it is not of a call of a program")
+            raise UsageError(
+                f"snapshot {short(source.id)} has no result that could be edited: it is not of a call of a program"
+            )
         changed = []
         for entry in own:
             if entry.id == source.call.id:
                 details = {**entry.details, "edited": entry.id}
-                entry = replace(entry, status=CallStatus.DONE, error=None, result=conceal(request.result[0]), details=details)
+                entry = replace(
+                    entry, status=CallStatus.DONE, error=None, result=conceal(request.result[0]), details=details
+                )
             changed.append(replace(entry, id=CallID(new_id()), snapshot=None))
         return changed
 
@@ -120,7 +136,9 @@ class Editing:
     ) -> tuple[int, list[Message]]:
         """How many messages of `follows` stay, and what comes behind them."""
         if not 0 <= request.drop_messages <= source.messages:
-            raise UsageError(f"cannot leave out {request.drop_messages} messages: the conversation has {source.messages}")
+            raise UsageError(
+                f"cannot leave out {request.drop_messages} messages: the conversation has {source.messages}"
+            )
         kept = min(source.messages, follows.messages)
         if request.messages is not None:
             whole = [_concealed(message, conceal) for message in request.messages]
@@ -133,7 +151,9 @@ class Editing:
         added = [*rest, *(_concealed(message, conceal) for message in request.add_messages)]
         size = sum(len(message.role) + len(json.dumps(message.content)) for message in added)
         if size > MAX_PENDING_BYTES:
-            raise LimitExceeded(f"the changed messages have {size} bytes as JSON, more than {MAX_PENDING_BYTES}; change fewer at once")
+            raise LimitExceeded(
+                f"the changed messages have {size} bytes as JSON, more than {MAX_PENDING_BYTES}; change fewer at once"
+            )
         return kept, added
 
     def _state(self, source: Snapshot, request: EditRequest, conceal: Callable[[Any], Any]) -> dict[str, Any]:
@@ -147,7 +167,9 @@ class Editing:
         changed = {**state, "values": values} if request.state else state
         size = len(json.dumps(changed))
         if size > MAX_STATE_BYTES:
-            raise LimitExceeded(f"the state would have {size} bytes, over the limit of {MAX_STATE_BYTES}; keep large values in files")
+            raise LimitExceeded(
+                f"the state would have {size} bytes, over the limit of {MAX_STATE_BYTES}; keep large values in files"
+            )
         return changed
 
     def _set_env(self, sandbox: Sandbox, env: tuple[tuple[str, str], ...]) -> None:
@@ -161,7 +183,7 @@ class Editing:
         secrecy.changed(trajectory.id)
         sandbox.trajectory = replace(trajectory, env=whole)
 
-    # -- files -----------------------------------------------------------------------------------------------------------------
+    # -- files ----------------------------------------------------------------------------------------------------------
 
     def _replace(self, sandbox: Sandbox, source: Snapshot, edits: tuple[FileEdit, ...]) -> None:
         def write(root: int) -> None:
@@ -177,7 +199,9 @@ def _check_file(item: FileEdit) -> None:
     if any(part in (b"", b".", b"..") or len(part) > 255 or b"\0" in part for part in parts):
         raise UsageError(f"{os.fsdecode(item.path)[:200]!r} cannot be edited: it is no path of a file")
     if item.mode is not None and not 0 <= item.mode <= MAX_MODE:
-        raise UsageError(f"the mode {item.mode:#o} of {os.fsdecode(item.path)[:200]!r} is none; give 0 to {MAX_MODE:#o}")
+        raise UsageError(
+            f"the mode {item.mode:#o} of {os.fsdecode(item.path)[:200]!r} is none; give 0 to {MAX_MODE:#o}"
+        )
 
 
 def _write_file(root: int, item: FileEdit) -> None:
@@ -208,7 +232,8 @@ def _remove(directory: int, name: bytes, shown: str) -> None:
 
 
 def _write(directory: int, name: bytes, shown: str, content: bytes, mode: int | None) -> None:
-    """What is there keeps its owner and attributes. Its other names keep the old content, as for any program in an overlay."""
+    """What is there keeps its owner and attributes. Its other names keep the old content, as for any program in an
+    overlay."""
     try:
         there = stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
     except FileNotFoundError:
@@ -246,6 +271,10 @@ def _summary(source: Snapshot, request: EditRequest) -> dict[str, Any]:
     paths = [item.path[:200].decode(errors="backslashreplace") for item in request.files[:100]]
     said = request.messages is not None or bool(request.drop_messages or request.add_messages)
     return {
-        "of": source.id, "files": paths, "messages": said, "result": request.result is not None,
-        "state": [key for key, _ in request.state[:100]], "env": [key for key, _ in request.env[:100]],
-    }  # fmt: skip
+        "of": source.id,
+        "files": paths,
+        "messages": said,
+        "result": request.result is not None,
+        "state": [key for key, _ in request.state[:100]],
+        "env": [key for key, _ in request.env[:100]],
+    }

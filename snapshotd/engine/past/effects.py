@@ -1,8 +1,9 @@
 """Irreversible calls that a trajectory has left behind, and their compensation.
 
-What is left behind: calls that the history before a rewind holds and the one after it does not. Nothing can take them back; a registered
-command may make up for one. It runs in the trajectory's sandbox with the call in `SNAPSHOTD_CALL`, at most once for each call, whatever
-happens: that it begins is recorded before it does, and one that nobody saw end is not run again.
+What is left behind: calls that the history before a rewind holds and the one after it does not. Nothing can take them
+back; a registered command may make up for one. It runs in the trajectory's sandbox with the call in `SNAPSHOTD_CALL`,
+at most once for each call, whatever happens: that it begins is recorded before it does, and one that nobody saw end is
+not run again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from snapshotd.types import (
     TrajectoryID,
     new_id,
     short,
-)  # fmt: skip
+)
 
 COMPENSATE = "compensate"
 """Name of the recorded tool call, for the policy too."""
@@ -50,9 +51,15 @@ class Effects:
     """See the module's text. Thread-safe."""
 
     def __init__(self, context: Context, sessions: Sessions, gate: Gate, listener: StepListener) -> None:
-        self._context, self._catalog, self._sessions, self._gate, self._listener = context, context.catalog, sessions, gate, listener
+        self._context, self._catalog, self._sessions, self._gate, self._listener = (
+            context,
+            context.catalog,
+            sessions,
+            gate,
+            listener,
+        )
 
-    # -- which ones ------------------------------------------------------------------------------------------------------------
+    # -- which ones -----------------------------------------------------------------------------------------------------
 
     def beyond(self, trajectory: Trajectory, target: Snapshot) -> list[Effect]:
         """What going back from the trajectory's head to `target` leaves behind, newest first."""
@@ -81,7 +88,7 @@ class Effects:
         compensation = self._catalog.compensations.get(entry)
         return None if compensation is None else compensation.status or CallStatus.UNKNOWN
 
-    # -- compensation ----------------------------------------------------------------------------------------------------------
+    # -- compensation ---------------------------------------------------------------------------------------------------
 
     def compensate(self, trajectory: Trajectory, calls: Sequence[str]) -> list[Effect]:
         """See `Engine.compensate`."""
@@ -95,12 +102,14 @@ class Effects:
             if effect.compensation is None:
                 raise UsageError(f"the call {name} has no compensation registered; make up for it by hand")
             if effect.compensated is not None:
-                raise Conflict(f"the compensation of {name} has run already ({effect.compensated}), and it runs at most once")
+                raise Conflict(
+                    f"the compensation of {name} has run already ({effect.compensated}), and it runs at most once"
+                )
         return self.run(trajectory, wanted)
 
     def run(self, trajectory: Trajectory, effects: Sequence[Effect]) -> list[Effect]:
-        """Run what is registered and has not run yet, in the order that is given; returns `effects` as they are then. SandboxFailed: one
-        failed (those behind it have not run); Denied."""
+        """Run what is registered and has not run yet, in the order that is given; returns `effects` as they are then.
+        SandboxFailed: one failed (those behind it have not run); Denied."""
         sandbox: Sandbox | None = None
         for effect in effects:
             if effect.compensation is None or effect.compensated is not None:
@@ -112,9 +121,16 @@ class Effects:
     def _run(self, sandbox: Sandbox, entry: Entry, argv: tuple[str, ...]) -> None:
         arguments = {"call": entry.id, "tool": entry.name, "argv": list(argv)}
         self._gate.admit(
-            sandbox, CallID(new_id()), COMPENSATE, arguments, SideEffect.IRREVERSIBLE, asked=False, expires_s=None,
-            step=lambda call: self._step(sandbox, call), cancelled=threading.Event(),
-        )  # fmt: skip
+            sandbox,
+            CallID(new_id()),
+            COMPENSATE,
+            arguments,
+            SideEffect.IRREVERSIBLE,
+            asked=False,
+            expires_s=None,
+            step=lambda call: self._step(sandbox, call),
+            cancelled=threading.Event(),
+        )
         self._sessions.check_place(sandbox)
         with sandbox.command():
             self._make_up(sandbox, entry, argv, arguments)
@@ -127,16 +143,28 @@ class Effects:
         hit("engine.compensate.begun")
         try:
             done = self._sessions.exec(
-                sandbox, tuple(reveal(list(argv))), cwd=None, env=environment, user=None, sink=lambda *_: None, record=False
+                sandbox,
+                tuple(reveal(list(argv))),
+                cwd=None,
+                env=environment,
+                user=None,
+                sink=lambda *_: None,
+                record=False,
             )
         except SnapshotdError as exc:
             compensations.end(entry.id, CallStatus.FAILED, at_ns=time.time_ns(), exit_code=None, error=exc.message)
             raise
         hit("engine.compensate.ran")
-        compensations.end(entry.id, done.call.status, at_ns=time.time_ns(), exit_code=done.exit_code, error=done.call.error)
+        compensations.end(
+            entry.id, done.call.status, at_ns=time.time_ns(), exit_code=done.exit_code, error=done.call.error
+        )
         snapshot = self._step(sandbox, replace(done.call, name=COMPENSATE, arguments=arguments))
         if done.exit_code != 0:
-            how = "was cut off" if done.call.status is CallStatus.INTERRUPTED else f"failed with exit code {done.exit_code}"
+            how = (
+                "was cut off"
+                if done.call.status is CallStatus.INTERRUPTED
+                else f"failed with exit code {done.exit_code}"
+            )
             raise SandboxFailed(
                 f"the compensation of {entry.name} ({short(entry.id)}) {how}; its output is with snapshot "
                 f"{short(snapshot.id)}; it does not run again: make up for the call by hand"
@@ -146,18 +174,27 @@ class Effects:
         return commit_step(self._catalog, sandbox, call, self._listener)
 
     def _describe(self, entry: Entry, reveal: Callable[[Any], Any]) -> str:
-        """The call as JSON, in the size that a variable can have: without the result, and without the arguments too, if need be."""
-        call = {"id": entry.id, "name": entry.name, "key": reveal(entry.key), "status": entry.status, "arguments": reveal(entry.arguments)}
+        """The call as JSON, in the size that a variable can have: without the result, and without the arguments too, if
+        need be."""
+        call = {
+            "id": entry.id,
+            "name": entry.name,
+            "key": reveal(entry.key),
+            "status": entry.status,
+            "arguments": reveal(entry.arguments),
+        }
         result, known = self.result(entry, MAX_CALL_BYTES)
         whole = json.dumps({**call, "result": reveal(result), "result_omitted": not known})
         for text in (whole, json.dumps({**call, "result": None, "result_omitted": True})):
             if len(text) <= MAX_CALL_BYTES:
                 return text
-        return json.dumps({**call, "arguments": None, "arguments_omitted": True, "result": None, "result_omitted": True})
+        return json.dumps(
+            {**call, "arguments": None, "arguments_omitted": True, "result": None, "result_omitted": True}
+        )
 
     def result(self, entry: Entry, limit_bytes: int) -> tuple[Any, bool]:
-        """What a call returned, and whether that is known: not if there is more than `limit_bytes` of it, if it is no JSON, or if
-        it is damaged."""
+        """What a call returned, and whether that is known: not if there is more than `limit_bytes` of it, if it is no
+        JSON, or if it is damaged."""
         if entry.snapshot is None:
             return entry.result, True
         call = self._catalog.get_snapshot(entry.snapshot).call
@@ -180,7 +217,11 @@ def compensation_of(entry: Entry) -> tuple[str, ...] | None:
     """The command that was registered for a call; None if there is none that could be run."""
     registered = entry.details.get("compensate")
     argv = registered.get("argv") if isinstance(registered, dict) else None
-    if not isinstance(argv, list) or not 1 <= len(argv) <= MAX_ARGV_ITEMS or not all(isinstance(item, str) for item in argv):
+    if (
+        not isinstance(argv, list)
+        or not 1 <= len(argv) <= MAX_ARGV_ITEMS
+        or not all(isinstance(item, str) for item in argv)
+    ):
         return None
     if not argv[0] or sum(map(len, argv)) > MAX_ARGV_BYTES or any("\0" in item for item in argv):
         return None
@@ -208,5 +249,7 @@ def _named(ref: str, effects: Sequence[Effect], trajectory: Trajectory) -> Effec
     if len(found) > 1:
         raise Ambiguous(f"{ref} fits several calls that were left behind: type more characters")
     if not found:
-        raise NotFound(f"no call {ref[:40]!r} was left behind in {short(trajectory.id)}; `snapshotd effects` lists those that were")
+        raise NotFound(
+            f"no call {ref[:40]!r} was left behind in {short(trajectory.id)}; `snapshotd effects` lists those that were"
+        )
     return found[0]

@@ -1,9 +1,10 @@
 """One failed subtask again, alone: back to before it began, without what others completed meanwhile.
 
-A task that completed after the one that is retried, and does not depend on it, stays completed: the files that changed while it ran are
-written over those that are gone back to, as a layer of their own, its values of the state are set, and what it recorded is in the journal,
-so that the program is answered from there, or skips it. That is only right if it did not build on what the retried task had done: a path
-(or a value) that was changed outside of it before, and by it then, is refused, before anything happens.
+A task that completed after the one that is retried, and does not depend on it, stays completed: the files that changed
+while it ran are written over those that are gone back to, as a layer of their own, its values of the state are set, and
+what it recorded is in the journal, so that the program is answered from there, or skips it. That is only right if it
+did not build on what the retried task had done: a path (or a value) that was changed outside of it before, and by it
+then, is refused, before anything happens.
 """
 
 from __future__ import annotations
@@ -26,18 +27,7 @@ from snapshotd.errors import Conflict, LimitExceeded
 from snapshotd.layers.amend import amend
 from snapshotd.trees import apply, diff
 from snapshotd.trees.base import Change
-from snapshotd.types import (
-    CallID,
-    CallStatus,
-    Entry,
-    EntryKind,
-    Kind,
-    Snapshot,
-    SnapshotID,
-    Trajectory,
-    new_id,
-    short,
-)  # fmt: skip
+from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Kind, Snapshot, SnapshotID, Trajectory, new_id, short
 
 MAX_PATHS = 250_000
 """Of one comparison; more would take too much memory."""
@@ -85,21 +75,30 @@ class Retry:
                 call = marker("retry", {"task": name, "to": target.id, "kept": [kept.task.name for kept in plan.kept]})
                 entries = [entry for kept in plan.kept for entry in self._again(kept)]
                 return self._rewinding.switch(
-                    sandbox, call, files=target, follows=target, entries=entries, state=plan.state,
+                    sandbox,
+                    call,
+                    files=target,
+                    follows=target,
+                    entries=entries,
+                    state=plan.state,
                     change=self._with_files(plan.kept) if plan.kept else None,
-                )  # fmt: skip
+                )
 
-    # -- what to do ------------------------------------------------------------------------------------------------------------
+    # -- what to do -----------------------------------------------------------------------------------------------------
 
     def _plan(self, trajectory: Trajectory, head: Snapshot, name: str) -> _Plan:
         state = self._catalog.state(head.id)
         task, listed = tasks.find(state, name), tasks.listed(state)
         if task.began is None:
-            raise Conflict(f"the task {name!r} cannot be retried: it has not begun; `snapshotd resume {short(trajectory.id)}` goes on")
+            raise Conflict(
+                f"the task {name!r} cannot be retried: it has not begun; `snapshotd resume {short(trajectory.id)}` goes on"
+            )
         again = {name} | tasks.dependents(listed, name)
         line = self._line(head, task.began)
         if not line:
-            raise Conflict(f"the task {name!r} cannot be retried: {short(task.began)}, where it began, is not of this line any more")
+            raise Conflict(
+                f"the task {name!r} cannot be retried: {short(task.began)}, where it began, is not of this line any more"
+            )
         target = line[0]
         self._rewinding.check_files(trajectory, target)
         then = {t.name for t in tasks.listed(self._catalog.state(target.id)) if t.status == tasks.COMPLETED}
@@ -149,14 +148,16 @@ class Retry:
                 if before.get(key) == after.get(key) and (key in before) == (key in after):
                     continue
                 if (key in values) != (key in before) or values.get(key) != before.get(key):
-                    raise Conflict(f"the task {item.task.name!r} cannot stay completed: it changed the state {key!r} after another had")
+                    raise Conflict(
+                        f"the task {item.task.name!r} cannot stay completed: it changed the state {key!r} after another had"
+                    )
                 if key in after:
                     values[key] = after[key]
                 else:
                     values.pop(key, None)
         return tasks.keep({**state, "values": values} if kept else state, [item.task for item in kept])
 
-    # -- files -----------------------------------------------------------------------------------------------------------------
+    # -- files ----------------------------------------------------------------------------------------------------------
 
     def _check_files(self, line: Sequence[Snapshot], kept: Sequence[_Kept]) -> None:
         """Refuse what builds on a change that will be gone. Conflict, naming the path."""
@@ -184,15 +185,22 @@ class Retry:
 
     def _write(self, root: int, kept: Sequence[_Kept]) -> None:
         for item in kept:
-            with look.open_view(self._context, item.began) as before, look.open_view(self._context, item.ended) as after:
+            with (
+                look.open_view(self._context, item.began) as before,
+                look.open_view(self._context, item.ended) as after,
+            ):
                 apply.apply(root, diff.diff(before, after), after)
 
-    # -- the journal -----------------------------------------------------------------------------------------------------------
+    # -- the journal ----------------------------------------------------------------------------------------------------
 
     def _again(self, kept: _Kept) -> list[Entry]:
         """What was recorded of a kept task, for the new line of the journal."""
         recorded = self._catalog.journal(kept.ended.id, since=kept.began.id)
-        own = [e for e in recorded if (e.name if e.kind is EntryKind.TASK else task_of(e)) == kept.task.name and e.status in _OUTCOMES]
+        own = [
+            e
+            for e in recorded
+            if (e.name if e.kind is EntryKind.TASK else task_of(e)) == kept.task.name and e.status in _OUTCOMES
+        ]
         return [self._as_kept(entry, kept) for entry in own]
 
     def _as_kept(self, entry: Entry, kept: _Kept) -> Entry:
@@ -203,7 +211,9 @@ class Retry:
                 f"{MAX_RESULT_BYTES} bytes; rewind instead"
             )
         details = {KEPT: entry.id, **entry.details}
-        return replace(entry, id=CallID(new_id()), after=kept.began.id, result=result, details=details, facts=(), snapshot=None)
+        return replace(
+            entry, id=CallID(new_id()), after=kept.began.id, result=result, details=details, facts=(), snapshot=None
+        )
 
 
 def _is_end(entry: Entry, task: str) -> bool:
@@ -213,7 +223,9 @@ def _is_end(entry: Entry, task: str) -> bool:
 def _bounded(changes: Iterator[Change]) -> Iterator[Change]:
     for number, change in enumerate(changes):
         if number >= MAX_PATHS:
-            raise LimitExceeded(f"a task cannot be retried alone where more than {MAX_PATHS} paths changed around it; rewind instead")
+            raise LimitExceeded(
+                f"a task cannot be retried alone where more than {MAX_PATHS} paths changed around it; rewind instead"
+            )
         yield change
 
 
@@ -224,7 +236,11 @@ def _check_path(task: str, path: bytes, gone: dict[bytes, Change]) -> None:
         change = gone.get(b"/".join(parts[:count]))
         if change is None:
             continue
-        both_directories = all(side is not None and side.kind is Kind.DIRECTORY for side in (change.before, change.after))
+        both_directories = all(
+            side is not None and side.kind is Kind.DIRECTORY for side in (change.before, change.after)
+        )
         if count == len(parts) or not both_directories:
             shown = "/" + change.path.decode(errors="backslashreplace")
-            raise Conflict(f"the task {task!r} cannot stay completed: it changed {shown!r}, which had changed before it; rewind instead")
+            raise Conflict(
+                f"the task {task!r} cannot stay completed: it changed {shown!r}, which had changed before it; rewind instead"
+            )

@@ -1,4 +1,5 @@
-"""Going back in place: the files, the agent's mind, or both, and undoing it. Nothing is destroyed: each is a new snapshot.
+"""Going back in place: the files, the agent's mind, or both, and undoing it. Nothing is destroyed: each is a new
+snapshot.
 
 A rewind does not look at what changes: it gives the sandbox another root and the trajectory another past to continue.
 Its marker has the arguments `to`, `mode` and `from`; the snapshot before it (its parent) is what `undo` goes back to.
@@ -51,11 +52,13 @@ UNDOABLE = ("rewind", "undo", "retry")
 class Rewinding:
     """See the module's text. Thread-safe."""
 
-    def __init__(self, context: Context, sessions: Sessions, cold: Cold, effects: Effects, listener: StepListener) -> None:
+    def __init__(
+        self, context: Context, sessions: Sessions, cold: Cold, effects: Effects, listener: StepListener
+    ) -> None:
         self._context, self._catalog, self._sessions = context, context.catalog, sessions
         self._cold, self._effects, self._listener = cold, effects, listener
 
-    # -- verbs -----------------------------------------------------------------------------------------------------------------
+    # -- verbs ----------------------------------------------------------------------------------------------------------
 
     def rewind(self, trajectory: Trajectory, to: Snapshot, mode: RewindMode, *, compensate: bool) -> Snapshot:
         """See `Engine.rewind`. `to` is pinned."""
@@ -68,21 +71,30 @@ class Rewinding:
         with self.quiet(sandbox, "rewind"):
             self.settle(sandbox, mind=mode != "files")
             call = marker("rewind", {"to": to.id, "mode": mode, "from": sandbox.head})
-            return self.switch(sandbox, call, files=None if mode == "conversation" else to, follows=None if mode == "files" else to)
+            return self.switch(
+                sandbox, call, files=None if mode == "conversation" else to, follows=None if mode == "files" else to
+            )
 
     def undo(self, trajectory: Trajectory) -> Snapshot:
         """See `Engine.undo`."""
         sandbox = self._sessions.running(trajectory)
         with self.quiet(sandbox, "undo"):
             last = self._catalog.get_snapshot(sandbox.head)
-            if last.trajectory != trajectory.id or last.call.name not in UNDOABLE or last.parent is None or self._is_entry(last):
+            if (
+                last.trajectory != trajectory.id
+                or last.call.name not in UNDOABLE
+                or last.parent is None
+                or self._is_entry(last)
+            ):
                 raise Conflict(
                     f"there is nothing to undo in {short(trajectory.id)}: its last snapshot {short(last.id)} is no rewind; "
                     "`snapshotd rewind` goes to any other"
                 )
             self.settle(sandbox, mind=True)
             with self._context.pins.pinned(last.parent) as before:
-                return self.switch(sandbox, marker("undo", {"of": last.id, "to": before.id}), files=before, follows=before)
+                return self.switch(
+                    sandbox, marker("undo", {"of": last.id, "to": before.id}), files=before, follows=before
+                )
 
     def preview(self, trajectory: Trajectory, to: Snapshot, mode: RewindMode, max_files: int) -> RewindPreview:
         """See `Engine.preview_rewind`."""
@@ -94,11 +106,13 @@ class Rewinding:
         effects = self._effects.beyond(trajectory, to)
         return RewindPreview(head.id, to.id, mode, files, count, self._messages(trajectory, head, to), tuple(effects))
 
-    # -- what other verbs do, too ----------------------------------------------------------------------------------------------
+    # -- what other verbs do, too
+    # ---------------------------------------------------------------------------------------
 
     @contextmanager
     def quiet(self, sandbox: Sandbox, what: str) -> Iterator[None]:
-        """The sandbox's lock, while nothing but init lives in it and it belongs to no command. Conflict: it does, or something lives."""
+        """The sandbox's lock, while nothing but init lives in it and it belongs to no command. Conflict: it does, or
+        something lives."""
         with sandbox.lock:
             if sandbox.agent_running:
                 reason: str | None = "its program is running"
@@ -108,12 +122,14 @@ class Rewinding:
                 reason = _blocker(sandbox)
             if reason is not None:
                 name = short(sandbox.trajectory.id)
-                raise Conflict(f"cannot {what} {name} in place: {reason}; stop it first (`snapshotd stop {name}`), or fork the snapshot")
+                raise Conflict(
+                    f"cannot {what} {name} in place: {reason}; stop it first (`snapshotd stop {name}`), or fork the snapshot"
+                )
             yield
 
     def settle(self, sandbox: Sandbox, *, mind: bool) -> None:
-        """Capture what changed since the head. With `mind` calls that nobody will end any more are over, with an outcome that nobody
-        knows, so that they are remembered on the line that is left."""
+        """Capture what changed since the head. With `mind` calls that nobody will end any more are over, with an
+        outcome that nobody knows, so that they are remembered on the line that is left."""
         entries = self._cut_off(sandbox) if mind else []
         if sandbox.changed or (mind and (entries or sandbox.pending or sandbox.state_changed)):
             commit_step(self._catalog, sandbox, marker("checkpoint", {"name": "before rewind"}), self._listener)
@@ -127,11 +143,18 @@ class Rewinding:
         return unbound
 
     def switch(
-        self, sandbox: Sandbox, call: ToolCall, *, files: Snapshot | None, follows: Snapshot | None, entries: Sequence[Entry] = (),
-        state: dict[str, Any] | None = None, change: LayerMaker | None = None,
-    ) -> Snapshot:  # fmt: skip
-        """Put the files of a snapshot (None: they stay; with `change`: as `replace_files`) and the mind of another into a settled sandbox,
-        and record it. `state`: instead of that of `follows`.
+        self,
+        sandbox: Sandbox,
+        call: ToolCall,
+        *,
+        files: Snapshot | None,
+        follows: Snapshot | None,
+        entries: Sequence[Entry] = (),
+        state: dict[str, Any] | None = None,
+        change: LayerMaker | None = None,
+    ) -> Snapshot:
+        """Put the files of a snapshot (None: they stay; with `change`: as `replace_files`) and the mind of another into
+        a settled sandbox, and record it. `state`: instead of that of `follows`.
 
         Caller holds the lock and has seen to it that nothing lives. On an error everything is as before.
         """
@@ -149,14 +172,17 @@ class Rewinding:
             raise
 
     def _after(self, cleanup: Callable[[], None] | None) -> StepListener:
-        """The listener, which lets go of the old root too: in the background, because that takes as long as much was touched there."""
+        """The listener, which lets go of the old root too: in the background, because that takes as long as much was
+        touched there."""
         if cleanup is None:
             return self._listener
-        return lambda snapshot, captured: self._listener(snapshot, replace(captured, cleanup=_both(captured.cleanup, cleanup)))
+        return lambda snapshot, captured: self._listener(
+            snapshot, replace(captured, cleanup=_both(captured.cleanup, cleanup))
+        )
 
     def replace_files(self, sandbox: Sandbox, files: Snapshot, change: LayerMaker | None = None) -> Callable[[], None]:
-        """Give a sandbox the files of a snapshot, instead of what it has. `change`: makes one more layer over them. As `switch`;
-        returns what remains to be done, as `Sandbox.replace_root`."""
+        """Give a sandbox the files of a snapshot, instead of what it has. `change`: makes one more layer over them. As
+        `switch`; returns what remains to be done, as `Sandbox.replace_root`."""
         stack = self._cold.take(files)
         if change is None:
             return sandbox.replace_root(stack, files.id)
@@ -180,7 +206,9 @@ class Rewinding:
         if to.state in (SnapshotState.LOST, SnapshotState.PRUNED):
             raise gone(to)
         if to.stack.image != trajectory.spec.image:
-            raise Conflict(f"snapshot {short(to.id)} cannot be put into {short(trajectory.id)}: it is of another image; fork it")
+            raise Conflict(
+                f"snapshot {short(to.id)} cannot be put into {short(trajectory.id)}: it is of another image; fork it"
+            )
 
     def in_history(self, trajectory: Trajectory, snapshot: Snapshot) -> bool:
         """Whether a snapshot is one of the trajectory's own, or of those that it was forked from."""
@@ -193,7 +221,7 @@ class Rewinding:
             source = self._catalog.get_snapshot(own.forked_from)
             own, last = self._catalog.get_trajectory(source.trajectory), source.seq
 
-    # -- inside ----------------------------------------------------------------------------------------------------------------
+    # -- inside ---------------------------------------------------------------------------------------------------------
 
     def _check(self, trajectory: Trajectory, to: Snapshot, mode: str) -> None:
         if mode not in MODES:
@@ -259,7 +287,11 @@ class Rewinding:
 
     def _kept(self, snapshot: Snapshot, kept: int) -> int:
         """Of the messages that a snapshot has, those it took over."""
-        return min(kept, snapshot.messages - len(self._catalog.own_messages(snapshot.id))) if snapshot.follows is not None else kept
+        return (
+            min(kept, snapshot.messages - len(self._catalog.own_messages(snapshot.id)))
+            if snapshot.follows is not None
+            else kept
+        )
 
 
 def _both(first: Callable[[], None] | None, second: Callable[[], None]) -> Callable[[], None]:

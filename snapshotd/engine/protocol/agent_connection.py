@@ -1,4 +1,5 @@
-"""One agent's connection: its requests, one after the other, checked and handed to the handler. Its state belongs to its thread."""
+"""One agent's connection: its requests, one after the other, checked and handed to the handler. Its state belongs to
+its thread."""
 
 from __future__ import annotations
 
@@ -29,7 +30,15 @@ from snapshotd.engine.protocol.agent_handler import (
     Outcome,
 )
 from snapshotd.engine.protocol.agent_wire import Disconnected, Malformed, Request, Wire
-from snapshotd.errors import Conflict, InternalError, LimitExceeded, NotFound, SnapshotdError, UsageError, VersionMismatch
+from snapshotd.errors import (
+    Conflict,
+    InternalError,
+    LimitExceeded,
+    NotFound,
+    SnapshotdError,
+    UsageError,
+    VersionMismatch,
+)
 from snapshotd.kernel import turns
 from snapshotd.types import CallStatus, EntryKind, SideEffect
 
@@ -40,8 +49,11 @@ _ARGV_LIMIT = 64
 _DEPENDS_LIMIT = 100
 _EXPIRES_LIMIT_S = 10 * 365 * 86400
 _BODY_LIMITS = {
-    "message": MESSAGE_LIMIT_BYTES, "call_begin": MESSAGE_LIMIT_BYTES, "state_set": VALUE_LIMIT_BYTES, "store_put": VALUE_LIMIT_BYTES,
-}  # fmt: skip
+    "message": MESSAGE_LIMIT_BYTES,
+    "call_begin": MESSAGE_LIMIT_BYTES,
+    "state_set": VALUE_LIMIT_BYTES,
+    "store_put": VALUE_LIMIT_BYTES,
+}
 """Of those whose bodies are JSON that the daemon takes into memory."""
 
 
@@ -83,12 +95,18 @@ class Connection:
     def _answer(self, request: Request) -> None:
         action = _ACTIONS.get(request.op)
         if action is None:
-            raise Malformed(UsageError("A request's op is not the name of a request; see the table in docs/agent-protocol.md."))
+            raise Malformed(
+                UsageError("A request's op is not the name of a request; see the table in docs/agent-protocol.md.")
+            )
         if not self._greeted and request.op != "hello":
             raise Malformed(UsageError("The first request is not hello; say hello first."))
         limit = self._server.body_limit_bytes if request.op == "call_end" else _BODY_LIMITS.get(request.op, 0)
         if (request.body_bytes or 0) > limit:
-            raise Malformed(LimitExceeded(f"A body of {request.body_bytes} bytes is over {request.op}'s limit of {limit}; send less."))
+            raise Malformed(
+                LimitExceeded(
+                    f"A body of {request.body_bytes} bytes is over {request.op}'s limit of {limit}; send less."
+                )
+            )
         body: bytes | None = None
         try:
             answer = action(self, request)
@@ -106,7 +124,9 @@ class Connection:
 
     def _parked(self, request: Request) -> AbstractContextManager[None]:
         fields = request.fields
-        return self._server.parking(self.pid, wire.boolean(fields, "parked"), wire.optional_text(fields, "unparked_because"))
+        return self._server.parking(
+            self.pid, wire.boolean(fields, "parked"), wire.optional_text(fields, "unparked_because")
+        )
 
     def _value(self, request: Request, key: str) -> tuple[Any] | None:
         """The value of a field, or of the body; None where there is neither."""
@@ -114,15 +134,21 @@ class Connection:
             return (wire.parse_json(b"".join(self.wire.body())),)
         return (request.fields[key],) if key in request.fields else None
 
-    # -- requests ------------------------------------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------------------------------
 
     def _hello(self, request: Request) -> Answer:
         version = request.fields.get("version")
         if version != VERSION or isinstance(version, bool):
-            raise Malformed(VersionMismatch(f"The agent does not speak protocol version {VERSION}; use the library the daemon mounts."))
+            raise Malformed(
+                VersionMismatch(
+                    f"The agent does not speak protocol version {VERSION}; use the library the daemon mounts."
+                )
+            )
         calls = request.fields.get("calls") or []
         if not isinstance(calls, list) or len(calls) > OPEN_CALL_LIMIT:
-            raise Malformed(UsageError(f"The field calls is not a list of at most {OPEN_CALL_LIMIT} ids; correct the request."))
+            raise Malformed(
+                UsageError(f"The field calls is not a list of at most {OPEN_CALL_LIMIT} ids; correct the request.")
+            )
         facts = self._handler.hello(self.pid)
         if calls:
             self.open_calls |= self._handler.claim(self.pid, tuple(wire.call_id({"call": call}) for call in calls))
@@ -151,10 +177,18 @@ class Connection:
             approve = wire.label(fields, "approve", 1000)
         arguments = self._value(request, "arguments")
         return Intent(
-            wire.call_id(fields), wire.label(fields, "name", 200), arguments[0] if arguments else None, EntryKind(kind),
-            SideEffect(side_effect), wire.optional_label(fields, "key", 200), approve, _compensation(fields),
-            wire.optional_label(fields, "task", 200), _facts(fields), wire.boolean(fields, "skippable"),
-        )  # fmt: skip
+            wire.call_id(fields),
+            wire.label(fields, "name", 200),
+            arguments[0] if arguments else None,
+            EntryKind(kind),
+            SideEffect(side_effect),
+            wire.optional_label(fields, "key", 200),
+            approve,
+            _compensation(fields),
+            wire.optional_label(fields, "task", 200),
+            _facts(fields),
+            wire.boolean(fields, "skippable"),
+        )
 
     def _call_end(self, request: Request) -> Answer:
         fields = request.fields
@@ -200,7 +234,11 @@ class Connection:
         return {}
 
     def _fact(self, request: Request) -> Answer:
-        return {"value": self._handler.fact(wire.label(request.fields, "kind", 64), request.fields.get("value"), _rid(request))}
+        return {
+            "value": self._handler.fact(
+                wire.label(request.fields, "kind", 64), request.fields.get("value"), _rid(request)
+            )
+        }
 
     def _message(self, request: Request) -> Answer:
         role = wire.label(request.fields, "role", 64)
@@ -235,7 +273,9 @@ class Connection:
         fields = request.fields
         depends = fields.get("depends") or []
         if not isinstance(depends, list) or len(depends) > _DEPENDS_LIMIT:
-            raise Malformed(UsageError(f"The field depends is not a list of at most {_DEPENDS_LIMIT} names; correct the request."))
+            raise Malformed(
+                UsageError(f"The field depends is not a list of at most {_DEPENDS_LIMIT} names; correct the request.")
+            )
         names = tuple(wire.label({"depends": name}, "depends", 200) for name in depends)
         status = wire.one_of(fields, "status", ["pending", "in-progress", "completed", "failed", "skipped"])
         note = wire.optional_text(fields, "note")
@@ -248,19 +288,29 @@ class Connection:
         name = wire.label(request.fields, "name", 200)
         call_id = wire.call_id(request.fields)
         with self._parked(request):
-            return self._handler.checkpoint(self.pid, call_id, name, _within(request), again=wire.boolean(request.fields, "again"))
+            return self._handler.checkpoint(
+                self.pid, call_id, name, _within(request), again=wire.boolean(request.fields, "again")
+            )
 
     def _approve(self, request: Request) -> Answer:
         fields = request.fields
         expires = fields.get("expires_s")
         if expires is not None and (type(expires) not in (int, float) or not 0 < expires <= _EXPIRES_LIMIT_S):
-            raise Malformed(UsageError("The field expires_s is not a number of seconds; correct the request or leave it out."))
+            raise Malformed(
+                UsageError("The field expires_s is not a number of seconds; correct the request or leave it out.")
+            )
         call_id, question = wire.call_id(fields), wire.label(fields, "question", 1000)
         with self._parked(request):
             return self._handler.approve(
-                self.pid, call_id, question, fields.get("details"), expires, _within(request), self._server.closing,
+                self.pid,
+                call_id,
+                question,
+                fields.get("details"),
+                expires,
+                _within(request),
+                self._server.closing,
                 again=wire.boolean(fields, "again"),
-            )  # fmt: skip
+            )
 
     def _store_get(self, request: Request) -> Answer:
         fields = {**_place(request), "version": _version(request.fields, "version")}
@@ -272,7 +322,9 @@ class Connection:
             raise Malformed(UsageError("A store_put has neither value nor a body; send one of them."))
         ttl = request.fields.get("ttl_s")
         if ttl is not None and (type(ttl) not in (int, float) or not 0 < ttl <= _EXPIRES_LIMIT_S):
-            raise Malformed(UsageError("The field ttl_s is not a number of seconds; correct the request or leave it out."))
+            raise Malformed(
+                UsageError("The field ttl_s is not a number of seconds; correct the request or leave it out.")
+            )
         expected = _version(request.fields, "expected_version")
         fields = {**_place(request), "value": value[0], "ttl_s": ttl, "expected_version": expected}
         return self._handler.store("put", fields, _within(request), _rid(request))
@@ -286,14 +338,23 @@ class Connection:
         where = fields.get("where")
         if where is not None and not isinstance(where, dict):
             raise Malformed(UsageError("The field where is not an object; correct the request or leave it out."))
-        return self._handler.store("search", {
-            "namespace": wire.label(fields, "namespace", 200), "prefix": wire.optional_text(fields, "prefix") or "", "where": where,
-            "limit": wire.integer(fields, "limit", 1, 1000, default=100), "after": wire.optional_text(fields, "after") or "",
-        }, _within(request), _rid(request))  # fmt: skip
+        return self._handler.store(
+            "search",
+            {
+                "namespace": wire.label(fields, "namespace", 200),
+                "prefix": wire.optional_text(fields, "prefix") or "",
+                "where": where,
+                "limit": wire.integer(fields, "limit", 1, 1000, default=100),
+                "after": wire.optional_text(fields, "after") or "",
+            },
+            _within(request),
+            _rid(request),
+        )
 
 
 def _within(request: Request) -> str | None:
-    """The running call in whose body a request was made: what it does belongs to that call, and is not done again in a replay."""
+    """The running call in whose body a request was made: what it does belongs to that call, and is not done again in a
+    replay."""
     return wire.call_id({"call": request.fields["within"]}) if request.fields.get("within") is not None else None
 
 
@@ -312,9 +373,15 @@ def _version(fields: dict[str, Any], key: str) -> int | None:
 
 def _facts(fields: dict[str, Any]) -> tuple[Any, ...]:
     facts = fields.get("facts") or []
-    known = isinstance(facts, list) and len(facts) <= _FACTS_LIMIT and all(isinstance(fact, dict) and "kind" in fact for fact in facts)
+    known = (
+        isinstance(facts, list)
+        and len(facts) <= _FACTS_LIMIT
+        and all(isinstance(fact, dict) and "kind" in fact for fact in facts)
+    )
     if not known:
-        raise Malformed(UsageError(f"The field facts is not a list of at most {_FACTS_LIMIT} facts; correct the request."))
+        raise Malformed(
+            UsageError(f"The field facts is not a list of at most {_FACTS_LIMIT} facts; correct the request.")
+        )
     return tuple({"kind": fact["kind"], "value": fact.get("value")} for fact in facts)
 
 
@@ -323,13 +390,23 @@ def _compensation(fields: dict[str, Any]) -> tuple[str, ...] | None:
     if value is None:
         return None
     argv = value.get("argv") if isinstance(value, dict) else None
-    if not isinstance(argv, list) or not 1 <= len(argv) <= _ARGV_LIMIT or not all(isinstance(arg, str) and "\0" not in arg for arg in argv):
-        raise Malformed(UsageError(f'The field compensate is not {{"argv": [...]}} of 1 to {_ARGV_LIMIT} texts; correct the request.'))
+    if (
+        not isinstance(argv, list)
+        or not 1 <= len(argv) <= _ARGV_LIMIT
+        or not all(isinstance(arg, str) and "\0" not in arg for arg in argv)
+    ):
+        raise Malformed(
+            UsageError(
+                f'The field compensate is not {{"argv": [...]}} of 1 to {_ARGV_LIMIT} texts; correct the request.'
+            )
+        )
     return tuple(argv)
 
 
 def _encode(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")  # lone surrogates, as JSON has it
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(
+        errors="backslashreplace"
+    )  # lone surrogates, as JSON has it
 
 
 _Action = Callable[[Connection, Request], Answer]

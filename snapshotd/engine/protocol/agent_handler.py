@@ -1,4 +1,5 @@
-"""What an agent's requests mean, as a specification: `AgentHandler` is implemented by calls.py, and served by agent_protocol.py."""
+"""What an agent's requests mean, as a specification: `AgentHandler` is implemented by calls.py, and served by
+agent_protocol.py."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ class BodyWriter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """A `call_begin`. `approve`: the program itself wants a person's agreement, with its question if it is a text. `facts`: as
-    `Entry.facts`."""
+    """A `call_begin`. `approve`: the program itself wants a person's agreement, with its question if it is a text.
+    `facts`: as `Entry.facts`."""
 
     call_id: str
     name: str
@@ -54,7 +55,8 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A `call_end`. `result` is JSON (bytes; checked), or what `body_writer` returned, complete but not checked to be JSON."""
+    """A `call_end`. `result` is JSON (bytes; checked), or what `body_writer` returned, complete but not checked to be
+    JSON."""
 
     status: CallStatus
     result: bytes | BodyWriter | None = None
@@ -64,35 +66,38 @@ class Outcome:
 
 
 class AgentHandler(Protocol):
-    """What the requests of one container mean. Any method may raise a SnapshotdError, which the agent is told in one sentence.
+    """What the requests of one container mean. Any method may raise a SnapshotdError, which the agent is told in one
+    sentence.
 
-    `pid` is the peer's process id in the daemon's pid namespace. `call_id` is the agent's choice, 32 hexadecimal characters, unique among
-    the connection's open calls only: refuse one that the trajectory has seen (Conflict). `cancelled` is set when nobody waits for the
-    answer.
+    `pid` is the peer's process id in the daemon's pid namespace. `call_id` is the agent's choice, 32 hexadecimal
+    characters, unique among the connection's open calls only: refuse one that the trajectory has seen (Conflict).
+    `cancelled` is set when nobody waits for the answer.
     """
 
     def hello(self, pid: int) -> Answer:
         """Facts for the agent: `trajectory`, `snapshot` and `replaying`."""
 
     def claim(self, pid: int, call_ids: tuple[str, ...]) -> set[str]:
-        """A process comes back that had begun these calls on another connection: those that are open and wait for it."""
+        """A process comes back that had begun these calls on another connection: those that are open and wait for
+        it."""
 
     def ended(self, call_id: str) -> str | None:
         """What `call_end` answered, or would have: for a process that sends it again. None: it has not ended."""
 
     def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event, *, again: bool = False) -> Answer:
-        """Something is about to run: record the intent. May wait for a person. With `replayed` in the answer the call has ended already.
-        `again`, here and below: nobody knows whether the first such request was heard."""
+        """Something is about to run: record the intent. May wait for a person. With `replayed` in the answer the call
+        has ended already. `again`, here and below: nobody knows whether the first such request was heard."""
 
     def body_writer(self, call_id: str) -> BodyWriter:
         """Where a large result of a call goes."""
 
     def call_end(self, pid: int, call_id: str, outcome: Outcome) -> str:
-        """A call that this connection began is over: take the snapshot (unless it was a model call) and return the head's id."""
+        """A call that this connection began is over: take the snapshot (unless it was a model call) and return the
+        head's id."""
 
     def output(self, call_id: str, stream: Literal["stdout", "stderr"], data: bytes, rid: str | None = None) -> None:
-        """What a call that this connection began has printed so far. `rid`, here and below: the request's own name, the same when it is
-        sent again."""
+        """What a call that this connection began has printed so far. `rid`, here and below: the request's own name, the
+        same when it is sent again."""
 
     def fact(self, kind: str, value: Any, rid: str | None = None) -> Any:
         """The recorded value, or `value`, which is recorded from now on."""
@@ -119,12 +124,24 @@ class AgentHandler(Protocol):
         """Take a snapshot without a call: `snapshot` is its id."""
 
     def approve(
-        self, pid: int, call_id: str, question: str, details: Any, expires_s: float | None, within: str | None,
-        cancelled: threading.Event, *, again: bool = False,
-    ) -> Answer:  # fmt: skip
+        self,
+        pid: int,
+        call_id: str,
+        question: str,
+        details: Any,
+        expires_s: float | None,
+        within: str | None,
+        cancelled: threading.Event,
+        *,
+        again: bool = False,
+    ) -> Answer:
         """Ask a person and wait: `approved`, `by`, `reason`, `answer`."""
 
     def store(
-        self, op: Literal["get", "put", "delete", "search"], fields: dict[str, Any], within: str | None, rid: str | None = None
-    ) -> Answer:  # fmt: skip
+        self,
+        op: Literal["get", "put", "delete", "search"],
+        fields: dict[str, Any],
+        within: str | None,
+        rid: str | None = None,
+    ) -> Answer:
         """The key-value store; `fields` are those of the request, checked, `value` among them where there is one."""

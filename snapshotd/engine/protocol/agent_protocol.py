@@ -1,10 +1,13 @@
-"""The daemon's end of the conversation with agents: one unix socket per container. The requests are in docs/agent-protocol.md.
+"""The daemon's end of the conversation with agents: one unix socket per container. The requests are in
+docs/agent-protocol.md.
 
-Trust: everything that connects is an attacker who may send anything, in any order, on any number of connections. What one connection sends
-never affects another, and costs the daemon one thread, one line of memory and what the handler allows. The socket is the identity: the
-directory that holds it is only visible in the container, and `admit` is asked about each peer's process id besides.
+Trust: everything that connects is an attacker who may send anything, in any order, on any number of connections. What
+one connection sends never affects another, and costs the daemon one thread, one line of memory and what the handler
+allows. The socket is the identity: the directory that holds it is only visible in the container, and `admit` is asked
+about each peer's process id besides.
 
-Concurrency: one thread per connection (at most 64); the handler's methods are called from all of them, also at the same time.
+Concurrency: one thread per connection (at most 64); the handler's methods are called from all of them, also at the same
+time.
 """
 
 from __future__ import annotations
@@ -40,8 +43,15 @@ class AgentServer:
     `lost(pid, call_ids)`: called when a connection ended with calls that began and did not end; nobody will end them.
     """
 
-    def __init__(self, socket_path: Path, handler: AgentHandler, admit: Callable[[int], bool], *,
-                 body_limit_bytes: int = BODY_LIMIT_BYTES, lost: Callable[[int, tuple[str, ...]], None] | None = None) -> None:
+    def __init__(
+        self,
+        socket_path: Path,
+        handler: AgentHandler,
+        admit: Callable[[int], bool],
+        *,
+        body_limit_bytes: int = BODY_LIMIT_BYTES,
+        lost: Callable[[int, tuple[str, ...]], None] | None = None,
+    ) -> None:
         self.handler = handler
         self.body_limit_bytes = body_limit_bytes
         self.messages_lock = threading.Lock()
@@ -65,15 +75,16 @@ class AgentServer:
         self._acceptor.start()
 
     def parked_pids(self) -> set[int]:
-        """Processes that have let go of the root and wait for the answer to a call_end or checkpoint (host process ids)."""
+        """Processes that have let go of the root and wait for the answer to a call_end or checkpoint (host process
+        ids)."""
         with self._lock:
             return set(self._parked)
 
     def close(self) -> None:
         """Refuse new connections, end all, remove the socket. Idempotent.
 
-        Waits for the connections' threads, except the calling one, for at most 10 s: one may be inside the handler, which is not
-        interrupted.
+        Waits for the connections' threads, except the calling one, for at most 10 s: one may be inside the handler,
+        which is not interrupted.
         """
         if self.closing.is_set():
             return
@@ -84,7 +95,9 @@ class AgentServer:
         try:
             os.unlink(self._name, dir_fd=self._directory)
         except OSError:
-            pass  # the container may have removed it or put something else there; its run directory is removed with everything in it
+            # the container may have removed it or put something else there; its run directory is removed with
+            # everything in it
+            pass
         os.close(self._directory)
         with self._lock:
             for connection in self._connections:
@@ -137,7 +150,9 @@ class AgentServer:
             return
         with self._lock:
             if len(self._connections) < CONNECTION_LIMIT and not self.closing.is_set():
-                thread = threading.Thread(target=self._serve, args=(connection,), name=f"agent-{connection.pid}", daemon=True)
+                thread = threading.Thread(
+                    target=self._serve, args=(connection,), name=f"agent-{connection.pid}", daemon=True
+                )
                 self._connections.add(connection)
                 self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
                 try:
@@ -149,7 +164,11 @@ class AgentServer:
                     self._threads.remove(thread)
         connected.setblocking(False)
         try:
-            connected.send(_refusal(LimitExceeded(f"This sandbox has {CONNECTION_LIMIT} connections already; close some and try again.")))
+            connected.send(
+                _refusal(
+                    LimitExceeded(f"This sandbox has {CONNECTION_LIMIT} connections already; close some and try again.")
+                )
+            )
         except OSError:
             pass  # it is being turned away; whether it hears why is its own affair
         connected.close()
@@ -157,7 +176,11 @@ class AgentServer:
     def _serve(self, connection: Connection) -> None:
         try:
             if not self._admit(connection.pid):
-                connection.fail(NotPermitted(f"Process {connection.pid} does not belong to this sandbox; connect from inside of it."))
+                connection.fail(
+                    NotPermitted(
+                        f"Process {connection.pid} does not belong to this sandbox; connect from inside of it."
+                    )
+                )
                 return
             connection.run()
         except Disconnected:
@@ -177,8 +200,9 @@ def _refusal(error: SnapshotdError) -> bytes:
 def _bind(directory: int, name: str) -> socket.socket:
     """A listening socket `name` in the directory, open to everyone who can reach it.
 
-    The address goes through the directory's descriptor: paths of any length fit, and nobody can swap the directory. The mode is set
-    through a descriptor of the socket itself, since the container may replace the name by a link to anything at any moment.
+    The address goes through the directory's descriptor: paths of any length fit, and nobody can swap the directory. The
+    mode is set through a descriptor of the socket itself, since the container may replace the name by a link to
+    anything at any moment.
     """
     try:
         os.unlink(name, dir_fd=directory)

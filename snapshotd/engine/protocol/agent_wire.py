@@ -1,7 +1,7 @@
 """Requests from inside a sandbox as bytes: lines, bodies, JSON and its bounds. docs/agent-protocol.md has the table.
 
-Whoever sends them is an attacker. Anything malformed raises `Malformed`, after which the connection is closed; nothing here keeps more
-than a line and one read in memory.
+Whoever sends them is an attacker. Anything malformed raises `Malformed`, after which the connection is closed; nothing
+here keeps more than a line and one read in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ NODE_LIMIT = 200_000
 """JSON values in one request. A line of `[[],[],...` would otherwise become a hundred times its size in memory."""
 PIECE_BYTES = 64 << 10
 STALL_S = 120.0
-"""A peer that stops in the middle of a request, or does not read its answer, for this long is cut off. Waiting between requests is free."""
+"""A peer that stops in the middle of a request, or does not read its answer, for this long is cut off. Waiting between
+requests is free."""
 _CALL_ID = re.compile(r"[0-9a-f]{32}")
 _RID = re.compile(r"[0-9a-f]{16,32}")
 _REQUEST_ID_LIMIT = 1 << 53
@@ -109,13 +110,19 @@ class Wire:
         while (end := self._buffer.find(b"\n", start)) < 0:
             start = len(self._buffer)
             if start >= LINE_LIMIT_BYTES:
-                raise Malformed(LimitExceeded(f"A request's line is longer than {LINE_LIMIT_BYTES} bytes; send large values as a body."))
+                raise Malformed(
+                    LimitExceeded(
+                        f"A request's line is longer than {LINE_LIMIT_BYTES} bytes; send large values as a body."
+                    )
+                )
             if not self._receive(STALL_S if self._buffer else None):
                 if self._buffer:
                     raise Disconnected
                 return None
         if end >= LINE_LIMIT_BYTES:
-            raise Malformed(LimitExceeded(f"A request's line is longer than {LINE_LIMIT_BYTES} bytes; send large values as a body."))
+            raise Malformed(
+                LimitExceeded(f"A request's line is longer than {LINE_LIMIT_BYTES} bytes; send large values as a body.")
+            )
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
         return line
@@ -132,10 +139,14 @@ class Wire:
 
 
 def parse_json(data: bytes) -> Any:
-    """A JSON value within the bounds: strict UTF-8, finite numbers, valid Unicode, limited depth and count. Raises Malformed."""
+    """A JSON value within the bounds: strict UTF-8, finite numbers, valid Unicode, limited depth and count. Raises
+    Malformed."""
     try:
         value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as exc:  # UnicodeDecodeError and JSONDecodeError are ValueErrors, as are integers of 4300 digits
+    except (
+        ValueError,
+        RecursionError,
+    ) as exc:  # UnicodeDecodeError and JSONDecodeError are ValueErrors, as are integers of 4300 digits
         reason = "nested too deeply" if isinstance(exc, RecursionError) else str(exc)[:200]
         raise Malformed(UsageError(f"A request is not JSON ({reason}); send one JSON object per line.")) from None
     _check_bounds(value)
@@ -163,7 +174,9 @@ def _check_bounds(value: Any) -> None:
                 raise Malformed(UsageError("A request holds a number beyond the range of a double; send it as text."))
         nodes += len(deeper)
         if nodes > NODE_LIMIT:
-            raise Malformed(LimitExceeded(f"A request holds more than {NODE_LIMIT} JSON values; send large values as a body."))
+            raise Malformed(
+                LimitExceeded(f"A request holds more than {NODE_LIMIT} JSON values; send large values as a body.")
+            )
         if not deeper:
             return
         level = deeper
@@ -174,7 +187,9 @@ def _check_text(text: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise Malformed(UsageError("A request holds text that is not valid Unicode (a lone surrogate); escape it first.")) from None
+        raise Malformed(
+            UsageError("A request holds text that is not valid Unicode (a lone surrogate); escape it first.")
+        ) from None
 
 
 def parse_request(line: bytes) -> Request:
@@ -187,28 +202,36 @@ def parse_request(line: bytes) -> Request:
         raise Malformed(UsageError("A request's id is not an integer from 0 to 2^53; number the requests."))
     op = fields.pop("op", None)
     if not isinstance(op, str) or len(op) > 64:
-        raise Malformed(UsageError("A request's op is not the name of a request; see the table in docs/agent-protocol.md."))
+        raise Malformed(
+            UsageError("A request's op is not the name of a request; see the table in docs/agent-protocol.md.")
+        )
     body_bytes = fields.pop("body_bytes", None)
     if body_bytes is not None and (type(body_bytes) is not int or not 0 <= body_bytes < 1 << 62):
-        raise Malformed(UsageError("A request's body_bytes is not a number of bytes; leave it out when there is no body."))
+        raise Malformed(
+            UsageError("A request's body_bytes is not a number of bytes; leave it out when there is no body.")
+        )
     return Request(request_id, op, fields, body_bytes)
 
 
-# -- fields --------------------------------------------------------------------------------------------------------------------
+# -- fields ---------------------------------------------------------------------------------------------------------
 
 
 def label(fields: dict[str, Any], key: str, limit: int) -> str:
     """A printable text of 1 to `limit` characters: what people will see in lists, so nothing that moves a cursor."""
     value = fields.get(key)
     if not isinstance(value, str) or not 1 <= len(value) <= limit or not value.isprintable():
-        raise Malformed(UsageError(f"The field {key} is not a text of 1 to {limit} printable characters; correct the request."))
+        raise Malformed(
+            UsageError(f"The field {key} is not a text of 1 to {limit} printable characters; correct the request.")
+        )
     return value
 
 
 def call_id(fields: dict[str, Any]) -> str:
     value = fields.get("call")
     if not isinstance(value, str) or not _CALL_ID.fullmatch(value):
-        raise Malformed(UsageError("The field call is not an id of 32 hexadecimal characters; make a random one for each call."))
+        raise Malformed(
+            UsageError("The field call is not an id of 32 hexadecimal characters; make a random one for each call.")
+        )
     return value
 
 
@@ -216,7 +239,9 @@ def request_name(fields: dict[str, Any]) -> str | None:
     """The field rid, of a request that may be sent again; None where there is none."""
     value = fields.get("rid")
     if value is not None and (not isinstance(value, str) or not _RID.fullmatch(value)):
-        raise Malformed(UsageError("The field rid is not 16 to 32 hexadecimal characters; make random ones, or leave it out."))
+        raise Malformed(
+            UsageError("The field rid is not 16 to 32 hexadecimal characters; make random ones, or leave it out.")
+        )
     return value
 
 

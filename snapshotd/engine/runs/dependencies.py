@@ -1,7 +1,8 @@
-"""An agent's own dependencies: installed once, in a throw-away sandbox with network, into a layer that is cached by their hash.
+"""An agent's own dependencies: installed once, in a throw-away sandbox with network, into a layer that is cached by
+their hash.
 
-They come from `--requirements FILE` or from the agent file's inline metadata (PEP 723). The agent's sandbox needs no network then: the
-layer holds /opt/agent-packages, which is on its PYTHONPATH.
+They come from `--requirements FILE` or from the agent file's inline metadata (PEP 723). The agent's sandbox needs no
+network then: the layer holds /opt/agent-packages, which is on its PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -26,10 +27,19 @@ PACKAGES_DIR = "/opt/agent-packages"
 MAX_METADATA_BYTES = 1 << 20
 _INLINE = re.compile(r"(?m)^# /// script\s*$\n(?P<body>(^#(| .*)$\n)+)^# ///\s*$")
 _HOST_CA = "/etc/ssl/certs/ca-certificates.crt"
-_PIP_SETTINGS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+_PIP_SETTINGS = (
+    "PIP_INDEX_URL",
+    "PIP_EXTRA_INDEX_URL",
+    "PIP_TRUSTED_HOST",
+    "PIP_DEFAULT_TIMEOUT",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+)
 
 Installer = Callable[[SandboxSpec, str, dict[str, str], bytes], LayerID]
-"""Runs a shell script in a throw-away sandbox of this spec, with environment and CA bundle, and returns a layer with PACKAGES_DIR only."""
+"""Runs a shell script in a throw-away sandbox of this spec, with environment and CA bundle, and returns a layer with
+PACKAGES_DIR only."""
 
 
 def wanted(request: RunRequest) -> tuple[str, ...]:
@@ -64,7 +74,8 @@ def _inline(agent: Path) -> tuple[str, ...]:
 
 
 def layer_for(context: Context, spec: SandboxSpec, requirements: tuple[str, ...], install: Installer) -> LayerID:
-    """The layer with these packages for this image: the cached one, or a new one. UsageError with pip's own words when pip fails."""
+    """The layer with these packages for this image: the cached one, or a new one. UsageError with pip's own words when
+    pip fails."""
     key = hashlib.sha256(json.dumps([spec.image, requirements]).encode()).hexdigest()
     cached = cached_layers(context)
     if key in cached and cached[key] in context.store.layers():
@@ -79,7 +90,9 @@ def layer_for(context: Context, spec: SandboxSpec, requirements: tuple[str, ...]
     try:
         layer = install(online, script, environment, bundle)
     except CommandNotFound as exc:
-        raise UsageError("the image has no shell to install dependencies with; use an image with python3 and pip") from exc
+        raise UsageError(
+            "the image has no shell to install dependencies with; use an image with python3 and pip"
+        ) from exc
     context.catalog.set_meta(CACHE_KEY, json.dumps({**cached_layers(context), key: layer}))
     context.store.unpin([layer])
     return layer

@@ -29,9 +29,15 @@ class Forks:
         self._sessions, self._forget = sessions, forget
 
     def fork(
-        self, source: Snapshot, n: int, args: tuple[str, ...] | None, name: str | None, *, resume: bool = False,
+        self,
+        source: Snapshot,
+        n: int,
+        args: tuple[str, ...] | None,
+        name: str | None,
+        *,
+        resume: bool = False,
         announce: Callable[[TrajectoryID], None] = lambda _: None,
-    ) -> Forked:  # fmt: skip
+    ) -> Forked:
         """See `Engine.fork`. `source` is pinned by the caller. `announce` is told of each before it is recorded."""
         owner = self._catalog.get_trajectory(source.trajectory)
         resumption = self.resumption(owner, source) if resume else None
@@ -75,19 +81,33 @@ class Forks:
     def resumption(self, owner: Trajectory, source: Snapshot) -> Resumption:
         """What the program of a fork has to meet. UsageError: there is none."""
         if owner.agent is None or owner.began is None:
-            raise UsageError(f"{short(owner.id)} has no program that could be resumed; fork without --resume, or give a command after `--`")
+            raise UsageError(
+                f"{short(owner.id)} has no program that could be resumed; fork without --resume, or give a command after `--`"
+            )
         began = self._catalog.get_snapshot(owner.began)
         entries = tuple(self._catalog.journal(source.id, since=began.id))
         return Resumption(began, source, entries, branching=True)
 
     def _record(
-        self, owner: Trajectory, source: Snapshot, experiment: ExperimentID, index: int, n: int, args: tuple[str, ...] | None,
+        self,
+        owner: Trajectory,
+        source: Snapshot,
+        experiment: ExperimentID,
+        index: int,
+        n: int,
+        args: tuple[str, ...] | None,
         name: str | None,
-    ) -> Trajectory:  # fmt: skip
+    ) -> Trajectory:
         env = dict(owner.env) | {FORK_INDEX: str(index), FORK_COUNT: str(n)}
         return Trajectory(
-            id=TrajectoryID(new_id()), name=name if n == 1 or name is None else f"{name}-{index}", spec=owner.spec,
+            id=TrajectoryID(new_id()),
+            name=name if n == 1 or name is None else f"{name}-{index}",
+            spec=owner.spec,
             agent=owner.agent if args is None else self._secrecy.concealed(owner, fork_agent(owner, args, index)),
-            head=source.id, status=TrajectoryStatus.RUNNING,
-            created_at_ns=time.time_ns(), forked_from=source.id, experiment=experiment, env=tuple(env.items()),
-        )  # fmt: skip
+            head=source.id,
+            status=TrajectoryStatus.RUNNING,
+            created_at_ns=time.time_ns(),
+            forked_from=source.id,
+            experiment=experiment,
+            env=tuple(env.items()),
+        )

@@ -1,7 +1,8 @@
-"""Trajectories that are recorded before they are what they are to become, so that a crash in between does not leave them.
+"""Trajectories that are recorded before they are what they are to become, so that a crash in between does not leave
+them.
 
-The list is a fact of the catalog: an id is in it before its trajectory is recorded, and until that is complete. What a dead daemon has left
-half made goes at the next start (recover.py).
+The list is a fact of the catalog: an id is in it before its trajectory is recorded, and until that is complete. What a
+dead daemon has left half made goes at the next start (recover.py).
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class HalfMade:
 
     @contextmanager
     def making(self) -> Iterator[Callable[[TrajectoryID], None]]:
-        """Gives what has to be told of a trajectory before it is recorded. On leaving it is complete; after an error, if it is still there,
-        the next start removes it."""
+        """Gives what has to be told of a trajectory before it is recorded. On leaving it is complete; after an error,
+        if it is still there, the next start removes it."""
         told: list[TrajectoryID] = []
 
         def begin(trajectory: TrajectoryID) -> None:

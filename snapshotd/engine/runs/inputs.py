@@ -1,4 +1,5 @@
-"""What a new trajectory starts with: one layer with the workspace and the agent's program, over its dependencies, over the image."""
+"""What a new trajectory starts with: one layer with the workspace and the agent's program, over its dependencies, over
+the image."""
 
 from __future__ import annotations
 
@@ -68,7 +69,9 @@ def _directory(root: int, name: bytes) -> Iterator[int]:
 def _copy_agent(agent: Path, directory: int) -> None:
     source = open_agent(agent)
     try:
-        target = os.open(os.fsencode(agent.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=directory)
+        target = os.open(
+            os.fsencode(agent.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=directory
+        )
         try:
             files.copy_data(source, target, os.fstat(source).st_size)
         finally:
@@ -82,12 +85,16 @@ def open_agent(agent: Path) -> int:
     try:
         fd = os.open(agent, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as exc:
-        raise NotFound(f"agent file {str(agent)!r} does not exist; give the path of a Python file, or `-- COMMAND`") from exc
+        raise NotFound(
+            f"agent file {str(agent)!r} does not exist; give the path of a Python file, or `-- COMMAND`"
+        ) from exc
     except OSError as exc:
         raise UsageError(f"agent file {str(agent)!r} cannot be read: {exc.strerror}") from exc
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise UsageError(f"agent file {str(agent)!r} is not a regular file; give the path of a Python file, or `-- COMMAND`")
+        raise UsageError(
+            f"agent file {str(agent)!r} is not a regular file; give the path of a Python file, or `-- COMMAND`"
+        )
     return fd
 
 
@@ -102,7 +109,8 @@ def _inside(agent: Path, workspace: Path | None) -> PurePosixPath | None:
 
 
 def agent_spec(request: RunRequest) -> AgentSpec:
-    """The program of a run as it is called inside the sandbox. A file of the workspace is run there, so that its imports work."""
+    """The program of a run as it is called inside the sandbox. A file of the workspace is run there, so that its
+    imports work."""
     if request.agent is None:
         return AgentSpec(argv=request.command, program=0)
     inside = _inside(request.agent, request.sandbox.workspace)

@@ -1,7 +1,7 @@
 """Starting sandboxes: containers are prepared ahead (warm), then pivoted into a snapshot's stack.
 
-A prepared container is generic: it knows no image and no trajectory. So after one was taken, the next of the same kind is made in the
-background, and a fork costs a pivot instead of a container start.
+A prepared container is generic: it knows no image and no trajectory. So after one was taken, the next of the same kind
+is made in the background, and a fork costs a pivot instead of a container start.
 """
 
 from __future__ import annotations
@@ -59,9 +59,13 @@ class Launcher:
     """Prepares, hands out and destroys containers. Thread-safe. `close` destroys the spares."""
 
     def __init__(
-        self, context: Context, take: Callable[[Snapshot], Stack], merged: Callable[[Stack], Stack],
-        links: Callable[[Stack], Iterable[Group]], server_of_lazy: Callable[[], object | None],
-    ) -> None:  # fmt: skip
+        self,
+        context: Context,
+        take: Callable[[Snapshot], Stack],
+        merged: Callable[[Stack], Stack],
+        links: Callable[[Stack], Iterable[Group]],
+        server_of_lazy: Callable[[], object | None],
+    ) -> None:
         """`take`: a snapshot's files as a stack that can be mounted now, held (cold.py). The others: see `Sandbox`."""
         self._context = context
         self._take, self._merged, self._links, self._server_of_lazy = take, merged, links, server_of_lazy
@@ -72,10 +76,12 @@ class Launcher:
         self._refilling: set[SandboxSpec] = set()
         self._threads: list[threading.Thread] = []
 
-    def launch(self, trajectory: Trajectory, snapshot: Snapshot, head: Snapshot | None = None) -> tuple[Sandbox, AgentCalls]:
-        """A sandbox on a fresh upper over the snapshot's files, with nothing running but its init. `head`: the trajectory's, where that is
-        another one (a replay begins earlier). SandboxFailed, and what tells that there are no files (DataLoss, NotFound); nothing is left
-        then."""
+    def launch(
+        self, trajectory: Trajectory, snapshot: Snapshot, head: Snapshot | None = None
+    ) -> tuple[Sandbox, AgentCalls]:
+        """A sandbox on a fresh upper over the snapshot's files, with nothing running but its init. `head`: the
+        trajectory's, where that is another one (a replay begins earlier). SandboxFailed, and what tells that there are
+        no files (DataLoss, NotFound); nothing is left then."""
         stack = self._take(snapshot)
         try:
             prepared = self.take(trajectory.spec)
@@ -90,15 +96,32 @@ class Launcher:
             raise
         head = head or snapshot
         sandbox = Sandbox(
-            trajectory=trajectory, runtime=prepared.runtime, container=prepared.container, target=prepared.target,
-            cgroup=prepared.cgroup, server=prepared.server, store=self._context.store, stack=stack, upper=upper, head=head.id,
-            base=snapshot.id, seq=head.seq, message_count=head.messages, started_at_ns=time.time_ns(), merged=self._merged,
-            links=self._links, server_of_lazy=self._server_of_lazy, lazy=lazy, lazy_by=lazy_by, own_layers=[upper],
-        )  # fmt: skip
+            trajectory=trajectory,
+            runtime=prepared.runtime,
+            container=prepared.container,
+            target=prepared.target,
+            cgroup=prepared.cgroup,
+            server=prepared.server,
+            store=self._context.store,
+            stack=stack,
+            upper=upper,
+            head=head.id,
+            base=snapshot.id,
+            seq=head.seq,
+            message_count=head.messages,
+            started_at_ns=time.time_ns(),
+            merged=self._merged,
+            links=self._links,
+            server_of_lazy=self._server_of_lazy,
+            lazy=lazy,
+            lazy_by=lazy_by,
+            own_layers=[upper],
+        )
         return sandbox, prepared.calls
 
     def take(self, spec: SandboxSpec) -> Prepared:
-        """A container of this kind: a spare one if there is one that still lives, else a new one. SandboxFailed, Unsupported."""
+        """A container of this kind: a spare one if there is one that still lives, else a new one. SandboxFailed,
+        Unsupported."""
         while True:
             with self._lock:
                 spares = self._spares.setdefault(spec, deque())
@@ -128,7 +151,9 @@ class Launcher:
         image_name = (image.name if image else "") or "snapshotd"
         try:
             container = runtime.create(
-                ContainerSpec(container_id, run_dir, context.share_dir, spec.limits, spec.network, image_name=image_name)
+                ContainerSpec(
+                    container_id, run_dir, context.share_dir, spec.limits, spec.network, image_name=image_name
+                )
             )
             hit("engine.start.container_created")
             admitted[0] = cgroups.path_of(container.pid)
@@ -199,22 +224,40 @@ class Launcher:
                 self._refilling.discard(spec)
 
     def attach(self, survivor: Survivor, head: Snapshot) -> tuple[Sandbox, AgentCalls]:
-        """A sandbox that an earlier daemon launched, with all that lives in it. Its agents are not greeted before `calls.open` is set.
-        OSError, SandboxFailed; then it is as it was."""
+        """A sandbox that an earlier daemon launched, with all that lives in it. Its agents are not greeted before
+        `calls.open` is set. OSError, SandboxFailed; then it is as it was."""
         root = survivor.root
         calls = AgentCalls(self._context)
         calls.open.clear()
         base, fresh = root.base, root.fresh
         if head.id != root.head:  # there were snapshots since it got this root
             base, fresh = (head.base or base, head.own_layers - 1) if head.method == "copy" else (head.id, 0)
-        server = _serve(self._context.run_dir / "c" / survivor.container.id, calls, [cgroups.path_of(survivor.container.pid)])
+        server = _serve(
+            self._context.run_dir / "c" / survivor.container.id, calls, [cgroups.path_of(survivor.container.pid)]
+        )
         sandbox = Sandbox(
-            trajectory=survivor.trajectory, runtime=survivor.runtime, container=survivor.container, target=survivor.target,
-            cgroup=survivor.cgroup, server=server, store=self._context.store, stack=root.stack, upper=root.upper, head=head.id,
-            base=base, seq=head.seq, message_count=head.messages, started_at_ns=survivor.facts["started_at_ns"], merged=self._merged,
-            links=self._links, server_of_lazy=self._server_of_lazy, fresh=fresh, own_layers=[root.upper], agent_running=True,
+            trajectory=survivor.trajectory,
+            runtime=survivor.runtime,
+            container=survivor.container,
+            target=survivor.target,
+            cgroup=survivor.cgroup,
+            server=server,
+            store=self._context.store,
+            stack=root.stack,
+            upper=root.upper,
+            head=head.id,
+            base=base,
+            seq=head.seq,
+            message_count=head.messages,
+            started_at_ns=survivor.facts["started_at_ns"],
+            merged=self._merged,
+            links=self._links,
+            server_of_lazy=self._server_of_lazy,
+            fresh=fresh,
+            own_layers=[root.upper],
+            agent_running=True,
             kept=[survivor.container.id],
-        )  # fmt: skip
+        )
         return sandbox, calls
 
     def end(self, sandbox: Sandbox) -> None:

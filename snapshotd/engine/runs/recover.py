@@ -1,9 +1,11 @@
 """What the engine does when it opens a state directory that another daemon left, cleanly or not.
 
-    1 find the sandboxes whose agents still run and that can be gone on with (attach.py); destroy every other container of this instance:
+    1 find the sandboxes whose agents still run and that can be gone on with (attach.py); destroy every other container
+    of this instance:
       its steps were tied to the daemon that died
     2 other trajectories that were running are interrupted (their agent) or stopped; their head is their last snapshot
-    3 after a power loss, snapshots that were only captured are lost, and said so; and no layer is trusted any more, since nobody synced it:
+    3 after a power loss, snapshots that were only captured are lost, and said so; and no layer is trusted any more,
+    since nobody synced it:
       what is stored comes back from the repository
     4 trajectories that it had not completed go (half_made.py)
     5 remove what no catalog row refers to: layers, outputs in the spool, sockets
@@ -47,14 +49,18 @@ def recover(context: Context) -> list[Survivor]:
                 try:
                     runtime.destroy(container)
                 except SandboxFailed as exc:
-                    _log.error("it is left for the next start: %s", exc.message)  # one stuck process must not keep all the rest away
+                    _log.error(
+                        "it is left for the next start: %s", exc.message
+                    )  # one stuck process must not keep all the rest away
     _clear_run_dir(context, alive)
     running = {survivor.trajectory.id for survivor in found}
     for trajectory in context.catalog.trajectories(TrajectoryStatus.RUNNING):
         if trajectory.id in running:
             continue
         unfinished = trajectory.agent is not None and trajectory.exit_code is None
-        context.catalog.set_status(trajectory.id, TrajectoryStatus.INTERRUPTED if unfinished else TrajectoryStatus.STOPPED)
+        context.catalog.set_status(
+            trajectory.id, TrajectoryStatus.INTERRUPTED if unfinished else TrajectoryStatus.STOPPED
+        )
     _after_boot(context)
     _remove_half_made(context)
     sweep_spool(context)
@@ -91,7 +97,8 @@ def _clear_run_dir(context: Context, spared: Collection[str]) -> None:
 
 
 def _after_boot(context: Context) -> None:
-    """Captured survives the daemon, not the machine, unless the daemon had closed: then it had synced the layers (`mark_clean`)."""
+    """Captured survives the daemon, not the machine, unless the daemon had closed: then it had synced the layers
+    (`mark_clean`)."""
     catalog = context.catalog
     boot = _BOOT_ID.read_text().strip()
     before, clean = catalog.get_meta(_BOOT), catalog.get_meta(_CLEAN)
@@ -99,20 +106,27 @@ def _after_boot(context: Context) -> None:
     if failed.exists() or (before is not None and before != boot and clean != before):
         lost = catalog.unstored()
         if lost:
-            _log.error("%d snapshots were captured but not stored when the machine went down; they are lost: %s", len(lost), " ".join(lost))
+            _log.error(
+                "%d snapshots were captured but not stored when the machine went down; they are lost: %s",
+                len(lost),
+                " ".join(lost),
+            )
             catalog.set_state(lost, SnapshotState.LOST)
         forget_cached_layers(context)
         removed = context.store.sweep(set)
         if removed:
-            _log.warning("the machine went down: %d layers are not trusted; snapshots come back from the repository", len(removed))
+            _log.warning(
+                "the machine went down: %d layers are not trusted; snapshots come back from the repository",
+                len(removed),
+            )
     failed.unlink(missing_ok=True)
     catalog.set_meta(_BOOT, boot)
     catalog.set_meta(_CLEAN, "")
 
 
 def mark_clean(context: Context) -> None:
-    """At the very end of a daemon: from now on the layers survive power loss, too. If they cannot be synced, the next start does not trust
-    them: what was only captured is lost then, and said so."""
+    """At the very end of a daemon: from now on the layers survive power loss, too. If they cannot be synced, the next
+    start does not trust them: what was only captured is lost then, and said so."""
     try:
         context.store.flush()
         context.spool.flush()
@@ -132,4 +146,3 @@ def _mark_failed(context: Context) -> None:
         (context.state_dir / "reserve").rename(mark)
     except FileNotFoundError:
         mark.touch()
-

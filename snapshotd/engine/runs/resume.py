@@ -1,7 +1,8 @@
 """Going on: a trajectory's program is started again from the top and meets what is recorded, up to the head.
 
-What was cut off is settled first, in the journal: a `local` call was rolled back with its files and runs again, an `idempotent` one is sent
-again under its key, and of an `irreversible` one nobody knows whether it happened, so a person has to say.
+What was cut off is settled first, in the journal: a `local` call was rolled back with its files and runs again, an
+`idempotent` one is sent again under its key, and of an `irreversible` one nobody knows whether it happened, so a person
+has to say.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Resumes:
     def resume(self, trajectory: Trajectory, decisions: Sequence[Decision]) -> Trajectory:
         """See `Engine.resume`."""
         while True:
-            with self._sessions.starting(trajectory.id):  # or what somebody else is about to start a program in would look idle
+            with self._sessions.starting(
+                trajectory.id
+            ):  # or what somebody else is about to start a program in would look idle
                 trajectory = self._catalog.get_trajectory(trajectory.id)
                 self._check(trajectory)
                 idle = self._sessions.find(trajectory.id)
@@ -59,25 +62,32 @@ class Resumes:
             raise
 
     def entries(self, trajectory: Trajectory, head: Snapshot) -> tuple[Entry, ...]:
-        """What a program that starts again has to meet: the journal from its beginning, and what ended since the head."""
+        """What a program that starts again has to meet: the journal from its beginning, and what ended since the
+        head."""
         bound = self._catalog.journal(head.id, since=trajectory.began)
         return (*bound, *(entry for entry in self._catalog.unbound(trajectory.id) if entry.status is not None))
 
     def _check(self, trajectory: Trajectory) -> None:
         name = short(trajectory.id)
         if trajectory.agent is None or trajectory.began is None:
-            raise UsageError(f"trajectory {name} has no program that could be resumed; run commands in it with `snapshotd exec {name}`")
+            raise UsageError(
+                f"trajectory {name} has no program that could be resumed; run commands in it with `snapshotd exec {name}`"
+            )
         sandbox = self._sessions.find(trajectory.id)
         if sandbox is not None and sandbox.agent_running and not sandbox.closed:
             raise Conflict(f"the program of {name} is running; `snapshotd attach {name}` follows it")
         if trajectory.status is TrajectoryStatus.FINISHED:
-            raise Conflict(f"the program of {name} has finished; rewind it first (`snapshotd rewind {name} ID`), or fork a snapshot of it")
+            raise Conflict(
+                f"the program of {name} has finished; rewind it first (`snapshotd rewind {name} ID`), or fork a snapshot of it"
+            )
 
     def _settle(self, trajectory: Trajectory, decisions: Sequence[Decision]) -> None:
         """Give every call that was cut off its outcome. Undecided, before anything is changed."""
         cut_off = [entry for entry in self._catalog.unbound(trajectory.id) if entry.status is None]
         decided = {_named(decision.call, cut_off, trajectory).id: decision for decision in decisions}
-        open_questions = [entry for entry in cut_off if entry.side_effect is SideEffect.IRREVERSIBLE and entry.id not in decided]
+        open_questions = [
+            entry for entry in cut_off if entry.side_effect is SideEffect.IRREVERSIBLE and entry.id not in decided
+        ]
         if open_questions:
             raise Undecided(_question(trajectory, open_questions))
         for entry in cut_off:

@@ -50,7 +50,7 @@ from snapshotd.types import (
     TrajectoryID,
     TrajectoryStatus,
     short,
-)  # fmt: skip
+)
 
 _log = logging.getLogger(__name__)
 _KILLED = 128 + signal.SIGKILL
@@ -73,7 +73,14 @@ class Sessions:
     """See the module's text. Thread-safe."""
 
     def __init__(
-        self, context: Context, launcher: Launcher, background: Background, cold: Cold, gate: Gate, store: KeyValueStore, gateways: Gateways
+        self,
+        context: Context,
+        launcher: Launcher,
+        background: Background,
+        cold: Cold,
+        gate: Gate,
+        store: KeyValueStore,
+        gateways: Gateways,
     ) -> None:
         self._context, self._launcher, self._background, self._cold = context, launcher, background, cold
         self._gate, self._store, self._gateways = gate, store, gateways
@@ -89,7 +96,8 @@ class Sessions:
         self._starting: WeakValueDictionary[TrajectoryID, threading.Lock] = WeakValueDictionary()
         """Each for as long as somebody has it."""
 
-    # -- the set of live sandboxes -------------------------------------------------------------------------------------------
+    # -- the set of live sandboxes
+    # --------------------------------------------------------------------------------------
 
     def live(self) -> list[Sandbox]:
         with self._lock:
@@ -103,7 +111,9 @@ class Sessions:
         """The snapshots that live sandboxes began from, or will build their next on."""
         return {snapshot for sandbox in self.live() for snapshot in (sandbox.base, sandbox.head)}
 
-    def launch(self, trajectory: Trajectory, snapshot: Snapshot, head: Snapshot | None = None) -> tuple[Sandbox, AgentCalls]:
+    def launch(
+        self, trajectory: Trajectory, snapshot: Snapshot, head: Snapshot | None = None
+    ) -> tuple[Sandbox, AgentCalls]:
         """A sandbox that is not registered yet: the caller either adopts or ends it. `head`: as `Launcher.launch`."""
         if snapshot.state is SnapshotState.LOST:
             raise gone(snapshot)
@@ -117,9 +127,11 @@ class Sessions:
         with self._lock:
             return list({id(one): one for one in (*self._live.values(), *self._launched) if not one.closed}.values())
 
-    def adopt(self, sandbox: Sandbox, calls: AgentCalls, resumption: Resumption | None = None, keys: Keys | None = None) -> None:
-        """Register a launched sandbox: from now on its steps are recorded, by it alone. With a `resumption` its program is replayed
-        first; `keys`: of calls that it makes again."""
+    def adopt(
+        self, sandbox: Sandbox, calls: AgentCalls, resumption: Resumption | None = None, keys: Keys | None = None
+    ) -> None:
+        """Register a launched sandbox: from now on its steps are recorded, by it alone. With a `resumption` its program
+        is replayed first; `keys`: of calls that it makes again."""
         catalog, trajectory = self._context.catalog, sandbox.trajectory.id
         sandbox.fence = catalog.lease(trajectory)
         sandbox.state = catalog.state(sandbox.head if resumption is None else resumption.began.id)
@@ -137,7 +149,8 @@ class Sessions:
             self._recorders[sandbox.trajectory.id] = recorder
 
     def go_on(self, survivors: Iterable[Survivor]) -> None:
-        """Go on with the sandboxes of an earlier daemon: their agents, which may be waiting for an answer, do not notice."""
+        """Go on with the sandboxes of an earlier daemon: their agents, which may be waiting for an answer, do not
+        notice."""
         for survivor in survivors:
             try:
                 self._attach(survivor)
@@ -233,8 +246,8 @@ class Sessions:
             return sandbox
 
     def stop(self, trajectory: Trajectory, *, keep: bool = True, only: Sandbox | None = None) -> None:
-        """End a sandbox, with a last snapshot if something changed and `keep`. Commands of clients are cut off and recorded. Not an error
-        when it is not running, or not `only`. Conflict: `only` belongs to a command."""
+        """End a sandbox, with a last snapshot if something changed and `keep`. Commands of clients are cut off and
+        recorded. Not an error when it is not running, or not `only`. Conflict: `only` belongs to a command."""
         with self._lock:
             sandbox, run = self._live.get(trajectory.id), self._runs.get(trajectory.id)
         if sandbox is None or (only is not None and sandbox is not only):
@@ -242,7 +255,9 @@ class Sessions:
         with sandbox.lock:
             if only is not None and sandbox.commands and not sandbox.closed:
                 name = short(trajectory.id)
-                raise Conflict(f"a command in {name} has not ended: wait for it, or cut it off (`snapshotd stop {name}`)")
+                raise Conflict(
+                    f"a command in {name} has not ended: wait for it, or cut it off (`snapshotd stop {name}`)"
+                )
             keep = keep and alive(sandbox)
             if keep:
                 sandbox.cut_off()
@@ -272,20 +287,31 @@ class Sessions:
     def _stepped(self, snapshot: Snapshot, captured: Captured) -> None:
         self._background.submit(snapshot, captured)
 
-    # -- commands ------------------------------------------------------------------------------------------------------------
+    # -- commands -------------------------------------------------------------------------------------------------------
 
     def exec(
-        self, sandbox: Sandbox, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
-        sink: OutputSink, record: bool, expected_head: SnapshotID | None = None, caller: Caller | None = None,
-    ) -> ExecResult:  # fmt: skip
-        """Run one command to its end. With `record` it is a tool call and gets its snapshot, also when its caller is gone; without, it ends
-        with its caller. `expected_head`: see `Engine.exec`."""
+        self,
+        sandbox: Sandbox,
+        argv: tuple[str, ...],
+        *,
+        cwd: str | None,
+        env: tuple[tuple[str, str], ...],
+        user: str | None,
+        sink: OutputSink,
+        record: bool,
+        expected_head: SnapshotID | None = None,
+        caller: Caller | None = None,
+    ) -> ExecResult:
+        """Run one command to its end. With `record` it is a tool call and gets its snapshot, also when its caller is
+        gone; without, it ends with its caller. `expected_head`: see `Engine.exec`."""
         if not argv:
             raise UsageError("no command given; write it after `--`")
         if record:
             self.check_place(sandbox)
         with sandbox.command() as command, self._claimed(sandbox, expected_head):
-            return self._exec(sandbox, command, argv, cwd=cwd, env=env, user=user, sink=sink, record=record, caller=caller)
+            return self._exec(
+                sandbox, command, argv, cwd=cwd, env=env, user=user, sink=sink, record=record, caller=caller
+            )
 
     def check_place(self, sandbox: Sandbox) -> None:
         """Conflict: its program is being replayed, which gives it one root after another."""
@@ -299,7 +325,8 @@ class Sessions:
 
     @contextlib.contextmanager
     def _claimed(self, sandbox: Sandbox, head: SnapshotID | None) -> Iterator[None]:
-        """Of the writers that name a head, one goes on inside, and nobody that names the same one does before it is done. Conflict."""
+        """Of the writers that name a head, one goes on inside, and nobody that names the same one does before it is
+        done. Conflict."""
         if head is None:
             yield
             return
@@ -320,13 +347,24 @@ class Sessions:
             yield
         finally:
             with sandbox.lock:
-                if sandbox.claimed == head:  # else somebody without a claim moved the head, and another has claimed that
+                if (
+                    sandbox.claimed == head
+                ):  # else somebody without a claim moved the head, and another has claimed that
                     sandbox.claimed = None
 
     def _exec(
-        self, sandbox: Sandbox, command: Command, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...],
-        user: str | None, sink: OutputSink, record: bool, caller: Caller | None,
-    ) -> ExecResult:  # fmt: skip
+        self,
+        sandbox: Sandbox,
+        command: Command,
+        argv: tuple[str, ...],
+        *,
+        cwd: str | None,
+        env: tuple[tuple[str, str], ...],
+        user: str | None,
+        sink: OutputSink,
+        record: bool,
+        caller: Caller | None,
+    ) -> ExecResult:
         spec = self._exec_spec(sandbox, argv, cwd or self._workdir(sandbox.trajectory), env, user)
         if caller is not None and caller.gives_input:
             spec = replace(spec, stdin=True)
@@ -344,20 +382,35 @@ class Sessions:
         if command.cut_off and outcome.exit_code == _KILLED:  # else it had ended before
             status = CallStatus.INTERRUPTED
         call = replace(
-            marker(call.name, call.arguments, status=status, exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr,
-                   started_at_ns=call.started_at_ns, error=error), id=call.id,
-        )  # fmt: skip
+            marker(
+                call.name,
+                call.arguments,
+                status=status,
+                exit_code=outcome.exit_code,
+                stdout=outcome.stdout,
+                stderr=outcome.stderr,
+                started_at_ns=call.started_at_ns,
+                error=error,
+            ),
+            id=call.id,
+        )
         snapshot = commit_step(self._context.catalog, sandbox, call, self._stepped) if record else None
         if outcome.exit_code is None:
-            raise SandboxFailed("the command has ended and its exit code is lost; its output and files are with its snapshot")
+            raise SandboxFailed(
+                "the command has ended and its exit code is lost; its output and files are with its snapshot"
+            )
         return ExecResult(outcome.exit_code, snapshot, call)
 
-    def _start(self, sandbox: Sandbox, spec: ExecSpec, *, command: Command | None = None, keep: str | None = None) -> Process:
-        """Start a command, never in the middle of a step: between the look at the live processes and the pivot none may come in. `command`:
-        a client's; `keep`: as `Runtime.exec`."""
+    def _start(
+        self, sandbox: Sandbox, spec: ExecSpec, *, command: Command | None = None, keep: str | None = None
+    ) -> Process:
+        """Start a command, never in the middle of a step: between the look at the live processes and the pivot none may
+        come in. `command`: a client's; `keep`: as `Runtime.exec`."""
         with sandbox.lock, turns.first():
             if command is not None and command.cut_off:
-                raise Conflict(f"the sandbox of {short(sandbox.trajectory.id)} ended before the command began; try again")
+                raise Conflict(
+                    f"the sandbox of {short(sandbox.trajectory.id)} ended before the command began; try again"
+                )
             sandbox.revive()
             before = hits(sandbox.container.pid)
             try:
@@ -366,7 +419,9 @@ class Sessions:
                 reached = _reached(sandbox, before)
                 if reached is None:
                     raise
-                raise LimitExceeded(f"{spec.argv[0]!r} could not be started in {short(sandbox.trajectory.id)}: {reached}") from exc
+                raise LimitExceeded(
+                    f"{spec.argv[0]!r} could not be started in {short(sandbox.trajectory.id)}: {reached}"
+                ) from exc
             if command is not None:
                 command.process = process
             return process
@@ -387,21 +442,29 @@ class Sessions:
         who = users.look_up(sandbox.container, user) if user else users.ROOT
         image = self._context.image(sandbox.trajectory.spec.image)
         environment = {
-            "PATH": DEFAULT_PATH, "HOME": who.home, "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1",
+            "PATH": DEFAULT_PATH,
+            "HOME": who.home,
+            "LANG": "C.UTF-8",
+            "TERM": "dumb",
+            "PYTHONUNBUFFERED": "1",
             "SNAPSHOTD_TRAJECTORY": sandbox.trajectory.id,
-            **dict(image.env if image else ()), **self._gateways.environment(sandbox),
-            **self._context.secrecy.inside(sandbox.trajectory), **dict(env),
-        }  # fmt: skip
+            **dict(image.env if image else ()),
+            **self._gateways.environment(sandbox),
+            **self._context.secrecy.inside(sandbox.trajectory),
+            **dict(env),
+        }
         paths = [LIBRARY_DIR, "/opt/agent-packages", *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = ":".join(paths)
-        environment["PATH"] = f"{environment['PATH']}:{LIBRARY_DIR}/snapshotd/agent/bin"  # last: an image's own programs come first
+        environment["PATH"] = (
+            f"{environment['PATH']}:{LIBRARY_DIR}/snapshotd/agent/bin"  # last: an image's own programs come first
+        )
         return ExecSpec(list(argv), cwd, environment, who.user, who.group, who.groups)
 
-    # -- agents --------------------------------------------------------------------------------------------------------------
+    # -- agents ---------------------------------------------------------------------------------------------------------
 
     def start_agent(self, sandbox: Sandbox, agent: AgentSpec, *, first: Snapshot | None = None) -> None:
-        """Start a trajectory's program from the top; a thread follows it to its end. `first` is its start snapshot, if it has one of its
-        own.
+        """Start a trajectory's program from the top; a thread follows it to its end. `first` is its start snapshot, if
+        it has one of its own.
 
         CommandNotFound etc. leave the sandbox as it was.
         """
@@ -422,10 +485,15 @@ class Sessions:
         sandbox.agent_running = True
         log = self._context.events.begin(trajectory.id, afresh=True)
         image = self._context.image(trajectory.spec.image)
-        log.append({
-            "event": "started", "trajectory": trajectory.id, "snapshot": sandbox.head, "runtime": trajectory.spec.runtime,
-            "image": image.name if image else trajectory.spec.image,
-        })  # fmt: skip
+        log.append(
+            {
+                "event": "started",
+                "trajectory": trajectory.id,
+                "snapshot": sandbox.head,
+                "runtime": trajectory.spec.runtime,
+                "image": image.name if image else trajectory.spec.image,
+            }
+        )
         if first is not None:
             self._background.submit(first)
         self._follow_in_thread(sandbox, process, log, began_at_ns, intakes, [])
@@ -449,19 +517,39 @@ class Sessions:
     def _outlive(self, sandbox: Sandbox, recorder: Recorder, began_at_ns: int) -> None:
         """Once its program is live, the sandbox is there for the next daemon, too."""
         if recorder.settled:
-            sandbox.outlive({"trajectory": sandbox.trajectory.id, "started_at_ns": sandbox.started_at_ns, "began_at_ns": began_at_ns})
+            sandbox.outlive(
+                {
+                    "trajectory": sandbox.trajectory.id,
+                    "started_at_ns": sandbox.started_at_ns,
+                    "began_at_ns": began_at_ns,
+                }
+            )
 
     def _follow_in_thread(
-        self, sandbox: Sandbox, process: Process, log: EventLog, began_at_ns: int, intakes: dict[Stream, Intake], printed: Iterable[Printed]
-    ) -> None:  # fmt: skip
-        thread = threading.Thread(target=self._follow, args=(sandbox, process, log, began_at_ns, intakes, printed), name="run")
+        self,
+        sandbox: Sandbox,
+        process: Process,
+        log: EventLog,
+        began_at_ns: int,
+        intakes: dict[Stream, Intake],
+        printed: Iterable[Printed],
+    ) -> None:
+        thread = threading.Thread(
+            target=self._follow, args=(sandbox, process, log, began_at_ns, intakes, printed), name="run"
+        )
         with self._lock:
             self._runs[sandbox.trajectory.id] = _Run(thread, process)
         thread.start()
 
     def _follow(
-        self, sandbox: Sandbox, process: Process, log: EventLog, began_at_ns: int, intakes: dict[Stream, Intake], printed: Iterable[Printed]
-    ) -> None:  # fmt: skip
+        self,
+        sandbox: Sandbox,
+        process: Process,
+        log: EventLog,
+        began_at_ns: int,
+        intakes: dict[Stream, Intake],
+        printed: Iterable[Printed],
+    ) -> None:
         trajectory = sandbox.trajectory
 
         def show(stream: Stream, data: bytes, shown_bytes: int) -> None:
@@ -471,7 +559,9 @@ class Sessions:
         status = TrajectoryStatus.INTERRUPTED
         try:
             funnel = self._context.secrecy.of(trajectory)
-            outcome = pump(process, self._context.spool, funnel, self._logging(sandbox, show), intakes=intakes, earlier=printed)
+            outcome = pump(
+                process, self._context.spool, funnel, self._logging(sandbox, show), intakes=intakes, earlier=printed
+            )
             exit_code = outcome.exit_code
             reached = _reached(sandbox, Hits()) if exit_code == _KILLED else None  # the sandbox is this program's
             if reached is not None:
@@ -487,8 +577,11 @@ class Sessions:
             self._finish(sandbox, log, exit_code, status)
         _log.info("run of %s ended: %s, exit code %s", trajectory.id, status, exit_code)
 
-    def _ended(self, sandbox: Sandbox, outcome: Outcome, began_at_ns: int, log: EventLog, reached: str | None) -> TrajectoryStatus:
-        """The agent's process is gone: take the exit snapshot, unless somebody stopped the sandbox under it. `reached`: its error."""
+    def _ended(
+        self, sandbox: Sandbox, outcome: Outcome, began_at_ns: int, log: EventLog, reached: str | None
+    ) -> TrajectoryStatus:
+        """The agent's process is gone: take the exit snapshot, unless somebody stopped the sandbox under it. `reached`:
+        its error."""
         with sandbox.lock:
             sandbox.cut_off()
         recorder = self._recorders.get(sandbox.trajectory.id)
@@ -500,11 +593,20 @@ class Sessions:
                 return TrajectoryStatus.STOPPED
             agent = sandbox.trajectory.agent
             call = marker(
-                "exit", {"argv": list(agent.argv if agent is not None else ())}, status=_status(outcome),
-                exit_code=outcome.exit_code, stdout=outcome.stdout, stderr=outcome.stderr, started_at_ns=began_at_ns, error=reached,
-            )  # fmt: skip
+                "exit",
+                {"argv": list(agent.argv if agent is not None else ())},
+                status=_status(outcome),
+                exit_code=outcome.exit_code,
+                stdout=outcome.stdout,
+                stderr=outcome.stderr,
+                started_at_ns=began_at_ns,
+                error=reached,
+            )
             last = self._context.catalog.get_snapshot(sandbox.head).call
-            if (last.name, last.started_at_ns) != (call.name, began_at_ns):  # else an earlier daemon died just after this
+            if (last.name, last.started_at_ns) != (
+                call.name,
+                began_at_ns,
+            ):  # else an earlier daemon died just after this
                 commit_step(self._context.catalog, sandbox, call, self._stepped)
             if log.full:
                 log.append({"event": "rest", "snapshot": sandbox.head})
@@ -525,7 +627,9 @@ class Sessions:
         try:
             try:
                 with self.starting(trajectory.id):
-                    if (self.find(trajectory.id) or sandbox) is sandbox:  # else the status is that of another one, started meanwhile
+                    if (
+                        self.find(trajectory.id) or sandbox
+                    ) is sandbox:  # else the status is that of another one, started meanwhile
                         self._context.catalog.set_status(trajectory.id, status, exit_code)
             finally:
                 self._launcher.end(sandbox)
@@ -536,12 +640,19 @@ class Sessions:
             count = sandbox.seq
         finally:
             self._unregister(sandbox)
-        log.append({
-            "event": "finished", "trajectory": trajectory.id, "exit_code": exit_code, "snapshots": count, "status": status,
-        })  # fmt: skip
+        log.append(
+            {
+                "event": "finished",
+                "trajectory": trajectory.id,
+                "exit_code": exit_code,
+                "snapshots": count,
+                "status": status,
+            }
+        )
 
     def close(self) -> None:
-        """Stop everything, each with a last snapshot, and end what is thrown away. Errors are logged; the rest is stopped all the same."""
+        """Stop everything, each with a last snapshot, and end what is thrown away. Errors are logged; the rest is
+        stopped all the same."""
         with self._lock:
             self._closed = True
             throw_aways = list(self._throw_aways.values())
@@ -610,7 +721,8 @@ FORK_INDEX, FORK_COUNT = "SNAPSHOTD_FORK_INDEX", "SNAPSHOTD_FORK_COUNT"
 
 
 def fork_agent(source: Trajectory | None, args: tuple[str, ...], index: int) -> AgentSpec:
-    """The program of a fork: the source's with its arguments replaced, or `args` as a command. `{index}` becomes the fork's number."""
+    """The program of a fork: the source's with its arguments replaced, or `args` as a command. `{index}` becomes the
+    fork's number."""
     filled = tuple(arg.replace("{index}", str(index)) for arg in args)
     agent = source.agent if source is not None else None
     if agent is None:

@@ -1,7 +1,9 @@
-"""Finding the sandboxes that a killed daemon left, whose agents still run, and making sure that one can go on with them.
+"""Finding the sandboxes that a killed daemon left, whose agents still run, and making sure that one can go on with
+them.
 
-Everything is looked at from outside: which root the container really has, and that nothing of a pivot is half done. What cannot be gone on
-with is ended as any container that is left over; its trajectory is interrupted, and `resume` goes on.
+Everything is looked at from outside: which root the container really has, and that nothing of a pivot is half done.
+What cannot be gone on with is ended as any container that is left over; its trajectory is interrupted, and `resume`
+goes on.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _DIRECTORY = "live"
 
 @dataclass(frozen=True, slots=True)
 class Survivor:
-    """A sandbox of an earlier daemon. `facts`: as they were given to `Sandbox.outlive`. `process`: its agent, which may have ended."""
+    """A sandbox of an earlier daemon. `facts`: as they were given to `Sandbox.outlive`. `process`: its agent, which may
+    have ended."""
 
     trajectory: Trajectory
     runtime: Runtime
@@ -55,7 +58,8 @@ class Survivor:
 
 
 def drop_kept(context: Context, unwanted: Callable[[str], bool]) -> None:
-    """Have the keeper let go of all that it holds of containers that are `unwanted`. A key begins with the container's id."""
+    """Have the keeper let go of all that it holds of containers that are `unwanted`. A key begins with the container's
+    id."""
     for key in sorted(context.keeper.keys()):
         if unwanted(key.partition(".")[0]):
             context.keeper.drop(key)
@@ -67,7 +71,8 @@ def record_of(context: Context, container: ContainerID) -> LiveRecord:
 
 
 def survivors(context: Context) -> list[Survivor]:
-    """Every sandbox that can be gone on with. Its layers are pinned and held from now on. The records of the others are removed."""
+    """Every sandbox that can be gone on with. Its layers are pinned and held from now on. The records of the others are
+    removed."""
     return list(_survivors(context))
 
 
@@ -107,9 +112,15 @@ def _survivor(context: Context, record: LiveRecord) -> Survivor | None:
 
 
 def _settled(
-    context: Context, trajectory: Trajectory, runtime: Runtime, container: Container, process: Process, record: LiveRecord,
-    facts: dict[str, Any], roots: list[Root],
-) -> Survivor:  # fmt: skip
+    context: Context,
+    trajectory: Trajectory,
+    runtime: Runtime,
+    container: Container,
+    process: Process,
+    record: LiveRecord,
+    facts: dict[str, Any],
+    roots: list[Root],
+) -> Survivor:
     cgroup = cgroups.of_process(container.pid)
     cgroup.thaw()  # it may have been in the middle of a copy
     target = Target.of(container.pid, container.id_map)
@@ -131,7 +142,8 @@ def _settled(
 
 
 def _end_cut_off_commands(cgroup: cgroups.Cgroup, spared: set[int]) -> None:
-    """What clients ran in the sandbox was cut off with the daemon that ran it. Their background children live on, as ever."""
+    """What clients ran in the sandbox was cut off with the daemon that ran it. Their background children live on, as
+    ever."""
     inside = set(cgroup.processes())
     for pid in inside - spared:
         try:

@@ -1,4 +1,5 @@
-"""What happens after a step, out of the agent's way: count changed files, tell followers, merge. One thread, one queue, oldest first.
+"""What happens after a step, out of the agent's way: count changed files, tell followers, merge. One thread, one queue,
+oldest first.
 
 Making durable is the archive's (archive.py), which is told of every snapshot here.
 """
@@ -23,7 +24,8 @@ from snapshotd.types import FileChanges, Snapshot, Stack
 
 _log = logging.getLogger(__name__)
 MAX_COUNTED_BEHIND = 16
-"""With more steps than this in the queue, counting in layers (which costs what the stack is deep) would only fall further behind."""
+"""With more steps than this in the queue, counting in layers (which costs what the stack is deep) would only fall
+further behind."""
 
 
 @dataclass(slots=True)
@@ -93,7 +95,8 @@ class Background:
                 pass  # steps may come faster than they are settled
 
     def _count(self, snapshot: Snapshot) -> FileChanges | None:
-        """None where the layers are not there (a cold sandbox's), or too much waits: the archive counts in the trees then."""
+        """None where the layers are not there (a cold sandbox's), or too much waits: the archive counts in the trees
+        then."""
         store = self._context.store
         before, after = Stack(snapshot.stack.image), snapshot.stack
         if snapshot.parent is not None:
@@ -114,9 +117,16 @@ class Background:
         log = self._context.events.live(snapshot.trajectory)
         if log is None:
             return
-        log.append({
-            "event": "snapshot", "id": snapshot.id, "seq": snapshot.seq, "tool": snapshot.call.name, "status": snapshot.call.status,
-            "files": None if files is None else asdict(files),
-            "pause_ms": round(snapshot.pause_ns / 1e6, 3), "method": snapshot.method,
-            **({"reason": captured.reason} if captured is not None and captured.reason else {}),
-        })  # fmt: skip
+        log.append(
+            {
+                "event": "snapshot",
+                "id": snapshot.id,
+                "seq": snapshot.seq,
+                "tool": snapshot.call.name,
+                "status": snapshot.call.status,
+                "files": None if files is None else asdict(files),
+                "pause_ms": round(snapshot.pause_ns / 1e6, 3),
+                "method": snapshot.method,
+                **({"reason": captured.reason} if captured is not None and captured.reason else {}),
+            }
+        )

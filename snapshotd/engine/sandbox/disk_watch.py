@@ -1,7 +1,8 @@
 """Ends what runs in a sandbox that takes more disk than its limit, where the file system keeps no project quotas.
 
-A substitute: where there are quotas, a program is told that no space is left. Here a second passes between two looks, in which a sandbox
-may take what it gets; then its processes are ended as at its memory limit. What they wrote is captured like anything else.
+A substitute: where there are quotas, a program is told that no space is left. Here a second passes between two looks,
+in which a sandbox may take what it gets; then its processes are ended as at its memory limit. What they wrote is
+captured like anything else.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class DiskWatch:
             rest = max(_EVERY_S, _REST * (time.monotonic() - began))
 
     def _look(self, sandbox: Sandbox) -> None:
-        """A sandbox at its limit may go on as long as it takes no more than at the last look: it may be removing things."""
+        """A sandbox at its limit may go on as long as it takes no more than at the last look: it may be removing
+        things."""
         upper, room = sandbox.upper, sandbox.room()
         before = self._seen.get(upper, Used(0, 0))
         try:
@@ -70,10 +72,14 @@ class DiskWatch:
             finally:
                 os.close(fd)
             self._seen[upper] = found
-            if (found.bytes > room.bytes and found.bytes > before.bytes) or (found.inodes > room.inodes and found.inodes > before.inodes):
+            if (found.bytes > room.bytes and found.bytes > before.bytes) or (
+                found.inodes > room.inodes and found.inodes > before.inodes
+            ):
                 self._end(sandbox, upper, room)
         except (SnapshotdError, OSError) as exc:
-            _log.debug("sandbox of %s cannot be looked at: %s", short(sandbox.trajectory.id), exc)  # it has ended, or moved on
+            _log.debug(
+                "sandbox of %s cannot be looked at: %s", short(sandbox.trajectory.id), exc
+            )  # it has ended, or moved on
 
     def _end(self, sandbox: Sandbox, upper: LayerID, room: Used) -> None:
         with sandbox.lock:

@@ -1,8 +1,9 @@
 """What came out of a pipe and is not recorded yet, where the daemon's death does not take it along.
 
-A pipe forgets what was read. So the kernel moves what comes (splice) into a file in memory, which the keeper holds, too: the file is as
-long as the stream was so far, and its pages are given back once what was in them is recorded. Whoever comes after knows from the record how
-far that came, and finds the rest here: nothing is lost, nothing is there twice.
+A pipe forgets what was read. So the kernel moves what comes (splice) into a file in memory, which the keeper holds,
+too: the file is as long as the stream was so far, and its pages are given back once what was in them is recorded.
+Whoever comes after knows from the record how far that came, and finds the rest here: nothing is lost, nothing is there
+twice.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Intake:
         return os.pread(self.fd, size, self.moved - size)
 
     def rest(self, recorded: int) -> bytes:
-        """What was moved and not recorded, where the record has the first `recorded` bytes of the stream. What was given back because there
-        is a limit to what is recorded is left out."""
+        """What was moved and not recorded, where the record has the first `recorded` bytes of the stream. What was
+        given back because there is a limit to what is recorded is left out."""
         try:
             begin = os.lseek(self.fd, recorded, os.SEEK_DATA)
         except OSError:

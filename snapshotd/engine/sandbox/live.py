@@ -5,9 +5,10 @@
                                   state.json       the agent's state, where no snapshot has it yet
                                   wire.ndjson      what its gateway knows of its conversations (engine/wirebook.py)
 
-Below /run, like the sandbox: it survives the daemon and not the machine. Nothing is synced. What agents say went through the funnel
-before. A sandbox without `sandbox.json` is between two states (a rewind, a replay): whoever comes next ends it, and `resume` goes on. A
-record that cannot be written is given up, and the sandbox with it only if the daemon dies.
+Below /run, like the sandbox: it survives the daemon and not the machine. Nothing is synced. What agents say went
+through the funnel before. A sandbox without `sandbox.json` is between two states (a rewind, a replay): whoever comes
+next ends it, and `resume` goes on. A record that cannot be written is given up, and the sandbox with it only if the
+daemon dies.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _REWRITE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A root that a sandbox has, or is about to get. `head`: the trajectory's, when it got it; the others as in `Sandbox`."""
+    """A root that a sandbox has, or is about to get. `head`: the trajectory's, when it got it; the others as in
+    `Sandbox`."""
 
     mount_id: int
     upper: LayerID
@@ -100,7 +102,8 @@ class LiveRecord:
             self._has_state = True
 
     def bound(self, head: SnapshotID, residue: dict[str, Any]) -> None:
-        """A snapshot binds what was pending; it is the head now. The `residue`, which it does not bind, was noted for it before."""
+        """A snapshot binds what was pending; it is the head now. The `residue`, which it does not bind, was noted for
+        it before."""
         if self._pending is None:
             return
         try:
@@ -159,11 +162,16 @@ def read(directory: Path) -> tuple[dict[str, Any], list[Root]] | None:
         return None
     roots = [
         Root(
-            one["mount_id"], LayerID(one["upper"]), Stack(ImageID(one["stack"]["image"]), tuple(map(LayerID, one["stack"]["layers"]))),
-            SnapshotID(one["base"]), one["fresh"], SnapshotID(one["head"]), one["lazy"],
+            one["mount_id"],
+            LayerID(one["upper"]),
+            Stack(ImageID(one["stack"]["image"]), tuple(map(LayerID, one["stack"]["layers"]))),
+            SnapshotID(one["base"]),
+            one["fresh"],
+            SnapshotID(one["head"]),
+            one["lazy"],
         )
         for one in facts.pop("roots")
-    ]  # fmt: skip
+    ]
     return facts, roots
 
 

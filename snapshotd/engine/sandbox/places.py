@@ -1,4 +1,5 @@
-"""Where a program is: giving a running sandbox the files of a recorded snapshot, and finding those with which a trajectory goes on."""
+"""Where a program is: giving a running sandbox the files of a recorded snapshot, and finding those with which a
+trajectory goes on."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from snapshotd.types import Snapshot, SnapshotState, Stack, short
 
 _log = logging.getLogger(__name__)
 _ENDS = ("exit", "stop")
-"""Markers that keep what was there when a program ended or was stopped: also what a call had written that never ended."""
+"""Markers that keep what was there when a program ended or was stopped: also what a call had written that never
+ended."""
 
 
 class Places:
@@ -28,7 +30,8 @@ class Places:
         self._context, self._take = context, take
 
     def newest(self, head: Snapshot) -> Snapshot:
-        """The snapshot with whose files a resumed program goes on: the head, or what came before markers of its own end."""
+        """The snapshot with whose files a resumed program goes on: the head, or what came before markers of its own
+        end."""
         catalog = self._context.catalog
         while head.call.name in _ENDS and head.parent is not None:
             try:
@@ -39,12 +42,15 @@ class Places:
         return head
 
     def go_to(self, sandbox: Sandbox, snapshot: Snapshot) -> None:
-        """Give a sandbox the files of a snapshot, in place: by switching its root where all that lives in it is parked, else file by file.
-        Waits until no command of a client owns it. Files that a retention policy gave up stay what they are. SandboxFailed, DataLoss."""
+        """Give a sandbox the files of a snapshot, in place: by switching its root where all that lives in it is parked,
+        else file by file. Waits until no command of a client owns it. Files that a retention policy gave up stay what
+        they are. SandboxFailed, DataLoss."""
         if snapshot.state is SnapshotState.LOST:
             raise gone(snapshot)
         if snapshot.state is SnapshotState.PRUNED:
-            _log.warning("the files of snapshot %s were pruned: %s is not switched to them", snapshot.id, sandbox.trajectory.id)
+            _log.warning(
+                "the files of snapshot %s were pruned: %s is not switched to them", snapshot.id, sandbox.trajectory.id
+            )
             return
         with sandbox.lock:
             sandbox.wait_for_commands()
@@ -64,7 +70,8 @@ class Places:
         return sandbox.base == snapshot.id or self._context.catalog.get_snapshot(sandbox.base).stack == snapshot.stack
 
     def _rewrite(self, sandbox: Sandbox, snapshot: Snapshot, reason: str) -> None:
-        """What differs is written over, while the sandbox stands still: so its live upper can be looked at as if it were sealed."""
+        """What differs is written over, while the sandbox stands still: so its live upper can be looked at as if it
+        were sealed."""
         _log.info("the files of %s are rewritten in place because %s", sandbox.trajectory.id, reason)
         store = self._context.store
         sandbox.between_states()

@@ -1,4 +1,5 @@
-"""Moves a command's output from its pipes to where it belongs: the repository, and whoever is watching. Memory use is constant."""
+"""Moves a command's output from its pipes to where it belongs: the repository, and whoever is watching. Memory use is
+constant."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _PIECE_BYTES = 64 << 10
 _LATE_BYTES = 1 << 20
 """A pipe holds at most this much: what is read beyond it after a command's end was not written by the command."""
 MAX_OUTPUT_BYTES = 4 << 30
-"""Of one stream of one command. What comes after is read and dropped, so that the command is neither stopped nor able to fill the disk."""
+"""Of one stream of one command. What comes after is read and dropped, so that the command is neither stopped nor able
+to fill the disk."""
 
 
 Shown = Callable[[Stream, bytes, int], None]
@@ -50,15 +52,23 @@ class Outcome:
 
 
 def pump(
-    process: Process, spool: Spool, funnel: Funnel, show: Shown, *, intakes: Mapping[Stream, Intake] | None = None,
-    earlier: Iterable[Printed] = (), caller: Caller | None = None, abandon: bool = False,
-) -> Outcome:  # fmt: skip
-    """Read both streams until the command has ended, then save them. What is saved and shown has gone through `funnel`. `intakes`: where
-    lies what is on its way to `show`, if another daemon may have to go on. `earlier`: what was shown before, by such another one. `caller`
-    gives the command its input, and may stop to read its output; with `abandon` the command is killed when the caller is gone.
+    process: Process,
+    spool: Spool,
+    funnel: Funnel,
+    show: Shown,
+    *,
+    intakes: Mapping[Stream, Intake] | None = None,
+    earlier: Iterable[Printed] = (),
+    caller: Caller | None = None,
+    abandon: bool = False,
+) -> Outcome:
+    """Read both streams until the command has ended, then save them. What is saved and shown has gone through `funnel`.
+    `intakes`: where lies what is on its way to `show`, if another daemon may have to go on. `earlier`: what was shown
+    before, by such another one. `caller` gives the command its input, and may stop to read its output; with `abandon`
+    the command is killed when the caller is gone.
 
-    Background children that keep a stream open do not hold this up; what they write later is read and dropped, so that they never meet a
-    broken pipe.
+    Background children that keep a stream open do not hold this up; what they write later is read and dropped, so that
+    they never meet a broken pipe.
 
     Raises OutOfSpace when the output cannot be stored (the command is killed).
     """
@@ -96,7 +106,9 @@ def pump(
             waiter.join()
             saved = [w.save() if w.size_bytes else None for w in (out, err)]
             hit("engine.step.outputs_saved")
-            return Outcome(exit_code[0], saved[0], saved[1], {s.name: s.lost_bytes for s in streams.values() if s.lost_bytes})
+            return Outcome(
+                exit_code[0], saved[0], saved[1], {s.name: s.lost_bytes for s in streams.values() if s.lost_bytes}
+            )
     except BaseException:
         process.kill()
         raise
@@ -116,7 +128,7 @@ class _Stream:
 
     def __init__(
         self, fd: int, name: Stream, writer: BlobWriter, funnel: Funnel, show: Shown, intake: Intake | None, shown: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._fd, self.name, self._writer, self._show, self._intake, self._shown = fd, name, writer, show, intake, shown
         self._concealer = funnel.concealer(self._pass_on)
         self.lost_bytes = 0
@@ -191,7 +203,8 @@ class _Attended:
 
 
 def _read(process: Process, streams: dict[int, _Stream], open_fds: set[int], done_fd: int, attended: _Attended) -> None:
-    """Until the command has ended and its output is here: at end of file, or when nothing has come for `linger_s` after the end."""
+    """Until the command has ended and its output is here: at end of file, or when nothing has come for `linger_s` after
+    the end."""
     ended_at: float | None = None
     late_bytes = 0
     with selectors.DefaultSelector() as selector:

@@ -1,8 +1,9 @@
 """Can this container be pivoted right now? Only if no process would be left behind on the old root.
 
-A process whose working directory or open files lie below the old root keeps a stale, read-only view of it. So every live process must be
-the container's init, or an agent that is *parked*: waiting in a call to us, with its working directory at the root and its files closed
-(the in-sandbox library does both). What a parked process claims is checked here from outside.
+A process whose working directory or open files lie below the old root keeps a stale, read-only view of it. So every
+live process must be the container's init, or an agent that is *parked*: waiting in a call to us, with its working
+directory at the root and its files closed (the in-sandbox library does both). What a parked process claims is checked
+here from outside.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ MAX_FDS = 512
 
 
 def blocker(cgroup: Cgroup, init_pid: int, root_id: int, parked: set[int]) -> str | None:
-    """Why the container cannot be pivoted, or None. `root_id` is the id of the mount at its root. SandboxFailed when it is gone.
+    """Why the container cannot be pivoted, or None. `root_id` is the id of the mount at its root. SandboxFailed when it
+    is gone.
 
     Cost: a few reads per live process.
     """
@@ -68,14 +70,20 @@ def _holds_root(pid: int, root_id: int) -> str | None:
 
 
 def writable_mappings(cgroup: Cgroup) -> set[bytes]:
-    """Paths (relative to the root) that some process has mapped shared and writable. Only while frozen, or it is out of date at once."""
+    """Paths (relative to the root) that some process has mapped shared and writable. Only while frozen, or it is out of
+    date at once."""
     found: set[bytes] = set()
     for pid in cgroup.processes():
         try:
             with open(f"/proc/{pid}/maps", "rb") as f:
                 for line in f:
                     fields = line.rstrip(b"\n").split(None, 5)
-                    if len(fields) == 6 and fields[1][1:2] == b"w" and fields[1][3:4] == b"s" and fields[5].startswith(b"/"):
+                    if (
+                        len(fields) == 6
+                        and fields[1][1:2] == b"w"
+                        and fields[1][3:4] == b"s"
+                        and fields[5].startswith(b"/")
+                    ):
                         found.add(fields[5].lstrip(b"/"))
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # ended; its mappings are written back

@@ -6,8 +6,8 @@
     upper        the live, writable layer
     head         the trajectory's head: the snapshot that the next one's parent will be
 
-Everything that changes these three happens under `lock`. A command that a client runs owns them from its start to its commit
-(`Sandbox.command`): meanwhile steps may be taken, but nobody gives the sandbox another root or another past.
+Everything that changes these three happens under `lock`. A command that a client runs owns them from its start to its
+commit (`Sandbox.command`): meanwhile steps may be taken, but nobody gives the sandbox another root or another past.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ CUT_OFF_DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What a capture made: the stack of the new snapshot, how, why not by pivot, and for how long the sandbox stood still."""
+    """What a capture made: the stack of the new snapshot, how, why not by pivot, and for how long the sandbox stood
+    still."""
 
     stack: Stack
     method: str
@@ -101,7 +102,8 @@ class Sandbox:
     pending: list[Message] = field(default_factory=list)
     """Messages of the conversation that the next snapshot will bind."""
     state: dict[str, Any] = field(default_factory=dict)
-    """The agent's state: `values` (its own JSON) and `tasks` (engine/mind/tasks.py). Replaced, never changed in place; under `lock`."""
+    """The agent's state: `values` (its own JSON) and `tasks` (engine/mind/tasks.py). Replaced, never changed in place;
+    under `lock`."""
     state_changed: bool = False
     """The next snapshot has to save it."""
     commands: list[Command] = field(default_factory=list)
@@ -131,7 +133,8 @@ class Sandbox:
     _roots: tuple[Root, ...] = ()
     """What `live` says: the present root last, or the one that it is about to become."""
     ended_for: list[str] = field(default_factory=list)
-    """Why processes of the present command were ended, if that was for the disk that they took (engine/sandbox/disk_watch.py)."""
+    """Why processes of the present command were ended, if that was for the disk that they took
+    (engine/sandbox/disk_watch.py)."""
     closed: bool = False
     """No more steps. Set under `lock`."""
     released: bool = False
@@ -150,11 +153,14 @@ class Sandbox:
 
     @contextlib.contextmanager
     def command(self) -> Iterator[Command]:
-        """Inside, the sandbox belongs to a command that a client runs. Several may do so at once. Conflict: the sandbox is about to end."""
+        """Inside, the sandbox belongs to a command that a client runs. Several may do so at once. Conflict: the sandbox
+        is about to end."""
         command = Command()
         with self.lock:
             if self.ending:
-                raise Conflict(f"the sandbox of {short(self.trajectory.id)} is just ending, so no command begins in it; try again")
+                raise Conflict(
+                    f"the sandbox of {short(self.trajectory.id)} is just ending, so no command begins in it; try again"
+                )
             self.commands.append(command)
         try:
             yield command
@@ -164,8 +170,9 @@ class Sandbox:
                 self.changing.notify_all()
 
     def cut_off(self) -> None:
-        """The sandbox is about to end: no command begins any more, and those that run are killed. Returns when they are recorded; not later
-        than a while, for a client that does not take its output holds its command up. Caller holds `lock`, which others have meanwhile."""
+        """The sandbox is about to end: no command begins any more, and those that run are killed. Returns when they are
+        recorded; not later than a while, for a client that does not take its output holds its command up. Caller holds
+        `lock`, which others have meanwhile."""
         self.ending = True
         for command in self.commands:
             command.cut_off = True
@@ -195,8 +202,9 @@ class Sandbox:
         return self.capture_copy(reason)
 
     def revive(self) -> None:
-        """Where the process died that served files of the root: go on on a root that is served again, or written. As long as something is
-        alive that is not parked, everything stays as it is. Caller holds `lock`. Errors as `capture`."""
+        """Where the process died that served files of the root: go on on a root that is served again, or written. As
+        long as something is alive that is not parked, everything stays as it is. Caller holds `lock`. Errors as
+        `capture`."""
         if not self.lazy or (self.lazy_by is not None and self.lazy_by is self.server_of_lazy()):
             return
         layout, old = layout_of(self.target), self.upper
@@ -221,7 +229,8 @@ class Sandbox:
         self.store.release(retired)
 
     def _hold(self, stack: Stack) -> Stack:
-        """The stack with merged runs swapped in, held. A merged run may be evicted between the two: then its parts are there."""
+        """The stack with merged runs swapped in, held. A merged run may be evicted between the two: then its parts are
+        there."""
         while True:
             below = self.merged(stack)
             if self.store.hold(below.layers):
@@ -234,11 +243,12 @@ class Sandbox:
                 )
 
     def _pivot_on(self, layout: Layout, *, changed: bool = True) -> tuple[LayerID, ...]:
-        """Seal the live upper as a layer and go on in a fresh one above it. Returns the layers of the old root, in use until it is buried.
-        An upper that is not `changed` becomes no layer; the caller removes it when the old root is buried.
+        """Seal the live upper as a layer and go on in a fresh one above it. Returns the layers of the old root, in use
+        until it is buried. An upper that is not `changed` becomes no layer; the caller removes it when the old root is
+        buried.
 
-        Nothing needs to be frozen: what lives is waiting for us, and whatever wrote all the same between the seal and the switch would get
-        "read-only file system", not into the sealed layer.
+        Nothing needs to be frozen: what lives is waiting for us, and whatever wrote all the same between the seal and
+        the switch would get "read-only file system", not into the sealed layer.
         """
         sealed = self.stack.push(self.upper) if changed else self.stack
         below = self._hold(sealed)
@@ -282,14 +292,16 @@ class Sandbox:
                 self._keep(self.live, self._facts)
 
     def uncommitted(self, captured: Captured) -> None:
-        """The capture became no snapshot. Caller holds `lock`. What was sealed is the next one's, too; a copy is made again."""
+        """The capture became no snapshot. Caller holds `lock`. What was sealed is the next one's, too; a copy is made
+        again."""
         if captured.cleanup is not None:
             captured.cleanup()
         if captured.method == "copy" and self.mirror is not None:
             self.own_layers.remove(self.mirror.layer)
             self.store.unpin([self.mirror.layer])
 
-    # -- beyond the daemon ---------------------------------------------------------------------------------------------------
+    # -- beyond the daemon
+    # ----------------------------------------------------------------------------------------------
 
     def committing(self, snapshot: SnapshotID) -> None:
         """This snapshot is about to become the head: what it does not bind is noted for it first."""
@@ -307,22 +319,27 @@ class Sandbox:
             self._keep(self.live, facts)
 
     def _keep(self, live: LiveRecord, facts: dict[str, Any]) -> None:
-        self._roots = (Root(layout_of(self.target).root_id, self.upper, self.stack, self.base, self.fresh, self.head, self.lazy),)
+        self._roots = (
+            Root(layout_of(self.target).root_id, self.upper, self.stack, self.base, self.fresh, self.head, self.lazy),
+        )
         live.keep(facts, self._roots)
 
     def between_states(self) -> None:
-        """Its files are about to be no snapshot's and nobody's: until the next snapshot nobody could go on with it. Caller holds `lock`."""
+        """Its files are about to be no snapshot's and nobody's: until the next snapshot nobody could go on with it.
+        Caller holds `lock`."""
         if self.live is not None:
             self.live.forget()
 
     def _announce(self, upper: LayerID, stack: Stack, lazy: bool, fresh: int, mount_id: int) -> None:
-        """The root is about to become another one: whoever looks after a crash sees by the mount which of the two it is."""
+        """The root is about to become another one: whoever looks after a crash sees by the mount which of the two it
+        is."""
         if self.live is not None and self.live.kept and self._facts is not None:
             self._roots = (*self._roots[:1], Root(mount_id, upper, stack, self.base, fresh, self.head, lazy))
             self.live.keep(self._facts, self._roots)
 
     def _relink(self, sealed: LayerID, parent: Stack) -> None:
-        """Mend hard links that copy-up tore apart, in the layer that was sealed a moment ago and that nobody has looked into yet."""
+        """Mend hard links that copy-up tore apart, in the layer that was sealed a moment ago and that nobody has looked
+        into yet."""
         fd = self.store.read_upper(sealed)
         try:
             candidates = links.torn(fd, self.links(parent))
@@ -364,9 +381,9 @@ class Sandbox:
             self.cgroup.thaw()
 
     def replace_root(self, stack: Stack, base: SnapshotID) -> Callable[[], None]:
-        """Throw the live upper away and go on from `stack` (held, taken over), the files of snapshot `base`. Caller holds `lock` and has
-        made sure that nothing but init lives. Returns what remains to be done, once and from any thread: letting go of the old root,
-        which takes as long as much was touched there."""
+        """Throw the live upper away and go on from `stack` (held, taken over), the files of snapshot `base`. Caller
+        holds `lock` and has made sure that nothing but init lives. Returns what remains to be done, once and from any
+        thread: letting go of the old root, which takes as long as much was touched there."""
         self.between_states()
         lazy, lazy_by = self.store.any_lazy(stack), self.server_of_lazy()
         try:
@@ -389,7 +406,8 @@ class Sandbox:
     def close(self) -> None:
         """End the container and let go of its layers. Idempotent. What the live upper held beyond the head is gone.
 
-        Not under `lock` beyond the first lines: a call of the agent may be waiting for it, and its connection is waited for here.
+        Not under `lock` beyond the first lines: a call of the agent may be waiting for it, and its connection is waited
+        for here.
         """
         with self.lock:
             self.closed = True
@@ -410,8 +428,8 @@ class Sandbox:
 
 
 def enter(target: Target, store: LayerStore, stack: Stack, disk_bytes: int) -> LayerID:
-    """Give a fresh container its first root over `stack`; returns the live upper. Nothing is left behind on error. `disk_bytes`: as in
-    `Limits`."""
+    """Give a fresh container its first root over `stack`; returns the live upper. Nothing is left behind on error.
+    `disk_bytes`: as in `Limits`."""
     upper = store.create()
     try:
         store.limit(upper, store.room(stack, disk_bytes))

@@ -5,8 +5,8 @@
     3 one catalog transaction: snapshot, tool call, new messages, head      <- the commit point
     4 tell whoever follows; count, merge and archive in the background
 
-Before 3 nothing is visible and everything made is rubbish that `sweep` takes; after it everything can be redone. A crash between 2 and 3
-loses the step as a whole: files, conversation and call together.
+Before 3 nothing is visible and everything made is rubbish that `sweep` takes; after it everything can be redone. A
+crash between 2 and 3 loses the step as a whole: files, conversation and call together.
 """
 
 from __future__ import annotations
@@ -33,30 +33,40 @@ from snapshotd.types import (
     ToolCall,
     new_id,
     short,
-)  # fmt: skip
+)
 
 StepListener = Callable[[Snapshot, Captured], None]
 
 
 def commit_step(
-    catalog: Catalog, sandbox: Sandbox, call: ToolCall, listener: StepListener, *, ended: Ended | None = None,
-    entries: Sequence[Entry] = (), follows: Snapshot | None = None, keep_messages: int | None = None,
-) -> Snapshot:  # fmt: skip
+    catalog: Catalog,
+    sandbox: Sandbox,
+    call: ToolCall,
+    listener: StepListener,
+    *,
+    ended: Ended | None = None,
+    entries: Sequence[Entry] = (),
+    follows: Snapshot | None = None,
+    keep_messages: int | None = None,
+) -> Snapshot:
     """Take the snapshot after `call`. Safe from any thread; steps of one sandbox happen one after the other.
 
-    `ended`, `entries`: journal entries that end with it (`Catalog.commit_snapshot`). `follows`: the mind goes on from that snapshot and
-    not from the head: its conversation (of which the first `keep_messages` stay; None: all), journal and state; pending messages are
-    appended to it, and the sandbox's state is that of the snapshot.
+    `ended`, `entries`: journal entries that end with it (`Catalog.commit_snapshot`). `follows`: the mind goes on from
+    that snapshot and not from the head: its conversation (of which the first `keep_messages` stay; None: all), journal
+    and state; pending messages are appended to it, and the sandbox's state is that of the snapshot.
 
-    Raises Conflict when another writer moved the head, SandboxFailed, OutOfSpace; then no snapshot exists and the sandbox goes on.
-    Durability: on return the snapshot is `captured` (survives kill -9); `stored` follows in the background.
+    Raises Conflict when another writer moved the head, SandboxFailed, OutOfSpace; then no snapshot exists and the
+    sandbox goes on. Durability: on return the snapshot is `captured` (survives kill -9); `stored` follows in the
+    background.
     """
     hit("engine.step.begin")
     with sandbox.lock, turns.first():
         if follows is not None and not sandbox.state_changed:
             sandbox.state = catalog.state(follows.id)
         if sandbox.closed:
-            raise SandboxFailed(f"the sandbox of {short(sandbox.trajectory.id)} has ended; its last snapshot is {short(sandbox.head)}")
+            raise SandboxFailed(
+                f"the sandbox of {short(sandbox.trajectory.id)} has ended; its last snapshot is {short(sandbox.head)}"
+            )
         captured = _capture(sandbox)
         hit("engine.step.sealed")
         messages = tuple(sandbox.pending)
@@ -82,9 +92,14 @@ def commit_step(
         try:
             sandbox.committing(snapshot.id)
             catalog.commit_snapshot(
-                snapshot, messages, expected_head=sandbox.head, entries=entries, ended=ended, fence=sandbox.fence,
+                snapshot,
+                messages,
+                expected_head=sandbox.head,
+                entries=entries,
+                ended=ended,
+                fence=sandbox.fence,
                 state=sandbox.state if sandbox.state_changed else None,
-            )  # fmt: skip
+            )
         except BaseException:
             sandbox.uncommitted(captured)
             raise
@@ -116,10 +131,19 @@ def _capture(sandbox: Sandbox) -> Captured:
 
 
 def marker(
-    name: str, arguments: Any, *, status: CallStatus = CallStatus.DONE, exit_code: int | None = None,
-    stdout: BlobID | None = None, stderr: BlobID | None = None, started_at_ns: int | None = None, error: str | None = None,
-) -> ToolCall:  # fmt: skip
+    name: str,
+    arguments: Any,
+    *,
+    status: CallStatus = CallStatus.DONE,
+    exit_code: int | None = None,
+    stdout: BlobID | None = None,
+    stderr: BlobID | None = None,
+    started_at_ns: int | None = None,
+    error: str | None = None,
+) -> ToolCall:
     """A call record for something the daemon itself did (start, exit, stop, checkpoint, exec)."""
     now = time.time_ns()
     began = started_at_ns or now
-    return ToolCall(CallID(new_id()), name, arguments, status, began, now - began, exit_code, error, None, stdout, stderr)
+    return ToolCall(
+        CallID(new_id()), name, arguments, status, began, now - began, exit_code, error, None, stdout, stderr
+    )

@@ -1,7 +1,8 @@
-"""Users and groups by name, as a sandbox's own /etc/passwd and /etc/group have them. Source of the rules: docker's `exec --user`.
+"""Users and groups by name, as a sandbox's own /etc/passwd and /etc/group have them. Source of the rules: docker's
+`exec --user`.
 
-Both files are the sandbox's to write. They are looked up below its root and nowhere else, links included. Only regular files of bounded
-size are read. A line that is not of the format is passed over.
+Both files are the sandbox's to write. They are looked up below its root and nowhere else, links included. Only regular
+files of bounded size are read. A line that is not of the format is passed over.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ ROOT = User(0, 0, (), "/root")
 def look_up(container: Container, wanted: str) -> User:
     """`wanted` is USER or USER:GROUP, each a name or a number, in the container's present root.
 
-    Without GROUP the command gets the user's own group and every group that lists the user; with it only that one. A number needs no
-    entry: its group is then the same number, its home /. Raises UsageError when a name has no entry or a file cannot be read,
-    SandboxFailed when the container is gone.
+    Without GROUP the command gets the user's own group and every group that lists the user; with it only that one. A
+    number needs no entry: its group is then the same number, its home /. Raises UsageError when a name has no entry or
+    a file cannot be read, SandboxFailed when the container is gone.
     """
     try:
         root_fd = os.open(f"/proc/{container.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -70,7 +71,9 @@ def look_up_below(root_fd: int, wanted: str) -> User:
     named = (_id(entry[2]) for entry in _entries(root_fd, "group", 4) if _is(entry, group_name))
     group = next(named, _id(group_name.encode(errors="replace")))
     if group is None:
-        raise UsageError(f"group {_shown(group_name)} is not in the sandbox's /etc/group; give a name that is, or a number")
+        raise UsageError(
+            f"group {_shown(group_name)} is not in the sandbox's /etc/group; give a name that is, or a number"
+        )
     return User(user, group, (), home)
 
 
@@ -101,7 +104,9 @@ def _read(root_fd: int, name: str) -> bytes:
         fd = files.open_in_root(root_fd, f"etc/{name}".encode(), os.O_PATH)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise UsageError(f"/etc/{name} of the sandbox is not a regular file, so no user is looked up in it; mend it there")
+                raise UsageError(
+                    f"/etc/{name} of the sandbox is not a regular file, so no user is looked up in it; mend it there"
+                )
             with open(os.open(files.fd_path(fd), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 data = file.read(_MAX_FILE_BYTES + 1)
         finally:
@@ -109,7 +114,11 @@ def _read(root_fd: int, name: str) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         return b""
     except OSError as exc:
-        raise UsageError(f"/etc/{name} of the sandbox cannot be read ({exc.strerror}), so no user is looked up in it") from exc
+        raise UsageError(
+            f"/etc/{name} of the sandbox cannot be read ({exc.strerror}), so no user is looked up in it"
+        ) from exc
     if len(data) > _MAX_FILE_BYTES:
-        raise UsageError(f"/etc/{name} of the sandbox is larger than 1 MiB, so no user is looked up in it; mend it there")
+        raise UsageError(
+            f"/etc/{name} of the sandbox is larger than 1 MiB, so no user is looked up in it; mend it there"
+        )
     return data

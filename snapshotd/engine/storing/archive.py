@@ -5,8 +5,9 @@
     3 the catalog says `stored`, with the tree; then it is flushed                                                    <- the commit point
     4 what the spool held for these snapshots goes, and layers beyond the budget are evicted
 
-What is to do is in the catalog alone (state `captured`), so a crash anywhere costs time, not truth: the batch is done again, and what it
-left in packs is found there or is rubbish. When the disk is full the same batch is tried again later; whoever waits is told.
+What is to do is in the catalog alone (state `captured`), so a crash anywhere costs time, not truth: the batch is done
+again, and what it left in packs is found there or is rubbish. When the disk is full the same batch is tried again
+later; whoever waits is told.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ from snapshotd.types import BlobID, ImageID, RecordID, Snapshot, SnapshotID, Sna
 _log = logging.getLogger(__name__)
 
 DELAY_S = 0.3
-"""How long after the first captured snapshot a batch begins, unless somebody waits: steps that follow one another share a flush."""
+"""How long after the first captured snapshot a batch begins, unless somebody waits: steps that follow one another share
+a flush."""
 BATCH = 64
 MAX_BACKLOG = 2048
-"""More captured snapshots than this, and steps wait: a disk that cannot keep up must slow the agents down, not fill with layers."""
+"""More captured snapshots than this, and steps wait: a disk that cannot keep up must slow the agents down, not fill
+with layers."""
 _RETRY_S = (1.0, 5.0, 15.0)
 TAGS_RECORD = "tags_record"
 """Catalog fact: the record with the latest tags."""
@@ -88,7 +91,8 @@ class Archive:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is between the repository and the catalog inside: every object there is either referred to or rubbish."""
+        """Nothing is between the repository and the catalog inside: every object there is either referred to or
+        rubbish."""
         with self._storing:
             self._archiver.begin()
             yield
@@ -108,13 +112,15 @@ class Archive:
             self._soon()
 
     def admit(self) -> None:
-        """Wait while far too much is captured and being stored. Returns at once when storing fails: that would be a wait without end."""
+        """Wait while far too much is captured and being stored. Returns at once when storing fails: that would be a
+        wait without end."""
         with self._changed:
             while self._backlog > MAX_BACKLOG and self.failure is None and not self._closed:
                 self._changed.wait(1.0)
 
     def wait(self) -> None:
-        """Return when everything captured so far is stored. Raises why it is not: OutOfSpace, InternalError, DataLoss."""
+        """Return when everything captured so far is stored. Raises why it is not: OutOfSpace, InternalError,
+        DataLoss."""
         wanted = set(self._context.catalog.unstored())
         with self._changed:
             self._waiters += 1
@@ -152,7 +158,7 @@ class Archive:
         self._archiver.close()
         self._thread.join()
 
-    # -- the thread ------------------------------------------------------------------------------------------------------------
+    # -- the thread -----------------------------------------------------------------------------------------------------
 
     def _soon(self) -> None:
         """Caller holds the lock."""
@@ -276,10 +282,13 @@ class Archive:
         if len(self._records) > _REMEMBERED_RECORDS:
             self._records.clear()
         self._records[trajectory.id] = record
-        done[snapshot_id] = _Done(snapshot, archived.tree, record, archived if archived.layer_bytes else None, archived.warnings)
+        done[snapshot_id] = _Done(
+            snapshot, archived.tree, record, archived if archived.layer_bytes else None, archived.warnings
+        )
 
     def _give_up(self, snapshot_id: SnapshotID, why: SnapshotdError) -> None:
-        """A snapshot that cannot be stored must not keep the others from it. What may be an accident is tried again, with the batch."""
+        """A snapshot that cannot be stored must not keep the others from it. What may be an accident is tried again,
+        with the batch."""
         if snapshot_id not in self._context.catalog.unstored():
             return  # removed meanwhile
         layers = self._context.catalog.get_snapshot(snapshot_id).stack.layers
@@ -331,5 +340,3 @@ class Archive:
         if mine:
             for blob in mine - self._context.catalog.unstored_blobs():
                 self._context.spool.remove(blob)
-
-

@@ -1,7 +1,8 @@
-"""The child process (see child.py) that owns the repository for writing: archives snapshots, collects garbage, checks and repairs.
+"""The child process (see child.py) that owns the repository for writing: archives snapshots, collects garbage, checks
+and repairs.
 
-One process, one request at a time: so nothing is collected while it is being written, and the daemon answers tool calls undisturbed.
-It reads sealed layers, which nobody changes, and the spool, which it never writes.
+One process, one request at a time: so nothing is collected while it is being written, and the daemon answers tool calls
+undisturbed. It reads sealed layers, which nobody changes, and the spool, which it never writes.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class ArchivedTree:
 
 
 class Archiver:
-    """The daemon's end. Nothing is durable before `flush` has returned; after an error since the last flush, everything since is to be done
-    again. Thread-safe."""
+    """The daemon's end. Nothing is durable before `flush` has returned; after an error since the last flush, everything
+    since is to be done again. Thread-safe."""
 
     def __init__(self, command: list[str]) -> None:
         self._child = Child(command)
@@ -59,7 +60,8 @@ class Archiver:
         return TreeID(self._archive({"op": "image", "image": image})["tree"])
 
     def tree(self, layers: Sequence[LayerID], parent: TreeID, outputs: Sequence[BlobID]) -> ArchivedTree:
-        """Archive the tree that `layers` (oldest first) make of `parent`, and outputs from the spool. NotFound: a layer is gone."""
+        """Archive the tree that `layers` (oldest first) make of `parent`, and outputs from the spool. NotFound: a layer
+        is gone."""
         answer = self._archive({"op": "tree", "layers": list(layers), "parent": parent, "outputs": list(outputs)})
         return ArchivedTree(TreeID(answer["tree"]), tuple(answer["bytes"]), tuple(answer["warnings"]))
 
@@ -69,8 +71,8 @@ class Archiver:
         return RecordID(self._archive({"op": "record", "data": encoded, "previous": previous})["record"])
 
     def flush(self) -> None:
-        """Return when everything archived since `begin`, or the last flush, is durable. InternalError: some of it is not there any more,
-        for a write failed or the process was killed meanwhile."""
+        """Return when everything archived since `begin`, or the last flush, is durable. InternalError: some of it is
+        not there any more, for a write failed or the process was killed meanwhile."""
         try:
             self._child.ask({"op": "flush", "epochs": list(self._epochs)})
         finally:
@@ -82,12 +84,16 @@ class Archiver:
 
     def prune(self, roots: Roots, *, grace_s: float, dry_run: bool, progress: Progress) -> Reclaimed:
         """Collect what `roots` do not reach (or only count it)."""
-        answer = self._child.ask({"op": "prune", "roots": _roots_json(roots), "grace_s": grace_s, "dry_run": dry_run}, progress)
+        answer = self._child.ask(
+            {"op": "prune", "roots": _roots_json(roots), "grace_s": grace_s, "dry_run": dry_run}, progress
+        )
         return Reclaimed(**answer)
 
     def check(self, roots: Roots, *, read_data: bool, progress: Progress) -> CheckResult:
         """Verify the repository and everything that `roots` reach."""
-        return CheckResult.from_json(self._child.ask({"op": "check", "roots": _roots_json(roots), "read_data": read_data}, progress))
+        return CheckResult.from_json(
+            self._child.ask({"op": "check", "roots": _roots_json(roots), "read_data": read_data}, progress)
+        )
 
     def repair(self, progress: Progress) -> RepairResult:
         """Rebuild what can be rebuilt of the repository itself."""
@@ -103,14 +109,19 @@ class Archiver:
 
 
 def _roots_json(roots: Roots) -> dict[str, Any]:
-    return {"trees": list(roots.trees.items()), "contents": list(roots.contents.items()), "records": list(roots.records.items())}
+    return {
+        "trees": list(roots.trees.items()),
+        "contents": list(roots.contents.items()),
+        "records": list(roots.records.items()),
+    }
 
 
 def _roots(value: dict[str, Any]) -> Roots:
     return Roots(
-        {TreeID(key): owner for key, owner in value["trees"]}, {BlobID(key): owner for key, owner in value["contents"]},
+        {TreeID(key): owner for key, owner in value["trees"]},
+        {BlobID(key): owner for key, owner in value["contents"]},
         {RecordID(key): owner for key, owner in value["records"]},
-    )  # fmt: skip
+    )
 
 
 _ARCHIVING = ("image", "tree", "record")
@@ -183,23 +194,32 @@ class Service:
     def _do_flush(self, request: dict[str, Any], _: Progress) -> dict[str, Any]:
         writer = self._writer
         if not {writer.epoch}.issuperset(request["epochs"]):
-            raise InternalError("some of what was archived was given up with a write that failed; all of it is archived again")
+            raise InternalError(
+                "some of what was archived was given up with a write that failed; all of it is archived again"
+            )
         writer.flush()
         hit("engine.archive.flushed")
         return {}
 
     def _do_count(self, request: dict[str, Any], _: Progress) -> dict[str, Any]:
-        with StoredView(self._writer, TreeID(request["before"])) as before, StoredView(self._writer, TreeID(request["after"])) as after:
+        with (
+            StoredView(self._writer, TreeID(request["before"])) as before,
+            StoredView(self._writer, TreeID(request["after"])) as after,
+        ):
             return asdict(diff.count(diff.diff(before, after)))
 
     def _do_prune(self, request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         roots = _roots(request["roots"])
         return asdict(
-            self._maintenance.collect(roots, grace_s=request["grace_s"], now=time.time(), dry_run=request["dry_run"], progress=progress)
+            self._maintenance.collect(
+                roots, grace_s=request["grace_s"], now=time.time(), dry_run=request["dry_run"], progress=progress
+            )
         )
 
     def _do_check(self, request: dict[str, Any], progress: Progress) -> dict[str, Any]:
-        return self._maintenance.check(_roots(request["roots"]), read_data=request["read_data"], progress=progress).to_json()
+        return self._maintenance.check(
+            _roots(request["roots"]), read_data=request["read_data"], progress=progress
+        ).to_json()
 
     def _do_repair(self, _: dict[str, Any], progress: Progress) -> dict[str, Any]:
         return self._maintenance.repair(progress).to_json()

@@ -1,4 +1,5 @@
-"""Folders in which every stored snapshot shows: one child process each, which serves a FUSE mount in the caller's mount namespace."""
+"""Folders in which every stored snapshot shows: one child process each, which serves a FUSE mount in the caller's mount
+namespace."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _Place = tuple[tuple[int, int], Path]
 
 
 class Browse:
-    """Thread-safe. A mount ends when it is unmounted here or by anybody else, when its process dies, or with the daemon."""
+    """Thread-safe. A mount ends when it is unmounted here or by anybody else, when its process dies, or with the
+    daemon."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -26,7 +28,8 @@ class Browse:
         self._mounts: dict[_Place, Child] = {}
 
     def mount(self, directory: Path, namespace_pid: int) -> None:
-        """Show all snapshots below `directory`, by the paths of the process `namespace_pid`. UsageError, Conflict, Unsupported."""
+        """Show all snapshots below `directory`, by the paths of the process `namespace_pid`. UsageError, Conflict,
+        Unsupported."""
         if not directory.is_absolute():
             raise UsageError(f"mount point {str(directory)!r} must be an absolute path")
         key = _place(directory, namespace_pid)
@@ -41,11 +44,14 @@ class Browse:
                     if next(entries, None) is not None:
                         raise UsageError(f"mount point {str(directory)!r} is not empty; name an empty directory")
             except OSError as exc:
-                raise UsageError(f"mount point {str(directory)!r} cannot be used: {exc.strerror}; name an empty directory") from exc
+                raise UsageError(
+                    f"mount point {str(directory)!r} cannot be used: {exc.strerror}; name an empty directory"
+                ) from exc
             self._mounts[key] = Child([*self._context.child("browse"), str(directory), str(namespace_pid)])
 
     def unmount(self, directory: Path, namespace_pid: int) -> None:
-        """End it, also where its process has died. NotFound when nothing is mounted there, or another daemon's that lives."""
+        """End it, also where its process has died. NotFound when nothing is mounted there, or another daemon's that
+        lives."""
         with self._lock:
             if not self._end(_place(directory, namespace_pid)):
                 raise NotFound(f"this daemon has no snapshots mounted on {str(directory)!r}")
@@ -60,8 +66,8 @@ class Browse:
                     _log.warning("%s", exc.message)
 
     def _end(self, key: _Place) -> bool:
-        """End what is mounted at a place, and take away what a process left there that died: one of ours, or an earlier daemon's. Whether
-        there was anything. Caller holds the lock."""
+        """End what is mounted at a place, and take away what a process left there that died: one of ours, or an earlier
+        daemon's. Whether there was anything. Caller holds the lock."""
         (namespace, directory), child = key, self._mounts.pop(key, None)
         if child is not None:
             child.close()
@@ -70,7 +76,9 @@ class Browse:
         except ProcessLookupError:
             return True  # the mount went with its namespace
         except OSError as exc:
-            raise Conflict(f"what is mounted on {str(directory)!r} cannot be taken away: {exc.strerror}; `umount -l` it") from exc
+            raise Conflict(
+                f"what is mounted on {str(directory)!r} cannot be taken away: {exc.strerror}; `umount -l` it"
+            ) from exc
 
 
 def _place(directory: Path, pid: int) -> _Place:

@@ -1,8 +1,9 @@
 """A child process for work that would hold Python's interpreter lock, or that may die without taking the daemon along.
 
-The daemon answers tool calls in a few milliseconds; one busy thread in its process would add the interpreter's switch interval to every
-system call of a pivot. So such work is done in a child, at idle priority: one JSON request a line in, answers a line each out, in order:
-any number of {"progress": "..."}, then one result or {"error": {"code", "message"}}. A child dies with the daemon.
+The daemon answers tool calls in a few milliseconds; one busy thread in its process would add the interpreter's switch
+interval to every system call of a pivot. So such work is done in a child, at idle priority: one JSON request a line in,
+answers a line each out, in order: any number of {"progress": "..."}, then one result or {"error": {"code", "message"}}.
+A child dies with the daemon.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ Serve = Callable[[dict[str, Any], Progress], dict[str, Any]]
 NICE = 10
 """Priority of a child's work; whoever waits for it can have it raised (`Child.prioritise`)."""
 REST_AFTER_S = 10.0
-"""Who was asked for nothing for so long gives back the memory that it does not use (the archive process, after an image and a step of
-78 MiB: 119 of 180 MiB)."""
+"""Who was asked for nothing for so long gives back the memory that it does not use (the archive process, after an image
+and a step of 78 MiB: 119 of 180 MiB)."""
 
 
 class Child:
-    """The daemon's end. Starts the process at the first request, and again if it died. Thread-safe; requests are served one by one."""
+    """The daemon's end. Starts the process at the first request, and again if it died. Thread-safe; requests are served
+    one by one."""
 
     def __init__(self, command: list[str]) -> None:
         self._command = command
@@ -42,7 +44,8 @@ class Child:
         self._closed = False
 
     def ask(self, request: dict[str, Any], progress: Progress | None = None) -> dict[str, Any]:
-        """The result. Raises what the child raised, by its type; InternalError when it died (the request may be asked again)."""
+        """The result. Raises what the child raised, by its type; InternalError when it died (the request may be asked
+        again)."""
         line = json.dumps(request).encode() + b"\n"
         with self._lock:
             if self._closed:
@@ -54,12 +57,16 @@ class Child:
                 )
             try:
                 answer = _exchange(process, line, progress)
-            except BaseException:  # of `progress`: the result is still to come, and would be taken for that of the next request
+            except (
+                BaseException
+            ):  # of `progress`: the result is still to come, and would be taken for that of the next request
                 self._end(process)
                 raise
             if answer is None:
                 self._end(process)
-                raise InternalError(f"the worker process ended while it was asked to {request['op']}; the daemon's log says why")
+                raise InternalError(
+                    f"the worker process ended while it was asked to {request['op']}; the daemon's log says why"
+                )
         if "error" in answer:
             if "traceback" in answer["error"]:
                 _log.error("worker process: %s\n%s", answer["error"]["message"], answer["error"]["traceback"])
@@ -73,7 +80,8 @@ class Child:
         return process.pid if process is not None and process.poll() is None else None
 
     def prioritise(self, nice: int) -> None:
-        """Give the process another priority (0: as the daemon), with all its threads and children. Not an error when it is not running."""
+        """Give the process another priority (0: as the daemon), with all its threads and children. Not an error when it
+        is not running."""
         own = self.pid
         for pid in () if own is None else (own, *processes.descendants(own)):
             try:
@@ -127,8 +135,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_with_the_daemon() -> None:
-    """Die as soon as nobody can ask any more, also in the middle of a request. Not PR_SET_PDEATHSIG: that fires when the *thread* ends that
-    started this process, and the first request may come from a passing one."""
+    """Die as soon as nobody can ask any more, also in the middle of a request. Not PR_SET_PDEATHSIG: that fires when
+    the *thread* ends that started this process, and the first request may come from a passing one."""
     hung_up = select.poll()
     hung_up.register(sys.stdin.fileno(), 0)
     hung_up.poll()
@@ -136,7 +144,8 @@ def _end_with_the_daemon() -> None:
 
 
 def _requests() -> Iterator[bytes]:
-    """One by one: the next is written when the last was answered, so none waits in the buffer while the pipe is looked at."""
+    """One by one: the next is written when the last was answered, so none waits in the buffer while the pipe is looked
+    at."""
     source = sys.stdin.buffer
     while True:
         if not select.select([source], [], [], REST_AFTER_S)[0]:
@@ -148,7 +157,8 @@ def _requests() -> Iterator[bytes]:
 
 
 def serve(handler: Serve) -> None:
-    """The child's end: answer requests from standard input until it closes. Expected errors are answered, defects end the process."""
+    """The child's end: answer requests from standard input until it closes. Expected errors are answered, defects end
+    the process."""
     threading.Thread(target=_end_with_the_daemon, name="daemon-watch", daemon=True).start()
     os.nice(NICE)
 

@@ -1,8 +1,9 @@
 """Snapshots whose layers were evicted: they start at once all the same, and their layers come back.
 
-Everything in which a cold snapshot differs from its image is one new layer. It is written in the background (by a child process) and served
-meanwhile through FUSE; a sandbox that began on the FUSE form moves over to the real layer at its next pivot, because both have one id.
-Without FUSE (not installed, or its process cannot start) a start waits until the layer is written.
+Everything in which a cold snapshot differs from its image is one new layer. It is written in the background (by a child
+process) and served meanwhile through FUSE; a sandbox that began on the FUSE form moves over to the real layer at its
+next pivot, because both have one id. Without FUSE (not installed, or its process cannot start) a start waits until the
+layer is written.
 """
 
 from __future__ import annotations
@@ -25,20 +26,21 @@ from snapshotd.types import ImageID, LayerID, Snapshot, SnapshotState, Stack, Tr
 _log = logging.getLogger(__name__)
 
 WRITE_DELAY_S = 0.5
-"""How long after a cold snapshot was taken its layer is written, where it can be used before: whoever took it is about to start a command,
-which would wait for processors and disk (at load 14, of 2 processors: 250 ms to the first command's output, instead of the hot 54)."""
+"""How long after a cold snapshot was taken its layer is written, where it can be used before: whoever took it is about
+to start a command, which would wait for processors and disk (at load 14, of 2 processors: 250 ms to the first command's
+output, instead of the hot 54)."""
 
 
 class LazyLayers(Protocol):
     """The FUSE mount that serves layers that are not there yet (fuse/lazy.py)."""
 
     def start(self) -> None:
-        """Mount, unless it is mounted: then the first `open_layer` need not wait for it. Unsupported: it never will. InternalError: the
-        process was killed."""
+        """Mount, unless it is mounted: then the first `open_layer` need not wait for it. Unsupported: it never will.
+        InternalError: the process was killed."""
 
     def open_layer(self, tree: TreeID, below: TreeID, shift: int) -> int:
-        """O_PATH descriptor of the layer that makes `tree` of `below`, its ids shifted up by `shift`. Starts the mount if need be, with the
-        errors of `start`. OSError, SandboxFailed."""
+        """O_PATH descriptor of the layer that makes `tree` of `below`, its ids shifted up by `shift`. Starts the mount
+        if need be, with the errors of `start`. OSError, SandboxFailed."""
 
     def server(self) -> object | None:
         """Names the process that serves now, None when none does: what another one had opened is gone."""
@@ -66,9 +68,14 @@ class Cold:
     """Gives any readable snapshot a stack that can be mounted now. Thread-safe."""
 
     def __init__(
-        self, context: Context, merged: Callable[[Stack], Stack], rebuilder: Child, lazy: LazyLayers | None, store_all: Callable[[], None],
+        self,
+        context: Context,
+        merged: Callable[[Stack], Stack],
+        rebuilder: Child,
+        lazy: LazyLayers | None,
+        store_all: Callable[[], None],
         came_back: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`store_all`: return when everything captured is stored. `came_back`: told when a layer was written."""
         self._context, self._merged, self._rebuilder, self._lazy = context, merged, rebuilder, lazy
         self._store_all, self._came_back = store_all, came_back
@@ -78,8 +85,8 @@ class Cold:
         self._closing = threading.Event()
 
     def take(self, snapshot: Snapshot) -> Stack:
-        """A stack with the snapshot's files, all of it there and held; the caller releases its layers. DataLoss, OutOfSpace, and why a
-        snapshot that is captured on a layer that was never written cannot be stored."""
+        """A stack with the snapshot's files, all of it there and held; the caller releases its layers. DataLoss,
+        OutOfSpace, and why a snapshot that is captured on a layer that was never written cannot be stored."""
         store = self._context.store
         if snapshot.state is not SnapshotState.PRUNED:
             for stack in (self._merged(snapshot.stack), snapshot.stack):
@@ -92,8 +99,9 @@ class Cold:
         return self._cold(snapshot, snapshot.tree)
 
     def _stored(self, snapshot: Snapshot) -> Snapshot:
-        """A snapshot as it is now. It may have been stored, and its layers evicted, since the caller read it. Or it was captured on a layer
-        that was still being written when the daemon died, and storing it is what gives it files (see `_store_what_has_no_layers`)."""
+        """A snapshot as it is now. It may have been stored, and its layers evicted, since the caller read it. Or it was
+        captured on a layer that was still being written when the daemon died, and storing it is what gives it files
+        (see `_store_what_has_no_layers`)."""
         catalog = self._context.catalog
         now = catalog.get_snapshot(snapshot.id)
         if now.state is SnapshotState.CAPTURED:
@@ -102,7 +110,8 @@ class Cold:
         return now
 
     def prepare(self) -> None:
-        """Some snapshots are cold now: have the mount ready, so that the first of them starts as quickly as the next."""
+        """Some snapshots are cold now: have the mount ready, so that the first of them starts as quickly as the
+        next."""
         if self._lazy is not None:
             try:
                 self._lazy.start()
@@ -128,7 +137,9 @@ class Cold:
     def trees(self) -> set[TreeID]:
         """The trees of layers that are being written or served."""
         with self._lock:
-            return {tree for (_, tree), item in self._rebuilt.items() if not item.done.is_set() or item.failure is not None}
+            return {
+                tree for (_, tree), item in self._rebuilt.items() if not item.done.is_set() or item.failure is not None
+            }
 
     def is_hot(self, snapshot: Snapshot) -> bool:
         """Whether the snapshot's layers are all there."""
@@ -148,12 +159,14 @@ class Cold:
         if self._lazy is not None:
             self._lazy.close()
 
-    # -- inside ----------------------------------------------------------------------------------------------------------------
+    # -- inside ---------------------------------------------------------------------------------------------------------
 
     def _cold(self, snapshot: Snapshot, tree: TreeID) -> Stack:
         image = self._context.image(snapshot.stack.image)
         if image is None or image.tree is None:
-            raise DataLoss(f"the image of snapshot {short(snapshot.id)} is missing, so it cannot be started; `snapshotd restore` its files")
+            raise DataLoss(
+                f"the image of snapshot {short(snapshot.id)} is missing, so it cannot be started; `snapshotd restore` its files"
+            )
         if tree == image.tree:
             return Stack(image.id)
         with self._lock:
@@ -195,7 +208,11 @@ class Cold:
     def _forget_evicted(self) -> None:
         """What came back and went again: nobody stands on it, in either form. Caller holds the lock."""
         for (image_id, tree), rebuilt in list(self._rebuilt.items()):
-            if not rebuilt.done.is_set() or rebuilt.failure is not None or (self._context.store.root / rebuilt.layer).exists():
+            if (
+                not rebuilt.done.is_set()
+                or rebuilt.failure is not None
+                or (self._context.store.root / rebuilt.layer).exists()
+            ):
                 continue
             del self._rebuilt[image_id, tree]
             image = self._context.image(image_id)
@@ -213,7 +230,9 @@ class Cold:
         if rebuilt.failure is not None:
             raise rebuilt.failure
         if shift:
-            raise SandboxFailed("the snapshot's files have just been written, and were to be read through FUSE; repeat the command")
+            raise SandboxFailed(
+                "the snapshot's files have just been written, and were to be read through FUSE; repeat the command"
+            )
         return self._context.store.open_upper(rebuilt.layer)
 
     def _write(self, rebuilt: _Rebuilt, tree: TreeID, below: TreeID) -> None:
@@ -232,7 +251,11 @@ class Cold:
             store.note_size(rebuilt.layer, answer["bytes"])  # not earlier: what has a size may be evicted
             self._came_back()
         except (SnapshotdError, OSError) as exc:
-            rebuilt.failure = exc if isinstance(exc, SnapshotdError) else InternalError(f"a layer cannot be written: {exc}; check the disk")
+            rebuilt.failure = (
+                exc
+                if isinstance(exc, SnapshotdError)
+                else InternalError(f"a layer cannot be written: {exc}; check the disk")
+            )
             if not self._closing.is_set():
                 _log.error("the layer of tree %s cannot be written: %s", tree, rebuilt.failure.message)
             if made is not None:

@@ -1,4 +1,5 @@
-"""The child process (see child.py) that brings files back from the repository: layers for sandboxes, and restores into folders."""
+"""The child process (see child.py) that brings files back from the repository: layers for sandboxes, and restores into
+folders."""
 
 from __future__ import annotations
 
@@ -40,4 +41,9 @@ class Service:
 
 
 def _answer(report: RestoreReport) -> dict[str, Any]:
-    return {"files": report.files, "directories": report.directories, "bytes": report.bytes, "warnings": list(report.warnings)}
+    return {
+        "files": report.files,
+        "directories": report.directories,
+        "bytes": report.bytes,
+        "warnings": list(report.warnings),
+    }

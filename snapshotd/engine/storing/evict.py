@@ -1,7 +1,8 @@
-"""Keeps the layer directory within its budget: layers whose snapshots are stored go, least recently used first. They come back on demand.
+"""Keeps the layer directory within its budget: layers whose snapshots are stored go, least recently used first. They
+come back on demand.
 
-Never taken: what a live sandbox stands on or a reader has open (held in the layer store), what a snapshot that is not stored yet needs,
-installed dependencies, and images.
+Never taken: what a live sandbox stands on or a reader has open (held in the layer store), what a snapshot that is not
+stored yet needs, installed dependencies, and images.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def budget_bytes(context: Context) -> int:
 
 
 def evict(context: Context, merger: Merger, budget: int) -> int:
-    """Evict until the layers take somewhat less than `budget` bytes, or nothing more may go. Returns the bytes given up. Costs nothing
-    while they fit; else some system calls for each layer, which is why it makes room for a while."""
+    """Evict until the layers take somewhat less than `budget` bytes, or nothing more may go. Returns the bytes given
+    up. Costs nothing while they fit; else some system calls for each layer, which is why it makes room for a while."""
     excess = context.store.sized_bytes() - budget
     if excess <= 0:
         return 0

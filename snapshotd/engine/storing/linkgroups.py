@@ -1,4 +1,5 @@
-"""Which hard link groups each layer and image has, found out in the background; a seal only looks up what is known (layers/links.py)."""
+"""Which hard link groups each layer and image has, found out in the background; a seal only looks up what is known
+(layers/links.py)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class LinkGroups:
         self._lock = threading.Lock()
 
     def learn(self, stack: Stack) -> None:
-        """Find the groups of the stack's layers that are not known yet. From the background thread: reads each layer once."""
+        """Find the groups of the stack's layers that are not known yet. From the background thread: reads each layer
+        once."""
         for key, is_image in (*((layer, False) for layer in stack.layers), (stack.image, True)):
             with self._lock:
                 if key in self._known:

@@ -21,15 +21,18 @@ _PIECE_BYTES = 1 << 20
 
 
 def open_view(context: Context, snapshot: Snapshot) -> View:
-    """A snapshot's tree: its layers while they are there, else from the repository. Raises what tells why it has none (`cold.gone`)."""
+    """A snapshot's tree: its layers while they are there, else from the repository. Raises what tells why it has none
+    (`cold.gone`)."""
     return _in_layers(context, snapshot, snapshot.stack) or _stored(context, snapshot)
 
 
 def _in_layers(context: Context, snapshot: Snapshot, stack: Stack) -> View | None:
-    """The snapshot through `stack`; None where a layer is not there, and the repository has to do. DataLoss: it is lost."""
+    """The snapshot through `stack`; None where a layer is not there, and the repository has to do. DataLoss: it is
+    lost."""
     if snapshot.state is SnapshotState.LOST:
         raise gone(snapshot)
-    # A lazy layer is read through the mount that our own child serves; the repository is the shorter way, as soon as it has the snapshot.
+    # A lazy layer is read through the mount that our own child serves; the repository is the shorter way, as soon as it
+    # has the snapshot.
     lazy = any(context.store.lazy(layer) for layer in stack.layers)
     if snapshot.state is SnapshotState.CAPTURED or (snapshot.state is SnapshotState.STORED and not lazy):
         try:
@@ -66,8 +69,8 @@ def pair(context: Context, a: str, b: str | None) -> tuple[View, View]:
 
 
 def open_pair(context: Context, first: Snapshot, second: Snapshot) -> tuple[View, View]:
-    """The trees of two snapshots, in a form in which much of what they share shows without being read: both in layers, or else both from
-    the repository. The caller closes both. Errors as `open_view`."""
+    """The trees of two snapshots, in a form in which much of what they share shows without being read: both in layers,
+    or else both from the repository. The caller closes both. Errors as `open_view`."""
     for stacks in dict.fromkeys((shared_stacks(first, second), (first.stack, second.stack))):
         with ExitStack() as opened:
             views = []
@@ -89,8 +92,9 @@ def open_pair(context: Context, first: Snapshot, second: Snapshot) -> tuple[View
 
 
 def shared_stacks(first: Snapshot, second: Snapshot) -> tuple[Stack, Stack]:
-    """Stacks of two snapshots that share all they can: if one was made from the other, it is its own layers on those of the other, whatever
-    of them has been merged in between. So the difference of neighbours costs what a step changed, not what was merged."""
+    """Stacks of two snapshots that share all they can: if one was made from the other, it is its own layers on those of
+    the other, whatever of them has been merged in between. So the difference of neighbours costs what a step changed,
+    not what was merged."""
     if second.base == first.id:
         return first.stack, _above(second, first)
     if first.base == second.id:
@@ -126,7 +130,9 @@ def cat(context: Context, ref: str, path: bytes) -> Iterator[bytes]:
                 raise UsageError(f"{shown!r} in snapshot {short(snapshot.id)} is a {entry.kind}, not a regular file")
             fd = view.open(relative)
         except (FileNotFoundError, NotADirectoryError) as exc:
-            raise NotFound(f"{shown!r} does not exist in snapshot {short(snapshot.id)}; `snapshotd diff` lists what changed") from exc
+            raise NotFound(
+                f"{shown!r} does not exist in snapshot {short(snapshot.id)}; `snapshotd diff` lists what changed"
+            ) from exc
     return _pieces(fd)
 
 
@@ -155,17 +161,23 @@ def restore(context: Context, ref: str, to: Path, path: bytes, cold: ColdRestore
     try:
         parent = os.open(to.parent, files.DIR_FLAGS & ~os.O_NOFOLLOW)
     except OSError as exc:
-        raise UsageError(f"cannot restore to {str(to)!r}: its parent directory cannot be opened ({exc.strerror})") from exc
+        raise UsageError(
+            f"cannot restore to {str(to)!r}: its parent directory cannot be opened ({exc.strerror})"
+        ) from exc
     staging = f".{to.name}.snapshotd-{snapshot.id[:8]}"
     try:
         with open_view(context, snapshot) as view:
             try:
                 entry = view.lstat(relative)
             except (FileNotFoundError, NotADirectoryError) as exc:
-                raise NotFound(f"{'/' + os.fsdecode(relative)!r} does not exist in snapshot {short(snapshot.id)}") from exc
+                raise NotFound(
+                    f"{'/' + os.fsdecode(relative)!r} does not exist in snapshot {short(snapshot.id)}"
+                ) from exc
             if entry.kind is not Kind.DIRECTORY:
                 shown = "/" + os.fsdecode(relative)
-                raise UsageError(f"{shown!r} is a {entry.kind}; restore takes directories, use `snapshotd cat` for files")
+                raise UsageError(
+                    f"{shown!r} is a {entry.kind}; restore takes directories, use `snapshotd cat` for files"
+                )
             files.remove_tree(parent, staging)
             os.mkdir(staging, 0o700, dir_fd=parent)
             try:
@@ -185,7 +197,11 @@ def _fill(view: View, path: bytes, parent: int, staging: str, where: Path, cold:
     target = os.open(staging, files.DIR_FLAGS, dir_fd=parent)
     try:
         # Decoding much in this process would hold up the steps of running agents.
-        report = cold(view.tree, path, where) if isinstance(view, StoredView) else materialise.materialise(view, path, target)
+        report = (
+            cold(view.tree, path, where)
+            if isinstance(view, StoredView)
+            else materialise.materialise(view, path, target)
+        )
         os.fchmod(target, 0o700)  # setuid programs of a sandbox are nobody's business outside
         return report
     finally:

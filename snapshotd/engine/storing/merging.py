@@ -1,7 +1,8 @@
 """Keeps stacks shallow: runs of layers are merged in the background and used from the next pivot on.
 
-Like a log-structured merge tree: `FAN_IN` neighbours of one level become one layer of the next level, so a trajectory of N snapshots has
-about FAN_IN * log(N) layers and each file is linked log(N) times. Old snapshots keep their own layers; merged ones serve what comes after.
+Like a log-structured merge tree: `FAN_IN` neighbours of one level become one layer of the next level, so a trajectory
+of N snapshots has about FAN_IN * log(N) layers and each file is linked log(N) times. Old snapshots keep their own
+layers; merged ones serve what comes after.
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ from snapshotd.layers.store import LayerStore
 from snapshotd.types import LayerID, Stack
 
 FAN_IN = 8
-"""Eight levels of eight stay below 32 layers up to some thousand snapshots; an overlay of 32 costs 1.3 ms to mount, of 128 3.3 ms."""
+"""Eight levels of eight stay below 32 layers up to some thousand snapshots; an overlay of 32 costs 1.3 ms to mount, of
+128 3.3 ms."""
 
 MAX_DEPTH = 64
-"""Where a step waits for merges rather than grow its stack: everything that looks into a stack costs what it is deep, merging it, too, so a
-worker that has fallen behind would never catch up. The kernel takes 500."""
+"""Where a step waits for merges rather than grow its stack: everything that looks into a stack costs what it is deep,
+merging it, too, so a worker that has fallen behind would never catch up. The kernel takes 500."""
 
 
 MAX_MERGED = 1024
-"""How many merged runs are remembered, the most recently used: far more than one stack of `MAX_DEPTH` and more has, else merging one would
-never end. What is forgotten would be merged again."""
+"""How many merged runs are remembered, the most recently used: far more than one stack of `MAX_DEPTH` and more has,
+else merging one would never end. What is forgotten would be merged again."""
 
 
 class Merger:
-    """Remembers which runs have a merged form. Thread-safe. After a restart it starts from nothing, which costs time, not truth."""
+    """Remembers which runs have a merged form. Thread-safe. After a restart it starts from nothing, which costs time,
+    not truth."""
 
     def __init__(self, store: LayerStore, worker: Worker) -> None:
         self._store, self._worker = store, worker
@@ -94,7 +97,8 @@ class Merger:
                 self._drop(next(iter(self._merged)))
 
     def _plan(self, layers: tuple[LayerID, ...]) -> tuple[LayerID, ...] | None:
-        """The oldest FAN_IN neighbours of one level, lowest level first; the newest layer stays out, it may still be settling."""
+        """The oldest FAN_IN neighbours of one level, lowest level first; the newest layer stays out, it may still be
+        settling."""
         with self._lock:
             levels = [self._level.get(layer, 0) for layer in layers]
         for level in sorted(set(levels)):
@@ -109,7 +113,8 @@ class Merger:
         return None
 
     def forget(self, gone: list[LayerID]) -> None:
-        """When layers went, or are about to: drop their merged forms, and those of which a part is gone, so that a sweep can take them."""
+        """When layers went, or are about to: drop their merged forms, and those of which a part is gone, so that a
+        sweep can take them."""
         lost = set(gone)
         with self._lock:
             for run in [run for run, target in self._merged.items() if target in lost or lost.intersection(run)]:

@@ -1,14 +1,16 @@
 """Bringing a catalog back from the records in the repository.
 
-What hangs together comes back: a snapshot does when its record is readable and its parent does, and what it follows, from the first of its
-line on, because its conversation and journal begin there. Everything else is listed, with its tree, which can still be read. What no
-record tells is made up or gone:
+What hangs together comes back: a snapshot does when its record is readable and its parent does, and what it follows,
+from the first of its line on, because its conversation and journal begin there. Everything else is listed, with its
+tree, which can still be read. What no record tells is made up or gone:
 
-- A trajectory's head is the last of its snapshots that came back; it is `stopped`, or `interrupted` if it has an agent, without exit code.
-- A fork that took no snapshot of its own has no record and is gone, and so is whatever was not stored, or in a journal was not bound.
+- A trajectory's head is the last of its snapshots that came back; it is `stopped`, or `interrupted` if it has an agent,
+  without exit code.
+- A fork that took no snapshot of its own has no record and is gone, and so is whatever was not stored, or in a journal
+  was not bound.
 - Approvals, compensations and the key-value store are in no record.
-- What was removed and not collected yet comes back. Where that leaves a name to two trajectories, the newer one keeps it; where
-  it is a tag too, it stays the tag's.
+- What was removed and not collected yet comes back. Where that leaves a name to two trajectories, the newer one keeps
+  it; where it is a tag too, it stays the tag's.
 - Tags are those of the latest tags record.
 """
 
@@ -54,8 +56,9 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came back (counts) and what did not. `unreadable`: records with what is wrong with each; whose they were nobody knows.
-    `lost`: came back without their files, because their tree is not in the repository. `unnamed`: trajectories that gave up a name."""
+    """What came back (counts) and what did not. `unreadable`: records with what is wrong with each; whose they were
+    nobody knows. `lost`: came back without their files, because their tree is not in the repository. `unnamed`:
+    trajectories that gave up a name."""
 
     images: int
     trajectories: int
@@ -71,11 +74,12 @@ class Report:
 def rebuild(
     records: Iterable[tuple[RecordID, bytes]], catalog: Catalog, has_tree: Callable[[TreeID], bool] = lambda _: True
 ) -> Report:
-    """Fill a catalog that has no trajectories from records in any order; duplicates do no harm. All or nothing, in one transaction.
+    """Fill a catalog that has no trajectories from records in any order; duplicates do no harm. All or nothing, in one
+    transaction.
 
-    `has_tree` tells whether a tree is in the repository. The result depends on which records there are and not on their order.
-    Errors: Conflict (the catalog is not empty), and what `records` itself raises. A damaged record is not an error. Images that are in
-    the catalog already stay as they are. Memory: all records.
+    `has_tree` tells whether a tree is in the repository. The result depends on which records there are and not on their
+    order. Errors: Conflict (the catalog is not empty), and what `records` itself raises. A damaged record is not an
+    error. Images that are in the catalog already stay as they are. Memory: all records.
     """
     if catalog.trajectories():
         raise Conflict("the catalog cannot be rebuilt because it holds trajectories: move it away first")
@@ -84,7 +88,10 @@ def rebuild(
     rows, lost = _rows(line_up, read, has_tree)
     lines, unnamed = _lines(line_up, read, {name for row in rows for name in row.snapshot.tags})
     here = {image.id for image in catalog.images()}
-    images = [replace(image, tree=image.tree if image.tree and has_tree(image.tree) else None) for image in read.images_for(lines, rows)]
+    images = [
+        replace(image, tree=image.tree if image.tree and has_tree(image.tree) else None)
+        for image in read.images_for(lines, rows)
+    ]
     catalog.restore_rows([image for image in images if image.id not in here], lines, rows)
     for image in images:
         if image.id in here and image.tree is not None:
@@ -92,9 +99,16 @@ def rebuild(
     placed = line_up.placed
     dropped = sorted(name for name, snapshot_id in read.tags.items() if snapshot_id not in placed)
     return Report(
-        len(images), len(lines), len(rows), len(read.tags) - len(dropped), tuple(sorted(read.unreadable)), line_up.left_out(),
-        tuple(lost), tuple(unnamed), tuple(dropped),
-    )  # fmt: skip
+        len(images),
+        len(lines),
+        len(rows),
+        len(read.tags) - len(dropped),
+        tuple(sorted(read.unreadable)),
+        line_up.left_out(),
+        tuple(lost),
+        tuple(unnamed),
+        tuple(dropped),
+    )
 
 
 class _Read:
@@ -122,7 +136,8 @@ class _Read:
         self._settle()
 
     def _settle(self) -> None:
-        """Where records tell different things about an image or a trajectory, the latest counts; but a name once lost is lost."""
+        """Where records tell different things about an image or a trajectory, the latest counts; but a name once lost
+        is lost."""
         records = [record for _, record in self.snapshots.values()]
         for record in sorted(records, key=lambda one: (one.snapshot.created_at_ns, one.snapshot.seq, one.snapshot.id)):
             image, known = record.image, self.images.get(record.image.id)
@@ -217,7 +232,9 @@ def _push(ready: list[tuple[int, int, SnapshotID]], snapshot: Snapshot) -> None:
     heapq.heappush(ready, (snapshot.created_at_ns, snapshot.seq, snapshot.id))
 
 
-def _rows(line_up: _LineUp, read: _Read, has_tree: Callable[[TreeID], bool]) -> tuple[list[SnapshotRow], list[SnapshotID]]:
+def _rows(
+    line_up: _LineUp, read: _Read, has_tree: Callable[[TreeID], bool]
+) -> tuple[list[SnapshotRow], list[SnapshotID]]:
     tags: dict[SnapshotID, list[str]] = {}
     for name, snapshot_id in read.tags.items():
         tags.setdefault(snapshot_id, []).append(name)
@@ -227,11 +244,15 @@ def _rows(line_up: _LineUp, read: _Read, has_tree: Callable[[TreeID], bool]) -> 
     for snapshot_id, record in line_up.placed.items():
         snapshot = replace(record.snapshot, tags=tuple(sorted(tags.get(snapshot_id, ()))))
         if snapshot.base is not None and snapshot.base not in before:
-            snapshot = replace(snapshot, base=None, own_layers=len(snapshot.stack.layers))  # only all its layers make it
+            snapshot = replace(
+                snapshot, base=None, own_layers=len(snapshot.stack.layers)
+            )  # only all its layers make it
         if snapshot.tree is not None and not has_tree(snapshot.tree):
             snapshot = replace(snapshot, state=SnapshotState.LOST, tree=None)
             lost.append(snapshot_id)
-        rows.append(SnapshotRow(snapshot, record.messages, read.snapshots[snapshot_id][0], record.entries, record.state))
+        rows.append(
+            SnapshotRow(snapshot, record.messages, read.snapshots[snapshot_id][0], record.entries, record.state)
+        )
         before.add(snapshot_id)
     return rows, lost
 

@@ -1,4 +1,5 @@
-"""Journal entries in a record: to JSON and back. What is read may be hostile; what is not as it must be is a ValueError."""
+"""Journal entries in a record: to JSON and back. What is read may be hostile; what is not as it must be is a
+ValueError."""
 
 from __future__ import annotations
 
@@ -15,11 +16,21 @@ _MAX_NUMBER = 1 << 53
 def entry_document(entry: Entry, call: ToolCall) -> dict[str, Any]:
     """An entry as a record has it; `call` is the call of the snapshot that binds it."""
     document = {
-        "id": entry.id, "kind": entry.kind.value, "name": entry.name, "after": entry.after, "began_at_ns": entry.began_at_ns,
-        "side_effect": entry.side_effect.value, "key": entry.key, "status": None if entry.status is None else entry.status.value,
-        "ended_at_ns": entry.ended_at_ns, "error": entry.error, "facts": list(entry.facts), "details": entry.details,
-        "result": entry.result, "number": entry.number,
-    }  # fmt: skip
+        "id": entry.id,
+        "kind": entry.kind.value,
+        "name": entry.name,
+        "after": entry.after,
+        "began_at_ns": entry.began_at_ns,
+        "side_effect": entry.side_effect.value,
+        "key": entry.key,
+        "status": None if entry.status is None else entry.status.value,
+        "ended_at_ns": entry.ended_at_ns,
+        "error": entry.error,
+        "facts": list(entry.facts),
+        "details": entry.details,
+        "result": entry.result,
+        "number": entry.number,
+    }
     if entry.id != call.id or json.dumps(entry.arguments) != json.dumps(call.arguments):  # == finds 1 and true equal
         document["arguments"] = entry.arguments
     return document
@@ -42,9 +53,20 @@ def _read(fields: Fields, snapshot: Snapshot) -> Entry:
         raise ValueError("entries.arguments is missing")
     arguments = shallow(fields.value("arguments")) if fields.has("arguments") else snapshot.call.arguments
     return Entry(
-        entry_id, fields.one_of("kind", EntryKind), fields.text("name"), arguments, SnapshotID(fields.text("after", ID)),
-        fields.integer("began_at_ns", ANY_TIME), fields.one_of("side_effect", SideEffect), fields.text_or_none("key"),
-        fields.one_of("status", CallStatus), fields.integer("ended_at_ns", ANY_TIME), shallow(fields.value("result")),
-        fields.text_or_none("error"), tuple([shallow(fact) for fact in fields.items("facts")]), shallow(fields.within("details").whole),
-        snapshot.id, number,
-    )  # fmt: skip
+        entry_id,
+        fields.one_of("kind", EntryKind),
+        fields.text("name"),
+        arguments,
+        SnapshotID(fields.text("after", ID)),
+        fields.integer("began_at_ns", ANY_TIME),
+        fields.one_of("side_effect", SideEffect),
+        fields.text_or_none("key"),
+        fields.one_of("status", CallStatus),
+        fields.integer("ended_at_ns", ANY_TIME),
+        shallow(fields.value("result")),
+        fields.text_or_none("error"),
+        tuple([shallow(fact) for fact in fields.items("facts")]),
+        shallow(fields.within("details").whole),
+        snapshot.id,
+        number,
+    )

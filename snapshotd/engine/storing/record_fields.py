@@ -1,4 +1,5 @@
-"""Reading fields of a JSON document that may be damaged or hostile. What is not as it must be is a ValueError that names the field."""
+"""Reading fields of a JSON document that may be damaged or hostile. What is not as it must be is a ValueError that
+names the field."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ class Fields:
 
     def every(self, key: re.Pattern[str], value: re.Pattern[str]) -> dict[str, str]:
         """The whole object, whose keys and values are texts that match."""
-        if not all(key.fullmatch(name) and isinstance(item, str) and value.fullmatch(item) for name, item in self._value.items()):
+        if not all(
+            key.fullmatch(name) and isinstance(item, str) and value.fullmatch(item)
+            for name, item in self._value.items()
+        ):
             raise ValueError(f"{self._where} holds what it must not")
         return self._value
 
@@ -100,7 +104,9 @@ class Fields:
     def pairs(self, name: str) -> tuple[tuple[str, str], ...]:
         """[[name, value], ...]."""
         values = self.items(name)
-        if not all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in values):
+        if not all(
+            isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in values
+        ):
             raise ValueError(f"{self._where}.{name} is not a list of pairs")
         return tuple((key, value) for key, value in values)
 

@@ -14,17 +14,19 @@ One JSON document per stored snapshot, in ASCII, keys in a fixed order, without 
                      "details", "result", "number", "arguments"}, ...],
      "state":      {...} | null}
 
-`messages` are those that the snapshot added, and `start` the position of the first of them in the whole conversation. `entries` are those
-of the journal that it binds, with their places among those of its line; where one has no `arguments`, it is the call's entry and has the
-call's. `damaged` is there only where outputs of the call are gone. `state` is the agent's where the snapshot changed it. Where it lies in
-the line now (head, status, exit code, tags) is no part of it. Tags have documents of their own, each with all tags there were at `at_ns`:
+`messages` are those that the snapshot added, and `start` the position of the first of them in the whole conversation.
+`entries` are those of the journal that it binds, with their places among those of its line; where one has no
+`arguments`, it is the call's entry and has the call's. `damaged` is there only where outputs of the call are gone.
+`state` is the agent's where the snapshot changed it. Where it lies in the line now (head, status, exit code, tags) is
+no part of it. Tags have documents of their own, each with all tags there were at `at_ns`:
 
     {"format": "snapshotd record", "version": 2, "kind": "tags", "at_ns": n, "tags": {name: snapshot id, ...}}
 
-A field that is not known here is kept when a decoded record is encoded again. A change of meaning is a new version, and documents of an
-older one are brought up to date by `_UPCASTERS` as they are read. Version 1 knew no journal: no `began`, `follows`, `entries`, `state`.
-What is decoded may come from a hostile bundle: every id, name and number is checked, so that it can be a path or a row.
-Errors: DataLoss (malformed), VersionMismatch (a version or kind that a newer snapshotd wrote).
+A field that is not known here is kept when a decoded record is encoded again. A change of meaning is a new version, and
+documents of an older one are brought up to date by `_UPCASTERS` as they are read. Version 1 knew no journal: no
+`began`, `follows`, `entries`, `state`. What is decoded may come from a hostile bundle: every id, name and number is
+checked, so that it can be a path or a row. Errors: DataLoss (malformed), VersionMismatch (a version or kind that a
+newer snapshotd wrote).
 """
 
 from __future__ import annotations
@@ -79,8 +81,8 @@ _IMAGE_NAME = re.compile(r"[ -~]{0,255}")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a snapshot's record says. `trajectory.head` is this snapshot, its status and exit code are made up; `snapshot.tags` are none.
-    `unknown`: the fields that a newer version added, for `encode`."""
+    """What a snapshot's record says. `trajectory.head` is this snapshot, its status and exit code are made up;
+    `snapshot.tags` are none. `unknown`: the fields that a newer version added, for `encode`."""
 
     snapshot: Snapshot
     trajectory: Trajectory
@@ -101,11 +103,17 @@ class Tags:
 
 
 def encode(
-    snapshot: Snapshot, trajectory: Trajectory, image: Image, messages: Sequence[Message], unknown: Mapping[str, Any] | None = None, *,
-    entries: Sequence[Entry] = (), state: dict[str, Any] | None = None,
-) -> bytes:  # fmt: skip
-    """The record of a snapshot that is stored, pruned or lost. `image` is that of its stack, `messages` are those it added, `entries` those
-    it binds, `state` the agent's if it changed it."""
+    snapshot: Snapshot,
+    trajectory: Trajectory,
+    image: Image,
+    messages: Sequence[Message],
+    unknown: Mapping[str, Any] | None = None,
+    *,
+    entries: Sequence[Entry] = (),
+    state: dict[str, Any] | None = None,
+) -> bytes:
+    """The record of a snapshot that is stored, pruned or lost. `image` is that of its stack, `messages` are those it
+    added, `entries` those it binds, `state` the agent's if it changed it."""
     record = Record(snapshot, trajectory, image, tuple(messages), tuple(entries), state)
     _check(record)
     return _dump(_document(record), unknown)
@@ -139,7 +147,9 @@ def decode_any(data: bytes) -> Record | Tags:
             raise ValueError("it does not begin as a record")
         version, kind = top.integer("version", 1), top.text("kind")
         if version > VERSION or kind not in ("snapshot", "tags"):
-            raise VersionMismatch(f"a record (version {version}, kind {kind[:40]!r}) comes from a newer snapshotd: use that or a newer one")
+            raise VersionMismatch(
+                f"a record (version {version}, kind {kind[:40]!r}) comes from a newer snapshotd: use that or a newer one"
+            )
         for older in range(version, VERSION):
             _UPCASTERS[older](top.whole)
         return _read_tags(top) if kind == "tags" else _read_snapshot(top)
@@ -147,7 +157,7 @@ def decode_any(data: bytes) -> Record | Tags:
         raise DataLoss(f"a record is damaged ({exc}): run `snapshotd check`") from exc
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------------------
+# -- writing --------------------------------------------------------------------------------------------------------
 
 
 def _check(record: Record) -> None:
@@ -156,7 +166,9 @@ def _check(record: Record) -> None:
     bound = all(entry.snapshot == snapshot.id and entry.status is not None for entry in record.entries)
     if not belongs or not bound or snapshot.messages < len(record.messages):
         raise InternalError(f"the facts for the record of snapshot {snapshot.id} do not belong together")
-    if snapshot.state is SnapshotState.CAPTURED or (snapshot.tree is not None) is not (snapshot.state is SnapshotState.STORED):
+    if snapshot.state is SnapshotState.CAPTURED or (snapshot.tree is not None) is not (
+        snapshot.state is SnapshotState.STORED
+    ):
         raise InternalError(f"snapshot {snapshot.id} ({snapshot.state}, tree {snapshot.tree}) cannot have a record yet")
 
 
@@ -175,39 +187,76 @@ def _document(record: Record) -> dict[str, Any]:
     snapshot, trajectory, image = record.snapshot, record.trajectory, record.image
     spec, agent, call = trajectory.spec, trajectory.agent, snapshot.call
     return {
-        "format": FORMAT, "version": VERSION, "kind": "snapshot",
+        "format": FORMAT,
+        "version": VERSION,
+        "kind": "snapshot",
         "image": {
-            "id": image.id, "name": image.name, "source": image.source, "source_id": image.source_id, "bytes": image.bytes,
-            "files": image.files, "created_at_ns": image.created_at_ns, "env": _pairs(image.env), "workdir": image.workdir,
+            "id": image.id,
+            "name": image.name,
+            "source": image.source,
+            "source_id": image.source_id,
+            "bytes": image.bytes,
+            "files": image.files,
+            "created_at_ns": image.created_at_ns,
+            "env": _pairs(image.env),
+            "workdir": image.workdir,
             "tree": image.tree,
         },
         "trajectory": {
-            "id": trajectory.id, "name": trajectory.name,
-            "spec": {"image": spec.image, "runtime": spec.runtime, "network": spec.network.value, "limits": _limits(spec.limits)},
-            "agent": None if agent is None else {
-                "argv": list(agent.argv), "program": agent.program, "cwd": agent.cwd, "env": _pairs(agent.env),
+            "id": trajectory.id,
+            "name": trajectory.name,
+            "spec": {
+                "image": spec.image,
+                "runtime": spec.runtime,
+                "network": spec.network.value,
+                "limits": _limits(spec.limits),
             },
-            "env": _pairs(trajectory.env), "forked_from": trajectory.forked_from, "experiment": trajectory.experiment,
-            "created_at_ns": trajectory.created_at_ns, "began": trajectory.began,
+            "agent": None
+            if agent is None
+            else {"argv": list(agent.argv), "program": agent.program, "cwd": agent.cwd, "env": _pairs(agent.env)},
+            "env": _pairs(trajectory.env),
+            "forked_from": trajectory.forked_from,
+            "experiment": trajectory.experiment,
+            "created_at_ns": trajectory.created_at_ns,
+            "began": trajectory.began,
         },
         "snapshot": {
-            "id": snapshot.id, "parent": snapshot.parent, "follows": snapshot.follows, "base": snapshot.base,
-            "own_layers": snapshot.own_layers, "seq": snapshot.seq, "image": snapshot.stack.image, "layers": list(snapshot.stack.layers),
-            "tree": snapshot.tree, "state": snapshot.state.value, "messages": snapshot.messages, "pause_ns": snapshot.pause_ns,
+            "id": snapshot.id,
+            "parent": snapshot.parent,
+            "follows": snapshot.follows,
+            "base": snapshot.base,
+            "own_layers": snapshot.own_layers,
+            "seq": snapshot.seq,
+            "image": snapshot.stack.image,
+            "layers": list(snapshot.stack.layers),
+            "tree": snapshot.tree,
+            "state": snapshot.state.value,
+            "messages": snapshot.messages,
+            "pause_ns": snapshot.pause_ns,
             "created_at_ns": snapshot.created_at_ns,
-            "method": snapshot.method, "files": None if snapshot.files is None else asdict(snapshot.files),
+            "method": snapshot.method,
+            "files": None if snapshot.files is None else asdict(snapshot.files),
             **({"warnings": list(snapshot.warnings)} if snapshot.warnings else {}),
         },
         "call": {
-            "id": call.id, "name": call.name, "status": call.status.value, "started_at_ns": call.started_at_ns,
-            "duration_ns": call.duration_ns, "exit_code": call.exit_code, "error": call.error, "output": call.output,
-            "stdout": call.stdout, "stderr": call.stderr, "arguments": call.arguments,
+            "id": call.id,
+            "name": call.name,
+            "status": call.status.value,
+            "started_at_ns": call.started_at_ns,
+            "duration_ns": call.duration_ns,
+            "exit_code": call.exit_code,
+            "error": call.error,
+            "output": call.output,
+            "stdout": call.stdout,
+            "stderr": call.stderr,
+            "arguments": call.arguments,
             **({"damaged": {lost.which: [lost.hash, lost.bytes] for lost in call.damaged}} if call.damaged else {}),
         },
         "start": snapshot.messages - len(record.messages),
         "messages": [{"role": message.role, "content": message.content} for message in record.messages],
-        "entries": [entry_document(entry, call) for entry in record.entries], "state": record.state,
-    }  # fmt: skip
+        "entries": [entry_document(entry, call) for entry in record.entries],
+        "state": record.state,
+    }
 
 
 def _tags_document(tags: Mapping[str, SnapshotID], at_ns: int) -> dict[str, Any]:
@@ -218,11 +267,12 @@ def _pairs(pairs: tuple[tuple[str, str], ...]) -> list[list[str]]:
     return [list(pair) for pair in pairs]
 
 
-# -- what is not known -------------------------------------------------------------------------------------------------------------
+# -- what is not known ----------------------------------------------------------------------------------------------
 
 
 def _leftover(data: Any, known: Any) -> dict[str, Any]:
-    """What objects in `data` hold and the same ones in `known` do not. Lists go by position. As deep as `known` has fields."""
+    """What objects in `data` hold and the same ones in `known` do not. Lists go by position. As deep as `known` has
+    fields."""
     left: dict[str, Any] = {}
     if data is known:
         return left
@@ -253,7 +303,7 @@ def _merge(document: Any, unknown: Mapping[str, Any]) -> None:
                 _merge(document[key], value)
 
 
-# -- older versions ----------------------------------------------------------------------------------------------------------------
+# -- older versions -------------------------------------------------------------------------------------------------
 
 
 def _from_1(document: dict[str, Any]) -> None:
@@ -268,7 +318,7 @@ _UPCASTERS: dict[int, Callable[[dict[str, Any]], None]] = {1: _from_1}
 """From each version to the next, in place."""
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------------------
+# -- reading --------------------------------------------------------------------------------------------------------
 
 
 def _load(data: bytes) -> Any:
@@ -306,15 +356,21 @@ def _read_snapshot(top: Fields) -> Record:
         raise ValueError("its image, tree and state do not fit together")
     if snapshot.state is SnapshotState.CAPTURED or snapshot.own_layers > len(snapshot.stack.layers):
         raise ValueError("what it says about its layers cannot be")
-    if top.integer("start") + len(messages) != snapshot.messages or (snapshot.continues is None and top.integer("start")):
+    if top.integer("start") + len(messages) != snapshot.messages or (
+        snapshot.continues is None and top.integer("start")
+    ):
         raise ValueError("its messages do not fit into the conversation")
     if snapshot.id in (snapshot.parent, snapshot.follows, snapshot.base, trajectory.forked_from):
         raise ValueError("it comes from itself")
     state = top.within_or_none("state")
     known = Record(
-        snapshot, trajectory, image, messages, read_entries(top.items("entries"), snapshot),
+        snapshot,
+        trajectory,
+        image,
+        messages,
+        read_entries(top.items("entries"), snapshot),
         None if state is None else shallow(state.whole),
-    )  # fmt: skip
+    )
     return replace(known, unknown=_leftover(top.whole, _document(known)))
 
 
@@ -325,10 +381,17 @@ def _read_message(fields: Fields) -> Message:
 def _read_image(fields: Fields) -> Image:
     tree = fields.text_or_none("tree", DIGEST)
     return Image(
-        ImageID(fields.text("id", ID)), fields.text("name", _IMAGE_NAME), fields.text("source"), fields.text("source_id"),
-        fields.integer("bytes"), fields.integer("files"), fields.integer("created_at_ns", ANY_TIME), fields.pairs("env"),
-        fields.text("workdir"), None if tree is None else TreeID(tree),
-    )  # fmt: skip
+        ImageID(fields.text("id", ID)),
+        fields.text("name", _IMAGE_NAME),
+        fields.text("source"),
+        fields.text("source_id"),
+        fields.integer("bytes"),
+        fields.integer("files"),
+        fields.integer("created_at_ns", ANY_TIME),
+        fields.pairs("env"),
+        fields.text("workdir"),
+        None if tree is None else TreeID(tree),
+    )
 
 
 def _read_trajectory(fields: Fields, head: SnapshotID) -> Trajectory:
@@ -336,17 +399,30 @@ def _read_trajectory(fields: Fields, head: SnapshotID) -> Trajectory:
     limits = spec.within("limits")
     forked_from, experiment, began = (fields.text_or_none(name, ID) for name in ("forked_from", "experiment", "began"))
     return Trajectory(
-        TrajectoryID(fields.text("id", ID)), fields.text_or_none("name", NAME_PATTERN),
+        TrajectoryID(fields.text("id", ID)),
+        fields.text_or_none("name", NAME_PATTERN),
         SandboxSpec(
-            ImageID(spec.text("image", ID)), spec.text("runtime", NAME_PATTERN), spec.one_of("network", Network),
-            Limits(limits.integer("memory_bytes"), limits.number("cpus"), limits.integer("pids"),
-                   limits.integer_or_none("disk_bytes") or 0),
+            ImageID(spec.text("image", ID)),
+            spec.text("runtime", NAME_PATTERN),
+            spec.one_of("network", Network),
+            Limits(
+                limits.integer("memory_bytes"),
+                limits.number("cpus"),
+                limits.integer("pids"),
+                limits.integer_or_none("disk_bytes") or 0,
+            ),
         ),
-        None if agent is None else AgentSpec(agent.texts("argv"), agent.integer("program"), agent.text("cwd"), agent.pairs("env")),
-        head, TrajectoryStatus.STOPPED if agent is None else TrajectoryStatus.INTERRUPTED, fields.integer("created_at_ns", ANY_TIME),
-        None if forked_from is None else SnapshotID(forked_from), None if experiment is None else ExperimentID(experiment),
-        env=fields.pairs("env"), began=None if began is None else SnapshotID(began),
-    )  # fmt: skip
+        None
+        if agent is None
+        else AgentSpec(agent.texts("argv"), agent.integer("program"), agent.text("cwd"), agent.pairs("env")),
+        head,
+        TrajectoryStatus.STOPPED if agent is None else TrajectoryStatus.INTERRUPTED,
+        fields.integer("created_at_ns", ANY_TIME),
+        None if forked_from is None else SnapshotID(forked_from),
+        None if experiment is None else ExperimentID(experiment),
+        env=fields.pairs("env"),
+        began=None if began is None else SnapshotID(began),
+    )
 
 
 def _read_facts(fields: Fields, trajectory: TrajectoryID, call: ToolCall) -> Snapshot:
@@ -354,23 +430,45 @@ def _read_facts(fields: Fields, trajectory: TrajectoryID, call: ToolCall) -> Sna
     tree, files = fields.text_or_none("tree", DIGEST), fields.within_or_none("files")
     stack = Stack(ImageID(fields.text("image", ID)), tuple(LayerID(layer) for layer in fields.texts("layers", ID)))
     return Snapshot(
-        SnapshotID(fields.text("id", ID)), None if parent is None else SnapshotID(parent), trajectory, fields.integer("seq"), stack, call,
-        fields.integer("messages"), fields.one_of("state", SnapshotState), fields.integer("pause_ns", ANY_TIME),
-        fields.integer("created_at_ns", ANY_TIME), fields.text("method", NAME_PATTERN),
-        None if files is None else FileChanges(*(files.integer(name) for name in ("added", "changed", "deleted", "bytes"))), (),
-        None if base is None else SnapshotID(base), fields.integer("own_layers"), None if tree is None else TreeID(tree),
-        None if follows is None else SnapshotID(follows), fields.texts("warnings") if fields.has("warnings") else (),
-    )  # fmt: skip
+        SnapshotID(fields.text("id", ID)),
+        None if parent is None else SnapshotID(parent),
+        trajectory,
+        fields.integer("seq"),
+        stack,
+        call,
+        fields.integer("messages"),
+        fields.one_of("state", SnapshotState),
+        fields.integer("pause_ns", ANY_TIME),
+        fields.integer("created_at_ns", ANY_TIME),
+        fields.text("method", NAME_PATTERN),
+        None
+        if files is None
+        else FileChanges(*(files.integer(name) for name in ("added", "changed", "deleted", "bytes"))),
+        (),
+        None if base is None else SnapshotID(base),
+        fields.integer("own_layers"),
+        None if tree is None else TreeID(tree),
+        None if follows is None else SnapshotID(follows),
+        fields.texts("warnings") if fields.has("warnings") else (),
+    )
 
 
 def _read_call(fields: Fields) -> ToolCall:
     output, stdout, stderr = (fields.text_or_none(name, DIGEST) for name in ("output", "stdout", "stderr"))
     return ToolCall(
-        CallID(fields.text("id", ID)), fields.text("name"), shallow(fields.value("arguments")), fields.one_of("status", CallStatus),
-        fields.integer("started_at_ns", ANY_TIME), fields.integer("duration_ns", ANY_TIME), fields.integer_or_none("exit_code", ANY_TIME),
-        fields.text_or_none("error"), None if output is None else BlobID(output), None if stdout is None else BlobID(stdout),
-        None if stderr is None else BlobID(stderr), _read_damaged(fields.within("damaged")) if fields.has("damaged") else (),
-    )  # fmt: skip
+        CallID(fields.text("id", ID)),
+        fields.text("name"),
+        shallow(fields.value("arguments")),
+        fields.one_of("status", CallStatus),
+        fields.integer("started_at_ns", ANY_TIME),
+        fields.integer("duration_ns", ANY_TIME),
+        fields.integer_or_none("exit_code", ANY_TIME),
+        fields.text_or_none("error"),
+        None if output is None else BlobID(output),
+        None if stdout is None else BlobID(stdout),
+        None if stderr is None else BlobID(stderr),
+        _read_damaged(fields.within("damaged")) if fields.has("damaged") else (),
+    )
 
 
 def _read_damaged(fields: Fields) -> tuple[DamagedOutput, ...]:

@@ -1,7 +1,8 @@
-"""Disk space kept back, so that a sandbox that fills the disk cannot keep the daemon from starting, or a user from removing things.
+"""Disk space kept back, so that a sandbox that fills the disk cannot keep the daemon from starting, or a user from
+removing things.
 
-A file in the state directory is given up when the disk is full and made again when there is space. It takes `MAX_BYTES`, or on a disk with
-less to spare the `_SHARE`th part of what is free.
+A file in the state directory is given up when the disk is full and made again when there is space. It takes
+`MAX_BYTES`, or on a disk with less to spare the `_SHARE`th part of what is free.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _log = logging.getLogger(__name__)
 
 
 def adjust(state_dir: Path) -> None:
-    """Give the reserve up if less than half of its size is free, make or enlarge it if there is plenty. Never fails for lack of space."""
+    """Give the reserve up if less than half of its size is free, make or enlarge it if there is plenty. Never fails for
+    lack of space."""
     path = state_dir / "reserve"
     try:
         size = path.stat().st_size
@@ -30,7 +32,9 @@ def adjust(state_dir: Path) -> None:
     free = st.f_bavail * st.f_frsize
     wanted = min(free // _SHARE, MAX_BYTES)
     if free < size // 2:
-        _log.warning("the disk of %s is full: the reserve of %d bytes is given up until there is space again", state_dir, size)
+        _log.warning(
+            "the disk of %s is full: the reserve of %d bytes is given up until there is space again", state_dir, size
+        )
         path.unlink()
     elif wanted >= max(MIN_BYTES, 2 * size):
         reserve_file(path, wanted)

@@ -5,8 +5,8 @@
     trim(decisions, sizes, max_bytes)                of what only rules keep, the oldest go until the repository fits
 
 Nothing here changes anything but `set_policy`. `prune --dry-run` and `prune` print and act on the same decisions.
-Only a snapshot that is *stored* is ever dropped. Rules count only snapshots that hold files (stored or captured): a lost one does
-not use up a place among the newest five, and doing a plan and planning again drops nothing more.
+Only a snapshot that is *stored* is ever dropped. Rules count only snapshots that hold files (stored or captured): a
+lost one does not use up a place among the newest five, and doing a plan and planning again drops nothing more.
 """
 
 from __future__ import annotations
@@ -41,16 +41,18 @@ class Decision:
     rule: bool = False
 
 
-# -- what must stay ------------------------------------------------------------------------------------------------------------
+# -- what must stay -------------------------------------------------------------------------------------------------
 
 
 def protected(catalog: Catalog, running: set[SnapshotID]) -> dict[SnapshotID, str]:
-    """Every snapshot that must keep its files, with the reason in words: heads, tagged ones, the first of each trajectory, what a fork
-    began from, where a trajectory's program began (a resume starts it there again), what a pending approval was asked at, the base of every
-    captured snapshot (the archive needs its tree), and `running`, what running sandboxes stand on.
+    """Every snapshot that must keep its files, with the reason in words: heads, tagged ones, the first of each
+    trajectory, what a fork began from, where a trajectory's program began (a resume starts it there again), what a
+    pending approval was asked at, the base of every captured snapshot (the archive needs its tree), and `running`, what
+    running sandboxes stand on.
 
-    One pass over the catalog; memory for one id per trajectory, tag, pending approval and captured snapshot. The answer is as of now: a tag
-    or fork made later is not in it, so the caller holds off those meanwhile or asks again before it acts.
+    One pass over the catalog; memory for one id per trajectory, tag, pending approval and captured snapshot. The answer
+    is as of now: a tag or fork made later is not in it, so the caller holds off those meanwhile or asks again before it
+    acts.
     """
     reasons: dict[SnapshotID, str] = dict.fromkeys(running, "a running sandbox stands on it")
     first: dict[TrajectoryID, tuple[int, SnapshotID]] = {}
@@ -76,14 +78,14 @@ def protected(catalog: Catalog, running: set[SnapshotID]) -> dict[SnapshotID, st
     return reasons
 
 
-# -- the rules -----------------------------------------------------------------------------------------------------------------
+# -- the rules ------------------------------------------------------------------------------------------------------
 
 
 def plan(
     snapshots: Sequence[Snapshot], policy: RetentionPolicy, *, protected: Mapping[SnapshotID, str], now_ns: int
-) -> list[Decision]:  # fmt: skip
-    """A decision for each of `snapshots`, in their order. They may be of several trajectories, whose newest are counted apart; of each
-    trajectory all must be there. `max_bytes` is not looked at: see `trim`.
+) -> list[Decision]:
+    """A decision for each of `snapshots`, in their order. They may be of several trajectories, whose newest are counted
+    apart; of each trajectory all must be there. `max_bytes` is not looked at: see `trim`.
 
     `keep_failed` keeps, of each trajectory, the newest N snapshots whose tool call failed.
     A policy without any rule (`max_bytes` is a limit, no rule) keeps everything. Cost: n log n.
@@ -124,7 +126,9 @@ def _kept_by_rules(newest: Sequence[Snapshot], policy: RetentionPolicy, now_ns: 
     return kept
 
 
-def _decide(item: Snapshot, protected: Mapping[SnapshotID, str], kept: Mapping[SnapshotID, str], unmet: str) -> Decision:
+def _decide(
+    item: Snapshot, protected: Mapping[SnapshotID, str], kept: Mapping[SnapshotID, str], unmet: str
+) -> Decision:
     if item.state is SnapshotState.PRUNED:
         return Decision(item, keep=True, reason="pruned before: it has no files to give up")
     if item.state is SnapshotState.LOST:
@@ -152,19 +156,24 @@ def _unmet(policy: RetentionPolicy) -> str:
     return ", ".join(parts)
 
 
-def trim(decisions: Sequence[Decision], sizes: Callable[[set[SnapshotID]], int], max_bytes: int | None) -> list[Decision]:
-    """Drop the oldest of what only rules keep, as few as make the repository fit into `max_bytes` (None: any size fits).
+def trim(
+    decisions: Sequence[Decision], sizes: Callable[[set[SnapshotID]], int], max_bytes: int | None
+) -> list[Decision]:
+    """Drop the oldest of what only rules keep, as few as make the repository fit into `max_bytes` (None: any size
+    fits).
 
-    `sizes(kept)` says how many bytes the repository takes when exactly these snapshots keep their files; more of them never take less.
-    It is asked log2(n) + 2 times. When all of them together do not suffice, as many go as free anything: the always-kept stay, whatever
-    they take, and nothing is given up for no gain.
+    `sizes(kept)` says how many bytes the repository takes when exactly these snapshots keep their files; more of them
+    never take less. It is asked log2(n) + 2 times. When all of them together do not suffice, as many go as free
+    anything: the always-kept stay, whatever they take, and nothing is given up for no gain.
     """
     if max_bytes is None:
         return list(decisions)
     kept = {item.snapshot.id for item in decisions if item.keep and item.snapshot.state in _HOLDS_FILES}
     if sizes(kept) <= max_bytes:
         return list(decisions)
-    order = sorted((item.snapshot for item in decisions if item.rule), key=lambda s: (s.created_at_ns, s.trajectory, s.seq))
+    order = sorted(
+        (item.snapshot for item in decisions if item.rule), key=lambda s: (s.created_at_ns, s.trajectory, s.seq)
+    )
     oldest = [item.id for item in order]
     target = max(max_bytes, sizes(kept.difference(oldest)))
     low, high = 0, len(oldest)  # how many must go: at least `low`; `high` suffices
@@ -176,7 +185,9 @@ def trim(decisions: Sequence[Decision], sizes: Callable[[set[SnapshotID]], int],
             low = middle + 1
     gone = set(oldest[:low])
     reason = f"among the oldest, over the limit of {max_bytes} bytes"
-    return [replace(item, keep=False, reason=reason, rule=False) if item.snapshot.id in gone else item for item in decisions]
+    return [
+        replace(item, keep=False, reason=reason, rule=False) if item.snapshot.id in gone else item for item in decisions
+    ]
 
 
 def _has_rules(policy: RetentionPolicy) -> bool:
@@ -191,7 +202,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
-# -- policies as the catalog keeps them ----------------------------------------------------------------------------------------
+# -- policies as the catalog keeps them -----------------------------------------------------------------------------
 
 
 def format_policy(policy: RetentionPolicy) -> str:
@@ -205,17 +216,22 @@ def parse_policy(text: str) -> RetentionPolicy:
     try:
         data = json.loads(text)
     except ValueError as exc:
-        raise UsageError(f"the retention policy {text[:80]!r} is not JSON ({exc}); set it again with `snapshotd policy`") from exc
+        raise UsageError(
+            f"the retention policy {text[:80]!r} is not JSON ({exc}); set it again with `snapshotd policy`"
+        ) from exc
     known = {each.name for each in fields(RetentionPolicy)}
     if not isinstance(data, dict) or not data.keys() <= known:
-        raise UsageError(f"the retention policy {text[:80]!r} has other rules than {', '.join(sorted(known))}; set it again")
+        raise UsageError(
+            f"the retention policy {text[:80]!r} has other rules than {', '.join(sorted(known))}; set it again"
+        )
     policy = RetentionPolicy(**data)
     _check(policy)
     return policy
 
 
 def get_policy(catalog: Catalog, trajectory: TrajectoryID | None) -> RetentionPolicy:
-    """The policy that holds for a trajectory (its own, else the global one), or the global one; an empty one where none is set."""
+    """The policy that holds for a trajectory (its own, else the global one), or the global one; an empty one where none
+    is set."""
     text = (catalog.get_meta(_key(trajectory)) if trajectory is not None else None) or catalog.get_meta(META_KEY)
     return parse_policy(text) if text else RetentionPolicy()
 
@@ -234,9 +250,15 @@ def _check(policy: RetentionPolicy) -> None:
     for name, least in (("keep_last", 0), ("keep_every", 1), ("keep_failed", 1), ("max_bytes", 1)):
         value = getattr(policy, name)
         if value is not None and (type(value) is not int or not least <= value <= COUNT_MAX):
-            raise UsageError(f"{value!r} cannot be {name} of a retention policy: give a whole number from {least} to {COUNT_MAX}")
+            raise UsageError(
+                f"{value!r} cannot be {name} of a retention policy: give a whole number from {least} to {COUNT_MAX}"
+            )
     within = policy.keep_within_s
     if within is None:
         return
-    if isinstance(within, bool) or not isinstance(within, int | float) or not 0 < within <= SECONDS_MAX:  # false for nan, too
-        raise UsageError(f"{within!r} cannot be keep_within_s of a retention policy: give a duration above zero, such as 7d")
+    if (
+        isinstance(within, bool) or not isinstance(within, int | float) or not 0 < within <= SECONDS_MAX
+    ):  # false for nan, too
+        raise UsageError(
+            f"{within!r} cannot be keep_within_s of a retention policy: give a duration above zero, such as 7d"
+        )

@@ -1,7 +1,7 @@
 """Keeping the repository small and whole: prune, check, repair, usage. One at a time.
 
-A prune goes in the reverse order of storing: first the catalog says `pruned` and is flushed, then the packs are collected, then layers that
-nobody needs go. Cut off anywhere, the next one finishes it.
+A prune goes in the reverse order of storing: first the catalog says `pruned` and is flushed, then the packs are
+collected, then layers that nobody needs go. Cut off anywhere, the next one finishes it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
-from snapshotd.engine.base import CheckReport, Damage, ProgressSink, PrunedSnapshot, PruneReport, RepairReport, RetentionPolicy, Usage
+from snapshotd.engine.base import (
+    CheckReport,
+    Damage,
+    ProgressSink,
+    PrunedSnapshot,
+    PruneReport,
+    RepairReport,
+    RetentionPolicy,
+    Usage,
+)
 from snapshotd.engine.context import Context
 from snapshotd.engine.storing import records, retention
 from snapshotd.engine.storing.archive import TAGS_RECORD, Archive
@@ -31,20 +40,33 @@ READERS = "reader"
 
 
 class Upkeep:
-    """See the module's text. `running`: the snapshots that live sandboxes stand on. `evict`: bring the layers within their budget, and
-    say how many bytes that gave up."""
+    """See the module's text. `running`: the snapshots that live sandboxes stand on. `evict`: bring the layers within
+    their budget, and say how many bytes that gave up."""
 
     def __init__(
-        self, context: Context, archive: Archive, archiver: Archiver, cold: Cold, running: Callable[[], set[SnapshotID]],
+        self,
+        context: Context,
+        archive: Archive,
+        archiver: Archiver,
+        cold: Cold,
+        running: Callable[[], set[SnapshotID]],
         evict: Callable[[], int],
-    ) -> None:  # fmt: skip
-        self._context, self._archive, self._archiver, self._cold, self._pins = context, archive, archiver, cold, context.pins
+    ) -> None:
+        self._context, self._archive, self._archiver, self._cold, self._pins = (
+            context,
+            archive,
+            archiver,
+            cold,
+            context.pins,
+        )
         self._running, self._evict = running, evict
         self._one_at_a_time = threading.Lock()
 
-    # -- prune -----------------------------------------------------------------------------------------------------------------
+    # -- prune ----------------------------------------------------------------------------------------------------------
 
-    def prune(self, policy: RetentionPolicy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink) -> PruneReport:
+    def prune(
+        self, policy: RetentionPolicy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink
+    ) -> PruneReport:
         """See `Engine.prune`."""
         with self._one_at_a_time:
             progress("deciding what goes")
@@ -54,10 +76,15 @@ class Upkeep:
             gone = [d for d in decisions if not d.keep]
             without = {d.snapshot.id for d in gone}
             progress("collecting what nothing refers to")
-            with self._archive.paused():  # what is in the repository and not in the catalog yet would be taken for rubbish
-                reclaimed = self._archiver.prune(self._roots(without), grace_s=grace_s, dry_run=dry_run, progress=progress)
+            with (
+                self._archive.paused()
+            ):  # what is in the repository and not in the catalog yet would be taken for rubbish
+                reclaimed = self._archiver.prune(
+                    self._roots(without), grace_s=grace_s, dry_run=dry_run, progress=progress
+                )
             lines = tuple(
-                PrunedSnapshot(d.snapshot.id, d.snapshot.trajectory, d.snapshot.seq, d.snapshot.created_at_ns, d.reason) for d in gone
+                PrunedSnapshot(d.snapshot.id, d.snapshot.trajectory, d.snapshot.seq, d.snapshot.created_at_ns, d.reason)
+                for d in gone
             )
             evicted = 0 if dry_run else self._evict()
             kept = sum(d.keep and d.snapshot.state in (SnapshotState.STORED, SnapshotState.CAPTURED) for d in decisions)
@@ -78,7 +105,9 @@ class Upkeep:
             without = {d.snapshot.id for d in decisions} - kept
             # Without grace: what is too young to go now goes with the next prune, and counts as gone here.
             with self._archive.paused():
-                return self._archiver.prune(self._roots(without), grace_s=0, dry_run=True, progress=progress).packs_bytes
+                return self._archiver.prune(
+                    self._roots(without), grace_s=0, dry_run=True, progress=progress
+                ).packs_bytes
 
         return retention.trim(decisions, size, limit)
 
@@ -93,10 +122,11 @@ class Upkeep:
         hit("engine.prune.recorded")
         return decisions
 
-    # -- what must stay ----------------------------------------------------------------------------------------------------------
+    # -- what must stay -------------------------------------------------------------------------------------------------
 
     def _roots(self, without: Iterable[SnapshotID] = (), *, readers: bool = True) -> Roots:
-        """Everything the catalog refers to, and what is being read unless `readers` is false; `without` the files of some snapshots."""
+        """Everything the catalog refers to, and what is being read unless `readers` is false; `without` the files of
+        some snapshots."""
         catalog = self._context.catalog
         left_out = set(without)
         trees: dict[TreeID, str] = dict.fromkeys(self._pins.trees() | self._cold.trees() if readers else (), READERS)
@@ -116,34 +146,45 @@ class Upkeep:
             records[RecordID(tags)] = ""
         return Roots(trees, contents, records)
 
-    # -- check and repair ----------------------------------------------------------------------------------------------------------
+    # -- check and repair
+    # -----------------------------------------------------------------------------------------------
 
     def check(self, *, read_data: bool, progress: ProgressSink) -> CheckReport:
         """See `Engine.check`."""
         with self._one_at_a_time:
             with self._archive.paused():
-                # Without readers: a failed start from a snapshot that is lost by now is one, and nothing could repair its tree.
+                # Without readers: a failed start from a snapshot that is lost by now is one, and nothing could repair
+                # its tree.
                 result = self._archiver.check(self._roots(readers=False), read_data=read_data, progress=progress)
             report = self._report(result)
         remedy = "`snapshotd daemon --rebuild-catalog` makes it again from what is stored"
-        found = [Damage(None, None, f"the catalog is damaged ({problem}); {remedy}") for problem in self._context.catalog.problems()]
+        found = [
+            Damage(None, None, f"the catalog is damaged ({problem}); {remedy}")
+            for problem in self._context.catalog.problems()
+        ]
         return replace(report, damages=(*found, *report.damages))
 
     def _report(self, result: CheckResult) -> CheckReport:
         snapshots = {s.id: s for s in self._context.catalog.all_snapshots()}
         damages = tuple(
-            Damage(f.pack, f.object_id, f.what, SnapshotID(f.owner) if f.owner in snapshots else None, f.path) for f in result.faults
+            Damage(f.pack, f.object_id, f.what, SnapshotID(f.owner) if f.owner in snapshots else None, f.path)
+            for f in result.faults
         )
-        return CheckReport(result.objects, result.packs, result.bytes_read, damages, tuple(self._damaged(result, snapshots.values())))
+        return CheckReport(
+            result.objects, result.packs, result.bytes_read, damages, tuple(self._damaged(result, snapshots.values()))
+        )
 
     def _damaged(self, result: CheckResult, snapshots: Iterable[Snapshot]) -> list[SnapshotID]:
-        """All snapshots whose files or outputs a bad owner stands for: several can share one tree, of which only one is named."""
+        """All snapshots whose files or outputs a bad owner stands for: several can share one tree, of which only one is
+        named."""
         owners = set(result.owners)
         by_id = {s.id: s for s in snapshots}
         bad = [by_id[SnapshotID(owner)] for owner in owners if SnapshotID(owner) in by_id]
         trees = {s.tree for s in bad if s.tree is not None}
         outputs = {blob for s in bad for blob in s.call.outputs}
-        return [s.id for s in by_id.values() if s.id in owners or s.tree in trees or outputs.intersection(s.call.outputs)]
+        return [
+            s.id for s in by_id.values() if s.id in owners or s.tree in trees or outputs.intersection(s.call.outputs)
+        ]
 
     def repair(self, progress: ProgressSink) -> RepairReport:
         """See `Engine.repair`."""
@@ -156,7 +197,9 @@ class Upkeep:
                 actions += self._images_again(bad)
                 actions += self._drop_outputs(bad, sizes)
             self._archive.retry()
-            stored = [s for s in self._context.catalog.all_snapshots() if s.tree in bad and s.state is SnapshotState.STORED]
+            stored = [
+                s for s in self._context.catalog.all_snapshots() if s.tree in bad and s.state is SnapshotState.STORED
+            ]
             hot = [s for s in stored if self._cold.is_hot(s)]
             lost = [s for s in stored if s not in hot]
             # All of them before any is stored again: nothing may be built on a tree that is damaged.
@@ -167,7 +210,9 @@ class Upkeep:
                 self._archive.wait()
                 actions += [f"snapshot {short(s.id)} was stored again from its layers" for s in hot]
             if lost:
-                actions += [f"snapshot {short(s.id)} was marked as lost: a part of it is damaged and nowhere else" for s in lost]
+                actions += [
+                    f"snapshot {short(s.id)} was marked as lost: a part of it is damaged and nowhere else" for s in lost
+                ]
             with self._archive.paused():
                 actions += self._records_again(bad)
             self._context.catalog.flush()
@@ -196,7 +241,11 @@ class Upkeep:
 
     def _drop_outputs(self, bad: set[str], sizes: dict[BlobID, int]) -> list[str]:
         """A damaged output must not take the files of its snapshot along."""
-        having = [(s, set(s.call.outputs) & bad) for s in self._context.catalog.all_snapshots() if s.state is not SnapshotState.CAPTURED]
+        having = [
+            (s, set(s.call.outputs) & bad)
+            for s in self._context.catalog.all_snapshots()
+            if s.state is not SnapshotState.CAPTURED
+        ]
         gone = {BlobID(blob) for _, blobs in having for blob in blobs}
         self._context.catalog.forget_outputs({blob: sizes.get(blob) for blob in gone})
         return [f"an output of snapshot {short(s.id)} is damaged and was given up" for s, blobs in having if blobs]
@@ -218,18 +267,20 @@ class Upkeep:
             self._archive.tags_changed()
         return [f"the record of snapshot {short(snapshot.id)} was written again" for snapshot, _ in done]
 
-    # -- usage -----------------------------------------------------------------------------------------------------------------
+    # -- usage ----------------------------------------------------------------------------------------------------------
 
     def usage(self, budget: int) -> Usage:
         """See `Engine.usage`."""
         context = self._context
         states = Counter(str(s.state) for s in context.catalog.all_snapshots())
         return Usage(
-            layer_bytes=context.store.sized_bytes(), layer_budget_bytes=budget,
-            repository_bytes=context.repo.stored_bytes(), spool_bytes=_directory_bytes(str(context.state_dir / "repo" / "blobs")),
-            states=tuple(sorted(states.items())), unarchived=states[SnapshotState.CAPTURED],
-        )  # fmt: skip
-
+            layer_bytes=context.store.sized_bytes(),
+            layer_budget_bytes=budget,
+            repository_bytes=context.repo.stored_bytes(),
+            spool_bytes=_directory_bytes(str(context.state_dir / "repo" / "blobs")),
+            states=tuple(sorted(states.items())),
+            unarchived=states[SnapshotState.CAPTURED],
+        )
 
 
 def _directory_bytes(path: str) -> int:
@@ -242,5 +293,3 @@ def _directory_bytes(path: str) -> int:
             except FileNotFoundError:
                 continue  # archived meanwhile
     return total
-
-

@@ -57,7 +57,9 @@ def _serve(store: LayerStore, request: dict[str, Any]) -> dict[str, Any]:
             changes = diff.count(diff.diff(before, after))
         return {"added": changes.added, "changed": changes.changed, "deleted": changes.deleted, "bytes": changes.bytes}
     if request["op"] == "links":
-        fd = store.read_image(ImageID(request["key"])) if request["image"] else store.read_upper(LayerID(request["key"]))
+        fd = (
+            store.read_image(ImageID(request["key"])) if request["image"] else store.read_upper(LayerID(request["key"]))
+        )
         try:
             return {"groups": [[base64.b64encode(path).decode() for path in group] for group in links.groups(fd)]}
         finally:

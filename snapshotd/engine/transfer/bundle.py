@@ -6,8 +6,9 @@
     layers/<n>/<k>              its files: what makes them of those before, a tar in pieces of 8 MiB
     snapshotd-bundle.sha256     hash of every byte before, so that a cut or damaged file is found before anything is taken
 
-The whole is a tar, in one gzip stream by default (zlib level 1). Layers are pieces because a tar says sizes first: this way nothing has to
-be gathered on disk. Nothing depends on the clock or the machine: the same snapshots give the same bytes.
+The whole is a tar, in one gzip stream by default (zlib level 1). Layers are pieces because a tar says sizes first: this
+way nothing has to be gathered on disk. Nothing depends on the clock or the machine: the same snapshots give the same
+bytes.
 
 Writing is here; what a bundle may be when it is read is in `BundleReader`, what becomes of it in imports.py.
 """
@@ -52,7 +53,7 @@ _GZIP = b"\x1f\x8b"
 _GZIP_WBITS = 31
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------------------
+# -- writing --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,12 @@ class Source(Protocol):
     """Where the snapshots to export come from. Everything it gives must stay there until the export is over."""
 
     def facts(self, snapshot: Snapshot, *, whole: bool) -> Facts:
-        """What it added to the conversation and the agent's state, or (`whole`) all up to it; and the journal entries that it binds."""
+        """What it added to the conversation and the agent's state, or (`whole`) all up to it; and the journal entries
+        that it binds."""
 
     def layer(self, snapshot: Snapshot, below: Snapshot | None) -> AbstractContextManager[View] | None:
-        """What makes its files of those of `below` (None: of nothing) as a layer; None if they are the same. It has a tree."""
+        """What makes its files of those of `below` (None: of nothing) as a layer; None if they are the same. It has a
+        tree."""
 
     def output(self, blob: BlobID) -> tuple[int, Iterator[bytes]]:
         """An output: its size and its bytes."""
@@ -82,7 +85,9 @@ class Source(Protocol):
 class StoredSource:
     """Stored snapshots, read from the repository; the caller pins them."""
 
-    def __init__(self, catalog: Catalog, repository: Repository, image: Callable[[Snapshot], Image], scratch: str | None = None) -> None:
+    def __init__(
+        self, catalog: Catalog, repository: Repository, image: Callable[[Snapshot], Image], scratch: str | None = None
+    ) -> None:
         self._catalog, self._repository, self._image, self._scratch = catalog, repository, image, scratch
 
     def facts(self, snapshot: Snapshot, *, whole: bool) -> Facts:
@@ -105,26 +110,37 @@ class StoredSource:
 
 
 def export_bundle(
-    snapshots: Sequence[Snapshot], source: Source, write: Callable[[bytes], object], *, since: Snapshot | None = None,
-    compress: bool = True, progress: Callable[[str], None] = lambda _: None,
-) -> tuple[str, ...]:  # fmt: skip
+    snapshots: Sequence[Snapshot],
+    source: Source,
+    write: Callable[[bytes], object],
+    *,
+    since: Snapshot | None = None,
+    compress: bool = True,
+    progress: Callable[[str], None] = lambda _: None,
+) -> tuple[str, ...]:
     """Write `snapshots`, each the parent of the next and none captured only, as a bundle.
 
-    Without `since` the first one comes with its whole tree, conversation and state, else with what it adds to `since`, which is its parent
-    and has a tree. What the others follow is among them or, with `since`, before them (see `line_of`). Snapshots without files (pruned,
-    lost) go without. Returns warnings, one sentence each: what a tar cannot hold.
-    UsageError (they do not follow each other), LimitExceeded (too many; a record too long). What the source and `write` raise passes
-    through; the bundle is cut off then, which its reader notices.
+    Without `since` the first one comes with its whole tree, conversation and state, else with what it adds to `since`,
+    which is its parent and has a tree. What the others follow is among them or, with `since`, before them (see
+    `line_of`). Snapshots without files (pruned, lost) go without. Returns warnings, one sentence each: what a tar
+    cannot hold. UsageError (they do not follow each other), LimitExceeded (too many; a record too long). What the
+    source and `write` raise passes through; the bundle is cut off then, which its reader notices.
     """
     if not snapshots or len(snapshots) > MAX_SNAPSHOTS:
-        raise LimitExceeded(f"{len(snapshots)} snapshots cannot be one bundle (1 to {MAX_SNAPSHOTS}); export them in parts with --since")
+        raise LimitExceeded(
+            f"{len(snapshots)} snapshots cannot be one bundle (1 to {MAX_SNAPSHOTS}); export them in parts with --since"
+        )
     before = since
     for snapshot in snapshots:
         if before is not None and snapshot.parent != before.id:
-            raise UsageError(f"snapshot {short(snapshot.id)} does not follow {short(before.id)}; a bundle holds one line of snapshots")
+            raise UsageError(
+                f"snapshot {short(snapshot.id)} does not follow {short(before.id)}; a bundle holds one line of snapshots"
+            )
         before = snapshot
     if since is not None and since.tree is None:
-        raise UsageError(f"snapshot {short(since.id)} has no files (any more), so nothing can be exported since it; choose another")
+        raise UsageError(
+            f"snapshot {short(since.id)} has no files (any more), so nothing can be exported since it; choose another"
+        )
     writer = _Writer(write, compress)
     writer.file(_HEAD, _head(snapshots, since))
     warnings: list[str] = []
@@ -132,7 +148,10 @@ def export_bundle(
     below = since
     for number, snapshot in enumerate(snapshots):
         progress(f"snapshot {number + 1} of {len(snapshots)}")
-        writer.file(b"snapshots/%d.json" % number, _record(snapshot, source.facts(snapshot, whole=number == 0 and since is None)))
+        writer.file(
+            b"snapshots/%d.json" % number,
+            _record(snapshot, source.facts(snapshot, whole=number == 0 and since is None)),
+        )
         for blob in snapshot.call.outputs:
             if blob not in sent:
                 sent.add(blob)
@@ -141,7 +160,10 @@ def export_bundle(
             layer = source.layer(snapshot, below)
             if layer is not None:
                 with layer as view:
-                    warnings += [f"snapshot {short(snapshot.id)}: {text}" for text in writer.layer(number, view, whole=below is None)]
+                    warnings += [
+                        f"snapshot {short(snapshot.id)}: {text}"
+                        for text in writer.layer(number, view, whole=below is None)
+                    ]
             below = snapshot
     writer.finish()
     return tuple(warnings)
@@ -150,19 +172,24 @@ def export_bundle(
 def _head(snapshots: Sequence[Snapshot], since: Snapshot | None) -> bytes:
     tags = {name: snapshot.id for snapshot in snapshots for name in snapshot.tags}
     head = {
-        "format": FORMAT, "version": VERSION, "since": since.id if since else None, "snapshots": [one.id for one in snapshots],
+        "format": FORMAT,
+        "version": VERSION,
+        "since": since.id if since else None,
+        "snapshots": [one.id for one in snapshots],
         "tags": dict(sorted(tags.items())),
-    }  # fmt: skip
+    }
     data = json.dumps(head, separators=(",", ":")).encode()
     if len(data) > _MAX_HEAD_BYTES:
-        raise LimitExceeded(f"{len(snapshots)} snapshots with {len(tags)} tags cannot be one bundle; export them in parts with --since")
+        raise LimitExceeded(
+            f"{len(snapshots)} snapshots with {len(tags)} tags cannot be one bundle; export them in parts with --since"
+        )
     return data
 
 
 def line_of(catalog: Catalog, snapshot: Snapshot, *, whole: bool, since: SnapshotID | None) -> list[Snapshot]:
-    """What `export_bundle` takes: the snapshot; with `whole` its trajectory up to it, and as much before that as its conversation went back
-    to; with `since` all that came after that one, across forks. UsageError (`since` is not before it; its conversation goes on from what
-    is not), NotFound."""
+    """What `export_bundle` takes: the snapshot; with `whole` its trajectory up to it, and as much before that as its
+    conversation went back to; with `since` all that came after that one, across forks. UsageError (`since` is not
+    before it; its conversation goes on from what is not), NotFound."""
     found = [snapshot]
     followed: set[SnapshotID] = set()
     while since is not None or whole:
@@ -173,7 +200,9 @@ def line_of(catalog: Catalog, snapshot: Snapshot, *, whole: bool, since: Snapsho
         if since is None and (earlier is None or (earlier.trajectory != snapshot.trajectory and not followed)):
             break
         if earlier is None or snapshot.id == since:
-            raise UsageError(f"snapshot {short(since or '')} does not come before {short(snapshot.id)}; `snapshotd log` shows what does")
+            raise UsageError(
+                f"snapshot {short(since or '')} does not come before {short(snapshot.id)}; `snapshotd log` shows what does"
+            )
         followed = _followed(first, followed)
         found.append(earlier)
         followed.discard(earlier.id)
@@ -203,9 +232,13 @@ def _not_before(catalog: Catalog, snapshot_id: SnapshotID, wanted: set[SnapshotI
 
 
 def _record(snapshot: Snapshot, facts: Facts) -> bytes:
-    data = records.encode(snapshot, facts.trajectory, facts.image, facts.messages, entries=facts.entries, state=facts.state)
+    data = records.encode(
+        snapshot, facts.trajectory, facts.image, facts.messages, entries=facts.entries, state=facts.state
+    )
     if _too_large(data):
-        raise LimitExceeded(f"the conversation of snapshot {short(snapshot.id)} is too long for one record of a bundle; use --since")
+        raise LimitExceeded(
+            f"the conversation of snapshot {short(snapshot.id)} is too long for one record of a bundle; use --since"
+        )
     return data
 
 
@@ -269,7 +302,7 @@ class _Writer:
                     self._sink(packed)
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------------------
+# -- reading --------------------------------------------------------------------------------------------------------
 
 
 class BundleReader:
@@ -282,7 +315,8 @@ class BundleReader:
             reader.layer(n)             # a stream to be read to its end, or None
         reader.finish()                 # only then is any of it what somebody has written as a whole
 
-    Errors: UsageError (damaged, cut off, malformed), LimitExceeded, VersionMismatch; what `read` raises. Memory: some MiB and one record.
+    Errors: UsageError (damaged, cut off, malformed), LimitExceeded, VersionMismatch; what `read` raises. Memory: some
+    MiB and one record.
     """
 
     def __init__(self, read: Reader, max_bytes: int) -> None:
@@ -293,13 +327,17 @@ class BundleReader:
         try:
             self._advance()
         except UsageError as exc:
-            raise UsageError("this is no bundle of snapshotd, or its beginning is damaged; `snapshotd export` makes one") from exc
+            raise UsageError(
+                "this is no bundle of snapshotd, or its beginning is damaged; `snapshotd export` makes one"
+            ) from exc
         head = self._json(self._take(_HEAD, _MAX_HEAD_BYTES))
         since, snapshots = head.get("since"), head.get("snapshots")
         if not isinstance(snapshots, list) or not snapshots or not all(_is_id(one) for one in snapshots):
             raise UsageError("the bundle is malformed: it does not say which snapshots it holds")
         if len(snapshots) > MAX_SNAPSHOTS:
-            raise LimitExceeded(f"the bundle holds {len(snapshots)} snapshots; {MAX_SNAPSHOTS} is the most that is taken at once")
+            raise LimitExceeded(
+                f"the bundle holds {len(snapshots)} snapshots; {MAX_SNAPSHOTS} is the most that is taken at once"
+            )
         if (since is not None and not _is_id(since)) or len({since, *snapshots}) != 1 + len(snapshots):
             raise UsageError("the bundle is malformed: its snapshots do not follow each other")
         self.since = SnapshotID(since) if since is not None else None
@@ -310,7 +348,9 @@ class BundleReader:
         """The record of a snapshot, not decoded, of bounded size and number of values."""
         data = self._take(b"snapshots/%d.json" % number, MAX_RECORD_BYTES)
         if _too_large(data):
-            raise LimitExceeded(f"the record of snapshot {number} in the bundle holds more than {MAX_RECORD_VALUES} values")
+            raise LimitExceeded(
+                f"the record of snapshot {number} in the bundle holds more than {MAX_RECORD_VALUES} values"
+            )
         return data
 
     def outputs(self) -> Iterator[BlobID]:
@@ -344,7 +384,7 @@ class BundleReader:
         if not self._tar.ended_by_marker or self._stream.read(BLOCK + 1) != bytes(BLOCK):
             raise UsageError("the bundle is malformed: it does not end where it must")
 
-    # -- inside ----------------------------------------------------------------------------------------------------------------
+    # -- inside ---------------------------------------------------------------------------------------------------------
 
     def next_piece(self, name: bytes) -> bool:
         """Go on to the next file if it is the one called `name`."""
@@ -361,9 +401,13 @@ class BundleReader:
         if self._member is None:
             raise UsageError(f"the bundle is cut off: {name.decode()} is missing; copy it again")
         if self._member.path != name:
-            raise UsageError(f"this is no bundle, or it is malformed: {_shown(self._member.path)} stands where {name.decode()} must be")
+            raise UsageError(
+                f"this is no bundle, or it is malformed: {_shown(self._member.path)} stands where {name.decode()} must be"
+            )
         if self._member.size > limit:
-            raise LimitExceeded(f"{name.decode()} in the bundle has {self._member.size} bytes; {limit} is the most that is taken")
+            raise LimitExceeded(
+                f"{name.decode()} in the bundle has {self._member.size} bytes; {limit} is the most that is taken"
+            )
         data = b"".join(self._tar.pieces())
         self._advance()
         return data
@@ -376,7 +420,9 @@ class BundleReader:
         if not isinstance(value, dict) or value.get("format") != FORMAT or type(value.get("version")) is not int:
             raise UsageError("this is no bundle of snapshotd; `snapshotd export` makes one")
         if value["version"] > VERSION:
-            raise VersionMismatch(f"the bundle has version {value['version']}, this snapshotd reads up to {VERSION}; use a newer one")
+            raise VersionMismatch(
+                f"the bundle has version {value['version']}, this snapshotd reads up to {VERSION}; use a newer one"
+            )
         return value
 
 
@@ -405,7 +451,8 @@ class LayerStream:
 
 
 class _Stream:
-    """The plain bytes of a bundle, unpacked if they are packed, counted and hashed. Reads are as long as asked for but at the end."""
+    """The plain bytes of a bundle, unpacked if they are packed, counted and hashed. Reads are as long as asked for but
+    at the end."""
 
     def __init__(self, read: Reader, max_bytes: int) -> None:
         self._source, self._left = read, max_bytes
@@ -460,7 +507,9 @@ def _tags(head: dict[str, Any], snapshots: set[str]) -> dict[str, SnapshotID]:
         raise UsageError("the bundle is malformed: it does not say which tags its snapshots have")
     for name, snapshot in tags.items():
         if not NAME_PATTERN.fullmatch(name) or not isinstance(snapshot, str) or snapshot not in snapshots:
-            raise UsageError(f"the bundle is malformed: {ascii(name)[:100]} cannot be a tag, or names no snapshot of it")
+            raise UsageError(
+                f"the bundle is malformed: {ascii(name)[:100]} cannot be a tag, or names no snapshot of it"
+            )
     return {name: SnapshotID(snapshot) for name, snapshot in tags.items()}
 
 

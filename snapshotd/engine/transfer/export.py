@@ -1,11 +1,12 @@
 """Forms of a snapshot for other programs: a plain tar of its tree, and an image that `docker load` takes.
 
-The image archive is both what `docker save` writes (`manifest.json`; for Docker 20.10 and newer) and an OCI image layout (`index.json`):
+The image archive is both what `docker save` writes (`manifest.json`; for Docker 20.10 and newer) and an OCI image
+layout (`index.json`):
 
     oci-layout  index.json  manifest.json  blobs/sha256/<digest>: manifest, configuration, one layer with the whole tree
 
-One snapshot and one name always give the same bytes. Sources: OCI image specification 1.1 (image-layout, manifest, config, layer); Docker
-image specification 1.2 ("Combined Image JSON + Filesystem Changeset Format").
+One snapshot and one name always give the same bytes. Sources: OCI image specification 1.1 (image-layout, manifest,
+config, layer); Docker image specification 1.2 ("Combined Image JSON + Filesystem Changeset Format").
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ def export_tar(view: View, write: Callable[[bytes], object]) -> tuple[str, ...]:
 
 
 def export_oci(view: View, facts: ImageFacts, write: Callable[[bytes], object], scratch: Path) -> tuple[str, ...]:
-    """Write an image with the tree as its one layer. The layer is gathered in an unnamed temporary file in `scratch` first, because its
-    size and digest come before it. Returns warnings and raises as `write_tree`; OutOfSpace (`scratch`)."""
+    """Write an image with the tree as its one layer. The layer is gathered in an unnamed temporary file in `scratch`
+    first, because its size and digest come before it. Returns warnings and raises as `write_tree`; OutOfSpace
+    (`scratch`)."""
     with tempfile.TemporaryFile(dir=scratch, buffering=0) as spool:
         digest = hashlib.sha256()
 
@@ -73,7 +75,9 @@ def export_oci(view: View, facts: ImageFacts, write: Callable[[bytes], object], 
             except OSError as exc:
                 if exc.errno not in NO_ROOM:
                     raise
-                raise OutOfSpace(f"the image cannot be gathered in {scratch}: the disk is full; free as much as its files take") from exc
+                raise OutOfSpace(
+                    f"the image cannot be gathered in {scratch}: the disk is full; free as much as its files take"
+                ) from exc
 
         warnings = write_tree(view, gather, marks=Marks.OCI)
         size = spool.tell()
@@ -82,27 +86,48 @@ def export_oci(view: View, facts: ImageFacts, write: Callable[[bytes], object], 
     return warnings
 
 
-def _write_archive(facts: ImageFacts, layer: str, spool: BinaryIO | Any, size: int, write: Callable[[bytes], object]) -> None:
+def _write_archive(
+    facts: ImageFacts, layer: str, spool: BinaryIO | Any, size: int, write: Callable[[bytes], object]
+) -> None:
     config = _json(_config(facts, layer))
     config_digest = hashlib.sha256(config).hexdigest()
-    manifest = _json({
-        "schemaVersion": 2, "mediaType": _MANIFEST,
-        "config": {"mediaType": _CONFIG, "digest": f"sha256:{config_digest}", "size": len(config)},
-        "layers": [{"mediaType": _LAYER, "digest": f"sha256:{layer}", "size": size}],
-    })  # fmt: skip
+    manifest = _json(
+        {
+            "schemaVersion": 2,
+            "mediaType": _MANIFEST,
+            "config": {"mediaType": _CONFIG, "digest": f"sha256:{config_digest}", "size": len(config)},
+            "layers": [{"mediaType": _LAYER, "digest": f"sha256:{layer}", "size": size}],
+        }
+    )
     manifest_digest = hashlib.sha256(manifest).hexdigest()
     annotations = {
-        "io.containerd.image.name": f"docker.io/{facts.reference}", "org.opencontainers.image.ref.name": facts.reference.rpartition(":")[2],
-    }  # fmt: skip
-    index = _json({
-        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json",
-        "manifests": [{"mediaType": _MANIFEST, "digest": f"sha256:{manifest_digest}", "size": len(manifest), "annotations": annotations}],
-    })  # fmt: skip
-    docker = [{"Config": f"blobs/sha256/{config_digest}", "RepoTags": [facts.reference], "Layers": [f"blobs/sha256/{layer}"]}]
+        "io.containerd.image.name": f"docker.io/{facts.reference}",
+        "org.opencontainers.image.ref.name": facts.reference.rpartition(":")[2],
+    }
+    index = _json(
+        {
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.index.v1+json",
+            "manifests": [
+                {
+                    "mediaType": _MANIFEST,
+                    "digest": f"sha256:{manifest_digest}",
+                    "size": len(manifest),
+                    "annotations": annotations,
+                }
+            ],
+        }
+    )
+    docker = [
+        {"Config": f"blobs/sha256/{config_digest}", "RepoTags": [facts.reference], "Layers": [f"blobs/sha256/{layer}"]}
+    ]
     for name, data in (
-        ("oci-layout", _json({"imageLayoutVersion": "1.0.0"})), ("index.json", index), ("manifest.json", _json(docker)),
-        (f"blobs/sha256/{manifest_digest}", manifest), (f"blobs/sha256/{config_digest}", config),
-    ):  # fmt: skip
+        ("oci-layout", _json({"imageLayoutVersion": "1.0.0"})),
+        ("index.json", index),
+        ("manifest.json", _json(docker)),
+        (f"blobs/sha256/{manifest_digest}", manifest),
+        (f"blobs/sha256/{config_digest}", config),
+    ):
         write(file_header(name.encode(), len(data)) + data + bytes(-len(data) % BLOCK))
     write(file_header(f"blobs/sha256/{layer}".encode(), size))
     while piece := spool.read(_PIECE_BYTES):
@@ -114,11 +139,17 @@ def _config(facts: ImageFacts, layer: str) -> dict[str, Any]:
     created = _rfc3339(facts.created_at_ns)
     machine = platform.machine()
     return {
-        "created": created, "architecture": _ARCHITECTURES.get(machine, machine), "os": "linux",
-        "config": {"Env": [f"{name}={value}" for name, value in facts.env], "Cmd": ["/bin/sh"], "WorkingDir": facts.workdir},
+        "created": created,
+        "architecture": _ARCHITECTURES.get(machine, machine),
+        "os": "linux",
+        "config": {
+            "Env": [f"{name}={value}" for name, value in facts.env],
+            "Cmd": ["/bin/sh"],
+            "WorkingDir": facts.workdir,
+        },
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer}"]},
         "history": [{"created": created, "created_by": "snapshotd export"}],
-    }  # fmt: skip
+    }
 
 
 def _rfc3339(time_ns: int) -> str:

@@ -31,7 +31,9 @@ def checked_env(env: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]
     """An environment that can be given to a program."""
     size = sum(len(name) + len(value) for name, value in env)
     if len(env) > _ENV_LIMIT or size > _TEXT_LIMIT_BYTES:
-        raise LimitExceeded(f"an environment in the bundle has more than {_ENV_LIMIT} entries or {_TEXT_LIMIT_BYTES} characters")
+        raise LimitExceeded(
+            f"an environment in the bundle has more than {_ENV_LIMIT} entries or {_TEXT_LIMIT_BYTES} characters"
+        )
     for name, value in env:
         if not name or "=" in name or "\0" in name + value or not _is_unicode(name + value):
             raise UsageError("the bundle is malformed: an environment in it cannot be given to a program")

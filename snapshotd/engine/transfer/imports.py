@@ -1,14 +1,15 @@
-"""Taking a bundle in: every layer through the hardened ingest into a layer of ours, every output into the spool, and then, when the whole
-bundle was read and its checksum is right, everything into the catalog in one transaction.
+"""Taking a bundle in: every layer through the hardened ingest into a layer of ours, every output into the spool, and
+then, when the whole bundle was read and its checksum is right, everything into the catalog in one transaction.
 
-The bundle is hostile. It decides what its snapshots contain and nothing else: runtime, network and limits are the importer's, sandboxes
-see ids and mounts as those of any other snapshot, overlay's attributes are left out, and what is here already is never replaced.
+The bundle is hostile. It decides what its snapshots contain and nothing else: runtime, network and limits are the
+importer's, sandboxes see ids and mounts as those of any other snapshot, overlay's attributes are left out, and what is
+here already is never replaced.
 
-A bundle without `since` stands on an empty image. One with `since` stands on that snapshot, which must be here; it becomes a trajectory
-that was forked there. What a snapshot follows is in the bundle, or on the way to `since`. Snapshots keep their ids, so that the next
-bundle finds the one it stands on, and journal entries theirs; a trajectory keeps its id and name when they are free, a snapshot its tags.
-Imported snapshots are `captured`, and are stored like any others. A bundle whose snapshots are all here is read and checked, and only tags
-are taken from it.
+A bundle without `since` stands on an empty image. One with `since` stands on that snapshot, which must be here; it
+becomes a trajectory that was forked there. What a snapshot follows is in the bundle, or on the way to `since`.
+Snapshots keep their ids, so that the next bundle finds the one it stands on, and journal entries theirs; a trajectory
+keeps its id and name when they are free, a snapshot its tags. Imported snapshots are `captured`, and are stored like
+any others. A bundle whose snapshots are all here is read and checked, and only tags are taken from it.
 
     write order: layers and outputs, then the rows                                                            <- the commit point
     what a crash leaves before that is rubbish which the next start removes
@@ -56,8 +57,8 @@ from snapshotd.types import (
 )
 
 BaseImage = Callable[[tuple[tuple[str, str], ...], str], Image]
-"""Gives the image with nothing in it that has these defaults (environment, working directory); made once for each pair. The defaults are
-the bundle's, checked."""
+"""Gives the image with nothing in it that has these defaults (environment, working directory); made once for each pair.
+The defaults are the bundle's, checked."""
 
 FAN_IN = 16
 """So many neighbours become one layer: a stack of 10,000 snapshots stays below 50."""
@@ -78,7 +79,8 @@ class BundleLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What is remembered of a snapshot until the rows are written. `record`: where its record lies in the file of records."""
+    """What is remembered of a snapshot until the rows are written. `record`: where its record lies in the file of
+    records."""
 
     record: tuple[int, int]
     id: SnapshotID
@@ -107,14 +109,22 @@ class _Line:
 
 
 def import_bundle(
-    context: Context, read: Reader, *, name: str | None, policy: SandboxSpec, base_image: BaseImage, progress: ProgressSink,
+    context: Context,
+    read: Reader,
+    *,
+    name: str | None,
+    policy: SandboxSpec,
+    base_image: BaseImage,
+    progress: ProgressSink,
     limits: BundleLimits | None = None,
-) -> Imported:  # fmt: skip
-    """Take a bundle in, all or nothing. `policy`: what every imported trajectory gets but its image. `name`: for the last trajectory.
+) -> Imported:
+    """Take a bundle in, all or nothing. `policy`: what every imported trajectory gets but its image. `name`: for the
+    last trajectory.
 
-    The snapshots are `captured` when this returns; the caller has them archived. If all of them are here already, none is taken, and the
-    trajectories are those that hold them. UsageError (malformed, damaged, cut off), NotFound (the snapshot it builds on), Conflict (some
-    snapshots, or `name`, are here already; the base lost its files), LimitExceeded, OutOfSpace, VersionMismatch.
+    The snapshots are `captured` when this returns; the caller has them archived. If all of them are here already, none
+    is taken, and the trajectories are those that hold them. UsageError (malformed, damaged, cut off), NotFound (the
+    snapshot it builds on), Conflict (some snapshots, or `name`, are here already; the base lost its files),
+    LimitExceeded, OutOfSpace, VersionMismatch.
     """
     with tempfile.TemporaryFile(dir=context.state_dir) as kept:
         importer = _Importer(context, policy, base_image, kept, limits or BundleLimits())
@@ -123,13 +133,17 @@ def import_bundle(
         except OSError as exc:
             if exc.errno not in NO_ROOM:
                 raise
-            raise OutOfSpace("the bundle cannot be taken in: the state directory's disk is full; free space and try again") from exc
+            raise OutOfSpace(
+                "the bundle cannot be taken in: the state directory's disk is full; free space and try again"
+            ) from exc
         finally:
             importer.end()
 
 
 class _Importer:
-    def __init__(self, context: Context, policy: SandboxSpec, base_image: BaseImage, kept: IO[bytes], limits: BundleLimits) -> None:
+    def __init__(
+        self, context: Context, policy: SandboxSpec, base_image: BaseImage, kept: IO[bytes], limits: BundleLimits
+    ) -> None:
         self._context, self._store = context, context.store
         self._policy, self._base_image, self._limits = policy, base_image, limits
         self._kept = kept
@@ -141,7 +155,8 @@ class _Importer:
         self._trajectories: dict[TrajectoryID, Trajectory] = {}
         """By the id they have in the bundle."""
         self._before: dict[SnapshotID, int] = {}
-        """How long the conversations are that the next snapshot may go on from: those of the bundle, and those on the way to it."""
+        """How long the conversations are that the next snapshot may go on from: those of the bundle, and those on the
+        way to it."""
         self._warnings: list[str] = []
         self._unlisted = 0
         self._bytes = self._entries = 0
@@ -151,7 +166,9 @@ class _Importer:
     def run(self, read: Reader, name: str | None, progress: ProgressSink) -> Imported:
         reader = BundleReader(read, self._limits.bytes)
         if name is not None and not NAME_PATTERN.fullmatch(name):
-            raise UsageError(f"{name[:80]!r} cannot be a name; use letters, digits, '.', '_' and '-', beginning with a letter or digit")
+            raise UsageError(
+                f"{name[:80]!r} cannot be a name; use letters, digits, '.', '_' and '-', beginning with a letter or digit"
+            )
         known = self._known(reader.snapshots)
         if len(known) == len(reader.snapshots):
             return self._again(reader, known, name, progress)
@@ -172,8 +189,9 @@ class _Importer:
         return Imported(trajectories, len(self._taken), tuple(self._warnings))
 
     def end(self) -> None:
-        """Let go of everything. What no row needs is removed: all layers after a failure, else those that were only made to be merged.
-        Outputs stay in the spool, where others may have come to need them; the next start removes them."""
+        """Let go of everything. What no row needs is removed: all layers after a failure, else those that were only
+        made to be merged. Outputs stay in the spool, where others may have come to need them; the next start removes
+        them."""
         self._unpin()
         needed = {layer for taken in self._taken for layer in taken.stack.layers} if self._committed else set()
         for layer in self._made:
@@ -182,7 +200,8 @@ class _Importer:
             else:
                 self._store.remove(layer)
 
-    # -- before anything is taken ----------------------------------------------------------------------------------------------
+    # -- before anything is taken
+    # ---------------------------------------------------------------------------------------
 
     def _known(self, snapshots: tuple[SnapshotID, ...]) -> list[Snapshot]:
         """Those of the bundle that are here."""
@@ -200,18 +219,31 @@ class _Importer:
         if name is not None and any(trajectory.name == name for trajectory in self._context.catalog.trajectories()):
             raise Conflict(f"the name {name} belongs to another trajectory; choose another name")
         if name is not None and name in self._context.catalog.tags():
-            raise Conflict(f"the name {name} is a tag; choose another name, or take the tag away with `snapshotd tag --delete {name}`")
+            raise Conflict(
+                f"the name {name} is a tag; choose another name, or take the tag away with `snapshotd tag --delete {name}`"
+            )
 
     def _again(self, reader: BundleReader, known: list[Snapshot], name: str | None, progress: ProgressSink) -> Imported:
-        """A bundle whose snapshots are all here. It is read to its end all the same: until then nobody knows what it is."""
+        """A bundle whose snapshots are all here. It is read to its end all the same: until then nobody knows what it
+        is."""
         for number, snapshot in enumerate(known):
             progress(f"snapshot {number + 1} of {len(known)} is here already")
             theirs = decoded(reader.record(number)).snapshot
-            if (theirs.id, theirs.call.id, theirs.created_at_ns) != (snapshot.id, snapshot.call.id, snapshot.created_at_ns):
-                raise Conflict(f"snapshot {short(snapshot.id)} of the bundle is another one than the one here; nothing was taken")
+            if (theirs.id, theirs.call.id, theirs.created_at_ns) != (
+                snapshot.id,
+                snapshot.call.id,
+                snapshot.created_at_ns,
+            ):
+                raise Conflict(
+                    f"snapshot {short(snapshot.id)} of the bundle is another one than the one here; nothing was taken"
+                )
             if theirs.state is SnapshotState.STORED and snapshot.state in (SnapshotState.LOST, SnapshotState.PRUNED):
-                whole = f"`snapshotd rm {short(snapshot.trajectory)}` forgets its trajectory, then import the bundle again"
-                raise Conflict(f"snapshot {short(snapshot.id)} of the bundle is here, but its files are gone ({snapshot.state}); {whole}")
+                whole = (
+                    f"`snapshotd rm {short(snapshot.trajectory)}` forgets its trajectory, then import the bundle again"
+                )
+                raise Conflict(
+                    f"snapshot {short(snapshot.id)} of the bundle is here, but its files are gone ({snapshot.state}); {whole}"
+                )
             for _ in reader.outputs():
                 pass
             stream = reader.layer(number)
@@ -219,7 +251,9 @@ class _Importer:
                 pass
         reader.finish()
         catalog = self._context.catalog
-        trajectories = tuple(catalog.get_trajectory(one) for one in dict.fromkeys(snapshot.trajectory for snapshot in known))
+        trajectories = tuple(
+            catalog.get_trajectory(one) for one in dict.fromkeys(snapshot.trajectory for snapshot in known)
+        )
         if name is not None and name != trajectories[-1].name:
             self._warn(f"the trajectory {short(trajectories[-1].id)} is here already and keeps its name")
         for tag, snapshot_id in self._free_tags(reader, {one.name for one in catalog.trajectories()}):
@@ -227,11 +261,14 @@ class _Importer:
         return self._report(trajectories)
 
     def _free_tags(self, reader: BundleReader, names: set[str | None]) -> Iterator[tuple[str, SnapshotID]]:
-        """The tags of the bundle that mean nothing else here. `names`: of trajectories, those of the bundle included."""
+        """The tags of the bundle that mean nothing else here. `names`: of trajectories, those of the bundle
+        included."""
         here = self._context.catalog.tags()
         for name, snapshot_id in reader.tags.items():
             if name in names:
-                self._warn(f"the tag {name} was not taken, because a trajectory has that name here; give {short(snapshot_id)} another one")
+                self._warn(
+                    f"the tag {name} was not taken, because a trajectory has that name here; give {short(snapshot_id)} another one"
+                )
             elif here.get(name, snapshot_id) != snapshot_id:
                 self._warn(
                     f"the tag {name} was not taken, because snapshot {short(here[name])} has it here; "
@@ -246,16 +283,20 @@ class _Importer:
         try:
             base, self._unpin = self._context.pins.pin(since)
         except NotFound as exc:
-            raise NotFound(f"the bundle builds on snapshot {since}, which is not here; import the bundle that holds it first") from exc
+            raise NotFound(
+                f"the bundle builds on snapshot {since}, which is not here; import the bundle that holds it first"
+            ) from exc
         if base.state in (SnapshotState.LOST, SnapshotState.PRUNED):
-            raise Conflict(f"the bundle builds on snapshot {short(since)}, whose files are gone ({base.state}); import a whole bundle")
+            raise Conflict(
+                f"the bundle builds on snapshot {short(since)}, whose files are gone ({base.state}); import a whole bundle"
+            )
         at: Snapshot | None = base
         while at is not None:
             self._before[at.id] = at.messages
             at = None if at.parent is None else self._context.catalog.get_snapshot(at.parent)
         return _Line(base.stack, since, since, base.messages, base.seq, whole=False)
 
-    # -- one snapshot ----------------------------------------------------------------------------------------------------------
+    # -- one snapshot ---------------------------------------------------------------------------------------------------
 
     def _snapshot(self, reader: BundleReader, number: int, snapshot_id: SnapshotID, line: _Line) -> None:
         data = reader.record(number)
@@ -266,8 +307,15 @@ class _Importer:
         before = line.messages if follows is None else self._before.get(follows, -1)
         kept = snapshot.messages - len(record.messages)
         fits = kept == before or (follows is not None and kept < before)
-        if snapshot.id != snapshot_id or (not first and snapshot.parent != line.parent) or not fits or snapshot.seq > _SEQ_LIMIT:
-            raise UsageError(f"the bundle is malformed: the record of snapshot {short(snapshot_id)} does not fit into its line")
+        if (
+            snapshot.id != snapshot_id
+            or (not first and snapshot.parent != line.parent)
+            or not fits
+            or snapshot.seq > _SEQ_LIMIT
+        ):
+            raise UsageError(
+                f"the bundle is malformed: the record of snapshot {short(snapshot_id)} does not fit into its line"
+            )
         trajectory = self._trajectory(record, line)
         if first:
             self._image_defaults = (checked_env(record.image.env), checked_text(record.image.workdir))
@@ -276,8 +324,18 @@ class _Importer:
         own_layers = self._layer(reader, number, line, has_files=has_files)
         state = SnapshotState.CAPTURED if has_files else snapshot.state
         self._taken.append(
-            _Taken(self._keep(data), snapshot_id, line.parent, follows, trajectory.id, line.stack, state, line.base, own_layers)
-        )  # fmt: skip
+            _Taken(
+                self._keep(data),
+                snapshot_id,
+                line.parent,
+                follows,
+                trajectory.id,
+                line.stack,
+                state,
+                line.base,
+                own_layers,
+            )
+        )
         self._before[snapshot_id] = snapshot.messages
         line.parent, line.messages, line.seq = snapshot_id, snapshot.messages, snapshot.seq
         if has_files:
@@ -297,7 +355,9 @@ class _Importer:
         if theirs.id in self._trajectories:
             raise UsageError("the bundle is malformed: its snapshots are not in the order of their trajectories")
         if len(self._trajectories) >= MAX_TRAJECTORIES:
-            raise LimitExceeded(f"the bundle holds more than {MAX_TRAJECTORIES} trajectories; export fewer at a time, with --since")
+            raise LimitExceeded(
+                f"the bundle holds more than {MAX_TRAJECTORIES} trajectories; export fewer at a time, with --since"
+            )
         ours = theirs.id
         try:
             self._context.catalog.get_trajectory(ours)
@@ -305,9 +365,17 @@ class _Importer:
         except NotFound:
             pass
         made = Trajectory(
-            ours, theirs.name, self._policy, checked_agent(theirs.agent), record.snapshot.id, TrajectoryStatus.STOPPED,
-            theirs.created_at_ns, line.parent, env=checked_env(theirs.env), began=theirs.began,
-        )  # fmt: skip
+            ours,
+            theirs.name,
+            self._policy,
+            checked_agent(theirs.agent),
+            record.snapshot.id,
+            TrajectoryStatus.STOPPED,
+            theirs.created_at_ns,
+            line.parent,
+            env=checked_env(theirs.env),
+            began=theirs.began,
+        )
         self._trajectories[theirs.id] = made
         return made
 
@@ -323,7 +391,7 @@ class _Importer:
         if not wanted <= self._outputs.keys():
             raise UsageError(f"the bundle is malformed: an output of snapshot {short(snapshot.id)} is missing in it")
 
-    # -- layers ----------------------------------------------------------------------------------------------------------------
+    # -- layers ---------------------------------------------------------------------------------------------------------
 
     def _layer(self, reader: BundleReader, number: int, line: _Line, *, has_files: bool) -> int:
         """Take the snapshot's layer, if it has one, on top of the line's stack. Returns how many it has of its own."""
@@ -355,8 +423,8 @@ class _Importer:
         return 1
 
     def _compact(self, line: _Line) -> None:
-        """Merge runs of neighbours on top of the stack, as often as there is one: the kernel takes 500 layers, and every snapshot's row
-        lists its own."""
+        """Merge runs of neighbours on top of the stack, as often as there is one: the kernel takes 500 layers, and
+        every snapshot's row lists its own."""
         layers = line.stack.layers
         while (end := _run(line.levels)) is not None:
             start = end - FAN_IN
@@ -386,7 +454,7 @@ class _Importer:
         else:
             self._unlisted += 1
 
-    # -- the rows --------------------------------------------------------------------------------------------------------------
+    # -- the rows -------------------------------------------------------------------------------------------------------
 
     def _commit(self, reader: BundleReader, name: str | None) -> tuple[Trajectory, ...]:
         catalog, since = self._context.catalog, reader.since
@@ -407,9 +475,13 @@ class _Importer:
                 own = None
             names.add(own)
             spec = replace(self._policy, image=self._image)
-            on_the_way = places.get(made.began, len(places)) <= places[heads[made.id]]  # else neither could ever be removed
+            on_the_way = (
+                places.get(made.began, len(places)) <= places[heads[made.id]]
+            )  # else neither could ever be removed
             began = made.began if on_the_way else None
-            env = tuple((key, value) for key, value in made.env if key != TENANT)  # whose values it reaches here is not for a bundle to say
+            env = tuple(
+                (key, value) for key, value in made.env if key != TENANT
+            )  # whose values it reaches here is not for a bundle to say
             trajectories.append(replace(made, name=own, spec=spec, env=env, head=heads[made.id], began=began))
         tags: dict[SnapshotID, list[str]] = {}
         for tag, snapshot_id in self._free_tags(reader, names):
@@ -424,14 +496,29 @@ class _Importer:
             record = decoded(self._kept.read(taken.record[1]))
             theirs = record.snapshot
             snapshot = Snapshot(
-                taken.id, taken.parent, taken.trajectory, theirs.seq, Stack(self._image, taken.stack.layers), self._call(theirs.call),
-                theirs.messages, taken.state, theirs.pause_ns, theirs.created_at_ns, theirs.method, theirs.files,
-                tuple(tags.get(taken.id, ())), base=taken.base, own_layers=taken.own_layers, follows=taken.follows,
-            )  # fmt: skip
+                taken.id,
+                taken.parent,
+                taken.trajectory,
+                theirs.seq,
+                Stack(self._image, taken.stack.layers),
+                self._call(theirs.call),
+                theirs.messages,
+                taken.state,
+                theirs.pause_ns,
+                theirs.created_at_ns,
+                theirs.method,
+                theirs.files,
+                tuple(tags.get(taken.id, ())),
+                base=taken.base,
+                own_layers=taken.own_layers,
+                follows=taken.follows,
+            )
             yield SnapshotRow(snapshot, record.messages, entries=record.entries, state=record.state)
 
     def _call(self, call: ToolCall) -> ToolCall:
-        output, stdout, stderr = (None if blob is None else self._outputs[blob] for blob in (call.output, call.stdout, call.stderr))
+        output, stdout, stderr = (
+            None if blob is None else self._outputs[blob] for blob in (call.output, call.stdout, call.stderr)
+        )
         return replace(call, output=output, stdout=stdout, stderr=stderr)
 
 

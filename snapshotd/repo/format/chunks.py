@@ -8,9 +8,9 @@ List (`varint` = LEB128 in its shortest form):
     varint    plain length of each part (at least 1)
     32 each   ids of the parts, in order
 
-The top list of a content is known by the content's id, an inner one by the hash of its own bytes. A list has at most 16,384 parts, so a
-content of a terabyte needs two levels. Where the parts of a long list are grouped depends on their ids, so that an insertion changes the
-groups around it only.
+The top list of a content is known by the content's id, an inner one by the hash of its own bytes. A list has at most
+16,384 parts, so a content of a terabyte needs two levels. Where the parts of a long list are grouped depends on their
+ids, so that an insertion changes the groups around it only.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
 """zstd for the payloads of frames: plain, with the dictionary of the format, and as a delta against another object.
 
-What a payload may refer to, before its own beginning: nothing, the base of a delta, the dictionary (dictionary.py), or the dictionary with
-the base behind its content.
+What a payload may refer to, before its own beginning: nothing, the base of a delta, the dictionary (dictionary.py), or
+the dictionary with the base behind its content.
 
-A payload is a zstd frame (RFC 8878) without its header, which follows from the plain length and is put before it again to decompress:
+A payload is a zstd frame (RFC 8878) without its header, which follows from the plain length and is put before it again
+to decompress:
 
     4         magic number
     1         descriptor: single segment, content size of 1, 2 or 4 bytes; no checksum, no dictionary id
     1, 2, 4   content size: below 256, below 65,792 (less 256), or more
 
-The blocks of most payloads are a single one, whose header (3 bytes: last, compressed, length) follows from the payload's length: then it
-is left out as well, and the frame says so.
+The blocks of most payloads are a single one, whose header (3 bytes: last, compressed, length) follows from the
+payload's length: then it is left out as well, and the frame says so.
 
-Single segment means that the window is the whole content, so no window is allocated that the content does not fill. A frame with any
-other header is never written and cannot be read.
+Single segment means that the window is the whole content, so no window is allocated that the content does not fill. A
+frame with any other header is never written and cannot be read.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ LEVELS = ((2 << 20, HIGH_LEVEL), (8 << 20, 3))
 """(plain bytes of a step, level up to there). An installed package is not worth more than 1."""
 BULK_LEVEL = 1
 _FAST_LEVEL = -1
-"""Without entropy coding of literals: a third faster than level 1, and a tenth larger for programs and texts, but not for what is noise
-with repetitions in it."""
+"""Without entropy coding of literals: a third faster than level 1, and a tenth larger for programs and texts, but not
+for what is noise with repetitions in it."""
 _FAST_FROM, _FAST_PERCENT = 8, 1
-"""Of how many objects one is compressed at both levels, and how much larger the fast one may be to be used for all of them."""
+"""Of how many objects one is compressed at both levels, and how much larger the fast one may be to be used for all of
+them."""
 _FAST_HASH_LOG = 13
-"""A table of 32 KiB, as any processor's first cache holds. zstd takes half of that for up to 128 KiB, which is slower and finds less."""
+"""A table of 32 KiB, as any processor's first cache holds. zstd takes half of that for up to 128 KiB, which is slower
+and finds less."""
 _MAX_KEPT_LEVEL, _MAX_KEPT_BITS = 3, 20
 _SIZE_CLASSES = (16 << 10, 128 << 10, 256 << 10)
 """Up to which sizes zstd has other parameters for the same level."""
@@ -60,7 +63,9 @@ class _Own(threading.local):
 
     @cached_property
     def small(self) -> zstandard.ZstdCompressor:
-        return zstandard.ZstdCompressor(level=HIGH_LEVEL, dict_data=_digested(), write_checksum=False, write_dict_id=False)
+        return zstandard.ZstdCompressor(
+            level=HIGH_LEVEL, dict_data=_digested(), write_checksum=False, write_dict_id=False
+        )
 
     @cached_property
     def with_dictionary(self) -> zstandard.ZstdDecompressor:
@@ -97,8 +102,9 @@ def compress(data: bytes, level: int) -> memoryview:
 
 
 def compress_many(datas: Sequence[bytes], level: int) -> list[memoryview]:
-    """Payloads of objects that are not empty, of one level or, where a sample says that it costs no space, of a faster one. Releases the
-    interpreter's lock once for all of a size class: the threads that read and those that compress pass it to each other less often."""
+    """Payloads of objects that are not empty, of one level or, where a sample says that it costs no space, of a faster
+    one. Releases the interpreter's lock once for all of a size class: the threads that read and those that compress
+    pass it to each other less often."""
     payloads: dict[int, memoryview] = {}
     places = sorted(range(len(datas)), key=lambda place: len(datas[place]))
     for bits in _CLASS_BITS:
@@ -122,8 +128,9 @@ def _compress_class(datas: Sequence[bytes], level: int, bits: int) -> list[memor
 def compress_delta(data: bytes, base: bytes, level: int, with_dictionary: bool = False) -> memoryview:
     """Payload of an object as a delta against `base`. Releases the interpreter's lock.
 
-    Tables as large as the base, and no level without a search: with the defaults of the low levels most of a base of 1 MiB is forgotten
-    before it could be found again (measured: one byte inserted near the beginning costs 900 KiB at level 1, 113 bytes so).
+    Tables as large as the base, and no level without a search: with the defaults of the low levels most of a base of 1
+    MiB is forgotten before it could be found again (measured: one byte inserted near the beginning costs 900 KiB at
+    level 1, 113 bytes so).
     """
     level = max(level, _MIN_DELTA_LEVEL)
     words = _delta_dictionary(base, with_dictionary)
@@ -132,10 +139,12 @@ def compress_delta(data: bytes, base: bytes, level: int, with_dictionary: bool =
 
 
 def estimate_delta(data: bytes, base: bytes) -> int:
-    """About how many bytes a delta would be: good enough to choose among bases of up to 128 KiB, in a third of the time. Releases the
-    interpreter's lock."""
+    """About how many bytes a delta would be: good enough to choose among bases of up to 128 KiB, in a third of the
+    time. Releases the interpreter's lock."""
     params = _delta_parameters(_ESTIMATE_LEVEL, len(data), len(base))
-    return len(zstandard.ZstdCompressor(dict_data=_delta_dictionary(base, False), compression_params=params).compress(data))
+    return len(
+        zstandard.ZstdCompressor(dict_data=_delta_dictionary(base, False), compression_params=params).compress(data)
+    )
 
 
 def _delta_dictionary(base: bytes, with_dictionary: bool) -> zstandard.ZstdCompressionDict:
@@ -170,12 +179,16 @@ def decode_many(frames: Sequence[Frame]) -> list[bytes | memoryview | None]:
     """The plain bytes of frames that are no deltas; None for each that is damaged, or for all (with the dictionary, or
     without) when that is not known of which.
 
-    Gives up the interpreter's lock once, not once for each. What lies behind a payload's end goes unnoticed: the bytes are to be verified
-    by the object's id anyway.
+    Gives up the interpreter's lock once, not once for each. What lies behind a payload's end goes unnoticed: the bytes
+    are to be verified by the object's id anyway.
     """
     plains: list[bytes | memoryview | None] = [None if frame.zstd else frame.payload for frame in frames]
     for with_dictionary in (False, True):
-        places = [place for place, frame in enumerate(frames) if frame.zstd and frame.plain and frame.dictionary == with_dictionary]
+        places = [
+            place
+            for place, frame in enumerate(frames)
+            if frame.zstd and frame.plain and frame.dictionary == with_dictionary
+        ]
         if not places:
             continue
         decompressor = _OWN.with_dictionary if with_dictionary else _OWN.plain
@@ -194,7 +207,9 @@ def _whole(frame: Frame) -> bytes:
     return b"".join((_header(frame.plain), block, frame.payload))
 
 
-def decompress(payload: bytes | memoryview, plain_bytes: int, base: bytes | None = None, with_dictionary: bool = False) -> bytes:
+def decompress(
+    payload: bytes | memoryview, plain_bytes: int, base: bytes | None = None, with_dictionary: bool = False
+) -> bytes:
     """The plain bytes: exactly as many as declared, else BadFrame. Releases the interpreter's lock."""
     if not plain_bytes:
         raise BadFrame("it is compressed though there is nothing to compress")
@@ -214,7 +229,8 @@ def decompress(payload: bytes | memoryview, plain_bytes: int, base: bytes | None
 
 
 def _compressor(level: int, bits: int) -> zstandard.ZstdCompressor:
-    """For objects of up to 2**bits bytes. The thread's own, kept for the levels that are used in bulk: making one takes 15 us."""
+    """For objects of up to 2**bits bytes. The thread's own, kept for the levels that are used in bulk: making one takes
+    15 us."""
     kept = _OWN.kept
     key = (level, bits)
     found = kept.get(key)
@@ -234,15 +250,24 @@ def _delta_parameters(level: int, plain_bytes: int, before_bytes: int) -> zstand
 
 
 def _window_log(size_bytes: int) -> int:
-    """Of a window that holds everything: so the frame is a single segment, and all that lies before can be referred to."""
+    """Of a window that holds everything: so the frame is a single segment, and all that lies before can be referred
+    to."""
     return min(max((size_bytes - 1).bit_length(), _MIN_WINDOW_LOG), _MAX_WINDOW_LOG)
 
 
 @lru_cache(256)
-def _parameters(level: int, size_bytes: int, window_log: int, large_tables: bool = False) -> zstandard.ZstdCompressionParameters:
+def _parameters(
+    level: int, size_bytes: int, window_log: int, large_tables: bool = False
+) -> zstandard.ZstdCompressionParameters:
     """Those that a level has for this size, with the window."""
     log = min(window_log - 1, _MAX_TABLE_LOG)
-    tables = {"hash_log": log, "chain_log": log} if large_tables else {"hash_log": min(log, _FAST_HASH_LOG)} if level < 0 else {}
+    tables = (
+        {"hash_log": log, "chain_log": log}
+        if large_tables
+        else {"hash_log": min(log, _FAST_HASH_LOG)}
+        if level < 0
+        else {}
+    )
     return zstandard.ZstdCompressionParameters.from_level(
         level, source_size=size_bytes, window_log=window_log, write_checksum=False, write_dict_id=False, **tables
     )
@@ -257,8 +282,11 @@ def _header(plain_bytes: int) -> bytes:
 
 
 def _strip(frame: bytes | memoryview, plain_bytes: int) -> memoryview:
-    """Without the header. Not copied: in bulk, the copies of all payloads would take as long as hashing what they are made of."""
+    """Without the header. Not copied: in bulk, the copies of all payloads would take as long as hashing what they are
+    made of."""
     header = _header(plain_bytes)
     if frame[: len(header)] != header:
-        raise InternalError(f"zstd {'.'.join(map(str, zstandard.ZSTD_VERSION))} writes other headers than this format can hold")
+        raise InternalError(
+            f"zstd {'.'.join(map(str, zstandard.ZSTD_VERSION))} writes other headers than this format can hold"
+        )
     return memoryview(frame)[len(header) :]

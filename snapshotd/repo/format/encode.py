@@ -1,4 +1,5 @@
-"""How an object becomes a frame: raw, compressed, or a delta, whichever is clearly smallest; and read back before it counts."""
+"""How an object becomes a frame: raw, compressed, or a delta, whichever is clearly smallest; and read back before it
+counts."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from snapshotd.repo.format.pack import Part
 MAX_CHAIN = 50
 """Deltas in a row at most (git's default as well)."""
 MAX_CHAIN_BYTES = 8 << 20
-"""An object of n plain bytes has at most MAX_CHAIN_BYTES / n deltas to undo, so reading one never decodes more than some ten MiB."""
+"""An object of n plain bytes has at most MAX_CHAIN_BYTES / n deltas to undo, so reading one never decodes more than
+some ten MiB."""
 _MIN_DELTA_BYTES = 48
 MAX_BRANCH = 32
 """A chain branches at a version with at most so many deltas to undo."""
@@ -62,10 +64,12 @@ def max_depth(plain_bytes: int, base_bytes: int) -> int:
 
 
 def best_base(data: bytes, chain: list[bytes], level: int) -> int:
-    """Which of the versions in a full chain (from its beginning) should be the base of the next one, so that the chain branches there.
+    """Which of the versions in a full chain (from its beginning) should be the base of the next one, so that the chain
+    branches there.
 
-    The cost is shared by the versions that then fit: a delta against an early version is larger and leaves room for more. Over time
-    this makes a chain of every fiftieth version beside the chain of all, and no full copy (400 commits: 8 % smaller packs).
+    The cost is shared by the versions that then fit: a delta against an early version is larger and leaves room for
+    more. Over time this makes a chain of every fiftieth version beside the chain of all, and no full copy (400 commits:
+    8 % smaller packs).
     """
     limit = max_depth(len(data), max(map(len, chain)))
     best, best_cost = 0, float("inf")
@@ -94,9 +98,15 @@ def _frame(job: Job, form: _Form) -> Encoded:
             raise InternalError(f"the {what} did not survive its compression: check the memory of this machine")
         short = compress.one_block(payload)
     parts = pack.encode_frame(
-        job.kind, job.id, len(job.data), short or payload or job.data, payload is not None, form.base_id,
-        one_block=short is not None, dictionary=form.dictionary,
-    )  # fmt: skip
+        job.kind,
+        job.id,
+        len(job.data),
+        short or payload or job.data,
+        payload is not None,
+        form.base_id,
+        one_block=short is not None,
+        dictionary=form.dictionary,
+    )
     return Encoded(job.kind, job.id, len(job.data), form.base_id, parts, sum(map(len, parts)))
 
 

@@ -1,7 +1,9 @@
-"""Identity: the keyed hashes that objects are known by, as 32 raw bytes inside the repository and 64 hexadecimal characters outside.
+"""Identity: the keyed hashes that objects are known by, as 32 raw bytes inside the repository and 64 hexadecimal
+characters outside.
 
-Contents (and chunks, which are contents) are hashed with the repository's key itself, so that their ids equal the spool's. Trees, records
-and inner lists are hashed with keys derived from it, so that bytes of one kind can never pass for another.
+Contents (and chunks, which are contents) are hashed with the repository's key itself, so that their ids equal the
+spool's. Trees, records and inner lists are hashed with keys derived from it, so that bytes of one kind can never pass
+for another.
 """
 
 from __future__ import annotations

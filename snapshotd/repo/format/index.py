@@ -6,9 +6,9 @@ Tables (`user_version` 3; ids are raw bytes):
     objects   id (primary key), kind, pack (number), offset, stored (the whole frame), plain, base (id or NULL), depth (0: no delta)
     records   number (ascending in the order they were saved), id
 
-Durability: WAL with synchronous=FULL, so a committed transaction survives power loss. The writer commits only after the packs are durable.
-Concurrency: one writer (`open_index(write=True)`); any number of readers, which see each transaction as a whole. Thread-safe.
-With packs but no index, opening says DataLoss.
+Durability: WAL with synchronous=FULL, so a committed transaction survives power loss. The writer commits only after the
+packs are durable. Concurrency: one writer (`open_index(write=True)`); any number of readers, which see each transaction
+as a whole. Thread-safe. With packs but no index, opening says DataLoss.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from snapshotd.sqlite import Database, Form, create
 from snapshotd.store.base import Store
 
 INDEX_VERSION = 3
-"""From version 2 on there may be packs of version 2, which older versions of snapshotd do not read; from 3 on each page has a checksum."""
+"""From version 2 on there may be packs of version 2, which older versions of snapshotd do not read; from 3 on each page
+has a checksum."""
 _PACKS_2_FROM, _CHECKSUMS_FROM = 2, 3
 APPLICATION_ID = 0x736E7078  # "snpx"
 _SCHEMA = """
@@ -38,9 +39,15 @@ CREATE TABLE records (number INTEGER PRIMARY KEY AUTOINCREMENT, id BLOB NOT NULL
 """
 _REMEDY = "run `snapshotd repair` to make it again from the packs"
 FORM = Form(
-    "the repository's index", APPLICATION_ID, INDEX_VERSION, 0, _REMEDY, durable_commits=True, pragmas="PRAGMA cache_size = -16384;",
+    "the repository's index",
+    APPLICATION_ID,
+    INDEX_VERSION,
+    0,
+    _REMEDY,
+    durable_commits=True,
+    pragmas="PRAGMA cache_size = -16384;",
     checksums_from=_CHECKSUMS_FROM,
-)  # fmt: skip
+)
 _COLUMNS = "o.id, o.kind, p.id, o.offset, o.stored, o.plain, o.base, o.depth"
 _FROM = "FROM objects o JOIN packs p ON p.number = o.pack"
 _MANY = 256
@@ -48,7 +55,8 @@ _MANY_SQL = f"SELECT {_COLUMNS} {_FROM} WHERE o.id IN ({','.join('?' * _MANY)})"
 
 
 class Entry(NamedTuple):
-    """Where an object is. `offset` and `stored` are those of its whole frame in the pack; `depth` is the number of deltas to undo."""
+    """Where an object is. `offset` and `stored` are those of its whole frame in the pack; `depth` is the number of
+    deltas to undo."""
 
     id: bytes
     kind: ObjectKind
@@ -85,8 +93,8 @@ class Index:
         self._db.close()
 
     def fold(self) -> None:
-        """Put everything that is in the WAL into the file itself, durably, which `close` only tries. Nobody else may have it open.
-        OutOfSpace, Conflict."""
+        """Put everything that is in the WAL into the file itself, durably, which `close` only tries. Nobody else may
+        have it open. OutOfSpace, Conflict."""
         self._db.fold()
 
     def problems(self) -> list[str]:
@@ -111,17 +119,24 @@ class Index:
         return found
 
     def objects(self, kind: ObjectKind | None = None, packs: Collection[bytes] | None = None) -> Iterator[Entry]:
-        """Every object, or those of a kind or in some packs (which takes as long as reading all). Read in pages by id: what is committed
-        meanwhile may be there or not."""
+        """Every object, or those of a kind or in some packs (which takes as long as reading all). Read in pages by id:
+        what is committed meanwhile may be there or not."""
         condition = ""
         values: list[bytes | int | str] = []
         if kind is not None:
             condition, values = condition + " AND o.kind = ?", [*values, int(kind)]
         if packs is not None:
-            numbers = [int(row[0]) for raw in packs for row in self._db.read("SELECT number FROM packs WHERE id = ?", (raw,))]
-            condition, values = condition + " AND o.pack IN (SELECT value FROM json_each(?))", [*values, json.dumps(numbers)]
+            numbers = [
+                int(row[0]) for raw in packs for row in self._db.read("SELECT number FROM packs WHERE id = ?", (raw,))
+            ]
+            condition, values = (
+                condition + " AND o.pack IN (SELECT value FROM json_each(?))",
+                [*values, json.dumps(numbers)],
+            )
         last = b""
-        while rows := self._db.read(f"SELECT {_COLUMNS} {_FROM} WHERE o.id > ?{condition} ORDER BY o.id LIMIT 5000", (last, *values)):
+        while rows := self._db.read(
+            f"SELECT {_COLUMNS} {_FROM} WHERE o.id > ?{condition} ORDER BY o.id LIMIT 5000", (last, *values)
+        ):
             yield from map(_entry, rows)
             last = rows[-1][0]
 
@@ -136,13 +151,16 @@ class Index:
     def records(self) -> Iterator[bytes]:
         """The ids of all records in the order they were saved. Those saved meanwhile are there or not."""
         last = 0
-        while rows := self._db.read("SELECT number, id FROM records WHERE number > ? ORDER BY number LIMIT 1000", (last,)):
+        while rows := self._db.read(
+            "SELECT number, id FROM records WHERE number > ? ORDER BY number LIMIT 1000", (last,)
+        ):
             yield from (row[1] for row in rows)
             last = rows[-1][0]
 
     def transaction(self) -> AbstractContextManager[None]:
-        """Everything inside becomes durable and visible at the end, or nothing does (any exception). Not nested. OutOfSpace; OSError when
-        the disk fails: then nobody knows what is durable, and the index must not be written to again."""
+        """Everything inside becomes durable and visible at the end, or nothing does (any exception). Not nested.
+        OutOfSpace; OSError when the disk fails: then nobody knows what is durable, and the index must not be written to
+        again."""
         return self._db.transaction()
 
     def add_pack(self, pack: PackRow) -> None:
@@ -152,14 +170,17 @@ class Index:
         self._db.write("INSERT OR IGNORE INTO packs (id, bytes, objects) VALUES (?, ?, ?)", pack)
 
     def add_objects(self, entries: Iterable[Entry]) -> None:
-        """Inside a transaction; their packs are there. An object that is there already gets the new place. A new record is the last."""
+        """Inside a transaction; their packs are there. An object that is there already gets the new place. A new record
+        is the last."""
         numbers: dict[bytes, int] = {}
         rows, records = [], []
         for entry in entries:
             number = numbers.get(entry.pack)
             if number is None:
                 number = numbers[entry.pack] = self._pack_number(entry.pack)
-            rows.append((entry.id, int(entry.kind), number, entry.offset, entry.stored, entry.plain, entry.base, entry.depth))
+            rows.append(
+                (entry.id, int(entry.kind), number, entry.offset, entry.stored, entry.plain, entry.base, entry.depth)
+            )
             if entry.kind == ObjectKind.RECORD:
                 records.append((entry.id,))
         self._db.write_many("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
@@ -180,7 +201,8 @@ class Index:
             self._db.write("DELETE FROM packs WHERE number = ?", (number,))
 
     def remove_empty_packs(self, packs: Iterable[bytes]) -> None:
-        """Inside a transaction. Like `remove_pack` for packs that the caller knows no object to be in (which takes no search)."""
+        """Inside a transaction. Like `remove_pack` for packs that the caller knows no object to be in (which takes no
+        search)."""
         self._db.write_many("DELETE FROM packs WHERE id = ?", [(pack,) for pack in packs])
 
     def _pack_number(self, pack: bytes) -> int:
@@ -191,7 +213,8 @@ class Index:
 
 
 def open_index(path: Path, store: Store) -> Index:
-    """The index for writing; a new one if there are neither an index nor packs. DataLoss when there are packs and no index."""
+    """The index for writing; a new one if there are neither an index nor packs. DataLoss when there are packs and no
+    index."""
     if not path.exists():
         for key in store.keys("packs/"):
             raise missing(path, key)
@@ -201,11 +224,14 @@ def open_index(path: Path, store: Store) -> Index:
 
 def missing(path: Path, key: str) -> DataLoss:
     """There is a pack and no index."""
-    return DataLoss(f"the repository's index {path} is missing although there are packs ({key}): run `snapshotd repair` to make it again")
+    return DataLoss(
+        f"the repository's index {path} is missing although there are packs ({key}): run `snapshotd repair` to make it again"
+    )
 
 
 def create_index(path: Path) -> None:
-    """A new, empty index at `path`, durable. Replaces what is there (close it before). Errors: those of `sqlite.create`."""
+    """A new, empty index at `path`, durable. Replaces what is there (close it before). Errors: those of
+    `sqlite.create`."""
     create(path, FORM, f"PRAGMA user_version = {INDEX_VERSION}; {_SCHEMA}")
 
 

@@ -17,15 +17,16 @@ Frame:
     -         payload: the plain bytes, or the blocks of a zstd frame (compress.py)
     4         first bytes of the XXH3-64 of all of the frame above
 
-A frame's first byte is never zero (there is no kind 0), so the end is told from a frame. Four bytes of checksum tell damage early; what
-an object is, its id proves.
+A frame's first byte is never zero (there is no kind 0), so the end is told from a frame. Four bytes of checksum tell
+damage early; what an object is, its id proves.
 
-Ids are not stored because every byte of a delta counts: the index has them, and without it they follow from the plain bytes. Only a
-list's does not (it is that of the content), and a record must prove that it was made with the key, because records are believed without
-anything that refers to them: a frame may lie in a content. Four bytes name a delta's base: where several objects begin with them, what
-is decoded with the wrong one is at worst an object that nobody refers to, under the id that it really has.
-Packs of version 1 are the same, but no frame in them uses the dictionary (dictionary.py).
-A pack is written once, as a whole, under the key `packs/<first two characters of the id>/<id>`; it never changes.
+Ids are not stored because every byte of a delta counts: the index has them, and without it they follow from the plain
+bytes. Only a list's does not (it is that of the content), and a record must prove that it was made with the key,
+because records are believed without anything that refers to them: a frame may lie in a content. Four bytes name a
+delta's base: where several objects begin with them, what is decoded with the wrong one is at worst an object that
+nobody refers to, under the id that it really has. Packs of version 1 are the same, but no frame in them uses the
+dictionary (dictionary.py). A pack is written once, as a whole, under the key `packs/<first two characters of the
+id>/<id>`; it never changes.
 """
 
 from __future__ import annotations
@@ -53,13 +54,28 @@ ID_BYTES = 32
 Part = bytes | memoryview
 """Bytes on their way into a pack."""
 BASE_BYTES = 4
-STORED_ID_BYTES: dict[ObjectKind, int] = {ObjectKind.CHUNK: 0, ObjectKind.LIST: 32, ObjectKind.TREE: 0, ObjectKind.RECORD: 8}
+STORED_ID_BYTES: dict[ObjectKind, int] = {
+    ObjectKind.CHUNK: 0,
+    ObjectKind.LIST: 32,
+    ObjectKind.TREE: 0,
+    ObjectKind.RECORD: 8,
+}
 """How much of an object's id is in its frame."""
 CHECKSUM_BYTES = 4
 _KIND_MASK, _DELTA, _ZSTD, _ONE_BLOCK, _DICTIONARY = 0x07, 0x08, 0x10, 0x20, 0x40
 MAX_HEADER_BYTES = 1 + 5 + 5 + ID_BYTES + BASE_BYTES
-_FLAGS = (0, *(_ZSTD | delta | block | words for delta in (0, _DELTA) for block in (0, _ONE_BLOCK) for words in (0, _DICTIONARY)))
-_FIRST_BYTES = re.compile(b"[" + b"".join(re.escape(bytes((kind | flags,))) for kind in ObjectKind for flags in _FLAGS) + b"]")
+_FLAGS = (
+    0,
+    *(
+        _ZSTD | delta | block | words
+        for delta in (0, _DELTA)
+        for block in (0, _ONE_BLOCK)
+        for words in (0, _DICTIONARY)
+    ),
+)
+_FIRST_BYTES = re.compile(
+    b"[" + b"".join(re.escape(bytes((kind | flags,))) for kind in ObjectKind for flags in _FLAGS) + b"]"
+)
 _SEARCH_FACTOR = 1024
 """How many times its length may be hashed to find frames in a damaged pack. Measured: in 16 MiB of incompressible
 bytes, some 375 are hashed for each one searched, since what looks like the head of a long frame is there by chance."""
@@ -80,8 +96,8 @@ MAX_DICTIONARY_BYTES = 128 << 10
 
 
 class Frame(NamedTuple):
-    """What a frame's header says, and where the frame lies in its pack. `stored` is the length of the whole frame; `id` what is in the
-    frame of the object's id (b"" for most kinds), `base` the first bytes of its base's."""
+    """What a frame's header says, and where the frame lies in its pack. `stored` is the length of the whole frame; `id`
+    what is in the frame of the object's id (b"" for most kinds), `base` the first bytes of its base's."""
 
     kind: ObjectKind
     id: bytes
@@ -100,7 +116,8 @@ class BadFrame(Exception):  # noqa: N818
 
 
 def new_pack_id(made_at_s: float | None = None) -> bytes:
-    """An id for a new pack, made now or at the given time (a pack that takes over the frames of older ones takes over their age)."""
+    """An id for a new pack, made now or at the given time (a pack that takes over the frames of older ones takes over
+    their age)."""
     milliseconds = int((time.time() if made_at_s is None else made_at_s) * 1000)
     return secrets.token_bytes(1) + milliseconds.to_bytes(6, "big") + secrets.token_bytes(PACK_ID_BYTES - 7)
 
@@ -162,15 +179,24 @@ def decode_varint(data: bytes | memoryview, at: int, limit: int) -> tuple[int, i
 
 
 def encode_frame(
-    kind: ObjectKind, object_id: bytes, plain: int, payload: Part, zstd: bool, base: bytes | None = None,
-    *, one_block: bool = False, dictionary: bool = False,
+    kind: ObjectKind,
+    object_id: bytes,
+    plain: int,
+    payload: Part,
+    zstd: bool,
+    base: bytes | None = None,
+    *,
+    one_block: bool = False,
+    dictionary: bool = False,
 ) -> list[Part]:
-    """A frame as its parts: header, payload, checksum. `base` is the whole id of the object that it is a delta against; `one_block` and
-    `dictionary`: how compress.py made the payload."""
+    """A frame as its parts: header, payload, checksum. `base` is the whole id of the object that it is a delta against;
+    `one_block` and `dictionary`: how compress.py made the payload."""
     first = kind | (_DELTA if base is not None else 0) | (_ZSTD if zstd else 0)
     first |= (_ONE_BLOCK if one_block else 0) | (_DICTIONARY if dictionary else 0)
     proof = object_id[: STORED_ID_BYTES[kind]]
-    header = b"".join((bytes((first,)), encode_varint(plain), encode_varint(len(payload)), proof, base[:BASE_BYTES] if base else b""))
+    header = b"".join(
+        (bytes((first,)), encode_varint(plain), encode_varint(len(payload)), proof, base[:BASE_BYTES] if base else b"")
+    )
     checksum = xxhash.xxh3_64(header)
     checksum.update(payload)
     return [header, payload, checksum.digest()[:CHECKSUM_BYTES]]
@@ -232,7 +258,8 @@ def check_head(data: bytes | memoryview, pack_id: bytes) -> None:
 
 
 def end_problem(data: bytes | memoryview) -> str | None:
-    """Why a pack's end is not that of a complete and intact pack; None if all is well. Hashes the whole pack (some GB/s)."""
+    """Why a pack's end is not that of a complete and intact pack; None if all is well. Hashes the whole pack (some
+    GB/s)."""
     view = memoryview(data)
     if len(view) < HEAD_BYTES + END_BYTES:
         return "it is cut off"
@@ -246,10 +273,10 @@ def end_problem(data: bytes | memoryview) -> str | None:
 def frames(data: bytes | memoryview, start: int = HEAD_BYTES) -> Iterator[Frame | BadFrame]:
     """Every frame of a whole pack in order, also of one that is damaged or cut.
 
-    Where the bytes are no intact frame, one BadFrame comes. Then the search goes on where the frame should end, and if nothing intact is
-    there, at the next position that holds an intact frame, known by its checksum. What is found that way may have been planted in a
-    content. That is harmless for objects that something must refer to by their keyed hash; lists and records must be verified.
-    Ends silently at the end mark, with a BadFrame when that is missing.
+    Where the bytes are no intact frame, one BadFrame comes. Then the search goes on where the frame should end, and if
+    nothing intact is there, at the next position that holds an intact frame, known by its checksum. What is found that
+    way may have been planted in a content. That is harmless for objects that something must refer to by their keyed
+    hash; lists and records must be verified. Ends silently at the end mark, with a BadFrame when that is missing.
     """
     view = memoryview(data)
     at, count, whole = start, 0, True
@@ -279,8 +306,9 @@ def _is_end(view: memoryview, at: int) -> bool:
 class _Search:
     """Frames of one pack, with a bound on the bytes that are hashed for them all.
 
-    A content can be made so that every fourth byte looks like the head of a long frame, and hashing all of them would take days. When the
-    bound is reached, the rest of the pack is taken for lost. Frames that follow each other take a thousandth of it.
+    A content can be made so that every fourth byte looks like the head of a long frame, and hashing all of them would
+    take days. When the bound is reached, the rest of the pack is taken for lost. Frames that follow each other take a
+    thousandth of it.
     """
 
     def __init__(self, view: memoryview) -> None:

@@ -1,9 +1,11 @@
-"""The bytes of a record object: a document with the ids in it at half their length, which is most of what a small delta is made of.
+"""The bytes of a record object: a document with the ids in it at half their length, which is most of what a small delta
+is made of.
 
     1         0: the document follows as it is; 1: folded
     -         folded: each run of 64 (or else 32) hexadecimal digits is 0x01 (0x02) and the 32 (16) bytes that it says
 
-What has a byte 0x01 or 0x02 in it, or nothing to fold, is stored as it is (JSON has neither). One document has exactly one encoding.
+What has a byte 0x01 or 0x02 in it, or nothing to fold, is stored as it is (JSON has neither). One document has exactly
+one encoding.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ def encode_record(document: bytes) -> bytes:
     """The bytes of the object."""
     if _MARKS.search(document):
         return b"\x00" + document
-    folded = _HEX.sub(lambda found: (b"\x01" if len(found[0]) == 64 else b"\x02") + bytes.fromhex(found[0].decode()), document)
+    folded = _HEX.sub(
+        lambda found: (b"\x01" if len(found[0]) == 64 else b"\x02") + bytes.fromhex(found[0].decode()), document
+    )
     return b"\x01" + folded if folded != document else b"\x00" + document
 
 

@@ -20,13 +20,13 @@ Row:
     u32       size (0 if extras carry it)
     extras    varint length, then fields in ascending order of their tag, each: u8 tag, varint length, value
 
-Extras: 1 seconds (i64, where u32 cannot hold them), 2 size (u64, the same), 3 symlink target, 4 device number (u64), 5 hard link group
-(u64) and number of links (u32), 6 extents (varint pairs: hole before, length of data), 7 extended attributes (per attribute: varint
-length, name, varint length, value).
+Extras: 1 seconds (i64, where u32 cannot hold them), 2 size (u64, the same), 3 symlink target, 4 device number (u64), 5
+hard link group (u64) and number of links (u32), 6 extents (varint pairs: hole before, length of data), 7 extended
+attributes (per attribute: varint length, name, varint length, value).
 
-Why so: rows carry no reference to their neighbours, so that a delta against the previous version of the directory costs only the rows that
-changed; the ids, which do not compress, lie together at the end, where they do not spoil the statistics of the rest.
-Decoding is strict: one tree has exactly one encoding, and anything else is refused.
+Why so: rows carry no reference to their neighbours, so that a delta against the previous version of the directory costs
+only the rows that changed; the ids, which do not compress, lie together at the end, where they do not spoil the
+statistics of the rest. Decoding is strict: one tree has exactly one encoding, and anything else is refused.
 """
 
 from __future__ import annotations
@@ -57,8 +57,6 @@ class BadTree(Exception):  # noqa: N818
     """The bytes are no tree; the text says why."""
 
 
-
-
 def encode_tree(tree: Tree) -> bytes:
     """ValueError when the tree is malformed (order, names, values out of range, fields that its kind does not have)."""
     owners: dict[tuple[int, int, int], int] = {}
@@ -83,7 +81,9 @@ def encode_tree(tree: Tree) -> bytes:
     return b"".join(head + rows + ids)
 
 
-def _encode_row(entry: TreeEntry, owners: dict[tuple[int, int, int], int], rows: list[bytes], ids: list[bytes], own: bool) -> None:
+def _encode_row(
+    entry: TreeEntry, owners: dict[tuple[int, int, int], int], rows: list[bytes], ids: list[bytes], own: bool
+) -> None:
     kind, name = entry.kind, entry.name
     number = _NUMBER[kind]
     if kind is Kind.DIRECTORY and not own:
@@ -105,9 +105,17 @@ def _encode_row(entry: TreeEntry, owners: dict[tuple[int, int, int], int], rows:
     size = entry.size
     extras = b""
     if not (
-        0 <= seconds < _U32 and 0 <= size < _U32 and (kind is Kind.FILE or kind is Kind.DIRECTORY) and not entry.xattrs and not entry.link
-        and entry.extents is None and entry.nlink == 1 and not entry.target and not entry.rdev and not entry.tree
-    ):  # fmt: skip
+        0 <= seconds < _U32
+        and 0 <= size < _U32
+        and (kind is Kind.FILE or kind is Kind.DIRECTORY)
+        and not entry.xattrs
+        and not entry.link
+        and entry.extents is None
+        and entry.nlink == 1
+        and not entry.target
+        and not entry.rdev
+        and not entry.tree
+    ):
         extras = _encode_extras(entry, seconds)
         number |= _HAS_EXTRAS if extras else 0
         seconds = seconds if 0 <= seconds < _U32 else 0
@@ -155,11 +163,20 @@ def _check_fields(entry: TreeEntry) -> None:
     """ValueError for a field that the entry's kind does not have."""
     kind, name = entry.kind, entry.name
     target = entry.target
-    if entry.tree is not None or (kind is Kind.SYMLINK) != bool(target) or len(target) > _MAX_TARGET_BYTES or b"\0" in target:
+    if (
+        entry.tree is not None
+        or (kind is Kind.SYMLINK) != bool(target)
+        or len(target) > _MAX_TARGET_BYTES
+        or b"\0" in target
+    ):
         raise ValueError(f"the target of {name[:80]!r} is not what its kind has, too long, or has a NUL in it")
     if entry.rdev and kind not in (Kind.CHAR_DEVICE, Kind.BLOCK_DEVICE):
         raise ValueError(f"{name[:80]!r} is no device and has a device number")
-    if entry.size < 0 or (entry.size and kind is not Kind.FILE) or (entry.extents is not None and kind is not Kind.FILE):
+    if (
+        entry.size < 0
+        or (entry.size and kind is not Kind.FILE)
+        or (entry.extents is not None and kind is not Kind.FILE)
+    ):
         raise ValueError(f"{name[:80]!r} has a size or extents that its kind does not have")
     if entry.link < 0 or entry.nlink < 1 or (kind is Kind.DIRECTORY and (entry.link or entry.nlink != 1)):
         raise ValueError(f"the links of {name[:80]!r} are not what its kind has")
@@ -188,7 +205,8 @@ def _encode_xattrs(entry: TreeEntry) -> bytes:
 
 
 def decode_tree(data: bytes) -> Tree:
-    """BadTree unless the bytes are exactly what `encode_tree` makes of the result. Cost and memory follow the length of the data."""
+    """BadTree unless the bytes are exactly what `encode_tree` makes of the result. Cost and memory follow the length of
+    the data."""
     try:
         return _decode(data)
     except (BadFrame, IndexError, struct.error) as exc:
@@ -242,7 +260,12 @@ def _measure(data: bytes, at: int, count: int) -> tuple[int, list[int]]:
         starts.append(at)
         flags, length = data[at], data[at + 1]
         kind = flags & _KIND_MASK
-        if flags > 0x1F or kind >= len(_KINDS) or (number == 0) != (length == 0) or (number == 0 and flags & ~_HAS_EXTRAS != 1):
+        if (
+            flags > 0x1F
+            or kind >= len(_KINDS)
+            or (number == 0) != (length == 0)
+            or (number == 0 and flags & ~_HAS_EXTRAS != 1)
+        ):
             raise BadTree("a row in it has flags that do not exist or no name")
         at += 2 + length
         ids += (flags & _HAS_ID) >> 3
@@ -263,7 +286,9 @@ def _measure(data: bytes, at: int, count: int) -> tuple[int, list[int]]:
     return at, starts
 
 
-def _decode_row(data: bytes, at: int, owners: list[tuple[int, int, int]], object_id: str | None, own: bool) -> tuple[TreeEntry, int]:
+def _decode_row(
+    data: bytes, at: int, owners: list[tuple[int, int, int]], object_id: str | None, own: bool
+) -> tuple[TreeEntry, int]:
     """The row that begins at `at`, and its owner's number (-1 for a sub-directory)."""
     flags, length = data[at], data[at + 1]
     kind = _KINDS[flags & _KIND_MASK]
@@ -286,7 +311,9 @@ def _decode_row(data: bytes, at: int, owners: list[tuple[int, int, int]], object
         if kind is Kind.SYMLINK or (size and kind is not Kind.FILE):
             raise BadTree(f"{name[:80]!r} has not what its kind has")
         return TreeEntry(name, kind, mode, uid, gid, seconds * 1_000_000_000 + nanoseconds, size, content), owner
-    entry = _decode_extras(data, at + _TIMES.size, TreeEntry(name, kind, mode, uid, gid, nanoseconds, size, content), seconds)
+    entry = _decode_extras(
+        data, at + _TIMES.size, TreeEntry(name, kind, mode, uid, gid, nanoseconds, size, content), seconds
+    )
     return entry, owner
 
 
@@ -320,10 +347,22 @@ def _decode_extras(data: bytes, at: int, plain: TreeEntry, seconds: int) -> Tree
     if (_RDEV in fields and not rdev) or (_LINK in fields and (link, nlink) == (0, 1)) or fields.get(_XATTRS) == b"":
         raise BadTree(f"the extras of {plain.name[:80]!r} say nothing")
     entry = TreeEntry(
-        plain.name, plain.kind, plain.mode, plain.uid, plain.gid, seconds * 1_000_000_000 + plain.mtime_ns, size, plain.content,
+        plain.name,
+        plain.kind,
+        plain.mode,
+        plain.uid,
+        plain.gid,
+        seconds * 1_000_000_000 + plain.mtime_ns,
+        size,
+        plain.content,
         _decode_extents(fields[_EXTENTS], size) if _EXTENTS in fields else None,
-        fields.get(_TARGET, b""), rdev, None, link, nlink, _decode_xattrs(fields[_XATTRS]) if _XATTRS in fields else (),
-    )  # fmt: skip
+        fields.get(_TARGET, b""),
+        rdev,
+        None,
+        link,
+        nlink,
+        _decode_xattrs(fields[_XATTRS]) if _XATTRS in fields else (),
+    )
     try:
         _check_fields(entry)
     except ValueError as exc:

@@ -1,7 +1,8 @@
 """Reading many small contents at once: index, store and zstd are asked once for all of them, not once for each.
 
-Most of the time that a small file takes is spent between the calls that do the work, and every call that gives up the interpreter's lock
-has to get it back from the other threads (restoring 50,000 files of 40 KiB in two threads: 12.8 s of CPU one by one, 5.4 s so).
+Most of the time that a small file takes is spent between the calls that do the work, and every call that gives up the
+interpreter's lock has to get it back from the other threads (restoring 50,000 files of 40 KiB in two threads: 12.8 s of
+CPU one by one, 5.4 s so).
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _MAX_RUN_BYTES = 4 << 20
 def load_many(reader: PackReader, raws: Sequence[bytes]) -> dict[bytes, bytes | memoryview]:
     """The plain bytes of those contents that are one chunk and no delta, each verified like any other.
 
-    What is missing in the answer is no error: it may be of another form, damaged, moved by a garbage collection just now, or too much.
-    Reading it by itself gives it, or says what is wrong.
+    What is missing in the answer is no error: it may be of another form, damaged, moved by a garbage collection just
+    now, or too much. Reading it by itself gives it, or says what is wrong.
     """
     try:
         index = reader.open_index()
@@ -88,5 +89,7 @@ def _frame(data: memoryview, entry: Entry, start: int) -> pack.Frame | None:
         frame = pack.decode_frame(data, entry.offset - start)
     except pack.BadFrame:
         return None
-    same = frame.kind == entry.kind and frame.stored == entry.stored and frame.plain == entry.plain and frame.base is None
+    same = (
+        frame.kind == entry.kind and frame.stored == entry.stored and frame.plain == entry.plain and frame.base is None
+    )
     return frame if same else None

@@ -27,7 +27,8 @@ from snapshotd.types import BlobID, RecordID, TreeID
 _log = logging.getLogger(__name__)
 
 CACHE_BYTES = 32 << 20
-"""Plain chunks, lists, trees and records kept in memory by default; as many again for decoded trees, and half as many for decoded lists."""
+"""Plain chunks, lists, trees and records kept in memory by default; as many again for decoded trees, and half as many
+for decoded lists."""
 _VALUE_BYTES = 250
 """What a value in a cache takes besides its own bytes (measured with tracemalloc): ten thousand small ones add up."""
 MAX_DEPTH = 250
@@ -92,7 +93,8 @@ class PackReader(Repository):
     """
 
     def __init__(self, store: Store, index_path: Path, key: bytes, cache_bytes: int = CACHE_BYTES) -> None:
-        """The store is not closed by `close`. VersionMismatch. With a damaged index every read says DataLoss, until it was repaired."""
+        """The store is not closed by `close`. VersionMismatch. With a damaged index every read says DataLoss, until it
+        was repaired."""
         self.store = store
         self.identity = Identity(key)
         self._index_path = index_path
@@ -107,13 +109,15 @@ class PackReader(Repository):
         try:
             self.open_index()
         except DataLoss as exc:
-            _log.error("%s", exc.message)  # whoever reads is told again; a daemon that did not start could not be told to repair it
+            _log.error(
+                "%s", exc.message
+            )  # whoever reads is told again; a daemon that did not start could not be told to repair it
 
     def open_index(self) -> Index | None:
         """The index; None while there is neither index nor pack. DataLoss when packs are there without one.
 
-        One that another process has put in its place (a repair) is opened instead, some ms after it is there at the latest. The old one
-        is not closed here: other threads may be reading from it.
+        One that another process has put in its place (a repair) is opened instead, some ms after it is there at the
+        latest. The old one is not closed here: other threads may be reading from it.
         """
         with self._index_lock:
             if self._closed:
@@ -229,7 +233,8 @@ class PackReader(Repository):
         return self._layout(raw).chunks
 
     def parts_of(self, raw: bytes | None) -> list[tuple[bytes, int]]:
-        """The chunks of a content with their lengths, as a hint: [] if there is none. Long ones (over 64 lists) only as far as that."""
+        """The chunks of a content with their lengths, as a hint: [] if there is none. Long ones (over 64 lists) only as
+        far as that."""
         entry = self.find(raw) if raw is not None else None
         if entry is None or raw is None:
             return []
@@ -285,15 +290,17 @@ class PackReader(Repository):
                 entry = again
 
     def chain(self, wanted: Entry, until_cached: bool = False) -> list[Entry]:
-        """The object and what its delta is made against, and so on, to the first that is no delta (or, if wanted, whose base is in memory).
-        DataLoss when a part is missing or the index is wrong."""
+        """The object and what its delta is made against, and so on, to the first that is no delta (or, if wanted, whose
+        base is in memory). DataLoss when a part is missing or the index is wrong."""
         chain = [wanted]
         while (entry := chain[-1]).base is not None:
             if until_cached and entry.base in self._plain_cache:
                 break
             below = self.find(entry.base)
             if below is None or below.depth != entry.depth - 1 or len(chain) > MAX_DEPTH:
-                raise self._damaged(wanted.id, f"what its deltas are made against ({entry.base.hex()}) is missing or wrong", wanted)
+                raise self._damaged(
+                    wanted.id, f"what its deltas are made against ({entry.base.hex()}) is missing or wrong", wanted
+                )
             chain.append(below)
         return chain
 
@@ -323,12 +330,18 @@ class PackReader(Repository):
             raise self._damaged(entry.id, str(exc), entry) from None
 
     def frame_bytes(self, entry: Entry) -> bytes:
-        """The bytes of an object's frame. A pack that has vanished was rewritten by the garbage collection: look up again, once."""
+        """The bytes of an object's frame. A pack that has vanished was rewritten by the garbage collection: look up
+        again, once."""
         try:
             return self._get(entry)
         except NotFound:
             again = self.find(entry.id)
-            if again is not None and again.pack != entry.pack and again[5:] == entry[5:] and again.stored == entry.stored:
+            if (
+                again is not None
+                and again.pack != entry.pack
+                and again[5:] == entry[5:]
+                and again.stored == entry.stored
+            ):
                 try:
                     return self._get(again)
                 except NotFound:
@@ -339,7 +352,8 @@ class PackReader(Repository):
         return self.store.get(pack.pack_key(entry.pack), entry.offset, entry.stored)
 
     def verify(self, entry: Entry, data: bytes) -> bool:
-        """Whether plain bytes are the object's. A content's list is known by what it lists: only its form can be checked."""
+        """Whether plain bytes are the object's. A content's list is known by what it lists: only its form can be
+        checked."""
         return verify(self.identity, entry.kind, entry.id, data)
 
     def _content(self, raw: bytes) -> Entry:
@@ -430,13 +444,14 @@ def matches(entry: Entry, frame: pack.Frame) -> bool:
 
 
 def verify(identity: Identity, kind: ObjectKind, raw: bytes, data: bytes) -> bool:
-    """Whether plain bytes are an object's. Of a content's list only the form is checked: it is known by the bytes of what it lists."""
+    """Whether plain bytes are an object's. Of a content's list only the form is checked: it is known by the bytes of
+    what it lists."""
     return _object_id(identity, kind, raw, data) == raw
 
 
 def object_id(identity: Identity, frame: pack.Frame, data: bytes) -> bytes | None:
-    """The id of the object whose plain bytes were in a frame; None if it cannot be what the frame says. A content's list is believed (its
-    form is checked): it is known by the bytes of what it lists."""
+    """The id of the object whose plain bytes were in a frame; None if it cannot be what the frame says. A content's
+    list is believed (its form is checked): it is known by the bytes of what it lists."""
     raw = _object_id(identity, frame.kind, frame.id, data)
     return raw if raw is not None and raw.startswith(frame.id) else None
 

@@ -1,12 +1,13 @@
-"""Verifying a repository: index, packs, frames, every object, and what the roots need. Changes nothing; damage is a result, never an error.
+"""Verifying a repository: index, packs, frames, every object, and what the roots need. Changes nothing; damage is a
+result, never an error.
 
     1. the index file, by SQLite's own check
     2. every pack: head, end, each frame's checksum; with `read_data` each object decoded and hashed
     3. every object of the index has an intact frame where the index says, and what it is made of
     4. everything the roots reach, naming the first owner and path that needs what is damaged
 
-A pack that the index does not know is no damage: a crash leaves one, `prune` removes it and `repair` takes it in. Memory: one pack, and
-some bytes per object.
+A pack that the index does not know is no damage: a crash leaves one, `prune` removes it and `repair` takes it in.
+Memory: one pack, and some bytes per object.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class Damages:
 
 
 def check(reader: PackReader, index: Index, roots: Roots, *, read_data: bool, progress: Progress) -> CheckResult:
-    """See the module's text. VersionMismatch when a newer version wrote a pack; OSError when the store cannot be reached."""
+    """See the module's text. VersionMismatch when a newer version wrote a pack; OSError when the store cannot be
+    reached."""
     reader.forget()  # or what is damaged on the disk would be answered from memory
     damages = Damages()
     for problem in index.problems():
@@ -74,7 +76,9 @@ def check(reader: PackReader, index: Index, roots: Roots, *, read_data: bool, pr
     return CheckResult(0, 0, 0, damages.listed(), tuple(sorted(owners)))
 
 
-def _check(reader: PackReader, index: Index, roots: Roots, damages: Damages, *, read_data: bool, progress: Progress) -> CheckResult:
+def _check(
+    reader: PackReader, index: Index, roots: Roots, damages: Damages, *, read_data: bool, progress: Progress
+) -> CheckResult:
     scan = _Scan(reader, index, damages, read_data=read_data)
     intact = scan.packs(progress)
     objects = _check_index(index, intact, damages)
@@ -143,7 +147,8 @@ class _Scan:
         return frames
 
     def _proof(self, frame: pack.Frame) -> bytes | None:
-        """The id that the object of a frame really has; None for a delta, or when the data is not to be read; b"" if it has none."""
+        """The id that the object of a frame really has; None for a delta, or when the data is not to be read; b"" if it
+        has none."""
         if not self._read_data or frame.base is not None:
             return None
         try:
@@ -185,7 +190,9 @@ class _Intact:
         if place == len(self._offsets) or self._offsets[place] != entry.offset:
             return _MISSING
         base = entry.base[: pack.BASE_BYTES] if entry.base is not None else None
-        expected = hash((int(entry.kind), entry.stored, entry.plain, base, entry.id[: pack.STORED_ID_BYTES[entry.kind]]))
+        expected = hash(
+            (int(entry.kind), entry.stored, entry.plain, base, entry.id[: pack.STORED_ID_BYTES[entry.kind]])
+        )
         if self._headers[place] != expected:
             return "its frame is not where the index says"
         if self._proofs[place] not in (_NOT_READ, _number(entry.id)):
@@ -262,7 +269,11 @@ def _spread_deltas(index: Index, damages: Damages) -> None:
         more = False
         for entry in index.objects():
             if entry.base in damages.objects and entry.id not in damages.objects:
-                damages.add(f"what it is a delta against ({entry.base.hex() if entry.base else ''}) is damaged", entry.pack, entry.id)
+                damages.add(
+                    f"what it is a delta against ({entry.base.hex() if entry.base else ''}) is damaged",
+                    entry.pack,
+                    entry.id,
+                )
                 more = True
 
 
@@ -298,5 +309,3 @@ def _check_contents(reader: PackReader, index: Index, damages: Damages, progress
         done += 1
         if done % 100 == 0:
             progress(f"read {done} large contents")
-
-

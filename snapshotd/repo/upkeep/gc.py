@@ -4,12 +4,14 @@
     run     0. write lists in full that are deltas against dead ones
             1. forget dead objects in the index       first what names others (trees, lists), then chunks; deltas before their bases
             2. delete packs in which nothing lives, and packs that the index does not know (left by a crash)
-            3. rewrite packs that are mostly dead, and the many small ones: copy living frames into a new pack (durable), then one
+            3. rewrite packs that are mostly dead, and the many small ones: copy living frames into a new pack
+            (durable), then one
                transaction of the index (new places, old packs gone), then delete the old packs
 
-Whatever is cut off after any step leaves an index in which every object is complete: an object never outlives what it needs, because
-the writer takes an object that the index knows for granted. Readers that meet a pack just deleted look the object up again.
-Only 3. needs space, at most two packs' worth. Packs younger than the grace period are not touched, nor what their objects reach.
+Whatever is cut off after any step leaves an index in which every object is complete: an object never outlives what it
+needs, because the writer takes an object that the index knows for granted. Readers that meet a pack just deleted look
+the object up again. Only 3. needs space, at most two packs' worth. Packs younger than the grace period are not touched,
+nor what their objects reach.
 """
 
 from __future__ import annotations
@@ -35,11 +37,13 @@ TARGET_BYTES = 16 << 20
 """Packs are filled up to here."""
 _MERGE_COUNT = 8
 _MERGE_UNIT_BYTES = 16 << 10
-"""Packs of similar size (a factor of 4, beginning here) are merged when there are so many: so each byte is copied a few times at most."""
+"""Packs of similar size (a factor of 4, beginning here) are merged when there are so many: so each byte is copied a few
+times at most."""
 _LIST_LEVEL = 12
 _FORGET_OBJECTS = 20_000
 _FORGET_FEWER = 200
-"""Objects in one transaction; fewer when the disk is full, so that the log of the index needs no more space than it has."""
+"""Objects in one transaction; fewer when the disk is full, so that the log of the index needs no more space than it
+has."""
 _SCAN_OBJECTS = 200_000
 """Objects whose places are kept in memory while packs are rewritten."""
 _ORDER = {ObjectKind.RECORD: 0, ObjectKind.TREE: 1, ObjectKind.LIST: 2, ObjectKind.CHUNK: 3}
@@ -59,8 +63,9 @@ class _Usage:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What would be done. `relist` are lists to be written in full; `dead` is in the order in which it may be forgotten; `groups` are packs
-    that become new ones together; `orphans` are packs in the store that the index does not know."""
+    """What would be done. `relist` are lists to be written in full; `dead` is in the order in which it may be
+    forgotten; `groups` are packs that become new ones together; `orphans` are packs in the store that the index does
+    not know."""
 
     live: int
     relist: tuple[bytes, ...]
@@ -76,7 +81,9 @@ def plan(reader: PackReader, index: Index, roots: Roots, *, grace_s: float, now:
     """What a collection would do. DataLoss when the index is damaged, or something that a root needs is missing."""
     problems = index.problems()
     if problems:
-        raise DataLoss(f"the repository's index {index.path} is damaged ({problems[0]}): run `snapshotd repair`; nothing was removed")
+        raise DataLoss(
+            f"the repository's index {index.path} is damaged ({problems[0]}): run `snapshotd repair`; nothing was removed"
+        )
     packs = index.packs()
     stored = {raw: key for key in reader.store.keys(pack.PREFIX) if (raw := pack.pack_id_of(key)) is not None}
     young = {row.id for row in packs if pack.made_at_s(row.id) > now - grace_s}
@@ -94,9 +101,15 @@ def plan(reader: PackReader, index: Index, roots: Roots, *, grace_s: float, now:
                 of.live_objects += 1
         else:
             of.dead_objects += 1
-            dead.setdefault((_ORDER[entry.kind], -entry.depth if entry.kind != ObjectKind.LIST else 0), []).append(entry.id)
+            dead.setdefault((_ORDER[entry.kind], -entry.depth if entry.kind != ObjectKind.LIST else 0), []).append(
+                entry.id
+            )
     progress(f"{len(live)} objects are needed, {sum(map(len, dead.values()))} are not")
-    orphans = [(raw, reader.store.size_bytes(key)) for raw, key in stored.items() if raw not in usage and _old(raw, now - grace_s)]
+    orphans = [
+        (raw, reader.store.size_bytes(key))
+        for raw, key in stored.items()
+        if raw not in usage and _old(raw, now - grace_s)
+    ]
     removed = [of for of in usage.values() if not of.live_objects and of.row.id not in young]
     groups = _groups([of for of in usage.values() if of.live_objects and of.row.id not in young])
     return _plan(live, relist, dead, removed, groups, orphans, usage)
@@ -178,7 +191,9 @@ def run(reader: PackReader, index: Index, planned: Plan, progress: Progress) -> 
         except OutOfSpace:
             if not removed and not rewritten:
                 raise
-            progress(f"the disk is too full to rewrite the other {len(planned.groups) - number} groups of packs: run it again")
+            progress(
+                f"the disk is too full to rewrite the other {len(planned.groups) - number} groups of packs: run it again"
+            )
             break
     reader.forget()  # what is gone must not be answered from memory
     after = sum(row.bytes for row in index.packs())
@@ -243,7 +258,8 @@ def _forget(index: Index, planned: Plan, progress: Progress) -> None:
 
 
 def _entries_of(index: Index, planned: Plan, number: int) -> dict[bytes, list[Entry]]:
-    """What the index has in the packs of a group, and of as many of the following ones as are worth one reading of the index."""
+    """What the index has in the packs of a group, and of as many of the following ones as are worth one reading of the
+    index."""
     entries: dict[bytes, list[Entry]] = {}
     objects = 0
     for group in planned.groups[number:]:
@@ -256,8 +272,11 @@ def _entries_of(index: Index, planned: Plan, number: int) -> dict[bytes, list[En
     return entries
 
 
-def _rewrite(store: Store, index: Index, group: tuple[PackRow, ...], entries: dict[bytes, list[Entry]], progress: Progress) -> int:
-    """Copy what lives in a group of packs into a new one; returns how many packs are gone. A damaged pack stays as it is, for `repair`."""
+def _rewrite(
+    store: Store, index: Index, group: tuple[PackRow, ...], entries: dict[bytes, list[Entry]], progress: Progress
+) -> int:
+    """Copy what lives in a group of packs into a new one; returns how many packs are gone. A damaged pack stays as it
+    is, for `repair`."""
     copy = Copy(max(pack.made_at_s(row.id) for row in group))
     sources: list[PackRow] = []
     for row in group:
@@ -285,8 +304,8 @@ def _rewrite(store: Store, index: Index, group: tuple[PackRow, ...], entries: di
 
 
 def _living(store: Store, row: PackRow, entries: list[Entry]) -> list[tuple[Entry, bytes]] | None:
-    """The frames of a pack that the index refers to (copies, so that the rest of it is not kept). None when they are not all there and
-    intact."""
+    """The frames of a pack that the index refers to (copies, so that the rest of it is not kept). None when they are
+    not all there and intact."""
     data = memoryview(store.get(pack.pack_key(row.id)))
     try:
         pack.check_head(data, row.id)

@@ -1,4 +1,5 @@
-"""One repository as the archive process has it: opened for writing when first needed, collected, checked and repaired in between."""
+"""One repository as the archive process has it: opened for writing when first needed, collected, checked and repaired
+in between."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ class PackMaintenance(Maintenance):
     def _open(self) -> PackRepository:
         return PackRepository(self._store, self._index_path, self._key, packer_command=self._packer_command)
 
-    def collect(self, roots: Roots, *, grace_s: float, now: float, dry_run: bool, progress: Callable[[str], object]) -> Reclaimed:
+    def collect(
+        self, roots: Roots, *, grace_s: float, now: float, dry_run: bool, progress: Callable[[str], object]
+    ) -> Reclaimed:
         writer = self.writer()
         if not dry_run:
             writer.give_up()  # else packs and bases go that a later flush would index all the same

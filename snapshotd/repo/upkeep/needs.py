@@ -18,8 +18,8 @@ _EVERY = 10_000
 def name_needs(
     reader: PackReader, index: Index, roots: Roots, damaged: dict[bytes, Fault], progress: Callable[[str], object]
 ) -> tuple[str, ...]:
-    """Walk everything; give the faults in `damaged` their first owner and path, and add what is missing or turns out to be damaged on the
-    way. Returns the owners that cannot be read in full, sorted."""
+    """Walk everything; give the faults in `damaged` their first owner and path, and add what is missing or turns out to
+    be damaged on the way. Returns the owners that cannot be read in full, sorted."""
     walk = _Walk(reader, index, damaged, progress)
     hurt: set[str] = set()
     for tree, owner in roots.trees.items():
@@ -44,7 +44,9 @@ class _Node:
 
 
 class _Walk:
-    def __init__(self, reader: PackReader, index: Index, damaged: dict[bytes, Fault], progress: Callable[[str], object]) -> None:
+    def __init__(
+        self, reader: PackReader, index: Index, damaged: dict[bytes, Fault], progress: Callable[[str], object]
+    ) -> None:
         self._reader, self._index, self._damaged, self._progress = reader, index, damaged, progress
         self._whole: set[bytes] = set()
         self._broken: set[bytes] = set()
@@ -84,7 +86,8 @@ class _Walk:
         return _Node(raw, path, whole, [*tree_children(tree)])
 
     def whole(self, wanted: list[tuple[bytes, bytes]], owner: str, path: bytes, kinds: tuple[ObjectKind, ...]) -> bool:
-        """Whether all of these (name, object) are there and of one of these kinds. What depends on something damaged is in `damaged`."""
+        """Whether all of these (name, object) are there and of one of these kinds. What depends on something damaged is
+        in `damaged`."""
         found = self._index.find_many(list({raw for _, raw in wanted}))
         whole = True
         for name, raw in wanted:

@@ -48,13 +48,16 @@ class Marked(NamedTuple):
     relist: set[bytes]
 
 
-def mark(reader: PackReader, index: Index, roots: Roots, young: set[bytes], progress: Callable[[str], object]) -> Marked:
-    """Every object that the roots reach, and what their deltas are made against; and the same for all objects in the packs `young`, which
-    may belong to a snapshot that is no root yet (what those lack is no error). DataLoss, naming owner and path, when a root lacks
-    something.
+def mark(
+    reader: PackReader, index: Index, roots: Roots, young: set[bytes], progress: Callable[[str], object]
+) -> Marked:
+    """Every object that the roots reach, and what their deltas are made against; and the same for all objects in the
+    packs `young`, which may belong to a snapshot that is no root yet (what those lack is no error). DataLoss, naming
+    owner and path, when a root lacks something.
 
-    A list stays only together with its parts: a large content that the index knows is taken for whole. So an old list does not stay just
-    because a newer one is a delta against it; the newer one is named in `relist`, to be written in full."""
+    A list stays only together with its parts: a large content that the index knows is taken for whole. So an old list
+    does not stay just because a newer one is a delta against it; the newer one is named in `relist`, to be written in
+    full."""
     marker = _Marker(reader, index, progress)
     marker.contents([(bytes.fromhex(content), owner, b"") for content, owner in roots.contents.items()])
     for record, owner in roots.records.items():
@@ -100,7 +103,9 @@ class _Marker:
                 raise _lost(raw, owner, path, exc) from exc
             self.live.add(raw)
             self.contents([(content, owner, child_path(path, name)) for name, content in tree_contents(tree)])
-            waiting += [(child, owner, child_path(path, name)) for name, child in tree_children(tree) if child not in self.live]
+            waiting += [
+                (child, owner, child_path(path, name)) for name, child in tree_children(tree) if child not in self.live
+            ]
             self._say()
 
     def contents(self, waiting: list[Waiting]) -> None:
@@ -169,5 +174,3 @@ def _lost(raw: bytes, owner: str, path: bytes, cause: Exception | None = None) -
     why = f" ({cause})" if cause is not None else ""
     what = f"the object {raw.hex()} is missing or damaged, and {owner_of(owner, path)}{why}"
     return DataLoss(f"{what}: run `snapshotd check`; nothing was removed")
-
-

@@ -1,15 +1,17 @@
-"""Repairing a repository: an index that agrees with the packs, and packs without damaged frames. Adds and moves; destroys nothing.
+"""Repairing a repository: an index that agrees with the packs, and packs without damaged frames. Adds and moves;
+destroys nothing.
 
     1. check everything; a repository without damage is left alone, byte for byte
     2. read every pack and choose a frame for each object that can be read
     3. copy the intact frames of damaged packs into new packs (durable)
-    4. bring the index up to date in one transaction; one that cannot be used is made anew beside the old, which is kept as
+    4. bring the index up to date in one transaction; one that cannot be used is made anew beside the old, which is kept
+    as
        `<index>.damaged-<number>`
     5. move damaged packs to `damaged/` in the store
     6. forget what cannot be read: large contents that lack chunks. Saving the same again then brings it back
 
-Cut off anywhere, it can be run again: what is copied already is found in step 2. The order of records in a new index is that of the packs'
-ages. It needs space for the intact frames of the damaged packs, and for a second index.
+Cut off anywhere, it can be run again: what is copied already is found in step 2. The order of records in a new index is
+that of the packs' ages. It needs space for the intact frames of the damaged packs, and for a second index.
 """
 
 from __future__ import annotations
@@ -82,7 +84,10 @@ def _open(index_path: Path) -> Index | None:
         return None
     try:
         index = Index(index_path, write=True)
-    except (DataLoss, VersionMismatch):  # it holds nothing that the packs do not; those of a newer version are refused later
+    except (
+        DataLoss,
+        VersionMismatch,
+    ):  # it holds nothing that the packs do not; those of a newer version are refused later
         return None
     try:
         if not index.problems():
@@ -124,7 +129,9 @@ class _Repair:
         found = survey(self._store, identity, self._progress)
         current = {raw: (entry.pack, entry.offset) for raw, entry in old.items()}
         chosen = choose(found, current, Decoder(self._store, identity))
-        suspicious |= {raw for raw, entry in chosen.items() if entry.kind == ObjectKind.LIST and entry.pack in found.damaged}
+        suspicious |= {
+            raw for raw, entry in chosen.items() if entry.kind == ObjectKind.LIST and entry.pack in found.damaged
+        }
         new = self._copy_intact(found, chosen)
         packs = {**found.packs, **{row.id: row for row in new}}
         if index is not None:
@@ -164,7 +171,9 @@ class _Repair:
         chosen.update((entry.id, entry) for entry in copy.entries)
         return row
 
-    def _update(self, index: Index, packs: dict[bytes, PackRow], old: dict[bytes, Entry], chosen: dict[bytes, Entry]) -> None:
+    def _update(
+        self, index: Index, packs: dict[bytes, PackRow], old: dict[bytes, Entry], chosen: dict[bytes, Entry]
+    ) -> None:
         changed = [entry for raw, entry in chosen.items() if old.get(raw) != entry]
         vanished = list(old.keys() - chosen.keys())
         rows = {row.id: row for row in index.packs()}
@@ -199,7 +208,8 @@ class _Repair:
                     index.add_pack(row)
                 ages = {raw: number for number, raw in enumerate(sorted(packs, key=lambda raw: (raw[1:], raw)))}
                 index.add_objects(sorted(chosen.values(), key=lambda entry: (ages[entry.pack], entry.offset)))
-            index.fold()  # on a full disk closing does not, and says nothing: what is in the WAL would be lost by the renaming
+            # on a full disk closing does not, and says nothing: what is in the WAL would be lost by the renaming
+            index.fold()
         except BaseException:
             index.close()
             _sweep(self._path)  # it may be what the disk is full of
@@ -237,8 +247,9 @@ class _Repair:
                 number += 1
 
     def _forget_unreadable(self, suspicious: set[bytes], known: Set[bytes] | None) -> None:
-        """Take out of the index what no reader can get: lists that lack parts, and deltas that do not decode. `known`: what was in the
-        index before, None if there was none (then which objects there were is known only from those that name them)."""
+        """Take out of the index what no reader can get: lists that lack parts, and deltas that do not decode. `known`:
+        what was in the index before, None if there was none (then which objects there were is known only from those
+        that name them)."""
         reader, index = PackReader(self._store, self._path, self._key), Index(self._path, write=True)
         try:
             bad = _unreadable(reader, index, suspicious)
@@ -296,7 +307,8 @@ def _unreadable(reader: PackReader, index: Index, suspicious: set[bytes]) -> set
 
 
 def _read(reader: PackReader, index: Index, raw: bytes) -> None:
-    """Read an object if the index has it, and all of a large content: only its bytes as a whole say whether its list is right. DataLoss."""
+    """Read an object if the index has it, and all of a large content: only its bytes as a whole say whether its list is
+    right. DataLoss."""
     entry = index.find(raw)
     if entry is None:
         return
@@ -315,8 +327,8 @@ def _is_whole(reader: PackReader, index: Index, raw: bytes, bad: set[bytes]) -> 
 
 
 def _named_and_missing(reader: PackReader, index: Index) -> set[bytes]:
-    """What directories name and the index does not have. Directories that others are deltas against are not asked: they may be there for
-    that alone."""
+    """What directories name and the index does not have. Directories that others are deltas against are not asked: they
+    may be there for that alone."""
     bases = {entry.base for entry in index.objects(ObjectKind.TREE)}
     missing: set[bytes] = set()
     for entry in index.objects(ObjectKind.TREE):

@@ -20,7 +20,8 @@ _CACHE_BYTES = 64 << 20
 
 
 class Candidate(NamedTuple):
-    """An intact frame. `id` is b"" for a delta: it follows when the base is known. `base` are the first bytes of an id, as in the frame."""
+    """An intact frame. `id` is b"" for a delta: it follows when the base is known. `base` are the first bytes of an id,
+    as in the frame."""
 
     id: bytes
     kind: ObjectKind
@@ -33,7 +34,8 @@ class Candidate(NamedTuple):
 
 @dataclass(slots=True)
 class Survey:
-    """What was found. `packs` are the intact ones; `damaged` have a reason each, and may hold intact frames all the same."""
+    """What was found. `packs` are the intact ones; `damaged` have a reason each, and may hold intact frames all the
+    same."""
 
     packs: dict[bytes, PackRow] = field(default_factory=dict)
     damaged: dict[bytes, str] = field(default_factory=dict)
@@ -60,14 +62,21 @@ def _read_blocks(store: Store, key: str, start: int, length: int) -> list[bytes]
         if length <= _BLOCK_BYTES:
             return [bytes(length)]
     end = start + length
-    return [block for at in range(start, end, _BLOCK_BYTES) for block in _read_blocks(store, key, at, min(_BLOCK_BYTES, end - at))]
+    return [
+        block
+        for at in range(start, end, _BLOCK_BYTES)
+        for block in _read_blocks(store, key, at, min(_BLOCK_BYTES, end - at))
+    ]
 
 
 def survey(store: Store, identity: Identity, progress: Callable[[str], object]) -> Survey:
-    """Read every pack. Objects that are no deltas are decoded and hashed here. VersionMismatch when a newer version wrote a pack."""
+    """Read every pack. Objects that are no deltas are decoded and hashed here. VersionMismatch when a newer version
+    wrote a pack."""
     found = Survey()
     keys = {raw: key for key in store.keys(pack.PREFIX) if (raw := pack.pack_id_of(key)) is not None}
-    for number, raw in enumerate(sorted(keys, key=lambda raw: (raw[1:], raw))):  # oldest first: so records keep their order
+    for number, raw in enumerate(
+        sorted(keys, key=lambda raw: (raw[1:], raw))
+    ):  # oldest first: so records keep their order
         try:
             data, readable = read_what_is_left(store, keys[raw])
         except NotFound:
@@ -91,7 +100,9 @@ def _survey_pack(found: Survey, raw: bytes, data: bytes, identity: Identity) -> 
         count += 1
         known = b"" if frame.base is not None else _decode(frame, None, identity)[0]
         if known is not None:
-            found.candidates.append(Candidate(known, frame.kind, raw, frame.offset, frame.stored, frame.plain, frame.base))
+            found.candidates.append(
+                Candidate(known, frame.kind, raw, frame.offset, frame.stored, frame.plain, frame.base)
+            )
     if problem is None:
         found.packs[raw] = PackRow(raw, len(data), count)
     else:
@@ -99,7 +110,8 @@ def _survey_pack(found: Survey, raw: bytes, data: bytes, identity: Identity) -> 
 
 
 def head_problem(data: bytes, raw: bytes) -> str | None:
-    """What is wrong with a pack's head. VersionMismatch only when the whole pack is intact: else it is the version that is damaged."""
+    """What is wrong with a pack's head. VersionMismatch only when the whole pack is intact: else it is the version that
+    is damaged."""
     try:
         pack.check_head(data, raw)
     except DataLoss as exc:
@@ -121,11 +133,13 @@ def _decode(frame: pack.Frame, base: bytes | None, identity: Identity) -> tuple[
 
 
 def choose(found: Survey, current: dict[bytes, tuple[bytes, int]], decoder: Decoder) -> dict[bytes, Entry]:
-    """For each object that can be read, the frame to use. `current`: (pack, offset) by object where an index refers to now.
+    """For each object that can be read, the frame to use. `current`: (pack, offset) by object where an index refers to
+    now.
 
-    From whole objects up, delta by delta, so that no chain can lead back to where it began (copies of one object may be deltas against
-    each other in different packs). Among equals: one in an intact pack, then the one in use, then the latest. Every delta is decoded
-    against every object that it may mean, which tells its id; one chain after the other, so that the base is in memory.
+    From whole objects up, delta by delta, so that no chain can lead back to where it began (copies of one object may be
+    deltas against each other in different packs). Among equals: one in an intact pack, then the one in use, then the
+    latest. Every delta is decoded against every object that it may mean, which tells its id; one chain after the other,
+    so that the base is in memory.
     """
     by_id: dict[bytes, list[Candidate]] = {}
     waiting: dict[bytes, list[Candidate]] = {}
@@ -154,7 +168,9 @@ def choose(found: Survey, current: dict[bytes, tuple[bytes, int]], decoder: Deco
         decoded = [one._replace(id=known) for one in deltas if (known := decoder.delta(one, base, chosen)) is not None]
         for one in sorted(decoded, key=rank, reverse=True):
             if one.id not in chosen:
-                chosen[one.id] = Entry(one.id, one.kind, one.pack, one.offset, one.stored, one.plain, base.id, base.depth + 1)
+                chosen[one.id] = Entry(
+                    one.id, one.kind, one.pack, one.offset, one.stored, one.plain, base.id, base.depth + 1
+                )
                 waiting_bases.append(one.id)
     return chosen
 

@@ -1,20 +1,21 @@
 """A process that makes packs of plain files, beside the repository's writer (packers.py), which alone writes the index.
 
-Python lets one thread of a process run at a time, and storing many files of some ten KiB is as much Python as it is hashing and
-compressing.
+Python lets one thread of a process run at a time, and storing many files of some ten KiB is as much Python as it is
+hashing and compressing.
 
-Requests and answers are JSON objects, one a packet, answered in order. Before the first request it says {"ready": true}.
+Requests and answers are JSON objects, one a packet, answered in order. Before the first request it says {"ready":
+true}.
 
     {"device", "folders": [[[name in hexadecimal, inode, size], ...], ...]} and the directories' descriptors
-        "files": of all of them, content id, [content id, [[chunk id, length], ...]] or null: the writer has to look itself
-        "objects": [[pack, offset, [[chunk id, stored, plain], ...]], ...], those that no index knows, one behind the other in packs to come
-        "packs": [[id, bytes, objects], ...], those that have become durable
+        "files": of all of them, content id, [content id, [[chunk id, length], ...]] or null: the writer has to look
+        itself "objects": [[pack, offset, [[chunk id, stored, plain], ...]], ...], those that no index knows, one behind
+        the other in packs to come "packs": [[id, bytes, objects], ...], those that have become durable
     {"flush": true}
         "packs": all others
     {"error": {"code", "message"}}, and the process ends
 
-It ends when the writer has gone, or has asked for nothing for a while. What it has written and nobody has indexed is rubbish for the
-garbage collection.
+It ends when the writer has gone, or has asked for nothing for a while. What it has written and nobody has indexed is
+rubbish for the garbage collection.
 """
 
 from __future__ import annotations
@@ -125,7 +126,9 @@ class Packer:
         building, self._building = self._building, None
         if building is not None:
             row = building.row()
-            self._puts.append((self._putter.submit(put_pack, self._reader.store, building), [row.id.hex(), row.bytes, row.objects]))
+            self._puts.append(
+                (self._putter.submit(put_pack, self._reader.store, building), [row.id.hex(), row.bytes, row.objects])
+            )
 
     def _durable(self, leave: int) -> list[list[Any]]:
         """Packs that have become durable; waits while there are more on the way than may be left."""

@@ -1,7 +1,7 @@
 """The writer's side of the processes that make packs of plain files (packer.py).
 
-They start when there is much to do, and end when there has been nothing to do for a while. One that is killed costs what it has not made
-durable, if anything: then the writer's caller hears of it and does its job again.
+They start when there is much to do, and end when there has been nothing to do for a while. One that is killed costs
+what it has not made durable, if anything: then the writer's caller hears of it and does its job again.
 
 Which process gets a file depends on its name, so copies of a package meet in one of them and are stored once.
 """
@@ -43,7 +43,8 @@ class Packers:
     """As many processes as there are processors (at most four). Not thread-safe. After an error `drop` is due."""
 
     def __init__(self, argv: Sequence[str], told: Told) -> None:
-        """`told`: hears of chunks that are in packs to come, and of packs that have become durable, in the middle of any method."""
+        """`told`: hears of chunks that are in packs to come, and of packs that have become durable, in the middle of
+        any method."""
         self._argv = list(argv)
         self._told = told
         self._failed = 0
@@ -57,10 +58,12 @@ class Packers:
         return all([peer is not None and not peer.has_ended() for peer in self._peers])
 
     def ready(self) -> bool:
-        """Whether all of them can be asked. Those that do not run are started, without waiting: meanwhile the writer does the work. When
-        that was in vain some times, they are not started any more."""
+        """Whether all of them can be asked. Those that do not run are started, without waiting: meanwhile the writer
+        does the work. When that was in vain some times, they are not started any more."""
         for number, peer in enumerate(self._peers):
-            if peer is not None and not peer.holds and not peer.batches and peer.has_ended():  # else who waits for it has to hear that
+            if (
+                peer is not None and not peer.holds and not peer.batches and peer.has_ended()
+            ):  # else who waits for it has to hear that
                 self._failed += not peer.is_ready()
                 peer.kill()
                 peer = self._peers[number] = None
@@ -79,8 +82,8 @@ class Packers:
             _log.warning("a process that helps with large steps cannot be started: %s", exc)
 
     def save(self, dir_fd: int, files: Sequence[PlainFile]) -> Callable[[], list[Saved]]:
-        """Begin to save files of a directory, when all are `ready`. What is returned waits, and gives an answer for each, in their order.
-        Lost, and the errors of a process (OutOfSpace, InternalError)."""
+        """Begin to save files of a directory, when all are `ready`. What is returned waits, and gives an answer for
+        each, in their order. Lost, and the errors of a process (OutOfSpace, InternalError)."""
         answers: list[Saved] = [None] * len(files)
         waiting: dict[_Batch, None] = {}
         for place, file in enumerate(files):
@@ -222,7 +225,9 @@ class _Batch:
     def answer(self, saved: list[Any]) -> None:
         """As it came."""
         for (answers, place), one in zip(self._places, saved, strict=True):
-            answers[place] = (one[0], [(bytes.fromhex(part), length) for part, length in one[1]]) if isinstance(one, list) else one
+            answers[place] = (
+                (one[0], [(bytes.fromhex(part), length) for part, length in one[1]]) if isinstance(one, list) else one
+            )
         self.done = True
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""What the writer keeps of objects that are on their way: queued, planned, and frames of the pack that is being built."""
+"""What the writer keeps of objects that are on their way: queued, planned, and frames of the pack that is being
+built."""
 
 from __future__ import annotations
 
@@ -31,9 +32,24 @@ class Step:
 class Queued:
     """An object that was saved and is not encoded yet."""
 
-    __slots__ = ("base", "branch", "data", "depth", "id", "kind", "level", "number", "previous", "similar", "sort", "step")
+    __slots__ = (
+        "base",
+        "branch",
+        "data",
+        "depth",
+        "id",
+        "kind",
+        "level",
+        "number",
+        "previous",
+        "similar",
+        "sort",
+        "step",
+    )
 
-    def __init__(self, number: int, kind: ObjectKind, object_id: bytes, data: bytes, previous: bytes | None, step: Step) -> None:
+    def __init__(
+        self, number: int, kind: ObjectKind, object_id: bytes, data: bytes, previous: bytes | None, step: Step
+    ) -> None:
         self.number = number
         self.step = step
         self.level = 0
@@ -104,7 +120,8 @@ class Guide:
 
 
 def lock(index_path: Path) -> int:
-    """One writer: the lock lies beside the index, because no other descriptor of SQLite's own file may be closed while it is open."""
+    """One writer: the lock lies beside the index, because no other descriptor of SQLite's own file may be closed while
+    it is open."""
     fd = os.open(f"{index_path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,5 +129,7 @@ def lock(index_path: Path) -> int:
         os.close(fd)
         if exc.errno != errno.EWOULDBLOCK:
             raise
-        raise Conflict(f"the repository of {index_path} is being written to by another process: stop that one first") from None
+        raise Conflict(
+            f"the repository of {index_path} is being written to by another process: stop that one first"
+        ) from None
     return fd

@@ -1,7 +1,7 @@
 """Space kept back for the index, so that garbage collection works on a disk that is full to the last block.
 
-Forgetting objects writes the index's log before anything becomes free. `<index>.reserve` holds the blocks for that: it is given up when an
-index cannot be opened or written for want of space, and made again when there is plenty.
+Forgetting objects writes the index's log before anything becomes free. `<index>.reserve` holds the blocks for that: it
+is given up when an index cannot be opened or written for want of space, and made again when there is plenty.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from pathlib import Path
 from snapshotd.kernel.files import reserve_file
 
 RESERVE_BYTES = 6 << 20
-"""SQLite's log is reused from its beginning after 1,000 pages of 4 KiB; one transaction on a full disk adds some hundred."""
+"""SQLite's log is reused from its beginning after 1,000 pages of 4 KiB; one transaction on a full disk adds some
+hundred."""
 _PLENTY = 8
 """Not made unless so many times its size is free."""
 

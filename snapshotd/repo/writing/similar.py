@@ -1,11 +1,13 @@
-"""What new files may be deltas against: some files of the same sort that were saved lately, kept in memory by the writer."""
+"""What new files may be deltas against: some files of the same sort that were saved lately, kept in memory by the
+writer."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 MAX_BYTES = 128 << 10
-"""Larger files are neither kept nor compared with others: what they share with another file is small beside what they are."""
+"""Larger files are neither kept nor compared with others: what they share with another file is small beside what they
+are."""
 _MIN_BYTES = 256
 _LARGEST, _LATEST, _SORTS = 4, 4, 16
 _MAX_AGE = 200
@@ -22,8 +24,8 @@ class Similar(NamedTuple):
 class Recent:
     """For each sort (the end of the name) the largest of the last 200, four at most: at most 6 MiB. Not thread-safe.
 
-    The largest, because they have most to offer: against the four largest new sources become as small as against the 24 latest, in a
-    sixth of the time (a tenth smaller than alone).
+    The largest, because they have most to offer: against the four largest new sources become as small as against the 24
+    latest, in a sixth of the time (a tenth smaller than alone).
     """
 
     def __init__(self) -> None:
@@ -46,7 +48,9 @@ class Recent:
         kept.append(Similar(raw, data, self._number))
         kept.sort(key=lambda one: len(one.data), reverse=True)
         latest = sorted(kept, key=lambda one: one.number)[-_LATEST:]
-        self._sorts[sort] = [one for place, one in enumerate(kept) if place < _LARGEST or one in latest]  # the last in the table
+        self._sorts[sort] = [
+            one for place, one in enumerate(kept) if place < _LARGEST or one in latest
+        ]  # the last in the table
         if len(self._sorts) > _SORTS:
             del self._sorts[next(iter(self._sorts))]
 

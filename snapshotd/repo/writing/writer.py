@@ -8,13 +8,14 @@
     files     of a large step: up to here in processes of their own (packers.py)
     index     one transaction, when the packs are durable          (`flush`, and every some ten thousand objects)
 
-Order on disk: an object's chunks, lists and base lie in the same pack before it, or in an earlier one; a pack's objects are indexed only
-when it and all earlier ones are durable. So whatever prefix of this survives a crash, every indexed object can be read.
+Order on disk: an object's chunks, lists and base lie in the same pack before it, or in an earlier one; a pack's objects
+are indexed only when it and all earlier ones are durable. So whatever prefix of this survives a crash, every indexed
+object can be read.
 
-Failure. Whatever fails while packs are put or indexed drops everything since the last commit: queue, frames, and the packs put since, as
-far as they can be deleted (what remains is rubbish for the garbage collection). The call raises; ids handed out since the last flush
-name nothing, and `saved` does not count them: the caller does its job again. After OutOfSpace, and when a process that helps was killed,
-the writer goes on; after anything else it refuses.
+Failure. Whatever fails while packs are put or indexed drops everything since the last commit: queue, frames, and the
+packs put since, as far as they can be deleted (what remains is rubbish for the garbage collection). The call raises;
+ids handed out since the last flush name nothing, and `saved` does not count them: the caller does its job again. After
+OutOfSpace, and when a process that helps was killed, the writer goes on; after anything else it refuses.
 """
 
 from __future__ import annotations
@@ -55,18 +56,25 @@ _INLINE_BYTES = 128 << 10
 _CHECK_ALL_BYTES = 8 << 20
 _CHECK_EVERY = 8
 _MUCH_BYTES = 4 << 20
-"""From here on a step is for processes that run already; they are started for what is worth no more than the lowest level."""
+"""From here on a step is for processes that run already; they are started for what is worth no more than the lowest
+level."""
 
 
 class PackRepository(PackReader, RepositoryWriter):
-    """The repository for reading and writing. One per repository: a second one is refused with Conflict (lock file beside the index)."""
+    """The repository for reading and writing. One per repository: a second one is refused with Conflict (lock file
+    beside the index)."""
 
     def __init__(
-        self, store: Store, index_path: Path, key: bytes, cache_bytes: int = CACHE_BYTES, threads: int = 2,
+        self,
+        store: Store,
+        index_path: Path,
+        key: bytes,
+        cache_bytes: int = CACHE_BYTES,
+        threads: int = 2,
         packer_command: Sequence[str] | None = None,
-    ) -> None:  # fmt: skip
-        """The store is not closed by `close`. `packer_command`: starts a process that helps with large steps (packer.py).
-        DataLoss when the index is missing although there are packs; VersionMismatch."""
+    ) -> None:
+        """The store is not closed by `close`. `packer_command`: starts a process that helps with large steps
+        (packer.py). DataLoss when the index is missing although there are packs; VersionMismatch."""
         self._lock_fd = lock(index_path)
         self._packers = None if packer_command is None else packers.Packers(packer_command, self._packed)
         self._pool: ThreadPoolExecutor | None = None
@@ -131,11 +139,14 @@ class PackRepository(PackReader, RepositoryWriter):
             return self.save_content(io.BytesIO(data).read, previous)
         raw = self.identity.content(data)
         with self._writing():
-            self._queue(ObjectKind.CHUNK, raw, bytes(data), _hint(previous), sort_of(name) if name is not None else None)
+            self._queue(
+                ObjectKind.CHUNK, raw, bytes(data), _hint(previous), sort_of(name) if name is not None else None
+            )
         return BlobID(raw.hex())
 
     def save_content(self, read: Reader, previous: BlobID | None = None) -> BlobID:
-        """See the contract. When `read` raises, chunks that were read before may stay, as rubbish that nothing names."""
+        """See the contract. When `read` raises, chunks that were read before may stay, as rubbish that nothing
+        names."""
         begin = chunks.read_full(read, chunks.WHOLE_BYTES + 1)
         if len(begin) <= chunks.WHOLE_BYTES:
             return self.save_bytes(begin, previous)
@@ -179,7 +190,9 @@ class PackRepository(PackReader, RepositoryWriter):
     def _packed(self, entries: list[Entry], rows: list[PackRow]) -> None:
         """What other processes have saved, and which of their packs have become durable."""
         for entry in entries:
-            if entry.id not in self._pending and entry.id not in self._fresh:  # else it stays there for the garbage collection
+            if (
+                entry.id not in self._pending and entry.id not in self._fresh
+            ):  # else it stays there for the garbage collection
                 self._fresh[entry.id] = entry
                 self._elsewhere.setdefault(entry.pack, []).append(entry)
         self._stored += [(row, self._elsewhere.pop(row.id, [])) for row in rows]
@@ -216,8 +229,9 @@ class PackRepository(PackReader, RepositoryWriter):
         self._step = Step()
 
     def give_up(self) -> None:
-        """Drop everything since the last commit, as when a write fails: ids handed out since the last flush name nothing. For who is about
-        to remove objects and packs, and a caller that was cut off half way may have built upon them."""
+        """Drop everything since the last commit, as when a write fails: ids handed out since the last flush name
+        nothing. For who is about to remove objects and packs, and a caller that was cut off half way may have built
+        upon them."""
         self._drop()
 
     def forget(self) -> None:
@@ -225,9 +239,13 @@ class PackRepository(PackReader, RepositoryWriter):
         self._recent.clear()
 
     def find(self, raw: bytes) -> Entry | None:
-        queued = self._pending.get(raw)  # looked for first, since the encoding threads look while things move on from there
+        queued = self._pending.get(
+            raw
+        )  # looked for first, since the encoding threads look while things move on from there
         entry = self._fresh.get(raw) or super().find(raw)
-        if entry is None and queued is not None:  # else it was queued again, and has a place in a pack that others may be deltas against
+        if (
+            entry is None and queued is not None
+        ):  # else it was queued again, and has a place in a pack that others may be deltas against
             return Entry(raw, queued.kind, b"", 0, 0, len(queued.data), None, 0)
         return entry
 
@@ -259,7 +277,9 @@ class PackRepository(PackReader, RepositoryWriter):
     def _known(self, raw: bytes) -> bool:
         return self._writable.find(raw) is not None
 
-    def _queue(self, kind: ObjectKind, raw: bytes, data: bytes, previous: bytes | None, sort: bytes | None = None) -> None:
+    def _queue(
+        self, kind: ObjectKind, raw: bytes, data: bytes, previous: bytes | None, sort: bytes | None = None
+    ) -> None:
         if len(data) > pack.MAX_PLAIN_BYTES[kind]:
             raise LimitExceeded(
                 f"a {kind.name.lower()} of {len(data)} bytes cannot be stored (at most {pack.MAX_PLAIN_BYTES[kind]}): "
@@ -296,7 +316,9 @@ class PackRepository(PackReader, RepositoryWriter):
         for queued in fresh:
             queued.level = compress.level_for(queued.step.bytes)
             self._plan(queued, known)
-            if queued.branch and isinstance(queued.base, Queued):  # the whole chain must be known to choose a place in it
+            if queued.branch and isinstance(
+                queued.base, Queued
+            ):  # the whole chain must be known to choose a place in it
                 if task:
                     self._submit(task, size)
                     task, size = [], 0
@@ -427,7 +449,8 @@ class PackRepository(PackReader, RepositoryWriter):
             self._frames.pop(entry.id, None)
 
     def _commit(self) -> None:
-        """Index what lies in packs, all of which are durable when that becomes so; the last ones get there meanwhile."""
+        """Index what lies in packs, all of which are durable when that becomes so; the last ones get there
+        meanwhile."""
         stored: list[tuple[PackRow, list[Entry]]] = []
         if self._packers is not None:
             self._packers.begin_flush()
@@ -439,13 +462,18 @@ class PackRepository(PackReader, RepositoryWriter):
                     self._packers.flush()
                 self._await_puts(0)
                 self._add_to_index(added)
-                stored, self._stored = self._stored, []  # from here on the index may know them, so nobody may take them back
+                stored, self._stored = (
+                    self._stored,
+                    [],
+                )  # from here on the index may know them, so nobody may take them back
             failpoints.hit("repo.index.committed")
         for _, entries in stored:
             for entry in entries:
                 del self._fresh[entry.id]
         packed, objects = sum(row.bytes for row, _ in stored), sum(row.objects for row, _ in stored)
-        self.saved = Saved(self.saved.objects + objects, self.saved.packed_bytes + packed, self.saved.plain_bytes + self._seen_bytes)
+        self.saved = Saved(
+            self.saved.objects + objects, self.saved.packed_bytes + packed, self.saved.plain_bytes + self._seen_bytes
+        )
         self._seen_bytes = 0
         if not self._fresh and not self._pending:
             self._queued_bytes = 0
@@ -475,7 +503,9 @@ class PackRepository(PackReader, RepositoryWriter):
             raise
         except packers.Lost as exc:
             self._drop()
-            raise InternalError("a process that made packs was killed, and what it had not made durable is lost: try again") from exc
+            raise InternalError(
+                "a process that made packs was killed, and what it had not made durable is lost: try again"
+            ) from exc
         except LimitExceeded:
             raise  # nothing was queued
         except BaseException as exc:
@@ -499,7 +529,9 @@ class PackRepository(PackReader, RepositoryWriter):
             for row in rows:
                 self.store.delete(pack.pack_key(row.id))
         except (OSError, SnapshotdError):
-            return  # what failed first is what is raised; this is rubbish that nothing refers to: the garbage collection takes it
+            # what failed first is what is raised; this is rubbish that nothing refers to: the garbage collection takes
+            # it
+            return
 
     def _save_list(self, content: bytes, parts: list[tuple[bytes, int]], previous: bytes | None) -> None:
         level = 0

@@ -1,4 +1,5 @@
-"""An agent as people write them, with the provider's own client and no word about snapshots: argv is the prompt, then options."""
+"""An agent as people write them, with the provider's own client and no word about snapshots: argv is the prompt, then
+options."""
 
 import json
 import subprocess
@@ -6,8 +7,16 @@ import sys
 
 from openai import OpenAI
 
-TOOLS = [{"type": "function", "function": {"name": "bash", "description": "Run a command.", "parameters": {
-    "type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "bash",
+            "description": "Run a command.",
+            "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+        },
+    }
+]
 
 
 def run(command: str) -> str:

@@ -24,7 +24,9 @@ def main(prompt: str) -> None:
             continue
         messages.append(message)
         for call in message.get("tool_calls") or ():
-            done = subprocess.run(["bash", "-c", json.loads(call["function"]["arguments"])["command"]], capture_output=True, text=True)
+            done = subprocess.run(
+                ["bash", "-c", json.loads(call["function"]["arguments"])["command"]], capture_output=True, text=True
+            )
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout})
         if not message.get("tool_calls"):
             sys.stdout.write(f"{message['content']}\n")

@@ -1,4 +1,5 @@
-"""A real AgentServer with a handler that records, the library copied as the engine deploys it, and agents as subprocesses."""
+"""A real AgentServer with a handler that records, the library copied as the engine deploys it, and agents as
+subprocesses."""
 
 from __future__ import annotations
 
@@ -140,8 +141,18 @@ class Recorder:
     def tasks(self) -> list[dict[str, Any]]:
         return self.subtasks
 
-    def approve(self, pid: int, call_id: str, question: str, details: Any, expires_s: float | None, within: str | None,
-                cancelled: threading.Event, *, again: bool) -> dict[str, Any]:
+    def approve(
+        self,
+        pid: int,
+        call_id: str,
+        question: str,
+        details: Any,
+        expires_s: float | None,
+        within: str | None,
+        cancelled: threading.Event,
+        *,
+        again: bool,
+    ) -> dict[str, Any]:
         return {"approved": details == "yes"}
 
     def store(self, op: str, fields: dict[str, Any], within: str | None, rid: str | None) -> dict[str, Any]:
@@ -168,7 +179,9 @@ def socket_path(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(recorder: Recorder, socket_path: Path) -> Iterator[AgentServer]:
     before = threading.active_count()
-    with AgentServer(socket_path, recorder, lambda pid: True, body_limit_bytes=64 << 20, lost=recorder.on_lost) as running:
+    with AgentServer(
+        socket_path, recorder, lambda pid: True, body_limit_bytes=64 << 20, lost=recorder.on_lost
+    ) as running:
         yield running
     assert not socket_path.exists()
     assert threading.active_count() <= before, threading.enumerate()
@@ -176,7 +189,8 @@ def server(recorder: Recorder, socket_path: Path) -> Iterator[AgentServer]:
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that is on PYTHONPATH in a sandbox: the agent package below an empty parent, and nothing else of ours."""
+    """The folder that is on PYTHONPATH in a sandbox: the agent package below an empty parent, and nothing else of
+    ours."""
     target = tmp_path_factory.mktemp("lib") / "snapshotd"
     target.mkdir()
     (target / "__init__.py").write_text('"""snapshotd, inside a sandbox: only the agent library."""\n')
@@ -195,8 +209,15 @@ def run_agent(library: Path, socket_path: Path, tmp_path: Path) -> Run:
     def run(source: str, *, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
         program = tmp_path / "agent.py"
         program.write_text(textwrap.dedent(source))
-        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(library), "SNAPSHOTD_AGENT_SOCKET": str(socket_path), **environment}
-        done = subprocess.run([PYTHON, str(program)], env=env, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
+        env = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(library),
+            "SNAPSHOTD_AGENT_SOCKET": str(socket_path),
+            **environment,
+        }
+        done = subprocess.run(
+            [PYTHON, str(program)], env=env, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
+        )
         if check:
             assert done.returncode == 0, done.stderr
         return done
@@ -253,5 +274,3 @@ def connect(socket_path: Path, server: AgentServer) -> Iterator[Callable[..., Cl
     yield make
     for client in opened:
         client.close()
-
-

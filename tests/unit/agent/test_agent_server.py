@@ -87,7 +87,11 @@ def test_two_connections_of_one_process_park_as_one(connect: Connect, recorder: 
     for number, client in enumerate(clients):
         call = f"{number:032x}"
         begin(client, call)
-        threads.append(threading.Thread(target=client.ask, args=("call_end",), kwargs={"call": call, "status": "done", "parked": True}))
+        threads.append(
+            threading.Thread(
+                target=client.ask, args=("call_end",), kwargs={"call": call, "status": "done", "parked": True}
+            )
+        )
         threads[-1].start()
         assert inside.acquire(timeout=20)
     leave[0].set()
@@ -124,7 +128,9 @@ def test_a_body_that_is_refused_is_skipped(connect: Connect, recorder: Any) -> N
 def test_a_body_that_is_cut_off_is_discarded(connect: Connect, recorder: Any) -> None:
     client = connect()
     begin(client)
-    client.send(json.dumps({"id": 9, "op": "call_end", "call": CALL, "status": "done", "body_bytes": 1000}).encode() + b"\nhalf")
+    client.send(
+        json.dumps({"id": 9, "op": "call_end", "call": CALL, "status": "done", "body_bytes": 1000}).encode() + b"\nhalf"
+    )
     client.close()
     until(lambda: bool(recorder.bodies) and recorder.bodies[0].discarded)
     until(lambda: recorder.lost == [(os.getpid(), (CALL,))])
@@ -147,7 +153,8 @@ MALFORMED = {
     "a body of a wrong type": b'{"id":1,"op":"message","role":"u","body_bytes":"1"}\n',
     "a body that is negative": b'{"id":1,"op":"message","role":"u","body_bytes":-1}\n',
     "a body too large": b'{"id":1,"op":"message","role":"u","body_bytes":%d}\n' % (MESSAGE_LIMIT_BYTES + 1),
-    "a result too large": b'{"id":1,"op":"call_end","call":"%s","status":"done","body_bytes":%d}\n' % (CALL.encode(), 65 << 20),
+    "a result too large": b'{"id":1,"op":"call_end","call":"%s","status":"done","body_bytes":%d}\n'
+    % (CALL.encode(), 65 << 20),
     "a line too long": b'{"id":1,"op":"message","content":"' + b"x" * (1 << 20) + b'"}\n',
     "a line without end": b"x" * ((1 << 20) + (64 << 10)),
     "too deep": b'{"id":1,"op":"message","role":"u","content":' + b"[" * 100 + b"]" * 100 + b"}\n",
@@ -163,14 +170,17 @@ MALFORMED = {
     "a call id with a newline": b'{"id":1,"op":"call_begin","call":"%s\\n","name":"t"}\n' % CALL.encode(),
     "a call without name": b'{"id":1,"op":"call_begin","call":"%s"}\n' % CALL.encode(),
     "an end with a strange status": b'{"id":1,"op":"call_end","call":"%s","status":"unknown"}\n' % CALL.encode(),
-    "an exit code out of range": b'{"id":1,"op":"call_end","call":"%s","status":"done","exit_code":256}\n' % CALL.encode(),
+    "an exit code out of range": b'{"id":1,"op":"call_end","call":"%s","status":"done","exit_code":256}\n'
+    % CALL.encode(),
     "a parked that is no boolean": b'{"id":1,"op":"checkpoint","name":"x","parked":1}\n',
     "an offset that is negative": b'{"id":1,"op":"messages","offset":-1}\n',
-    "a side effect that is none": b'{"id":1,"op":"call_begin","call":"%s","name":"x","side_effect":"huge"}\n' % CALL.encode(),
+    "a side effect that is none": b'{"id":1,"op":"call_begin","call":"%s","name":"x","side_effect":"huge"}\n'
+    % CALL.encode(),
     "a kind that is none": b'{"id":1,"op":"call_begin","call":"%s","name":"x","kind":"question"}\n' % CALL.encode(),
     "an empty key": b'{"id":1,"op":"call_begin","call":"%s","name":"x","key":""}\n' % CALL.encode(),
     "a number to approve": b'{"id":1,"op":"call_begin","call":"%s","name":"x","approve":1}\n' % CALL.encode(),
-    "a compensation that is no command": b'{"id":1,"op":"call_begin","call":"%s","name":"x","compensate":{"argv":[1]}}\n' % CALL.encode(),
+    "a compensation that is no command": b'{"id":1,"op":"call_begin","call":"%s","name":"x","compensate":{"argv":[1]}}\n'
+    % CALL.encode(),
     "a task's status that is none": b'{"id":1,"op":"task","name":"x","status":"done"}\n',
     "dependencies that are a text": b'{"id":1,"op":"task","name":"x","status":"pending","depends":"y"}\n',
     "an approval without a question": b'{"id":1,"op":"approve","call":"%s"}\n' % CALL.encode(),
@@ -271,7 +281,9 @@ def test_strangers_are_turned_away(recorder: Any, socket_path: Path) -> None:
     assert recorder.pids == []
 
 
-def test_defects_of_the_handler_are_contained(connect: Connect, recorder: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_defects_of_the_handler_are_contained(
+    connect: Connect, recorder: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     recorder.refuse["message"] = ZeroDivisionError("a defect")
     client = connect()
     assert client.ask("message", role="user", content=1)["error"]["code"] == "InternalError"
@@ -301,7 +313,10 @@ def test_the_socket(recorder: Any, tmp_path: Path) -> None:
 def test_the_socket_of_a_killed_daemon_is_replaced(recorder: Any, socket_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
         left.bind(str(socket_path))
-    with AgentServer(socket_path, recorder, lambda pid: True), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+    with (
+        AgentServer(socket_path, recorder, lambda pid: True),
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client,
+    ):
         client.connect(str(socket_path))
     assert not socket_path.exists()
 
@@ -318,7 +333,10 @@ def test_a_missing_directory_is_the_callers_error(recorder: Any, tmp_path: Path)
 
 def test_close_ends_idle_and_busy_connections(recorder: Any, socket_path: Path) -> None:
     server = AgentServer(socket_path, recorder, lambda pid: True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as idle, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as half:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as idle,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as half,
+    ):
         for client in (idle, half):
             client.connect(str(socket_path))
         half.send(b'{"id":')
@@ -331,46 +349,59 @@ def test_close_ends_idle_and_busy_connections(recorder: Any, socket_path: Path) 
 
 LINES = st.one_of(
     st.binary(max_size=200),
-    st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(
-        st.text(), inner), max_leaves=20).map(lambda value: json.dumps(value).encode()),
-    st.fixed_dictionaries({"id": st.integers(-1, 1 << 60), "op": st.sampled_from([*agent_connection._ACTIONS, "x"])}, optional={
-        "version": st.sampled_from([1, 2, "1", True]),
-        "call": st.sampled_from([CALL, "f" * 32, 7]),
-        "name": st.text(max_size=5) | st.integers(),
-        "role": st.text(max_size=5),
-        "content": st.text(),
-        "arguments": st.lists(st.integers()),
-        "status": st.sampled_from(["done", "failed", "unknown", None]),
-        "result": st.none() | st.text(),
-        "error": st.none() | st.text() | st.integers(),
-        "exit_code": st.none() | st.integers(-1, 300),
-        "parked": st.booleans() | st.integers(),
-        "offset": st.integers(-1, 5),
-        "kind": st.sampled_from(["tool", "model", "task", "now", "x", 1]),
-        "side_effect": st.sampled_from(["local", "irreversible", "x", None]),
-        "approve": st.booleans() | st.text(max_size=5) | st.integers(),
-        "compensate": st.none() | st.dictionaries(st.sampled_from(["argv", "x"]), st.lists(st.text(max_size=5)) | st.integers()),
-        "key": st.text(max_size=5) | st.integers(),
-        "value": st.none() | st.text(max_size=5) | st.integers(),
-        "depends": st.lists(st.text(max_size=5)) | st.text(max_size=5),
-        "question": st.text(max_size=5),
-        "expires_s": st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3),
-        "namespace": st.text(max_size=5),
-        "where": st.dictionaries(st.text(max_size=3), st.integers()) | st.integers(),
-        "limit": st.integers(-1, 200),
-        "stream": st.sampled_from(["stdout", "x"]),
-        "data_b64": st.sampled_from(["", "eA==", "?", "e"]) | st.integers(),
-        "body_bytes": st.integers(-1, 50),
-    }).map(lambda value: json.dumps(value).encode()),
-)  # fmt: skip
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=20,
+    ).map(lambda value: json.dumps(value).encode()),
+    st.fixed_dictionaries(
+        {"id": st.integers(-1, 1 << 60), "op": st.sampled_from([*agent_connection._ACTIONS, "x"])},
+        optional={
+            "version": st.sampled_from([1, 2, "1", True]),
+            "call": st.sampled_from([CALL, "f" * 32, 7]),
+            "name": st.text(max_size=5) | st.integers(),
+            "role": st.text(max_size=5),
+            "content": st.text(),
+            "arguments": st.lists(st.integers()),
+            "status": st.sampled_from(["done", "failed", "unknown", None]),
+            "result": st.none() | st.text(),
+            "error": st.none() | st.text() | st.integers(),
+            "exit_code": st.none() | st.integers(-1, 300),
+            "parked": st.booleans() | st.integers(),
+            "offset": st.integers(-1, 5),
+            "kind": st.sampled_from(["tool", "model", "task", "now", "x", 1]),
+            "side_effect": st.sampled_from(["local", "irreversible", "x", None]),
+            "approve": st.booleans() | st.text(max_size=5) | st.integers(),
+            "compensate": st.none()
+            | st.dictionaries(st.sampled_from(["argv", "x"]), st.lists(st.text(max_size=5)) | st.integers()),
+            "key": st.text(max_size=5) | st.integers(),
+            "value": st.none() | st.text(max_size=5) | st.integers(),
+            "depends": st.lists(st.text(max_size=5)) | st.text(max_size=5),
+            "question": st.text(max_size=5),
+            "expires_s": st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3),
+            "namespace": st.text(max_size=5),
+            "where": st.dictionaries(st.text(max_size=3), st.integers()) | st.integers(),
+            "limit": st.integers(-1, 200),
+            "stream": st.sampled_from(["stdout", "x"]),
+            "data_b64": st.sampled_from(["", "eA==", "?", "e"]) | st.integers(),
+            "body_bytes": st.integers(-1, 50),
+        },
+    ).map(lambda value: json.dumps(value).encode()),
+)
 HELLO = b'{"id":0,"op":"hello","version":2}'
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(LINES, max_size=8), greet=st.booleans(), cut=st.integers(0, 20))
 def test_garbage_never_harms_the_server_or_another(
-    lines: list[bytes], greet: bool, cut: int, connect: Connect, recorder: Any, server: AgentServer, caplog: pytest.LogCaptureFixture
-) -> None:  # fmt: skip
+    lines: list[bytes],
+    greet: bool,
+    cut: int,
+    connect: Connect,
+    recorder: Any,
+    server: AgentServer,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     other = connect()
     data = b"\n".join([HELLO, *lines] if greet else lines) + b"\n"
     client = connect(hello=False)

@@ -1,4 +1,5 @@
-"""The library and the daemon's server together: every request that the library makes is one that the server understands."""
+"""The library and the daemon's server together: every request that the library makes is one that the server
+understands."""
 
 from __future__ import annotations
 
@@ -42,9 +43,17 @@ def test_everything_once(recorder: Any, server: AgentServer, run_agent: Callable
     said = run_agent(PROGRAM).stdout
     assert said == "['pending', 'in-progress', 'completed', 'in-progress', 'completed']\n"
     assert [(call["name"], str(call["status"])) for call in recorder.calls.values()] == [
-        ("plan", "done"), ("build", "done"), ("pay", "done"), ("send", "done"), ("gpt", "done")]  # fmt: skip
+        ("plan", "done"),
+        ("build", "done"),
+        ("pay", "done"),
+        ("send", "done"),
+        ("gpt", "done"),
+    ]
     assert recorder.named("gpt")[0]["arguments"] == {"request": {"big": "z" * 100_000}}
     assert recorder.values == {"k": {"v": "w" * 100_000}}
-    assert [event for event in recorder.events if event[0] == "output"] == [("output", "stdout", b"paying"), ("output", "stderr", b"\xff")]
+    assert [event for event in recorder.events if event[0] == "output"] == [
+        ("output", "stdout", b"paying"),
+        ("output", "stderr", b"\xff"),
+    ]
     assert recorder.subtasks[3]["depends"] == ["plan"]
     assert recorder.lost == []

@@ -15,7 +15,7 @@ from snapshotd.types import new_id, short
 from tests.unit.cli.conftest import Cli
 from tests.unit.daemon.process import Daemon, environment
 
-# -- approvals -----------------------------------------------------------------------------------------------------------------
+# -- approvals ------------------------------------------------------------------------------------------------------
 
 
 def asked(cli: Cli, box: str) -> str:
@@ -27,13 +27,32 @@ def asked(cli: Cli, box: str) -> str:
 def test_approvals_are_listed_and_shown(cli: Cli, box: str) -> None:
     identity = asked(cli, box)
     header, *rows = cli("approvals").out.splitlines()
-    assert header.split() == ["APPROVAL", "TRAJECTORY", "TOOL", "SIDE", "EFFECT", "STATUS", "ASKED", "EXPIRES", "BY", "WHAT"]
+    assert header.split() == [
+        "APPROVAL",
+        "TRAJECTORY",
+        "TOOL",
+        "SIDE",
+        "EFFECT",
+        "STATUS",
+        "ASKED",
+        "EXPIRES",
+        "BY",
+        "WHAT",
+    ]
     row = next(row for row in rows if row.startswith(short(identity)))
     assert "deploy  irreversible  pending" in row
     assert row.endswith("really\\x1b?")
     assert short(identity) in cli("approvals", "-q").out.split()
     shown = cli("approval", short(identity)).out
-    for expected in (identity, box, "pending", 'really\\x1b?', '"words": [', "A /workspace/0\\xff.txt", "since the beginning"):
+    for expected in (
+        identity,
+        box,
+        "pending",
+        "really\\x1b?",
+        '"words": [',
+        "A /workspace/0\\xff.txt",
+        "since the beginning",
+    ):
         assert expected in shown
     view = cli("approval", "--json", identity).json
     assert list(view) == ["approval", "trajectory", "files", "more", "since"]
@@ -76,12 +95,17 @@ def test_approvals_are_watched(daemon: Daemon) -> None:
     box = client.create(name="box")[0]
     client.exec("box", ["ask", "first"])
     argv = [sys.executable, "-m", "snapshotd", "approvals", "--watch"]
-    with subprocess.Popen(argv, env=environment(daemon), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+    with subprocess.Popen(
+        argv, env=environment(daemon), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as watching:
         assert watching.stdout is not None
         assert watching.stderr is not None
         waiting = client.approvals()[0]
         first = watching.stdout.readline()
-        assert first == f"{short(waiting.id)}  pending  first  of {short(box.id)}; `snapshotd approval {short(waiting.id)}` shows it\n"
+        assert (
+            first
+            == f"{short(waiting.id)}  pending  first  of {short(box.id)}; `snapshotd approval {short(waiting.id)}` shows it\n"
+        )
         client.deny(waiting.id)
         assert watching.stdout.readline() == f"{short(waiting.id)}  denied  first  of {short(box.id)}\n"
         client.exec("box", ["ask", "second"])
@@ -103,7 +127,7 @@ def test_an_approval_of_a_run_is_a_line(cli: Cli, monkeypatch: pytest.MonkeyPatc
     assert lines[1] == "⏵ deploy: approval aaaaaaaaaaaa is approved"
 
 
-# -- store ---------------------------------------------------------------------------------------------------------------------
+# -- store ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_store(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +136,11 @@ def test_the_store(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli("store", "get", space, "plan").out == '{\n  "owner": {\n    "name": "ann"\n  }\n}\n'
     assert cli("store", "put", space, "plan", "2", "--if-version", "0").code == 6
     stored = cli("store", "put", space, "plan", "--text", "all\x1b well", "--ttl", "2h", "--json").json
-    assert (stored["version"], stored["value"], stored["expires_at"]) == (2, "all\x1b well", "2023-11-15T00:13:20.123456Z")
+    assert (stored["version"], stored["value"], stored["expires_at"]) == (
+        2,
+        "all\x1b well",
+        "2023-11-15T00:13:20.123456Z",
+    )
     header, row = cli("store", "ls", space).out.splitlines()
     assert header.split() == ["NAMESPACE", "KEY", "VERSION", "CREATED", "EXPIRES", "VALUE"]
     assert row.endswith('"all\\u001b well"')
@@ -155,14 +183,23 @@ def test_mistakes_with_the_store(cli: Cli, words: list[str], sentence: str) -> N
     assert sentence in done.err
 
 
-# -- secrets and providers -----------------------------------------------------------------------------------------------------
+# -- secrets and providers ------------------------------------------------------------------------------------------
 
 
 def test_secrets_and_providers_reach_the_sandbox(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "sesame")
     monkeypatch.setenv("OPENAI_API_KEY", "key one")
     monkeypatch.setenv("OTHER", "key two")
-    words = ["--secret", "TOKEN", "--secret", "B=x=y", "--provider", "openai", "--provider", "anthropic=http://127.0.0.1:9/a"]
+    words = [
+        "--secret",
+        "TOKEN",
+        "--secret",
+        "B=x=y",
+        "--provider",
+        "openai",
+        "--provider",
+        "anthropic=http://127.0.0.1:9/a",
+    ]
     made = cli("create", *words, "--provider-key", "anthropic=OTHER").out.strip()
     status = cli("daemon", "--status", "--json").json
     assert status["secret_names"][made] == ["TOKEN", "B"]
@@ -197,7 +234,7 @@ def test_mistakes_with_secrets_are_told_without_them(cli: Cli, words: list[str],
     assert words[1] == "=sesame" or "sesame" not in done.err
 
 
-# -- small things --------------------------------------------------------------------------------------------------------------
+# -- small things ---------------------------------------------------------------------------------------------------
 
 
 def test_values_are_safe_to_show() -> None:

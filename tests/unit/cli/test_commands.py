@@ -129,7 +129,19 @@ def test_limits_reach_the_sandbox(cli: Cli) -> None:
 def test_log_json_has_the_shape_of_the_contract(cli: Cli, box: str) -> None:
     cli("exec", box, "--", "ls")
     first, second = cli("log", "--json", box).json
-    assert list(second) == ["id", "parent", "trajectory", "seq", "tool", "files", "state", "pause_ms", "created_at", "tags", "warnings"]
+    assert list(second) == [
+        "id",
+        "parent",
+        "trajectory",
+        "seq",
+        "tool",
+        "files",
+        "state",
+        "pause_ms",
+        "created_at",
+        "tags",
+        "warnings",
+    ]
     assert list(second["tool"]) == ["name", "arguments", "status", "exit_code", "duration_ms"]
     assert second["files"] == {"added": 1, "changed": 2, "deleted": 0, "bytes": 1234}
     assert (second["parent"], second["seq"], second["state"]) == (first["id"], 1, "captured")

@@ -59,7 +59,10 @@ def test_another_takes_the_place_of_the_running_one(state_dir: Path, restart: Cl
         old.close()
     again = restart()
     assert (again.code, again.out) == (0, "")
-    assert again.err == f"snapshotd: daemon {lock_holder(state_dir)} ready on {state_dir}/snapshotd.sock in place of {pid}\n"
+    assert (
+        again.err
+        == f"snapshotd: daemon {lock_holder(state_dir)} ready on {state_dir}/snapshotd.sock in place of {pid}\n"
+    )
 
 
 LAST_MOMENTS = """
@@ -112,7 +115,9 @@ def test_only_root_starts_one(state_dir: Path, restart: Cli, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("how", ["--restart", "--stop"])
-def test_a_process_that_only_has_the_daemons_number_is_let_alone(state_dir: Path, how: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_only_has_the_daemons_number_is_let_alone(
+    state_dir: Path, how: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The lock lies in a folder that a container shares, and the number in it is one of the container's."""
     state_dir.mkdir(mode=0o700)
     with subprocess.Popen(["sleep", "1000"]) as other, lock_path_of(state_dir).open("w") as lock:

@@ -85,7 +85,9 @@ def test_with_json_the_error_is_an_object_too(cli: Cli) -> None:
     assert cli("run", "--json", "--bad").json["error"]["code"] == "UsageError"
 
 
-def test_an_agent_file_is_looked_for_before_anything_starts(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_agent_file_is_looked_for_before_anything_starts(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("SNAPSHOTD_SOCKET")  # a local daemon
     monkeypatch.setenv("SNAPSHOTD_STATE_DIR", str(tmp_path / "none"))
     agent = tmp_path / "agent.py"
@@ -102,7 +104,9 @@ def test_an_agent_file_is_looked_for_before_anything_starts(cli: Cli, monkeypatc
     assert not (tmp_path / "none").exists()
 
 
-def test_global_options_stand_before_or_after_the_name(shared_daemon: Daemon, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_global_options_stand_before_or_after_the_name(
+    shared_daemon: Daemon, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SNAPSHOTD_SOCKET", "/nowhere")
     options = ["--state-dir", str(shared_daemon.state_dir), "--socket", str(shared_daemon.socket_path)]
     assert cli("ls").code == 9
@@ -132,7 +136,9 @@ def test_the_overview_says_what_the_commands_say() -> None:
 
 
 def test_the_reference_is_up_to_date() -> None:
-    assert (ROOT / "docs" / "cli.md").read_text() == reference(), "regenerate it: python -m snapshotd.cli.reference > docs/cli.md"
+    assert (ROOT / "docs" / "cli.md").read_text() == reference(), (
+        "regenerate it: python -m snapshotd.cli.reference > docs/cli.md"
+    )
 
 
 def test_help_shows_examples(cli: Cli) -> None:
@@ -237,18 +243,32 @@ def test_no_space_for_the_output(daemon: Daemon) -> None:
     daemon.client.create(name="box")
     daemon.client.exec("box", ["sh", "-c", "echo hello > a.txt"])
     cases = [
-        (125, ["exec", "box", "--", "bytes", "100000"]), (125, ["exec", "--json", "box", "--", "bytes", "10"]),
-        (125, ["run", "--name", "ran", "--", "bytes", "10"]), (125, ["attach", "ran"]), (125, ["attach", "--json", "ran"]),
-        (125, ["attach", "--help"]), (12, ["cat", "box:a.txt"]), (12, ["export", "box"]), (12, ["ls"]), (12, ["ls", "--json"]),
-        (12, ["--help"]), (12, ["--version"]), (12, ["ls", "--help"]),
-    ]  # fmt: skip
+        (125, ["exec", "box", "--", "bytes", "100000"]),
+        (125, ["exec", "--json", "box", "--", "bytes", "10"]),
+        (125, ["run", "--name", "ran", "--", "bytes", "10"]),
+        (125, ["attach", "ran"]),
+        (125, ["attach", "--json", "ran"]),
+        (125, ["attach", "--help"]),
+        (12, ["cat", "box:a.txt"]),
+        (12, ["export", "box"]),
+        (12, ["ls"]),
+        (12, ["ls", "--json"]),
+        (12, ["--help"]),
+        (12, ["--version"]),
+        (12, ["ls", "--help"]),
+    ]
     for code, words in cases:
         with open("/dev/full", "wb") as full:
             argv = [sys.executable, "-m", "snapshotd", *words]
-            done = subprocess.run(argv, env=environment(daemon), stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+            done = subprocess.run(
+                argv, env=environment(daemon), stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
+            )
         assert done.returncode == code, (words, done.stderr)
         last = done.stderr.decode().splitlines()[-1]
-        assert last == "snapshotd: the output cannot be written to its end: No space left on device; free some space or send it elsewhere"
+        assert (
+            last
+            == "snapshotd: the output cannot be written to its end: No space left on device; free some space or send it elsewhere"
+        )
         assert b"Traceback" not in done.stderr
 
 
@@ -263,14 +283,19 @@ def test_completion_knows_the_daemons_names(daemon: Daemon) -> None:
     daemon.client.create(name="complete-me")
     words = {"_SNAPSHOTD_COMPLETE": "bash_complete", "COMP_WORDS": "snapshotd log comp", "COMP_CWORD": "2"}
     argv = [sys.executable, "-c", "from snapshotd.cli.main import main; main()"]
-    done = subprocess.run(argv, env={**environment(daemon), **words}, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        argv, env={**environment(daemon), **words}, capture_output=True, text=True, check=False, timeout=60
+    )
     assert "complete-me" in done.stdout
 
 
-@pytest.mark.parametrize(("words", "unwanted"), [
-    (["--help"], {"rich", "http.client", "fastapi", "subprocess"}),
-    (["ls", "--help"], {"rich", "fastapi", "pydantic", "uvicorn", "subprocess"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "unwanted"),
+    [
+        (["--help"], {"rich", "http.client", "fastapi", "subprocess"}),
+        (["ls", "--help"], {"rich", "fastapi", "pydantic", "uvicorn", "subprocess"}),
+    ],
+)
 def test_what_is_not_needed_is_not_imported(words: list[str], unwanted: set[str]) -> None:
     code = f"import sys; from snapshotd.cli.main import main; main({words}); print('\\nLOADED', *sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
@@ -284,12 +309,19 @@ def test_names_cannot_command_a_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("512m", 512 << 20), ("2g", 2 << 30), ("1GiB", 1 << 30), ("64MB", 64 << 20), ("33554432", 32 << 20)]
+    ("text", "count"),
+    [("512m", 512 << 20), ("2g", 2 << 30), ("1GiB", 1 << 30), ("64MB", 64 << 20), ("33554432", 32 << 20)],
 )
 def test_memory_sizes(text: str, count: int) -> None:
     assert Memory().convert(text, None, None) == count
 
 
 def test_sizes_and_ages() -> None:
-    assert [size(count) for count in (0, 1023, 1024, 1234, 5 << 40)] == ["0 B", "1023 B", "1.0 KiB", "1.2 KiB", "5.0 TiB"]
+    assert [size(count) for count in (0, 1023, 1024, 1234, 5 << 40)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "1.2 KiB",
+        "5.0 TiB",
+    ]
     assert ago("2020-01-01T00:00:00.000000Z").endswith("days ago")

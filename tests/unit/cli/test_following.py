@@ -1,4 +1,5 @@
-"""What `attach`, `run` and `resume` say of a daemon that goes away in the middle of a run, and of one that takes its place."""
+"""What `attach`, `run` and `resume` say of a daemon that goes away in the middle of a run, and of one that takes its
+place."""
 
 from __future__ import annotations
 
@@ -13,7 +14,15 @@ from snapshotd.cli.main import main
 from tests.unit.client.events_server import TRAJECTORY, Answer, EventsServer, serving
 
 NOTE = "snapshotd: the daemon went away; following its successor"
-SNAPSHOT = {"event": "snapshot", "id": "c" * 32, "seq": 1, "tool": "shell", "status": "done", "files": None, "pause_ms": 2.0}
+SNAPSHOT = {
+    "event": "snapshot",
+    "id": "c" * 32,
+    "seq": 1,
+    "tool": "shell",
+    "status": "done",
+    "files": None,
+    "pause_ms": 2.0,
+}
 EVENTS: list[dict[str, Any]] = [
     {"event": "started", "trajectory": TRAJECTORY, "snapshot": "b" * 32, "runtime": "runc", "image": "default"},
     {"event": "output", "stream": "stdout", "data_b64": "b25lCg=="},
@@ -21,7 +30,13 @@ EVENTS: list[dict[str, Any]] = [
     {"event": "output", "stream": "stdout", "data_b64": "dHdvCg=="},
     {"event": "finished", "trajectory": TRAJECTORY, "exit_code": 3, "snapshots": 2, "status": "failed"},
 ]
-INTERRUPTED = {"event": "finished", "trajectory": TRAJECTORY, "exit_code": None, "snapshots": 2, "status": "interrupted"}
+INTERRUPTED = {
+    "event": "finished",
+    "trajectory": TRAJECTORY,
+    "exit_code": None,
+    "snapshots": 2,
+    "status": "interrupted",
+}
 
 
 @pytest.fixture

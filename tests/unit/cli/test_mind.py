@@ -1,4 +1,5 @@
-"""The commands of the agent's mind: what they print, on which stream, with which exit code, what they ask and what they refuse."""
+"""The commands of the agent's mind: what they print, on which stream, with which exit code, what they ask and what they
+refuse."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def on_terminal(daemon: Daemon, words: list[str], typed: str = "", **more: str) 
         return subprocess.run(argv, env=env, stdin=stdin, capture_output=True, text=True, check=False, timeout=60)
 
 
-# -- journal, state, tasks -----------------------------------------------------------------------------------------------------
+# -- journal, state, tasks ------------------------------------------------------------------------------------------
 
 
 def test_the_journal_as_a_table_and_whole(cli: Cli, box: str) -> None:
@@ -54,9 +55,23 @@ def test_the_journal_as_a_table_and_whole(cli: Cli, box: str) -> None:
     assert sent.split()[6:] == [short(whole[0]["snapshot"]), '{"n":', "0}"]
     assert paid.split()[5] == "unknown"
     assert list(whole[1]) == [
-        "position", "id", "kind", "name", "arguments", "side_effect", "key", "status", "began_at", "ended_at", "result", "error", "facts",
-        "details", "after", "snapshot",
-    ]  # fmt: skip
+        "position",
+        "id",
+        "kind",
+        "name",
+        "arguments",
+        "side_effect",
+        "key",
+        "status",
+        "began_at",
+        "ended_at",
+        "result",
+        "error",
+        "facts",
+        "details",
+        "after",
+        "snapshot",
+    ]
     assert [entry["position"] for entry in whole] == [0, 1]
     assert cli("journal", "nobody").code == 4
 
@@ -71,10 +86,12 @@ def test_state_and_tasks(cli: Cli, box: str) -> None:
     assert header.split() == ["TASK", "STATUS", "DEPENDS", "ON", "BEGAN", "ENDED", "NOTE"]
     assert plan.split()[:3] == ["plan", "completed", "-"]
     assert build.split()[:3] == ["build", "completed", "plan"]
-    assert [list(task) for task in cli("tasks", "--json", box).json] == [["name", "status", "depends", "note", "began", "ended"]] * 2
+    assert [list(task) for task in cli("tasks", "--json", box).json] == [
+        ["name", "status", "depends", "note", "began", "ended"]
+    ] * 2
 
 
-# -- resume --------------------------------------------------------------------------------------------------------------------
+# -- resume ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_resume_counts_what_is_replayed_and_follows_the_rest(cli: Cli, run: str) -> None:
@@ -109,7 +126,9 @@ def test_an_undecided_call_is_a_question_with_three_answers(cli: Cli, run: str, 
     assert cli("resume", "--json", run).json["error"]["code"] == "Undecided"
     pay, mail, post = (entry["id"] for entry in calls(cli, run))
     (tmp_path / "result.json").write_text('{"ok": true}')
-    assert cli("resume", run, "--retry", pay, "--skip", mail, "--result", f"{post[:8]}={tmp_path}/result.json").code == 0
+    assert (
+        cli("resume", run, "--retry", pay, "--skip", mail, "--result", f"{post[:8]}={tmp_path}/result.json").code == 0
+    )
     decided = cli("show", "--json", run).json["tool"]["arguments"]
     assert decided == {"decisions": [[pay, "retry"], [mail, "skip"], [post[:8], "result"]], "results": [{"ok": True}]}
 
@@ -135,12 +154,17 @@ def test_forks_resume(cli: Cli, run: str) -> None:
     assert len(cli("fork", "--resume", run, "--n", "2").out.split()) == 2
 
 
-def test_replayed_calls_are_one_line_that_counts_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replayed_calls_are_one_line_that_counts_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     replay = Replay()
     for _ in range(300):
         assert replay.line({"event": "replayed", "tool": "x"}) is None
-    assert replay.line({"event": "live", "snapshot": "a" * 32, "replayed": 300}) == "↻ 300 calls replayed; live from aaaaaaaaaaaa"
+    assert (
+        replay.line({"event": "live", "snapshot": "a" * 32, "replayed": 300})
+        == "↻ 300 calls replayed; live from aaaaaaaaaaaa"
+    )
     shown = capsys.readouterr().err
     assert "\n" not in shown
     assert shown.endswith("↻ 300 calls replayed\r\x1b[K")
@@ -149,13 +173,18 @@ def test_replayed_calls_are_one_line_that_counts_on_a_terminal(monkeypatch: pyte
     assert replay.line({"event": "finished"}) is None
 
 
-# -- rewind, undo, effects -----------------------------------------------------------------------------------------------------
+# -- rewind, undo, effects ------------------------------------------------------------------------------------------
 
 
 def test_a_rewind_of_files_and_mind_and_its_undo(cli: Cli, box: str) -> None:
     first = cli("log", "-q", "--no-trunc", box).out.strip()
     cli("exec", box, "--", "ls")
-    for option, mode in (((), "both"), (("--both",), "both"), (("--files",), "files"), (("--conversation",), "conversation")):
+    for option, mode in (
+        ((), "both"),
+        (("--both",), "both"),
+        (("--files",), "files"),
+        (("--conversation",), "conversation"),
+    ):
         done = cli("rewind", box, first, *option, "--json")
         assert done.json["tool"]["arguments"]["mode"] == mode, done.err
     assert cli("undo", box).err.startswith("● 6 ")
@@ -172,10 +201,15 @@ def test_a_preview_changes_nothing(cli: Cli, box: str) -> None:
     assert shown.code == 0
     assert shown.out.splitlines() == [
         f"{box} from {cli('log', '-q', box).out.split()[-1]} to {first}: files and the agent's mind",
-        "files that change: 3", "  D /workspace/0.txt", "  D /workspace/1.txt", "  D /workspace/2.txt",
-        "messages that go: 1", "  assistant: to go\\x1b[31m", "calls that cannot be undone: 1",
+        "files that change: 3",
+        "  D /workspace/0.txt",
+        "  D /workspace/1.txt",
+        "  D /workspace/2.txt",
+        "messages that go: 1",
+        "  assistant: to go\\x1b[31m",
+        "calls that cannot be undone: 1",
         f'  {short(calls(cli, box)[0]["id"])}  send  {{"n": 0}}  done  no  undo send',
-    ]  # fmt: skip
+    ]
     preview = cli("rewind", "--preview", "--json", "--conversation", box, first).json
     assert list(preview) == ["head", "target", "mode", "files", "file_count", "messages", "effects"]
     assert (preview["files"], preview["mode"], len(preview["effects"])) == ([], "conversation", 1)
@@ -264,7 +298,7 @@ def test_exec_for_one_head_only(cli: Cli, box: str) -> None:
     assert cli("exec", "--if-head", first, "--snapshot", first, "--", "ls").code == 125
 
 
-# -- edit ----------------------------------------------------------------------------------------------------------------------
+# -- edit -----------------------------------------------------------------------------------------------------------
 
 
 def test_an_edit_by_options(cli: Cli, box: str, tmp_path: Path) -> None:
@@ -272,17 +306,36 @@ def test_an_edit_by_options(cli: Cli, box: str, tmp_path: Path) -> None:
     (tmp_path / "new.bin").write_bytes(b"\x00\xff")
     (tmp_path / "result.json").write_text("null")
     made = cli(
-        "edit", box, "--file", f"b.bin={tmp_path}/new.bin", "--remove", "ran", "--drop-messages", "1", "--message", "user=a=b",
-        "--result", f"{tmp_path}/result.json", "--state", "n=[1]", "--state", "old=null", "--env", "A=1", "--name", f"{box}-2",
-    )  # fmt: skip
+        "edit",
+        box,
+        "--file",
+        f"b.bin={tmp_path}/new.bin",
+        "--remove",
+        "ran",
+        "--drop-messages",
+        "1",
+        "--message",
+        "user=a=b",
+        "--result",
+        f"{tmp_path}/result.json",
+        "--state",
+        "n=[1]",
+        "--state",
+        "old=null",
+        "--env",
+        "A=1",
+        "--name",
+        f"{box}-2",
+    )
     assert made.code == 0, made.err
     new = made.out.strip()
     assert new in cli("ls", "-q", "--no-trunc").out.split()
     assert base64.b64decode(cli("cat", "--json", f"{new}:b.bin").json["content_b64"]) == b"\x00\xff"
     assert cli("cat", f"{new}:ran").code == 4
     assert cli("show", "--conversation", "--json", new).json == [
-        {"role": "user", "content": "fix it"}, {"role": "user", "content": "a=b"},
-    ]  # fmt: skip
+        {"role": "user", "content": "fix it"},
+        {"role": "user", "content": "a=b"},
+    ]
     assert cli("state", "--json", new).json == {"n": [1]}
     assert cli("show", "--json", new).json["tool"]["arguments"] == {"result": [None], "env": {"A": "1"}}
     (tmp_path / "all.json").write_text('[{"role": "user", "content": {"x": 1}}]')
@@ -312,7 +365,8 @@ def test_edits_that_make_no_sense(cli: Cli, box: str, tmp_path: Path) -> None:
 
 
 def editor(tmp_path: Path, *commands: str) -> str:
-    """A program that edits what it is given as the next of these Python statements says; `d` is the document, `t` its text."""
+    """A program that edits what it is given as the next of these Python statements says; `d` is the document, `t` its
+    text."""
     path = tmp_path / "editor.py"
     turns = "\n".join(f"if turn == {i}:\n    {each}" for i, each in enumerate(commands))
     path.write_text(
@@ -327,7 +381,8 @@ def editor(tmp_path: Path, *commands: str) -> str:
 
 
 def edit_on_terminal(daemon: Daemon, command: str, answers: str = "", *options: str) -> tuple[int, str]:
-    """`snapshotd edit` where everything is a terminal, and each question gets the next answer; its exit code and what it says."""
+    """`snapshotd edit` where everything is a terminal, and each question gets the next answer; its exit code and what
+    it says."""
     ours, theirs = pty.openpty()
     argv = [sys.executable, "-m", "snapshotd", "edit", "box", *options]
     env = {**environment(daemon), "EDITOR": command, "VISUAL": command}

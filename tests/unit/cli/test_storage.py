@@ -1,4 +1,5 @@
-"""The commands of durable storage, and `--wait`: what they print, on which stream, with which exit code, and what they refuse."""
+"""The commands of durable storage, and `--wait`: what they print, on which stream, with which exit code, and what they
+refuse."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def fresh(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Daemon:
     return daemon
 
 
-# -- --wait --------------------------------------------------------------------------------------------------------------------
+# -- --wait ---------------------------------------------------------------------------------------------------------
 
 
 def test_without_wait_no_answer_says_a_state(cli: Cli, box: str) -> None:
@@ -80,7 +81,7 @@ def test_a_snapshot_that_cannot_be_stored_is_an_error_of_its_own(cli: Cli) -> No
     assert len(cli("log", "-q", name).out.split()) == 2
 
 
-# -- log -----------------------------------------------------------------------------------------------------------------------
+# -- log ------------------------------------------------------------------------------------------------------------
 
 
 def test_log_lists_the_newest_and_says_how_many_are_older(cli: Cli, fresh: Daemon) -> None:
@@ -110,7 +111,7 @@ def test_log_of_a_fork_counts_its_own(cli: Cli, fresh: Daemon) -> None:
     assert cli("log", "-n", "1", fork).err.startswith("snapshotd: 2 older snapshots")
 
 
-# -- df, policy, prune ---------------------------------------------------------------------------------------------------------
+# -- df, policy, prune ----------------------------------------------------------------------------------------------
 
 
 def test_df(cli: Cli, fresh: Daemon) -> None:
@@ -137,7 +138,18 @@ def test_policy(cli: Cli, fresh: Daemon) -> None:
     empty = dict.fromkeys(("keep_last", "keep_within_s", "keep_every", "keep_failed", "max_bytes"))
     assert cli("policy").out == "every snapshot keeps its files\n"
     assert cli("policy", "--json").json == {"trajectory": None, "policy": empty}
-    words = ("--keep-last", "20", "--keep-within", "7d", "--keep-every", "10", "--keep-failed", "3", "--max-size", "10G")
+    words = (
+        "--keep-last",
+        "20",
+        "--keep-within",
+        "7d",
+        "--keep-every",
+        "10",
+        "--keep-failed",
+        "3",
+        "--max-size",
+        "10G",
+    )
     assert cli("policy", *words).out.split() == [*words[:-1], "10.0", "GiB"]
     assert cli("policy", "box").out == cli("policy").out
     own = cli("policy", "box", "--keep-within", "90m", "--json").json
@@ -190,7 +202,12 @@ def test_mistakes_are_one_line_and_change_nothing(
 
 
 def test_values() -> None:
-    assert [Size().convert(text, None, None) for text in ("1", "10g", "500MiB", "2T")] == [1, 10 << 30, 500 << 20, 2 << 40]
+    assert [Size().convert(text, None, None) for text in ("1", "10g", "500MiB", "2T")] == [
+        1,
+        10 << 30,
+        500 << 20,
+        2 << 40,
+    ]
     hours = [Duration().convert(text, None, None) / 3600 for text in ("30m", "1.5h", "7d", "2w", "7200s")]
     assert hours == [0.5, 1.5, 168, 336, 2]
     assert Duration(zero=True).convert("0", None, None) == Duration(zero=True).convert("0s", None, None) == 0
@@ -210,21 +227,29 @@ def test_prune(cli: Cli, fresh: Daemon) -> None:
     assert header.split() == ["SNAPSHOT", "TRAJECTORY", "SEQ", "CREATED", "WHY"]
     assert row.split()[:3] == [first.id[:12], line.id[:12], "0"]
     assert row.endswith("ago  beyond the newest")
-    assert totals == "1 snapshots would go, 1 stay; 1000 B would be freed, 2.0 MiB of layers evicted; the repository takes 1.0 GiB"
+    assert (
+        totals
+        == "1 snapshots would go, 1 stay; 1000 B would be freed, 2.0 MiB of layers evicted; the repository takes 1.0 GiB"
+    )
     assert dry.err == "snapshotd: looking at the snapshots, grace 600 s\n"
     assert cli("prune", "--dry-run", "--keep-last", "2").out.startswith("0 snapshots would go")
     report = cli("prune", "--force", "--grace", "0", "--json")
     assert report.err == ""
     assert (report.json["dry_run"], report.json["kept"], report.json["freed_bytes"]) == (False, 1, 1000)
     assert report.json["snapshots"][0] == {
-        "snapshot": first.id, "trajectory": line.id, "seq": 0, "created_at": first.created_at, "reason": "beyond the newest"
-    }  # fmt: skip
+        "snapshot": first.id,
+        "trajectory": line.id,
+        "seq": 0,
+        "created_at": first.created_at,
+        "reason": "beyond the newest",
+    }
     assert cli("log", "box").out.splitlines()[1].split()[-2] == "pruned"
     assert "given up by a retention policy" in cli("show", first.id).out
 
 
 @pytest.mark.parametrize(
-    ("answer", "code", "state"), [("y\n", 0, "pruned"), ("n\n", 1, "stored"), ("\n", 1, "stored"), ("\x04", 1, "stored")]
+    ("answer", "code", "state"),
+    [("y\n", 0, "pruned"), ("n\n", 1, "stored"), ("\n", 1, "stored"), ("\x04", 1, "stored")],
 )
 def test_prune_asks_on_a_terminal(fresh: Daemon, answer: str, code: int, state: str) -> None:
     line, first = fresh.client.create(name="box")
@@ -233,7 +258,9 @@ def test_prune_asks_on_a_terminal(fresh: Daemon, answer: str, code: int, state: 
     with open(ours, "wb", buffering=0) as terminal, open(theirs, "rb", buffering=0) as stdin:
         terminal.write(answer.encode())
         argv = [sys.executable, "-m", "snapshotd", "prune"]
-        done = subprocess.run(argv, env=environment(fresh), stdin=stdin, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            argv, env=environment(fresh), stdin=stdin, capture_output=True, text=True, check=False, timeout=60
+        )
     assert done.returncode == code, done.stderr
     assert "Give up the files of 1 snapshots for good, to free 1000 B? [y/N] " in done.stderr
     assert done.stdout.splitlines()[2].startswith("1 snapshots would go")
@@ -241,7 +268,7 @@ def test_prune_asks_on_a_terminal(fresh: Daemon, answer: str, code: int, state: 
     assert fresh.client.snapshot(first.id).state == state
 
 
-# -- check, repair -------------------------------------------------------------------------------------------------------------
+# -- check, repair --------------------------------------------------------------------------------------------------
 
 
 def test_check_and_repair(cli: Cli, fresh: Daemon) -> None:
@@ -254,7 +281,12 @@ def test_check_and_repair(cli: Cli, fresh: Daemon) -> None:
     assert found.code == 20
     rows = found.out.splitlines()
     assert rows[0].split() == ["SNAPSHOT", "PATH", "PACK", "WHAT"]
-    assert rows[1].split(maxsplit=3) == [line.head[:12], "/workspace/a\\xff", "pack-7", "its bytes are not what was stored"]
+    assert rows[1].split(maxsplit=3) == [
+        line.head[:12],
+        "/workspace/a\\xff",
+        "pack-7",
+        "its bytes are not what was stored",
+    ]
     assert rows[2].split(maxsplit=3) == ["-", "-", "pack-8", "the pack is too short"]
     assert rows[3] == "100 objects in 2 packs, 5.0 MiB read: 2 damaged"
     assert "`snapshotd repair`" in found.err.splitlines()[-1]
@@ -269,17 +301,24 @@ def test_check_and_repair(cli: Cli, fresh: Daemon) -> None:
     assert cli("repair", "--json").json == {"actions": [], "lost": []}
 
 
-# -- export, import, mount -----------------------------------------------------------------------------------------------------
+# -- export, import, mount ------------------------------------------------------------------------------------------
 
 
 def test_export_to_a_file_and_back(cli: Cli, box: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = cli("export", box, "--trajectory", "--since", "abcd", "-o", "box.bundle")
     assert (done.code, done.out) == (0, "")
-    assert done.err.splitlines() == ["snapshotd: 1 of 3 MiB", "snapshotd: warning: one socket was left out", "3.0 MiB in box.bundle"]
+    assert done.err.splitlines() == [
+        "snapshotd: 1 of 3 MiB",
+        "snapshotd: warning: one socket was left out",
+        "3.0 MiB in box.bundle",
+    ]
     assert (tmp_path / "box.bundle").read_bytes().startswith(b"BUNDLE bundle True abcd\n")
     answer = cli("export", box, "--format", "oci", "-o", "image.tar", "--json")
-    assert (answer.json, answer.err) == ({"file": "image.tar", "bytes": 3 * MIB, "warnings": ["one socket was left out"]}, "")
+    assert (answer.json, answer.err) == (
+        {"file": "image.tar", "bytes": 3 * MIB, "warnings": ["one socket was left out"]},
+        "",
+    )
     taken = cli("import", "box.bundle", "--name", f"{box}-copy")
     assert taken.code == 0
     assert cli("show", "--json", f"{box}-copy").json["trajectory"] == taken.out.strip()
@@ -290,7 +329,9 @@ def test_export_to_a_file_and_back(cli: Cli, box: str, tmp_path: Path, monkeypat
     assert cli("import", "box.bundle", "--name", box).code == 6
 
 
-def test_a_failed_export_has_the_errors_code_and_no_file(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_export_has_the_errors_code_and_no_file(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     name = f"damaged-{new_id()[:8]}"
     cli("create", "--name", name)
@@ -302,7 +343,9 @@ def test_a_failed_export_has_the_errors_code_and_no_file(cli: Cli, tmp_path: Pat
     assert cli("export", name, "-o", "/dev/full").code == 12
     assert os.listdir(tmp_path) == []
     short = cli("export", name)
-    assert (short.code, len(short.out)) == (20, MIB), "what went through the pipe is not whole, and the exit code says so"
+    assert (short.code, len(short.out)) == (20, MIB), (
+        "what went through the pipe is not whole, and the exit code says so"
+    )
 
 
 def test_export_and_import_through_pipes(fresh: Daemon) -> None:
@@ -310,7 +353,9 @@ def test_export_and_import_through_pipes(fresh: Daemon) -> None:
     one = [sys.executable, "-m", "snapshotd", "export", "box"]
     two = [sys.executable, "-m", "snapshotd", "import", "-", "--name", "copy"]
     with subprocess.Popen(one, env=environment(fresh), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as export:
-        done = subprocess.run(two, env=environment(fresh), stdin=export.stdout, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            two, env=environment(fresh), stdin=export.stdout, capture_output=True, text=True, check=False, timeout=60
+        )
     assert (export.returncode, done.returncode) == (0, 0), done.stderr
     assert fresh.client.trajectory("copy").id == done.stdout.strip()
     assert fresh.client.status()["imported"] == {done.stdout.strip(): 3 * MIB}
@@ -323,7 +368,14 @@ def test_a_terminal_is_no_place_for_a_bundle(fresh: Daemon, words: list[str]) ->
     argv = [sys.executable, "-m", "snapshotd", *words]
     with open(ours, "rb", buffering=0), open(theirs, "r+b", buffering=0) as terminal:
         done = subprocess.run(
-            argv, env=environment(fresh), stdin=terminal, stdout=terminal, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+            argv,
+            env=environment(fresh),
+            stdin=terminal,
+            stdout=terminal,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
         )
     assert done.returncode == 2
     assert "terminal" in done.stderr
@@ -351,7 +403,7 @@ def test_mount_and_umount(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert cli("umount", "all").code == 4
 
 
-# -- progress ------------------------------------------------------------------------------------------------------------------
+# -- progress -------------------------------------------------------------------------------------------------------
 
 
 def test_a_bar_where_standard_error_is_a_terminal(fresh: Daemon) -> None:
@@ -359,14 +411,18 @@ def test_a_bar_where_standard_error_is_a_terminal(fresh: Daemon) -> None:
     argv = [sys.executable, "-m", "snapshotd", "check"]
     with open(ours, "rb", buffering=0) as reader, open(theirs, "wb", buffering=0) as terminal:
         env = {**environment(fresh), "TERM": "xterm", "COLUMNS": "100"}
-        done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=terminal, check=True, timeout=60)
+        done = subprocess.run(
+            argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=terminal, check=True, timeout=60
+        )
         shown = reader.read(1 << 16).decode()
     assert done.stdout == b"100 objects in 2 packs: 0 damaged\n"
     assert "━" in shown
     assert "snapshotd: " not in shown
 
 
-def test_a_meter_without_a_terminal_does_not_fill_a_log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_meter_without_a_terminal_does_not_fill_a_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     with Meter("checking") as meter:

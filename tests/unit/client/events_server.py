@@ -1,4 +1,5 @@
-"""A real HTTP server on a unix socket that serves the events of one run as a daemon does, and dies in the middle as it is told."""
+"""A real HTTP server on a unix socket that serves the events of one run as a daemon does, and dies in the middle as it
+is told."""
 
 from __future__ import annotations
 
@@ -21,16 +22,27 @@ TRAJECTORY = "a" * 32
 def trajectory(status: str) -> dict[str, Any]:
     """As the API tells of one."""
     return {
-        "id": TRAJECTORY, "name": None, "status": status, "head": "b" * 32, "image": "default", "runtime": "runc", "network": "none",
-        "limits": {"memory_bytes": 1 << 30, "cpus": 1.0, "pids": 512, "disk_bytes": 0}, "agent": None, "created_at": "2026-01-01T00:00:00Z",
-        "forked_from": None, "experiment": None, "exit_code": None,
-    }  # fmt: skip
+        "id": TRAJECTORY,
+        "name": None,
+        "status": status,
+        "head": "b" * 32,
+        "image": "default",
+        "runtime": "runc",
+        "network": "none",
+        "limits": {"memory_bytes": 1 << 30, "cpus": 1.0, "pids": 512, "disk_bytes": 0},
+        "agent": None,
+        "created_at": "2026-01-01T00:00:00Z",
+        "forked_from": None,
+        "experiment": None,
+        "exit_code": None,
+    }
 
 
 @dataclass(frozen=True)
 class Answer:
-    """How one request for the events is answered: with so many of them (None: all there are, and those to come until `finished`), then
-    `more` bytes of what is no line yet; at last the answer ends as it should (`whole`) or the connection breaks."""
+    """How one request for the events is answered: with so many of them (None: all there are, and those to come until
+    `finished`), then `more` bytes of what is no line yet; at last the answer ends as it should (`whole`) or the
+    connection breaks."""
 
     events: int | None = None
     more: bytes = b""
@@ -39,7 +51,8 @@ class Answer:
 
 @dataclass
 class EventsServer:
-    """`answers` are for the requests in their order; behind the last, all events are served. `requests` is what came."""
+    """`answers` are for the requests in their order; behind the last, all events are served. `requests` is what
+    came."""
 
     path: Path
     events: list[dict[str, Any]]
@@ -59,7 +72,9 @@ class EventsServer:
             served = outer
 
         self._server = _Server(str(self.path), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, name="events-server")
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, name="events-server"
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -80,7 +95,9 @@ class EventsServer:
     def take(self, index: int) -> dict[str, Any] | None:
         """The event of that number, waited for; None when there will be none."""
         with self.changed:
-            self.changed.wait_for(lambda: index < len(self.events) or any(one["event"] == "finished" for one in self.events), 60)
+            self.changed.wait_for(
+                lambda: index < len(self.events) or any(one["event"] == "finished" for one in self.events), 60
+            )
             return self.events[index] if index < len(self.events) else None
 
     @property

@@ -1,4 +1,5 @@
-"""Following a run at a server that goes away in the middle: every event comes once, in order, and nothing goes on for ever."""
+"""Following a run at a server that goes away in the middle: every event comes once, in order, and nothing goes on for
+ever."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def reconnect_s(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("seen", range(len(EVENTS)))
 @pytest.mark.parametrize("more", [b"", b'{"event":"outp'], ids=["between lines", "in a line"])
-def test_each_event_comes_once_wherever_the_answer_breaks(server: EventsServer, client: Snapshotd, seen: int, more: bytes) -> None:
+def test_each_event_comes_once_wherever_the_answer_breaks(
+    server: EventsServer, client: Snapshotd, seen: int, more: bytes
+) -> None:
     server.answers = [Answer(seen, more)]
     lost: list[str] = []
     assert list(client.events("box", on_lost=lambda: lost.append("lost"))) == EVENTS
@@ -116,7 +119,9 @@ def test_what_keeps_a_daemon_from_starting_is_raised_at_once(server: EventsServe
     assert tries == [1]
 
 
-def test_it_gives_up_without_a_busy_loop(server: EventsServer, client: Snapshotd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_gives_up_without_a_busy_loop(
+    server: EventsServer, client: Snapshotd, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The pauses grow from 20 ms: in 0.3 s there is room for five of them."""
     monkeypatch.setenv(RECONNECT_VARIABLE, "0.3")
     server.answers = [Answer(2) for _ in range(100)]
@@ -130,7 +135,9 @@ def test_it_gives_up_without_a_busy_loop(server: EventsServer, client: Snapshotd
     assert 2 <= server.asked <= 7
 
 
-def test_a_connection_that_held_has_got_somewhere(server: EventsServer, client: Snapshotd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_held_has_got_somewhere(
+    server: EventsServer, client: Snapshotd, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An agent that says nothing for hours may see many daemons. Here every connection has held for long enough."""
     monkeypatch.setattr(following, "_HELD_S", -1.0)
     server.answers = [Answer(2) for _ in range(8)]
@@ -151,14 +158,18 @@ def test_zero_seconds_means_at_once(server: EventsServer, client: Snapshotd, mon
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
-def test_a_time_that_makes_no_sense(client: Snapshotd, server: EventsServer, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_a_time_that_makes_no_sense(
+    client: Snapshotd, server: EventsServer, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     monkeypatch.setenv(RECONNECT_VARIABLE, text)
     with pytest.raises(UsageError, match=f"{RECONNECT_VARIABLE}.*{text}"):
         client.events("box")
     assert server.requests == []
 
 
-def test_an_answer_without_an_end_counts_only_while_the_trajectory_runs(server: EventsServer, client: Snapshotd) -> None:
+def test_an_answer_without_an_end_counts_only_while_the_trajectory_runs(
+    server: EventsServer, client: Snapshotd
+) -> None:
     server.answers = [Answer(2, whole=True)]
     assert list(client.events("box")) == EVENTS, "it runs: there is more"
     server.answers = [Answer(2, whole=True)]
@@ -174,10 +185,13 @@ def test_no_events_at_all(server: EventsServer, client: Snapshotd) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [[{"event": "started", "snapshot": "c" * 32}, *EVENTS[1:]], [EVENTS[0], EVENTS[3], FINISHED], [FINISHED]],
+    "other",
+    [[{"event": "started", "snapshot": "c" * 32}, *EVENTS[1:]], [EVENTS[0], EVENTS[3], FINISHED], [FINISHED]],
     ids=["as long", "shorter", "only its end"],
-)  # fmt: skip
-def test_another_run_is_not_taken_for_this_one(server: EventsServer, client: Snapshotd, other: list[dict[str, Any]]) -> None:
+)
+def test_another_run_is_not_taken_for_this_one(
+    server: EventsServer, client: Snapshotd, other: list[dict[str, Any]]
+) -> None:
     """The trajectory was resumed by somebody else in the meantime: its log begins anew."""
     server.answers = [Answer(4)]
 
@@ -213,5 +227,9 @@ def test_only_a_follower_asks_again(server: EventsServer, client: Snapshotd) -> 
 
 def _following(transport: Transport, *, on_lost: Any) -> Following:
     return Following(
-        lambda: transport.raw_lines("GET", PATH, query={"follow": "true"}), lambda: True, what="box", patience_s=60, on_lost=on_lost,
-    )  # fmt: skip
+        lambda: transport.raw_lines("GET", PATH, query={"follow": "true"}),
+        lambda: True,
+        what="box",
+        patience_s=60,
+        on_lost=on_lost,
+    )

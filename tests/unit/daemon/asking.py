@@ -29,7 +29,9 @@ class Connection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def ask(daemon: Daemon, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+def ask(
+    daemon: Daemon, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+) -> tuple[int, Any]:
     """One request; status and decoded JSON (or None)."""
     connection = Connection(daemon)
     data = None if body is None else json.dumps(body).encode()

@@ -1,7 +1,8 @@
-"""The real server over the fake engine, as a process: `python fake_daemon.py STATE_DIR SOCKET [READY_FD]`. Needs no root.
+"""The real server over the fake engine, as a process: `python fake_daemon.py STATE_DIR SOCKET [READY_FD]`. Needs no
+root.
 
-In the environment: FAKE_SANDBOXED takes every peer for a sandboxed one, FAKE_FAILURE is what the engine says when it is opened,
-FAKE_EXIT dies without a word.
+In the environment: FAKE_SANDBOXED takes every peer for a sandboxed one, FAKE_FAILURE is what the engine says when it is
+opened, FAKE_EXIT dies without a word.
 """
 
 from __future__ import annotations

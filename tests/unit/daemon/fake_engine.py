@@ -1,4 +1,5 @@
-"""A tiny engine in memory, for everything above the engine: it keeps trajectories and snapshots in dictionaries and runs nothing.
+"""A tiny engine in memory, for everything above the engine: it keeps trajectories and snapshots in dictionaries and
+runs nothing.
 
 Commands that `exec` understands (the first word; everything else ends with 0 and prints its arguments):
 
@@ -8,13 +9,14 @@ Commands that `exec` understands (the first word; everything else ends with 0 an
     wait FILE       waits until FILE exists (polling, with a deadline), then ends with 0
     crash           raises ZeroDivisionError   full        raises OSError(ENOSPC)
 
-An agent file's events: started, its text as output, one snapshot per line, finished with exit code 3 (or never, if its name is
-`forever.py`, until it is stopped).
+An agent file's events: started, its text as output, one snapshot per line, finished with exit code 3 (or never, if its
+name is `forever.py`, until it is stopped).
 
-Durable storage: `flush` makes every captured snapshot stored. `prune` drops all but the newest `keep_last` (or 1) of each trajectory. An
-export is 3 MiB of bytes that the request determines; one of a trajectory whose name begins with `damaged` fails after the first. A bundle
-is `BUNDLE`, then anything; `BUNDLE damaged` fails, `BUNDLE crash` raises ZeroDivisionError. A check finds damage while there is a
-trajectory whose name begins with `damaged`, until a repair. Mounts are remembered with the process id that asked.
+Durable storage: `flush` makes every captured snapshot stored. `prune` drops all but the newest `keep_last` (or 1) of
+each trajectory. An export is 3 MiB of bytes that the request determines; one of a trajectory whose name begins with
+`damaged` fails after the first. A bundle is `BUNDLE`, then anything; `BUNDLE damaged` fails, `BUNDLE crash` raises
+ZeroDivisionError. A check finds damage while there is a trajectory whose name begins with `damaged`, until a repair.
+Mounts are remembered with the process id that asked.
 
 What it does about the agent's mind is in fake_mind.py.
 """
@@ -34,7 +36,16 @@ from typing import Any, Literal
 from snapshotd import types as t
 from snapshotd.engine import base
 from snapshotd.engine.caller import Caller
-from snapshotd.errors import Ambiguous, CommandNotFound, CommandNotRunnable, Conflict, DataLoss, NotFound, OutOfSpace, UsageError
+from snapshotd.errors import (
+    Ambiguous,
+    CommandNotFound,
+    CommandNotRunnable,
+    Conflict,
+    DataLoss,
+    NotFound,
+    OutOfSpace,
+    UsageError,
+)
 from snapshotd.trees.base import Change, ChangeKind, Entry, RestoreReport
 from snapshotd.types import Kind
 from tests.unit.daemon.fake_mind import MIND_WORDS, NOW_NS, FakeMind
@@ -62,18 +73,28 @@ class FakeEngine(FakeMind):
         self.imported: dict[str, int] = {}
         self.repaired = False
 
-    # -- the test's side -------------------------------------------------------------------------------------------------------
+    # -- the test's side
+    # ------------------------------------------------------------------------------------------------
 
     def _take(
         self, trajectory: t.Trajectory, call: t.ToolCall, files: dict[bytes, bytes], follows: t.SnapshotID | None = None
-    ) -> t.Snapshot:  # fmt: skip
+    ) -> t.Snapshot:
         parent = trajectory.head or None
         seq = self.taken[parent].seq + 1 if parent else 0
         snapshot = t.Snapshot(
-            id=t.SnapshotID(t.new_id()), parent=t.SnapshotID(parent) if parent else None, trajectory=trajectory.id, seq=seq,
-            stack=t.Stack(IMAGE, ()), call=call, messages=2, state=t.SnapshotState.CAPTURED, pause_ns=2_100_000, created_at_ns=NOW_NS,
-            files=t.FileChanges(1, 2, 0, 1234), follows=follows,
-        )  # fmt: skip
+            id=t.SnapshotID(t.new_id()),
+            parent=t.SnapshotID(parent) if parent else None,
+            trajectory=trajectory.id,
+            seq=seq,
+            stack=t.Stack(IMAGE, ()),
+            call=call,
+            messages=2,
+            state=t.SnapshotState.CAPTURED,
+            pause_ns=2_100_000,
+            created_at_ns=NOW_NS,
+            files=t.FileChanges(1, 2, 0, 1234),
+            follows=follows,
+        )
         with self.changed:
             self.taken[snapshot.id] = snapshot
             self.files[snapshot.id] = files
@@ -97,7 +118,14 @@ class FakeEngine(FakeMind):
         runtime = "runc" if request.runtime == "auto" else request.runtime
         spec = t.SandboxSpec(IMAGE, runtime, request.network, request.limits)
         line = t.Trajectory(
-            t.TrajectoryID(t.new_id()), request.name, spec, agent, t.SnapshotID(""), t.TrajectoryStatus.RUNNING, NOW_NS, env=request.env
+            t.TrajectoryID(t.new_id()),
+            request.name,
+            spec,
+            agent,
+            t.SnapshotID(""),
+            t.TrajectoryStatus.RUNNING,
+            NOW_NS,
+            env=request.env,
         )
         self.lines[line.id] = line
         self.secret_names[line.id] = [name for name, _ in request.secrets]
@@ -105,7 +133,8 @@ class FakeEngine(FakeMind):
         self._take(line, self._call("start", None, None), {b"workspace/a.txt": b"hello\n"})
         return self.lines[line.id]
 
-    # -- sandboxes and runs ------------------------------------------------------------------------------------------------------
+    # -- sandboxes and runs
+    # ---------------------------------------------------------------------------------------------
 
     def create(self, request: base.SandboxRequest) -> tuple[t.Trajectory, t.Snapshot]:
         line = self._begin(request, None)
@@ -116,17 +145,31 @@ class FakeEngine(FakeMind):
         if argv[0] == "missing":
             raise CommandNotFound("missing: no such program in the sandbox; check the image")
         line = self._begin(request.sandbox, t.AgentSpec(argv, 1))
-        events: list[base.Event] = [{
-            "event": "started", "trajectory": line.id, "snapshot": line.head, "runtime": line.spec.runtime, "image": "default",
-        }]  # fmt: skip
+        events: list[base.Event] = [
+            {
+                "event": "started",
+                "trajectory": line.id,
+                "snapshot": line.head,
+                "runtime": line.spec.runtime,
+                "image": "default",
+            }
+        ]
         self.log_of[line.id] = events
         text = Path(argv[0]).read_text() if request.agent else " ".join(argv) + "\n"
         events.append({"event": "output", "stream": "stdout", "data_b64": base64.b64encode(text.encode()).decode()})
         taken = self._take(line, self._call("run_tests", {"argv": list(argv)}), {b"workspace/a.txt": b"changed\n"})
-        events.append({
-            "event": "snapshot", "id": taken.id, "seq": taken.seq, "tool": "run_tests", "status": "done",
-            "files": {"added": 1, "changed": 2, "deleted": 0, "bytes": 1234}, "pause_ms": 2.1, "method": "pivot",
-        })  # fmt: skip
+        events.append(
+            {
+                "event": "snapshot",
+                "id": taken.id,
+                "seq": taken.seq,
+                "tool": "run_tests",
+                "status": "done",
+                "files": {"added": 1, "changed": 2, "deleted": 0, "bytes": 1234},
+                "pause_ms": 2.1,
+                "method": "pivot",
+            }
+        )
         if request.agent is None or request.agent.name != "forever.py":
             self._finish(line.id, 3 if request.agent else 0, t.TrajectoryStatus.FINISHED)
         return self.lines[line.id]
@@ -136,7 +179,13 @@ class FakeEngine(FakeMind):
             self._replace(trajectory_id, status=status, exit_code=exit_code)
             own = [s for s in self.taken.values() if s.trajectory == trajectory_id]
             self.log_of[trajectory_id].append(
-                {"event": "finished", "trajectory": trajectory_id, "exit_code": exit_code, "snapshots": len(own), "status": status.value}
+                {
+                    "event": "finished",
+                    "trajectory": trajectory_id,
+                    "exit_code": exit_code,
+                    "snapshots": len(own),
+                    "status": status.value,
+                }
             )
             self.changed.notify_all()
 
@@ -157,11 +206,23 @@ class FakeEngine(FakeMind):
             if event["event"] == "finished":
                 return
 
-    def exec(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...], user: str | None,
-             sink: base.OutputSink, expected_head: str | None = None, caller: Caller | None = None) -> base.ExecResult:  # fmt: skip
+    def exec(
+        self,
+        ref: str,
+        argv: tuple[str, ...],
+        *,
+        cwd: str | None,
+        env: tuple[tuple[str, str], ...],
+        user: str | None,
+        sink: base.OutputSink,
+        expected_head: str | None = None,
+        caller: Caller | None = None,
+    ) -> base.ExecResult:
         line = self.trajectory(ref)
         if expected_head is not None and self.snapshot(expected_head).id != line.head:
-            raise Conflict(f"the head is {t.short(line.head)}: go on from there, or `snapshotd fork {expected_head[:12]}`")
+            raise Conflict(
+                f"the head is {t.short(line.head)}: go on from there, or `snapshotd fork {expected_head[:12]}`"
+            )
         if argv[0] in MIND_WORDS:
             self.mind_word(line, argv)
             argv = ("true", *argv)
@@ -171,8 +232,17 @@ class FakeEngine(FakeMind):
         self.bind_entries(line, taken)
         return base.ExecResult(code, taken, call)
 
-    def exec_snapshot(self, ref: str, argv: tuple[str, ...], *, cwd: str | None, env: tuple[tuple[str, str], ...],
-                      user: str | None, sink: base.OutputSink, caller: Caller | None = None) -> base.ExecResult:  # fmt: skip
+    def exec_snapshot(
+        self,
+        ref: str,
+        argv: tuple[str, ...],
+        *,
+        cwd: str | None,
+        env: tuple[tuple[str, str], ...],
+        user: str | None,
+        sink: base.OutputSink,
+        caller: Caller | None = None,
+    ) -> base.ExecResult:
         self.snapshot(ref)
         code = self._execute(argv, sink)
         return base.ExecResult(code, None, self._call("exec", {"argv": list(argv)}, code))
@@ -212,18 +282,26 @@ class FakeEngine(FakeMind):
 
     def fork(
         self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False
-    ) -> base.Forked:  # fmt: skip
+    ) -> base.Forked:
         origin = self.snapshot(ref)
         if resume and self.lines[origin.trajectory].agent is None:
-            raise UsageError(f"no program ever ran in {t.short(origin.trajectory)}, so there is nothing to resume; leave out --resume")
+            raise UsageError(
+                f"no program ever ran in {t.short(origin.trajectory)}, so there is nothing to resume; leave out --resume"
+            )
         experiment = t.ExperimentID(t.new_id())
         made = []
         for index in range(n):
             line = t.Trajectory(
-                t.TrajectoryID(t.new_id()), None if name is None else f"{name}-{index}", self.lines[origin.trajectory].spec,
-                None if args is None else t.AgentSpec(args, 0), origin.id, t.TrajectoryStatus.RUNNING, NOW_NS,
-                forked_from=origin.id, experiment=experiment,
-            )  # fmt: skip
+                t.TrajectoryID(t.new_id()),
+                None if name is None else f"{name}-{index}",
+                self.lines[origin.trajectory].spec,
+                None if args is None else t.AgentSpec(args, 0),
+                origin.id,
+                t.TrajectoryStatus.RUNNING,
+                NOW_NS,
+                forked_from=origin.id,
+                experiment=experiment,
+            )
             self.lines[line.id] = line
             made.append(line)
         return base.Forked(experiment, tuple(made))
@@ -245,7 +323,7 @@ class FakeEngine(FakeMind):
         for key in [key for key, s in self.taken.items() if s.trajectory == line.id]:
             del self.taken[key]
 
-    # -- looking -----------------------------------------------------------------------------------------------------------------
+    # -- looking --------------------------------------------------------------------------------------------------------
 
     def trajectories(self) -> list[t.Trajectory]:
         return list(self.lines.values())
@@ -253,8 +331,9 @@ class FakeEngine(FakeMind):
     def sandboxes(self) -> list[base.SandboxInfo]:
         return [
             base.SandboxInfo(line, "c" * 32, 4242, NOW_NS, line.agent is not None)
-            for line in self.lines.values() if line.status is t.TrajectoryStatus.RUNNING
-        ]  # fmt: skip
+            for line in self.lines.values()
+            if line.status is t.TrajectoryStatus.RUNNING
+        ]
 
     def trajectory(self, ref: str) -> t.Trajectory:
         lines = list(self.lines.values())
@@ -283,7 +362,9 @@ class FakeEngine(FakeMind):
         return list(self.taken.values())
 
     def conversation(self, ref: str) -> list[t.Message]:
-        return self.messages.get(self.snapshot(ref).id, [t.Message("user", "fix it"), t.Message("assistant", {"text": "done\x1b[31m"})])
+        return self.messages.get(
+            self.snapshot(ref).id, [t.Message("user", "fix it"), t.Message("assistant", {"text": "done\x1b[31m"})]
+        )
 
     def output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
         self.snapshot(ref)
@@ -337,7 +418,8 @@ class FakeEngine(FakeMind):
                 return
         raise NotFound(f"there is no tag {name!r}; `snapshotd log` shows tags")
 
-    # -- durable storage -----------------------------------------------------------------------------------------------------------
+    # -- durable storage
+    # ------------------------------------------------------------------------------------------------
 
     def usage(self) -> base.Usage:
         states = [(state.value, sum(s.state is state for s in self.taken.values())) for state in t.SnapshotState]
@@ -354,8 +436,9 @@ class FakeEngine(FakeMind):
         else:
             self.policies[key] = policy
 
-    def prune(self, policy: base.RetentionPolicy | None, *, dry_run: bool, grace_s: float,
-              progress: base.ProgressSink) -> base.PruneReport:  # fmt: skip
+    def prune(
+        self, policy: base.RetentionPolicy | None, *, dry_run: bool, grace_s: float, progress: base.ProgressSink
+    ) -> base.PruneReport:
         last = (policy or self.policy(None)).keep_last
         progress(f"looking at the snapshots, grace {grace_s:g} s")
         gone: list[base.PrunedSnapshot] = []
@@ -370,8 +453,13 @@ class FakeEngine(FakeMind):
     def check(self, *, read_data: bool, progress: base.ProgressSink) -> base.CheckReport:
         progress("pack 1 of 2")
         progress("pack 2 of 2")
-        damaged = [] if self.repaired else [line for line in self.lines.values() if (line.name or "").startswith("damaged")]
-        found = [base.Damage("pack-7", "ab" * 32, "its bytes are not what was stored", line.head, b"workspace/a\xff") for line in damaged]
+        damaged = (
+            [] if self.repaired else [line for line in self.lines.values() if (line.name or "").startswith("damaged")]
+        )
+        found = [
+            base.Damage("pack-7", "ab" * 32, "its bytes are not what was stored", line.head, b"workspace/a\xff")
+            for line in damaged
+        ]
         found += [base.Damage("pack-8", None, "the pack is too short")] * bool(damaged)
         return base.CheckReport(100, 2, 5 << 20 if read_data else 0, tuple(found), tuple(line.head for line in damaged))
 
@@ -380,22 +468,36 @@ class FakeEngine(FakeMind):
         self.repaired = bool(found.damages)
         return base.RepairReport(("the index was rebuilt",) * self.repaired, found.snapshots)
 
-    def export(self, ref: str, *, form: Literal["bundle", "oci", "tar"], whole: bool, since: str | None,
-               write: Callable[[bytes], object], progress: base.ProgressSink) -> tuple[str, ...]:  # fmt: skip
+    def export(
+        self,
+        ref: str,
+        *,
+        form: Literal["bundle", "oci", "tar"],
+        whole: bool,
+        since: str | None,
+        write: Callable[[bytes], object],
+        progress: base.ProgressSink,
+    ) -> tuple[str, ...]:
         line = self.lines[self.snapshot(ref).trajectory]
         if form != "bundle" and (whole or since is not None):
             raise UsageError(f"an export as {form} holds one snapshot; leave out --trajectory and --since")
         progress("1 of 3 MiB")
         write(f"BUNDLE {form} {whole} {since}\n".encode().ljust(1 << 20, b"."))
         if (line.name or "").startswith("damaged"):
-            raise DataLoss(f"/workspace/a.txt of snapshot {t.short(line.head)} cannot be read: pack-7 is damaged; run `snapshotd repair`")
+            raise DataLoss(
+                f"/workspace/a.txt of snapshot {t.short(line.head)} cannot be read: pack-7 is damaged; run `snapshotd repair`"
+            )
         write(b"x" * (2 << 20))
         return ("one socket was left out",)
 
-    def import_bundle(self, read: Callable[[int], bytes], name: str | None, progress: base.ProgressSink) -> base.Imported:
+    def import_bundle(
+        self, read: Callable[[int], bytes], name: str | None, progress: base.ProgressSink
+    ) -> base.Imported:
         magic = read(6)
         if magic != b"BUNDLE":
-            raise UsageError("this is no bundle of snapshotd: it does not begin as one; make one with `snapshotd export`")
+            raise UsageError(
+                "this is no bundle of snapshotd: it does not begin as one; make one with `snapshotd export`"
+            )
         first, count = read(9), 15
         if first.startswith(b" damaged\n"):
             raise UsageError("the bundle is damaged at byte 6; export it again")
@@ -420,7 +522,7 @@ class FakeEngine(FakeMind):
         if self.mounts.pop((directory, os.readlink(f"/proc/{namespace_pid}/ns/mnt")), None) is None:
             raise NotFound(f"nothing of snapshotd is mounted on {directory}; `findmnt -t fuse` lists what is")
 
-    # -- images ------------------------------------------------------------------------------------------------------------------
+    # -- images ---------------------------------------------------------------------------------------------------------
 
     def images(self) -> list[t.Image]:
         return self.made_images
@@ -441,21 +543,29 @@ class FakeEngine(FakeMind):
             raise NotFound(f"there is no image {ref!r}; `snapshotd image ls` lists those there are")
         self.made_images = [image for image in self.made_images if image.name != ref]
 
-    # -- lifecycle -----------------------------------------------------------------------------------------------------------------
+    # -- lifecycle ------------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         imported = {line: count for line, count in self.imported.items() if line in self.lines}
         mounts = {str(directory): pid for (directory, _), pid in self.mounts.items()}
         return {
-            "engine": "fake", "trajectories": len(self.lines), "imported": imported, "mounts": mounts, "secret_names": self.secret_names,
-            "providers": {line: [dataclasses.asdict(item) for item in items] for line, items in self.providers.items() if items},
-        }  # fmt: skip
+            "engine": "fake",
+            "trajectories": len(self.lines),
+            "imported": imported,
+            "mounts": mounts,
+            "secret_names": self.secret_names,
+            "providers": {
+                line: [dataclasses.asdict(item) for item in items] for line, items in self.providers.items() if items
+            },
+        }
 
     def flush(self, ref: t.TrajectoryID | None = None) -> None:
         for taken in list(self.taken.values()):
             if ref in (None, taken.trajectory) and taken.state is t.SnapshotState.CAPTURED:
                 if (self.lines[taken.trajectory].name or "").startswith("full"):
-                    raise OutOfSpace("the disk is full, so a snapshot could not be stored; free some space and repeat the command")
+                    raise OutOfSpace(
+                        "the disk is full, so a snapshot could not be stored; free some space and repeat the command"
+                    )
                 self.taken[taken.id] = dataclasses.replace(taken, state=t.SnapshotState.STORED)
 
     def close(self) -> None:

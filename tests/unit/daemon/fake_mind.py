@@ -7,9 +7,10 @@ Commands that `exec` understands, besides those of fake_engine.py (each ends wit
     ask TOOL        a pending approval of TOOL, for the arguments {"words": [...]}
     remember K V    sets a key of the state
 
-Every other command is a `local` call of the journal. A resume replays what is in the journal, shows one step and finishes with 0. Tasks
-are those that the state's `tasks` names (`remember tasks a,b`), all completed. Two messages are in every conversation. A rewind to a
-snapshot that the trajectory does not have is a Conflict, one with a compensation that fails is SandboxFailed.
+Every other command is a `local` call of the journal. A resume replays what is in the journal, shows one step and
+finishes with 0. Tasks are those that the state's `tasks` names (`remember tasks a,b`), all completed. Two messages are
+in every conversation. A rewind to a snapshot that the trajectory does not have is a Conflict, one with a compensation
+that fails is SandboxFailed.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class FakeMind(base.Engine, ABC):
         self.providers: dict[str, tuple[base.Provider, ...]] = {}
         self.watching: list[queue.SimpleQueue[base.Event | None]] = []
 
-    # -- the test's side -------------------------------------------------------------------------------------------------------
+    # -- the test's side
+    # ------------------------------------------------------------------------------------------------
 
     def mind_word(self, line: t.Trajectory, argv: tuple[str, ...]) -> None:
         word, name = argv[0], argv[1]
@@ -57,9 +59,18 @@ class FakeMind(base.Engine, ABC):
             self.states[line.head] = {**self.state(line.head), name: argv[2].split(",") if name == "tasks" else argv[2]}
         elif word == "ask":
             approval = t.Approval(
-                t.ApprovalID(t.new_id()), line.id, t.CallID(t.new_id()), name, {"words": list(argv)}, "d" * 64, line.head,
-                t.SideEffect.IRREVERSIBLE, NOW_NS, question="really\x1b?", expires_at_ns=1 << 100,
-            )  # fmt: skip
+                t.ApprovalID(t.new_id()),
+                line.id,
+                t.CallID(t.new_id()),
+                name,
+                {"words": list(argv)},
+                "d" * 64,
+                line.head,
+                t.SideEffect.IRREVERSIBLE,
+                NOW_NS,
+                question="really\x1b?",
+                expires_at_ns=1 << 100,
+            )
             self.asked[approval.id] = approval
             self._tell(approval)
         else:
@@ -69,25 +80,40 @@ class FakeMind(base.Engine, ABC):
 
     def _enter(
         self, line: t.Trajectory, name: str, status: t.CallStatus, side_effect: t.SideEffect, details: dict[str, Any]
-    ) -> None:  # fmt: skip
+    ) -> None:
         own = self.entries.setdefault(line.id, [])
-        own.append(t.Entry(
-            t.CallID(t.new_id()), t.EntryKind.TOOL, name, {"n": len(own)}, line.head, NOW_NS, side_effect, status=status,
-            ended_at_ns=NOW_NS, details=details,
-        ))  # fmt: skip
+        own.append(
+            t.Entry(
+                t.CallID(t.new_id()),
+                t.EntryKind.TOOL,
+                name,
+                {"n": len(own)},
+                line.head,
+                NOW_NS,
+                side_effect,
+                status=status,
+                ended_at_ns=NOW_NS,
+                details=details,
+            )
+        )
 
     def bind_entries(self, line: t.Trajectory, taken: t.Snapshot) -> None:
         """What was done since the last snapshot belongs to this one; the state goes on."""
         own = self.entries.setdefault(line.id, [])
         if not any(entry.snapshot is None for entry in own):
             self._enter(line, taken.call.name, taken.call.status, t.SideEffect.LOCAL, {})
-        self.entries[line.id] = [entry if entry.snapshot else dataclasses.replace(entry, snapshot=taken.id) for entry in own]
+        self.entries[line.id] = [
+            entry if entry.snapshot else dataclasses.replace(entry, snapshot=taken.id) for entry in own
+        ]
 
     def _tell(self, approval: t.Approval) -> None:
         event = {
-            "event": "approval", "id": approval.id, "tool": approval.tool, "status": approval.status.value,
+            "event": "approval",
+            "id": approval.id,
+            "tool": approval.tool,
+            "status": approval.status.value,
             "trajectory": approval.trajectory,
-        }  # fmt: skip
+        }
         for watcher in self.watching:
             watcher.put(event)
 
@@ -100,7 +126,7 @@ class FakeMind(base.Engine, ABC):
             at = self.taken[at].continues if at in self.taken else None
         return way
 
-    # -- looking ---------------------------------------------------------------------------------------------------------------
+    # -- looking --------------------------------------------------------------------------------------------------------
 
     def journal(self, ref: str) -> list[t.Entry]:
         way = set(self._way(self.snapshot(ref).id))
@@ -115,12 +141,15 @@ class FakeMind(base.Engine, ABC):
         before = [(), *[(name,) for name in names]]
         return [base.Task(name, "completed", before[i], None, head, head) for i, name in enumerate(names)]
 
-    # -- going back and on -----------------------------------------------------------------------------------------------------
+    # -- going back and on
+    # ----------------------------------------------------------------------------------------------
 
     def resume(self, ref: str, *, decisions: tuple[base.Decision, ...] = ()) -> t.Trajectory:
         line = self.trajectory(ref)
         if line.agent is None:
-            raise UsageError(f"no program ever ran in {t.short(line.id)}, so there is nothing to resume; `snapshotd exec` runs a command")
+            raise UsageError(
+                f"no program ever ran in {t.short(line.id)}, so there is nothing to resume; `snapshotd exec` runs a command"
+            )
         if line.status is t.TrajectoryStatus.RUNNING:
             raise Conflict(f"the program of {t.short(line.id)} runs; `snapshotd attach` follows it")
         done = self.journal(line.id)
@@ -128,14 +157,26 @@ class FakeMind(base.Engine, ABC):
             if entry.status is t.CallStatus.UNKNOWN and not any(entry.id.startswith(item.call) for item in decisions):
                 raise Undecided(f"nobody knows whether {entry.name} ({entry.id}) happened")
         results = [item.result for item in decisions if item.action == "result"]
-        events: list[base.Event] = [{"event": "started", "trajectory": line.id, "snapshot": line.head, "runtime": "runc", "image": "x"}]
-        events += [{"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot} for entry in done]
+        events: list[base.Event] = [
+            {"event": "started", "trajectory": line.id, "snapshot": line.head, "runtime": "runc", "image": "x"}
+        ]
+        events += [
+            {"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot} for entry in done
+        ]
         events.append({"event": "live", "snapshot": line.head, "replayed": len(done)})
         arguments = {"decisions": [[item.call, item.action] for item in decisions], "results": results}
         taken = self._take(line, self._call("went_on", arguments), self.files[line.head])  # type: ignore[attr-defined]
-        events.append({
-            "event": "snapshot", "id": taken.id, "seq": taken.seq, "tool": "went_on", "status": "done", "files": None, "pause_ms": 1.0,
-        })  # fmt: skip
+        events.append(
+            {
+                "event": "snapshot",
+                "id": taken.id,
+                "seq": taken.seq,
+                "tool": "went_on",
+                "status": "done",
+                "files": None,
+                "pause_ms": 1.0,
+            }
+        )
         with self.changed:
             self.log_of[line.id] = events
         self._finish(line.id, 0, t.TrajectoryStatus.FINISHED)  # type: ignore[attr-defined]
@@ -144,7 +185,9 @@ class FakeMind(base.Engine, ABC):
     def _target(self, ref: str, to: str) -> tuple[t.Trajectory, t.Snapshot]:
         line, target = self.trajectory(ref), self.snapshot(to)
         if target.trajectory not in (line.id, self.taken[line.forked_from].trajectory if line.forked_from else None):
-            raise Conflict(f"snapshot {t.short(target.id)} is not of the history of {t.short(line.id)}; fork it instead")
+            raise Conflict(
+                f"snapshot {t.short(target.id)} is not of the history of {t.short(line.id)}; fork it instead"
+            )
         return line, target
 
     def _left(self, line: t.Trajectory, target: t.Snapshot) -> list[base.Effect]:
@@ -155,14 +198,20 @@ class FakeMind(base.Engine, ABC):
         found = []
         for entry in reversed([entry for entry in entries if entry.side_effect is t.SideEffect.IRREVERSIBLE]):
             command = entry.details.get("compensate", {}).get("argv")
-            found.append(base.Effect(line.id, entry, None if command is None else tuple(command), self.compensated.get(entry.id)))
+            found.append(
+                base.Effect(line.id, entry, None if command is None else tuple(command), self.compensated.get(entry.id))
+            )
         return found
 
-    def preview_rewind(self, ref: str, to: str, *, mode: base.RewindMode = "both", max_files: int = 1000) -> base.RewindPreview:
+    def preview_rewind(
+        self, ref: str, to: str, *, mode: base.RewindMode = "both", max_files: int = 1000
+    ) -> base.RewindPreview:
         line, target = self._target(ref, to)
-        changes = () if mode == "conversation" else tuple(
-            Change(b"workspace/%d.txt" % i, ChangeKind.DELETED, _file(), None) for i in range(3)
-        )  # fmt: skip
+        changes = (
+            ()
+            if mode == "conversation"
+            else tuple(Change(b"workspace/%d.txt" % i, ChangeKind.DELETED, _file(), None) for i in range(3))
+        )
         left = () if mode == "files" else tuple(self._left(line, target))
         gone = () if mode == "files" else (t.Message("assistant", "to go\x1b[31m"),)
         return base.RewindPreview(line.head, target.id, mode, changes[:max_files], len(changes), gone, left)
@@ -183,12 +232,16 @@ class FakeMind(base.Engine, ABC):
         line = self.trajectory(ref)
         head = self.taken[line.head]
         if head.call.name not in ("rewind", "undo"):
-            raise Conflict(f"the head of {t.short(line.id)} is no rewind, so there is nothing to undo; `snapshotd log` shows its snapshots")
+            raise Conflict(
+                f"the head of {t.short(line.id)} is no rewind, so there is nothing to undo; `snapshotd log` shows its snapshots"
+            )
         assert head.parent is not None
         call = self._call("undo", {"of": head.id, "to": head.parent})  # type: ignore[attr-defined]
         return self._take(line, call, self.files[head.parent], head.parent)  # type: ignore[attr-defined,no-any-return]
 
-    def edit(self, ref: str, request: base.EditRequest, *, name: str | None = None, resume: bool = False) -> t.Trajectory:
+    def edit(
+        self, ref: str, request: base.EditRequest, *, name: str | None = None, resume: bool = False
+    ) -> t.Trajectory:
         origin = self.snapshot(ref)
         made = self.fork(origin.id, 1, args=None, name=None, resume=resume).trajectories[0]
         made = self._replace(made.id, name=name)  # type: ignore[attr-defined]
@@ -229,7 +282,7 @@ class FakeMind(base.Engine, ABC):
             self.compensated.setdefault(item.entry.id, t.CallStatus.FAILED if failed else t.CallStatus.DONE)
         return [dataclasses.replace(item, compensated=self.compensated[item.entry.id]) for item in chosen]
 
-    # -- approvals -------------------------------------------------------------------------------------------------------------
+    # -- approvals ------------------------------------------------------------------------------------------------------
 
     def approvals(self, status: t.ApprovalStatus | None = None) -> list[t.Approval]:
         return [item for item in list(self.asked.values()) if status in (None, item.status)]
@@ -244,13 +297,19 @@ class FakeMind(base.Engine, ABC):
 
     def approval(self, ref: str, *, max_files: int = 1000) -> base.ApprovalView:
         item = self._approval(ref)
-        changes = tuple(Change(b"workspace/%d\xff.txt" % i, ChangeKind.ADDED, None, _file()) for i in range(min(3, max_files)))
+        changes = tuple(
+            Change(b"workspace/%d\xff.txt" % i, ChangeKind.ADDED, None, _file()) for i in range(min(3, max_files))
+        )
         return base.ApprovalView(item, self.lines[item.trajectory], changes, None)
 
-    def approve(self, ref: str, *, by: str, reason: str | None = None, arguments: tuple[Any] | None = None) -> t.Approval:
+    def approve(
+        self, ref: str, *, by: str, reason: str | None = None, arguments: tuple[Any] | None = None
+    ) -> t.Approval:
         if self.lines[self._approval(ref).trajectory].head not in self._after(self._approval(ref)):
             self._decide(ref, t.ApprovalStatus.STALE, by, reason, None)
-            raise Conflict("the files are others by now than those it was asked for, so the approval is stale; the agent asks anew")
+            raise Conflict(
+                "the files are others by now than those it was asked for, so the approval is stale; the agent asks anew"
+            )
         return self._decide(ref, t.ApprovalStatus.APPROVED, by, reason, arguments)
 
     def _after(self, item: t.Approval) -> list[str]:
@@ -262,10 +321,12 @@ class FakeMind(base.Engine, ABC):
 
     def _decide(
         self, ref: str, status: t.ApprovalStatus, by: str, reason: str | None, edited: tuple[Any] | None
-    ) -> t.Approval:  # fmt: skip
+    ) -> t.Approval:
         item = self._approval(ref)
         if item.status is not t.ApprovalStatus.PENDING:
-            raise Conflict(f"approval {t.short(item.id)} is {item.status} already, by {item.by}; the agent has been told")
+            raise Conflict(
+                f"approval {t.short(item.id)} is {item.status} already, by {item.by}; the agent has been told"
+            )
         item = dataclasses.replace(item, status=status, by=by, reason=reason, decided_at_ns=NOW_NS, edited=edited)
         self.asked[item.id] = item
         self._tell(item)
@@ -277,11 +338,19 @@ class FakeMind(base.Engine, ABC):
         self.watching.append(waiting)
         return iter(waiting.get, None)
 
-    # -- key-value store -------------------------------------------------------------------------------------------------------
+    # -- key-value store
+    # ------------------------------------------------------------------------------------------------
 
     def put_value(
-        self, tenant: str, namespace: str, key: str, value: Any, *, ttl_s: float | None = None, expected_version: int | None = None
-    ) -> t.StoredValue:  # fmt: skip
+        self,
+        tenant: str,
+        namespace: str,
+        key: str,
+        value: Any,
+        *,
+        ttl_s: float | None = None,
+        expected_version: int | None = None,
+    ) -> t.StoredValue:
         if not namespace or namespace.startswith("/"):
             raise UsageError(f"{namespace!r} cannot be a namespace: write parts separated by slashes")
         versions = self.values.setdefault((tenant, namespace, key), [])
@@ -307,14 +376,26 @@ class FakeMind(base.Engine, ABC):
         versions.insert(0, dataclasses.replace(newest, version=len(versions) + 1, value=None, deleted=True))
 
     def search_values(
-        self, tenant: str, namespace: str, *, prefix: str = "", where: dict[str, Any] | None = None, limit: int = 100, after: str = ""
+        self,
+        tenant: str,
+        namespace: str,
+        *,
+        prefix: str = "",
+        where: dict[str, Any] | None = None,
+        limit: int = 100,
+        after: str = "",
     ) -> list[t.StoredValue]:
-        newest = [versions[0] for key, versions in sorted(self.values.items()) if key[0] == tenant and not versions[0].deleted]
+        newest = [
+            versions[0] for key, versions in sorted(self.values.items()) if key[0] == tenant and not versions[0].deleted
+        ]
         found = [
-            item for item in newest
-            if f"{item.namespace}/".startswith(f"{namespace}/") and item.key.startswith(prefix) and item.key > after
+            item
+            for item in newest
+            if f"{item.namespace}/".startswith(f"{namespace}/")
+            and item.key.startswith(prefix)
+            and item.key > after
             and all(_field(item.value, path) == (True, wanted) for path, wanted in (where or {}).items())
-        ]  # fmt: skip
+        ]
         return found[:limit]
 
     def value_history(self, tenant: str, namespace: str, key: str) -> list[t.StoredValue]:

@@ -103,7 +103,9 @@ def test_another_version_is_refused_by_name(shared_daemon: Daemon) -> None:
 
 def test_a_body_is_bounded_with_and_without_its_length(shared_daemon: Daemon) -> None:
     connection = Connection(shared_daemon)
-    connection.request("POST", "/v1/sandboxes", headers={"Content-Length": str(BODY_MAX_BYTES + 1), "Content-Type": "application/json"})
+    connection.request(
+        "POST", "/v1/sandboxes", headers={"Content-Length": str(BODY_MAX_BYTES + 1), "Content-Type": "application/json"}
+    )
     assert connection.getresponse().status == 413
     connection.close()
 
@@ -127,13 +129,23 @@ def test_a_body_is_bounded_with_and_without_its_length(shared_daemon: Daemon) ->
 
 
 def test_exec_streams_and_ends_with_its_result(shared_daemon: Daemon, box: str) -> None:
-    events = lines(shared_daemon, "POST", f"/trajectories/{box}/exec", {"argv": ["fail", "3", "oops"], "env": {"K": "V"}, "cwd": "/tmp"})
+    events = lines(
+        shared_daemon,
+        "POST",
+        f"/trajectories/{box}/exec",
+        {"argv": ["fail", "3", "oops"], "env": {"K": "V"}, "cwd": "/tmp"},
+    )
     assert [event["event"] for event in events] == ["output", "result"]
     assert base64.b64decode(events[0]["data_b64"]) == b"oops\n"
     assert events[0]["stream"] == "stderr"
     assert events[1]["exit_code"] == 3
     assert events[1]["call"]["status"] == "failed"
-    assert events[1]["snapshot"]["tool"]["arguments"] == {"argv": ["fail", "3", "oops"], "cwd": "/tmp", "env": {"K": "V"}, "user": None}
+    assert events[1]["snapshot"]["tool"]["arguments"] == {
+        "argv": ["fail", "3", "oops"],
+        "cwd": "/tmp",
+        "env": {"K": "V"},
+        "user": None,
+    }
     assert lines(shared_daemon, "POST", f"/snapshots/{box}/exec", {"argv": ["ls"]})[-1]["snapshot"] is None
 
 
@@ -192,7 +204,9 @@ def test_many_commands_block_nobody(shared_daemon: Daemon, box: str, short_dir: 
 
 def test_a_failure_in_the_middle_of_bytes_breaks_the_answer_off(shared_daemon: Daemon, box: str) -> None:
     connection = Connection(shared_daemon)
-    connection.request("GET", f"/v1/snapshots/{box}/file?path_b64=" + base64.urlsafe_b64encode(b"workspace/broken").decode())
+    connection.request(
+        "GET", f"/v1/snapshots/{box}/file?path_b64=" + base64.urlsafe_b64encode(b"workspace/broken").decode()
+    )
     answer = connection.getresponse()
     with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
         answer.read()
@@ -234,6 +248,11 @@ def test_openapi_describes_every_error_and_stream() -> None:
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
             assert "default" in operation["responses"], (method, path)
-    assert "application/x-ndjson" in described["paths"]["/v1/trajectories/{ref}/exec"]["post"]["responses"]["200"]["content"]
+    assert (
+        "application/x-ndjson"
+        in described["paths"]["/v1/trajectories/{ref}/exec"]["post"]["responses"]["200"]["content"]
+    )
     written = json.loads((Path(__file__).parents[3] / "docs" / "openapi.json").read_text())
-    assert sorted(written["paths"]) == sorted(described["paths"]), "regenerate docs/openapi.json: python -m snapshotd.daemon.http.api"
+    assert sorted(written["paths"]) == sorted(described["paths"]), (
+        "regenerate docs/openapi.json: python -m snapshotd.daemon.http.api"
+    )

@@ -47,7 +47,9 @@ async def _attended(caller: Caller, request: Request) -> bytes:
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
 @pytest.mark.parametrize("whole", [False, True])
 def test_lines_are_cut_anywhere(size: int, whole: bool) -> None:
-    body = b"first\n" + _say(_stdin(b"ab"), {"event": "unread", "stream": "stderr"}, _stdin(b"c"), {"event": "stdin_end"})
+    body = b"first\n" + _say(
+        _stdin(b"ab"), {"event": "unread", "stream": "stderr"}, _stdin(b"c"), {"event": "stdin_end"}
+    )
     caller = Caller(gives_input=True)
     pieces = [body[at : at + size] for at in range(0, len(body), size)]
     assert asyncio.run(_attended(caller, _request(*pieces, whole=whole))) == b"first"
@@ -56,10 +58,17 @@ def test_lines_are_cut_anywhere(size: int, whole: bool) -> None:
     assert (caller.waiting, caller.waiting_bytes) == (True, 3)
 
 
-@pytest.mark.parametrize("line", [
-    b"[]\n", b"{\n", b'{"event":"x"}\n', b'{"event":"unread","stream":"stdin"}\n', b'{"event":"stdin","data_b64":"?"}\n',
-    _say(_stdin(b"x" * STDIN_WINDOW_BYTES), _stdin(b"y")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[]\n",
+        b"{\n",
+        b'{"event":"x"}\n',
+        b'{"event":"unread","stream":"stdin"}\n',
+        b'{"event":"stdin","data_b64":"?"}\n',
+        _say(_stdin(b"x" * STDIN_WINDOW_BYTES), _stdin(b"y")),
+    ],
+)
 def test_a_client_that_says_nonsense_is_given_up(line: bytes) -> None:
     caller = Caller(gives_input=True)
     asyncio.run(_attended(caller, _request(b"first\n" + line, _say({"event": "unread", "stream": "stdout"}))))

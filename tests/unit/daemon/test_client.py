@@ -47,7 +47,12 @@ def test_sandbox_as_an_object(box: Sandbox, short_dir: Path) -> None:
     assert (result.stdout, result.stderr, result.exit_code) == ("echo hi\n", "", 0)
     assert b"".join(heard) == b"echo hi\n"
     assert box.head().id == result.snapshot_id
-    assert box.head().info.tool.arguments == {"argv": ["echo", "hi"], "cwd": "/tmp", "env": {"A": "1"}, "user": "nobody"}
+    assert box.head().info.tool.arguments == {
+        "argv": ["echo", "hi"],
+        "cwd": "/tmp",
+        "env": {"A": "1"},
+        "user": "nobody",
+    }
     assert [snapshot.info.seq for snapshot in box.snapshots()] == [0, 1]
     assert box.files.read("a.txt") == box.files.read("/workspace/a.txt") == b"hello\n"
     assert box.files.exists("a.txt")
@@ -120,7 +125,13 @@ def test_a_run_is_followed_to_its_end(client: Snapshotd, short_dir: Path) -> Non
     run = client.run(agent=agent, args=["x"])
     events = list(client.events(run.id))
     assert [event["event"] for event in events] == ["started", "output", "snapshot", "finished"]
-    assert events[-1] == {"event": "finished", "trajectory": run.id, "exit_code": 3, "snapshots": 2, "status": "finished"}
+    assert events[-1] == {
+        "event": "finished",
+        "trajectory": run.id,
+        "exit_code": 3,
+        "snapshots": 2,
+        "status": "finished",
+    }
 
 
 def test_images_with_progress(client: Snapshotd) -> None:
@@ -141,7 +152,7 @@ def test_tags_move_and_go(client: Snapshotd, box: Sandbox) -> None:
     client.untag("best")
 
 
-# -- the daemon goes away ------------------------------------------------------------------------------------------------------
+# -- the daemon goes away -------------------------------------------------------------------------------------------
 
 
 def test_no_daemon_is_a_sentence_with_the_next_step(short_dir: Path) -> None:
@@ -197,7 +208,7 @@ except SnapshotdError as e:
 """
 
 
-# -- starting the daemon -------------------------------------------------------------------------------------------------------
+# -- starting the daemon --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def execute(daemon: Daemon, box: str, *argv: str, **options: Any) -> dict[str, A
     return lines(daemon, "POST", f"/trajectories/{box}/exec", {"argv": list(argv), **options})[-1]
 
 
-# -- journal, state, tasks -----------------------------------------------------------------------------------------------------
+# -- journal, state, tasks ------------------------------------------------------------------------------------------
 
 
 def test_the_journal_has_every_field_and_an_end(shared_daemon: Daemon, box: str) -> None:
@@ -44,10 +44,22 @@ def test_the_journal_has_every_field_and_an_end(shared_daemon: Daemon, box: str)
     sent, ran, end = lines(shared_daemon, "GET", f"/snapshots/{box}/journal")
     assert end == {"event": "end"}
     assert sent == {
-        "id": sent["id"], "kind": "tool", "name": "send", "arguments": {"n": 0}, "side_effect": "irreversible", "key": None,
-        "status": "done", "began_at": "2023-11-14T22:13:20.123456Z", "ended_at": "2023-11-14T22:13:20.123456Z", "result": None,
-        "error": None, "facts": [], "details": {"compensate": {"argv": ["undo", "send"]}}, "after": sent["after"], "snapshot": first,
-    }  # fmt: skip
+        "id": sent["id"],
+        "kind": "tool",
+        "name": "send",
+        "arguments": {"n": 0},
+        "side_effect": "irreversible",
+        "key": None,
+        "status": "done",
+        "began_at": "2023-11-14T22:13:20.123456Z",
+        "ended_at": "2023-11-14T22:13:20.123456Z",
+        "result": None,
+        "error": None,
+        "facts": [],
+        "details": {"compensate": {"argv": ["undo", "send"]}},
+        "after": sent["after"],
+        "snapshot": first,
+    }
     assert (ran["name"], ran["side_effect"]) == ("exec", "local")
     assert lines(shared_daemon, "GET", f"/snapshots/{first}/journal") == [sent, end]
 
@@ -62,7 +74,7 @@ def test_state_and_tasks(shared_daemon: Daemon, box: str) -> None:
     assert (build["status"], build["depends"]) == ("completed", ["plan"])
 
 
-# -- going back and on ---------------------------------------------------------------------------------------------------------
+# -- going back and on ----------------------------------------------------------------------------------------------
 
 
 def test_a_preview_says_what_a_rewind_does(shared_daemon: Daemon, box: str) -> None:
@@ -75,7 +87,12 @@ def test_a_preview_says_what_a_rewind_does(shared_daemon: Daemon, box: str) -> N
     assert (len(preview["files"]), preview["file_count"]) == (2, 3)
     assert preview["files"][0]["path"] == "workspace/0.txt"
     effect = preview["effects"][0]
-    assert (effect["name"], effect["status"], effect["compensation"], effect["compensated"]) == ("send", "done", ["undo", "send"], None)
+    assert (effect["name"], effect["status"], effect["compensation"], effect["compensated"]) == (
+        "send",
+        "done",
+        ["undo", "send"],
+        None,
+    )
     assert ask(shared_daemon, "GET", f"/trajectories/{box}")[1]["head"] == head, "it changes nothing"
     assert ask(shared_daemon, "GET", f"/trajectories/{box}/rewind?to={first}&mode=files")[1]["effects"] == []
     mind = ask(shared_daemon, "GET", f"/trajectories/{box}/rewind?to={first}&mode=conversation")[1]
@@ -119,11 +136,20 @@ def test_an_edit_makes_a_new_trajectory(shared_daemon: Daemon, box: str) -> None
     name = f"{box}-edited"
     written = {"path_b64": b64(b"workspace/b\xff"), "content_b64": b64(b"new\x00")}
     removed = {"path_b64": b64(b"workspace/ran"), "content_b64": None}
-    status, made = ask(shared_daemon, "POST", f"/snapshots/{box}/edit", {
-        "files": [written, removed],
-        "drop_messages": 1, "add_messages": [{"role": "user", "content": {"text": "no"}}], "result": None,
-        "state": {"tries": 3, "plan": None}, "env": {"A": "1"}, "name": name,
-    })  # fmt: skip
+    status, made = ask(
+        shared_daemon,
+        "POST",
+        f"/snapshots/{box}/edit",
+        {
+            "files": [written, removed],
+            "drop_messages": 1,
+            "add_messages": [{"role": "user", "content": {"text": "no"}}],
+            "result": None,
+            "state": {"tries": 3, "plan": None},
+            "env": {"A": "1"},
+            "name": name,
+        },
+    )
     assert (status, made["name"]) == (201, name)
     assert made["forked_from"] == ask(shared_daemon, "GET", f"/trajectories/{box}")[1]["head"]
     edited = ask(shared_daemon, "GET", f"/snapshots/{name}")[1]
@@ -133,7 +159,9 @@ def test_an_edit_makes_a_new_trajectory(shared_daemon: Daemon, box: str) -> None
     assert ask(shared_daemon, "GET", f"/snapshots/{name}/state")[1] == {"tries": 3}
     again = ask(shared_daemon, "POST", f"/snapshots/{name}/edit", {"messages": []})[1]
     assert ask(shared_daemon, "GET", f"/snapshots/{again['id']}/conversation")[1] == []
-    assert ask(shared_daemon, "GET", f"/snapshots/{again['id']}")[1]["tool"]["arguments"]["result"] is None, "as it is recorded"
+    assert ask(shared_daemon, "GET", f"/snapshots/{again['id']}")[1]["tool"]["arguments"]["result"] is None, (
+        "as it is recorded"
+    )
 
 
 def test_a_resume_answers_when_it_is_started_and_events_follow(shared_daemon: Daemon) -> None:
@@ -157,7 +185,7 @@ def test_a_task_is_retried(shared_daemon: Daemon, box: str) -> None:
     assert ask(shared_daemon, "POST", f"/trajectories/{box}/retry", {"task": "none"})[0] == 404
 
 
-# -- refusals ------------------------------------------------------------------------------------------------------------------
+# -- refusals -------------------------------------------------------------------------------------------------------
 
 FILE = {"path_b64": b64(b"workspace/a"), "content_b64": None}
 
@@ -207,7 +235,12 @@ def test_bad_requests_are_one_sentence(shared_daemon: Daemon, path: str, body: A
 
 
 @pytest.mark.parametrize(
-    "bad", [{"api_key": "sesame", "base_url": "https://ann:sesame@host/"}, {"api_key": "sesame" * 1000}, {"api_key": ["sesame"]}]
+    "bad",
+    [
+        {"api_key": "sesame", "base_url": "https://ann:sesame@host/"},
+        {"api_key": "sesame" * 1000},
+        {"api_key": ["sesame"]},
+    ],
 )
 def test_no_refusal_repeats_a_key(shared_daemon: Daemon, bad: dict[str, Any]) -> None:
     body = {"secrets": {"KEY": "sesame", "X=": "sesame"}, "providers": [{"kind": "openai", **bad}]}
@@ -218,16 +251,22 @@ def test_no_refusal_repeats_a_key(shared_daemon: Daemon, bad: dict[str, Any]) ->
 
 def test_secrets_reach_the_engine_and_nothing_else(daemon: Daemon) -> None:
     body = {
-        "name": "box", "secrets": {"TOKEN": "sesame"},
-        "providers": [{"kind": "openai", "api_key": "sesame"}, {"kind": "anthropic", "base_url": "http://127.0.0.1:9/x"}],
-    }  # fmt: skip
+        "name": "box",
+        "secrets": {"TOKEN": "sesame"},
+        "providers": [
+            {"kind": "openai", "api_key": "sesame"},
+            {"kind": "anthropic", "base_url": "http://127.0.0.1:9/x"},
+        ],
+    }
     made = ask(daemon, "POST", "/sandboxes", body)
     assert made[0] == 201
     status = ask(daemon, "GET", "/status")[1]
     identity = made[1]["trajectory"]["id"]
     assert status["secret_names"][identity] == ["TOKEN"]
     openai, anthropic = status["providers"][identity]
-    assert openai == {"kind": "openai", "base_url": "https://api.openai.com/v1", "api_key": "sesame"}, "the fake engine tells"
+    assert openai == {"kind": "openai", "base_url": "https://api.openai.com/v1", "api_key": "sesame"}, (
+        "the fake engine tells"
+    )
     assert anthropic == {"kind": "anthropic", "base_url": "http://127.0.0.1:9/x", "api_key": None}
     for path in ("/trajectories", "/sandboxes", "/snapshots", "/snapshots/box/journal"):
         connection = Connection(daemon)
@@ -253,7 +292,7 @@ def test_json_is_bounded_as_an_agents_is() -> None:
         check_json([1.5, [float("inf")]], "it")
 
 
-# -- approvals -----------------------------------------------------------------------------------------------------------------
+# -- approvals ------------------------------------------------------------------------------------------------------
 
 
 def asked(daemon: Daemon, box: str) -> dict[str, Any]:
@@ -261,7 +300,7 @@ def asked(daemon: Daemon, box: str) -> dict[str, Any]:
     identity = ask(daemon, "GET", f"/trajectories/{box}")[1]["id"]
     found: dict[str, Any] = next(
         item for item in ask(daemon, "GET", "/approvals?status=pending")[1] if item["trajectory"] == identity
-    )  # fmt: skip
+    )
     return found
 
 
@@ -273,7 +312,9 @@ def test_an_approval_is_shown_and_decided_once(shared_daemon: Daemon, box: str) 
     assert (view["approval"], view["more"], view["since"]) == (item, True, None)
     assert base64.b64decode(view["files"][1]["path_b64"]) == b"workspace/1\xff.txt"
     assert ask(shared_daemon, "GET", f"/approvals/{item['id']}")[1]["more"] is False
-    status, decided = ask(shared_daemon, "POST", f"/approvals/{item['id']}/approve", {"reason": "fine", "arguments": None})
+    status, decided = ask(
+        shared_daemon, "POST", f"/approvals/{item['id']}/approve", {"reason": "fine", "arguments": None}
+    )
     assert (status, decided["status"], decided["reason"], decided["edited"]) == (200, "approved", "fine", [None])
     assert decided["by"], "the user who asks"
     status, again = ask(shared_daemon, "POST", f"/approvals/{item['id']}/deny", {"by": "ann"})
@@ -292,10 +333,15 @@ def test_an_approval_of_other_files_is_stale(shared_daemon: Daemon, box: str) ->
 def test_a_denial_says_who_and_why(shared_daemon: Daemon, box: str) -> None:
     item = asked(shared_daemon, box)
     decided = ask(shared_daemon, "POST", f"/approvals/{item['id']}/deny", {"by": "ann", "reason": "too much"})[1]
-    assert (decided["status"], decided["by"], decided["reason"], decided["edited"]) == ("denied", "ann", "too much", None)
+    assert (decided["status"], decided["by"], decided["reason"], decided["edited"]) == (
+        "denied",
+        "ann",
+        "too much",
+        None,
+    )
 
 
-# -- watching ------------------------------------------------------------------------------------------------------------------
+# -- watching -------------------------------------------------------------------------------------------------------
 
 
 def test_a_watcher_hears_what_happens_from_now_on(daemon: Daemon) -> None:
@@ -343,7 +389,7 @@ def test_a_watcher_of_a_daemon_that_ends_ends() -> None:
     engine.close()
 
 
-# -- one writer ----------------------------------------------------------------------------------------------------------------
+# -- one writer -----------------------------------------------------------------------------------------------------
 
 
 def test_a_command_for_another_head_is_refused_and_the_head_named(shared_daemon: Daemon, box: str) -> None:
@@ -357,7 +403,7 @@ def test_a_command_for_another_head_is_refused_and_the_head_named(shared_daemon:
     assert execute(shared_daemon, box, "ls", if_head=box)["exit_code"] == 0, "the head, by the trajectory's name"
 
 
-# -- key-value store -----------------------------------------------------------------------------------------------------------
+# -- key-value store ------------------------------------------------------------------------------------------------
 
 
 def test_the_store(daemon: Daemon) -> None:
@@ -370,7 +416,10 @@ def test_the_store(daemon: Daemon) -> None:
     assert ask(daemon, "GET", STORE + "release")[1]["value"] is None
     assert ask(daemon, "GET", STORE + "release&version=1")[1] == first
     assert ask(daemon, "GET", STORE + "release&tenant=other")[0] == 404
-    assert [item["version"] for item in ask(daemon, "GET", "/store/history?namespace=team/plans&key=release")[1]] == [2, 1]
+    assert [item["version"] for item in ask(daemon, "GET", "/store/history?namespace=team/plans&key=release")[1]] == [
+        2,
+        1,
+    ]
     assert ask(daemon, "DELETE", STORE + "release&expected_version=1")[0] == 409
     assert ask(daemon, "DELETE", STORE + "release&expected_version=2") == (204, None)
     assert ask(daemon, "GET", STORE + "release")[0] == 404
@@ -392,7 +441,15 @@ def test_the_store_is_searched(daemon: Daemon) -> None:
     assert found(where={"x.z": 1}) == []
 
 
-@pytest.mark.parametrize("body", [{"value": 1, "ttl_s": 0}, {"value": 1, "ttl_s": 1e12}, {"value": 1, "ttl_s": float("nan")}, {},
-                                  {"value": float("inf")}])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"value": 1, "ttl_s": 0},
+        {"value": 1, "ttl_s": 1e12},
+        {"value": 1, "ttl_s": float("nan")},
+        {},
+        {"value": float("inf")},
+    ],
+)
 def test_values_that_nobody_could_keep_are_refused(shared_daemon: Daemon, body: dict[str, Any]) -> None:
     assert ask(shared_daemon, "PUT", STORE + "bad", body)[0] == 400

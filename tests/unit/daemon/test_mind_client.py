@@ -1,4 +1,5 @@
-"""The client's verbs of the agent's mind, against the real server: as methods of `Snapshotd`, and of its sandboxes and snapshots."""
+"""The client's verbs of the agent's mind, against the real server: as methods of `Snapshotd`, and of its sandboxes and
+snapshots."""
 
 from __future__ import annotations
 
@@ -29,14 +30,21 @@ def test_journal_state_tasks_and_conversation_of_a_snapshot(box: Sandbox) -> Non
     box.exec(["effect", "send"])
     box.exec(["remember", "tasks", "plan,build"])
     sent, remembered = box.head().journal()
-    assert (sent.kind, sent.name, sent.side_effect, sent.status, sent.facts) == ("tool", "send", "irreversible", "done", ())
+    assert (sent.kind, sent.name, sent.side_effect, sent.status, sent.facts) == (
+        "tool",
+        "send",
+        "irreversible",
+        "done",
+        (),
+    )
     assert sent.details == {"compensate": {"argv": ["undo", "send"]}}
     assert remembered.snapshot == box.head().id
     assert first.journal() == []
     assert box.head().state() == {"tasks": ["plan", "build"]}
     assert [(task.name, task.depends, task.status) for task in box.head().tasks()] == [
-        ("plan", (), "completed"), ("build", ("plan",), "completed"),
-    ]  # fmt: skip
+        ("plan", (), "completed"),
+        ("build", ("plan",), "completed"),
+    ]
     assert box.head().conversation()[0] == MessageInfo("user", "fix it")
 
 
@@ -46,7 +54,9 @@ def test_a_rewind_is_previewed_done_and_undone(box: Sandbox) -> None:
     preview = box.preview_rewind(first)
     assert [change.path for change in preview.files] == [b"workspace/0.txt", b"workspace/1.txt", b"workspace/2.txt"]
     assert preview.messages == (MessageInfo("assistant", "to go\x1b[31m"),)
-    assert [(item.name, item.compensation, item.compensated) for item in preview.effects] == [("send", ("undo", "send"), None)]
+    assert [(item.name, item.compensation, item.compensated) for item in preview.effects] == [
+        ("send", ("undo", "send"), None)
+    ]
     assert box.preview_rewind(first, mode="files").effects == ()
     taken = box.rewind(first, mode="conversation", compensate=True)
     assert taken.info.tool.arguments == {"to": first.id, "mode": "conversation", "compensated": ["send"]}
@@ -70,12 +80,21 @@ def test_effects_are_compensated(box: Sandbox) -> None:
 
 def test_an_edit_of_everything(box: Sandbox) -> None:
     made = box.head().edit(
-        files={"workspace/a.txt": "text ☃", b"/workspace/b\xff": b"\x00", "workspace/c": ""}, drop_messages=2,
-        add_messages=[("user", {"text": "no"})], result=None, state={"k": [1]}, env={"A": "1"}, name=f"{box.name}-edited",
-    )  # fmt: skip
+        files={"workspace/a.txt": "text ☃", b"/workspace/b\xff": b"\x00", "workspace/c": ""},
+        drop_messages=2,
+        add_messages=[("user", {"text": "no"})],
+        result=None,
+        state={"k": [1]},
+        env={"A": "1"},
+        name=f"{box.name}-edited",
+    )
     assert made.name == f"{box.name}-edited"
     head = made.head()
-    assert (head.cat("workspace/a.txt"), head.cat(b"workspace/b\xff"), head.cat("workspace/c")) == ("text ☃".encode(), b"\0", b"")
+    assert (head.cat("workspace/a.txt"), head.cat(b"workspace/b\xff"), head.cat("workspace/c")) == (
+        "text ☃".encode(),
+        b"\0",
+        b"",
+    )
     assert head.conversation() == [MessageInfo("user", {"text": "no"})]
     assert head.info.tool.arguments == {"result": [None], "env": {"A": "1"}}
     assert head.state() == {"k": [1]}
@@ -96,11 +115,18 @@ def test_a_resume_with_decisions(client: Snapshotd) -> None:
     run.resume(retry=[pay.id], skip=[mail.id[:10]], results={post.id: {"n": 1}})
     assert [event["event"] for event in run.events()][-2:] == ["snapshot", "finished"]
     decided = run.head().info.tool.arguments
-    assert decided == {"decisions": [[pay.id, "retry"], [mail.id[:10], "skip"], [post.id, "result"]], "results": [{"n": 1}]}
+    assert decided == {
+        "decisions": [[pay.id, "retry"], [mail.id[:10], "skip"], [post.id, "result"]],
+        "results": [{"n": 1}],
+    }
 
 
 def test_a_sandbox_without_a_program_cannot_be_resumed(client: Snapshotd, box: Sandbox) -> None:
-    calls: list[Callable[[], object]] = [box.resume, lambda: box.fork(resume=True), lambda: box.head().edit(resume=True)]
+    calls: list[Callable[[], object]] = [
+        box.resume,
+        lambda: box.fork(resume=True),
+        lambda: box.head().edit(resume=True),
+    ]
     for call in calls:
         with pytest.raises(UsageError, match="no program ever ran"):
             call()
@@ -196,7 +222,9 @@ def test_secrets_and_providers_of_a_sandbox(daemon: Daemon) -> None:
     box = Sandbox.create(client=daemon.client, secrets={"TOKEN": "sesame"}, providers=[provider])
     status = daemon.client.status()
     assert status["secret_names"] == {box.id: ["TOKEN"]}
-    assert status["providers"] == {box.id: [{"kind": "anthropic", "base_url": "https://api.anthropic.com", "api_key": "sesame"}]}
+    assert status["providers"] == {
+        box.id: [{"kind": "anthropic", "base_url": "https://api.anthropic.com", "api_key": "sesame"}]
+    }
     assert "sesame" not in repr(provider)
     with pytest.raises(UsageError, match="kind"):
         Sandbox.create(client=daemon.client, providers=[Provider("other")])

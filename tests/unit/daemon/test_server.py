@@ -30,7 +30,9 @@ def test_everything_is_private(daemon: Daemon) -> None:
 
 
 def test_a_second_daemon_is_told_of_the_first(daemon: Daemon, short_dir: Path) -> None:
-    with pytest.raises(AssertionError, match=rf"Conflict: another daemon \(pid {daemon.process.pid}\) .*{daemon.state_dir}"):
+    with pytest.raises(
+        AssertionError, match=rf"Conflict: another daemon \(pid {daemon.process.pid}\) .*{daemon.state_dir}"
+    ):
         start(daemon.state_dir, short_dir / "other.sock")
     assert daemon.client.version().pid == daemon.process.pid
     assert not (short_dir / "other.sock").exists()
@@ -107,7 +109,11 @@ def test_a_peer_in_another_pid_namespace_is_compared_with_the_sandboxes(monkeypa
     """This test's own process stands for a sandbox's init: whoever shares its cgroup is inside."""
     engine = FakeEngine()
     engine.create(SandboxRequest())
-    monkeypatch.setattr(engine, "sandboxes", lambda: [dataclasses.replace(info, pid=os.getpid()) for info in FakeEngine.sandboxes(engine)])
+    monkeypatch.setattr(
+        engine,
+        "sandboxes",
+        lambda: [dataclasses.replace(info, pid=os.getpid()) for info in FakeEngine.sandboxes(engine)],
+    )
     assert not in_sandbox_of(engine)(os.getpid()), "it lives in the daemon's own pid namespace"
     monkeypatch.setattr(os, "readlink", lambda path: path)  # now /proc/self/ns/pid and /proc/PID/ns/pid differ
     predicate = in_sandbox_of(engine)
@@ -131,7 +137,9 @@ print(session() != clients)
 
 
 def test_sandboxes_do_not_get_the_keyring_of_who_started_the_daemon() -> None:
-    assert subprocess.run([sys.executable, "-c", _KEYRINGS], capture_output=True, text=True, check=True).stdout == "True\n"
+    assert (
+        subprocess.run([sys.executable, "-c", _KEYRINGS], capture_output=True, text=True, check=True).stdout == "True\n"
+    )
 
 
 _NO_CORE = """

@@ -59,8 +59,9 @@ def test_what_changed_is_replaced_and_directories_stay(tmp_path: Path, init: Pat
     assert (agent / "__init__.py").read_bytes() == right
     after = _inodes(share)
     assert {name for name in after.keys() | before.keys() if after.get(name) != before.get(name)} <= {
-        Path("init"), Path("lib/snapshotd/agent/__init__.py"),
-    }  # fmt: skip
+        Path("init"),
+        Path("lib/snapshotd/agent/__init__.py"),
+    }
 
 
 def test_everybody_may_read_it(tmp_path: Path, init: Path) -> None:

@@ -1,4 +1,5 @@
-"""The API of durable storage as any HTTP client sees it: frames, uploads of any size, progress, bad requests, who mounts."""
+"""The API of durable storage as any HTTP client sees it: frames, uploads of any size, progress, bad requests, who
+mounts."""
 
 from __future__ import annotations
 
@@ -63,7 +64,10 @@ def test_policies(daemon: Daemon) -> None:
     box = made(daemon)
     empty = dict.fromkeys(("keep_last", "keep_within_s", "keep_every", "keep_failed", "max_bytes"))
     assert ask(daemon, "GET", "/policy") == (200, empty)
-    assert ask(daemon, "PUT", "/policy", {"keep_last": 5, "keep_within_s": 1.5}) == (200, {**empty, "keep_last": 5, "keep_within_s": 1.5})
+    assert ask(daemon, "PUT", "/policy", {"keep_last": 5, "keep_within_s": 1.5}) == (
+        200,
+        {**empty, "keep_last": 5, "keep_within_s": 1.5},
+    )
     assert ask(daemon, "GET", f"/policy?trajectory={box}")[1]["keep_last"] == 5
     assert ask(daemon, "PUT", f"/policy?trajectory={box}", {"max_bytes": 1 << 40})[1] == {**empty, "max_bytes": 1 << 40}
     assert ask(daemon, "GET", "/policy")[1]["keep_last"] == 5
@@ -101,7 +105,9 @@ def test_policies(daemon: Daemon) -> None:
         ("POST", "/umount", {"directory": "/tmp"}, 404, "NotFound"),
     ],
 )
-def test_bad_requests_are_one_sentence(shared_daemon: Daemon, method: str, path: str, body: Any, status: int, code: str) -> None:
+def test_bad_requests_are_one_sentence(
+    shared_daemon: Daemon, method: str, path: str, body: Any, status: int, code: str
+) -> None:
     answered, answer = ask(shared_daemon, method, path.format(box=made(shared_daemon)), body)
     assert (answered, answer["error"]["code"]) == (status, code)
     assert answer["error"]["message"]
@@ -120,7 +126,11 @@ def test_prune_streams_progress_and_ends_with_its_report(daemon: Daemon) -> None
     done = lines(daemon, "POST", "/prune", {"grace_s": 0})
     assert done[0]["message"].endswith("grace 0 s")
     assert [item["seq"] for item in done[-1]["report"]["snapshots"]] == [0, 1]
-    assert [item["state"] for item in ask(daemon, "GET", f"/trajectories/{box}/log")[1]] == ["pruned", "pruned", "stored"]
+    assert [item["state"] for item in ask(daemon, "GET", f"/trajectories/{box}/log")[1]] == [
+        "pruned",
+        "pruned",
+        "stored",
+    ]
 
 
 def test_check_and_repair(daemon: Daemon) -> None:
@@ -131,16 +141,20 @@ def test_check_and_repair(daemon: Daemon) -> None:
     head = ask(daemon, "GET", f"/trajectories/{box}")[1]["head"]
     assert report["snapshots"] == [head]
     assert report["damages"][0] == {
-        "pack": "pack-7", "object": "ab" * 32, "what": "its bytes are not what was stored", "snapshot": head,
-        "path": "workspace/a\ufffd", "path_b64": "d29ya3NwYWNlL2H/",
-    }  # fmt: skip
+        "pack": "pack-7",
+        "object": "ab" * 32,
+        "what": "its bytes are not what was stored",
+        "snapshot": head,
+        "path": "workspace/a\ufffd",
+        "path_b64": "d29ya3NwYWNlL2H/",
+    }
     assert report["damages"][1]["path"] is None
     repaired = lines(daemon, "POST", "/repair")
     assert [event["event"] for event in repaired] == ["progress", "progress", "result"]
     assert repaired[-1]["report"] == {"actions": ["the index was rebuilt"], "lost": [head]}
 
 
-# -- export --------------------------------------------------------------------------------------------------------------------
+# -- export ---------------------------------------------------------------------------------------------------------
 
 
 def test_an_export_is_frames_of_bytes_and_events(shared_daemon: Daemon) -> None:
@@ -183,7 +197,7 @@ def threads_of(daemon: Daemon) -> int:
     return len(os.listdir(f"/proc/{daemon.process.pid}/task"))
 
 
-# -- import --------------------------------------------------------------------------------------------------------------------
+# -- import ---------------------------------------------------------------------------------------------------------
 
 
 def upload(daemon: Daemon, pieces: list[bytes], *, name: str, chunked: bool = True) -> tuple[int, list[dict[str, Any]]]:
@@ -206,14 +220,18 @@ def test_an_import_takes_a_body_of_any_size(shared_daemon: Daemon, chunked: bool
     assert {event["event"] for event in events[:-1]} == {"progress"}
     imported = events[-1]["imported"]
     assert (imported["trajectories"][0]["name"], imported["snapshots"]) == (name, 1)
-    assert imported["warnings"] == [f"{sum(len(piece) for piece in pieces)} bytes came"], "not a byte was lost or came twice"
+    assert imported["warnings"] == [f"{sum(len(piece) for piece in pieces)} bytes came"], (
+        "not a byte was lost or came twice"
+    )
     assert memory_of(shared_daemon) - before < 16 * MIB
 
 
 def test_other_bodies_are_bounded_as_before(shared_daemon: Daemon) -> None:
     for path in ("/v1/imports", "/v1/import/", "/v1/check", "/v1/images/import"):
         connection = Connection(shared_daemon)
-        connection.request("POST", path, headers={"Content-Length": str(BODY_MAX_BYTES + 1), "Content-Type": "application/json"})
+        connection.request(
+            "POST", path, headers={"Content-Length": str(BODY_MAX_BYTES + 1), "Content-Type": "application/json"}
+        )
         assert connection.getresponse().status == 413, path
         connection.close()
 
@@ -232,7 +250,8 @@ def test_a_client_that_goes_away_in_the_middle_imports_nothing(daemon: Daemon) -
 
 
 def test_a_refused_import_answers_while_the_client_still_sends(shared_daemon: Daemon) -> None:
-    """The daemon does not read what it will not take; a client that has not sent everything must get the sentence all the same."""
+    """The daemon does not read what it will not take; a client that has not sent everything must get the sentence all
+    the same."""
     for _ in range(5):
         connection = Connection(shared_daemon)
         connection.putrequest("POST", "/v1/import")
@@ -255,13 +274,19 @@ def test_a_defect_in_an_import_is_an_internal_error(shared_daemon: Daemon) -> No
     assert (status, events[-1]["error"]["code"]) == (500, "InternalError")
 
 
-# -- mount ---------------------------------------------------------------------------------------------------------------------
+# -- mount ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_mount_is_made_for_the_process_that_asks(daemon: Daemon) -> None:
     where = str(daemon.state_dir)
     connection = Connection(daemon)
-    for path, status in (("/v1/mount", 204), ("/v1/mount", 409), ("/v1/umount", 204), ("/v1/umount", 404), ("/v1/mount", 204)):
+    for path, status in (
+        ("/v1/mount", 204),
+        ("/v1/mount", 409),
+        ("/v1/umount", 204),
+        ("/v1/umount", 404),
+        ("/v1/mount", 204),
+    ):
         connection.request("POST", path, json.dumps({"directory": where}), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         answer.read()

@@ -35,7 +35,7 @@ def damaged(client: Snapshotd) -> str:
     return client.create(name=f"damaged-{new_id()[:8]}")[0].id
 
 
-# -- waiting -------------------------------------------------------------------------------------------------------------------
+# -- waiting --------------------------------------------------------------------------------------------------------
 
 
 def test_every_method_that_makes_a_snapshot_can_wait_until_it_is_stored(client: Snapshotd, short_dir: Path) -> None:
@@ -70,11 +70,14 @@ def test_objects_wait_too(client: Snapshotd) -> None:
 def test_what_cannot_be_waited_for_is_refused_before_anything_happens(client: Snapshotd, box: Sandbox) -> None:
     before = len(client.trajectories())
     for call in (
-        lambda: client.create(wait="saved"), lambda: client.run(command=["ls"], wait="saved"),  # type: ignore[arg-type]
-        lambda: client.exec(box.id, ["ls"], wait="saved"), lambda: client.fork(box.id, wait=""),  # type: ignore[arg-type]
-        lambda: client.stop(box.id, wait="saved"), lambda: client.rewind(box.id, box.id, wait="saved"),  # type: ignore[arg-type]
+        lambda: client.create(wait="saved"),
+        lambda: client.run(command=["ls"], wait="saved"),  # type: ignore[arg-type]
+        lambda: client.exec(box.id, ["ls"], wait="saved"),
+        lambda: client.fork(box.id, wait=""),  # type: ignore[arg-type]
+        lambda: client.stop(box.id, wait="saved"),
+        lambda: client.rewind(box.id, box.id, wait="saved"),  # type: ignore[arg-type]
         lambda: client.import_bundle(io.BytesIO(b"BUNDLE"), wait="saved"),  # type: ignore[arg-type]
-    ):  # fmt: skip
+    ):
         with pytest.raises(UsageError, match="captured or stored"):
             call()
     assert len(client.trajectories()) == before
@@ -89,7 +92,7 @@ def test_a_snapshot_that_cannot_be_stored_is_captured_all_the_same(client: Snaps
     assert len(client.log(line.id)) == 2
 
 
-# -- policies, prune, check, repair --------------------------------------------------------------------------------------------
+# -- policies, prune, check, repair ---------------------------------------------------------------------------------
 
 
 def test_policies(daemon: Daemon) -> None:
@@ -133,7 +136,7 @@ def test_check_and_repair(daemon: Daemon) -> None:
     assert client.repair().actions == ()
 
 
-# -- export and import ---------------------------------------------------------------------------------------------------------
+# -- export and import ----------------------------------------------------------------------------------------------
 
 
 def test_an_export_to_a_file(client: Snapshotd, box: Sandbox, short_dir: Path) -> None:
@@ -217,9 +220,12 @@ def test_what_was_exported_can_be_imported(client: Snapshotd, box: Sandbox, shor
 def test_imports_that_fail_are_errors_by_class(client: Snapshotd, box: Sandbox, short_dir: Path) -> None:
     long = b"x" * (32 * MIB)
     cases: list[tuple[type[Exception], bytes]] = [
-        (UsageError, b""), (UsageError, b"nonsense"), (UsageError, b"BUNDLE damaged\n" + long), (UsageError, long),
+        (UsageError, b""),
+        (UsageError, b"nonsense"),
+        (UsageError, b"BUNDLE damaged\n" + long),
+        (UsageError, long),
         (InternalError, b"BUNDLE crash\n..."),
-    ]  # fmt: skip
+    ]
     for expected, content in cases:
         with pytest.raises(expected):
             client.import_bundle(io.BytesIO(content))

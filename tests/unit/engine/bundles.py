@@ -1,4 +1,5 @@
-"""A state directory without daemon, for tests of export and import: a real catalog, layer store and spool, a repository in memory."""
+"""A state directory without daemon, for tests of export and import: a real catalog, layer store and spool, a repository
+in memory."""
 
 from __future__ import annotations
 
@@ -95,9 +96,17 @@ class World:
         self.store = LayerStore(directory / "layers", "plain")
         self.spool = FileSpool(directory / "spool")
         self.pins = Pins(self.catalog.get_snapshot)
-        self.context = cast(Context, SimpleNamespace(
-            state_dir=directory, catalog=self.catalog, repo=self.repo, store=self.store, spool=self.spool, pins=self.pins,
-        ))  # fmt: skip
+        self.context = cast(
+            Context,
+            SimpleNamespace(
+                state_dir=directory,
+                catalog=self.catalog,
+                repo=self.repo,
+                store=self.store,
+                spool=self.spool,
+                pins=self.pins,
+            ),
+        )
         self.images = 0
 
     def close(self) -> None:
@@ -112,7 +121,8 @@ class World:
         self.catalog.add_image(image)
         return image
 
-    # -- what is exported --------------------------------------------------------------------------------------------------------
+    # -- what is exported
+    # -----------------------------------------------------------------------------------------------
 
     def tree(self, root: Path) -> TreeID:
         """Store a directory."""
@@ -122,7 +132,9 @@ class World:
         finally:
             os.close(fd)
 
-    def record(self, image: Image, trajectories: Sequence[Trajectory], snapshots: Sequence[Snapshot], new: bool = True) -> None:
+    def record(
+        self, image: Image, trajectories: Sequence[Trajectory], snapshots: Sequence[Snapshot], new: bool = True
+    ) -> None:
         rows, done = [], {None: 0}
         for snapshot in snapshots:
             before = done[snapshot.parent]
@@ -132,7 +144,8 @@ class World:
         self.catalog.restore_rows([image] if new else [], trajectories, rows)
 
     def line(self, root: Path, steps: Sequence[Callable[[Path], object]], name: str | None = "line") -> list[Snapshot]:
-        """A trajectory whose n-th snapshot has the files of `root` after the n-th step; even ones add a message and have outputs."""
+        """A trajectory whose n-th snapshot has the files of `root` after the n-th step; even ones add a message and
+        have outputs."""
         image = make_image("the image", env=(("PATH", "/x"), ("LANG", "C")), workdir="/home")
         trajectory, snapshot = begin(image, name)
         found: list[Snapshot] = []
@@ -142,7 +155,9 @@ class World:
                 snapshot = follow(snapshot, messages=number % 2)
             stderr = self.output(b"") if number == 2 else None
             outputs = {"output": None, "stdout": self.output(b"out %d" % (number // 2)), "stderr": stderr}
-            snapshot = replace(snapshot, state=SnapshotState.STORED, tree=self.tree(root), call=make_call(f"step-{number}", **outputs))
+            snapshot = replace(
+                snapshot, state=SnapshotState.STORED, tree=self.tree(root), call=make_call(f"step-{number}", **outputs)
+            )
             found.append(snapshot)
         self.record(image, [replace(trajectory, head=found[-1].id)], found)
         return found
@@ -151,7 +166,9 @@ class World:
         """The first snapshot of a fork, with the files of `root`."""
         trajectory = fork(origin, self.catalog.get_trajectory(origin.trajectory), "forked")
         outputs = {"output": None, "stdout": None, "stderr": None}
-        snapshot = follow(origin, trajectory.id, tree=self.tree(root), state=SnapshotState.STORED, call=make_call("first", **outputs))
+        snapshot = follow(
+            origin, trajectory.id, tree=self.tree(root), state=SnapshotState.STORED, call=make_call("first", **outputs)
+        )
         self.catalog.restore_rows([], [replace(trajectory, head=snapshot.id)], [SnapshotRow(snapshot)])
         return snapshot
 
@@ -168,15 +185,21 @@ class World:
         assert snapshot.tree is not None
         return manifest(StoredView(self.repo, snapshot.tree))
 
-    # -- what is imported --------------------------------------------------------------------------------------------------------
+    # -- what is imported
+    # -----------------------------------------------------------------------------------------------
 
     def take(self, data: bytes, name: str | None = None, limits: BundleLimits | None = None) -> Imported:
         before = len(os.listdir("/proc/self/fd"))
         try:
             return import_bundle(
-                self.context, io.BytesIO(data).read, name=name, policy=POLICY, base_image=self.base_image, progress=lambda _: None,
+                self.context,
+                io.BytesIO(data).read,
+                name=name,
+                policy=POLICY,
+                base_image=self.base_image,
+                progress=lambda _: None,
                 limits=limits,
-            )  # fmt: skip
+            )
         finally:
             assert len(os.listdir("/proc/self/fd")) <= before, "a descriptor leaked"
 
@@ -201,7 +224,7 @@ class World:
         return not self.catalog.trajectories() and not list(self.catalog.all_snapshots()) and not self.store.layers()
 
 
-# -- forging -----------------------------------------------------------------------------------------------------------------------
+# -- forging --------------------------------------------------------------------------------------------------------
 
 
 def members(data: bytes) -> list[tuple[bytes, bytes]]:
@@ -220,7 +243,7 @@ def forged(content: Sequence[tuple[bytes, bytes]]) -> bytes:
     return out.getvalue()
 
 
-# -- trees -------------------------------------------------------------------------------------------------------------------------
+# -- trees ----------------------------------------------------------------------------------------------------------
 
 
 def first(root: Path) -> None:

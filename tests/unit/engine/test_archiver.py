@@ -1,4 +1,5 @@
-"""What is flushed is there: after a write that failed, or a child that was killed, nothing counts as archived that was given up with it."""
+"""What is flushed is there: after a write that failed, or a child that was killed, nothing counts as archived that was
+given up with it."""
 
 from __future__ import annotations
 

@@ -57,19 +57,25 @@ def imported_whole(here: World, there: World, line: list[Snapshot]) -> None:
         assert taken.state is SnapshotState.CAPTURED
         same(here, there, original)
         blobs = ("output", "stdout", "stderr")
-        assert replace(taken.call, output=None, stdout=None, stderr=None) == replace(original.call, output=None, stdout=None, stderr=None)
+        assert replace(taken.call, output=None, stdout=None, stderr=None) == replace(
+            original.call, output=None, stdout=None, stderr=None
+        )
         for name in blobs:
             ours, theirs = getattr(taken.call, name), getattr(original.call, name)
             assert (ours is None) == (theirs is None)
             if ours is not None:
                 assert b"".join(there.spool.load_blob(ours)) == b"".join(here.repo.load(theirs))
         assert (taken.seq, taken.messages, taken.created_at_ns, taken.method) == (
-            original.seq, original.messages, original.created_at_ns, original.method)  # fmt: skip
+            original.seq,
+            original.messages,
+            original.created_at_ns,
+            original.method,
+        )
         assert taken.parent == (original.parent if number else None)
     assert list(there.catalog.conversation(line[-1].id)) == list(here.catalog.conversation(line[-1].id))
 
 
-# -- round trips ---------------------------------------------------------------------------------------------------------------
+# -- round trips ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compress", [False, True])
@@ -97,7 +103,9 @@ def test_the_same_snapshots_give_the_same_bytes(worlds: tuple[World, World], lin
     assert worlds[0].export(line, compress=True) == worlds[0].export(line, compress=True)
 
 
-def test_what_came_in_can_be_archived_and_exported_again(worlds: tuple[World, World], line: list[Snapshot], tmp_path: Path) -> None:
+def test_what_came_in_can_be_archived_and_exported_again(
+    worlds: tuple[World, World], line: list[Snapshot], tmp_path: Path
+) -> None:
     here, there = worlds
     there.take(here.export(line))
     there.archive_all()
@@ -106,7 +114,9 @@ def test_what_came_in_can_be_archived_and_exported_again(worlds: tuple[World, Wo
     assert there.catalog.unstored() == []
 
 
-def test_one_snapshot_from_the_middle_brings_its_whole_conversation(worlds: tuple[World, World], line: list[Snapshot]) -> None:
+def test_one_snapshot_from_the_middle_brings_its_whole_conversation(
+    worlds: tuple[World, World], line: list[Snapshot]
+) -> None:
     here, there = worlds
     there.take(here.export([line[3]]), name="alone")
     same(here, there, line[3])
@@ -132,12 +142,17 @@ def test_increments_stand_on_each_other(worlds: tuple[World, World], line: list[
     assert there.stored(there.catalog.get_snapshot(line[3].id)) == here.stored(line[3])
 
 
-def test_a_line_across_a_fork_makes_two_trajectories(worlds: tuple[World, World], line: list[Snapshot], tmp_path: Path) -> None:
+def test_a_line_across_a_fork_makes_two_trajectories(
+    worlds: tuple[World, World], line: list[Snapshot], tmp_path: Path
+) -> None:
     here, there = worlds
     (tmp_path / "root/forked").write_text("in the fork")
     forked = here.forked(line[3], tmp_path / "root")
     result = there.take(here.export([*line, forked]), name="mine")
-    assert [(t.name, t.forked_from, t.head) for t in result.trajectories] == [("line", None, line[3].id), ("mine", line[3].id, forked.id)]
+    assert [(t.name, t.forked_from, t.head) for t in result.trajectories] == [
+        ("line", None, line[3].id),
+        ("mine", line[3].id, forked.id),
+    ]
     same(here, there, forked)
 
 
@@ -147,14 +162,19 @@ def test_snapshots_without_files_come_without(worlds: tuple[World, World], line:
     here.catalog.set_pruned([line[2].id])
     there.take(here.export([here.catalog.get_snapshot(snapshot.id) for snapshot in line]))
     assert [there.catalog.get_snapshot(snapshot.id).state for snapshot in line] == [
-        SnapshotState.CAPTURED, SnapshotState.PRUNED, SnapshotState.PRUNED, SnapshotState.CAPTURED,
-    ]  # fmt: skip
+        SnapshotState.CAPTURED,
+        SnapshotState.PRUNED,
+        SnapshotState.PRUNED,
+        SnapshotState.CAPTURED,
+    ]
     same(here, there, line[3])
     there.archive_all()
     assert there.stored(there.catalog.get_snapshot(line[3].id)) == here.stored(line[3])
 
 
-def test_a_long_line_stays_shallow(worlds: tuple[World, World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_line_stays_shallow(
+    worlds: tuple[World, World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(imports, "FAN_IN", 3)
     here, there = worlds
 
@@ -173,7 +193,9 @@ def test_a_long_line_stays_shallow(worlds: tuple[World, World], tmp_path: Path, 
     assert set(there.store.layers()) == there.catalog.referenced_layers()
 
 
-def test_a_layer_larger_than_a_piece(worlds: tuple[World, World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_larger_than_a_piece(
+    worlds: tuple[World, World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bundle, "PIECE_BYTES", 4096)
     here, there = worlds
     (tmp_path / "root/big").write_bytes(os.urandom(50_000))
@@ -191,13 +213,17 @@ def test_reads_of_any_length(worlds: tuple[World, World], line: list[Snapshot]) 
         there.close()
         there.__init__(there.directory.parent / f"again-{compress}")  # type: ignore[misc]
         imports.import_bundle(
-            there.context, lambda size, source=source: source.read(min(size, 7)), name=None, policy=POLICY, base_image=there.base_image,
+            there.context,
+            lambda size, source=source: source.read(min(size, 7)),
+            name=None,
+            policy=POLICY,
+            base_image=there.base_image,
             progress=lambda _: None,
-        )  # fmt: skip
+        )
         imported_whole(here, there, line)
 
 
-# -- what the importer decides ---------------------------------------------------------------------------------------------------
+# -- what the importer decides --------------------------------------------------------------------------------------
 
 
 def test_the_importer_decides_runtime_network_and_limits(worlds: tuple[World, World], line: list[Snapshot]) -> None:
@@ -253,7 +279,7 @@ def test_the_same_again_changes_nothing(worlds: tuple[World, World], line: list[
         there.take(data)
 
 
-# -- tags ------------------------------------------------------------------------------------------------------------------------
+# -- tags -----------------------------------------------------------------------------------------------------------
 
 
 def tagged(world: World, line: list[Snapshot]) -> list[Snapshot]:
@@ -296,7 +322,9 @@ def test_a_bundle_of_an_older_version_has_no_tags(worlds: tuple[World, World], l
     imported_whole(here, there, line)
 
 
-def test_a_name_of_a_trajectory_that_is_a_tag_here_is_left_out(worlds: tuple[World, World], line: list[Snapshot], tmp_path: Path) -> None:
+def test_a_name_of_a_trajectory_that_is_a_tag_here_is_left_out(
+    worlds: tuple[World, World], line: list[Snapshot], tmp_path: Path
+) -> None:
     here, there = worlds
     there.take(here.export(line[:1]), name="mine")
     there.catalog.tag(line[0].id, "line")
@@ -330,7 +358,7 @@ def test_a_base_without_files_is_a_conflict(worlds: tuple[World, World], line: l
         there.take(here.export(line[2:], since=line[1]))
 
 
-# -- choosing what to export ---------------------------------------------------------------------------------------------------------
+# -- choosing what to export ----------------------------------------------------------------------------------------
 
 
 def test_lines_are_found_by_their_parents(worlds: tuple[World, World], line: list[Snapshot], tmp_path: Path) -> None:
@@ -338,7 +366,9 @@ def test_lines_are_found_by_their_parents(worlds: tuple[World, World], line: lis
     forked = here.forked(line[3], tmp_path / "root")
 
     def chosen(snapshot: Snapshot, whole: bool, since: Snapshot | None) -> list[str]:
-        return [one.id for one in line_of(here.catalog, snapshot, whole=whole, since=None if since is None else since.id)]
+        return [
+            one.id for one in line_of(here.catalog, snapshot, whole=whole, since=None if since is None else since.id)
+        ]
 
     ids = [snapshot.id for snapshot in line]
     assert chosen(line[2], False, None) == ids[2:3]
@@ -352,7 +382,7 @@ def test_lines_are_found_by_their_parents(worlds: tuple[World, World], line: lis
             chosen(snapshot, True, since)
 
 
-# -- refusing to export ------------------------------------------------------------------------------------------------------------
+# -- refusing to export ---------------------------------------------------------------------------------------------
 
 
 def test_only_lines_are_exported(worlds: tuple[World, World], line: list[Snapshot]) -> None:
@@ -367,7 +397,9 @@ def test_only_lines_are_exported(worlds: tuple[World, World], line: list[Snapsho
         here.export([])
 
 
-def test_an_endless_conversation_is_refused(worlds: tuple[World, World], line: list[Snapshot], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_conversation_is_refused(
+    worlds: tuple[World, World], line: list[Snapshot], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bundle, "MAX_RECORD_VALUES", 60)
     with pytest.raises(LimitExceeded, match="too long"):
         worlds[0].export(line)
@@ -383,10 +415,12 @@ def test_a_damaged_output_is_not_exported(worlds: tuple[World, World], line: lis
             return 1000, iter([b"short"])
 
     with pytest.raises(DataLoss, match="1000"):
-        export_bundle(line, Short(here.catalog, here.repo, lambda s: here.catalog.find_image(s.stack.image)), io.BytesIO().write)
+        export_bundle(
+            line, Short(here.catalog, here.repo, lambda s: here.catalog.find_image(s.stack.image)), io.BytesIO().write
+        )
 
 
-# -- cut and damaged ---------------------------------------------------------------------------------------------------------------
+# -- cut and damaged ------------------------------------------------------------------------------------------------
 
 
 def test_a_bundle_cut_anywhere_changes_nothing(worlds: tuple[World, World], line: list[Snapshot]) -> None:
@@ -401,7 +435,9 @@ def test_a_bundle_cut_anywhere_changes_nothing(worlds: tuple[World, World], line
     assert there.images == 0
 
 
-@pytest.mark.parametrize("data", [b"no bundle", bytes(range(256)) * 20, b"\x1f\x8b" + bytes(600), b"PK\3\4" + bytes(1000)])
+@pytest.mark.parametrize(
+    "data", [b"no bundle", bytes(range(256)) * 20, b"\x1f\x8b" + bytes(600), b"PK\3\4" + bytes(1000)]
+)
 def test_another_file_is_named_for_what_it_is_not(worlds: tuple[World, World], data: bytes) -> None:
     with pytest.raises(UsageError, match=r"no bundle of snapshotd, or .*; `snapshotd export` makes one"):
         worlds[1].take(data)
@@ -418,7 +454,9 @@ def test_something_after_the_end_is_refused(worlds: tuple[World, World], line: l
 
 @settings(max_examples=long.size(80, 2000), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_damage_is_found_or_changes_nothing(worlds: tuple[World, World], line: list[Snapshot], data: st.DataObject) -> None:
+def test_damage_is_found_or_changes_nothing(
+    worlds: tuple[World, World], line: list[Snapshot], data: st.DataObject
+) -> None:
     here, there = worlds
     whole = bytearray(here.export(line, compress=data.draw(st.booleans())))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -434,8 +472,11 @@ def test_damage_is_found_or_changes_nothing(worlds: tuple[World, World], line: l
         there.store.sweep(there.catalog.referenced_layers)
 
 
-def test_no_damage_that_keeps_the_checksum_right_gets_further_than_a_typed_error(worlds: tuple[World, World], line: list[Snapshot]) -> None:
-    """One byte in 67 of every part, changed, with the right checksum: an error of ours, or an import; never anything else."""
+def test_no_damage_that_keeps_the_checksum_right_gets_further_than_a_typed_error(
+    worlds: tuple[World, World], line: list[Snapshot]
+) -> None:
+    """One byte in 67 of every part, changed, with the right checksum: an error of ours, or an import; never anything
+    else."""
     here, there = worlds
     content = members(here.export(line[:2]))
     outcomes = set()
@@ -456,7 +497,7 @@ def test_no_damage_that_keeps_the_checksum_right_gets_further_than_a_typed_error
     assert {None, UsageError} <= outcomes
 
 
-# -- hostile ---------------------------------------------------------------------------------------------------------------------
+# -- hostile --------------------------------------------------------------------------------------------------------
 
 
 def with_layer(content: list[tuple[bytes, bytes]], number: int, layer: bytes) -> bytes:
@@ -465,16 +506,26 @@ def with_layer(content: list[tuple[bytes, bytes]], number: int, layer: bytes) ->
     return forged([(one, layer if one == name else data) for one, data in content])
 
 
-@pytest.mark.parametrize("layer", [
-    archive(entry("../../escaped", data=b"x")), archive(entry("/etc/escaped", data=b"x")), archive(entry("a/../../escaped", data=b"x")),
-    archive(link("d", "/tmp"), entry("d/escaped", data=b"x")), archive(link("h", "../outside", tarfile.LNKTYPE)),
-    archive(entry("w", tarfile.CHRTYPE, devmajor=0, devminor=0), entry("w/below", data=b"x")),
-    archive(entry("s", tarfile.GNUTYPE_SPARSE)), archive(entry("x"))[:700], b"no tar at all" * 100,
-    archive(entry("ok")) + archive(entry("more")),
-    raw_header(b"x", pax_record(b"size", b"9" * 19)) + archive(entry("x")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "layer",
+    [
+        archive(entry("../../escaped", data=b"x")),
+        archive(entry("/etc/escaped", data=b"x")),
+        archive(entry("a/../../escaped", data=b"x")),
+        archive(link("d", "/tmp"), entry("d/escaped", data=b"x")),
+        archive(link("h", "../outside", tarfile.LNKTYPE)),
+        archive(entry("w", tarfile.CHRTYPE, devmajor=0, devminor=0), entry("w/below", data=b"x")),
+        archive(entry("s", tarfile.GNUTYPE_SPARSE)),
+        archive(entry("x"))[:700],
+        b"no tar at all" * 100,
+        archive(entry("ok")) + archive(entry("more")),
+        raw_header(b"x", pax_record(b"size", b"9" * 19)) + archive(entry("x")),
+    ],
+)
 @pytest.mark.parametrize("number", [0, 1])
-def test_hostile_layers_are_refused(worlds: tuple[World, World], line: list[Snapshot], layer: bytes, number: int, tmp_path: Path) -> None:
+def test_hostile_layers_are_refused(
+    worlds: tuple[World, World], line: list[Snapshot], layer: bytes, number: int, tmp_path: Path
+) -> None:
     here, there = worlds
     with pytest.raises((UsageError, LimitExceeded)):
         there.take(with_layer(members(here.export(line)), number, layer))
@@ -488,23 +539,32 @@ def test_a_sparse_bomb_is_refused(worlds: tuple[World, World], line: list[Snapsh
     facts = {b"major": b"1", b"minor": b"0", b"name": b"s", b"realsize": b"%d" % (1 << 63)}
     header = raw_header(b"x", b"".join(pax_record(b"GNU.sparse." + key, value) for key, value in facts.items()))
     with pytest.raises(UsageError, match="impossible"):
-        there.take(with_layer(members(here.export(line)), 0, header + archive(entry("s", data=b"0\n".ljust(512, b"\0")))))
+        there.take(
+            with_layer(members(here.export(line)), 0, header + archive(entry("s", data=b"0\n".ljust(512, b"\0"))))
+        )
     assert there.is_empty()
 
 
 def test_a_first_layer_deletes_nothing(worlds: tuple[World, World], line: list[Snapshot]) -> None:
     here, there = worlds
     with pytest.raises(UsageError, match="0:0"):
-        there.take(with_layer(members(here.export(line)), 0, archive(entry("w", tarfile.CHRTYPE, devmajor=0, devminor=0))))
+        there.take(
+            with_layer(members(here.export(line)), 0, archive(entry("w", tarfile.CHRTYPE, devmajor=0, devminor=0)))
+        )
     assert there.is_empty()
 
 
-def test_forged_deletions_reach_no_further_than_their_snapshot(worlds: tuple[World, World], line: list[Snapshot]) -> None:
+def test_forged_deletions_reach_no_further_than_their_snapshot(
+    worlds: tuple[World, World], line: list[Snapshot]
+) -> None:
     """A deletion in a layer over a snapshot that is here hides a file in what is imported, and nowhere else."""
     here, there = worlds
     there.take(here.export(line[:1]))
     before = there.shown(line[0].id)
-    layer = archive(entry("a", tarfile.CHRTYPE, devmajor=0, devminor=0), entry("never-there", tarfile.CHRTYPE, devmajor=0, devminor=0))
+    layer = archive(
+        entry("a", tarfile.CHRTYPE, devmajor=0, devminor=0),
+        entry("never-there", tarfile.CHRTYPE, devmajor=0, devminor=0),
+    )
     there.take(with_layer(members(here.export(line[1:2], since=line[0])), 0, layer))
     assert there.shown(line[0].id) == before
     shown = there.shown(line[1].id)
@@ -513,12 +573,15 @@ def test_forged_deletions_reach_no_further_than_their_snapshot(worlds: tuple[Wor
     assert b"d/pipe" in shown
 
 
-@pytest.mark.parametrize("name", [
-    b"trusted.overlay.opaque", b"trusted.overlay.redirect", b"user.overlay.opaque", b"trusted.overlay.metacopy",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [b"trusted.overlay.opaque", b"trusted.overlay.redirect", b"user.overlay.opaque", b"trusted.overlay.metacopy"],
+)
 def test_forged_overlay_attributes_are_stripped(worlds: tuple[World, World], line: list[Snapshot], name: bytes) -> None:
     here, there = worlds
-    layer = raw_header(b"x", pax_record(b"SCHILY.xattr." + name, b"/etc" if b"redirect" in name else b"y")) + archive(directory("a"))
+    layer = raw_header(b"x", pax_record(b"SCHILY.xattr." + name, b"/etc" if b"redirect" in name else b"y")) + archive(
+        directory("a")
+    )
     result = there.take(with_layer(members(here.export(line[:2])), 1, layer))
     assert "was left out" in result.warnings[0]
     (sealed, _) = there.catalog.get_snapshot(line[1].id).stack.layers
@@ -533,7 +596,10 @@ def test_bounds(worlds: tuple[World, World], line: list[Snapshot]) -> None:
     with pytest.raises(LimitExceeded, match="more than 50 members"):
         there.take(many, limits=BundleLimits(entries=50))
     with pytest.raises(LimitExceeded, match="more than 30 members"):
-        there.take(with_layer(content, 1, archive(*(entry(f"f{number}") for number in range(60)))), limits=BundleLimits(entries=48))
+        there.take(
+            with_layer(content, 1, archive(*(entry(f"f{number}") for number in range(60)))),
+            limits=BundleLimits(entries=48),
+        )
     for compress in (False, True):
         with pytest.raises(LimitExceeded, match="--since"):
             there.take(here.export(line, compress=compress), limits=BundleLimits(bytes=20_000))
@@ -548,7 +614,9 @@ def test_bounds(worlds: tuple[World, World], line: list[Snapshot]) -> None:
 
 def test_a_bomb_of_zeros_ends_at_the_limit(worlds: tuple[World, World]) -> None:
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
-    bomb = packer.compress(archive(entry("snapshotd-bundle.json", data=b"{}"))[:1024] + bytes(200 << 20)) + packer.flush()
+    bomb = (
+        packer.compress(archive(entry("snapshotd-bundle.json", data=b"{}"))[:1024] + bytes(200 << 20)) + packer.flush()
+    )
     with pytest.raises(SnapshotdError):
         worlds[1].take(bomb, limits=BundleLimits(bytes=1 << 20))
 
@@ -593,19 +661,44 @@ def _agent(**fields: Any) -> Any:
     return lambda record: record["trajectory"]["agent"].update(fields)
 
 
-@pytest.mark.parametrize(("number", "edit"), [
-    (1, _set("snapshot", id="f" * 32)), (1, _set("snapshot", parent="f" * 32)), (1, _set("snapshot", messages=9)),
-    (1, _set("snapshot", id="../../x")), (1, _set("snapshot", seq=0)), (1, _set("snapshot", state="captured")),
-    (1, _set("snapshot", tree=None)), (1, _set("snapshot", state="pruned", tree=None)), (0, _set("snapshot", state="pruned", tree=None)),
-    (1, _set("call", damaged=[])), (1, _set("call", damaged={"stdout": ["x", 1]})), (1, _set("call", damaged={"stdout": ["f" * 64, -1]})),
-    (1, _set("call", damaged={"stdout": ["f" * 64]})),
-    (1, _set("trajectory", id="x")), (1, _set("trajectory", id="e" * 32)), (1, _set("call", stdout="f" * 64)), (1, lambda v: v.clear()),
-    (1, lambda v: v["messages"].append({"role": "x", "content": 1})), (1, lambda v: v.update(version=1.5)),
-    (0, _agent(argv=[])), (0, _agent(argv=["a\0"])), (0, _agent(program=99)), (0, _agent(cwd="x")), (0, _agent(env=[["", "b"]])),
-    (0, _set("trajectory", env=[["A\0", "b"]])), (0, _set("trajectory", env=[["A=", "b"]])), (0, _set("trajectory", env=[["A", "\ud800"]])),
-    (0, _set("image", env=[["A\0", "b"]])), (0, _set("image", workdir="relative")), (0, _set("image", workdir="/\0")),
-])  # fmt: skip
-def test_records_that_do_not_fit_are_refused(worlds: tuple[World, World], line: list[Snapshot], number: int, edit: Any) -> None:
+@pytest.mark.parametrize(
+    ("number", "edit"),
+    [
+        (1, _set("snapshot", id="f" * 32)),
+        (1, _set("snapshot", parent="f" * 32)),
+        (1, _set("snapshot", messages=9)),
+        (1, _set("snapshot", id="../../x")),
+        (1, _set("snapshot", seq=0)),
+        (1, _set("snapshot", state="captured")),
+        (1, _set("snapshot", tree=None)),
+        (1, _set("snapshot", state="pruned", tree=None)),
+        (0, _set("snapshot", state="pruned", tree=None)),
+        (1, _set("call", damaged=[])),
+        (1, _set("call", damaged={"stdout": ["x", 1]})),
+        (1, _set("call", damaged={"stdout": ["f" * 64, -1]})),
+        (1, _set("call", damaged={"stdout": ["f" * 64]})),
+        (1, _set("trajectory", id="x")),
+        (1, _set("trajectory", id="e" * 32)),
+        (1, _set("call", stdout="f" * 64)),
+        (1, lambda v: v.clear()),
+        (1, lambda v: v["messages"].append({"role": "x", "content": 1})),
+        (1, lambda v: v.update(version=1.5)),
+        (0, _agent(argv=[])),
+        (0, _agent(argv=["a\0"])),
+        (0, _agent(program=99)),
+        (0, _agent(cwd="x")),
+        (0, _agent(env=[["", "b"]])),
+        (0, _set("trajectory", env=[["A\0", "b"]])),
+        (0, _set("trajectory", env=[["A=", "b"]])),
+        (0, _set("trajectory", env=[["A", "\ud800"]])),
+        (0, _set("image", env=[["A\0", "b"]])),
+        (0, _set("image", workdir="relative")),
+        (0, _set("image", workdir="/\0")),
+    ],
+)
+def test_records_that_do_not_fit_are_refused(
+    worlds: tuple[World, World], line: list[Snapshot], number: int, edit: Any
+) -> None:
     here, there = worlds
     with pytest.raises(UsageError):
         there.take(_edited(members(here.export(line)), number, edit))
@@ -624,13 +717,34 @@ def test_an_environment_has_bounds(worlds: tuple[World, World], line: list[Snaps
     assert there.is_empty()
 
 
-@pytest.mark.parametrize("head", [
-    {"format": "x"}, {"version": 0.5}, {"snapshots": []}, {"snapshots": ["x"]}, {"snapshots": "x"}, {"since": "x"}, {"since": 5},
-    {"tags": None}, {"tags": []}, {"tags": {"../x": "LAST"}}, {"tags": {"": "LAST"}}, {"tags": {"x" * 65: "LAST"}},
-    {"tags": {"a\n": "LAST"}}, {"tags": {"a": "f" * 32}}, {"tags": {"a": 5}}, {"tags": {"a": ["LAST"]}}, {"tags": {"\ud800": "LAST"}},
-    {"snapshots": ["a" * 32, "a" * 32]}, {"snapshots": ["a" * 32], "since": "a" * 32}, {"snapshots": [["a" * 32]]},
-])  # fmt: skip
-def test_heads_that_make_no_sense_are_refused(worlds: tuple[World, World], line: list[Snapshot], head: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"format": "x"},
+        {"version": 0.5},
+        {"snapshots": []},
+        {"snapshots": ["x"]},
+        {"snapshots": "x"},
+        {"since": "x"},
+        {"since": 5},
+        {"tags": None},
+        {"tags": []},
+        {"tags": {"../x": "LAST"}},
+        {"tags": {"": "LAST"}},
+        {"tags": {"x" * 65: "LAST"}},
+        {"tags": {"a\n": "LAST"}},
+        {"tags": {"a": "f" * 32}},
+        {"tags": {"a": 5}},
+        {"tags": {"a": ["LAST"]}},
+        {"tags": {"\ud800": "LAST"}},
+        {"snapshots": ["a" * 32, "a" * 32]},
+        {"snapshots": ["a" * 32], "since": "a" * 32},
+        {"snapshots": [["a" * 32]]},
+    ],
+)
+def test_heads_that_make_no_sense_are_refused(
+    worlds: tuple[World, World], line: list[Snapshot], head: dict[str, Any]
+) -> None:
     here, there = worlds
     content = members(here.export(line))
     value = json.dumps({**json.loads(content[0][1]), **head}).replace("LAST", line[-1].id).encode()
@@ -652,11 +766,20 @@ def test_members_out_of_place_are_refused(worlds: tuple[World, World], line: lis
     output = next(item for item in content if item[0].startswith(b"outputs/"))
     layer = next(item for item in content if item[0].startswith(b"layers/"))
     variants = [
-        content[1:], [*content[:-1], content[0]], [*content, layer], [*content, output], [content[0], output, *content[1:]],
-        [item for item in content if item != output], [item for item in content if item != layer], [content[0], content[2], *content[1:]],
-        [*content[:2], (b"outputs/" + b"f" * 64, b"unwanted"), *content[2:]], [*content[:2], output, output, *content[3:]],
-        [(b"./" + name, data) for name, data in content], [*content, (b"layers/3/1", b"more")], [*content, (b"x", b"")],
-    ]  # fmt: skip
+        content[1:],
+        [*content[:-1], content[0]],
+        [*content, layer],
+        [*content, output],
+        [content[0], output, *content[1:]],
+        [item for item in content if item != output],
+        [item for item in content if item != layer],
+        [content[0], content[2], *content[1:]],
+        [*content[:2], (b"outputs/" + b"f" * 64, b"unwanted"), *content[2:]],
+        [*content[:2], output, output, *content[3:]],
+        [(b"./" + name, data) for name, data in content],
+        [*content, (b"layers/3/1", b"more")],
+        [*content, (b"x", b"")],
+    ]
     for variant in variants:
         with pytest.raises(UsageError):
             there.take(forged(variant))
@@ -672,7 +795,9 @@ def test_other_files_are_not_bundles(worlds: tuple[World, World]) -> None:
     assert there.is_empty()
 
 
-def test_a_failed_commit_leaves_nothing(worlds: tuple[World, World], line: list[Snapshot], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_commit_leaves_nothing(
+    worlds: tuple[World, World], line: list[Snapshot], monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, there = worlds
 
     def fails(*_: Any) -> None:
@@ -684,7 +809,9 @@ def test_a_failed_commit_leaves_nothing(worlds: tuple[World, World], line: list[
     assert there.is_empty()
 
 
-def test_a_full_disk_is_named(worlds: tuple[World, World], line: list[Snapshot], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_named(
+    worlds: tuple[World, World], line: list[Snapshot], monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, there = worlds
 
     def full(*_: Any) -> int:
@@ -709,6 +836,10 @@ def test_the_records_kept_meanwhile_are_read_back(worlds: tuple[World, World], t
 
 def test_facts_in_the_record_that_nobody_needs_are_not_taken(worlds: tuple[World, World], line: list[Snapshot]) -> None:
     here, there = worlds
-    there.take(_edited(members(here.export(line)), 0, lambda v: v["trajectory"].update(forked_from="c" * 32, experiment="d" * 32)))
+    there.take(
+        _edited(
+            members(here.export(line)), 0, lambda v: v["trajectory"].update(forked_from="c" * 32, experiment="d" * 32)
+        )
+    )
     (trajectory,) = there.catalog.trajectories()
     assert (trajectory.forked_from, trajectory.experiment) == (None, None)

@@ -31,15 +31,20 @@ def worlds(tmp_path: Path) -> Iterator[tuple[World, World]]:
 
 @pytest.fixture
 def line(worlds: tuple[World, World], tmp_path: Path) -> list[Snapshot]:
-    """A trajectory with parallel calls, a changing state and a conversation that went back twice; its files are those of `STEPS`."""
+    """A trajectory with parallel calls, a changing state and a conversation that went back twice; its files are those
+    of `STEPS`."""
     here, _ = worlds
     snapshots = here.line(tmp_path / "root", STEPS)
     here.catalog.set_began(snapshots[0].trajectory, snapshots[0].id)
     one, two, never = (make_entry(snapshots[-1], facts=(number, "\ud800")) for number in range(3))
     for entry in (one, two, never):
         here.catalog.begin_entry(snapshots[0].trajectory, entry)
-    snapshots.append(taken(here, snapshots[-1], "a", ended=ending(two.id), call=called(two.id, two.arguments), saved={"n": 1}))
-    snapshots.append(taken(here, snapshots[-1], "b", ended=ending(one.id), call=called(one.id), entries=[ended_entry(snapshots[-1])]))
+    snapshots.append(
+        taken(here, snapshots[-1], "a", ended=ending(two.id), call=called(two.id, two.arguments), saved={"n": 1})
+    )
+    snapshots.append(
+        taken(here, snapshots[-1], "b", ended=ending(one.id), call=called(one.id), entries=[ended_entry(snapshots[-1])])
+    )
     snapshots.append(taken(here, snapshots[-1], "c", "d", after=snapshots[2], keep=0, saved={"n": 2}))
     snapshots.append(taken(here, snapshots[-1], "e", entries=[ended_entry(snapshots[-1]), ended_entry(snapshots[-1])]))
     snapshots.append(taken(here, snapshots[-1], after=snapshots[4]))
@@ -69,7 +74,9 @@ def same(here: World, there: World, snapshots: list[Snapshot]) -> None:
         assert list(ours.conversation(one.id)) == list(theirs.conversation(one.id))
         assert ours.state(one.id) == theirs.state(one.id)
         assert ours.own_entries(one.id) == theirs.own_entries(one.id)
-        assert [entry.number for entry in ours.own_entries(one.id)] == [entry.number for entry in theirs.own_entries(one.id)]
+        assert [entry.number for entry in ours.own_entries(one.id)] == [
+            entry.number for entry in theirs.own_entries(one.id)
+        ]
 
 
 def edited(content: list[tuple[bytes, bytes]], number: int, change: Callable[[Any], object]) -> bytes:
@@ -91,14 +98,18 @@ def test_a_whole_line_comes_in_as_it_was(worlds: tuple[World, World], line: list
         assert list(there.catalog.journal(one.id)) == list(here.catalog.journal(one.id))
         assert there.catalog.own_state(one.id) == here.catalog.own_state(one.id)
         assert there.catalog.get_snapshot(one.id).follows == one.follows
-    assert [len(list(there.catalog.journal(one.id))) for one in line] == [0, 0, 0, 0, 1, 3, 0, 2, 1], "the test sees something"
+    assert [len(list(there.catalog.journal(one.id))) for one in line] == [0, 0, 0, 0, 1, 3, 0, 2, 1], (
+        "the test sees something"
+    )
     assert trajectory.began == line[0].id
     assert there.catalog.unbound(trajectory.id) == []
     new = committed(there.catalog, there.catalog.get_snapshot(line[-1].id), "on", entries=[ended_entry(line[-1])])
     assert [message.content for message in there.catalog.own_messages(new.id)] == ["on"]
 
 
-def test_one_snapshot_brings_conversation_and_state_but_no_calls_of_others(worlds: tuple[World, World], line: list[Snapshot]) -> None:
+def test_one_snapshot_brings_conversation_and_state_but_no_calls_of_others(
+    worlds: tuple[World, World], line: list[Snapshot]
+) -> None:
     here, there = worlds
     (trajectory,) = there.take(here.export([line[7]])).trajectories
     same(here, there, line[7:8])
@@ -119,7 +130,9 @@ def test_increments_go_on_from_what_is_here(worlds: tuple[World, World], line: l
     assert last.began == line[0].id
 
 
-def test_a_line_begins_as_early_as_its_conversation_went_back(worlds: tuple[World, World], line: list[Snapshot]) -> None:
+def test_a_line_begins_as_early_as_its_conversation_went_back(
+    worlds: tuple[World, World], line: list[Snapshot]
+) -> None:
     here, there = worlds
     branch = fork(line[5], here.catalog.get_trajectory(line[0].trajectory), "branch")
     here.catalog.add_trajectories([(branch, None)])
@@ -170,17 +183,22 @@ def test_bundles_of_the_first_version_are_taken(worlds: tuple[World, World], lin
         there.take(edited(members(here.export(line[4:5])), 0, lambda document: document.update(version=3)))
 
 
-@pytest.mark.parametrize(("number", "change"), [
-    (6, lambda d: d["snapshot"].update(follows="c" * 32)),
-    (6, lambda d: d["snapshot"].update(follows=None)),
-    (6, lambda d: d["snapshot"].update(follows=d["snapshot"]["id"])),
-    (6, lambda d: (d.update(start=9), d["snapshot"].update(messages=9 + len(d["messages"])))),
-    (5, lambda d: (d.update(start=d["start"] - 1), d["snapshot"].update(messages=d["snapshot"]["messages"] - 1))),
-    (5, lambda d: d["entries"][0].update(status=None)),
-    (5, lambda d: d["entries"].reverse()),
-    (5, lambda d: d.update(state=[])),
-])  # fmt: skip
-def test_forged_lines_are_refused(worlds: tuple[World, World], line: list[Snapshot], number: int, change: Callable[[Any], object]) -> None:
+@pytest.mark.parametrize(
+    ("number", "change"),
+    [
+        (6, lambda d: d["snapshot"].update(follows="c" * 32)),
+        (6, lambda d: d["snapshot"].update(follows=None)),
+        (6, lambda d: d["snapshot"].update(follows=d["snapshot"]["id"])),
+        (6, lambda d: (d.update(start=9), d["snapshot"].update(messages=9 + len(d["messages"])))),
+        (5, lambda d: (d.update(start=d["start"] - 1), d["snapshot"].update(messages=d["snapshot"]["messages"] - 1))),
+        (5, lambda d: d["entries"][0].update(status=None)),
+        (5, lambda d: d["entries"].reverse()),
+        (5, lambda d: d.update(state=[])),
+    ],
+)
+def test_forged_lines_are_refused(
+    worlds: tuple[World, World], line: list[Snapshot], number: int, change: Callable[[Any], object]
+) -> None:
     here, there = worlds
     with pytest.raises(UsageError, match="malformed"):
         there.take(edited(members(here.export(line)), number, change))
@@ -217,11 +235,15 @@ def test_what_is_here_is_not_read_into_a_forged_line(worlds: tuple[World, World]
     there.catalog.commit_snapshot(secret, [Message("user", "a secret")], expected_head=first.id)
     with pytest.raises(UsageError, match="malformed"):
         there.take(edited(members(here.export(line)), 6, lambda d: d["snapshot"].update(follows=secret.id)))
-    (imported,) = there.take(edited(members(here.export(line)), 0, lambda d: d["trajectory"].update(began=secret.id))).trajectories
+    (imported,) = there.take(
+        edited(members(here.export(line)), 0, lambda d: d["trajectory"].update(began=secret.id))
+    ).trajectories
     assert imported.began is None
 
 
-def test_a_program_began_on_the_way_to_its_trajectorys_head(worlds: tuple[World, World], line: list[Snapshot], tmp_path: Path) -> None:
+def test_a_program_began_on_the_way_to_its_trajectorys_head(
+    worlds: tuple[World, World], line: list[Snapshot], tmp_path: Path
+) -> None:
     """One that is said to have begun in a later trajectory would make two that can never be removed."""
     here, there = worlds
     later = here.forked(line[-1], tmp_path / "root")

@@ -22,7 +22,9 @@ child.serve(handle)
 """
 
 
-@pytest.mark.parametrize("work", ["pass", "progress('a part')", "raise NotFound('it is gone')", "raise OSError(5, 'a broken disk')"])
+@pytest.mark.parametrize(
+    "work", ["pass", "progress('a part')", "raise NotFound('it is gone')", "raise OSError(5, 'a broken disk')"]
+)
 def test_a_child_whose_daemon_has_gone_ends_without_a_word(work: str) -> None:
     argv = [sys.executable, "-c", CHILD.format(work=work)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:

@@ -1,4 +1,5 @@
-"""The report names every piece, each failure has a fix, the probes leave nothing, and the list of packages needs no dependency."""
+"""The report names every piece, each failure has a fix, the probes leave nothing, and the list of packages needs no
+dependency."""
 
 from __future__ import annotations
 
@@ -22,8 +23,23 @@ def test_every_piece_is_looked_at_and_every_failure_has_a_fix(tmp_path: Path) ->
     checks = doctor.diagnose(tmp_path / "not" / "there")
     names = [check.name for check in checks]
     assert len(names) == len(set(names))
-    assert {"privileges", "kernel", "overlay", "id-mapped overlay", "cgroups", "runc", "catatonit", "Docker engine", "FUSE", "reflink",
-            "xfsprogs", "slirp4netns", "mmdebstrap", "disk", "Python"} <= set(names)  # fmt: skip
+    assert {
+        "privileges",
+        "kernel",
+        "overlay",
+        "id-mapped overlay",
+        "cgroups",
+        "runc",
+        "catatonit",
+        "Docker engine",
+        "FUSE",
+        "reflink",
+        "xfsprogs",
+        "slirp4netns",
+        "mmdebstrap",
+        "disk",
+        "Python",
+    } <= set(names)
     for check in checks:
         assert check.detail
         assert (check.fix == "") == (check.ok is True), check
@@ -37,13 +53,21 @@ def test_it_is_quick_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     assert len(os.listdir("/proc/self/fd")) <= len(descriptors)
     assert Path("/proc/self/mountinfo").read_text().count("probe") == mounts
-    assert not [name for root, _, _ in features._CGROUP_ROOTS if os.path.isdir(root) for name in os.listdir(root) if "probe" in name]
+    assert not [
+        name
+        for root, _, _ in features._CGROUP_ROOTS
+        if os.path.isdir(root)
+        for name in os.listdir(root)
+        if "probe" in name
+    ]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
 def test_an_overlay_on_what_cannot_hold_one_is_reported() -> None:
     """Overlay's upper directory cannot lie on proc; the probe says so instead of raising."""
-    reason = next(check for check in doctor._kernel_features(Path("/proc")) if check.name == "overlay in the state directory")
+    reason = next(
+        check for check in doctor._kernel_features(Path("/proc")) if check.name == "overlay in the state directory"
+    )
     assert reason.ok is False
     assert "/proc" in reason.fix
 

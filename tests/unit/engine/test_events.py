@@ -29,7 +29,9 @@ def test_late_and_early_readers_see_the_same(tmp_path: Path) -> None:
     reader.join(30)
     assert early == ["started", "output", "finished"]
     assert [e["event"] for e in logs.follow(RUN, wait=True)] == early
-    assert [e["event"] for e in EventLogs(tmp_path / "runs").follow(RUN, wait=True)] == early, "another daemon reads the file"
+    assert [e["event"] for e in EventLogs(tmp_path / "runs").follow(RUN, wait=True)] == early, (
+        "another daemon reads the file"
+    )
 
 
 def test_without_waiting_a_reader_gets_what_is_there(tmp_path: Path) -> None:
@@ -59,7 +61,11 @@ def test_endless_output_does_not_fill_the_disk(tmp_path: Path) -> None:
 
 
 def _printed(found: list[Event], stream: str) -> bytes:
-    return b"".join(base64.b64decode(e["data_b64"]) for e in found if e["event"] == "output" and e["stream"] == stream and "call" not in e)
+    return b"".join(
+        base64.b64decode(e["data_b64"])
+        for e in found
+        if e["event"] == "output" and e["stream"] == stream and "call" not in e
+    )
 
 
 def test_what_a_full_log_left_out_comes_from_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +97,9 @@ def test_what_a_full_log_left_out_comes_from_the_record(tmp_path: Path, monkeypa
     assert [_printed(found, stream) for stream in ("stdout", "stderr")] == [lines["stdout"], lines["stderr"]]
     assert found[-1] == {"event": "finished"}
     assert asked == [("s" * 32, "stdout"), ("s" * 32, "stderr")]
-    assert recorded(100_000) == found, "a follower that asks again sees the same events, however the output is stored by then"
+    assert recorded(100_000) == found, (
+        "a follower that asks again sees the same events, however the output is stored by then"
+    )
 
 
 def test_a_removed_run_has_no_events(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The forms for other programs: a tar, and an image archive that our own importer and every layout reader finds right."""
+"""The forms for other programs: a tar, and an image archive that our own importer and every layout reader finds
+right."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def test_tar_is_the_tree(view: View, tmp_path: Path) -> None:
     out = io.BytesIO()
     assert export_tar(view, out.write) == ()
     with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as tar:
-        assert {name.removeprefix("./") for name in tar.getnames()} == {os.fsdecode(path) or "." for path in manifest(view)}
+        assert {name.removeprefix("./") for name in tar.getnames()} == {
+            os.fsdecode(path) or "." for path in manifest(view)
+        }
 
 
 def test_everything_in_an_image_has_the_digest_it_is_called_by(view: View, tmp_path: Path) -> None:
@@ -63,7 +66,9 @@ def test_everything_in_an_image_has_the_digest_it_is_called_by(view: View, tmp_p
         assert part["size"] == len(blobs[part["digest"].removeprefix("sha256:")])
     (docker,) = json.loads(content["manifest.json"])
     assert docker["RepoTags"] == ["snapshotd/line:0123456789ab"]
-    assert [docker["Config"], *docker["Layers"]] == [f"blobs/sha256/{p['digest'][7:]}" for p in (found["config"], *found["layers"])]
+    assert [docker["Config"], *docker["Layers"]] == [
+        f"blobs/sha256/{p['digest'][7:]}" for p in (found["config"], *found["layers"])
+    ]
     config = json.loads(content[docker["Config"]])
     assert config["created"] == "2023-11-14T22:13:20.000000001Z"
     assert config["config"] == {"Env": ["A=b=c", "EMPTY="], "Cmd": ["/bin/sh"], "WorkingDir": "/home"}
@@ -97,20 +102,32 @@ def test_a_full_disk_is_named(view: View, tmp_path: Path, monkeypatch: pytest.Mo
         def write(self, _: Any, /) -> int:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("snapshotd.engine.transfer.export.tempfile.TemporaryFile", lambda **_: Full(tmp_path / "spool", "w"))
+    monkeypatch.setattr(
+        "snapshotd.engine.transfer.export.tempfile.TemporaryFile", lambda **_: Full(tmp_path / "spool", "w")
+    )
     with pytest.raises(OutOfSpace, match="cannot be gathered"):
         export_oci(view, FACTS, io.BytesIO().write, tmp_path)
 
 
-@pytest.mark.parametrize(("name", "expected"), [
-    ("Line", "line"), ("a..b__c", "a-b-c"), ("UPPER.x-", "upper-x"), (None, None), ("...", None), ("a" * 64, "a" * 64),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Line", "line"),
+        ("a..b__c", "a-b-c"),
+        ("UPPER.x-", "upper-x"),
+        (None, None),
+        ("...", None),
+        ("a" * 64, "a" * 64),
+    ],
+)
 def test_references_are_what_docker_takes(name: str | None, expected: str | None) -> None:
     trajectory, snapshot = begin(make_image())
     assert reference_of(snapshot, name) == f"snapshotd/{expected or trajectory.id[:12]}:{snapshot.id[:12]}"
 
 
-@pytest.mark.parametrize(("time_ns", "shown"), [(-1, "1970-01-01T00:00:00.000000000Z"), (1 << 62, "2116-02-20T23:53:38.427387904Z")])
+@pytest.mark.parametrize(
+    ("time_ns", "shown"), [(-1, "1970-01-01T00:00:00.000000000Z"), (1 << 62, "2116-02-20T23:53:38.427387904Z")]
+)
 def test_any_time_can_be_shown(view: View, tmp_path: Path, time_ns: int, shown: str) -> None:
     out = io.BytesIO()
     export_oci(view, ImageFacts(FACTS.reference, time_ns), out.write, tmp_path)

@@ -29,18 +29,25 @@ class Rig:
         self.head: Snapshot
         self.trajectory, self.head = started(catalog)
         context = SimpleNamespace(
-            catalog=catalog, state_dir=state_dir, events=SimpleNamespace(tell=self._told),
+            catalog=catalog,
+            state_dir=state_dir,
+            events=SimpleNamespace(tell=self._told),
             secrecy=SimpleNamespace(of=lambda _: SimpleNamespace(conceal=lambda value: value)),
-        )  # fmt: skip
+        )
         self.gate = Gate(cast("Context", context), cast("Webhooks", None))
         self.run()
 
     def run(self) -> None:
         """The program runs (again)."""
         self.sandbox = SimpleNamespace(
-            trajectory=self.trajectory, head=self.head.id, closed=False, lock=threading.RLock(), upper=None, stack=None,
+            trajectory=self.trajectory,
+            head=self.head.id,
+            closed=False,
+            lock=threading.RLock(),
+            upper=None,
+            stack=None,
             changed=False,
-        )  # fmt: skip
+        )
 
     def _told(self, _: str, event: dict[str, Any]) -> None:
         if event["status"] == "pending":

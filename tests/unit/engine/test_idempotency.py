@@ -48,16 +48,27 @@ class Rig:
 
     def _sandbox(self) -> Any:
         return SimpleNamespace(
-            trajectory=self.trajectory, head=self.head.id, lock=threading.RLock(), live=None, fence=None, pending=[], pending_bytes=0,
-            state={}, state_changed=False, outlive=lambda _: None,
-        )  # fmt: skip
+            trajectory=self.trajectory,
+            head=self.head.id,
+            lock=threading.RLock(),
+            live=None,
+            fence=None,
+            pending=[],
+            pending_bytes=0,
+            state={},
+            state_changed=False,
+            outlive=lambda _: None,
+        )
 
     def resume(self) -> None:
         """The program starts again."""
         sessions: Any = SimpleNamespace(
-            find=lambda _: None, starting=lambda _: contextlib.nullcontext(), launch=lambda *_: (self._sandbox(), None),
-            adopt=self._adopt, start_agent=lambda *_: None,
-        )  # fmt: skip
+            find=lambda _: None,
+            starting=lambda _: contextlib.nullcontext(),
+            launch=lambda *_: (self._sandbox(), None),
+            adopt=self._adopt,
+            start_agent=lambda *_: None,
+        )
         self.catalog.set_status(self.id, TrajectoryStatus.INTERRUPTED)
         Resumes(self.context, sessions).resume(self.trajectory, ())
 
@@ -73,7 +84,9 @@ class Rig:
         sessions = Sessions(self.context, *parts)
         monkeypatch.setattr(sessions, "_follow_in_thread", lambda *_: None)
         monkeypatch.setattr(sessions, "_intakes", lambda _: {})
-        survivor: Any = MagicMock(trajectory=self.trajectory, record=LiveRecord(self.directory / new_id()), facts={"began_at_ns": 1})
+        survivor: Any = MagicMock(
+            trajectory=self.trajectory, record=LiveRecord(self.directory / new_id()), facts={"began_at_ns": 1}
+        )
         sessions.go_on([survivor])
         self.recorder = calls.bind.call_args.args[1]
 

@@ -40,14 +40,32 @@ def test_values_come_and_go(store: KeyValueStore) -> None:
     assert [v.deleted for v in store.history("t", "a/b", "k")] == [True, False, False]
 
 
-@pytest.mark.parametrize(("tenant", "namespace", "key"), [
-    ("", "a", "k"), ("a/b", "a", "k"), ("-x", "a", "k"), ("t" * 65, "a", "k"), ("t", "", "k"), ("t", "a//b", "k"), ("t", "/a", "k"),
-    ("t", "a/", "k"), ("t", "/".join("a" * 9), "k"), ("t", "n" * 201, "k"), ("t", "a\nb", "k"), ("t", "a", ""), ("t", "a", "k" * 201),
-    ("t", "a", "k\x1b"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tenant", "namespace", "key"),
+    [
+        ("", "a", "k"),
+        ("a/b", "a", "k"),
+        ("-x", "a", "k"),
+        ("t" * 65, "a", "k"),
+        ("t", "", "k"),
+        ("t", "a//b", "k"),
+        ("t", "/a", "k"),
+        ("t", "a/", "k"),
+        ("t", "/".join("a" * 9), "k"),
+        ("t", "n" * 201, "k"),
+        ("t", "a\nb", "k"),
+        ("t", "a", ""),
+        ("t", "a", "k" * 201),
+        ("t", "a", "k\x1b"),
+    ],
+)
 def test_malformed_names(store: KeyValueStore, tenant: str, namespace: str, key: str) -> None:
-    for call in (lambda: store.put(tenant, namespace, key, 1), lambda: store.get(tenant, namespace, key),
-                 lambda: store.delete(tenant, namespace, key), lambda: store.history(tenant, namespace, key)):  # fmt: skip
+    for call in (
+        lambda: store.put(tenant, namespace, key, 1),
+        lambda: store.get(tenant, namespace, key),
+        lambda: store.delete(tenant, namespace, key),
+        lambda: store.history(tenant, namespace, key),
+    ):
         with pytest.raises(UsageError, match="malformed"):
             call()
 
@@ -67,7 +85,13 @@ def test_bounds(store: KeyValueStore) -> None:
     for ttl in (0, -1, float("nan"), float("inf"), 1e12):
         with pytest.raises(UsageError):
             store.put("t", "a", "k", 1, ttl_s=ttl)
-    bad: list[dict[str, Any]] = [{"limit": 0}, {"limit": 1001}, {"prefix": "k" * 201}, {"where": {"": 1}}, {"where": {"a": [1]}}]
+    bad: list[dict[str, Any]] = [
+        {"limit": 0},
+        {"limit": 1001},
+        {"prefix": "k" * 201},
+        {"where": {"": 1}},
+        {"where": {"a": [1]}},
+    ]
     for more in bad:
         with pytest.raises(UsageError):
             store.search("t", "a", **more)

@@ -33,8 +33,15 @@ def _root(mount_id: int, *, lazy: bool = False) -> Root:
 
 def _sandbox(record: LiveRecord, head: SnapshotID = HEAD) -> Any:
     return SimpleNamespace(
-        lock=threading.RLock(), live=record, head=head, pending=[], pending_bytes=0, state={}, state_changed=False, residue=dict
-    )  # fmt: skip
+        lock=threading.RLock(),
+        live=record,
+        head=head,
+        pending=[],
+        pending_bytes=0,
+        state={},
+        state_changed=False,
+        residue=dict,
+    )
 
 
 def _pending(sandbox: Any) -> Pending:
@@ -47,7 +54,7 @@ def _entry(name: str, kind: EntryKind = EntryKind.TOOL, **more: Any) -> Entry:
 
 def _restored(
     record: LiveRecord, head: SnapshotID, entries: tuple[Entry, ...] = (), known: frozenset[str] = frozenset()
-) -> tuple[Any, Pending]:  # fmt: skip
+) -> tuple[Any, Pending]:
     sandbox = _sandbox(record, head)
     pending = _pending(sandbox)
     pending.restore(record, head, entries, (known | {entry.id for entry in entries}).__contains__)
@@ -165,7 +172,11 @@ def test_calls_wait_for_their_process(record: LiveRecord) -> None:
     for entry in (task, call):
         opened = restored.opened(entry.id)
         assert opened is not None
-        assert (opened.entry.kind, opened.entry.name, opened.entry.arguments) == (entry.kind, entry.name, entry.arguments)
+        assert (opened.entry.kind, opened.entry.name, opened.entry.arguments) == (
+            entry.kind,
+            entry.name,
+            entry.arguments,
+        )
     assert restored.claim([call.id, "f" * 32]) == {call.id}
     assert restored.claim([call.id]) == set(), "it is somebody's now"
     assert restored.take(call.id).said == 1

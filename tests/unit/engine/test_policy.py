@@ -44,12 +44,24 @@ expires = "2d"
     assert found.judge("Deploy_all", {}, LOCAL).action == "allow"
 
 
-@pytest.mark.parametrize(("path", "pattern", "arguments", "matches"), [
-    ("command", "rm", {"command": "xrmx"}, True), ("command", "^rm", {"command": "xrm"}, False), ("command", "rm", {}, False),
-    ("a.b.c", "x", {"a": {"b": {"c": "x"}}}, True), ("a.1", "^y$", {"a": ["x", "y"]}, True), ("a.2", "", {"a": ["x", "y"]}, False),
-    ("n", "^12$", {"n": 12}, True), ("n", "true", {"n": True}, True), ("", '"n": 1', {"n": 1}, True), ("a", "é", {"a": ["é"]}, True),
-    ("command", "x", {"command": "y" * (MAX_MATCHED_CHARS + 1)}, True), ("a", "x", "text", False), ("-1", "", ["x"], False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "pattern", "arguments", "matches"),
+    [
+        ("command", "rm", {"command": "xrmx"}, True),
+        ("command", "^rm", {"command": "xrm"}, False),
+        ("command", "rm", {}, False),
+        ("a.b.c", "x", {"a": {"b": {"c": "x"}}}, True),
+        ("a.1", "^y$", {"a": ["x", "y"]}, True),
+        ("a.2", "", {"a": ["x", "y"]}, False),
+        ("n", "^12$", {"n": 12}, True),
+        ("n", "true", {"n": True}, True),
+        ("", '"n": 1', {"n": 1}, True),
+        ("a", "é", {"a": ["é"]}, True),
+        ("command", "x", {"command": "y" * (MAX_MATCHED_CHARS + 1)}, True),
+        ("a", "x", "text", False),
+        ("-1", "", ["x"], False),
+    ],
+)
 def test_arguments(path: str, pattern: str, arguments: Any, matches: bool) -> None:
     text = f"[[rule]]\narguments = {{ {path!r} = {pattern!r} }}\naction = 'deny'"
     assert action(text, "any", arguments) == ("deny" if matches else "allow")
@@ -61,16 +73,30 @@ def test_what_is_too_long_to_look_at_is_not_let_through() -> None:
     assert action(text, "t", {"c": "x" * (MAX_MATCHED_CHARS + 1)}) == "deny"
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("[[rule]]\naction = \n", "line 2"), ("\n\n[[rule]]\naction = 'ask'", "number 1 in line 3"),
-    ("[[rule]]\ntool = 'x'", "needs an `action`"), ("[[rule]]\naction = 'deny'\nexpires = '2 hours'", "unit"),
-    ("[[rule]]\naction = 'deny'\n[[rule]]\naction = 'deny'\ntools = 'x'", "number 2 in line 3 has the unknown key 'tools'"),
-    ("[[rule]]\naction = 'deny'\narguments = { a = '(' }", "no regular expression"),
-    ("[[rule]]\naction = 'deny'\nexpires = '0s'", "unit"), ("[[rule]]\naction = 'deny'\nside_effect = 'bad'", "none of local"),
-    ("[[rule]]\naction = 'deny'\narguments = { a = 1 }", "table of patterns"), ("rule = 1", "tables"), ("[rules]", "unknown key 'rules'"),
-    ("[defaults]\naction = 'deny'", "[defaults] has the unknown key"), ("[webhook]", "needs a `url`"), ("webhook = 1", "as a table"),
-    ("[webhook]\nurl = 'file:///etc/passwd'", "http"), ("[[rule]]\naction = 'deny'\ntool = 1", "`tool` as a text"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[rule]]\naction = \n", "line 2"),
+        ("\n\n[[rule]]\naction = 'ask'", "number 1 in line 3"),
+        ("[[rule]]\ntool = 'x'", "needs an `action`"),
+        ("[[rule]]\naction = 'deny'\nexpires = '2 hours'", "unit"),
+        (
+            "[[rule]]\naction = 'deny'\n[[rule]]\naction = 'deny'\ntools = 'x'",
+            "number 2 in line 3 has the unknown key 'tools'",
+        ),
+        ("[[rule]]\naction = 'deny'\narguments = { a = '(' }", "no regular expression"),
+        ("[[rule]]\naction = 'deny'\nexpires = '0s'", "unit"),
+        ("[[rule]]\naction = 'deny'\nside_effect = 'bad'", "none of local"),
+        ("[[rule]]\naction = 'deny'\narguments = { a = 1 }", "table of patterns"),
+        ("rule = 1", "tables"),
+        ("[rules]", "unknown key 'rules'"),
+        ("[defaults]\naction = 'deny'", "[defaults] has the unknown key"),
+        ("[webhook]", "needs a `url`"),
+        ("webhook = 1", "as a table"),
+        ("[webhook]\nurl = 'file:///etc/passwd'", "http"),
+        ("[[rule]]\naction = 'deny'\ntool = 1", "`tool` as a text"),
+    ],
+)
 def test_mistakes_are_named(text: str, said: str) -> None:
     with pytest.raises(UsageError) as raised:
         parse(text, "/state/policy.toml")

@@ -35,7 +35,10 @@ class Shell(Process):
 
     def __init__(self, script: str, *, stdin: bool = False) -> None:
         self._child = subprocess.Popen(
-            ["sh", "-c", script], stdin=subprocess.PIPE if stdin else subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            ["sh", "-c", script],
+            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         if self._child.stdin is not None:
             self.stdin_fd = os.dup(self._child.stdin.fileno())
@@ -91,7 +94,9 @@ def test_both_streams_and_the_exit_code(repo: Spool, funnel: Funnel) -> None:
 
 
 def test_a_secret_is_neither_kept_nor_shown_wherever_it_is_cut(repo: Spool, funnel: Funnel) -> None:
-    outcome, seen = _run(repo, funnel, f"printf 'a {SECRET[:5]}'; sleep 0.2; printf '{SECRET[5:]} b'; echo {SECRET} >&2")
+    outcome, seen = _run(
+        repo, funnel, f"printf 'a {SECRET[:5]}'; sleep 0.2; printf '{SECRET[5:]} b'; echo {SECRET} >&2"
+    )
     for data in (_read(repo, outcome.stdout), _read(repo, outcome.stderr), *seen.values()):
         assert SECRET.encode() not in data
         assert b"[secret:env-PASSWORD:" in data
@@ -124,7 +129,9 @@ def test_input_is_passed_on_as_far_as_it_is_taken(repo: Spool, funnel: Funnel) -
     caller = Caller(gives_input=True, taken=taken.append)
     caller.send(data)
     outcome = pump(Shell("head -c 5; exit 3", stdin=True), repo, funnel, lambda *_: None, caller=caller)
-    assert (outcome.exit_code, _read(repo, outcome.stdout)) == (3, data[:5]), "an input that was neither read nor ended holds nothing up"
+    assert (outcome.exit_code, _read(repo, outcome.stdout)) == (3, data[:5]), (
+        "an input that was neither read nor ended holds nothing up"
+    )
 
 
 def test_a_stream_that_nobody_reads_is_a_broken_pipe(repo: Spool, funnel: Funnel) -> None:
@@ -142,7 +149,9 @@ def test_a_stream_that_nobody_reads_is_a_broken_pipe(repo: Spool, funnel: Funnel
 
 
 @pytest.mark.parametrize("abandon", [False, True])
-def test_a_command_goes_on_without_its_caller_unless_it_is_to_be_abandoned(repo: Spool, funnel: Funnel, abandon: bool) -> None:
+def test_a_command_goes_on_without_its_caller_unless_it_is_to_be_abandoned(
+    repo: Spool, funnel: Funnel, abandon: bool
+) -> None:
     caller = Caller()
     caller.leave()
     command = Shell(f"exec sleep {1000 if abandon else 0.2}")
@@ -166,7 +175,14 @@ def test_what_is_neither_shown_nor_in_memory_is_counted(repo: Spool, funnel: Fun
     os.write(write_end, b"x" * 40_000)
     intakes["stdout"].move(read_end, 40_000)
     intakes["stdout"].give_back(36_000)
-    outcome = pump(Shell("echo more"), repo, funnel, lambda *_: None, intakes=intakes, earlier=[Printed("stdout", b"x" * 10_000, 10_000)])
+    outcome = pump(
+        Shell("echo more"),
+        repo,
+        funnel,
+        lambda *_: None,
+        intakes=intakes,
+        earlier=[Printed("stdout", b"x" * 10_000, 10_000)],
+    )
     kept = _read(repo, outcome.stdout)
     assert outcome.lost_bytes == {"stdout": 40_005 - len(kept)}
     assert kept == b"x" * (len(kept) - 5) + b"more\n"
@@ -183,7 +199,9 @@ def test_what_is_in_the_pipe_at_the_end_is_not_lost(repo: Spool, funnel: Funnel)
         assert len(_read(repo, outcome.stdout)) == 60_000
 
 
-def test_a_noisy_background_child_neither_delays_nor_meets_a_broken_pipe(repo: Spool, funnel: Funnel, tmp_path: Path) -> None:
+def test_a_noisy_background_child_neither_delays_nor_meets_a_broken_pipe(
+    repo: Spool, funnel: Funnel, tmp_path: Path
+) -> None:
     alive = tmp_path / "alive"
     started = time.monotonic()
     outcome, _ = _run(repo, funnel, f"(for i in $(seq 60); do echo noise; sleep 0.05; done; touch {alive}) & echo done")
@@ -208,7 +226,7 @@ def test_a_watcher_that_fails_ends_the_command(repo: Spool, funnel: Funnel) -> N
     assert list(repo.blobs()) == []
 
 
-# -- beyond the daemon -------------------------------------------------------------------------------------------------------------
+# -- beyond the daemon ----------------------------------------------------------------------------------------------
 
 
 class Program(Shell):
@@ -224,8 +242,9 @@ class Program(Shell):
 
 @pytest.fixture
 def follow(tmp_path: Path) -> Follow:
-    """Have daemons, processes of their own, follow a program until it ends. All but the last die when they meet `die_at`, which is before
-    or behind a record, for the `after`th time. What they recorded of its output, and what the last has saved."""
+    """Have daemons, processes of their own, follow a program until it ends. All but the last die when they meet
+    `die_at`, which is before or behind a record, for the `after`th time. What they recorded of its output, and what the
+    last has saved."""
 
     def follow(script: str, die_at: str, after: int) -> tuple[bytes, bytes]:
         program, record, saved = Program(script), tmp_path / "record", tmp_path / "saved"

@@ -18,7 +18,18 @@ from snapshotd.engine.storing.records import encode, encode_from, encode_tags
 from snapshotd.errors import Conflict
 from snapshotd.types import CallID, RecordID, Snapshot, SnapshotID, SnapshotState, TrajectoryStatus, TreeID, short
 from tests import long
-from tests.records import CREATED_AT_NS, World, begin, committed, ended_entry, fork, make_entry, make_image, new_digest, started
+from tests.records import (
+    CREATED_AT_NS,
+    World,
+    begin,
+    committed,
+    ended_entry,
+    fork,
+    make_entry,
+    make_image,
+    new_digest,
+    started,
+)
 
 Records = dict[RecordID, bytes]
 
@@ -68,7 +79,9 @@ def visible(catalog: Catalog) -> dict[str, Any]:
         "state": {one.id: (catalog.own_state(one.id), catalog.state(one.id)) for one in snapshots},
         "named": {one.name: catalog.resolve_trajectory(one.name).id for one in trajectories if one.name},
         "tagged": {tag: catalog.resolve_snapshot(tag).id for one in snapshots for tag in one.tags},
-        "experiments": {one.experiment: catalog.experiment(one.experiment) and None for one in trajectories if one.experiment},
+        "experiments": {
+            one.experiment: catalog.experiment(one.experiment) and None for one in trajectories if one.experiment
+        },
         "layers": catalog.referenced_layers(),
         "blobs": catalog.referenced_blobs(),
         "trees": catalog.referenced_trees(),
@@ -78,7 +91,8 @@ def visible(catalog: Catalog) -> dict[str, Any]:
 
 
 def history(catalog: Catalog, seed: int, steps: int) -> tuple[World, Records]:
-    """A random world in which everything is stored, some of it pruned or lost again, and all records that were ever written."""
+    """A random world in which everything is stored, some of it pruned or lost again, and all records that were ever
+    written."""
     rng = random.Random(seed)
     world, records = World(catalog, rng), Records()
     waiting: list[Snapshot] = []
@@ -144,7 +158,9 @@ def test_what_hangs_together_comes_back_whatever_is_gone(seed: int, data: st.Dat
     assert {record_id for record_id, _ in report.unreadable} == set(damaged)
     here = {one.id: one for one in new.all_snapshots()}
     for one in world.all:
-        readable = old.record(one.id) in records or any(one.id == out.snapshot for out in report.left_out) or one.id in here
+        readable = (
+            old.record(one.id) in records or any(one.id == out.snapshot for out in report.left_out) or one.id in here
+        )
         whole = {one.parent, one.follows} - {None} <= here.keys()
         if one.id in here:
             assert whole
@@ -182,11 +198,18 @@ def test_a_fork_of_what_is_missing_is_listed_with_its_trees(old: SqliteCatalog, 
     assert [one.id for one in new.all_snapshots()] == [first.id, kept.id]
     assert new.resolve_trajectory("line").head == first.id
     assert [(out.snapshot, out.trajectory, out.seq, out.tree, out.record) for out in report.left_out] == sorted(
-        [(one.id, one.trajectory, one.seq, one.tree, old.record(one.id)) for one in (third, gone)], key=lambda out: out[1]
+        [(one.id, one.trajectory, one.seq, one.tree, old.record(one.id)) for one in (third, gone)],
+        key=lambda out: out[1],
     )
     assert all(short(second.id) in out.reason and "no readable record" in out.reason for out in report.left_out)
     assert [record_id for record_id, _ in report.unreadable] == [damaged]
-    assert (report.snapshots, report.trajectories, report.images, report.tags, report.dropped_tags) == (2, 2, 1, 1, ("bad",))
+    assert (report.snapshots, report.trajectories, report.images, report.tags, report.dropped_tags) == (
+        2,
+        2,
+        1,
+        1,
+        ("bad",),
+    )
     assert new.resolve_snapshot("good").id == first.id
 
 
@@ -300,7 +323,9 @@ def test_records_that_contradict_each_other_do_no_harm(old: SqliteCatalog, new: 
         hostile(records, old, second, parent=second.id, seq=7),  # seq jumps
         hostile(records, old, second, parent=second.id, seq=2, messages=5),  # messages are missing
         hostile(records, old, second, parent=SnapshotID("d" * 32)),  # from nowhere
-        hostile(records, old, second, parent=first.id, trajectory=make_image().id),  # begins in a line it was not forked from
+        hostile(
+            records, old, second, parent=first.id, trajectory=make_image().id
+        ),  # begins in a line it was not forked from
     ]
     report = rebuild(records.items(), new)
     assert {out.snapshot for out in report.left_out} == {one.id for one in wrong}
@@ -346,7 +371,9 @@ def test_journals_that_contradict_each_other_do_no_harm(old: SqliteCatalog, new:
     same_place = ended_entry(second, id=CallID("b" * 32), number=0, snapshot=after.id)
     records[RecordID(new_digest())] = encode(after, trajectory, image, (), entries=(same_place,))
     report = rebuild(records.items(), new)
-    assert [(out.snapshot, out.reason) for out in report.left_out] == [(again.id, "its journal has a call that another snapshot has")]
+    assert [(out.snapshot, out.reason) for out in report.left_out] == [
+        (again.id, "its journal has a call that another snapshot has")
+    ]
     assert [one.id for one in new.journal(after.id)] == [entry.id, same_place.id]
     new.begin_entry(trajectory.id, make_entry(after))
 

@@ -42,12 +42,20 @@ def full() -> Record:
     own = ended_entry(snapshot, id=snapshot.call.id, kind=EntryKind.TOOL, arguments=snapshot.call.arguments, number=3)
     entries = (own, ended_entry(snapshot, name="\ud800", result={"z": [1.5]}, number=9))
     bound = tuple(replace(entry, snapshot=snapshot.id) for entry in entries)
-    return Record(snapshot, replace(trajectory, began=SnapshotID("9" * 32)), image, messages, bound, {"b": 1, "a": [None]})
+    return Record(
+        snapshot, replace(trajectory, began=SnapshotID("9" * 32)), image, messages, bound, {"b": 1, "a": [None]}
+    )
 
 
 def written(record: Record) -> bytes:
     return encode(
-        record.snapshot, record.trajectory, record.image, record.messages, record.unknown, entries=record.entries, state=record.state
+        record.snapshot,
+        record.trajectory,
+        record.image,
+        record.messages,
+        record.unknown,
+        entries=record.entries,
+        state=record.state,
     )
 
 
@@ -147,9 +155,11 @@ def test_equal_facts_give_equal_bytes_and_values_keep_their_order() -> None:
 def test_what_is_not_stored_has_no_record() -> None:
     snapshot, trajectory, image, messages = facts()
     for wrong in (
-        replace(snapshot, state=SnapshotState.CAPTURED, tree=None), replace(snapshot, tree=None),
-        replace(snapshot, state=SnapshotState.PRUNED), replace(snapshot, messages=1),
-    ):  # fmt: skip
+        replace(snapshot, state=SnapshotState.CAPTURED, tree=None),
+        replace(snapshot, tree=None),
+        replace(snapshot, state=SnapshotState.PRUNED),
+        replace(snapshot, messages=1),
+    ):
         with pytest.raises(InternalError):
             encode(wrong, trajectory, image, messages)
     with pytest.raises(InternalError):
@@ -158,16 +168,31 @@ def test_what_is_not_stored_has_no_record() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [(), ("image",), ("trajectory",), ("trajectory", "spec"), ("trajectory", "spec", "limits"), ("trajectory", "agent"), ("snapshot",),
-     ("snapshot", "files"), ("call",), ("messages", 1), ("entries", 0), ("entries", 1)],
-)  # fmt: skip
+    [
+        (),
+        ("image",),
+        ("trajectory",),
+        ("trajectory", "spec"),
+        ("trajectory", "spec", "limits"),
+        ("trajectory", "agent"),
+        ("snapshot",),
+        ("snapshot", "files"),
+        ("call",),
+        ("messages", 1),
+        ("entries", 0),
+        ("entries", 1),
+    ],
+)
 def test_unknown_fields_survive(path: tuple[Any, ...]) -> None:
     whole = full()
     data = changed(written(whole), *path, "zz-new", to={"x": [1, {"y": "\ud800"}]})
     record = decode(data)
     assert replace(record, unknown={}) == whole
     assert again(record) == data
-    assert again(replace(record, snapshot=replace(whole.snapshot, state=SnapshotState.PRUNED, tree=None))).count(b"zz-new") == 1
+    assert (
+        again(replace(record, snapshot=replace(whole.snapshot, state=SnapshotState.PRUNED, tree=None))).count(b"zz-new")
+        == 1
+    )
 
 
 def test_tags_come_back() -> None:
@@ -197,31 +222,89 @@ def test_a_newer_version_need_not_look_like_this_one() -> None:
 
 
 WRONG: list[tuple[tuple[Any, ...], Any]] = [
-    (("version",), 0), (("version",), True), (("version",), "1"), (("format",), "other"), (("kind",), None),
-    (("snapshot", "id"), "../../etc/passwd"), (("snapshot", "id"), "A" * 32), (("snapshot", "id"), "a" * 33),
+    (("version",), 0),
+    (("version",), True),
+    (("version",), "1"),
+    (("format",), "other"),
+    (("kind",), None),
+    (("snapshot", "id"), "../../etc/passwd"),
+    (("snapshot", "id"), "A" * 32),
+    (("snapshot", "id"), "a" * 33),
     (("snapshot", "id"), "a" * 32 + "\n"),
-    (("snapshot", "layers"), ["../x"]), (("snapshot", "layers"), {}), (("snapshot", "layers", 0), 7), (("snapshot", "tree"), "2" * 32),
-    (("snapshot", "tree"), None), (("snapshot", "state"), "captured"), (("snapshot", "state"), "pruned"), (("snapshot", "state"), "x"),
-    (("snapshot", "seq"), -1), (("snapshot", "seq"), 1 << 63), (("snapshot", "seq"), 1.0), (("snapshot", "seq"), True),
-    (("snapshot", "messages"), 1), (("snapshot", "own_layers"), 2), (("snapshot", "own_layers"), -1), (("snapshot", "files"), [1, 2, 3, 4]),
-    (("snapshot", "image"), "e" * 32), (("snapshot", "method"), "a b"), (("snapshot", "created_at_ns"), None), (("snapshot", "parent"), ""),
-    (("start",), 1), (("start",), None), (("messages",), None), (("messages", 0), "text"), (("messages", 0, "role"), 1),
-    (("call",), None), (("call", "id"), "x"), (("call", "output"), "/etc"), (("call", "status"), "fine"), (("call", "exit_code"), 1 << 64),
-    (("call", "name"), None), (("image", "name"), "x" * 256), (("image", "name"), "\n"), (("image", "bytes"), -1),
+    (("snapshot", "layers"), ["../x"]),
+    (("snapshot", "layers"), {}),
+    (("snapshot", "layers", 0), 7),
+    (("snapshot", "tree"), "2" * 32),
+    (("snapshot", "tree"), None),
+    (("snapshot", "state"), "captured"),
+    (("snapshot", "state"), "pruned"),
+    (("snapshot", "state"), "x"),
+    (("snapshot", "seq"), -1),
+    (("snapshot", "seq"), 1 << 63),
+    (("snapshot", "seq"), 1.0),
+    (("snapshot", "seq"), True),
+    (("snapshot", "messages"), 1),
+    (("snapshot", "own_layers"), 2),
+    (("snapshot", "own_layers"), -1),
+    (("snapshot", "files"), [1, 2, 3, 4]),
+    (("snapshot", "image"), "e" * 32),
+    (("snapshot", "method"), "a b"),
+    (("snapshot", "created_at_ns"), None),
+    (("snapshot", "parent"), ""),
+    (("start",), 1),
+    (("start",), None),
+    (("messages",), None),
+    (("messages", 0), "text"),
+    (("messages", 0, "role"), 1),
+    (("call",), None),
+    (("call", "id"), "x"),
+    (("call", "output"), "/etc"),
+    (("call", "status"), "fine"),
+    (("call", "exit_code"), 1 << 64),
+    (("call", "name"), None),
+    (("image", "name"), "x" * 256),
+    (("image", "name"), "\n"),
+    (("image", "bytes"), -1),
     (("image", "env"), [["a"]]),
-    (("image", "env"), [["a", 1]]), (("image",), []), (("trajectory", "name"), "a/b"), (("trajectory", "name"), ""),
-    (("trajectory", "spec", "network"), "all"), (("trajectory", "spec", "runtime"), "\ud800"),
+    (("image", "env"), [["a", 1]]),
+    (("image",), []),
+    (("trajectory", "name"), "a/b"),
+    (("trajectory", "name"), ""),
+    (("trajectory", "spec", "network"), "all"),
+    (("trajectory", "spec", "runtime"), "\ud800"),
     (("trajectory", "spec", "limits", "cpus"), "1"),
-    (("trajectory", "spec", "limits", "cpus"), -1), (("trajectory", "spec", "limits", "cpus"), float("inf")),
-    (("trajectory", "agent", "argv"), [1]), (("trajectory", "agent"), "x"), (("trajectory", "experiment"), "e"),
-    (("trajectory", "env"), None), (("trajectory", "began"), "x"), (("snapshot", "follows"), "../x"), (("state",), [1]), (("state",), "x"),
-    (("entries",), None), (("entries",), {}), (("entries", 0), 7), (("entries", 0, "id"), "x"), (("entries", 0, "id"), "1" * 32),
-    (("entries", 0, "kind"), "x"), (("entries", 0, "name"), None), (("entries", 0, "after"), None), (("entries", 0, "began_at_ns"), None),
-    (("entries", 0, "side_effect"), "none"), (("entries", 0, "key"), 7), (("entries", 0, "status"), None), (("entries", 0, "facts"), {}),
-    (("entries", 0, "ended_at_ns"), None), (("entries", 0, "error"), 1), (("entries", 0, "details"), []), (("entries", 0, "number"), -1),
-    (("entries", 0, "number"), 9), (("entries", 0, "number"), 10), (("entries", 1, "number"), (1 << 53) + 1),
+    (("trajectory", "spec", "limits", "cpus"), -1),
+    (("trajectory", "spec", "limits", "cpus"), float("inf")),
+    (("trajectory", "agent", "argv"), [1]),
+    (("trajectory", "agent"), "x"),
+    (("trajectory", "experiment"), "e"),
+    (("trajectory", "env"), None),
+    (("trajectory", "began"), "x"),
+    (("snapshot", "follows"), "../x"),
+    (("state",), [1]),
+    (("state",), "x"),
+    (("entries",), None),
+    (("entries",), {}),
+    (("entries", 0), 7),
+    (("entries", 0, "id"), "x"),
+    (("entries", 0, "id"), "1" * 32),
+    (("entries", 0, "kind"), "x"),
+    (("entries", 0, "name"), None),
+    (("entries", 0, "after"), None),
+    (("entries", 0, "began_at_ns"), None),
+    (("entries", 0, "side_effect"), "none"),
+    (("entries", 0, "key"), 7),
+    (("entries", 0, "status"), None),
+    (("entries", 0, "facts"), {}),
+    (("entries", 0, "ended_at_ns"), None),
+    (("entries", 0, "error"), 1),
+    (("entries", 0, "details"), []),
+    (("entries", 0, "number"), -1),
+    (("entries", 0, "number"), 9),
+    (("entries", 0, "number"), 10),
+    (("entries", 1, "number"), (1 << 53) + 1),
     (("entries", 1, "arguments"), ...),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("path", "to"), WRONG, ids=lambda value: str(value)[:40])
@@ -240,9 +323,25 @@ def test_one_entry_stands_in_it_once() -> None:
 def test_a_missing_field_is_damage_or_reads_as_null() -> None:
     data = encode(*facts())
     may_be_missing = {
-        "base", "name", "parent", "exit_code", "error", "output", "stdout", "stderr", "arguments", "files", "agent", "forked_from",
-        "experiment", "tree", "began", "follows", "key", "result",
-    }  # fmt: skip
+        "base",
+        "name",
+        "parent",
+        "exit_code",
+        "error",
+        "output",
+        "stdout",
+        "stderr",
+        "arguments",
+        "files",
+        "agent",
+        "forked_from",
+        "experiment",
+        "tree",
+        "began",
+        "follows",
+        "key",
+        "result",
+    }
     for section in (None, "image", "trajectory", "snapshot", "call"):
         for name in json.loads(data) if section is None else json.loads(data)[section]:
             path = (name,) if section is None else (section, name)
@@ -263,10 +362,26 @@ def test_it_cannot_come_from_itself() -> None:
 
 @pytest.mark.parametrize(
     "place",
-    [("call", "arguments"), ("messages", 0, "content"), ("entries", 1, "result"), ("entries", 1, "facts"), ("state",), ("unknown",)],
+    [
+        ("call", "arguments"),
+        ("messages", 0, "content"),
+        ("entries", 1, "result"),
+        ("entries", 1, "facts"),
+        ("state",),
+        ("unknown",),
+    ],
 )
 @pytest.mark.parametrize(
-    "text", ["[" * 205 + "]" * 205, "[" * 100_000 + "]" * 100_000, '{"a":' * 500 + "1" + "}" * 500, "NaN", "Infinity", "1e999", "9" * 5000]
+    "text",
+    [
+        "[" * 205 + "]" * 205,
+        "[" * 100_000 + "]" * 100_000,
+        '{"a":' * 500 + "1" + "}" * 500,
+        "NaN",
+        "Infinity",
+        "1e999",
+        "9" * 5000,
+    ],
 )
 def test_a_hostile_value_is_damage(place: tuple[Any, ...], text: str) -> None:
     if place == ("unknown",) and len(text) == 410:
@@ -276,7 +391,9 @@ def test_a_hostile_value_is_damage(place: tuple[Any, ...], text: str) -> None:
         decode(data)
 
 
-@pytest.mark.parametrize("data", [b"", b"null", b"[]", b"7", b"{", b"\xff\xfe", b'{"a":"\xc3\xa9"}', b"{}" * 2, b"\0" * 100])
+@pytest.mark.parametrize(
+    "data", [b"", b"null", b"[]", b"7", b"{", b"\xff\xfe", b'{"a":"\xc3\xa9"}', b"{}" * 2, b"\0" * 100]
+)
 def test_what_is_no_record_is_damage(data: bytes) -> None:
     with pytest.raises(DataLoss, match="a record is damaged"):
         decode_any(data)
@@ -299,15 +416,27 @@ def test_nesting_is_counted_exactly() -> None:
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=20,
 )
 
 
 @settings(max_examples=150, deadline=None)
-@given(json_values, st.lists(st.tuples(st.text(), json_values), max_size=4), json_values, st.text(), st.sampled_from(CallStatus))
-def test_any_value_comes_back(arguments: Any, said: list[tuple[str, Any]], extra: Any, text: str, status: CallStatus) -> None:
+@given(
+    json_values,
+    st.lists(st.tuples(st.text(), json_values), max_size=4),
+    json_values,
+    st.text(),
+    st.sampled_from(CallStatus),
+)
+def test_any_value_comes_back(
+    arguments: Any, said: list[tuple[str, Any]], extra: Any, text: str, status: CallStatus
+) -> None:
     snapshot, trajectory, image, _ = facts()
     messages = tuple(Message(role, content) for role, content in said)
     call = replace(snapshot.call, arguments=arguments, name=text, error=text, status=status)
@@ -324,11 +453,16 @@ def test_any_value_comes_back(arguments: Any, said: list[tuple[str, Any]], extra
 def test_damaged_bytes_never_do_worse_than_an_error(data: st.DataObject) -> None:
     whole = bytearray(written(full()))
     at = data.draw(st.integers(0, len(whole) - 1))
-    action: Callable[[], Any] = data.draw(st.sampled_from([
-        lambda: whole.__setitem__(at, data.draw(st.integers(0, 255))),
-        lambda: whole.__delitem__(slice(at, at + data.draw(st.integers(1, 50)))),
-        lambda: whole.__delitem__(slice(at, None)), lambda: whole.insert(at, data.draw(st.sampled_from(b'{}[]",:0-e'))),
-    ]))  # fmt: skip
+    action: Callable[[], Any] = data.draw(
+        st.sampled_from(
+            [
+                lambda: whole.__setitem__(at, data.draw(st.integers(0, 255))),
+                lambda: whole.__delitem__(slice(at, at + data.draw(st.integers(1, 50)))),
+                lambda: whole.__delitem__(slice(at, None)),
+                lambda: whole.insert(at, data.draw(st.sampled_from(b'{}[]",:0-e'))),
+            ]
+        )
+    )
     action()
     try:
         record = decode_any(bytes(whole))
@@ -348,7 +482,9 @@ def test_everything_in_a_random_world_comes_back() -> None:
             record = decode(encode_from(catalog, snapshot, image))
             assert (record.snapshot, record.image, record.messages) == (replace(snapshot, tags=()), image, own)
             assert list(record.entries) == catalog.own_entries(snapshot.id)
-            assert [entry.number for entry in record.entries] == [entry.number for entry in catalog.own_entries(snapshot.id)]
+            assert [entry.number for entry in record.entries] == [
+                entry.number for entry in catalog.own_entries(snapshot.id)
+            ]
             assert record.state == catalog.own_state(snapshot.id)
             status = TrajectoryStatus.INTERRUPTED if trajectory.agent else TrajectoryStatus.STOPPED
             assert record.trajectory == replace(trajectory, head=snapshot.id, status=status, exit_code=None)

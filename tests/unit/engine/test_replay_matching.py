@@ -10,7 +10,9 @@ from snapshotd.engine.mind.replay import Mismatch, Replay, shown
 from snapshotd.types import CallID, CallStatus, Entry, EntryKind, SnapshotID
 
 
-def entry(name: str, began: int, ended: int | None, arguments: Any = None, *, kind: EntryKind = EntryKind.TOOL, **fields: Any) -> Entry:
+def entry(
+    name: str, began: int, ended: int | None, arguments: Any = None, *, kind: EntryKind = EntryKind.TOOL, **fields: Any
+) -> Entry:
     fields = {"status": CallStatus.DONE, **fields}
     return Entry(CallID(f"{name}-{began}"), kind, name, arguments, SnapshotID("s"), began, ended_at_ns=ended, **fields)
 
@@ -29,7 +31,11 @@ def test_in_order_to_the_end() -> None:
 
 
 def test_another_name_other_arguments_another_kind() -> None:
-    for name, arguments, kind in (("b", {"x": 1}, EntryKind.TOOL), ("a", {"x": 2}, EntryKind.TOOL), ("a", {"x": 1}, EntryKind.MODEL)):
+    for name, arguments, kind in (
+        ("b", {"x": 1}, EntryKind.TOOL),
+        ("a", {"x": 2}, EntryKind.TOOL),
+        ("a", {"x": 1}, EntryKind.MODEL),
+    ):
         replay = Replay([entry("a", 1, 2, {"x": 1}), entry("b", 3, 4, {"x": 1})])
         with pytest.raises(Mismatch) as caught:
             meet(replay, name, arguments, kind)
@@ -67,7 +73,11 @@ def test_calls_within_a_task_keep_their_order() -> None:
         meet(replay, "two")
     with pytest.raises(Mismatch):
         meet(replay, "build", kind=EntryKind.TASK)
-    assert [meet(replay, "one"), meet(replay, "two"), meet(replay, "build", kind=EntryKind.TASK)] == ["one-2", "two-4", "build-1"]
+    assert [meet(replay, "one"), meet(replay, "two"), meet(replay, "build", kind=EntryKind.TASK)] == [
+        "one-2",
+        "two-4",
+        "build-1",
+    ]
 
 
 def test_equal_calls_side_by_side_are_met_oldest_first() -> None:
@@ -76,9 +86,13 @@ def test_equal_calls_side_by_side_are_met_oldest_first() -> None:
 
 
 def test_what_was_cut_off_is_passed_over() -> None:
-    replay = Replay([
-        entry("a", 1, None, status=None), entry("b", 2, 3, status=CallStatus.UNKNOWN), entry("c", 4, 5, status=CallStatus.FAILED),
-    ])  # fmt: skip
+    replay = Replay(
+        [
+            entry("a", 1, None, status=None),
+            entry("b", 2, 3, status=CallStatus.UNKNOWN),
+            entry("c", 4, 5, status=CallStatus.FAILED),
+        ]
+    )
     assert meet(replay, "c") == "c-4"
     assert replay.exhausted
 
@@ -95,9 +109,15 @@ def test_a_request_that_its_sender_repeated_is_passed_over_and_a_failed_model_ca
 
 
 def test_a_completed_task_is_skipped_with_everything_in_it() -> None:
-    replay = Replay([
-        entry("before", 1, 2), entry("one", 4, 5), entry("two", 6, 7), entry("build", 3, 8, kind=EntryKind.TASK), entry("after", 9, 10),
-    ])  # fmt: skip
+    replay = Replay(
+        [
+            entry("before", 1, 2),
+            entry("one", 4, 5),
+            entry("two", 6, 7),
+            entry("build", 3, 8, kind=EntryKind.TASK),
+            entry("after", 9, 10),
+        ]
+    )
     assert replay.skip_task("build") is None, "the program is not there yet"
     assert meet(replay, "before") == "before-1"
     skipped = replay.skip_task("build")
@@ -108,10 +128,13 @@ def test_a_completed_task_is_skipped_with_everything_in_it() -> None:
 
 
 def test_a_task_takes_only_its_own_calls_where_those_are_named() -> None:
-    replay = Replay([
-        entry("one", 2, 3, details={"task": "build"}), entry("other", 4, 9, details={"task": "docs"}),
-        entry("build", 1, 5, kind=EntryKind.TASK),
-    ])  # fmt: skip
+    replay = Replay(
+        [
+            entry("one", 2, 3, details={"task": "build"}),
+            entry("other", 4, 9, details={"task": "docs"}),
+            entry("build", 1, 5, kind=EntryKind.TASK),
+        ]
+    )
     assert replay.skip_task("build") is not None
     assert meet(replay, "other") == "other-4"
 
@@ -143,16 +166,29 @@ def test_long_values_are_cut_in_messages() -> None:
 
 
 def _turn(began: int, request: str, status: CallStatus, **details: Any) -> Entry:
-    return entry("m", began, began + 1, {"digest": request}, kind=EntryKind.MODEL, status=status, details={"gateway": True, **details})
+    return entry(
+        "m",
+        began,
+        began + 1,
+        {"digest": request},
+        kind=EntryKind.MODEL,
+        status=status,
+        details={"gateway": True, **details},
+    )
 
 
 def test_requests_that_were_repeated_on_the_wire_are_met_once() -> None:
     """Those at the end are asked again; what failed for good, while the program went on, fails again."""
     failed, done = CallStatus.FAILED, CallStatus.DONE
     recorded = [
-        _turn(1, "a", failed), _turn(3, "a", failed), _turn(5, "a", done),
-        _turn(7, "b", failed), _turn(9, "b", failed), _turn(11, "c", done), _turn(13, "d", failed),
-    ]  # fmt: skip
+        _turn(1, "a", failed),
+        _turn(3, "a", failed),
+        _turn(5, "a", done),
+        _turn(7, "b", failed),
+        _turn(9, "b", failed),
+        _turn(11, "c", done),
+        _turn(13, "d", failed),
+    ]
     replay = Replay(recorded)
     met = [meet(replay, "m", {"digest": request}, EntryKind.MODEL) for request in "abbcd"]
     assert met == ["m-5", "m-7", "m-9", "m-11", None]

@@ -71,7 +71,9 @@ def test_where_a_person_has_edited_what_was_said_is_passed_over(
     source = committed(catalog, committed(catalog, began, "a"), "b", "c")
     forked = fork(source, line)
     catalog.add_trajectories([(forked, None)])
-    edit = committed(catalog, source, *edited, trajectory=forked.id, after=source, keep=kept, seq=0, call=make_call("edit"))
+    edit = committed(
+        catalog, source, *edited, trajectory=forked.id, after=source, keep=kept, seq=0, call=make_call("edit")
+    )
     head = committed(catalog, edit, "later")
     retelling = Retelling(catalog, began, head)
     say(retelling, *met)

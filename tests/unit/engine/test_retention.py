@@ -25,7 +25,17 @@ from snapshotd.engine.storing.retention import (
     trim,
 )
 from snapshotd.errors import UsageError
-from snapshotd.types import ApprovalStatus, CallStatus, RecordID, Snapshot, SnapshotID, SnapshotState, TrajectoryID, TreeID, short
+from snapshotd.types import (
+    ApprovalStatus,
+    CallStatus,
+    RecordID,
+    Snapshot,
+    SnapshotID,
+    SnapshotState,
+    TrajectoryID,
+    TreeID,
+    short,
+)
 from tests.records import begin, committed, fork, make_approval, make_call, make_image, started
 
 NOW_NS = 1_760_000_000_000_000_000
@@ -36,9 +46,14 @@ _, MODEL = begin(make_image())
 def make(seq: int, *, line: str = "a", state: str = "stored", failed: bool = False, age_ns: int = 0) -> Snapshot:
     status = CallStatus.FAILED if failed else CallStatus.DONE
     return replace(
-        MODEL, id=SnapshotID(f"{line}{seq}"), trajectory=TrajectoryID(line), seq=seq, state=SnapshotState(state),
-        call=make_call(status=status), created_at_ns=NOW_NS - age_ns,
-    )  # fmt: skip
+        MODEL,
+        id=SnapshotID(f"{line}{seq}"),
+        trajectory=TrajectoryID(line),
+        seq=seq,
+        state=SnapshotState(state),
+        call=make_call(status=status),
+        created_at_ns=NOW_NS - age_ns,
+    )
 
 
 def kept(decisions: Sequence[Decision]) -> list[int]:
@@ -104,7 +119,9 @@ def test_a_snapshot_from_the_future_is_young() -> None:
     assert kept(plan([make(0, age_ns=-DAY_NS)], RetentionPolicy(keep_within_s=1), protected={}, now_ns=NOW_NS)) == [0]
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(None, 10), (100, 10), (99, 9), (95, 9), (31, 3), (30, 3), (20, 2), (5, 2), (1, 2)])
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(None, 10), (100, 10), (99, 9), (95, 9), (31, 3), (30, 3), (20, 2), (5, 2), (1, 2)]
+)
 def test_trim_drops_the_oldest_that_only_rules_keep(limit: int | None, expected: int) -> None:
     stays = {SnapshotID("a0"): "tag old", SnapshotID("a9"): "head of a"}
     decisions = plan(TEN, RetentionPolicy(keep_last=10), protected=stays, now_ns=NOW_NS)
@@ -135,17 +152,25 @@ def test_trim_gives_nothing_up_for_no_gain() -> None:
     assert kept(trim(decisions, lambda some: 1000 - 100 * ("a2" not in some), 10)) == list(range(3, 10))
 
 
-# -- properties ----------------------------------------------------------------------------------------------------------------
+# -- properties -----------------------------------------------------------------------------------------------------
 
 LINES = st.lists(
-    st.tuples(st.sampled_from("ab"), st.sampled_from(list(SnapshotState)), st.booleans(), st.integers(-1, 30)), max_size=24
-).map(lambda items: [
-    make(seq, line=line, state=state, failed=failed, age_ns=age * DAY_NS) for seq, (line, state, failed, age) in enumerate(items)
-])  # fmt: skip
+    st.tuples(st.sampled_from("ab"), st.sampled_from(list(SnapshotState)), st.booleans(), st.integers(-1, 30)),
+    max_size=24,
+).map(
+    lambda items: [
+        make(seq, line=line, state=state, failed=failed, age_ns=age * DAY_NS)
+        for seq, (line, state, failed, age) in enumerate(items)
+    ]
+)
 POLICIES = st.builds(
-    RetentionPolicy, keep_last=st.none() | st.integers(0, 12), keep_within_s=st.none() | st.floats(0.001, 1e7),
-    keep_every=st.none() | st.integers(1, 9), keep_failed=st.none() | st.integers(1, 9), max_bytes=st.none() | st.integers(1, 400),
-)  # fmt: skip
+    RetentionPolicy,
+    keep_last=st.none() | st.integers(0, 12),
+    keep_within_s=st.none() | st.floats(0.001, 1e7),
+    keep_every=st.none() | st.integers(1, 9),
+    keep_failed=st.none() | st.integers(1, 9),
+    max_bytes=st.none() | st.integers(1, 400),
+)
 
 
 def bytes_of(some: set[SnapshotID]) -> int:
@@ -157,7 +182,9 @@ def decided(line: Sequence[Snapshot], policy: RetentionPolicy, stays: dict[Snaps
 
 
 @given(line=LINES, policy=POLICIES, data=st.data())
-def test_the_protected_stay_and_only_stored_ones_go(line: list[Snapshot], policy: RetentionPolicy, data: st.DataObject) -> None:
+def test_the_protected_stay_and_only_stored_ones_go(
+    line: list[Snapshot], policy: RetentionPolicy, data: st.DataObject
+) -> None:
     stays = {item.id: "why" for item in line if data.draw(st.booleans())}
     decisions = decided(line, policy, stays)
     assert [item.snapshot for item in decisions] == line
@@ -170,12 +197,17 @@ def test_the_protected_stay_and_only_stored_ones_go(line: list[Snapshot], policy
 
 @given(line=LINES, policy=POLICIES)
 def test_planning_again_drops_nothing_more(line: list[Snapshot], policy: RetentionPolicy) -> None:
-    after = [item.snapshot if item.keep else replace(item.snapshot, state=SnapshotState.PRUNED) for item in decided(line, policy, {})]
+    after = [
+        item.snapshot if item.keep else replace(item.snapshot, state=SnapshotState.PRUNED)
+        for item in decided(line, policy, {})
+    ]
     assert all(item.keep for item in decided(after, policy, {}))
 
 
 @given(line=LINES, policy=POLICIES, data=st.data())
-def test_a_more_generous_rule_keeps_what_a_stricter_one_does(line: list[Snapshot], policy: RetentionPolicy, data: st.DataObject) -> None:
+def test_a_more_generous_rule_keeps_what_a_stricter_one_does(
+    line: list[Snapshot], policy: RetentionPolicy, data: st.DataObject
+) -> None:
     policy = replace(policy, max_bytes=None)
     more = replace(
         policy,
@@ -190,13 +222,19 @@ def test_a_more_generous_rule_keeps_what_a_stricter_one_does(line: list[Snapshot
 
 
 @given(line=LINES, policy=POLICIES, limit=st.integers(1, 400))
-def test_trim_fits_or_has_dropped_all_that_takes_space(line: list[Snapshot], policy: RetentionPolicy, limit: int) -> None:
+def test_trim_fits_or_has_dropped_all_that_takes_space(
+    line: list[Snapshot], policy: RetentionPolicy, limit: int
+) -> None:
     decisions = decided(line, replace(policy, max_bytes=limit), {})
-    files = {item.snapshot.id for item in decisions if item.keep and item.snapshot.state in (SnapshotState.STORED, SnapshotState.CAPTURED)}
+    files = {
+        item.snapshot.id
+        for item in decisions
+        if item.keep and item.snapshot.state in (SnapshotState.STORED, SnapshotState.CAPTURED)
+    }
     assert bytes_of(files) <= limit or not any(item.rule for item in decisions)
 
 
-# -- what a catalog protects ---------------------------------------------------------------------------------------------------
+# -- what a catalog protects ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -244,9 +282,11 @@ def test_a_forks_own_line_is_protected_too(catalog: SqliteCatalog) -> None:
     store(catalog, first, second, *own)
     reasons = protected(catalog, set())
     assert reasons == {
-        first.id: f"fork {short(forked.id)} began here", second.id: f"head of {short(line.id)}",
-        own[0].id: "first of its trajectory", own[2].id: f"head of {short(forked.id)}",
-    }  # fmt: skip
+        first.id: f"fork {short(forked.id)} began here",
+        second.id: f"head of {short(line.id)}",
+        own[0].id: "first of its trajectory",
+        own[2].id: f"head of {short(forked.id)}",
+    }
     decisions = plan(list(catalog.all_snapshots()), RetentionPolicy(keep_last=0), protected=reasons, now_ns=NOW_NS)
     assert [item.snapshot.id for item in decisions if not item.keep] == [own[1].id]
 
@@ -263,12 +303,14 @@ def test_where_programs_began_and_what_awaits_an_approval_are_protected(catalog:
     catalog.approvals.add(decided)
     catalog.approvals.decide(decided.id, ApprovalStatus.DENIED, at_ns=1, by=None, reason=None)
     assert protected(catalog, set()) == {
-        first.id: "first of its trajectory", snapshots[1].id: "the program of main began here",
-        snapshots[2].id: f"approval {short(pending.id)} is pending", snapshots[5].id: "head of main",
-    }  # fmt: skip
+        first.id: "first of its trajectory",
+        snapshots[1].id: "the program of main began here",
+        snapshots[2].id: f"approval {short(pending.id)} is pending",
+        snapshots[5].id: "head of main",
+    }
 
 
-# -- policies as text ----------------------------------------------------------------------------------------------------------
+# -- policies as text -----------------------------------------------------------------------------------------------
 
 
 @given(POLICIES)
@@ -277,18 +319,37 @@ def test_policies_survive_their_text(policy: RetentionPolicy) -> None:
 
 
 def test_a_policy_as_text_is_short() -> None:
-    assert json.loads(format_policy(RetentionPolicy(keep_last=5, keep_within_s=3600.0))) == {"keep_last": 5, "keep_within_s": 3600.0}
+    assert json.loads(format_policy(RetentionPolicy(keep_last=5, keep_within_s=3600.0))) == {
+        "keep_last": 5,
+        "keep_within_s": 3600.0,
+    }
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "", "{", "[]", "5", '{"keep": 1}', '{"keep_last": -1}', '{"keep_last": true}', '{"keep_last": 1.5}', '{"keep_last": "5"}',
-        '{"keep_every": 0}', '{"keep_failed": 0}', '{"max_bytes": 0}', '{"max_bytes": 1e400}', '{"keep_within_s": 0}',
-        '{"keep_within_s": -5}', '{"keep_within_s": NaN}', '{"keep_within_s": Infinity}', '{"keep_within_s": "7d"}',
-        '{"keep_within_s": 1' + "0" * 400 + "}", '{"keep_last": 1' + "0" * 30 + "}",
+        "",
+        "{",
+        "[]",
+        "5",
+        '{"keep": 1}',
+        '{"keep_last": -1}',
+        '{"keep_last": true}',
+        '{"keep_last": 1.5}',
+        '{"keep_last": "5"}',
+        '{"keep_every": 0}',
+        '{"keep_failed": 0}',
+        '{"max_bytes": 0}',
+        '{"max_bytes": 1e400}',
+        '{"keep_within_s": 0}',
+        '{"keep_within_s": -5}',
+        '{"keep_within_s": NaN}',
+        '{"keep_within_s": Infinity}',
+        '{"keep_within_s": "7d"}',
+        '{"keep_within_s": 1' + "0" * 400 + "}",
+        '{"keep_last": 1' + "0" * 30 + "}",
     ],
-)  # fmt: skip
+)
 def test_senseless_policies_are_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_policy(text)
@@ -316,7 +377,8 @@ def test_policies_in_the_catalog(catalog: SqliteCatalog) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(604800, "7 d"), (5400, "1.5 h"), (60, "1 min"), (30, "30 s"), (0.25, "0.25 s"), (86400.0, "1 d")]
+    ("seconds", "text"),
+    [(604800, "7 d"), (5400, "1.5 h"), (60, "1 min"), (30, "30 s"), (0.25, "0.25 s"), (86400.0, "1 d")],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text

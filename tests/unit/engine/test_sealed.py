@@ -1,4 +1,5 @@
-"""A step that was sealed and could not be committed: its files are in no snapshot yet, and whoever looks for changes finds them."""
+"""A step that was sealed and could not be committed: its files are in no snapshot yet, and whoever looks for changes
+finds them."""
 
 from __future__ import annotations
 
@@ -47,11 +48,25 @@ class World:
         self.store.dress(upper, head.stack)
         part: Any = SimpleNamespace(
             id="container", pid=1, close=lambda: None, destroy=lambda _: None, bury=lambda: None, parked_pids=set
-        )  # fmt: skip
+        )
         made = Sandbox(
-            trajectory=trajectory, runtime=part, container=part, target=part, cgroup=part, server=part, store=self.store, stack=head.stack,
-            upper=upper, head=head.id, base=head.id, seq=0, message_count=0, started_at_ns=0, merged=lambda s: s, links=lambda _: (),
-        )  # fmt: skip
+            trajectory=trajectory,
+            runtime=part,
+            container=part,
+            target=part,
+            cgroup=part,
+            server=part,
+            store=self.store,
+            stack=head.stack,
+            upper=upper,
+            head=head.id,
+            base=head.id,
+            seq=0,
+            message_count=0,
+            started_at_ns=0,
+            merged=lambda s: s,
+            links=lambda _: (),
+        )
         made.fence = self.catalog.lease(trajectory.id)
         return made
 

@@ -22,7 +22,8 @@ LOG: Any = SimpleNamespace(append=lambda _: None)
 
 
 class World:
-    """Sessions over a real catalog, with sandboxes that hold nothing. `ending`, `waiting`: called while one ends, and after."""
+    """Sessions over a real catalog, with sandboxes that hold nothing. `ending`, `waiting`: called while one ends, and
+    after."""
 
     def __init__(self) -> None:
         self.catalog = SqliteCatalog(":memory:")
@@ -34,15 +35,30 @@ class World:
         self.ending: Callable[[], object] = lambda: None
         self.waiting: Callable[[], object] = lambda: None
         context: Any = SimpleNamespace(catalog=self.catalog, secrecy=SimpleNamespace(of=lambda _: None))
-        rest: Any = SimpleNamespace(take=None, open=lambda *_: None, submit=lambda *_: None, wait=lambda: self.waiting())
+        rest: Any = SimpleNamespace(
+            take=None, open=lambda *_: None, submit=lambda *_: None, wait=lambda: self.waiting()
+        )
         self.sessions = Sessions(context, cast(Any, self), rest, rest, rest, rest, rest)
 
     def launch(self, trajectory: Trajectory, head: Snapshot, _: Snapshot | None = None) -> tuple[Any, Any]:
         sandbox = SimpleNamespace(
-            trajectory=trajectory, head=head.id, closed=False, ended=False, changed=False, lock=threading.RLock(), seq=0, fence=None,
-            state={}, container=SimpleNamespace(id="container"), live=None, residue=dict, pending=[], message_count=0,
-            commands=[], cut_off=lambda: None,
-        )  # fmt: skip
+            trajectory=trajectory,
+            head=head.id,
+            closed=False,
+            ended=False,
+            changed=False,
+            lock=threading.RLock(),
+            seq=0,
+            fence=None,
+            state={},
+            container=SimpleNamespace(id="container"),
+            live=None,
+            residue=dict,
+            pending=[],
+            message_count=0,
+            commands=[],
+            cut_off=lambda: None,
+        )
         self.made.append(sandbox)
         return sandbox, SimpleNamespace(bind=lambda *_: None)
 
@@ -109,7 +125,9 @@ def test_a_run_that_ends_late_leaves_the_status_alone(world: World) -> None:
     _is_known(world, second)
 
 
-def test_a_run_that_ends_while_a_sandbox_is_started_leaves_the_status_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_ends_while_a_sandbox_is_started_leaves_the_status_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The other one is called running, and is not known yet."""
     first = world.started()
     world.end(first)
@@ -208,7 +226,8 @@ def test_what_keeps_one_start_at_a_time_goes_with_it(world: World) -> None:
 
 
 def test_who_resumes_while_another_does_stops_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the moment a sandbox is known and the one in which its program runs, it looks like one that nobody uses."""
+    """Between the moment a sandbox is known and the one in which its program runs, it looks like one that nobody
+    uses."""
     catalog, name = world.catalog, world.trajectory.id
     catalog.set_began(name, world.first.id)
     resumes = Resumes(cast(Any, SimpleNamespace(catalog=catalog)), world.sessions)

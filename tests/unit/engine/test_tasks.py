@@ -27,20 +27,26 @@ def test_a_task_from_its_declaration_to_its_end() -> None:
     began = tasks.change(state, "build", "in-progress", None, None, S2)
     done = tasks.change(began, "build", "completed", None, "well", S3)
     assert [(t.status, t.note, t.began, t.ended) for s in (state, began, done) for t in tasks.listed(s)] == [
-        ("pending", "first", None, None), ("in-progress", "first", S2, None), ("completed", "well", S2, S3),
-    ]  # fmt: skip
+        ("pending", "first", None, None),
+        ("in-progress", "first", S2, None),
+        ("completed", "well", S2, S3),
+    ]
     assert tasks.change(done, "build", "completed", None, None, S1) == done
 
 
 def test_the_rest_of_the_state_and_other_tasks_stay() -> None:
     state = tasks.change(declared("a", "b", "c"), "b", "in-progress", None, None, S2)
     assert state["values"] == {"k": 1}
-    assert [(t.name, t.status) for t in tasks.listed(state)] == [("a", "pending"), ("b", "in-progress"), ("c", "pending")]
+    assert [(t.name, t.status) for t in tasks.listed(state)] == [
+        ("a", "pending"),
+        ("b", "in-progress"),
+        ("c", "pending"),
+    ]
 
 
-@pytest.mark.parametrize("way", [
-    ("completed", "failed"), ("completed", "pending"), ("failed", "completed"), ("skipped", "completed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "way", [("completed", "failed"), ("completed", "pending"), ("failed", "completed"), ("skipped", "completed")]
+)
 def test_what_cannot_follow(way: tuple[str, str]) -> None:
     state = declared("a")
     state = tasks.change(state, "a", way[0], None, None, S1)
@@ -82,15 +88,24 @@ def test_dependents_are_found_across_others() -> None:
 
 
 def test_kept_tasks_take_their_place_or_come_last() -> None:
-    done = tasks.change(tasks.change(declared("a", "b"), "a", "completed", None, None, S2), "b", "completed", None, None, S2)
+    done = tasks.change(
+        tasks.change(declared("a", "b"), "a", "completed", None, None, S2), "b", "completed", None, None, S2
+    )
     kept = tasks.keep(declared("a", "z"), tasks.listed(done))
-    assert [(t.name, t.status) for t in tasks.listed(kept)] == [("a", "completed"), ("z", "pending"), ("b", "completed")]
+    assert [(t.name, t.status) for t in tasks.listed(kept)] == [
+        ("a", "completed"),
+        ("z", "pending"),
+        ("b", "completed"),
+    ]
 
 
 def test_what_a_person_changed_is_carried_over() -> None:
     before = {**declared("a", "b"), "values": {"gone": 1, "same": 1, "other": 1}}
     after = {**tasks.change(before, "a", "completed", None, None, S2), "values": {"same": 1, "other": 2, "new": None}}
-    now = {**tasks.change(before, "b", "in-progress", None, None, S3), "values": {"gone": 1, "same": 3, "other": 1, "own": 4}}
+    now = {
+        **tasks.change(before, "b", "in-progress", None, None, S3),
+        "values": {"gone": 1, "same": 3, "other": 1, "own": 4},
+    }
     carried = tasks.carry(now, before, after)
     assert carried["values"] == {"same": 3, "other": 2, "new": None, "own": 4}
     assert [(t.name, t.status) for t in tasks.listed(carried)] == [("a", "completed"), ("b", "in-progress")]
@@ -100,12 +115,20 @@ def test_what_a_person_changed_is_carried_over() -> None:
 def test_bounds_and_words() -> None:
     state: dict[str, Any] = {"tasks": []}
     for number in range(tasks.MAX_TASKS):
-        state["tasks"].append({"name": f"t{number}", "status": "pending", "depends": [], "note": None, "began": None, "ended": None})
+        state["tasks"].append(
+            {"name": f"t{number}", "status": "pending", "depends": [], "note": None, "began": None, "ended": None}
+        )
     with pytest.raises(LimitExceeded, match="1000"):
         tasks.change(state, "one more", "pending", None, None, S1)
     tasks.change(state, "t7", "in-progress", None, None, S1)
-    for name, status, depends in (("", "pending", None), ("\n", "pending", None), ("n" * 201, "pending", None), ("a", "done", None),
-                                  ("a", "pending", ["t1", "t1"]), ("a", "pending", [f"t{n}" for n in range(101)])):  # fmt: skip
+    for name, status, depends in (
+        ("", "pending", None),
+        ("\n", "pending", None),
+        ("n" * 201, "pending", None),
+        ("a", "done", None),
+        ("a", "pending", ["t1", "t1"]),
+        ("a", "pending", [f"t{n}" for n in range(101)]),
+    ):
         with pytest.raises(UsageError):
             tasks.change(state, name, status, depends, None, S1)
     with pytest.raises(LimitExceeded):

@@ -39,12 +39,20 @@ def _look_up(root: Path, wanted: str) -> User:
         os.close(fd)
 
 
-@pytest.mark.parametrize(("wanted", "found"), [
-    ("worker", User(1000, 1001, (77, 78), "/home/worker")), ("1000", User(1000, 1001, (77, 78), "/home/worker")),
-    ("worker:extra", User(1000, 77, (), "/home/worker")), ("worker:9", User(1000, 9, (), "/home/worker")), ("5:more", User(5, 78, (), "/")),
-    ("2000", User(2000, 2000, (), "/")), ("root", User(0, 0, (), "/root")), ("0:0", User(0, 0, (), "/root")),
-    ("12", User(13, 14, (), "/")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("worker", User(1000, 1001, (77, 78), "/home/worker")),
+        ("1000", User(1000, 1001, (77, 78), "/home/worker")),
+        ("worker:extra", User(1000, 77, (), "/home/worker")),
+        ("worker:9", User(1000, 9, (), "/home/worker")),
+        ("5:more", User(5, 78, (), "/")),
+        ("2000", User(2000, 2000, (), "/")),
+        ("root", User(0, 0, (), "/root")),
+        ("0:0", User(0, 0, (), "/root")),
+        ("12", User(13, 14, (), "/")),
+    ],
+)
 def test_names_and_numbers(root: Path, wanted: str, found: User) -> None:
     assert _look_up(root, wanted) == found
 
@@ -57,10 +65,29 @@ def test_root_needs_no_files(root: Path) -> None:
         _look_up(root, "worker")
 
 
-@pytest.mark.parametrize("wanted", [
-    "nobody", "odd", "short", "nul", "nul\0", "", ":", ":worker", "worker:", "worker:none", "worker:a:b", "-1", "99999999999", "\u0661",
-    "1_0", "+5", "w\ud800", "x" * 100_000,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "nobody",
+        "odd",
+        "short",
+        "nul",
+        "nul\0",
+        "",
+        ":",
+        ":worker",
+        "worker:",
+        "worker:none",
+        "worker:a:b",
+        "-1",
+        "99999999999",
+        "\u0661",
+        "1_0",
+        "+5",
+        "w\ud800",
+        "x" * 100_000,
+    ],
+)
 def test_what_is_not_there_is_said(root: Path, wanted: str) -> None:
     with pytest.raises(UsageError, match=r"names no user|is not in the sandbox's") as refused:
         _look_up(root, wanted)
@@ -80,9 +107,11 @@ def _big(path: Path) -> None:
     path.write_bytes(b"worker:x:1:1::/:\n" + b"#" * (1 << 20))
 
 
-@pytest.mark.parametrize("make", [
-    os.mkfifo, Path.mkdir, lambda path: path.symlink_to("passwd"), _big,
-], ids=["fifo", "directory", "loop", "big"])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("passwd"), _big],
+    ids=["fifo", "directory", "loop", "big"],
+)
 def test_what_cannot_be_read_is_said_and_blocks_nothing(root: Path, make: Callable[[Path], object]) -> None:
     (root / "etc/passwd").unlink()
     make(root / "etc/passwd")

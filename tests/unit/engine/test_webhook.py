@@ -37,7 +37,9 @@ class Receiver:
                 self.send_header("Location", "/elsewhere")
                 self.send_header("Content-Length", "0")
                 self.end_headers()
-                receiver.got.put(({key.lower(): value for key, value in self.headers.items()} | {"path": self.path}, body))
+                receiver.got.put(
+                    ({key.lower(): value for key, value in self.headers.items()} | {"path": self.path}, body)
+                )
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -40,9 +40,17 @@ def test_a_layers_name_says_what_to_open() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [b"", b"x", layer_name(TREE, OTHER, 0)[:-1], layer_name(TREE, OTHER, 0) + b"\n", b"-1" + layer_name(TREE, OTHER, 0)[1:],
-     layer_name(TREE, OTHER, 12_345_678_901), layer_name(TreeID("A" * 64), OTHER, 0), layer_name(TREE, OTHER, 4_294_967_295)],
-)  # fmt: skip
+    [
+        b"",
+        b"x",
+        layer_name(TREE, OTHER, 0)[:-1],
+        layer_name(TREE, OTHER, 0) + b"\n",
+        b"-1" + layer_name(TREE, OTHER, 0)[1:],
+        layer_name(TREE, OTHER, 12_345_678_901),
+        layer_name(TreeID("A" * 64), OTHER, 0),
+        layer_name(TREE, OTHER, 4_294_967_295),
+    ],
+)
 def test_what_is_no_name_of_a_layer_is_not_there(name: bytes) -> None:
     def open_view(tree: TreeID, below: TreeID) -> View:
         raise AssertionError("nothing may be opened")
@@ -128,7 +136,9 @@ def test_a_name_that_looks_like_an_id_is_found_unless_it_is_one(shown: History) 
     assert isinstance(shown.at("trajectories", trajectory.id), Folder)
 
 
-@pytest.mark.parametrize("name", ["", "x", "..", "a b", "\x00", "é", "f" * 32, "0" * 31, "00", "-1", "9" * 18, "9" * 40, "0\n"])
+@pytest.mark.parametrize(
+    "name", ["", "x", "..", "a b", "\x00", "é", "f" * 32, "0" * 31, "00", "-1", "9" * 18, "9" * 40, "0\n"]
+)
 def test_what_is_not_there_is_not_found(shown: History, name: str) -> None:
     trajectory, first = started(shown.catalog, "fix-it")
     shown.catalog.set_stored(first.id, OTHER, RecordID("e" * 64))

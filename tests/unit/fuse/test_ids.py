@@ -21,13 +21,25 @@ def test_ids_are_moved_and_what_has_no_place_above_is_nobodys() -> None:
 
 
 def test_without_a_shift_only_overlayfs_own_are_hidden() -> None:
-    given = {b"user.x": b"1", b"security.capability": b"odd", b"trusted.overlay.opaque": b"y", b"trusted.overlay.redirect": b"/etc"}
+    given = {
+        b"user.x": b"1",
+        b"security.capability": b"odd",
+        b"trusted.overlay.opaque": b"y",
+        b"trusted.overlay.redirect": b"/etc",
+    }
     assert shifted_xattrs(given, 0) == {b"user.x": b"1", b"security.capability": b"odd"}
 
 
 def test_named_users_and_groups_of_acls_are_shifted() -> None:
     entries = ((0x01, 7, NO_ID), (0x02, 4, 1000), (0x04, 5, NO_ID), (0x08, 6, 20), (0x10, 7, NO_ID), (0x20, 0, NO_ID))
-    moved = ((0x01, 7, NO_ID), (0x02, 4, SHIFT + 1000), (0x04, 5, NO_ID), (0x08, 6, SHIFT + 20), (0x10, 7, NO_ID), (0x20, 0, NO_ID))
+    moved = (
+        (0x01, 7, NO_ID),
+        (0x02, 4, SHIFT + 1000),
+        (0x04, 5, NO_ID),
+        (0x08, 6, SHIFT + 20),
+        (0x10, 7, NO_ID),
+        (0x20, 0, NO_ID),
+    )
     for name in (b"system.posix_acl_access", b"system.posix_acl_default"):
         assert shifted_xattrs({name: acl(*entries)}, SHIFT) == {name: acl(*moved)}
 
@@ -46,7 +58,12 @@ def test_capabilities_of_the_hosts_root_become_those_of_the_containers() -> None
 def test_malformed_values_stay_as_they_are_for_the_kernel_to_refuse() -> None:
     for name, values in {
         b"system.posix_acl_access": (b"", b"\2", b"\2\0\0\0\1", struct.pack("<IHHI", 3, 2, 4, 1000)),
-        b"security.capability": (b"", b"\0\0", struct.pack("<III", 0x02000001, 1, 2), struct.pack("<IIIII", 0x09000001, 1, 2, 3, 4)),
+        b"security.capability": (
+            b"",
+            b"\0\0",
+            struct.pack("<III", 0x02000001, 1, 2),
+            struct.pack("<IIIII", 0x09000001, 1, 2, 3, 4),
+        ),
     }.items():
         for value in values:
             assert shifted_xattrs({name: value}, SHIFT) == {name: value}

@@ -84,7 +84,8 @@ def served(script: Any, **options: Any) -> Iterator[tuple[GatewayServer, Scripte
 
 @contextmanager
 def raw_upstream(answer: Callable[[socket.socket, bytes], None]) -> Iterator[str]:
-    """A provider that is a function of a connection and the bytes of the first request's head; the connection is closed after it."""
+    """A provider that is a function of a connection and the bytes of the first request's head; the connection is closed
+    after it."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:

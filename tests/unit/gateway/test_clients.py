@@ -19,12 +19,18 @@ from snapshotd.gateway.base import Api, Recorded, TurnRequest
 from tests.unit.gateway.rig import AGENT_KEY, KEY, Memory, ask, gateway, port_of
 
 STEPS: list[dict[str, Any]] = [
-    {"text": "I look.", "calls": [{"name": "shell", "arguments": {"command": "ls"}}, {"name": "read", "arguments": {"path": "ü"}}],
-     "usage": {"input": 100, "output": 20, "cached": 60}},
+    {
+        "text": "I look.",
+        "calls": [{"name": "shell", "arguments": {"command": "ls"}}, {"name": "read", "arguments": {"path": "ü"}}],
+        "usage": {"input": 100, "output": 20, "cached": 60},
+    },
     {"text": "Two files."},
 ]
 FLAKY: list[dict[str, Any]] = [
-    {"text": "At last.", "failures": [{"status": 429, "headers": {"retry-after-ms": "1"}, "message": "slow down"}, {"drop": True}]},
+    {
+        "text": "At last.",
+        "failures": [{"status": 429, "headers": {"retry-after-ms": "1"}, "message": "slow down"}, {"drop": True}],
+    }
 ]
 TOOLS = [{"type": "function", "function": {"name": "shell", "parameters": {"type": "object", "properties": {}}}}]
 OUTPUTS = {"shell": "a b", "read": "nothing"}
@@ -60,25 +66,32 @@ def rig(url: str) -> Iterator[tuple[Memory, Provider, openai.OpenAI, anthropic.A
     """With clients that know an agent's key, which the provider would refuse."""
     memory = Memory()
     ask(port_of(url), "/control/reset", {})
-    with gateway(url, memory) as server, \
-            openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=AGENT_KEY, max_retries=0) as gpt, \
-            anthropic.Anthropic(base_url=f"http://127.0.0.1:{server.port}", api_key=AGENT_KEY, max_retries=0) as claude:
+    with (
+        gateway(url, memory) as server,
+        openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=AGENT_KEY, max_retries=0) as gpt,
+        anthropic.Anthropic(base_url=f"http://127.0.0.1:{server.port}", api_key=AGENT_KEY, max_retries=0) as claude,
+    ):
         yield memory, Provider(url), gpt, claude
 
 
 def check_turns(memory: Memory, provider: Provider, api: Api) -> None:
-    """Two turns: two calls, their two results, a last word. What the second request repeats equals what was recorded of the first reply."""
+    """Two turns: two calls, their two results, a last word. What the second request repeats equals what was recorded of
+    the first reply."""
     first, second = memory.turns
     assert [first.api, second.api] == [api, api]
     (_, one), (_, two) = memory.replies
     assert not one.failed
     assert not two.failed
     assert [(call.id, call.name, call.arguments) for call in one.content.calls] == [
-        ("call_0_0", "shell", {"command": "ls"}), ("call_0_1", "read", {"path": "ü"})]  # fmt: skip
+        ("call_0_0", "shell", {"command": "ls"}),
+        ("call_0_1", "read", {"path": "ü"}),
+    ]
     assert first.tool_results == []
     names = [None, None] if second.previous else ["shell", "read"]
     assert [(r.id, r.name, r.content, r.is_error) for r in second.tool_results] == [
-        ("call_0_0", names[0], "a b", False), ("call_0_1", names[1], "nothing", False)]  # fmt: skip
+        ("call_0_0", names[0], "a b", False),
+        ("call_0_1", names[1], "nothing", False),
+    ]
     known = (*first.digests, *one.content.digests)
     if second.previous is None:
         assert second.matching_prefix(known) == len(known)
@@ -93,14 +106,18 @@ def test_chat(provider_url: str, stream: bool) -> None:
         messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "go"}]
         for _ in STEPS:
             if stream:
-                with gpt.chat.completions.stream(model="m", messages=messages, stream_options={"include_usage": True}) as events:
+                with gpt.chat.completions.stream(
+                    model="m", messages=messages, stream_options={"include_usage": True}
+                ) as events:
                     reply = events.get_final_completion()
             else:
                 reply = gpt.chat.completions.create(model="m", messages=messages, tools=TOOLS)  # type: ignore[assignment]
             message = reply.choices[0].message
             messages.append(message.to_dict())
-            messages += [{"role": "tool", "tool_call_id": call.id, "content": OUTPUTS[call.function.name]}
-                         for call in message.tool_calls or []]
+            messages += [
+                {"role": "tool", "tool_call_id": call.id, "content": OUTPUTS[call.function.name]}
+                for call in message.tool_calls or []
+            ]
         assert message.content == "Two files."
         check_turns(memory, provider, Api.CHAT)
         assert memory.turns[0].new_messages()[0].role == "system"
@@ -116,12 +133,19 @@ def test_responses(provider_url: str, stream: bool, chained: bool) -> None:
         previous: Any = openai.NOT_GIVEN
         for _ in STEPS:
             if stream:
-                with gpt.responses.stream(model="m", instructions="Be brief.", input=items, previous_response_id=previous) as events:
+                with gpt.responses.stream(
+                    model="m", instructions="Be brief.", input=items, previous_response_id=previous
+                ) as events:
                     reply: Any = events.get_final_response()
             else:
-                reply = gpt.responses.create(model="m", instructions="Be brief.", input=items, previous_response_id=previous)
-            outputs = [{"type": "function_call_output", "call_id": item.call_id, "output": OUTPUTS[item.name]}
-                       for item in reply.output if item.type == "function_call"]
+                reply = gpt.responses.create(
+                    model="m", instructions="Be brief.", input=items, previous_response_id=previous
+                )
+            outputs = [
+                {"type": "function_call_output", "call_id": item.call_id, "output": OUTPUTS[item.name]}
+                for item in reply.output
+                if item.type == "function_call"
+            ]
             if chained:
                 items, previous = outputs, reply.id
             else:
@@ -147,8 +171,11 @@ def test_messages(provider_url: str, stream: bool) -> None:
             else:
                 reply = claude.messages.create(**asked)
             messages.append({"role": "assistant", "content": reply.content})
-            results = [{"type": "tool_result", "tool_use_id": block.id, "content": OUTPUTS[block.name]}
-                       for block in reply.content if block.type == "tool_use"]
+            results = [
+                {"type": "tool_result", "tool_use_id": block.id, "content": OUTPUTS[block.name]}
+                for block in reply.content
+                if block.type == "tool_use"
+            ]
             if results:
                 results[-1]["cache_control"] = {"type": "ephemeral"}
                 messages.append({"role": "user", "content": results})
@@ -190,6 +217,7 @@ def test_errors_are_the_clients_own(provider_url: str) -> None:
 def test_a_refusal_is_told_once(provider_url: str) -> None:
     """The clients repeat a 409 unless they are told not to."""
     with rig(provider_url) as (memory, provider, gpt, claude):
+
         def differs(request: TurnRequest) -> Recorded | None:
             raise Conflict("The call differs from the recorded one.")
 
@@ -198,9 +226,13 @@ def test_a_refusal_is_told_once(provider_url: str) -> None:
 
         memory.on_turn = differs
         with pytest.raises(openai.ConflictError, match="differs"):
-            gpt.with_options(max_retries=5).chat.completions.create(model="m", messages=[{"role": "user", "content": "go"}])
+            gpt.with_options(max_retries=5).chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "go"}]
+            )
         with pytest.raises(anthropic.ConflictError, match="differs"):
-            claude.with_options(max_retries=5).messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "go"}])
+            claude.with_options(max_retries=5).messages.create(
+                model="m", max_tokens=9, messages=[{"role": "user", "content": "go"}]
+            )
         assert len(memory.turns) == 2
         memory.on_turn = denied
         with pytest.raises(anthropic.PermissionDeniedError, match="said no"):

@@ -29,19 +29,64 @@ few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthChec
 event_names = st.sampled_from(["", "message_start", "content_block_start", "error"])
 field_names = st.sampled_from(["system", "instructions", "stream", "previous_response_id"])
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)
-arguments = st.dictionaries(texts, st.none() | st.booleans() | st.integers(-9, 9) | texts | st.lists(texts, max_size=3), max_size=3)
+arguments = st.dictionaries(
+    texts, st.none() | st.booleans() | st.integers(-9, 9) | texts | st.lists(texts, max_size=3), max_size=3
+)
 calls = st.lists(st.builds(Call, st.uuids().map(str), st.sampled_from(["shell", "read"]), arguments), max_size=3)
 replies = st.builds(
-    Reply, st.integers(0, 99), st.just("m"), st.none() | texts.filter(bool), calls.map(tuple), st.integers(50, 99), st.integers(0, 99),
-    st.integers(0, 49), st.integers(1, 9), st.just({"stream_options": {"include_usage": True}}),
-)  # fmt: skip
+    Reply,
+    st.integers(0, 99),
+    st.just("m"),
+    st.none() | texts.filter(bool),
+    calls.map(tuple),
+    st.integers(50, 99),
+    st.integers(0, 99),
+    st.integers(0, 49),
+    st.integers(1, 9),
+    st.just({"stream_options": {"include_usage": True}}),
+)
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.sampled_from(["assistant", "user", "tool", "text", "function_call", "x"]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from([
-        "role", "content", "type", "text", "tool_calls", "function", "id", "name", "arguments", "choices", "message", "delta", "index",
-        "output", "usage", "input", "tool_use_id", "call_id", "error", "response", "item", "content_block", "finish_reason", "annotations",
-    ]), inner, max_size=6), max_leaves=30,
-)  # fmt: skip
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from(["assistant", "user", "tool", "text", "function_call", "x"]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "role",
+                    "content",
+                    "type",
+                    "text",
+                    "tool_calls",
+                    "function",
+                    "id",
+                    "name",
+                    "arguments",
+                    "choices",
+                    "message",
+                    "delta",
+                    "index",
+                    "output",
+                    "usage",
+                    "input",
+                    "tool_use_id",
+                    "call_id",
+                    "error",
+                    "response",
+                    "item",
+                    "content_block",
+                    "finish_reason",
+                    "annotations",
+                ]
+            ),
+            inner,
+            max_size=6,
+        )
+    ),
+    max_leaves=30,
+)
 
 
 def request_for(dialect: Dialect, **fields: Any) -> TurnRequest:
@@ -76,10 +121,13 @@ def test_a_stream_says_what_the_plain_reply_says(dialect: Dialect, reply: Reply,
     assert streamed.digests == plain.digests
     assert (streamed.calls, streamed.stop_reason, streamed.usage) == (plain.calls, plain.stop_reason, plain.usage)
     assert (streamed.response_id, streamed.model, streamed.error) == (plain.response_id, plain.model, None)
-    assert [(call.id, call.name, call.arguments) for call in plain.calls] == [(c.id, c.name, c.arguments) for c in reply.calls]
+    assert [(call.id, call.name, call.arguments) for call in plain.calls] == [
+        (c.id, c.name, c.arguments) for c in reply.calls
+    ]
     if reply.text:
-        assert reply.text in json.dumps([m.content for m in streamed.messages], ensure_ascii=False) or json.dumps(reply.text)[1:-1] in \
-            json.dumps([m.content for m in streamed.messages])
+        assert reply.text in json.dumps([m.content for m in streamed.messages], ensure_ascii=False) or json.dumps(
+            reply.text
+        )[1:-1] in json.dumps([m.content for m in streamed.messages])
 
 
 CHUNK: dict[str, Any] = {"id": "c", "object": "chat.completion.chunk", "model": "m"}
@@ -88,7 +136,11 @@ CHUNK: dict[str, Any] = {"id": "c", "object": "chat.completion.chunk", "model": 
 def _chat_stream(ordinary: dict[str, Any], unfinished: Any) -> list[bytes]:
     """Three words, as providers send them that have something in every chunk which others have in the last one only."""
     chunks = [
-        {**CHUNK, **ordinary, "choices": [{"index": 0, "delta": {"role": "assistant", "content": word}, "finish_reason": unfinished}]}
+        {
+            **CHUNK,
+            **ordinary,
+            "choices": [{"index": 0, "delta": {"role": "assistant", "content": word}, "finish_reason": unfinished}],
+        }
         for word in ("one ", "two ", "three")
     ]
     chunks.append({**CHUNK, **ordinary, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
@@ -110,7 +162,9 @@ def test_a_stream_is_whole_when_it_ends_and_not_before(ordinary: dict[str, Any],
 @pytest.mark.parametrize("dialect", DIALECTS, ids=NAMES)
 @few
 @given(value=json_values, events=st.lists(st.tuples(event_names, json_values), max_size=5))
-def test_nothing_that_a_provider_sends_makes_reading_fail(dialect: Dialect, value: Any, events: list[tuple[str, Any]]) -> None:
+def test_nothing_that_a_provider_sends_makes_reading_fail(
+    dialect: Dialect, value: Any, events: list[tuple[str, Any]]
+) -> None:
     dialect.read_reply(value, request_for(dialect))
     dialect.read_error(value)
     stream = b"".join(f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode() for kind, data in events)
@@ -132,11 +186,20 @@ def test_a_request_is_read_or_refused(dialect: Dialect, items: list[Any], more: 
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=NAMES)
-@pytest.mark.parametrize("body", [
-    {}, {"model": ""}, {"model": "m"}, {"model": 1, "messages": [], "input": []}, {"model": "a\nb", "messages": [], "input": []},
-    {"model": "m", "messages": ["x"], "input": ["x"]}, {"model": "m", "messages": [{"role": 1}], "input": [{"role": 1}]},
-    {"model": "m", "messages": [{"role": "x" * 65}], "input": [{"role": "a\x1b"}]}, {"model": "m", "messages": {}, "input": {}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"model": ""},
+        {"model": "m"},
+        {"model": 1, "messages": [], "input": []},
+        {"model": "a\nb", "messages": [], "input": []},
+        {"model": "m", "messages": ["x"], "input": ["x"]},
+        {"model": "m", "messages": [{"role": 1}], "input": [{"role": 1}]},
+        {"model": "m", "messages": [{"role": "x" * 65}], "input": [{"role": "a\x1b"}]},
+        {"model": "m", "messages": {}, "input": {}},
+    ],
+)
 def test_meaningless_requests_are_refused(dialect: Dialect, body: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         dialect.read_request(body, 0, DigestMemo())
@@ -147,20 +210,67 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '
 RESULT = {"type": "tool_result", "tool_use_id": "t"}
 SAME: list[tuple[Dialect, dict[str, Any], dict[str, Any]]] = [
     (CHAT, {"role": "user", "content": "hi"}, {"role": "user", "content": [{"type": "text", "text": "hi", **CACHED}]}),
-    (CHAT, {"role": "assistant", "content": None, "refusal": None, "annotations": [], "reasoning_content": "hm", "tool_calls": [CALL]},
-     {"role": "assistant", "content": "", "tool_calls": [{**CALL, "index": 0, "function": {"name": "f", "arguments": '{"b":2,"a":1}'}}]}),
-    (RESPONSES, {"type": "message", "id": "m", "status": "completed", "role": "assistant",
-                 "content": [{"type": "output_text", "text": "hi", "annotations": [], "logprobs": []}]},
-     {"role": "assistant", "content": "hi"}),
-    (RESPONSES, {"type": "function_call", "id": "fc", "call_id": "c", "name": "f", "arguments": '{"a": 1}', "status": "completed"},
-     {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a":1}'}),
-    (MESSAGES, {"role": "user", "content": "hi"}, {"role": "user", "content": [{"type": "text", "text": "hi", **CACHED}]}),
-    (MESSAGES, {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"},
-                                                 {"type": "text", "text": "hi", "citations": None}]},
-     {"role": "assistant", "content": "hi"}),
-    (MESSAGES, {"role": "user", "content": [{**RESULT, "content": [{"type": "text", "text": "x"}], "is_error": False}]},
-     {"role": "user", "content": [{**RESULT, "content": "x", **CACHED}]}),
-]  # fmt: skip
+    (
+        CHAT,
+        {
+            "role": "assistant",
+            "content": None,
+            "refusal": None,
+            "annotations": [],
+            "reasoning_content": "hm",
+            "tool_calls": [CALL],
+        },
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{**CALL, "index": 0, "function": {"name": "f", "arguments": '{"b":2,"a":1}'}}],
+        },
+    ),
+    (
+        RESPONSES,
+        {
+            "type": "message",
+            "id": "m",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "hi", "annotations": [], "logprobs": []}],
+        },
+        {"role": "assistant", "content": "hi"},
+    ),
+    (
+        RESPONSES,
+        {
+            "type": "function_call",
+            "id": "fc",
+            "call_id": "c",
+            "name": "f",
+            "arguments": '{"a": 1}',
+            "status": "completed",
+        },
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a":1}'},
+    ),
+    (
+        MESSAGES,
+        {"role": "user", "content": "hi"},
+        {"role": "user", "content": [{"type": "text", "text": "hi", **CACHED}]},
+    ),
+    (
+        MESSAGES,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "s"},
+                {"type": "text", "text": "hi", "citations": None},
+            ],
+        },
+        {"role": "assistant", "content": "hi"},
+    ),
+    (
+        MESSAGES,
+        {"role": "user", "content": [{**RESULT, "content": [{"type": "text", "text": "x"}], "is_error": False}]},
+        {"role": "user", "content": [{**RESULT, "content": "x", **CACHED}]},
+    ),
+]
 
 
 @pytest.mark.parametrize(("dialect", "one", "other"), SAME)
@@ -170,17 +280,33 @@ def test_two_spellings_are_the_same_message(dialect: Dialect, one: dict[str, Any
 
 DIFFERENT: list[tuple[Dialect, dict[str, Any], dict[str, Any]]] = [
     (CHAT, {"role": "user", "content": "hi"}, {"role": "system", "content": "hi"}),
-    (CHAT, {"role": "tool", "tool_call_id": "a", "content": "x"}, {"role": "tool", "tool_call_id": "b", "content": "x"}),
-    (CHAT, {"role": "assistant", "tool_calls": [CALL]},
-     {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{}"}}]}),
-    (RESPONSES, {"type": "function_call_output", "call_id": "c", "output": "1"},
-     {"type": "function_call_output", "call_id": "c", "output": "2"}),
+    (
+        CHAT,
+        {"role": "tool", "tool_call_id": "a", "content": "x"},
+        {"role": "tool", "tool_call_id": "b", "content": "x"},
+    ),
+    (
+        CHAT,
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{}"}}]},
+    ),
+    (
+        RESPONSES,
+        {"type": "function_call_output", "call_id": "c", "output": "1"},
+        {"type": "function_call_output", "call_id": "c", "output": "2"},
+    ),
     (RESPONSES, {"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}),
-    (MESSAGES, {"role": "user", "content": [{**RESULT, "content": "x"}]},
-     {"role": "user", "content": [{**RESULT, "content": "x", "is_error": True}]}),
-    (MESSAGES, {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-     {"role": "user", "content": "ab"}),
-]  # fmt: skip
+    (
+        MESSAGES,
+        {"role": "user", "content": [{**RESULT, "content": "x"}]},
+        {"role": "user", "content": [{**RESULT, "content": "x", "is_error": True}]},
+    ),
+    (
+        MESSAGES,
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "user", "content": "ab"},
+    ),
+]
 
 
 @pytest.mark.parametrize(("dialect", "one", "other"), DIFFERENT)
@@ -193,13 +319,22 @@ def test_other_calls_and_results() -> None:
     old = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
     request = request_for(CHAT, messages=[old, {"role": "function", "name": "f", "content": "1"}])
     assert [(result.id, result.name, result.content) for result in request.tool_results] == [("f", "f", "1")]
-    custom = {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "patch", "input": "not {json"}}]}
+    custom = {
+        "role": "assistant",
+        "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "patch", "input": "not {json"}}],
+    }
     [call] = CHAT.calls(custom)
     assert (call.name, call.arguments) == ("patch", "not {json")
     broken = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": '{"a": '}}]}
     [call] = CHAT.calls(broken)
     assert call.arguments == '{"a": '
-    shell = {"type": "local_shell_call", "call_id": "s", "action": {"command": ["ls"]}, "id": "x", "status": "completed"}
+    shell = {
+        "type": "local_shell_call",
+        "call_id": "s",
+        "action": {"command": ["ls"]},
+        "id": "x",
+        "status": "completed",
+    }
     [call] = RESPONSES.calls(shell)
     assert (call.id, call.name, call.arguments) == ("s", "local_shell", {"command": ["ls"]})
     assert list(RESPONSES.calls({"type": "web_search_call", "id": "w", "status": "completed"})) == []
@@ -211,10 +346,22 @@ def test_other_calls_and_results() -> None:
 def test_results_are_those_after_the_models_last_words() -> None:
     def turn(number: int) -> list[dict[str, Any]]:
         return [
-            {"role": "assistant", "content": [{"type": "tool_use", "id": f"t{number}", "name": f"f{number}", "input": {}}]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"t{number}", "content": f"r{number}",
-                                          "is_error": number == 2}]},
-        ]  # fmt: skip
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": f"t{number}", "name": f"f{number}", "input": {}}],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": f"t{number}",
+                        "content": f"r{number}",
+                        "is_error": number == 2,
+                    }
+                ],
+            },
+        ]
 
     request = request_for(MESSAGES, system="Be.", messages=[{"role": "user", "content": "go"}, *turn(1), *turn(2)])
     [result] = request.tool_results
@@ -227,9 +374,13 @@ def test_results_are_those_after_the_models_last_words() -> None:
 def test_results_of_parallel_calls_that_a_client_wrote_alternating() -> None:
     items = []
     for number in (1, 2):
-        items += [{"type": "function_call", "call_id": f"c{number}", "name": "f", "arguments": "{}"},
-                  {"type": "function_call_output", "call_id": f"c{number}", "output": "x"}]  # fmt: skip
-    request = request_for(RESPONSES, input=[{"role": "user", "content": "go"}, {"type": "reasoning", "id": "r", "summary": []}, *items])
+        items += [
+            {"type": "function_call", "call_id": f"c{number}", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": f"c{number}", "output": "x"},
+        ]
+    request = request_for(
+        RESPONSES, input=[{"role": "user", "content": "go"}, {"type": "reasoning", "id": "r", "summary": []}, *items]
+    )
     assert [result.id for result in request.tool_results] == ["c1", "c2"]
 
 
@@ -244,7 +395,10 @@ def test_the_prefix_and_the_digest() -> None:
     assert request_for(CHAT, messages=messages, temperature=0, user="other", metadata={"a": 1}).digest == request.digest
     for different in ({"temperature": 1}, {"stream": True}, {"model": "n"}, {"messages": messages[:4]}, {"tools": []}):
         assert request_for(CHAT, **{"messages": messages, "temperature": 0, **different}).digest != request.digest
-    assert CHAT.read_request({"model": "m", "messages": messages, "temperature": 0}, 0, DigestMemo(b"other")).digest != request.digest
+    assert (
+        CHAT.read_request({"model": "m", "messages": messages, "temperature": 0}, 0, DigestMemo(b"other")).digest
+        != request.digest
+    )
 
 
 def test_a_conversation_on_the_providers_side() -> None:
@@ -266,8 +420,11 @@ def test_an_error_within_a_stream() -> None:
 
 
 @few
-@given(data=st.lists(st.sampled_from([b"data: a", b"data:b", b"event: x", b": c", b"", b"id: 1", b"data"]), max_size=12),
-       end=st.sampled_from([b"\n", b"\r\n", b"\r"]), cuts=st.lists(st.integers(0, 200), max_size=6))
+@given(
+    data=st.lists(st.sampled_from([b"data: a", b"data:b", b"event: x", b": c", b"", b"id: 1", b"data"]), max_size=12),
+    end=st.sampled_from([b"\n", b"\r\n", b"\r"]),
+    cuts=st.lists(st.integers(0, 200), max_size=6),
+)
 def test_events_do_not_depend_on_where_the_bytes_are_cut(data: list[bytes], end: bytes, cuts: list[int]) -> None:
     stream = b"".join(line + end for line in (*data, b"", b"data: last", b"", b""))
     whole = EventReader(10_000).feed(stream + b"\n")

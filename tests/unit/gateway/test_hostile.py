@@ -44,16 +44,19 @@ def head(path: str, *lines: str) -> bytes:
     return "\r\n".join((f"POST {path} HTTP/1.1", "host: x", *lines, "", "")).encode()
 
 
-@pytest.mark.parametrize(("data", "status"), [
-    (b"GET / HTTP/1.1\r\n\r\n", b"400"),  # no host
-    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00\r\n" * 20, b"400"),  # TLS
-    (head(CHAT, "x: " + "y" * 200_000), b"431"),
-    (head(CHAT, "content-length: 12x"), b"400"),
-    (head(CHAT, "content-length: 1", "content-length: 2"), b"400"),
-    (head(CHAT, "transfer-encoding: gzip"), b"501"),
-    (head(CHAT, "transfer-encoding: chunked") + b"zz\r\n", b"400"),
-    (head(CHAT, f"content-length: {64 << 20}1"), b"413"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", b"400"),  # no host
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00\r\n" * 20, b"400"),  # TLS
+        (head(CHAT, "x: " + "y" * 200_000), b"431"),
+        (head(CHAT, "content-length: 12x"), b"400"),
+        (head(CHAT, "content-length: 1", "content-length: 2"), b"400"),
+        (head(CHAT, "transfer-encoding: gzip"), b"501"),
+        (head(CHAT, "transfer-encoding: chunked") + b"zz\r\n", b"400"),
+        (head(CHAT, f"content-length: {64 << 20}1"), b"413"),
+    ],
+)
 def test_what_is_not_a_request_is_refused_and_closed(data: bytes, status: bytes) -> None:
     memory = Memory(on_turn=recorded)
     with gateway(NOWHERE, memory) as server:
@@ -65,25 +68,53 @@ def test_what_is_not_a_request_is_refused_and_closed(data: bytes, status: bytes)
     assert len(memory.turns) == 1
 
 
-@pytest.mark.parametrize("target", [
-    "/", "/v1", "/v1/files", "/v1/chat/completions/", "//v1/chat/completions", "/v1/models/../files", "/v1/models/%2e%2e/files",
-    "/v1/models/..", "/v1/chat/completions#x", "http://elsewhere/v1/chat/completions", "/v1/../v1/chat/completions",
-    "/v1/fine_tuning/jobs", "/control/requests", "/v1/responses/resp_1", "/v1/models/a\\..\\b",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/",
+        "/v1",
+        "/v1/files",
+        "/v1/chat/completions/",
+        "//v1/chat/completions",
+        "/v1/models/../files",
+        "/v1/models/%2e%2e/files",
+        "/v1/models/..",
+        "/v1/chat/completions#x",
+        "http://elsewhere/v1/chat/completions",
+        "/v1/../v1/chat/completions",
+        "/v1/fine_tuning/jobs",
+        "/control/requests",
+        "/v1/responses/resp_1",
+        "/v1/models/a\\..\\b",
+    ],
+)
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_with_the_daemons_key_only_models_can_be_used(method: str, target: str) -> None:
     with served(SAYS) as (server, provider, memory):
-        answer = send(server.port, f"{method} {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{{}}".encode())
+        answer = send(
+            server.port,
+            f"{method} {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{{}}".encode(),
+        )
         assert answer.startswith(b"HTTP/1.1 404 ")
         assert (provider.requests, memory.turns) == ([], [])
 
 
-@pytest.mark.parametrize(("body", "status"), [
-    (b"", 400), (b"{", 400), (b"[]", 400), (b'"x"', 400), (b'{"model": "m", "messages": "\xff"}', 400), (b'{"model": "m", "x": NaN}', 400),
-    (b'{"model": "m", "x": 1e999}', 400), (b'{"x": ' + b"9" * 5000 + b"}", 400), (b"[" * 100_000, 413),
-    (b'{"a":' * 5000 + b"1" + b"}" * 5000, 413),
-    (b'{"messages": [' + b"[]," * 1_200_000 + b"[]]}", 413),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"[]", 400),
+        (b'"x"', 400),
+        (b'{"model": "m", "messages": "\xff"}', 400),
+        (b'{"model": "m", "x": NaN}', 400),
+        (b'{"model": "m", "x": 1e999}', 400),
+        (b'{"x": ' + b"9" * 5000 + b"}", 400),
+        (b"[" * 100_000, 413),
+        (b'{"a":' * 5000 + b"1" + b"}" * 5000, 413),
+        (b'{"messages": [' + b"[]," * 1_200_000 + b"[]]}", 413),
+    ],
+)
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
 def test_a_body_that_means_nothing_is_refused(path: str, body: bytes, status: int) -> None:
     with gateway(NOWHERE, memory := Memory()) as server:
@@ -116,7 +147,9 @@ def test_a_lone_surrogate_is_repaired_in_the_record() -> None:
     assert len(memory.turns[0].digest) == 32
 
 
-@pytest.mark.parametrize("data", [b"", b"POST ", head(CHAT, "content-length: 10"), head(CHAT, "content-length: 10") + b"12345"])
+@pytest.mark.parametrize(
+    "data", [b"", b"POST ", head(CHAT, "content-length: 10"), head(CHAT, "content-length: 10") + b"12345"]
+)
 def test_a_peer_that_dawdles_is_cut_off(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     for limit in ("IDLE_S", "HEAD_S", "STALL_S"):
         monkeypatch.setattr(peer, limit, 0.1)
@@ -127,7 +160,10 @@ def test_a_peer_that_dawdles_is_cut_off(monkeypatch: pytest.MonkeyPatch, data: b
 
 def test_a_head_that_trickles_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "HEAD_S", 0.5)
-    with gateway(NOWHERE, Memory()) as server, socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as connection:
+    with (
+        gateway(NOWHERE, Memory()) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as connection,
+    ):
         connection.sendall(b"POST /")
         deadline = time.monotonic() + DEADLINE_S
         with pytest.raises(OSError):  # noqa: PT012 - each piece within the time, all of them not
@@ -139,8 +175,10 @@ def test_a_head_that_trickles_has_one_deadline(monkeypatch: pytest.MonkeyPatch) 
 def test_an_agent_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "STALL_S", 1.0)
     big = Recorded(200, "text/plain", b"x" * (32 << 20))
-    with gateway(NOWHERE, memory := Memory(on_turn=lambda request: big)) as server, \
-            socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as connection:
+    with (
+        gateway(NOWHERE, memory := Memory(on_turn=lambda request: big)) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as connection,
+    ):
         body = json.dumps(BODIES[CHAT]).encode()
         connection.sendall(head(CHAT, f"content-length: {len(body)}") + body)
         poll(lambda: memory.turns and not [thread for thread in threading.enumerate() if thread.name == "gateway"])
@@ -148,7 +186,9 @@ def test_an_agent_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch)
 
 def test_connections_are_bounded_and_come_back() -> None:
     with gateway(NOWHERE, Memory(on_turn=recorded)) as server:
-        idle = [socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) for _ in range(CONNECTION_LIMIT)]
+        idle = [
+            socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) for _ in range(CONNECTION_LIMIT)
+        ]
         poll(lambda: len([thread for thread in threading.enumerate() if thread.name == "gateway"]) == CONNECTION_LIMIT)
         with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as connection:
             assert connection.recv(65536).startswith(b"HTTP/1.1 503 ")
@@ -196,7 +236,12 @@ def test_other_ways_to_speak_http() -> None:
     body = json.dumps(BODIES[CHAT]).encode()
     length = f"content-length: {len(body)}"
     with gateway(NOWHERE, Memory(on_turn=recorded)) as server:
-        assert send(server.port, (head(CHAT, length) + body) * 3 + head(CHAT, length, "connection: close") + body).count(b"recorded") == 4
+        assert (
+            send(server.port, (head(CHAT, length) + body) * 3 + head(CHAT, length, "connection: close") + body).count(
+                b"recorded"
+            )
+            == 4
+        )
         assert b"recorded" in send(server.port, f"POST {CHAT} HTTP/1.0\r\n{length}\r\n\r\n".encode() + body)
         with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as connection:
             connection.sendall(head(CHAT, length, "expect: 100-continue"))
@@ -205,11 +250,20 @@ def test_other_ways_to_speak_http() -> None:
             assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.parametrize("make", [
-    lambda: Upstream("ftp://host"), lambda: Upstream("host/v1"), lambda: Upstream("https://user:pw@host"), lambda: Upstream("https://h/v1?key=1"),
-    lambda: Upstream("https://"), lambda: Upstream("https://h:port"), lambda: Upstream("https://h", "key\r\nx: y"),
-    lambda: Upstream("https://h", None, {"a": "b\nc"}), lambda: Upstream("https://h", "schlüssel"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Upstream("ftp://host"),
+        lambda: Upstream("host/v1"),
+        lambda: Upstream("https://user:pw@host"),
+        lambda: Upstream("https://h/v1?key=1"),
+        lambda: Upstream("https://"),
+        lambda: Upstream("https://h:port"),
+        lambda: Upstream("https://h", "key\r\nx: y"),
+        lambda: Upstream("https://h", None, {"a": "b\nc"}),
+        lambda: Upstream("https://h", "schlüssel"),
+    ],
+)
 def test_a_provider_that_cannot_be_is_refused(make: Callable[[], Upstream]) -> None:
     with pytest.raises(UsageError):
         make()
@@ -220,8 +274,12 @@ def test_keys_are_not_shown() -> None:
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(parts=st.lists(st.sampled_from([b"sk-abcabcabd", b"sk-abcab", b"cabd", b"s", b"xyz", b"other-token", b"Bearer "]), max_size=12),
-       size=st.integers(1, 15))
+@given(
+    parts=st.lists(
+        st.sampled_from([b"sk-abcabcabd", b"sk-abcab", b"cabd", b"s", b"xyz", b"other-token", b"Bearer "]), max_size=12
+    ),
+    size=st.integers(1, 15),
+)
 def test_a_key_is_masked_wherever_the_pieces_end(parts: list[bytes], size: int) -> None:
     upstream = Upstream("https://h", "sk-abcabcabd", {"X-Auth": "Bearer other-token", "x-title": "xyzxyzxyz"})
     data = b"".join(parts)
@@ -233,8 +291,13 @@ def test_a_key_is_masked_wherever_the_pieces_end(parts: list[bytes], size: int) 
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), max_leaves=10,
-                    extend=lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        max_leaves=10,
+        extend=lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
 def test_values_are_never_counted_too_few(value: Any) -> None:
     def count(node: Any) -> int:
         children = [*node, *node.values()] if isinstance(node, dict) else node if isinstance(node, list) else []

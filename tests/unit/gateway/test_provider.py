@@ -41,7 +41,9 @@ def test_a_step_is_chosen_by_the_results() -> None:
 
 
 def test_steps_in_sequence() -> None:
-    with ScriptedProvider({"by": "sequence", "steps": [{"text": "zero", "failures": [{"status": 500}]}, {"text": "one"}]}) as provider:
+    with ScriptedProvider(
+        {"by": "sequence", "steps": [{"text": "zero", "failures": [{"status": 500}]}, {"text": "one"}]}
+    ) as provider:
         assert say(provider, [USER]).status == 500
         assert [said(say(provider, [USER])) for _ in range(2)] == ["zero", "one"]
         assert say(provider, [USER]).status == 400
@@ -54,9 +56,11 @@ def test_turns_of_the_responses_api() -> None:
     output = {"type": "function_call_output", "call_id": "c", "output": "x"}
     with ScriptedProvider([{"text": str(number)} for number in range(4)]) as provider:
         for body, step in (
-            ({"input": "go"}, 0), ({"input": [USER, call, call, output, output]}, 1), ({"input": [USER, call, output, SAID, USER]}, 2),
+            ({"input": "go"}, 0),
+            ({"input": [USER, call, call, output, output]}, 1),
+            ({"input": [USER, call, output, SAID, USER]}, 2),
             ({"input": [output], "previous_response_id": "resp_2"}, 3),
-        ):  # fmt: skip
+        ):
             answer = ask(port_of(provider.url), RESPONSES, {"model": "m", **body})
             assert answer.value["id"] == f"resp_{step}"
 

@@ -1,4 +1,5 @@
-"""What passes through: everything as the provider sent it, when it sent it, and told to the handler before the agent can act on it."""
+"""What passes through: everything as the provider sent it, when it sent it, and told to the handler before the agent
+can act on it."""
 
 from __future__ import annotations
 
@@ -57,7 +58,11 @@ def test_a_reply_passes_byte_for_byte_and_is_read(path: str, stream: bool) -> No
         assert reply.content.model == "m"
         assert reply.content.stop_reason == {CHAT: "tool_calls", RESPONSES: "completed", MESSAGES: "tool_use"}[path]
         if not stream or path != CHAT:  # chat counts only for those who ask
-            assert (reply.content.usage.input_tokens, reply.content.usage.output_tokens, reply.content.usage.cached_tokens) == (10, 5, 0)
+            assert (
+                reply.content.usage.input_tokens,
+                reply.content.usage.output_tokens,
+                reply.content.usage.cached_tokens,
+            ) == (10, 5, 0)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -104,7 +109,7 @@ def test_the_reply_is_told_before_the_agent_can_act_on_it(path: str) -> None:
         assert told.wait(DEADLINE_S)
         connection.settimeout(0.2)
         seen = read_all(connection)
-        for end in (b"[DONE]", b"finish_reason\": \"", b"message_stop", b"stop_reason\": \"", b"response.completed"):
+        for end in (b"[DONE]", b'finish_reason": "', b"message_stop", b'stop_reason": "', b"response.completed"):
             assert end not in seen
         go_on.set()
         connection.settimeout(DEADLINE_S)
@@ -135,15 +140,21 @@ def test_a_reply_is_cut_where_the_provider_cut_it(path: str, stream: bool, cut_a
 
 def test_a_stream_without_its_end_is_incomplete() -> None:
     """A provider that stops in the middle and says that this was all."""
+
     def answer(connection: socket.socket, head: bytes) -> None:
         event = b'data: {"choices": [{"index": 0, "delta": {"content": "Hal"}}]}\n\n'
-        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n%s" % (len(event), event))
+        connection.sendall(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n%s" % (len(event), event)
+        )
 
     memory = Memory()
     with raw_upstream(answer) as url, gateway(url, memory) as server:
         through = ask(server.port, CHAT, streamed(CHAT))
         assert not through.cut
-        assert (memory.reply.complete, memory.reply.error) == (False, "the provider ended the stream before its last event")
+        assert (memory.reply.complete, memory.reply.error) == (
+            False,
+            "the provider ended the stream before its last event",
+        )
         assert memory.reply.content.messages[0].content == "Hal"
 
 
@@ -168,16 +179,35 @@ def test_a_stream_that_said_its_end_is_complete_though_the_connection_stays() ->
 
 @pytest.mark.parametrize("path", PATHS)
 def test_errors_and_their_headers_pass(path: str) -> None:
-    headers = {"retry-after": "7", "x-ratelimit-remaining-requests": "0", "anthropic-ratelimit-requests-reset": "soon", "set-cookie": "a=b",
-               "openai-organization": "org-secret", "x-should-retry": "true"}
-    with served([{"status": 429, "type": "rate_limit_error", "message": "too fast", "headers": headers}]) as (server, provider, memory):
+    headers = {
+        "retry-after": "7",
+        "x-ratelimit-remaining-requests": "0",
+        "anthropic-ratelimit-requests-reset": "soon",
+        "set-cookie": "a=b",
+        "openai-organization": "org-secret",
+        "x-should-retry": "true",
+    }
+    with served([{"status": 429, "type": "rate_limit_error", "message": "too fast", "headers": headers}]) as (
+        server,
+        provider,
+        memory,
+    ):
         direct = ask(port_of(provider.url), path, BODIES[path])
         through = ask(server.port, path, BODIES[path])
         assert (through.status, through.body) == (429, direct.body)
-        for name in ("retry-after", "x-ratelimit-remaining-requests", "anthropic-ratelimit-requests-reset", "x-should-retry"):
+        for name in (
+            "retry-after",
+            "x-ratelimit-remaining-requests",
+            "anthropic-ratelimit-requests-reset",
+            "x-should-retry",
+        ):
             assert through.headers[name] == headers[name]
         assert not {"set-cookie", "openai-organization"} & set(through.headers)
-        assert (memory.reply.status, memory.reply.complete, memory.reply.error) == (429, True, "rate_limit_error: too fast")
+        assert (memory.reply.status, memory.reply.complete, memory.reply.error) == (
+            429,
+            True,
+            "rate_limit_error: too fast",
+        )
         assert memory.reply.failed
 
 
@@ -229,7 +259,11 @@ def test_silence_is_a_504() -> None:
 
 
 def test_silence_within_a_stream_cuts_it() -> None:
-    with served([{"text": "late", "hold": "gate", "hold_after": 2}], timeouts=Timeouts(read_s=3)) as (server, provider, memory):
+    with served([{"text": "late", "hold": "gate", "hold_after": 2}], timeouts=Timeouts(read_s=3)) as (
+        server,
+        provider,
+        memory,
+    ):
         through = ask(server.port, CHAT, streamed(CHAT))
         assert through.cut
         assert through.body.count(b"\n\n") == 2
@@ -258,11 +292,17 @@ def test_a_recorded_reply_is_sent_again_without_the_provider(path: str, stream: 
         assert reply.replayable
         memory.on_turn = lambda request: Recorded(reply.status, reply.content_type, reply.body or b"")
         again = ask(server.port, path, body)
-        assert (again.status, again.body, again.headers["content-type"]) == (200, first.body, first.headers["content-type"])
+        assert (again.status, again.body, again.headers["content-type"]) == (
+            200,
+            first.body,
+            first.headers["content-type"],
+        )
         assert len(provider.requests) == 1
         assert len(memory.replies) == 1
         assert memory.turns[0].digest == memory.turns[1].digest
-        memory.on_turn = lambda request: Recorded(reply.status, reply.content_type, (reply.body or b"")[:30], complete=False)
+        memory.on_turn = lambda request: Recorded(
+            reply.status, reply.content_type, (reply.body or b"")[:30], complete=False
+        )
         assert ask(server.port, path, body).cut
 
 
@@ -308,8 +348,19 @@ def test_a_defect_of_the_handler_is_an_error_of_ours(caplog: pytest.LogCaptureFi
 def test_the_providers_key_goes_out_and_never_comes_in() -> None:
     with served(SAYS) as (server, provider, _):
         for path in PATHS:
-            ask(server.port, path, BODIES[path], {"x-api-key": AGENT_KEY, "openai-organization": "theirs", "cookie": "a=b",
-                                                  "connection": "x-hop", "x-hop": "1", "anthropic-beta": "kept"})
+            ask(
+                server.port,
+                path,
+                BODIES[path],
+                {
+                    "x-api-key": AGENT_KEY,
+                    "openai-organization": "theirs",
+                    "cookie": "a=b",
+                    "connection": "x-hop",
+                    "x-hop": "1",
+                    "anthropic-beta": "kept",
+                },
+            )
         chat, responses, messages = (request["headers"] for request in provider.requests)
         assert chat["authorization"] == responses["authorization"] == f"Bearer {KEY}"
         assert messages["x-api-key"] == KEY
@@ -327,19 +378,25 @@ def test_a_key_that_the_provider_repeats_is_masked(kind: bytes) -> None:
 
     def answer(connection: socket.socket, head: bytes) -> None:
         assert key in head
-        connection.sendall(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: " + kind + b"\r\n\r\ndata: {\"you sent\": \"" + key[:9])
-        connection.sendall(key[9:] + b"\"}\n\n" + key[:5])
+        connection.sendall(
+            b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: " + kind + b'\r\n\r\ndata: {"you sent": "' + key[:9]
+        )
+        connection.sendall(key[9:] + b'"}\n\n' + key[:5])
 
     memory = Memory()
     with raw_upstream(answer) as url, gateway(url, memory) as server:
         through = ask(server.port, CHAT, streamed(CHAT))
-        assert through.body == b"data: {\"you sent\": \"" + b"*" * len(key) + b"\"}\n\n" + key[:5]
+        assert through.body == b'data: {"you sent": "' + b"*" * len(key) + b'"}\n\n' + key[:5]
         assert memory.reply.body == through.body
 
 
 def test_headers_are_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
-    with served([{"text": "x", "headers": {"set-cookie": "secret-cookie", "x-request-id": "secret-request"}}]) as (server, _, _):
+    with served([{"text": "x", "headers": {"set-cookie": "secret-cookie", "x-request-id": "secret-request"}}]) as (
+        server,
+        _,
+        _,
+    ):
         assert ask(server.port, CHAT, BODIES[CHAT], {"x-mine": "secret-header"}).status == 200
     assert "secret" not in caplog.text
     assert KEY not in caplog.text
@@ -347,10 +404,15 @@ def test_headers_are_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_an_own_header_of_the_daemon_wins() -> None:
     own = {"X-Title": "ours", "Authorization": "Basic abc"}
-    with ScriptedProvider(SAYS) as provider, \
-            gateway(provider.url, Memory(), upstreams={"openai": Upstream(provider.url, None, own)}) as server:
+    with (
+        ScriptedProvider(SAYS) as provider,
+        gateway(provider.url, Memory(), upstreams={"openai": Upstream(provider.url, None, own)}) as server,
+    ):
         ask(server.port, CHAT, BODIES[CHAT], {"x-title": "theirs"})
-        assert (provider.requests[0]["headers"]["x-title"], provider.requests[0]["headers"]["authorization"]) == ("ours", "Basic abc")
+        assert (provider.requests[0]["headers"]["x-title"], provider.requests[0]["headers"]["authorization"]) == (
+            "ours",
+            "Basic abc",
+        )
 
 
 def test_a_reply_beyond_the_limit_passes_and_cannot_be_replayed() -> None:
@@ -375,17 +437,32 @@ def test_what_is_no_turn_is_passed_on_and_not_told() -> None:
     with served(SAYS) as (server, provider, memory):
         assert ask(server.port, "/v1/models", method="GET").value["data"][0]["id"] == "scripted"
         assert ask(server.port, "/v1/models/no-such", method="GET").status == 404
-        assert ask(server.port, "/v1/embeddings", {"model": "e", "input": "x"}).value["data"][0]["embedding"] == [0.5, 0.25]
+        assert ask(server.port, "/v1/embeddings", {"model": "e", "input": "x"}).value["data"][0]["embedding"] == [
+            0.5,
+            0.25,
+        ]
         assert ask(server.port, "/v1/messages/count_tokens?beta=true", BODIES[MESSAGES]).value["input_tokens"] > 0
         assert ask(server.port, "/v1/models", method="GET", headers={"anthropic-version": "2023-06-01"}).status == 200
-        assert [request["path"] for request in provider.requests][-2:] == ["/v1/messages/count_tokens?beta=true", "/v1/models"]
+        assert [request["path"] for request in provider.requests][-2:] == [
+            "/v1/messages/count_tokens?beta=true",
+            "/v1/models",
+        ]
         assert provider.requests[-1]["headers"]["x-api-key"] == KEY
         assert memory.turns == []
 
 
-@pytest.mark.parametrize(("base", "path"), [
-    ("{}/v1", CHAT), ("{}/v1/", CHAT), ("{}", CHAT), ("{}/", CHAT), ("{}", MESSAGES), ("{}/", MESSAGES), ("{}/v1", MESSAGES),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("base", "path"),
+    [
+        ("{}/v1", CHAT),
+        ("{}/v1/", CHAT),
+        ("{}", CHAT),
+        ("{}/", CHAT),
+        ("{}", MESSAGES),
+        ("{}/", MESSAGES),
+        ("{}/v1", MESSAGES),
+    ],
+)
 def test_a_base_url_may_be_written_in_any_way(base: str, path: str) -> None:
     memory = Memory()
     with ScriptedProvider(SAYS) as provider:
@@ -430,6 +507,7 @@ def test_close_ends_what_waits_and_tells_the_handler() -> None:
 
 def test_a_handler_may_close_the_gateway() -> None:
     with served(SAYS) as (server, provider, memory):
+
         def close(request: TurnRequest) -> None:
             server.close()
 

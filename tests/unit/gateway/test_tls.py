@@ -28,14 +28,21 @@ def make_certificate(folder: Path) -> Path:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "provider")])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=1))
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
         .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
-    )  # fmt: skip
+    )
     path = folder / "provider.pem"
-    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     path.write_bytes(secret + certificate.public_bytes(serialization.Encoding.PEM))
     return path
 
@@ -105,6 +112,8 @@ def test_a_wait_for_a_reply_can_be_cut(certificate: Path, monkeypatch: pytest.Mo
     with provider(certificate, asked, b"") as url, gateway(url, memory := Memory()) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as connection:
             body = json.dumps(BODIES[CHAT]).encode()
-            connection.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+            connection.sendall(
+                f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+            )
             assert asked.wait(DEADLINE_S)
         assert "hung up" in (memory.reply.error or "")

@@ -76,18 +76,21 @@ def test_shipped_recipes_are_well_formed() -> None:
         assert recipes.find_recipe(name).name == name
 
 
-@pytest.mark.parametrize(("text", "match"), [
-    ("suite = ", "cannot be read"),
-    ("colour = 1", "unknown key colour"),
-    ('variant = "huge"', "variant must be"),
-    ('suite = "../x"', "suite must be"),
-    ('packages = ["a b"]', "packages must be"),
-    ('packages = ["--hook=x"]', "packages must be"),
-    ('packages = "git"', "packages must be"),
-    ("env = 1", "env must be"),
-    ('env = {"A=B" = "c"}', "env must be"),
-    ('workdir = "relative"', "workdir must be"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("suite = ", "cannot be read"),
+        ("colour = 1", "unknown key colour"),
+        ('variant = "huge"', "variant must be"),
+        ('suite = "../x"', "suite must be"),
+        ('packages = ["a b"]', "packages must be"),
+        ('packages = ["--hook=x"]', "packages must be"),
+        ('packages = "git"', "packages must be"),
+        ("env = 1", "env must be"),
+        ('env = {"A=B" = "c"}', "env must be"),
+        ('workdir = "relative"', "workdir must be"),
+    ],
+)
 def test_malformed_recipes(tmp_path: Path, text: str, match: str) -> None:
     (tmp_path / "image.toml").write_text(text)
     with pytest.raises(UsageError, match=match):
@@ -127,7 +130,9 @@ def test_the_digest_sees_all_that_decides_the_image(tmp_path: Path) -> None:
 def test_a_customize_script_that_fails_shows_what_it_printed_last(tmp_path: Path) -> None:
     (tmp_path / "image.toml").write_text("")
     printed = [f"line {number}" for number in range(9)]
-    lines = deque([*printed, f"E: setup failed: E: command failed: {build._CUSTOMIZE_HOOK}", "E: mmdebstrap failed to run"])
+    lines = deque(
+        [*printed, f"E: setup failed: E: command failed: {build._CUSTOMIZE_HOOK}", "E: mmdebstrap failed to run"]
+    )
     message = build._failure(load_recipe(tmp_path), lines).message
     assert "customize" in message
     assert "line 4 / line 5 / line 6 / line 7 / line 8" in message
@@ -137,7 +142,9 @@ def test_a_customize_script_that_fails_shows_what_it_printed_last(tmp_path: Path
 
 def test_a_failed_build_says_why_without_passwords(tmp_path: Path) -> None:
     (tmp_path / "image.toml").write_text("")
-    lines = deque(["E: setup failed", "E: apt-get update failed", "E: http://user:secret@mirror.example/debian is unreachable"])
+    lines = deque(
+        ["E: setup failed", "E: apt-get update failed", "E: http://user:secret@mirror.example/debian is unreachable"]
+    )
     message = build._failure(load_recipe(tmp_path), lines).message
     assert "mirror.example/debian is unreachable" in message
     assert "secret" not in message

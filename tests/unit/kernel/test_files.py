@@ -43,7 +43,9 @@ def test_a_deep_tree_that_knows_where_it_is_moved_to(tmp_path: Path, parent: int
     assert os.listdir(tmp_path) == []
 
 
-def test_names_are_listed_once_however_many_siblings(tmp_path: Path, parent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_listed_once_however_many_siblings(
+    tmp_path: Path, parent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(300):
         (tmp_path / "t" / str(number) / "x").mkdir(parents=True)
         (tmp_path / "t" / str(number) / "f").touch()
@@ -62,8 +64,11 @@ def test_names_are_listed_once_however_many_siblings(tmp_path: Path, parent: int
     assert listed == 3 * 300
 
 
-def test_deep_siblings_are_listed_once_and_few_are_open(tmp_path: Path, parent: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything at the deepest level that is held open is moved up, and is not looked at again and again there either."""
+def test_deep_siblings_are_listed_once_and_few_are_open(
+    tmp_path: Path, parent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything at the deepest level that is held open is moved up, and is not looked at again and again there
+    either."""
     (tmp_path / "t").mkdir()
     chain(tmp_path / "t", "d", MAX_DEPTH - 1)
     fd = files.open_deep(parent, b"/".join([b"t", *[b"d"] * (MAX_DEPTH - 1)]))
@@ -84,7 +89,9 @@ def test_deep_siblings_are_listed_once_and_few_are_open(tmp_path: Path, parent: 
         patch.setattr(os, "listdir", counted)
         files.remove_tree(parent, b"t")
     assert os.listdir(tmp_path) == []
-    assert listed == (MAX_DEPTH - 1) + 1 + 50 + 50 + 50  # the chain with its end, each sibling where it was and moved up, what it holds
+    assert (
+        listed == (MAX_DEPTH - 1) + 1 + 50 + 50 + 50
+    )  # the chain with its end, each sibling where it was and moved up, what it holds
     assert most <= before + MAX_DEPTH
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -146,7 +153,9 @@ def test_what_appears_after_the_listing_goes_too(tmp_path: Path, parent: int, mo
     assert os.listdir(tmp_path) == []
 
 
-def test_a_mount_is_an_error_that_leaves_nothing_open(tmp_path: Path, parent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mount_is_an_error_that_leaves_nothing_open(
+    tmp_path: Path, parent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "t" / "a" / "b" / "c" / "d").mkdir(parents=True)
     before = len(os.listdir("/proc/self/fd"))
     depth = 0

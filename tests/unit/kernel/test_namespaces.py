@@ -20,10 +20,18 @@ os.chroot(sys.argv[1])  # where the kernel allows none
 """
 
 
-@pytest.mark.parametrize("make", ["user_namespace(IdMap(100_000, 10))", "owned_user_namespace(IdMap(100_000, 10), 200_000)"])
+@pytest.mark.parametrize(
+    "make", ["user_namespace(IdMap(100_000, 10))", "owned_user_namespace(IdMap(100_000, 10), 200_000)"]
+)
 def test_why_one_cannot_be_made_is_said(make: str, tmp_path: Path) -> None:
     require("root")
     refused = subprocess.run(
-        [sys.executable, "-c", _IN_A_CHROOT.format(make=make), str(tmp_path)], capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-c", _IN_A_CHROOT.format(make=make), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
     )
-    assert refused.stderr.splitlines()[-1].startswith("PermissionError: [Errno 1] a user namespace cannot be made: Operation not permitted")
+    assert refused.stderr.splitlines()[-1].startswith(
+        "PermissionError: [Errno 1] a user namespace cannot be made: Operation not permitted"
+    )

@@ -138,7 +138,9 @@ def list_layers(tmp_path: Path) -> None:
 
 def compare_stored_trees(_: Path) -> None:
     repository = MemoryRepository()
-    before, after = ({b"f%d" % number: b"%s %d" % (name, number) for number in range(COUNT)} for name in (b"old", b"new"))
+    before, after = (
+        {b"f%d" % number: b"%s %d" % (name, number) for number in range(COUNT)} for name in (b"old", b"new")
+    )
     with StoredView(repository, save(repository, before)) as a, StoredView(repository, save(repository, after)) as b:
         assert len(list(diff(a, b))) == COUNT
 
@@ -146,7 +148,9 @@ def compare_stored_trees(_: Path) -> None:
 def stored(work: Callable[[StoredView, Path], object]) -> Callable[[Path], None]:
     def run(tmp_path: Path) -> None:
         repository = MemoryRepository()
-        with StoredView(repository, save(repository, {b"f%d" % number: b"%d" % number for number in range(COUNT)})) as view:
+        with StoredView(
+            repository, save(repository, {b"f%d" % number: b"%d" % number for number in range(COUNT)})
+        ) as view:
             work(view, tmp_path)
 
     return run
@@ -213,12 +217,24 @@ def read_pages(_: Path) -> None:
 @pytest.mark.parametrize(
     "walk",
     [
-        list_layers, compare_stored_trees, stored(lambda view, _: write_tree(view, lambda _: None)), stored(restore), copy_in_a_folder,
-        copy_in_a_tar, compare_lines, write_a_binary_patch, read_a_large_file, pack_a_large_file, answer_with_a_list, read_pages,
+        list_layers,
+        compare_stored_trees,
+        stored(lambda view, _: write_tree(view, lambda _: None)),
+        stored(restore),
+        copy_in_a_folder,
+        copy_in_a_tar,
+        compare_lines,
+        write_a_binary_patch,
+        read_a_large_file,
+        pack_a_large_file,
+        answer_with_a_list,
+        read_pages,
     ],
     ids=["layers", "diff", "tar", "restore", "folder", "import", "lines", "binary", "cat", "large", "list", "pages"],
-)  # fmt: skip
-def test_a_walk_gives_way_at_every_entry(walk: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+)
+def test_a_walk_gives_way_at_every_entry(
+    walk: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = 0
 
     def count() -> None:

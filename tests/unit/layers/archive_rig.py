@@ -43,7 +43,14 @@ class Recorder(MemoryRepository):
         self.loaded, self.saved_trees, self.saved_contents, self.streamed = [], [], [], 0
 
 
-def run(repository: MemoryRepository, layer: Path, parent: TreeID | None = None, *, salt: bytes = b"salt", marks: bool = True) -> Applied:
+def run(
+    repository: MemoryRepository,
+    layer: Path,
+    parent: TreeID | None = None,
+    *,
+    salt: bytes = b"salt",
+    marks: bool = True,
+) -> Applied:
     fd = os.open(layer, DIR_FLAGS)
     try:
         return apply(repository, fd, parent, salt=salt, marks=marks)

@@ -1,4 +1,5 @@
-"""A directory brought to another state in place: the tree with everything in it, to nothing, from nothing, and to itself changed."""
+"""A directory brought to another state in place: the tree with everything in it, to nothing, from nothing, and to
+itself changed."""
 
 from __future__ import annotations
 
@@ -139,9 +140,16 @@ def rename_a_directory(root: Path) -> None:
     (root / "holes").rename(root / "shapes/wide/holes")
 
 
-@pytest.mark.parametrize("change", [
-    swap_kinds, change_metadata, work_in_a_directory_with_a_default_access_list, change_link_groups, rename_a_directory,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        swap_kinds,
+        change_metadata,
+        work_in_a_directory_with_a_default_access_list,
+        change_link_groups,
+        rename_a_directory,
+    ],
+)
 def test_a_changed_tree(place: Path, change: Callable[[Path], None]) -> None:
     variety.make(place / "before", deep=False)
     after, live = copy(place / "before", place / "after"), copy(place / "before", place / "live")
@@ -164,8 +172,10 @@ def test_what_did_not_change_is_left_alone(place: Path) -> None:
     inode = (live / "dir/same").stat().st_ino
     bring(live, before, after)
     assert {p.name: p.read_text() for p in (live / "dir").iterdir()} == {
-        "changed": "new", "same": "different in the live tree", "own": "only in the live tree",
-    }  # fmt: skip
+        "changed": "new",
+        "same": "different in the live tree",
+        "own": "only in the live tree",
+    }
     assert (live / "dir/same").stat().st_ino == inode
 
 
@@ -225,7 +235,7 @@ def test_ids_of_a_container(place: Path) -> None:
     expected, got = variety.manifest(place / "full"), variety.manifest(live)
     assert {p: (f.uid + 100_000, f.gid + 100_000, f.mode) for p, f in expected.items() if p} == {
         p: (f.uid, f.gid, f.mode) for p, f in got.items() if p
-    }  # fmt: skip
+    }
     acl = os.getxattr(live / "capabilities_and_acls/acl", "system.posix_acl_access")
     named = [(tag, who) for tag, _, who in struct.iter_unpack("<HHI", acl[4:]) if who != 0xFFFFFFFF]
     assert named == [(0x02, 101_000), (0x08, 102_000)]

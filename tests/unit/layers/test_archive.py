@@ -1,4 +1,5 @@
-"""Applying a layer to a stored tree: entries, sparse files, hard links, what is left alone, hostile layers. No overlay, mostly no root."""
+"""Applying a layer to a stored tree: entries, sparse files, hard links, what is left alone, hostile layers. No overlay,
+mostly no root."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def own(repository: MemoryRepository, tree: TreeID) -> TreeEntry:
     return repository.trees[tree].own
 
 
-# -- what is left alone -----------------------------------------------------------------------------------------------------------
+# -- what is left alone ---------------------------------------------------------------------------------------------
 
 
 def test_only_the_directories_on_the_path_of_a_change_are_touched(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_the_same_layer_makes_the_same_tree(tmp_path: Path) -> None:
     assert run(MemoryRepository(), root).tree == run(MemoryRepository(), root).tree
 
 
-# -- entries ----------------------------------------------------------------------------------------------------------------------
+# -- entries --------------------------------------------------------------------------------------------------------
 
 
 def test_metadata_are_exact(tmp_path: Path) -> None:
@@ -117,7 +118,22 @@ def test_metadata_are_exact(tmp_path: Path) -> None:
 
 
 def test_any_name_can_be(tmp_path: Path) -> None:
-    nasty = sorted([b"\xff\xfe", b"a\nb", b" ", b"-rf", b"x.", b"\xc3\xa9", b"e\xcc\x81", b"A", b"a", b"...", b"n" * 255, b"\x1b[2J"])
+    nasty = sorted(
+        [
+            b"\xff\xfe",
+            b"a\nb",
+            b" ",
+            b"-rf",
+            b"x.",
+            b"\xc3\xa9",
+            b"e\xcc\x81",
+            b"A",
+            b"a",
+            b"...",
+            b"n" * 255,
+            b"\x1b[2J",
+        ]
+    )
     root = os.fsencode(layer(tmp_path / "l", {}))
     for name in nasty:
         with open(os.path.join(root, name), "wb") as f:
@@ -130,7 +146,13 @@ def test_any_name_can_be(tmp_path: Path) -> None:
 
 def test_extended_attributes_sorted_and_of_overlayfs_only_its_own_left_out(tmp_path: Path) -> None:
     root = layer(tmp_path / "l", {"f": "1", "d/x": ""})
-    given = {"user.z%": b"", "user.a=\n": b"\0\xff", "user.overlay.opaque": b"y", "user.overlay.whiteout": b"y", "user.m": b"v" * 1000}
+    given = {
+        "user.z%": b"",
+        "user.a=\n": b"\0\xff",
+        "user.overlay.opaque": b"y",
+        "user.overlay.whiteout": b"y",
+        "user.m": b"v" * 1000,
+    }
     for path in ("f", "d", "d/x"):
         for name, value in given.items():
             os.setxattr(root / path, name, value)
@@ -143,7 +165,8 @@ def test_extended_attributes_sorted_and_of_overlayfs_only_its_own_left_out(tmp_p
 
 
 def test_attributes_that_cannot_be_recorded_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """E2BIG needs a file system without a small limit (tests/system makes one); here, the same by bounds that a small file meets."""
+    """E2BIG needs a file system without a small limit (tests/system makes one); here, the same by bounds that a small
+    file meets."""
     monkeypatch.setattr(archive, "MOST_BYTES", 100)
     root = layer(tmp_path / "l", {"many\n": "1", "few": "2", "d/x": ""})
     os.setxattr(root / "many\n", "user.a", b"x" * 100)
@@ -164,7 +187,12 @@ def test_attributes_are_bounded_for_each_directory(tmp_path: Path, monkeypatch: 
         os.setxattr(root / path, "user.a", b"x" * 40)
     repository = MemoryRepository()
     applied = run(repository, root)
-    assert [bool(at(repository, applied.tree, path).xattrs) for path in (b"a", b"b", b"c", b"d/e")] == [True, True, False, True]
+    assert [bool(at(repository, applied.tree, path).xattrs) for path in (b"a", b"b", b"c", b"d/e")] == [
+        True,
+        True,
+        False,
+        True,
+    ]
     assert [warning.split(":")[0] for warning in applied.warnings] == ["'c'"]
 
 
@@ -191,7 +219,12 @@ def test_fifos_and_sockets_are_recorded_and_not_opened(tmp_path: Path) -> None:
 
 def test_links_out_of_the_layer_are_text(tmp_path: Path) -> None:
     root = layer(tmp_path / "l", {})
-    for name, target in {"a": "/proc/self/root", "b": "/proc/self/fd/0", "c": "../" * 40 + "etc/passwd", "d": "/"}.items():
+    for name, target in {
+        "a": "/proc/self/root",
+        "b": "/proc/self/fd/0",
+        "c": "../" * 40 + "etc/passwd",
+        "d": "/",
+    }.items():
         os.symlink(target, root / name)
     repository = Recorder()
     tree = run(repository, root).tree
@@ -199,7 +232,7 @@ def test_links_out_of_the_layer_are_text(tmp_path: Path) -> None:
     assert repository.saved_contents == []
 
 
-# -- hard links -------------------------------------------------------------------------------------------------------------------
+# -- hard links -----------------------------------------------------------------------------------------------------
 
 
 def test_link_groups(tmp_path: Path) -> None:
@@ -214,7 +247,10 @@ def test_link_groups(tmp_path: Path) -> None:
     os.link(root / "fifo", root / "fifo2")
     repository = Recorder()
     applied = run(repository, root)
-    entry = {path: at(repository, applied.tree, path) for path in (b"z", b"a/one", b"a.b", b"single", b"outside", b"link", b"a/link")}
+    entry = {
+        path: at(repository, applied.tree, path)
+        for path in (b"z", b"a/one", b"a.b", b"single", b"outside", b"link", b"a/link")
+    }
     link = int.from_bytes(hashlib.blake2b(b"salta/one", digest_size=8).digest())
     assert {entry[path].link for path in (b"z", b"a/one", b"a.b")} == {link}
     assert {entry[path].nlink for path in (b"z", b"a/one", b"a.b")} == {3}
@@ -266,7 +302,7 @@ def test_names_of_a_group_that_the_layer_does_not_mention_stay(tmp_path: Path) -
     assert (at(repository, after, b"b").link, at(repository, after, b"b").nlink) == (0, 1)
 
 
-# -- overlay marks, and what only root can make -----------------------------------------------------------------------------------
+# -- overlay marks, and what only root can make ---------------------------------------------------------------------
 
 
 def test_devices_and_whiteouts(tmp_path: Path) -> None:
@@ -275,9 +311,16 @@ def test_devices_and_whiteouts(tmp_path: Path) -> None:
     os.mknod(image / "device", stat.S_IFCHR)
     repository = MemoryRepository()
     base = run(repository, image, marks=False).tree
-    assert (at(repository, base, b"device").kind, at(repository, base, b"device").rdev) == (Kind.CHAR_DEVICE, 0)  # marks=False: data
+    assert (at(repository, base, b"device").kind, at(repository, base, b"device").rdev) == (
+        Kind.CHAR_DEVICE,
+        0,
+    )  # marks=False: data
     root = layer(tmp_path / "l", {"gone2": ""})
-    for name, kind, device in (("block", stat.S_IFBLK, (254, 0)), ("char", stat.S_IFCHR, (5, 2)), ("zero", stat.S_IFBLK, (0, 0))):
+    for name, kind, device in (
+        ("block", stat.S_IFBLK, (254, 0)),
+        ("char", stat.S_IFCHR, (5, 2)),
+        ("zero", stat.S_IFBLK, (0, 0)),
+    ):
         os.mknod(root / name, kind | 0o600, os.makedev(*device))
     os.mknod(root / "gone", stat.S_IFCHR)
     os.link(root / "gone", root / "device")  # as the kernel does with its whiteouts
@@ -300,7 +343,10 @@ def test_an_opaque_directory_shows_nothing_below_and_still_gives_hints(tmp_path:
     os.setxattr(root / "d", "trusted.overlay.redirect", b"/d")  # opaque wins
     after = run(repository, root, base).tree
     assert names(repository, at(repository, after, b"d").tree) == [b"e", b"f"]
-    assert dict(repository.saved_contents) == {3: at(repository, base, b"d/f").content, 4: at(repository, base, b"d/e/g").content}
+    assert dict(repository.saved_contents) == {
+        3: at(repository, base, b"d/f").content,
+        4: at(repository, base, b"d/e/g").content,
+    }
     assert own(repository, at(repository, after, b"d").tree or TreeID("")).xattrs == ()
 
 
@@ -324,10 +370,20 @@ def test_redirects_lead_to_the_lower_directory_and_its_hints(tmp_path: Path) -> 
     assert at(repository, after, b"moved/kept") is at(repository, base, b"a/b/kept")
 
 
-@pytest.mark.parametrize(("value", "code"), [
-    (b"", errno.EINVAL), (b"/", errno.EINVAL), (b"/a/", errno.EINVAL), (b"//a", errno.EINVAL), (b"a/b", errno.EINVAL),
-    (b"..", errno.EACCES), (b"/../../etc", errno.EACCES), (b".", errno.EACCES), (b"..\0x", errno.EACCES),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        (b"", errno.EINVAL),
+        (b"/", errno.EINVAL),
+        (b"/a/", errno.EINVAL),
+        (b"//a", errno.EINVAL),
+        (b"a/b", errno.EINVAL),
+        (b"..", errno.EACCES),
+        (b"/../../etc", errno.EACCES),
+        (b".", errno.EACCES),
+        (b"..\0x", errno.EACCES),
+    ],
+)
 def test_redirects_that_are_none(tmp_path: Path, value: bytes, code: int) -> None:
     require("root")
     repository = MemoryRepository()

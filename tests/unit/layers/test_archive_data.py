@@ -185,5 +185,3 @@ def test_years_of_zeros_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(archive, "_MOST_ZERO_BYTES", 8 << 20)
     repository = MemoryRepository()
     assert logical(repository, at(repository, run(repository, root).tree, b"f")) == (root / "f").read_bytes()
-
-

@@ -142,5 +142,3 @@ def test_a_tree_deeper_than_any_path(tmp_path: Path) -> None:
         fd = os.open(tmp_path, DIR_FLAGS)
         remove_tree(fd, b"l")
         os.close(fd)
-
-

@@ -30,7 +30,13 @@ def upper(store: LayerStore, layer: LayerID) -> Path:
     return store.root / layer / "upper"
 
 
-def take(store: LayerStore, live: LayerID, previous: Mirror | None = None, at_freeze: Callable[[], object] = int, *mapped: bytes) -> Mirror:
+def take(
+    store: LayerStore,
+    live: LayerID,
+    previous: Mirror | None = None,
+    at_freeze: Callable[[], object] = int,
+    *mapped: bytes,
+) -> Mirror:
     @contextlib.contextmanager
     def frozen() -> Iterator[None]:
         at_freeze()
@@ -118,7 +124,11 @@ def test_a_mapped_file_is_copied_under_all_its_names(store: LayerStore, name: st
         mapped[:4] = b"2222"
         second = take(store, live, first, lambda: mapped.__setitem__(slice(0, 4), b"3333"), name.encode())
     copy = upper(store, second.layer)
-    assert {other: (copy / other).read_bytes()[:4] for other in ("a", "b", "d/c")} == {"a": b"3333", "b": b"3333", "d/c": b"3333"}
+    assert {other: (copy / other).read_bytes()[:4] for other in ("a", "b", "d/c")} == {
+        "a": b"3333",
+        "b": b"3333",
+        "d/c": b"3333",
+    }
     assert len({(copy / other).stat().st_ino for other in ("a", "b", "d/c")}) == 1
     assert (upper(store, first.layer) / "a").read_bytes()[:4] == b"1111"
     assert (copy / "plain").stat().st_ino == (upper(store, first.layer) / "plain").stat().st_ino
@@ -130,7 +140,9 @@ def test_mapped_names_that_the_upper_does_not_have(store: LayerStore) -> None:
     (root / "f").write_text("x")
     (root / "link").symlink_to("f")
     first = take(store, live)
-    second = take(store, live, first, int, b"gone", b"gone/below", b"f/below", b"link/below", b"f (deleted)", b"n" * 300, b"link")
+    second = take(
+        store, live, first, int, b"gone", b"gone/below", b"f/below", b"link/below", b"f (deleted)", b"n" * 300, b"link"
+    )
     copies = [upper(store, mirror.layer) for mirror in (first, second)]
     assert (copies[0] / "f").stat().st_ino == (copies[1] / "f").stat().st_ino
     assert os.readlink(copies[1] / "link") == "f"

@@ -1,4 +1,5 @@
-"""The layer between two stored trees: what it shows, and that it is as lazy as it says. The kernel's verdict is in tests/system."""
+"""The layer between two stored trees: what it shows, and that it is as lazy as it says. The kernel's verdict is in
+tests/system."""
 
 from __future__ import annotations
 
@@ -60,16 +61,29 @@ def test_changed_added_and_deleted_names(repository: Counting) -> None:
     below: Plan = {b"d": {b"a": b"1", b"b": b"2", b"c": b"3"}, b"gone": {b"x": b""}, b"same": {b"x": b""}, b"z": b""}
     tree: Plan = {b"d": {b"a": b"1", b"b": b"new", b"e": b"5"}, b"same": {b"x": b""}, b"n": {b"x": b"", b"y": {}}}
     assert difference(repository, tree, below) == {
-        b"d": "d", b"d/b": "f", b"d/c": "-", b"d/e": "f", b"gone": "-", b"n": "d", b"n/x": "f", b"n/y": "d", b"z": "-",
-    }  # fmt: skip
+        b"d": "d",
+        b"d/b": "f",
+        b"d/c": "-",
+        b"d/e": "f",
+        b"gone": "-",
+        b"n": "d",
+        b"n/x": "f",
+        b"n/y": "d",
+        b"z": "-",
+    }
 
 
 def test_kinds_change(repository: Counting) -> None:
     below: Plan = {b"dir": {b"x": b""}, b"file": b"1", b"link": LINK, b"other": {b"x": {b"y": b""}}}
     tree: Plan = {b"dir": b"1", b"file": {b"x": b""}, b"link": {b"x": {}}, b"other": LINK}
     assert difference(repository, tree, below) == {
-        b"dir": "f", b"file": "d", b"file/x": "f", b"link": "d", b"link/x": "d", b"other": "l",
-    }  # fmt: skip
+        b"dir": "f",
+        b"file": "d",
+        b"file/x": "f",
+        b"link": "d",
+        b"link/x": "d",
+        b"other": "l",
+    }
 
 
 def test_a_directory_of_its_own_metadata(repository: Counting) -> None:
@@ -87,7 +101,9 @@ def test_a_directory_of_its_own_metadata(repository: Counting) -> None:
 def test_data_come_from_the_tree(repository: Counting) -> None:
     sparse = file(repository, b"data", size=100, extents=((10, 4),))
     with DifferenceView(
-        repository, save(repository, {b"f": b"new", b"s": sparse, b"l": LINK}), save(repository, {b"f": b"o", b"w": b""})
+        repository,
+        save(repository, {b"f": b"new", b"s": sparse, b"l": LINK}),
+        save(repository, {b"f": b"o", b"w": b""}),
     ) as view:
         with open(view.open(b"f"), "rb") as f:
             assert f.read() == b"new"
@@ -105,13 +121,19 @@ def test_data_come_from_the_tree(repository: Counting) -> None:
 def test_what_is_equal_or_nowhere_does_not_exist(repository: Counting, path: bytes) -> None:
     below: Plan = {b"same": {b"x": b""}, b"d": {b"same": b"", b"b": b""}}
     tree: Plan = {b"same": {b"x": b""}, b"d": {b"same": b"", b"b": b"new"}}
-    with DifferenceView(repository, save(repository, tree), save(repository, below)) as view, pytest.raises(FileNotFoundError):
+    with (
+        DifferenceView(repository, save(repository, tree), save(repository, below)) as view,
+        pytest.raises(FileNotFoundError),
+    ):
         view.lstat(path)
 
 
 def test_equal_directories_are_not_read(repository: Counting) -> None:
     same: Plan = {b"in": {b"x": b""}}
-    below, tree = save(repository, {b"same": same, b"d": {b"x": b""}}), save(repository, {b"same": same, b"d": {b"x": b"1"}})
+    below, tree = (
+        save(repository, {b"same": same, b"d": {b"x": b""}}),
+        save(repository, {b"same": same, b"d": {b"x": b"1"}}),
+    )
     with DifferenceView(repository, tree, below) as view:
         assert shown(view) == {b"d": "d", b"d/x": "f"}
     assert save(repository, same) not in repository.loaded
@@ -126,9 +148,13 @@ def test_without_whole_groups_only_what_is_entered_is_read(repository: Counting)
 
 
 def test_its_own_null_devices_are_no_whiteouts_of_others(repository: Counting) -> None:
-    """Nothing can be shown for a real 0:0 in a layer: where a name lies below it is hidden, elsewhere it is left out."""
+    """Nothing can be shown for a real 0:0 in a layer: where a name lies below it is hidden, elsewhere it is left
+    out."""
     null = TreeEntry(b"", Kind.CHAR_DEVICE, 0o666, 1, 1, 1, xattrs=((b"user.a", b""),))
-    assert difference(repository, {b"a": null, b"b": null, b"c": null}, {b"a": b"", b"c": null}) == {b"a": "-", b"c": "-"}
+    assert difference(repository, {b"a": null, b"b": null, b"c": null}, {b"a": b"", b"c": null}) == {
+        b"a": "-",
+        b"c": "-",
+    }
 
 
 def test_identities(repository: Counting) -> None:
@@ -144,32 +170,53 @@ def test_identities(repository: Counting) -> None:
             assert again.identity(again.directory()) == roots[0]
 
 
-# -- hard links ----------------------------------------------------------------------------------------------------------------
+# -- hard links -----------------------------------------------------------------------------------------------------
 
 
 def test_a_group_that_is_equal_on_both_sides_is_not_shown(repository: Counting) -> None:
     one = file(repository, b"x", link=5, nlink=2)
-    assert difference(repository, {b"a": one, b"d": {b"b": one}, b"n": b""}, {b"a": one, b"d": {b"b": one}}) == {b"n": "f"}
+    assert difference(repository, {b"a": one, b"d": {b"b": one}, b"n": b""}, {b"a": one, b"d": {b"b": one}}) == {
+        b"n": "f"
+    }
 
 
 def test_a_group_that_was_written_again_is_shown(repository: Counting) -> None:
     old, new = file(repository, b"x", link=5, nlink=2), file(repository, b"x", link=6, nlink=3)
-    assert difference(repository, {b"a": new, b"b": new, b"c": new}, {b"a": old, b"b": old}) == {b"a": "f", b"b": "f", b"c": "f"}
+    assert difference(repository, {b"a": new, b"b": new, b"c": new}, {b"a": old, b"b": old}) == {
+        b"a": "f",
+        b"b": "f",
+        b"c": "f",
+    }
 
 
 def test_a_group_whose_directory_was_renamed_is_shown_as_a_whole(repository: Counting) -> None:
     """The names that moved kept the number of their group, and those that did not move did not change at all."""
     one, other = file(repository, b"x", link=5, nlink=4), file(repository, b"y", link=7, nlink=2)
-    still: Plan = {b"deep": {b"er": {b"x": one, b"other": other}, b"by": b""}, b"x": one, b"z": other, b"beside": {b"f": b""}}
+    still: Plan = {
+        b"deep": {b"er": {b"x": one, b"other": other}, b"by": b""},
+        b"x": one,
+        b"z": other,
+        b"beside": {b"f": b""},
+    }
     below: Plan = {b"old": {b"a": one, b"f": b""}, b"still": still, b"top": one}
     tree: Plan = {b"new": {b"a": one, b"f": b""}, b"still": still, b"top": one}
     expected = {
-        b"new": "d", b"new/a": "f", b"new/f": "f", b"old": "-", b"still": "d", b"still/deep": "d", b"still/deep/er": "d",
-        b"still/deep/er/x": "f", b"still/x": "f", b"top": "f",
-    }  # fmt: skip
+        b"new": "d",
+        b"new/a": "f",
+        b"new/f": "f",
+        b"old": "-",
+        b"still": "d",
+        b"still/deep": "d",
+        b"still/deep/er": "d",
+        b"still/deep/er/x": "f",
+        b"still/x": "f",
+        b"top": "f",
+    }
     assert difference(repository, tree, below) == expected
     with DifferenceView(repository, save(repository, tree), save(repository, below)) as view:
-        assert len({entry.inode for path, entry in view.walk() if path.rpartition(b"/")[2] in (b"a", b"x", b"top")}) == 1
+        assert (
+            len({entry.inode for path, entry in view.walk() if path.rpartition(b"/")[2] in (b"a", b"x", b"top")}) == 1
+        )
         with pytest.raises(FileNotFoundError):
             view.lstat(b"still/beside")
     with DifferenceView(repository, save(repository, tree), save(repository, below), whole_groups=False) as view:
@@ -181,8 +228,11 @@ def test_a_group_that_lost_a_name(repository: Counting) -> None:
     one = file(repository, b"x", link=5, nlink=3)
     below: Plan = {b"old": {b"a": one}, b"gone": one, b"same": {b"f": b"1"}}
     assert difference(repository, {b"new": {b"a": one}, b"same": {b"f": b"1"}}, below) == {
-        b"new": "d", b"new/a": "f", b"old": "-", b"gone": "-",
-    }  # fmt: skip
+        b"new": "d",
+        b"new/a": "f",
+        b"old": "-",
+        b"gone": "-",
+    }
 
 
 def test_deeper_than_any_path_with_a_group(repository: Counting) -> None:
@@ -192,7 +242,10 @@ def test_deeper_than_any_path_with_a_group(repository: Counting) -> None:
 
     def tree(name: bytes) -> TreeID:
         moved = save_deep(repository, depth, b"d" * 20, {b"y": one})
-        entries = (TreeEntry(name, Kind.DIRECTORY, 0, 0, 0, 0, tree=moved), TreeEntry(b"s", Kind.DIRECTORY, 0, 0, 0, 0, tree=still))
+        entries = (
+            TreeEntry(name, Kind.DIRECTORY, 0, 0, 0, 0, tree=moved),
+            TreeEntry(b"s", Kind.DIRECTORY, 0, 0, 0, 0, tree=still),
+        )
         return repository.save_tree(Tree(OWN, entries))
 
     with DifferenceView(repository, tree(b"m"), tree(b"n")) as view:

@@ -1,4 +1,5 @@
-"""Hostile and honest archives against `ingest_tar`: nothing outside the target ever changes, and what is applied is exact."""
+"""Hostile and honest archives against `ingest_tar`: nothing outside the target ever changes, and what is applied is
+exact."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from tests.archives import PAST_S, archive, directory, entry, fixed_checksum, li
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes")
 
 
-def apply(target: Path, *entries: tuple[tarfile.TarInfo, bytes], whiteouts: bool = False, limits: TarLimits | None = None) -> IngestReport:
+def apply(
+    target: Path, *entries: tuple[tarfile.TarInfo, bytes], whiteouts: bool = False, limits: TarLimits | None = None
+) -> IngestReport:
     return apply_bytes(target, archive(*entries), whiteouts=whiteouts, limits=limits)
 
 
@@ -63,18 +66,28 @@ def target(tmp_path: Path) -> Iterator[Path]:
     assert os.listdir(outside) == ["victim"]
     assert (outside / "victim").read_text() == "untouched"
     assert (after.st_mode, after.st_mtime_ns, after.st_nlink, after.st_uid) == (
-        before.st_mode, before.st_mtime_ns, before.st_nlink, before.st_uid)  # fmt: skip
+        before.st_mode,
+        before.st_mtime_ns,
+        before.st_nlink,
+        before.st_uid,
+    )
 
 
-# -- honest archives -----------------------------------------------------------------------------------------------------------
+# -- honest archives ------------------------------------------------------------------------------------------------
 
 
 def test_everything_a_root_file_system_has(target: Path) -> None:
     report = apply(
-        target, directory("./", mode=0o750), directory("etc", mode=0o711), entry("etc/passwd", data=b"root", mode=0o4755),
-        link("bin", "usr/bin"), link("dangling", "/nowhere"), entry("pipe", tarfile.FIFOTYPE, mode=0o600),
-        link("etc/same", "etc/passwd", tarfile.LNKTYPE), entry("deep/er/file", data=b"x"),
-    )  # fmt: skip
+        target,
+        directory("./", mode=0o750),
+        directory("etc", mode=0o711),
+        entry("etc/passwd", data=b"root", mode=0o4755),
+        link("bin", "usr/bin"),
+        link("dangling", "/nowhere"),
+        entry("pipe", tarfile.FIFOTYPE, mode=0o600),
+        link("etc/same", "etc/passwd", tarfile.LNKTYPE),
+        entry("deep/er/file", data=b"x"),
+    )
     assert (report.files, report.directories, report.bytes, report.warnings) == (6, 3, 5, ())
     assert stat.S_IMODE(target.stat().st_mode) == 0o750
     assert stat.S_IMODE((target / "etc").stat().st_mode) == 0o711
@@ -90,8 +103,15 @@ def test_everything_a_root_file_system_has(target: Path) -> None:
 
 @pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_each_format_with_names_at_its_limit(target: Path, tar_format: int) -> None:
-    long = "d" * 90 + "/" + "f" * 90 if tar_format == tarfile.USTAR_FORMAT else "/".join(["d" * 200] * 10) + "/" + "f" * 255
-    apply_bytes(target, archive(entry(long, data=b"1"), link("l", "t" * (99 if "d" * 91 not in long else 3000)), tar_format=tar_format))
+    long = (
+        "d" * 90 + "/" + "f" * 90
+        if tar_format == tarfile.USTAR_FORMAT
+        else "/".join(["d" * 200] * 10) + "/" + "f" * 255
+    )
+    apply_bytes(
+        target,
+        archive(entry(long, data=b"1"), link("l", "t" * (99 if "d" * 91 not in long else 3000)), tar_format=tar_format),
+    )
     assert (target / long).read_bytes() == b"1"
     assert set(os.readlink(target / "l")) == {"t"}
 
@@ -119,10 +139,17 @@ def test_zeros_become_holes(target: Path) -> None:
 
 def test_a_later_member_replaces_an_earlier_one(target: Path) -> None:
     apply(
-        target, entry("a", data=b"old"), link("b", "a", tarfile.LNKTYPE), entry("a", data=b"new"),
-        directory("d"), entry("d/x", data=b"x"), entry("d", data=b"now a file"),
-        link("e", "../outside"), directory("e"), entry("e/new", data=b"1"),
-    )  # fmt: skip
+        target,
+        entry("a", data=b"old"),
+        link("b", "a", tarfile.LNKTYPE),
+        entry("a", data=b"new"),
+        directory("d"),
+        entry("d/x", data=b"x"),
+        entry("d", data=b"now a file"),
+        link("e", "../outside"),
+        directory("e"),
+        entry("e/new", data=b"1"),
+    )
     assert tree(target) == {"a": "new", "b": "old", "d": "now a file", "e": "/", "e/new": "1"}
 
 
@@ -148,7 +175,7 @@ def test_owners_and_ids_no_sandbox_has(target: Path) -> None:
     assert len(report.warnings) == 1
 
 
-# -- B1: names that leave the tree ---------------------------------------------------------------------------------------------
+# -- B1: names that leave the tree ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["../outside/victim", "a/../../outside/victim", "a/..", "..", "./../x", "a/b/../c"])
@@ -167,7 +194,9 @@ def test_a_zero_byte_in_a_name_is_refused(target: Path) -> None:
         apply_bytes(target, raw_pax({b"path": b"a\0b"}) + archive(entry("x")))
 
 
-@pytest.mark.parametrize(("name", "layer"), [("x" * 256, False), ("d/" * (2 << 20) + "d", False), ("/".join(["d" * 100] * 41), True)])
+@pytest.mark.parametrize(
+    ("name", "layer"), [("x" * 256, False), ("d/" * (2 << 20) + "d", False), ("/".join(["d" * 100] * 41), True)]
+)
 def test_names_longer_than_any_path_are_refused(target: Path, name: str, layer: bool) -> None:
     with pytest.raises(LimitExceeded, match="longer than a path"):
         apply(target, entry(name), whiteouts=layer)
@@ -179,7 +208,7 @@ def test_the_message_does_not_carry_control_characters(target: Path) -> None:
     assert caught.value.message.isprintable()
 
 
-# -- B2: through links ---------------------------------------------------------------------------------------------------------
+# -- B2: through links ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("to", ["../outside", "/etc", ".", "/proc/self/root"])
@@ -209,10 +238,12 @@ def test_members_below_a_file_are_refused(target: Path) -> None:
         apply(target, entry("f", data=b"1"), entry("f/g", data=b"2"))
 
 
-# -- B3: hard links ------------------------------------------------------------------------------------------------------------
+# -- B3: hard links -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("to", ["../outside/victim", "/etc/passwd", "missing", "missing/deeper", "d", "", "h", "d/l/victim"])
+@pytest.mark.parametrize(
+    "to", ["../outside/victim", "/etc/passwd", "missing", "missing/deeper", "d", "", "h", "d/l/victim"]
+)
 def test_hard_links_to_anything_but_an_entry_are_refused(target: Path, to: str) -> None:
     with pytest.raises(UsageError, match="hard link"):
         apply(target, directory("d"), link("d/l", "../../outside"), link("h", to, tarfile.LNKTYPE))
@@ -233,13 +264,22 @@ def test_a_hard_link_into_the_directory_it_replaces_is_refused(target: Path) -> 
         apply(target, directory("d"), entry("d/x"), link("d", "d/x", tarfile.LNKTYPE))
 
 
-# -- A20 to A22: overlay marks -------------------------------------------------------------------------------------------------
+# -- A20 to A22: overlay marks --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [
-    "trusted.overlay.opaque", "trusted.overlay.redirect", "trusted.overlay.metacopy", "user.overlay.opaque", "user.overlay.redirect",
-    "trusted.anything", "security.ima", "security.selinux",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "trusted.overlay.opaque",
+        "trusted.overlay.redirect",
+        "trusted.overlay.metacopy",
+        "user.overlay.opaque",
+        "user.overlay.redirect",
+        "trusted.anything",
+        "security.ima",
+        "security.selinux",
+    ],
+)
 def test_marks_and_labels_are_left_out(target: Path, name: str) -> None:
     report = apply_bytes(target, raw_pax({b"SCHILY.xattr." + name.encode(): b"y"}) + archive(directory("d")))
     assert os.listxattr(target / "d") == []
@@ -264,7 +304,7 @@ def test_attributes_of_a_replaced_directory_do_not_stay(target: Path) -> None:
 
 
 def test_a_default_access_list_is_not_inherited(target: Path) -> None:
-    acl = bytes.fromhex("02000000" "01000700ffffffff" "04000500ffffffff" "10000700ffffffff" "20000000ffffffff")
+    acl = bytes.fromhex("0200000001000700ffffffff04000500ffffffff10000700ffffffff20000000ffffffff")
     entries = archive(directory("d"), entry("d/f"), directory("d/s"), entry("d/i/f"))
     apply_bytes(target, raw_pax({b"SCHILY.xattr.system.posix_acl_default": acl}) + entries)
     assert os.listxattr(target / "d") == ["system.posix_acl_default"]
@@ -272,7 +312,7 @@ def test_a_default_access_list_is_not_inherited(target: Path) -> None:
     assert stat.S_IMODE((target / "d/f").stat().st_mode) == 0o644
 
 
-# -- bombs and damage ----------------------------------------------------------------------------------------------------------
+# -- bombs and damage -----------------------------------------------------------------------------------------------
 
 
 def test_too_many_members(target: Path) -> None:
@@ -317,7 +357,9 @@ def test_gnu_sparse_files_are_refused(target: Path) -> None:
     with pytest.raises(UsageError, match="sparse"):
         apply(target, entry("s", tarfile.GNUTYPE_SPARSE))
     with pytest.raises(UsageError, match="sparse"):
-        apply_bytes(target, raw_pax({b"GNU.sparse.major": b"1", b"GNU.sparse.realsize": b"1000000000000"}) + archive(entry("s")))
+        apply_bytes(
+            target, raw_pax({b"GNU.sparse.major": b"1", b"GNU.sparse.realsize": b"1000000000000"}) + archive(entry("s"))
+        )
 
 
 @pytest.mark.parametrize("kind", [b"M", b"V", b"D", b"Z", b"\xff"])
@@ -338,7 +380,9 @@ def test_a_chain_of_extension_headers_ends(target: Path) -> None:
         apply_bytes(target, raw_pax({b"comment": b"x"}) * 5000 + archive(entry("f")))
 
 
-@pytest.mark.parametrize("records", [b"5 a=", b"99 a=b\n", b"6 a=b\nxx", b"0 a=b\n", b"x", b"7 =bcd\n", b"6 a=bc", b"11111111111111 a=b\n"])
+@pytest.mark.parametrize(
+    "records", [b"5 a=", b"99 a=b\n", b"6 a=b\nxx", b"0 a=b\n", b"x", b"7 =bcd\n", b"6 a=bc", b"11111111111111 a=b\n"]
+)
 def test_damaged_pax_records(target: Path, records: bytes) -> None:
     with pytest.raises(UsageError):
         apply_bytes(target, raw_header(b"x", records) + archive(entry("f")))
@@ -365,7 +409,8 @@ def test_not_a_tar(target: Path) -> None:
 
 
 def test_random_damage_never_escapes_or_crashes(target: Path) -> None:
-    """Every byte of the headers of a small archive, overwritten in turn with three values: a sentence or a success, nothing else."""
+    """Every byte of the headers of a small archive, overwritten in turn with three values: a sentence or a success,
+    nothing else."""
     whole = archive(directory("d"), entry("d/f", data=b"1"), link("l", "d/f"), link("h", "d/f", tarfile.LNKTYPE))
     sentences = []
     for position in range(0, len(whole), 3):
@@ -383,19 +428,35 @@ def test_random_damage_never_escapes_or_crashes(target: Path) -> None:
     assert all(sentence.isprintable() for sentence in sentences)
 
 
-# -- layers --------------------------------------------------------------------------------------------------------------------
+# -- layers ---------------------------------------------------------------------------------------------------------
 
 
 def test_whiteouts_delete_what_earlier_layers_brought(target: Path) -> None:
-    apply(target, directory("d"), entry("d/gone", data=b"1"), entry("d/kept", data=b"2"), directory("t"), entry("t/x", data=b"3"))
-    apply(target, entry("d/.wh.gone"), entry(".wh.t"), entry("d/.wh.never-there"), entry("no/such/.wh.x"), whiteouts=True)
+    apply(
+        target,
+        directory("d"),
+        entry("d/gone", data=b"1"),
+        entry("d/kept", data=b"2"),
+        directory("t"),
+        entry("t/x", data=b"3"),
+    )
+    apply(
+        target, entry("d/.wh.gone"), entry(".wh.t"), entry("d/.wh.never-there"), entry("no/such/.wh.x"), whiteouts=True
+    )
     assert tree(target) == {"d": "/", "d/kept": "2"}
     assert (target / "d").stat().st_mtime == PAST_S
 
 
 @pytest.mark.parametrize("mark_first", [True, False])
 def test_an_opaque_mark_spares_its_own_layer(target: Path, mark_first: bool) -> None:
-    apply(target, directory("d"), entry("d/old", data=b"1"), directory("d/s"), entry("d/s/old", data=b"1"), entry("beside", data=b"1"))
+    apply(
+        target,
+        directory("d"),
+        entry("d/old", data=b"1"),
+        directory("d/s"),
+        entry("d/s/old", data=b"1"),
+        entry("beside", data=b"1"),
+    )
     mine = [directory("d"), entry("d/new", data=b"2"), entry("d/s/new", data=b"2")]
     mark = entry("d/.wh..wh..opq")
     apply(target, *([mark, *mine] if mark_first else [*mine, mark]), whiteouts=True)
@@ -435,10 +496,8 @@ def test_marks_are_plain_names_in_a_root_file_system(target: Path) -> None:
     assert tree(target) == {"a": "1", ".wh.a": "2"}
 
 
-# -- making headers by hand ----------------------------------------------------------------------------------------------------
+# -- making headers by hand -----------------------------------------------------------------------------------------
 
 
 def raw_pax(records: dict[bytes, bytes]) -> bytes:
     return raw_header(b"x", b"".join(pax_record(key, value) for key, value in records.items()))
-
-

@@ -1,4 +1,5 @@
-"""Copying a host folder: exact for what is claimed, a warning for what is left out, a sentence for what fails, and never a step outside."""
+"""Copying a host folder: exact for what is claimed, a warning for what is left out, a sentence for what fails, and
+never a step outside."""
 
 from __future__ import annotations
 
@@ -58,7 +59,11 @@ def test_everything_a_workspace_has(source: Path, tmp_path: Path) -> None:
     for path in ("d/e/f", "d/e", "d", "pipe", "dangling", "."):
         ours, theirs = (target / path).lstat(), (source / path).lstat()
         assert (ours.st_mode, ours.st_uid, ours.st_gid, ours.st_mtime_ns) == (
-            theirs.st_mode, theirs.st_uid, theirs.st_gid, theirs.st_mtime_ns), path  # fmt: skip
+            theirs.st_mode,
+            theirs.st_uid,
+            theirs.st_gid,
+            theirs.st_mtime_ns,
+        ), path
     assert (target / "same").stat().st_ino == (target / "d/e/f").stat().st_ino
     assert (target / "same").read_bytes() == b"content"
     assert (os.readlink(target / "dangling"), os.readlink(target / "loop")) == ("/nowhere", ".")
@@ -218,7 +223,8 @@ class _Listed:
 
 
 def test_a_folder_that_flips_to_a_link_never_leads_outside(source: Path, tmp_path: Path) -> None:
-    """A directory and a link to secrets change places as fast as they can while the folder is copied, again and again."""
+    """A directory and a link to secrets change places as fast as they can while the folder is copied, again and
+    again."""
     secrets = tmp_path / "secrets"
     secrets.mkdir()
     (secrets / "x").write_text("SECRET")

@@ -69,10 +69,14 @@ def test_many_files_of_all_sizes(target: Path, monkeypatch: pytest.MonkeyPatch, 
     repository, expected = MemoryRepository(), {}
     plan: dict[bytes, Plan | TreeEntry] = {b"": OWN}
     for d in range(30):
-        files: dict[bytes, bytes | TreeEntry | Plan] = {b"": OWN._replace(mtime_ns=1000 + d, mode=(0o755, 0o1777, 0o2710)[d % 3])}
+        files: dict[bytes, bytes | TreeEntry | Plan] = {
+            b"": OWN._replace(mtime_ns=1000 + d, mode=(0o755, 0o1777, 0o2710)[d % 3])
+        }
         for f in range((0, 1, 200)[d % 3]):
             data = os.urandom((f * 37) % 5000 + (2_000_000 if f == 100 else 0))
-            files[b"f%d" % f] = file(repository, data, mtime_ns=5000 + f, mode=(0o644, 0o600, 0o4755, 0o777, 0o400)[f % 5])
+            files[b"f%d" % f] = file(
+                repository, data, mtime_ns=5000 + f, mode=(0o644, 0o600, 0o4755, 0o777, 0o400)[f % 5]
+            )
             expected[f"d{d}/f{f}"] = data, 5000 + f, (0o644, 0o600, 0o4755, 0o777, 0o400)[f % 5]
         plan[b"d%d" % d] = files
     mask = os.umask(0o077)
@@ -99,7 +103,9 @@ def test_hard_links_of_every_kind_across_directories(target: Path) -> None:
     fifo = node(Kind.FIFO, 0o644, 5, link=3, nlink=2)
     alone = file(repository, b"", link=4, nlink=2)  # its other name is gone
     part: Plan = {b"": OWN, b"one": one, b"link": link, b"fifo": fifo}
-    with StoredView(repository, save(repository, {b"": OWN, b"a": part, b"b": part, b"one": one, b"alone": alone})) as view:
+    with StoredView(
+        repository, save(repository, {b"": OWN, b"a": part, b"b": part, b"one": one, b"alone": alone})
+    ) as view:
         report = write(view, target)
     assert (report.files, report.warnings, report.bytes) == (8, (), 100)
     for name in ("one", "link", "fifo"):
@@ -117,7 +123,10 @@ class Damaged(MemoryRepository):
 
 def test_damage_found_by_a_thread_is_told(target: Path) -> None:
     repository = Damaged()
-    files: Plan = {b"": OWN, **{b"f%03d" % n: file(repository, b"damaged" if n == 150 else b"fine") for n in range(300)}}
+    files: Plan = {
+        b"": OWN,
+        **{b"f%03d" % n: file(repository, b"damaged" if n == 150 else b"fine") for n in range(300)},
+    }
     with (
         StoredView(repository, save(repository, {b"": OWN, b"d": files, b"e": files})) as view,
         pytest.raises(DataLoss, match=r"^file 'd/f150' of tree [0-9a-f]+: pack 7 is damaged$"),

@@ -104,7 +104,10 @@ CASES: dict[str, tuple[Tree, Tree]] = {
     "delete link": ({b"l": ("link", b"one"), b"k": ("file", b"k\n")}, {b"k": ("file", b"k\n")}),
     "file to link": ({b"f": ("file", b"x\n")}, {b"f": ("link", b"target")}),
     "link to file": ({b"f": ("link", b"target")}, {b"f": ("file", b"x\n")}),
-    "file to directory": ({b"f": ("file", b"x\n"), b"k": ("file", b"k\n")}, {b"f/in": ("file", b"y\n"), b"k": ("file", b"k\n")}),
+    "file to directory": (
+        {b"f": ("file", b"x\n"), b"k": ("file", b"k\n")},
+        {b"f/in": ("file", b"y\n"), b"k": ("file", b"k\n")},
+    ),
     "directory to file": (
         {b"f/in": ("file", b"y\n"), b"f/deep/er": ("file", b"z\n"), b"f.txt": ("file", b"1\n")},
         {b"f": ("file", b"x\n"), b"f.txt": ("file", b"2\n")},
@@ -113,21 +116,35 @@ CASES: dict[str, tuple[Tree, Tree]] = {
     "carriage returns": ({b"f": ("file", b"a\r\nb\rc\n")}, {b"f": ("file", b"a\r\nb\rd\n")}),
     "latin-1": ({b"f": ("file", b"\xe9t\xe9\n")}, {b"f": ("file", b"\xe9tat\n")}),
     "odd separators": ({b"f": ("file", b"a\x0bb\x0cc\x1cd\x85\n")}, {b"f": ("file", b"a\x0bb\x0cC\x1cd\x85\n")}),
-    "lines like a patch": ({b"f": ("file", b"-- x\n++ y\n@@ -1 +1 @@\n")}, {b"f": ("file", b"-- z\n++ y\ndiff --git a/x b/x\n")}),
-    "space in the name": ({b"a b/c d": ("file", b"x\n"), b"e f": ("file", b"")}, {b"a b/c d": ("file", b"y\n"), b"g h": ("file", b"")}),
+    "lines like a patch": (
+        {b"f": ("file", b"-- x\n++ y\n@@ -1 +1 @@\n")},
+        {b"f": ("file", b"-- z\n++ y\ndiff --git a/x b/x\n")},
+    ),
+    "space in the name": (
+        {b"a b/c d": ("file", b"x\n"), b"e f": ("file", b"")},
+        {b"a b/c d": ("file", b"y\n"), b"g h": ("file", b"")},
+    ),
     "odd names": (
-        {b"q\"b\\": ("file", b"x\n"), b"\xff\xfe": ("file", b"x\n")},
-        {b"q\"b\\": ("file", b"y\n"), b"\xff\xfe": ("file", b"y\n"), b"tab\tnl\nbell\a": ("file", b"x\n"), b"\xc3\xa9": ("program", b"")},
+        {b'q"b\\': ("file", b"x\n"), b"\xff\xfe": ("file", b"x\n")},
+        {
+            b'q"b\\': ("file", b"y\n"),
+            b"\xff\xfe": ("file", b"y\n"),
+            b"tab\tnl\nbell\a": ("file", b"x\n"),
+            b"\xc3\xa9": ("program", b""),
+        },
     ),
     "names of options": ({b"-R": ("file", b"x\n")}, {b"-R": ("file", b"y\n"), b"--help": ("file", b"x\n")}),
-}  # fmt: skip
+}
 
 
 GIT_ONLY = ("file to directory", "directory to file", "directory to link")
-"""GNU patch puts off deletions of git-style patches to its end and then finds a directory in the way, git's own patches included."""
+"""GNU patch puts off deletions of git-style patches to its end and then finds a directory in the way, git's own patches
+included."""
 
 
-@pytest.mark.parametrize(("name", "apply"), [(n, a) for n in CASES for a in (git_apply, gnu_patch) if a is git_apply or n not in GIT_ONLY])
+@pytest.mark.parametrize(
+    ("name", "apply"), [(n, a) for n in CASES for a in (git_apply, gnu_patch) if a is git_apply or n not in GIT_ONLY]
+)
 def test_applies(tmp_path: Path, name: str, apply: Apply) -> None:
     before, after = CASES[name]
     patch, outside = make_patch(write_tree(tmp_path / "a", before), write_tree(tmp_path / "b", after))
@@ -144,10 +161,17 @@ def test_applies_in_reverse(tmp_path: Path, name: str) -> None:
     assert read_tree(tmp_path / "b") == before
 
 
-@pytest.mark.parametrize(("old", "new"), [
-    (b"\0one", b"\0two"), (b"text\n", b"\0" * 100_000), (None, bytes(range(256)) * 999), (b"\0x", None), (b"", b"\0"),
-    (random.Random(1).randbytes(3_000_000), random.Random(2).randbytes(2_999_999)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"\0one", b"\0two"),
+        (b"text\n", b"\0" * 100_000),
+        (None, bytes(range(256)) * 999),
+        (b"\0x", None),
+        (b"", b"\0"),
+        (random.Random(1).randbytes(3_000_000), random.Random(2).randbytes(2_999_999)),
+    ],
+)
 def test_binary_applies_with_git_both_ways(tmp_path: Path, old: bytes | None, new: bytes | None) -> None:
     before: Tree = {b"k": ("file", b""), **({} if old is None else {b"f": ("file", old)})}
     after: Tree = {b"k": ("file", b""), **({} if new is None else {b"f": ("file", new)})}
@@ -163,7 +187,9 @@ def test_binary_applies_with_git_both_ways(tmp_path: Path, old: bytes | None, ne
 def test_large_text_is_replaced_as_a_whole(tmp_path: Path, apply: Apply) -> None:
     old = b"".join(b"%d\n" % i for i in range(300_000))
     new = old.replace(b"\n7777\n", b"\nx\n") + b"no newline"
-    patch, _ = make_patch(write_tree(tmp_path / "a", {b"f": ("file", old)}), write_tree(tmp_path / "b", {b"f": ("file", new)}))
+    patch, _ = make_patch(
+        write_tree(tmp_path / "a", {b"f": ("file", old)}), write_tree(tmp_path / "b", {b"f": ("file", new)})
+    )
     assert patch.count(b"\n@@ ") == 1
     apply(tmp_path / "a", patch)
     assert read_tree(tmp_path / "a") == {b"f": ("file", new)}
@@ -187,9 +213,13 @@ def test_random_text(tmp_path: Path, seed: int, apply: Apply) -> None:
 
 
 def test_index_line_is_what_git_computes(tmp_path: Path) -> None:
-    patch, _ = make_patch(write_tree(tmp_path / "a", {b"f": ("file", b"x\n")}), write_tree(tmp_path / "b", {b"f": ("file", b"y\n")}))
+    patch, _ = make_patch(
+        write_tree(tmp_path / "a", {b"f": ("file", b"x\n")}), write_tree(tmp_path / "b", {b"f": ("file", b"y\n")})
+    )
     ids = [
-        subprocess.run(["git", "hash-object", "--stdin"], input=text, capture_output=True, check=True, timeout=60).stdout.strip()
+        subprocess.run(
+            ["git", "hash-object", "--stdin"], input=text, capture_output=True, check=True, timeout=60
+        ).stdout.strip()
         for text in (b"x\n", b"y\n")
     ]
     assert b"\nindex " + ids[0] + b".." + ids[1] + b" 100644\n" in patch

@@ -42,7 +42,14 @@ def test_shows_every_kind_with_its_metadata(repository: MemoryRepository) -> Non
     with view_of(repository, {b"d": {b"": own, b"in": b""}, b"f": body, b"l": LINK, b"p": FIFO, b"z": DEVICE}) as view:
         assert [path for path, _ in view.walk()] == [b"d", b"d/in", b"f", b"l", b"p", b"z"]
         entry = view.lstat(b"f")
-        assert (entry.kind, entry.mode, entry.uid, entry.gid, entry.size, entry.mtime_ns) == (Kind.FILE, 0o4711, 5, 6, 4, 1 << 62)
+        assert (entry.kind, entry.mode, entry.uid, entry.gid, entry.size, entry.mtime_ns) == (
+            Kind.FILE,
+            0o4711,
+            5,
+            6,
+            4,
+            1 << 62,
+        )
         assert (entry.ctime_ns, entry.nlink, entry.rdev) == (1 << 62, 1, 0)
         assert view.xattrs(b"f") == {b"user.n": b"v"}
         listed = dict(view.list(b""))
@@ -85,7 +92,11 @@ def test_open_refuses_what_is_not_a_regular_file(repository: MemoryRepository) -
     codes = {b"p": errno.EINVAL, b"z": errno.EINVAL, b"l": errno.ELOOP, b"d": errno.EISDIR}
     with view_of(repository, {b"p": FIFO, b"z": DEVICE, b"l": LINK, b"d": {b"x": b""}}) as view:
         for path, code in codes.items():
-            for action in (lambda c: view.open_child(c), lambda c: view.read_child(c, 0, 1), lambda c: view.copy_child(c, -1)):
+            for action in (
+                lambda c: view.open_child(c),
+                lambda c: view.read_child(c, 0, 1),
+                lambda c: view.copy_child(c, -1),
+            ):
                 with pytest.raises(OSError) as caught:
                     action(view.child(path))
                 assert caught.value.errno == code
@@ -105,7 +116,11 @@ def test_files_are_read_with_their_holes(repository: MemoryRepository) -> None:
             assert contents(view.open(name)) == expected
             for start in range(len(expected) + 2):
                 for length in (0, 1, 2, 7, 100):
-                    assert view.read_child(child, start, length) == expected[start : start + length], (name, start, length)
+                    assert view.read_child(child, start, length) == expected[start : start + length], (
+                        name,
+                        start,
+                        length,
+                    )
             fd = os.memfd_create("target")
             assert view.copy_child(child, fd) == len(expected)
             os.lseek(fd, 0, os.SEEK_SET)
@@ -139,10 +154,21 @@ def test_one_file_one_number(repository: MemoryRepository) -> None:
         assert view.lstat(b"a").inode == view.lstat(b"b/c").inode != view.lstat(b"d").inode
         assert view.lstat(b"a").nlink == 2
         variants: list[dict[str, object]] = [
-            {"mode": 1}, {"uid": 1}, {"gid": 1}, {"mtime_ns": 1}, {"size": 2}, {"content": None}, {"extents": ((0, 1),)},
-            {"target": b"x"}, {"rdev": 1}, {"link": 1}, {"nlink": 3}, {"xattrs": ((b"a", b"b"),)},
-            {"xattrs": ((b"a", b""), (b"b", b""))}, {"kind": Kind.FIFO},
-        ]  # fmt: skip
+            {"mode": 1},
+            {"uid": 1},
+            {"gid": 1},
+            {"mtime_ns": 1},
+            {"size": 2},
+            {"content": None},
+            {"extents": ((0, 1),)},
+            {"target": b"x"},
+            {"rdev": 1},
+            {"link": 1},
+            {"nlink": 3},
+            {"xattrs": ((b"a", b"b"),)},
+            {"xattrs": ((b"a", b""), (b"b", b""))},
+            {"kind": Kind.FIFO},
+        ]
         root = view.directory()
         numbers = {view.shown(root, one._replace(name=b"v", **variant)).entry.inode for variant in variants}  # type: ignore[arg-type]
         assert len(numbers | {view.lstat(b"a").inode}) == len(variants) + 1
@@ -206,9 +232,17 @@ def test_damage_of_one_directory_does_not_hide_the_others(repository: MemoryRepo
     gone = save(repository, {b"x": b"1"})
     with view_of(repository, {b"a": {b"x": b"1"}, b"b": {b"y": b"2"}}) as view:
         del repository.trees[gone]
-        assert [(name, entry.kind) for name, entry in view.list(b"")] == [(b"a", Kind.DIRECTORY), (b"b", Kind.DIRECTORY)]
+        assert [(name, entry.kind) for name, entry in view.list(b"")] == [
+            (b"a", Kind.DIRECTORY),
+            (b"b", Kind.DIRECTORY),
+        ]
         assert [name for name, _ in view.list(b"b")] == [b"y"]
-        for action in (lambda: view.list(b"a"), lambda: view.list(b"")[0][1].mode, lambda: view.xattrs(b"a"), lambda: list(view.walk())):
+        for action in (
+            lambda: view.list(b"a"),
+            lambda: view.list(b"")[0][1].mode,
+            lambda: view.xattrs(b"a"),
+            lambda: list(view.walk()),
+        ):
             with pytest.raises(DataLoss, match="directory 'a' of tree"):
                 action()
 
@@ -216,14 +250,31 @@ def test_damage_of_one_directory_does_not_hide_the_others(repository: MemoryRepo
 @pytest.mark.parametrize(
     ("data", "size", "extents"),
     [
-        (b"four", 3, None), (b"four", 5, None), (b"four", -4, None), (b"", 5, None), (b"", -5, None),
-        (b"four", 9, ((0, 3),)), (b"four", 9, ((0, 5),)), (b"four", 9, ((0, 2), (3, 4))), (b"four", 9, ((0, 2), (1, 2))),
-        (b"four", 9, ((4, 2), (0, 2))), (b"four", 9, ((-4, 4),)), (b"four", 9, ((6, 4),)), (b"four", 9, ((0, 0), (0, 4))),
-        (b"", 9, ((0, 4),)), (b"four", 9, ((0, 1 << 60),)), (b"four", 9, ()),
+        (b"four", 3, None),
+        (b"four", 5, None),
+        (b"four", -4, None),
+        (b"", 5, None),
+        (b"", -5, None),
+        (b"four", 9, ((0, 3),)),
+        (b"four", 9, ((0, 5),)),
+        (b"four", 9, ((0, 2), (3, 4))),
+        (b"four", 9, ((0, 2), (1, 2))),
+        (b"four", 9, ((4, 2), (0, 2))),
+        (b"four", 9, ((-4, 4),)),
+        (b"four", 9, ((6, 4),)),
+        (b"four", 9, ((0, 0), (0, 4))),
+        (b"", 9, ((0, 4),)),
+        (b"four", 9, ((0, 1 << 60),)),
+        (b"four", 9, ()),
     ],
-)  # fmt: skip
-def test_sizes_that_cannot_be(repository: MemoryRepository, data: bytes, size: int, extents: tuple[tuple[int, int], ...] | None) -> None:
-    with view_of(repository, {b"f": file(repository, data, size=size, extents=extents)}) as view, pytest.raises(DataLoss, match="file 'f'"):
+)
+def test_sizes_that_cannot_be(
+    repository: MemoryRepository, data: bytes, size: int, extents: tuple[tuple[int, int], ...] | None
+) -> None:
+    with (
+        view_of(repository, {b"f": file(repository, data, size=size, extents=extents)}) as view,
+        pytest.raises(DataLoss, match="file 'f'"),
+    ):
         os.close(view.open(b"f"))
 
 

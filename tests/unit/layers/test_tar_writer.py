@@ -28,13 +28,14 @@ from snapshotd.trees.stack_view import StackView
 from tests.archives import archive, entry, pax_record, raw_header
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="owners and device nodes")
-ACL = bytes.fromhex("02000000" "01000700ffffffff" "02000600e8030000" "04000500ffffffff" "10000700ffffffff" "20000000ffffffff")
+ACL = bytes.fromhex("0200000001000700ffffffff02000600e803000004000500ffffffff10000700ffffffff20000000ffffffff")
 CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")
 Manifest = dict[bytes, tuple[Any, ...]]
 
 
 def manifest(root: Path) -> Manifest:
-    """Everything about a tree, by path; hard links as the first of their names. Iterative, through descriptors: for paths of any length."""
+    """Everything about a tree, by path; hard links as the first of their names. Iterative, through descriptors: for
+    paths of any length."""
     found: Manifest = {}
     inodes: dict[int, bytes] = {}
     top = os.open(root, files.DIR_FLAGS)
@@ -65,7 +66,14 @@ def manifest(root: Path) -> Manifest:
 
 def _facts(fd: int, status: os.stat_result) -> tuple[Any, ...]:
     attributes = {} if stat.S_ISLNK(status.st_mode) else files.read_xattrs(fd)
-    return status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns, status.st_rdev, tuple(sorted(attributes.items()))
+    return (
+        status.st_mode,
+        status.st_uid,
+        status.st_gid,
+        status.st_mtime_ns,
+        status.st_rdev,
+        tuple(sorted(attributes.items())),
+    )
 
 
 def _content(dir_fd: int, name: bytes, status: os.stat_result) -> tuple[int, str, bool]:
@@ -94,8 +102,22 @@ def make_variety(root: Path) -> None:
     """One nasty entry for each thing that a file system can hold."""
     root.mkdir(exist_ok=True)
     raw = os.fsencode(root) + b"/"
-    for name in (b"caf\xe9", b"new\nline", b"-rf", b" lead", b"trail ", b"back\\slash", b"x" * 255, b"\xff" * 120, "ü".encode() * 60,
-                 b".wh.name", b"a=b", b"%25", b"PaxHeader", b"..."):
+    for name in (
+        b"caf\xe9",
+        b"new\nline",
+        b"-rf",
+        b" lead",
+        b"trail ",
+        b"back\\slash",
+        b"x" * 255,
+        b"\xff" * 120,
+        "ü".encode() * 60,
+        b".wh.name",
+        b"a=b",
+        b"%25",
+        b"PaxHeader",
+        b"...",
+    ):
         Path(os.fsdecode(raw + name)).write_bytes(name)
     (root / "empty").touch()
     (root / "exact").write_bytes(b"x" * 512)
@@ -139,7 +161,12 @@ def _root_only(root: Path) -> None:
     os.setxattr(root / "exact", "security.capability", CAPABILITY)
     os.setxattr(root / "d", "system.posix_acl_default", ACL)
     os.setxattr(root / "exact", "system.posix_acl_access", ACL)
-    for name, value in ((b"user.plain", b"v"), (b"user.a=b", b"1\n2\0"), (b"user.100%", b""), (b"user.\n\xff", b"\xff" * 700)):
+    for name, value in (
+        (b"user.plain", b"v"),
+        (b"user.a=b", b"1\n2\0"),
+        (b"user.100%", b""),
+        (b"user.\n\xff", b"\xff" * 700),
+    ):
         os.setxattr(root / "big", name, value)
     os.setxattr(root, "user.top", b"top")
 
@@ -177,7 +204,7 @@ def same_but_for(one: Manifest, other: Manifest, *left_out: bytes) -> None:
             assert one.get(path) == other.get(path), path
 
 
-# -- round trips ---------------------------------------------------------------------------------------------------------------
+# -- round trips ----------------------------------------------------------------------------------------------------
 
 
 def test_our_own_reader_gets_everything_back(variety: Path, tmp_path: Path) -> None:
@@ -205,7 +232,16 @@ def _unpack(argv: list[str], data: bytes, target: Path) -> str:
 def test_gnu_tar_gets_everything_back(variety: Path, tmp_path: Path) -> None:
     """But for attributes with names that it would take for escapes; of those it says so."""
     data, _ = written(variety)
-    argv = ["tar", "-x", "-p", "--same-owner", "--numeric-owner", "--xattrs", "--xattrs-include=*", "--delay-directory-restore"]
+    argv = [
+        "tar",
+        "-x",
+        "-p",
+        "--same-owner",
+        "--numeric-owner",
+        "--xattrs",
+        "--xattrs-include=*",
+        "--delay-directory-restore",
+    ]
     said = _unpack(argv, data, tmp_path / "back")
     assert "LIBARCHIVE.xattr" in said
     back = manifest(tmp_path / "back")
@@ -216,7 +252,8 @@ def test_gnu_tar_gets_everything_back(variety: Path, tmp_path: Path) -> None:
 @ROOT_ONLY
 @pytest.mark.skipif(shutil.which("bsdtar") is None, reason="bsdtar is not installed")
 def test_bsdtar_gets_everything_back(variety: Path, tmp_path: Path) -> None:
-    """But for what libarchive 3.6 reads differently: fractions of negative times, access lists (only from records of its own), `./`."""
+    """But for what libarchive 3.6 reads differently: fractions of negative times, access lists (only from records of
+    its own), `./`."""
     data, _ = written(variety)
     _unpack(["bsdtar", "-x", "-p", "--xattrs", "--acls", "--numeric-owner", "-f", "-"], data, tmp_path / "back")
     expected, back = manifest(variety), manifest(tmp_path / "back")
@@ -287,7 +324,9 @@ values = st.tuples(st.binary(max_size=1500), st.integers(-(1 << 61), 14_000_000_
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(entries=st.dictionaries(names, values, max_size=8))
-def test_any_names_contents_and_times(tmp_path_factory: pytest.TempPathFactory, entries: dict[bytes, tuple[bytes, int, int]]) -> None:
+def test_any_names_contents_and_times(
+    tmp_path_factory: pytest.TempPathFactory, entries: dict[bytes, tuple[bytes, int, int]]
+) -> None:
     base = tmp_path_factory.mktemp("any")
     (base / "root").mkdir()
     for name, (content, mtime_ns, mode) in entries.items():
@@ -300,7 +339,7 @@ def test_any_names_contents_and_times(tmp_path_factory: pytest.TempPathFactory, 
     same_but_for(manifest(base / "root"), manifest(base / "back"))
 
 
-# -- what the format cannot hold, marks ------------------------------------------------------------------------------------------
+# -- what the format cannot hold, marks -----------------------------------------------------------------------------
 
 
 def test_a_socket_is_named_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,8 +388,11 @@ def layer(tmp_path: Path) -> Path:
 def test_deletions_in_an_image_layer(layer: Path) -> None:
     data, warnings = _as_layer(layer, Marks.OCI)
     assert [(member.path, member.size) for member in TarReader(io.BytesIO(data))] == [
-        (b"./", 0), (b"d/", 0), (b"d/.wh.gone", 0), (b"new", 3),
-    ]  # fmt: skip
+        (b"./", 0),
+        (b"d/", 0),
+        (b"d/.wh.gone", 0),
+        (b"new", 3),
+    ]
     assert len(warnings) == 2
     assert "would mean a deletion" in warnings[0]
     assert "is not deleted" in warnings[1]
@@ -408,26 +450,44 @@ def test_a_shorter_file_is_not_padded(tmp_path: Path) -> None:
     os.close(fd)
 
 
-# -- hostile sparse files and attributes -----------------------------------------------------------------------------------------
+# -- hostile sparse files and attributes ----------------------------------------------------------------------------
 
 
 def sparse_member(lines: bytes, data: bytes = b"", realsize: bytes = b"100", **more: bytes) -> bytes:
-    records = {b"GNU.sparse.major": b"1", b"GNU.sparse.minor": b"0", b"GNU.sparse.name": b"s", b"GNU.sparse.realsize": realsize}
+    records = {
+        b"GNU.sparse.major": b"1",
+        b"GNU.sparse.minor": b"0",
+        b"GNU.sparse.name": b"s",
+        b"GNU.sparse.realsize": realsize,
+    }
     records.update({key.encode(): value for key, value in more.items()})
     content = lines.ljust(-(-len(lines) // 512) * 512, b"\0") + data
-    return raw_header(b"x", b"".join(pax_record(key, value) for key, value in records.items())) + archive(entry("x", data=content))
+    return raw_header(b"x", b"".join(pax_record(key, value) for key, value in records.items())) + archive(
+        entry("x", data=content)
+    )
 
 
 @pytest.mark.parametrize(
     ("lines", "data", "realsize"),
     [
-        (b"1\n0\n101\n", b"x" * 101, b"100"), (b"1\n99\n2\n", b"xx", b"100"), (b"2\n10\n5\n12\n5\n", b"x" * 10, b"100"),
-        (b"2\n50\n1\n10\n1\n", b"xx", b"100"), (b"1\n0\n10\n", b"x" * 9, b"100"), (b"1\n0\n10\n", b"x" * 600, b"100"),
-        (b"x\n", b"", b"100"), (b"-1\n", b"", b"100"), (b"", b"", b"100"), (b"3\n0\n1\n", b"x", b"100"), (b"9" * 600, b"", b"100"),
-        (b"1\n9223372036854775807\n9223372036854775807\n", b"", b"9223372036854775807"), (b"0\n", b"", b"9223372036854775808"),
-        (b"0\n", b"", b"-1"), (b"0\n", b"", b"x"), (b"1\n\n\n", b"", b"100"),
+        (b"1\n0\n101\n", b"x" * 101, b"100"),
+        (b"1\n99\n2\n", b"xx", b"100"),
+        (b"2\n10\n5\n12\n5\n", b"x" * 10, b"100"),
+        (b"2\n50\n1\n10\n1\n", b"xx", b"100"),
+        (b"1\n0\n10\n", b"x" * 9, b"100"),
+        (b"1\n0\n10\n", b"x" * 600, b"100"),
+        (b"x\n", b"", b"100"),
+        (b"-1\n", b"", b"100"),
+        (b"", b"", b"100"),
+        (b"3\n0\n1\n", b"x", b"100"),
+        (b"9" * 600, b"", b"100"),
+        (b"1\n9223372036854775807\n9223372036854775807\n", b"", b"9223372036854775807"),
+        (b"0\n", b"", b"9223372036854775808"),
+        (b"0\n", b"", b"-1"),
+        (b"0\n", b"", b"x"),
+        (b"1\n\n\n", b"", b"100"),
     ],
-)  # fmt: skip
+)
 def test_impossible_maps_are_refused(tmp_path: Path, lines: bytes, data: bytes, realsize: bytes) -> None:
     with pytest.raises(UsageError):
         ingested(sparse_member(lines, data, realsize), tmp_path / "t")
@@ -449,9 +509,10 @@ def test_holes_take_no_time_and_count_for_nothing(tmp_path: Path) -> None:
         assert os.pread(f.fileno(), 5, 1 << 40) == b"two\0\0"
 
 
-@pytest.mark.parametrize(("key", "value"), [
-    (b"LIBARCHIVE.xattr.user.x", b"!"), (b"LIBARCHIVE.xattr.user.%00", b"YQ"), (b"SCHILY.xattr.user.\0", b"1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [(b"LIBARCHIVE.xattr.user.x", b"!"), (b"LIBARCHIVE.xattr.user.%00", b"YQ"), (b"SCHILY.xattr.user.\0", b"1")],
+)
 def test_damaged_attributes_are_refused(tmp_path: Path, key: bytes, value: bytes) -> None:
     with pytest.raises(UsageError, match="attribute"):
         ingested(raw_header(b"x", pax_record(key, value)) + archive(entry("f")), tmp_path / "t")
@@ -459,7 +520,9 @@ def test_damaged_attributes_are_refused(tmp_path: Path, key: bytes, value: bytes
 
 @pytest.mark.parametrize("name", [b"trusted.overlay.opaque", b"trusted%2Eoverlay%2Eredirect", b"user%2eoverlay.opaque"])
 def test_overlay_attributes_are_stripped_however_they_are_spelt(tmp_path: Path, name: bytes) -> None:
-    warnings = ingested(raw_header(b"x", pax_record(b"LIBARCHIVE.xattr." + name, b"eQ")) + archive(entry("f")), tmp_path / "t")
+    warnings = ingested(
+        raw_header(b"x", pax_record(b"LIBARCHIVE.xattr." + name, b"eQ")) + archive(entry("f")), tmp_path / "t"
+    )
     assert os.listxattr(tmp_path / "t/f") == []
     assert "was left out" in warnings[0]
 
@@ -468,7 +531,9 @@ def test_one_path_cannot_make_more_directories_than_an_archive_may_have_members(
     (tmp_path / "t").mkdir()
     fd = os.open(tmp_path / "t", files.DIR_FLAGS)
     with pytest.raises(LimitExceeded, match="directories"):
-        ingest_tar(io.BytesIO(archive(entry("d/" * 3000 + "f"))), fd, oci_whiteouts=False, limits=TarLimits(members=1000))
+        ingest_tar(
+            io.BytesIO(archive(entry("d/" * 3000 + "f"))), fd, oci_whiteouts=False, limits=TarLimits(members=1000)
+        )
     os.close(fd)
     parent = os.open(tmp_path, files.DIR_FLAGS)
     files.remove_tree(parent, "t")

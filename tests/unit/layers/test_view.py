@@ -144,7 +144,7 @@ def test_close_releases_every_descriptor(tmp_path: Path) -> None:
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-# -- diff ----------------------------------------------------------------------------------------------------------------------
+# -- diff -----------------------------------------------------------------------------------------------------------
 
 
 def test_diff_kinds_order_and_count(tmp_path: Path) -> None:
@@ -153,9 +153,16 @@ def test_diff_kinds_order_and_count(tmp_path: Path) -> None:
     with view_of(a) as left, view_of(b) as right:
         changes = list(diff(left, right))
         assert [(c.path, str(c.kind)) for c in changes] == [
-            (b"becomes_dir", "changed"), (b"becomes_dir/in", "added"), (b"changed", "changed"), (b"dir", "changed"),
-            (b"dir/x", "deleted"), (b"dir/y", "deleted"), (b"dir/y/z", "deleted"), (b"gone", "deleted"), (b"new", "added"),
-        ]  # fmt: skip
+            (b"becomes_dir", "changed"),
+            (b"becomes_dir/in", "added"),
+            (b"changed", "changed"),
+            (b"dir", "changed"),
+            (b"dir/x", "deleted"),
+            (b"dir/y", "deleted"),
+            (b"dir/y/z", "deleted"),
+            (b"gone", "deleted"),
+            (b"new", "added"),
+        ]
         assert count(changes) == FileChanges(added=3, changed=1, deleted=4, bytes=4 + 2 + 10 + 3)
         assert [c.path for c in diff(left, right, b"dir/y")] == [b"dir/y", b"dir/y/z"]
         with pytest.raises(FileNotFoundError):
@@ -192,7 +199,7 @@ def test_diff_of_sparse_files_takes_the_time_of_their_data(tmp_path: Path) -> No
         assert [c.path for c in diff(left, right)] == [b"differs"]
 
 
-# -- materialise ---------------------------------------------------------------------------------------------------------------
+# -- materialise ----------------------------------------------------------------------------------------------------
 
 
 def test_materialise_keeps_holes_links_and_times(tmp_path: Path) -> None:

@@ -141,13 +141,22 @@ def test_one_bad_payload_spoils_no_bytes() -> None:
     good = compress.compress(b"a text, a text, a text, a text" * 20, 3)
 
     def made(payload: bytes, plain: int, zstd: bool, words: bool = False) -> Frame:
-        return pack.decode_frame(b"".join(pack.encode_frame(ObjectKind.CHUNK, bytes(32), plain, payload, zstd, dictionary=words)))
+        return pack.decode_frame(
+            b"".join(pack.encode_frame(ObjectKind.CHUNK, bytes(32), plain, payload, zstd, dictionary=words))
+        )
 
     fine, raw, bad = made(good, 600, True), made(b"raw", 3, False), made(b"nonsense", 9, True)
     assert compress.decode_many([fine, raw, bad]) == [None, b"raw", None]
     assert compress.decode_many([fine, raw]) == [b"a text, a text, a text, a text" * 20, b"raw"]
     assert compress.decode_many([made(b"", 0, False), made(good, 599, True)]) == [b"", None]
     small = made(compress.compress_small(b"import json\nimport os\n"), 22, True, True)
-    assert compress.decode_many([small, fine, raw]) == [b"import json\nimport os\n", b"a text, a text, a text, a text" * 20, b"raw"]
+    assert compress.decode_many([small, fine, raw]) == [
+        b"import json\nimport os\n",
+        b"a text, a text, a text, a text" * 20,
+        b"raw",
+    ]
     assert compress.decode_many([small, bad]) == [b"import json\nimport os\n", None]
-    assert compress.decode_many([fine, made(b"nonsense", 9, True, True)]) == [b"a text, a text, a text, a text" * 20, None]
+    assert compress.decode_many([fine, made(b"nonsense", 9, True, True)]) == [
+        b"a text, a text, a text, a text" * 20,
+        None,
+    ]

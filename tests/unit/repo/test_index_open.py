@@ -1,5 +1,5 @@
-"""Opening an index. One that another process has locked for a moment, as the one does that recovers the WAL of a killed one, is waited for;
-one that lacks a table is damaged."""
+"""Opening an index. One that another process has locked for a moment, as the one does that recovers the WAL of a killed
+one, is waited for; one that lacks a table is damaged."""
 
 from __future__ import annotations
 

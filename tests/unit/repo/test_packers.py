@@ -47,7 +47,9 @@ class Rig:
         self.large_step()
 
     def open(self, packer_command: list[str] | None) -> PackRepository:
-        return PackRepository(self.store, self.places.repo_dir / "index.db", load_key(self.places.repo_dir), packer_command=packer_command)
+        return PackRepository(
+            self.store, self.places.repo_dir / "index.db", load_key(self.places.repo_dir), packer_command=packer_command
+        )
 
     def large_step(self) -> None:
         """Help is there for what comes behind the first 8 MiB."""
@@ -136,7 +138,9 @@ def helpers() -> list[int]:
     """Those of this process's writer that run now; a daemon that other tests left running may have some, too."""
     found = []
     for pid in processes.descendants(os.getpid()):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # others of this process's children come and go
+        with contextlib.suppress(
+            FileNotFoundError, ProcessLookupError
+        ):  # others of this process's children come and go
             own = int(processes.stat_fields(pid)[1]) == os.getpid()
             if own and b"\0pack\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
@@ -162,7 +166,10 @@ def test_contents_of_any_size_come_back(rig: Rig) -> None:
 
 
 def test_the_longest_names_fit_into_a_request(rig: Rig) -> None:
-    contents = {name: rig.make(name, 2000) for name in (b"%03d" % number + b"\xff" * 252 for number in range(3 * packer.FILES_MAX))}
+    contents = {
+        name: rig.make(name, 2000)
+        for name in (b"%03d" % number + b"\xff" * 252 for number in range(3 * packer.FILES_MAX))
+    }
     assert rig.save(rig.listed(*contents)) == rig.ids(contents)
     rig.writer.flush()
     rig.holds(*contents.values())
@@ -204,7 +211,8 @@ def test_what_is_there_is_not_stored_again(rig: Rig) -> None:
 
 
 def test_one_content_from_several_sides_at_once(rig: Rig) -> None:
-    """Queued by the writer, and under many names, so that each process gets it: it is stored more than once and found once."""
+    """Queued by the writer, and under many names, so that each process gets it: it is stored more than once and found
+    once."""
     contents = rig.some(100)
     same = b"twice" * 8 * KIB
     rig.writer.save_bytes(same)
@@ -310,7 +318,12 @@ def test_one_that_nobody_asks_ends_unless_it_holds_something(rig: Rig, monkeypat
     with ours, its:
         fd = os.open(rig.folder, os.O_RDONLY | os.O_DIRECTORY)
         (file,) = rig.listed(next(iter(rig.some(1))))
-        request = b'{"device": %d, "folders": [[["%s", %d, %d]]]}' % (file.device, file.name.hex().encode(), file.inode, file.size)
+        request = b'{"device": %d, "folders": [[["%s", %d, %d]]]}' % (
+            file.device,
+            file.name.hex().encode(),
+            file.inode,
+            file.size,
+        )
         socket.send_fds(ours, [request], [fd])
         os.close(fd)
         serving.start()
@@ -359,7 +372,10 @@ def test_a_tree_is_the_same_with_and_without_help(rig: Rig, tmp_path: Path, monk
     helped = archive.apply(rig.writer, fd, None, salt=b"s", progress=read.append)
     rig.writer.flush()
     assert len(helpers()) == 2
-    assert sum(read) == sum(path.stat().st_size for path in layer.rglob("*") if path.is_file()) - (layer / "d1/e1/f1").stat().st_size
+    assert (
+        sum(read)
+        == sum(path.stat().st_size for path in layer.rglob("*") if path.is_file()) - (layer / "d1/e1/f1").stat().st_size
+    )
     rig.holds(*[path.read_bytes() for path in layer.rglob("*") if path.is_file() and path.stat().st_size])
     alone = PackRepository(LocalStore(tmp_path / "alone"), tmp_path / "alone.db", load_key(rig.places.repo_dir))
     assert archive.apply(alone, fd, None, salt=b"s") == helped
@@ -399,7 +415,9 @@ def test_small_directories_go_together(rig: Rig, tmp_path: Path, monkeypatch: py
     rig.healthy()
 
 
-def test_few_entries_are_in_memory_while_files_are_saved(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_entries_are_in_memory_while_files_are_saved(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(archive, "_MOST_UNFINISHED_ENTRIES", 100)
     most = 0
     finish = archive._Archiver._finish
@@ -468,7 +486,9 @@ def test_while_they_start_the_writer_does_the_work(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("command", [["/no/such/command"], ["false"]])
-def test_without_processes_that_start_it_goes_on_alone(rig: Rig, command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_processes_that_start_it_goes_on_alone(
+    rig: Rig, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig.writer.close()
     rig.writer = rig.open(command)
     rig.large_step()

@@ -89,7 +89,8 @@ def test_impossible_headers_are_refused(head: bytes) -> None:
 
 
 def test_a_bomb_is_not_unpacked() -> None:
-    """A payload that would be a gigabyte: its header follows from the declared length, and no more is taken than that."""
+    """A payload that would be a gigabyte: its header follows from the declared length, and no more is taken than
+    that."""
     bomb = zstandard.ZstdCompressor(level=1).compress(bytes(1 << 30))
     blocks = bomb[zstandard.frame_header_size(bomb) :]
     for plain in (0, 1, 1000, 1 << 20):
@@ -105,7 +106,11 @@ def test_a_bomb_is_not_unpacked() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.one_of(st.binary(max_size=400), st.integers(0, 1 << 20).map(bytes)), st.binary(max_size=400), st.sampled_from([1, 3, 9, 19]))
+@given(
+    st.one_of(st.binary(max_size=400), st.integers(0, 1 << 20).map(bytes)),
+    st.binary(max_size=400),
+    st.sampled_from([1, 3, 9, 19]),
+)
 def test_payloads_come_back(data: bytes, base: bytes, level: int) -> None:
     data += b"x"
     assert compress.decompress(compress.compress(data, level), len(data)) == data
@@ -119,7 +124,12 @@ def test_payloads_come_back(data: bytes, base: bytes, level: int) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.one_of(st.binary(min_size=1, max_size=400), st.integers(1, 3 << 20).map(bytes)), min_size=1, max_size=20), st.data())
+@given(
+    st.lists(
+        st.one_of(st.binary(min_size=1, max_size=400), st.integers(1, 3 << 20).map(bytes)), min_size=1, max_size=20
+    ),
+    st.data(),
+)
 def test_many_payloads_come_back(datas: list[bytes], data: st.DataObject) -> None:
     payloads = compress.compress_many(datas, data.draw(st.sampled_from([-1, 1, 3])))
     assert [compress.decompress(payload, len(plain)) for payload, plain in zip(payloads, datas, strict=True)] == datas
@@ -136,7 +146,9 @@ def worded(rng: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize(("make", "faster"), [(noisy, True), (worded, False)])
-def test_the_faster_level_is_taken_where_it_costs_no_space(make: Callable[[random.Random], bytes], faster: bool) -> None:
+def test_the_faster_level_is_taken_where_it_costs_no_space(
+    make: Callable[[random.Random], bytes], faster: bool
+) -> None:
     rng = random.Random(3)
     datas = [make(rng) for _ in range(20)]
     usual = [bytes(compress.compress(one, 1)) for one in datas]
@@ -154,7 +166,14 @@ def test_objects_of_a_large_step_become_the_same_frames_together() -> None:
     jobs = [
         encode.Job(ObjectKind.CHUNK, bytes([number]) * 32, one, bytes(32) if old else None, old, 3, True)
         for number, (one, old) in enumerate(
-            [(worded(rng), None), (b"", None), (base + b"x", base), (rng.randbytes(5000), None), (noisy(rng), None), (b"x", None)]
+            [
+                (worded(rng), None),
+                (b"", None),
+                (base + b"x", base),
+                (rng.randbytes(5000), None),
+                (noisy(rng), None),
+                (b"x", None),
+            ]
         )
     ]
     together = encode.encode_all(jobs)
@@ -195,10 +214,17 @@ def test_cuts_do_not_depend_on_the_blocks_that_are_read() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.lists(st.tuples(st.binary(min_size=32, max_size=32), st.integers(1, chunks.MAX_CHUNK_BYTES)), min_size=1, max_size=20),
-    st.integers(0, chunks.MAX_LEVEL), st.booleans(), st.integers(0, 1 << 20), st.integers(1, 255),
-)  # fmt: skip
-def test_lists_come_back_and_nothing_else(parts: list[tuple[bytes, int]], level: int, inner: bool, where: int, flip: int) -> None:
+    st.lists(
+        st.tuples(st.binary(min_size=32, max_size=32), st.integers(1, chunks.MAX_CHUNK_BYTES)), min_size=1, max_size=20
+    ),
+    st.integers(0, chunks.MAX_LEVEL),
+    st.booleans(),
+    st.integers(0, 1 << 20),
+    st.integers(1, 255),
+)
+def test_lists_come_back_and_nothing_else(
+    parts: list[tuple[bytes, int]], level: int, inner: bool, where: int, flip: int
+) -> None:
     data = chunks.encode_list(parts, level, inner)
     assert chunks.decode_list(data) == (level, inner, sum(length for _, length in parts), parts)
     at = where % len(data)
@@ -254,7 +280,12 @@ def written(tmp_path: Path) -> tuple[MemoryStore, str, dict[BlobID, bytes]]:
         saved[last] = text
     for data in (b"", rng.randbytes(5000), rng.randbytes(700_000)):
         saved[repo.save_bytes(data)] = data
-    repo.save_tree(Tree(TreeEntry(b"", Kind.DIRECTORY, 0o755, 0, 0, 0), (TreeEntry(b"a", Kind.FILE, 0o644, 0, 0, 0, len(text), last),)))
+    repo.save_tree(
+        Tree(
+            TreeEntry(b"", Kind.DIRECTORY, 0o755, 0, 0, 0),
+            (TreeEntry(b"a", Kind.FILE, 0o644, 0, 0, 0, len(text), last),),
+        )
+    )
     repo.save_record(b"{}")
     repo.flush()
     repo.close()
@@ -298,7 +329,9 @@ def test_heads_of_other_packs_and_versions_are_refused(tmp_path: Path) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 1 << 30), st.sampled_from(["flip", "cut", "drop", "zero"]), st.integers(1, 200))
-def test_damage_is_named_and_spares_the_rest(tmp_path_factory: pytest.TempPathFactory, where: int, how: str, amount: int) -> None:
+def test_damage_is_named_and_spares_the_rest(
+    tmp_path_factory: pytest.TempPathFactory, where: int, how: str, amount: int
+) -> None:
     tmp_path = tmp_path_factory.mktemp("damage")
     store, key, saved = written(tmp_path)
     good = store.get(key)
@@ -325,7 +358,8 @@ def test_damage_is_named_and_spares_the_rest(tmp_path_factory: pytest.TempPathFa
         except DataLoss as exc:
             found.append(exc.message)
     assert all(key.rpartition("/")[2] in message for message in found)
-    # Four versions lie above the first, and one large content above its chunks; small frames may lie side by side in what is hit.
+    # Four versions lie above the first, and one large content above its chunks; small frames may lie side by side in
+    # what is hit.
     end = at + (1 if how == "flip" else amount)
     hit = sum(one.offset < end and at < one.offset + one.stored for one in pack.frames(good) if isinstance(one, Frame))
     assert how in ("cut", "drop") or len(found) <= hit + 5
@@ -333,7 +367,12 @@ def test_damage_is_named_and_spares_the_rest(tmp_path_factory: pytest.TempPathFa
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.one_of(st.binary(max_size=40), st.binary(min_size=16, max_size=33).map(lambda raw: raw.hex().encode())), max_size=5))
+@given(
+    st.lists(
+        st.one_of(st.binary(max_size=40), st.binary(min_size=16, max_size=33).map(lambda raw: raw.hex().encode())),
+        max_size=5,
+    )
+)
 def test_records_come_back_and_nothing_else(parts: list[bytes]) -> None:
     document = b"".join(parts)
     data = encode_record(document)
@@ -348,7 +387,9 @@ def test_records_come_back_and_nothing_else(parts: list[bytes]) -> None:
 
 def test_new_files_are_deltas_against_others_of_their_sort(tmp_path: Path) -> None:
     rng = random.Random(7)
-    lines = [b"def function_%d(argument): return argument * %d\n" % (number, rng.randrange(10**9)) for number in range(200)]
+    lines = [
+        b"def function_%d(argument): return argument * %d\n" % (number, rng.randrange(10**9)) for number in range(200)
+    ]
     repo = PackRepository(MemoryStore(), tmp_path / "index", KEY)
     saved = {}
     for number in range(30):
@@ -404,7 +445,14 @@ for number in range(6):
 @pytest.mark.parametrize("name", [name for name in failpoints.NAMES if name.startswith(("repo.pack.", "repo.index."))])
 def test_a_crash_loses_only_what_was_not_flushed(tmp_path: Path, name: str, count: int) -> None:
     environment = os.environ | {"SNAPSHOTD_FAILPOINT": f"{name}:{count}"}
-    done = subprocess.run([sys.executable, "-c", WRITE, tmp_path], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", WRITE, tmp_path],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == failpoints.EXIT_CODE, done.stderr
     lines = done.stdout.split("\n")[:-1]
     assert lines.count("flushed") == count - 1
@@ -478,14 +526,23 @@ print("done")
 
 
 def can_mount() -> bool:
-    return subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(
+            ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
 
 
 def test_a_full_disk_loses_nothing_that_was_flushed(tmp_path: Path) -> None:
     if not can_mount():
         pytest.skip("mounts a small tmpfs in a mount namespace of its own, which needs root")
     done = subprocess.run(
-        ["unshare", "-m", sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, timeout=120, check=False
+        ["unshare", "-m", sys.executable, "-c", FULL, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.stdout == "done\n", done.stderr
 
@@ -549,10 +606,17 @@ def load(path: str) -> dict[str, Any]:
 
 
 def test_the_dictionary_makes_short_texts_shorter() -> None:
-    for text in (SOURCE, b'{"role": "user", "content": "Please fix the failing test in tests/test_main.py"}', b"import os\nimport sys\n"):
+    for text in (
+        SOURCE,
+        b'{"role": "user", "content": "Please fix the failing test in tests/test_main.py"}',
+        b"import os\nimport sys\n",
+    ):
         assert len(compress.compress_small(text)) * 3 < len(compress.compress(text, 19)) * 2, text
     old = b"x = 1\n" * 30
-    assert len(compress.compress_delta(old + SOURCE, old, 9, True)) * 3 < len(compress.compress_delta(old + SOURCE, old, 9)) * 2
+    assert (
+        len(compress.compress_delta(old + SOURCE, old, 9, True)) * 3
+        < len(compress.compress_delta(old + SOURCE, old, 9)) * 2
+    )
 
 
 def test_a_dictionary_that_was_changed_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

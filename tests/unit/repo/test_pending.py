@@ -13,7 +13,8 @@ KEY = bytes(range(32))
 
 
 def test_the_base_of_a_delta_may_be_saved_once_more(tmp_path: Path) -> None:
-    """An object is queued before it is known whether it is there; who reads what is a delta against it needs the one in the pack."""
+    """An object is queued before it is known whether it is there; who reads what is a delta against it needs the one in
+    the pack."""
     store = MemoryStore()
     chain = [random.Random(1).randbytes(20_000)]
     for number in range(3):

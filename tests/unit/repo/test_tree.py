@@ -19,8 +19,12 @@ TIMES = st.one_of(
     st.integers(-(1 << 63) * 10**9, ((1 << 63) - 1) * 10**9),
     st.sampled_from([-1, 0, 1, U32 * 10**9, U32 * 10**9 + 999_999_999, (U32 + 1) * 10**9]),
 )
-NAMES = st.binary(min_size=1, max_size=255).filter(lambda name: name not in (b".", b"..") and b"/" not in name and b"\0" not in name)
-XATTRS = st.dictionaries(st.binary(min_size=1, max_size=20), st.binary(max_size=200), max_size=3).map(lambda d: tuple(sorted(d.items())))
+NAMES = st.binary(min_size=1, max_size=255).filter(
+    lambda name: name not in (b".", b"..") and b"/" not in name and b"\0" not in name
+)
+XATTRS = st.dictionaries(st.binary(min_size=1, max_size=20), st.binary(max_size=200), max_size=3).map(
+    lambda d: tuple(sorted(d.items()))
+)
 SIZES = st.one_of(st.integers(0, 1000), st.sampled_from([U32, U32 + 1, U64]))
 
 
@@ -90,7 +94,14 @@ def test_any_bytes_are_refused_or_are_a_tree(data: bytes) -> None:
 
 def test_a_few_bytes_cannot_declare_much() -> None:
     """Counts are checked against the length before anything is made of them."""
-    for data in (b"", b"\x02", b"\x01\xff\xff\xff\xff\x7f", b"\x01\xff\xff\x7f\xff\xff\x7f", b"\x01\x80\x00", b"\x01\x00\x01"):
+    for data in (
+        b"",
+        b"\x02",
+        b"\x01\xff\xff\xff\xff\x7f",
+        b"\x01\xff\xff\x7f\xff\xff\x7f",
+        b"\x01\x80\x00",
+        b"\x01\x00\x01",
+    ):
         with pytest.raises(BadTree):
             decode_tree(data)
 
@@ -137,7 +148,9 @@ def test_an_edit_changes_few_bytes_of_a_large_directory() -> None:
     rng = random.Random(1)
 
     def row(number: int, size: int) -> TreeEntry:
-        return TreeEntry(b"file%04d" % number, Kind.FILE, 0o644, 0, 0, rng.randrange(1 << 60), size, BlobID(rng.randbytes(32).hex()))
+        return TreeEntry(
+            b"file%04d" % number, Kind.FILE, 0o644, 0, 0, rng.randrange(1 << 60), size, BlobID(rng.randbytes(32).hex())
+        )
 
     rows = [row(number, 5) for number in range(1000)]
     before = encode_tree(Tree(OWN, tuple(rows)))

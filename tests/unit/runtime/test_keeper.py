@@ -55,7 +55,7 @@ def taken(keeper: KeeperClient, key: str) -> Iterator[Process]:
         os.close(process.stderr_fd)
 
 
-# -- commands ----------------------------------------------------------------------------------------------------------------
+# -- commands -------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_runs_before_it_is_needed(place: Path) -> None:
@@ -95,7 +95,9 @@ def test_ends_by_signals(keeper: KeeperClient) -> None:
 
 def test_a_command_that_ends_before_its_helper(keeper: KeeperClient) -> None:
     """The keeper has reaped it when it learns whose command it was."""
-    assert run(keeper, "early", "echo said; exit 9", then="while kill -0 $(cat $1) 2> /dev/null; do sleep 0.01; done") == 0
+    assert (
+        run(keeper, "early", "echo said; exit 9", then="while kill -0 $(cat $1) 2> /dev/null; do sleep 0.01; done") == 0
+    )
     process = keeper.process("early")
     assert process is not None
     assert process.wait() == 9
@@ -125,7 +127,10 @@ def test_a_helper_that_takes_too_long(keeper: KeeperClient, place: Path) -> None
             assert process.wait(DEADLINE_S) == 3
         assert late.result(DEADLINE_S) is None
     (pid,) = keepers(place)
-    eventually(lambda: Path(f"/proc/{pid}/task/{pid}/children").read_text() == "", "what a killed helper had started is still there")
+    eventually(
+        lambda: Path(f"/proc/{pid}/task/{pid}/children").read_text() == "",
+        "what a killed helper had started is still there",
+    )
     assert keeper.keys() == {"other"}
 
 
@@ -167,7 +172,7 @@ def test_many_threads(keeper: KeeperClient) -> None:
         assert list(pool.map(one, range(40))) == list(range(40))
 
 
-# -- descriptors -------------------------------------------------------------------------------------------------------------
+# -- descriptors ----------------------------------------------------------------------------------------------------
 
 
 def test_descriptors_are_held(keeper: KeeperClient) -> None:
@@ -201,7 +206,9 @@ def test_it_has_only_what_it_was_given(keeper: KeeperClient, place: Path) -> Non
         process.kill()
         assert process.wait(DEADLINE_S) == 137
     keeper.drop("key")
-    before = len(os.listdir(f"/proc/{pid}/fd"))  # one more if it has not seen yet that the last question's connection is closed
+    before = len(
+        os.listdir(f"/proc/{pid}/fd")
+    )  # one more if it has not seen yet that the last question's connection is closed
     for number in range(20):
         run(keeper, f"key-{number}", "exit 0", then=f"exit {number % 2}")
     for key in sorted(keeper.keys()):
@@ -224,7 +231,17 @@ def test_more_keys_than_fit_into_an_answer(keeper: KeeperClient) -> None:
 def test_nonsense_is_refused_and_harms_nobody(keeper: KeeperClient, place: Path) -> None:
     fd = os.open("/dev/null", os.O_RDONLY)
     keeper.hold("key", fd)
-    for data in (b"{", b"[]", b"7", b"{}", b'{"do":"no"}', b'{"do":"run","key":"x"}', b'{"do":"held"}', b"[" * 50_000, b"\xff"):
+    for data in (
+        b"{",
+        b"[]",
+        b"7",
+        b"{}",
+        b'{"do":"no"}',
+        b'{"do":"run","key":"x"}',
+        b'{"do":"held"}',
+        b"[" * 50_000,
+        b"\xff",
+    ):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
             stranger.connect(str(place))
             socket.send_fds(stranger, [data], [fd] * 6)
@@ -235,12 +252,15 @@ def test_nonsense_is_refused_and_harms_nobody(keeper: KeeperClient, place: Path)
         os.close(each)
 
 
-# -- life --------------------------------------------------------------------------------------------------------------------
+# -- life -----------------------------------------------------------------------------------------------------------
 
 
 def test_what_a_killed_daemon_leaves(place: Path) -> None:
-    """Output and exit code of a command that ran on, exit code of one that ended while nobody was there, and a listening socket."""
-    pids = killed_daemon(place, """
+    """Output and exit code of a command that ran on, exit code of one that ended while nobody was there, and a
+    listening socket."""
+    pids = killed_daemon(
+        place,
+        """
         keeper_rig.run(keeper, "on", "echo before; while ! test -e $HOME/go; do sleep 0.02; done; echo after; exit 5")
         keeper_rig.run(keeper, "ended", "while test -e /proc/%d/cwd; do sleep 0.02; done; exit 6" % os.getpid())
         listener = socket.create_server(("127.0.0.1", 0))
@@ -248,7 +268,8 @@ def test_what_a_killed_daemon_leaves(place: Path) -> None:
         print(listener.getsockname()[1])
         for key in ("on", "ended"):
             print(keeper.process(key).pid)
-    """.replace("$HOME", str(place.parent.parent)))  # fmt: skip
+    """.replace("$HOME", str(place.parent.parent)),
+    )
     (pid,) = keepers(place)
     eventually(lambda: not os.path.exists(f"/proc/{pids[2]}"), "a command was not reaped while no daemon was there")
     (place.parent.parent / "go").touch()
@@ -298,13 +319,16 @@ def test_closing_leaves_it_alone_with_what_it_holds(place: Path) -> None:
 def test_it_does_not_hold_a_daemons_mounts(place: Path) -> None:
     """They are to vanish with the daemon, whatever kills that."""
     require("root")
-    (own,) = killed_daemon(place, """
+    (own,) = killed_daemon(
+        place,
+        """
         from snapshotd.daemon import host
         host.enter_own_mount_namespace()
         keeper = KeeperClient(path, host.host_mounts())
         keeper.hold("key", 0)
         print(os.readlink("/proc/self/ns/mnt"))
-    """)  # fmt: skip
+    """,
+    )
     (pid,) = keepers(place)
     assert os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt") != own
     assert os.readlink(f"/proc/{pid}/cwd") == "/"
@@ -347,9 +371,11 @@ def test_an_open_directory_is_refused(place: Path) -> None:
 
 @pytest.mark.parametrize("adopts", [False, True])
 def test_a_keeper_that_is_killed(place: Path, adopts: bool) -> None:
-    """What it held is gone, and everything else goes on. The kernel tells the exit code, an older one only if the daemon itself inherits
-    the command."""
-    lines = killed_daemon(place, f"""
+    """What it held is gone, and everything else goes on. The kernel tells the exit code, an older one only if the
+    daemon itself inherits the command."""
+    lines = killed_daemon(
+        place,
+        f"""
         from snapshotd.runtime._process import become_subreaper
         {"become_subreaper()" if adopts else ""}
         os.mkfifo("{place.parent.parent}/fifo")
@@ -367,7 +393,8 @@ def test_a_keeper_that_is_killed(place: Path, adopts: bool) -> None:
         keeper.hold("again", 0)
         print(keeper.keys())
         keeper.drop("again")
-    """)  # fmt: skip
+    """,
+    )
     assert lines[0] == "set() None None False"
     told = adopts or tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (6, 15)
     assert lines[1] == "8" or (not told and "exit code is lost" in lines[1])

@@ -1,4 +1,5 @@
-"""The list of allowed system calls against what Docker and Podman allow; `seccomp_defaults.json` has their names and every difference."""
+"""The list of allowed system calls against what Docker and Podman allow; `seccomp_defaults.json` has their names and
+every difference."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def _names(side: str) -> set[str]:
 
 
 def _ours() -> set[str]:
-    return {name for rule in seccomp.profile()["syscalls"] if rule["action"] == "SCMP_ACT_ALLOW" for name in rule["names"]}
+    return {
+        name for rule in seccomp.profile()["syscalls"] if rule["action"] == "SCMP_ACT_ALLOW" for name in rule["names"]
+    }
 
 
 @pytest.mark.parametrize("engine", _ENGINES)

@@ -28,12 +28,21 @@ TOKENS = [
     ("huggingface-token", "hf_" + A9 * 3),
     ("sendgrid-key", "SG." + "aB3-_" * 4 + "xy." + "aB3-_" * 8 + "xyz"),
     ("jwt", JWT),
-    *(("private-key", PEM.format(kind + "PRIVATE KEY")) for kind in ("", "RSA ", "EC ", "DSA ", "OPENSSH ", "ENCRYPTED ")),
+    *(
+        ("private-key", PEM.format(kind + "PRIVATE KEY"))
+        for kind in ("", "RSA ", "EC ", "DSA ", "OPENSSH ", "ENCRYPTED ")
+    ),
     ("private-key", PEM.format("PGP PRIVATE KEY BLOCK")),
     ("private-key", PEM.format("RSA PRIVATE KEY").replace("\n", "\r\n")),
     ("private-key", PEM.format("RSA PRIVATE KEY").replace("\n", "\\n")),
-    *(("private-key", PEM.format("RSA PRIVATE KEY").replace("\n", f"\n{prefix}")) for prefix in ("-", "--", "+", "id_rsa-", "- ")),
-    ("private-key", PEM.format("RSA PRIVATE KEY").replace("\n7", "\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,AB\n\n7")),
+    *(
+        ("private-key", PEM.format("RSA PRIVATE KEY").replace("\n", f"\n{prefix}"))
+        for prefix in ("-", "--", "+", "id_rsa-", "- ")
+    ),
+    (
+        "private-key",
+        PEM.format("RSA PRIVATE KEY").replace("\n7", "\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,AB\n\n7"),
+    ),
 ]
 
 CONTEXT = [

@@ -15,7 +15,11 @@ DATA = st.text("abc", max_size=30).map(str.encode)
 @given(st.lists(WORDS, min_size=1, max_size=5), DATA, st.integers(0, 30))
 def test_the_first_open_beginning(literals: list[bytes], data: bytes, start: int) -> None:
     start = min(start, len(data))
-    starts = [at for at in range(start, len(data)) if any(len(data) - at < len(word) and word.startswith(data[at:]) for word in literals)]
+    starts = [
+        at
+        for at in range(start, len(data))
+        if any(len(data) - at < len(word) and word.startswith(data[at:]) for word in literals)
+    ]
     assert Beginnings(literals).first(data, start) == min(starts, default=len(data))
 
 
@@ -25,7 +29,8 @@ def test_a_beginning_after_the_wrong_byte_is_none(literals: list[bytes], data: b
     starts = [
         at
         for at in range(len(data))
-        if any(len(data) - at < len(word) and word.startswith(data[at:]) for word in literals) and not data[:at].endswith((b"a", b"c"))
+        if any(len(data) - at < len(word) and word.startswith(data[at:]) for word in literals)
+        and not data[:at].endswith((b"a", b"c"))
     ]
     assert Beginnings(literals, dict.fromkeys(literals, b"ac")).first(data, 0) == min(starts, default=len(data))
 

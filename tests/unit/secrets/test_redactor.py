@@ -36,7 +36,11 @@ ESCAPES = ["\\n", "\\u00e9", "\x1b[32m", "\\u001b[1;31m", "\x1b[", "\\u"]
 BEGINNINGS = ["[secret:", "[secret:env-PASSWORD:", "-----", "sk-", "://", "uthorization: ", "Bearer "]
 CUT = [*BEGINNINGS, *(secret[: len(secret) // 2] for secret in PLANTED)]
 PARTS = st.one_of(
-    st.sampled_from(PLANTED), st.sampled_from(CUT), st.sampled_from(ESCAPES), st.text(max_size=5), st.text("ab\n :@-_=", max_size=8)
+    st.sampled_from(PLANTED),
+    st.sampled_from(CUT),
+    st.sampled_from(ESCAPES),
+    st.text(max_size=5),
+    st.text("ab\n :@-_=", max_size=8),
 )
 TEXTS = st.lists(PARTS).map("".join)
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -66,7 +70,11 @@ def forms(value: str) -> list[str]:
         urllib.parse.quote(value, safe=""),
         urllib.parse.urlencode({"k": value}),
         *(base64.b64encode(b"x" * before + data + b"y" * after).decode() for before in range(4) for after in range(3)),
-        *(base64.urlsafe_b64encode(b"x" * before + data + b"y" * after).decode() for before in range(4) for after in range(3)),
+        *(
+            base64.urlsafe_b64encode(b"x" * before + data + b"y" * after).decode()
+            for before in range(4)
+            for after in range(3)
+        ),
         value.replace("\n", "\r\n"),
     ]
 
@@ -110,7 +118,10 @@ def test_configured_values_as_javascript_and_go_write_them(redactor: Redactor, f
 
 def test_a_token_in_the_json_of_a_reply(funnel: Funnel) -> None:
     body = json.dumps({"content": "Here is the key:\nsk-proj-" + "Ab3d" * 8})
-    assert re.sub(":[0-9a-f]{16}", "", funnel.conceal_text(body)) == '{"content": "Here is the key:\\n[secret:openai-key]"}'
+    assert (
+        re.sub(":[0-9a-f]{16}", "", funnel.conceal_text(body))
+        == '{"content": "Here is the key:\\n[secret:openai-key]"}'
+    )
     assert streamed(funnel, [body.encode()]) == funnel.conceal_text(body).encode()
     assert funnel.reveal_text(funnel.conceal_text(body)) == body
 
@@ -236,7 +247,17 @@ def test_long_streams_are_cut_inside_too(funnel: Funnel) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["$ ", "password: ", "Compiling a v1.2.3\n", "50%\r", "ls\n", "https://example.com/a z", "\x1b[32mok\x1b[0m", "task-sk-x y", "hunter3"],
+    [
+        "$ ",
+        "password: ",
+        "Compiling a v1.2.3\n",
+        "50%\r",
+        "ls\n",
+        "https://example.com/a z",
+        "\x1b[32mok\x1b[0m",
+        "task-sk-x y",
+        "hunter3",
+    ],
 )
 def test_a_terminal_sees_at_once_what_begins_no_secret(funnel: Funnel, text: str) -> None:
     out: list[bytes] = []
@@ -325,7 +346,18 @@ def test_as_much_as_may_be_configured(redactor: Redactor) -> None:
 
 
 HOSTILE = [
-    *("eyJ", ".eyJ", ".eyJaaaaaaaaaaaa", "-----BEGIN RSA PRIVATE KEY-----", "sk-", " sk-", "://a:b", "[secret:", "[sec", "Authorization: "),
+    *(
+        "eyJ",
+        ".eyJ",
+        ".eyJaaaaaaaaaaaa",
+        "-----BEGIN RSA PRIVATE KEY-----",
+        "sk-",
+        " sk-",
+        "://a:b",
+        "[secret:",
+        "[sec",
+        "Authorization: ",
+    ),
     *("secret_access_key\\\\\\ ", "ghp_", "Basic aaaaaaaa ", "aaaaab", "-", "a"),
     "://" + "a" * 100 + ":" + "b" * 250,
     "Bearer " + "a" * 4000 + " ",
@@ -340,7 +372,9 @@ def test_hostile_text_takes_no_longer_than_its_length(funnel: Funnel, unit: str)
     assert len(whole) >= 30_000
 
 
-@pytest.mark.parametrize("unit", ["-", "://", "[", "Authorization: ", "eyJ.", "-----BEGIN RSA PRIVATE KEY-----" + "-a" * 32_000])
+@pytest.mark.parametrize(
+    "unit", ["-", "://", "[", "Authorization: ", "eyJ.", "-----BEGIN RSA PRIVATE KEY-----" + "-a" * 32_000]
+)
 def test_ten_million_hostile_bytes(funnel: Funnel, unit: str) -> None:
     data = (unit * (10_000_000 // len(unit))).encode()
     whole = streamed(funnel, [data])

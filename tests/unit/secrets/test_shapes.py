@@ -45,8 +45,29 @@ def test_tokens_are_found_wherever_they_stand(name: str, token: str, around: str
 
 
 ESCAPES = [
-    *("\\n", "\\t", "\\r", "\\b", "\\f", "\\u2028", "\\u00e9", "\\\\n", "a\\n", "\x1b[m", "\x1b[32m", "x\x1b[0m", "\x1b[1;31m\x1b[K"),
-    *("\\u001b[32m", "\\u001B[0m", "\\x1b[01;31m", "\\033[1m", "\x1b[38;2;255;128;255;48;2;255;128;255m", "\\u001b[" + "1" * 40 + "m"),
+    *(
+        "\\n",
+        "\\t",
+        "\\r",
+        "\\b",
+        "\\f",
+        "\\u2028",
+        "\\u00e9",
+        "\\\\n",
+        "a\\n",
+        "\x1b[m",
+        "\x1b[32m",
+        "x\x1b[0m",
+        "\x1b[1;31m\x1b[K",
+    ),
+    *(
+        "\\u001b[32m",
+        "\\u001B[0m",
+        "\\x1b[01;31m",
+        "\\033[1m",
+        "\x1b[38;2;255;128;255;48;2;255;128;255m",
+        "\\u001b[" + "1" * 40 + "m",
+    ),
 ]
 
 
@@ -66,7 +87,19 @@ def test_tokens_after_an_escape_in_a_stream_that_is_cut_anywhere(token: str, bef
     assert found_in_pieces(*text) == [expected]
 
 
-NO_ESCAPES = ["n", "\\a", "\\xn", "\\u202", "\\u202x", "u2028", "[0m", "\x1b[0", "\x1b0m", "\x1b[ m", "\x1b[" + "1" * 41 + "m"]
+NO_ESCAPES = [
+    "n",
+    "\\a",
+    "\\xn",
+    "\\u202",
+    "\\u202x",
+    "u2028",
+    "[0m",
+    "\x1b[0",
+    "\x1b0m",
+    "\x1b[ m",
+    "\x1b[" + "1" * 41 + "m",
+]
 
 
 @pytest.mark.parametrize("before", NO_ESCAPES)
@@ -111,7 +144,9 @@ def test_every_shape_has_an_example() -> None:
     assert {name for name, *_ in (*TOKENS, *CONTEXT)} == NAMES
 
 
-@pytest.mark.parametrize("before", ["glpat-", "sk-", "sk-ant-", "[secret:", "[sec", "AKIA", "://", "-----BEGIN PRIVATE KEY", "--"])
+@pytest.mark.parametrize(
+    "before", ["glpat-", "sk-", "sk-ant-", "[secret:", "[sec", "AKIA", "://", "-----BEGIN PRIVATE KEY", "--"]
+)
 @pytest.mark.parametrize("name", ["private-key", "url-password"])
 def test_what_overlaps_the_beginning_of_another_one(before: str, name: str) -> None:
     text = PEM.format("PRIVATE KEY") if name == "private-key" else "://user:hunter2@h"

@@ -73,7 +73,15 @@ def test_only_owners_see_it(state: Path) -> None:
     assert vault.reveal(marker, [B, A]) == TOKEN.value
     for owners in ([], [B], [B, C]):
         assert vault.reveal(marker, owners) is None
-    for text in ("", "x", marker[:-1], marker + " ", marker.upper(), f"[secret:other:{marker[-17:-1]}]", "'; DROP TABLE secrets; --"):
+    for text in (
+        "",
+        "x",
+        marker[:-1],
+        marker + " ",
+        marker.upper(),
+        f"[secret:other:{marker[-17:-1]}]",
+        "'; DROP TABLE secrets; --",
+    ):
         assert vault.reveal(text, [A]) is None
     vault.close()
 
@@ -100,8 +108,18 @@ def test_bounds(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vault_module, "MAX_KEPT", 3)
     monkeypatch.setattr(vault_module, "MAX_KEPT_BYTES", 100)
     vault = FileVault(state)
-    markers = vault.keep(A, [Found("n", b"1" * 60), Found("n", b"2" * 60), *(Found("n", b"%d" % number) for number in range(5))])
-    assert [vault.reveal(marker, [A]) is not None for marker in markers] == [True, False, True, True, False, False, False]
+    markers = vault.keep(
+        A, [Found("n", b"1" * 60), Found("n", b"2" * 60), *(Found("n", b"%d" % number) for number in range(5))]
+    )
+    assert [vault.reveal(marker, [A]) is not None for marker in markers] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
     vault.close()
     again = FileVault(state)  # bounds hold across restarts
     (late,) = again.keep(A, [Found("n", b"late")])
@@ -215,7 +233,12 @@ def test_no_directory(state: Path) -> None:
 def test_use_after_close_is_a_defect(state: Path) -> None:
     vault = FileVault(state)
     vault.close()
-    for call in (lambda: vault.keep(A, [TOKEN]), vault.flush, lambda: vault.forget(A), lambda: vault.reveal(vault.marker(TOKEN), [A])):
+    for call in (
+        lambda: vault.keep(A, [TOKEN]),
+        vault.flush,
+        lambda: vault.forget(A),
+        lambda: vault.reveal(vault.marker(TOKEN), [A]),
+    ):
         with pytest.raises(InternalError):
             call()
 

@@ -31,7 +31,14 @@ def command(ctx: click.Context, where: str, as_json: bool) -> int:
         content = b"".join(client.cat(ref, raw_path))
         found = client.snapshot(ref).id
         encoded = base64.b64encode(content).decode()
-        print_json({"snapshot": found, "path": raw_path.decode(errors="replace"), "bytes": len(content), "content_b64": encoded})
+        print_json(
+            {
+                "snapshot": found,
+                "path": raw_path.decode(errors="replace"),
+                "bytes": len(content),
+                "content_b64": encoded,
+            }
+        )
         return 0
     raw = RawOutput()
     for piece in client.cat(ref, raw_path):

@@ -17,8 +17,14 @@ from snapshotd.client.results import ChangeInfo, EntryInfo
 _BAR_CHARS = 30
 
 
-@declare("diff", examples=["snapshotd diff a1b2c3", "snapshotd diff before after --stat",
-                           "snapshotd diff --patch start best | git apply"])  # fmt: skip
+@declare(
+    "diff",
+    examples=[
+        "snapshotd diff a1b2c3",
+        "snapshotd diff before after --stat",
+        "snapshotd diff --patch start best | git apply",
+    ],
+)
 @click.option("--stat", is_flag=True, help="Sizes before and after, with bars.")
 @click.option("--patch", is_flag=True, help="A patch of /workspace for `git apply` and `patch -p1`.")
 @json_option
@@ -28,8 +34,8 @@ _BAR_CHARS = 30
 def command(ctx: click.Context, a: str, b: str | None, stat: bool, patch: bool, as_json: bool) -> int:
     """Show what changed between two snapshots.
 
-    With one, what changed from its parent to it. A line is A (added), M (changed) or D (deleted) and the path. With --json: an array of
-    {change,path,before,after}; with --patch, {"patch_b64","outside"}.
+    With one, what changed from its parent to it. A line is A (added), M (changed) or D (deleted) and the path. With
+    --json: an array of {change,path,before,after}; with --patch, {"patch_b64","outside"}.
     """
     if stat and patch:
         refuse("--stat and --patch exclude each other; choose one")
@@ -56,7 +62,9 @@ def _patch(client: Snapshotd, a: str, b: str | None, as_json: bool) -> int:
     raw = RawOutput()
     outside = client.patch(a, b, write=lambda data: raw.write("stdout", data))
     if outside:
-        note(f"{outside} changes outside /workspace are not in the patch; `snapshotd diff {a}{' ' + b if b else ''}` lists them")
+        note(
+            f"{outside} changes outside /workspace are not in the patch; `snapshotd diff {a}{' ' + b if b else ''}` lists them"
+        )
     return 0
 
 

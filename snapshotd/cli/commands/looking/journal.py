@@ -12,8 +12,13 @@ from snapshotd.cli.text import print_json, printable, shown_id, status, table
 from snapshotd.cli.values import complete_snapshot
 
 
-@declare("journal", examples=["snapshotd journal nightly",
-                              "snapshotd journal --json a1b2c3 | jq '.[] | select(.kind == \"model\").details'"])  # fmt: skip
+@declare(
+    "journal",
+    examples=[
+        "snapshotd journal nightly",
+        "snapshotd journal --json a1b2c3 | jq '.[] | select(.kind == \"model\").details'",
+    ],
+)
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
@@ -21,9 +26,10 @@ from snapshotd.cli.values import complete_snapshot
 def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) -> int:
     """Show what a program did, call by call.
 
-    The journal up to a snapshot, from the program's beginning: tool calls, model calls, questions, tasks and checkpoints, each with its
-    outcome and the snapshot that holds it. This is what a resume replays. Of a trajectory, with what no snapshot holds yet. With --json:
-    an array of {position,id,kind,name,arguments,side_effect,key,status,began_at,ended_at,result,error,facts,details,after,snapshot}.
+    The journal up to a snapshot, from the program's beginning: tool calls, model calls, questions, tasks and
+    checkpoints, each with its outcome and the snapshot that holds it. This is what a resume replays. Of a trajectory,
+    with what no snapshot holds yet. With --json: an array of
+    {position,id,kind,name,arguments,side_effect,key,status,began_at,ended_at,result,error,facts,details,after,snapshot}.
     """
     found = list(connect(ctx).journal(snapshot))
     if as_json:
@@ -31,10 +37,16 @@ def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) ->
         return 0
     rows = [
         (
-            str(number), shown_id(entry.id, full=no_trunc), entry.kind, printable(entry.name), entry.side_effect,
-            status(entry.status or "open"), shown_id(entry.snapshot, full=no_trunc), in_short(entry.arguments),
+            str(number),
+            shown_id(entry.id, full=no_trunc),
+            entry.kind,
+            printable(entry.name),
+            entry.side_effect,
+            status(entry.status or "open"),
+            shown_id(entry.snapshot, full=no_trunc),
+            in_short(entry.arguments),
         )
         for number, entry in enumerate(found)
-    ]  # fmt: skip
+    ]
     table(("POSITION", "CALL", "KIND", "NAME", "SIDE EFFECT", "STATUS", "SNAPSHOT", "ARGUMENTS"), rows, right=(0,))
     return 0

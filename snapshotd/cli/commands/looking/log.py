@@ -15,8 +15,14 @@ from snapshotd.client.results import SnapshotInfo
 _LAST = 100
 
 
-@declare("log", examples=["snapshotd log box", "snapshotd log -n 10 box",
-                          "snapshotd log --all --json box | jq '.[] | {id, tool: .tool.name}'"])  # fmt: skip
+@declare(
+    "log",
+    examples=[
+        "snapshotd log box",
+        "snapshotd log -n 10 box",
+        "snapshotd log --all --json box | jq '.[] | {id, tool: .tool.name}'",
+    ],
+)
 @click.option("-n", "--last", metavar="N", type=Count(1), help=f"Only the newest N.  [default: {_LAST}]")
 @click.option("--all", "everything", is_flag=True, help="All of them, however many.")
 @click.option("-q", "--quiet", is_flag=True, help="Only ids.")
@@ -29,9 +35,9 @@ def command(
 ) -> int:
     """List a trajectory's snapshots.
 
-    Oldest first, with the tool call that each was taken after, what it changed, and whether it is captured (survives a crash of the
-    daemon), stored (survives power loss too), lost, or pruned (its files were given up). What changed is counted in the background: until
-    then it is shown as "…", and "files" is null. With --json: an array of
+    Oldest first, with the tool call that each was taken after, what it changed, and whether it is captured (survives a
+    crash of the daemon), stored (survives power loss too), lost, or pruned (its files were given up). What changed is
+    counted in the background: until then it is shown as "…", and "files" is null. With --json: an array of
     {id,parent,trajectory,seq,tool,files,state,pause_ms,created_at,tags,warnings}.
     """
     if everything and last is not None:
@@ -58,7 +64,8 @@ def command(
 
 
 def _older(client: Snapshotd, first: SnapshotInfo) -> int:
-    """How many snapshots its trajectory has before this one. They are numbered without gaps, a fork's from where it began."""
+    """How many snapshots its trajectory has before this one. They are numbered without gaps, a fork's from where it
+    began."""
     forked_from = client.trajectory(first.trajectory).forked_from
     return first.seq if forked_from is None else first.seq - client.snapshot(forked_from).seq - 1
 
@@ -66,13 +73,21 @@ def _older(client: Snapshotd, first: SnapshotInfo) -> int:
 def _table(found: list[SnapshotInfo], no_trunc: bool) -> None:
     rows = [
         (
-            str(item.seq), shown_id(item.id, full=no_trunc), printable(item.tool.name), status(item.tool.status),
-            "-" if item.tool.exit_code is None else str(item.tool.exit_code), file_counts(item.files),
-            "-" if item.files is None else size(item.files.bytes), milliseconds(item.pause_ms), status(item.state),
+            str(item.seq),
+            shown_id(item.id, full=no_trunc),
+            printable(item.tool.name),
+            status(item.tool.status),
+            "-" if item.tool.exit_code is None else str(item.tool.exit_code),
+            file_counts(item.files),
+            "-" if item.files is None else size(item.files.bytes),
+            milliseconds(item.pause_ms),
+            status(item.state),
             " ".join(item.tags) or "-",
         )
         for item in found
-    ]  # fmt: skip
-    table(("SEQ", "SNAPSHOT", "TOOL", "STATUS", "EXIT", "FILES", "BYTES", "PAUSE", "STATE", "TAGS"), rows, right=(0, 4, 6, 7))
-
-
+    ]
+    table(
+        ("SEQ", "SNAPSHOT", "TOOL", "STATUS", "EXIT", "FILES", "BYTES", "PAUSE", "STATE", "TAGS"),
+        rows,
+        right=(0, 4, 6, 7),
+    )

@@ -23,21 +23,36 @@ _ARGUMENTS_CHARS = 2000
 _STATES = {"lost": "its files are gone, ", "pruned": "its files were given up by a retention policy, "}
 
 
-@declare("show", examples=["snapshotd show a1b2c3", "snapshotd show --output stdout a1b2c3 > log.txt",
-                           "snapshotd show --conversation best"])  # fmt: skip
-@click.option("--output", type=click.Choice(["stdout", "stderr", "output"]), help="Only this output of the tool call, raw and whole.")
+@declare(
+    "show",
+    examples=[
+        "snapshotd show a1b2c3",
+        "snapshotd show --output stdout a1b2c3 > log.txt",
+        "snapshotd show --conversation best",
+    ],
+)
+@click.option(
+    "--output",
+    type=click.Choice(["stdout", "stderr", "output"]),
+    help="Only this output of the tool call, raw and whole.",
+)
 @click.option("--conversation", is_flag=True, help="Only the conversation up to it.")
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
 @click.pass_context
 def command(
-    ctx: click.Context, snapshot: str, output: Literal["stdout", "stderr", "output"] | None, conversation: bool, as_json: bool
+    ctx: click.Context,
+    snapshot: str,
+    output: Literal["stdout", "stderr", "output"] | None,
+    conversation: bool,
+    as_json: bool,
 ) -> int:
     """Show everything about one snapshot.
 
-    Its tool call with arguments and the beginning of its outputs, its files, state and tags, and how long the conversation was.
-    With --json: as `log --json`, and method, messages, image, layers, follows, and the tool's error, outputs,
-    damaged and started_at. An output that was damaged on disk and given up by a repair is shown as that, and asking for it fails (20).
+    Its tool call with arguments and the beginning of its outputs, its files, state and tags, and how long the
+    conversation was. With --json: as `log --json`, and method, messages, image, layers, follows, and the tool's error,
+    outputs, damaged and started_at. An output that was damaged on disk and given up by a repair is shown as that, and
+    asking for it fails (20).
     """
     client = connect(ctx)
     if output is not None:
@@ -56,10 +71,18 @@ def command(
 def _details(item: SnapshotInfo) -> dict[str, Any]:
     answer = snapshot_json(item)
     answer["tool"] |= {
-        "error": item.tool.error, "outputs": list(item.tool.outputs), "damaged": [dataclasses.asdict(one) for one in item.tool.damaged],
+        "error": item.tool.error,
+        "outputs": list(item.tool.outputs),
+        "damaged": [dataclasses.asdict(one) for one in item.tool.damaged],
         "started_at": item.tool.started_at,
-    }  # fmt: skip
-    return answer | {"method": item.method, "messages": item.messages, "image": item.image, "layers": item.layers, "follows": item.follows}
+    }
+    return answer | {
+        "method": item.method,
+        "messages": item.messages,
+        "image": item.image,
+        "layers": item.layers,
+        "follows": item.follows,
+    }
 
 
 def _conversation(client: Snapshotd, ref: str, as_json: bool) -> None:
@@ -81,14 +104,20 @@ def _print(client: Snapshotd, item: SnapshotInfo) -> None:
         arguments = f"{arguments[:_ARGUMENTS_CHARS]}… ({len(arguments)} characters; all of them with --json)"
     outcome = tool.status if tool.exit_code is None else f"{tool.status}, exit code {tool.exit_code}"
     facts = [
-        ("snapshot", item.id), ("parent", item.parent or "-"), ("trajectory", f"{item.trajectory}  (seq {item.seq})"),
-        ("tags", " ".join(item.tags) or "-"), ("created", item.created_at),
+        ("snapshot", item.id),
+        ("parent", item.parent or "-"),
+        ("trajectory", f"{item.trajectory}  (seq {item.seq})"),
+        ("tags", " ".join(item.tags) or "-"),
+        ("created", item.created_at),
         ("state", f"{item.state}, {_STATES.get(item.state, '')}captured by {item.method}"),
-        ("pause", milliseconds(item.pause_ms)), ("image", f"{item.image}  (+ {item.layers} layers)"),
+        ("pause", milliseconds(item.pause_ms)),
+        ("image", f"{item.image}  (+ {item.layers} layers)"),
         ("files", file_counts(item.files) + ("" if item.files is None else f"  {size(item.files.bytes)}")),
         ("conversation", f"{item.messages} messages" + ("  (--conversation shows them)" if item.messages else "")),
-        ("tool", printable(tool.name)), ("arguments", arguments), ("outcome", f"{outcome}, {milliseconds(tool.duration_ms)}"),
-    ]  # fmt: skip
+        ("tool", printable(tool.name)),
+        ("arguments", arguments),
+        ("outcome", f"{outcome}, {milliseconds(tool.duration_ms)}"),
+    ]
     if item.follows is not None:
         facts.insert(2, ("mind", f"continues that of {item.follows}"))
     if tool.error:

@@ -9,7 +9,9 @@ from snapshotd.cli.text import print_json
 from snapshotd.cli.values import Name, complete_snapshot, complete_tag
 
 
-@declare("tag", examples=["snapshotd tag a1b2c3 best", "snapshotd tag --move d4e5f6 best", "snapshotd tag --delete best"])
+@declare(
+    "tag", examples=["snapshotd tag a1b2c3 best", "snapshotd tag --move d4e5f6 best", "snapshotd tag --delete best"]
+)
 @click.option("--move", is_flag=True, help="Take the tag away from the snapshot that has it.")
 @click.option("--delete", metavar="NAME", help="Remove this tag; the snapshot stays.", shell_complete=complete_tag)
 @json_option
@@ -21,7 +23,8 @@ def command(
 ) -> int:
     """Name a snapshot, or take a name away.
 
-    A tag can be used wherever a snapshot's id can, and is no trajectory's name. With --json: {"snapshot","name"}, or {"deleted"}.
+    A tag can be used wherever a snapshot's id can, and is no trajectory's name. With --json: {"snapshot","name"}, or
+    {"deleted"}.
     """
     client = connect(ctx)
     if delete is not None:

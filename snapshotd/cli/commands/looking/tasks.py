@@ -19,8 +19,8 @@ from snapshotd.cli.values import complete_snapshot
 def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) -> int:
     """List the agent's subtasks.
 
-    As they were at a snapshot, in the order in which they were declared: pending, in-progress, completed, failed or skipped. `snapshotd
-    retry` does one again. With --json: an array of {name,status,depends,note,began,ended}.
+    As they were at a snapshot, in the order in which they were declared: pending, in-progress, completed, failed or
+    skipped. `snapshotd retry` does one again. With --json: an array of {name,status,depends,note,began,ended}.
     """
     found = connect(ctx).tasks(snapshot)
     if as_json:
@@ -28,10 +28,14 @@ def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) ->
         return 0
     rows = [
         (
-            printable(item.name), status(item.status), printable(" ".join(item.depends)) or "-",
-            shown_id(item.began, full=no_trunc), shown_id(item.ended, full=no_trunc), printable(item.note or "-"),
+            printable(item.name),
+            status(item.status),
+            printable(" ".join(item.depends)) or "-",
+            shown_id(item.began, full=no_trunc),
+            shown_id(item.ended, full=no_trunc),
+            printable(item.note or "-"),
         )
         for item in found
-    ]  # fmt: skip
+    ]
     table(("TASK", "STATUS", "DEPENDS ON", "BEGAN", "ENDED", "NOTE"), rows)
     return 0

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, no_trunc: bool, as_json: bool) -> int:
     """Show all trajectories as a forest.
 
-    A fork hangs below the snapshot it began at. With --json: an array of trajectories, each with "snapshots" as `log --json` has them;
-    "forked_from" is the snapshot that joins a trajectory to its parent.
+    A fork hangs below the snapshot it began at. With --json: an array of trajectories, each with "snapshots" as `log
+    --json` has them; "forked_from" is the snapshot that joins a trajectory to its parent.
     """
     client = connect(ctx)
     trajectories = client.trajectories()
@@ -36,7 +36,9 @@ def command(ctx: click.Context, no_trunc: bool, as_json: bool) -> int:
     for line in snapshots.values():
         line.sort(key=lambda s: s.seq)
     if as_json:
-        print_json([{**dataclasses.asdict(t), "snapshots": [snapshot_json(s) for s in snapshots[t.id]]} for t in trajectories])
+        print_json(
+            [{**dataclasses.asdict(t), "snapshots": [snapshot_json(s) for s in snapshots[t.id]]} for t in trajectories]
+        )
         return 0
     _draw(trajectories, snapshots, no_trunc)
     return 0

@@ -15,22 +15,30 @@ from snapshotd.client.results_mind import ApprovalInfo, ApprovalView
 from snapshotd.types import short
 
 
-@declare("approval", examples=["snapshotd approval a1b2c3", "snapshotd approval --json a1b2c3 | jq .approval.arguments"])
+@declare(
+    "approval", examples=["snapshotd approval a1b2c3", "snapshotd approval --json a1b2c3 | jq .approval.arguments"]
+)
 @json_option
 @click.argument("approval", metavar="ID", shell_complete=complete_approval)
 @click.pass_context
 def command(ctx: click.Context, approval: str, as_json: bool) -> int:
     """Show what an approval is about.
 
-    Who asks, for which tool with which arguments, and which files changed since the trajectory's last approval or its beginning. With
+    Who asks, for which tool with which arguments, and which files changed since the trajectory's last approval or its
+    beginning. With
     --json: {"approval","trajectory","files","more","since"}.
     """
     view = connect(ctx).approval(approval)
     if as_json:
-        print_json({
-            "approval": dataclasses.asdict(view.approval), "trajectory": dataclasses.asdict(view.trajectory),
-            "files": [change_json(item) for item in view.files], "more": view.more, "since": view.since,
-        })  # fmt: skip
+        print_json(
+            {
+                "approval": dataclasses.asdict(view.approval),
+                "trajectory": dataclasses.asdict(view.trajectory),
+                "files": [change_json(item) for item in view.files],
+                "more": view.more,
+                "since": view.since,
+            }
+        )
     else:
         _print(view)
     return 0
@@ -40,10 +48,15 @@ def _print(view: ApprovalView) -> None:
     item = view.approval
     name = view.trajectory.name or short(item.trajectory)
     facts = [
-        ("approval", item.id), ("status", decided(item)), ("trajectory", f"{name}  ({item.trajectory})"),
-        ("snapshot", item.snapshot), ("asked", item.created_at), ("expires", item.expires_at or "never"), ("tool", printable(item.tool)),
+        ("approval", item.id),
+        ("status", decided(item)),
+        ("trajectory", f"{name}  ({item.trajectory})"),
+        ("snapshot", item.snapshot),
+        ("asked", item.created_at),
+        ("expires", item.expires_at or "never"),
+        ("tool", printable(item.tool)),
         ("side effect", item.side_effect),
-    ]  # fmt: skip
+    ]
     if item.question is not None:
         facts.append(("question", printable(item.question)))
     for key, value in facts:

@@ -18,7 +18,10 @@ from snapshotd.errors import DaemonUnavailable
 from snapshotd.types import short
 
 
-@declare("approvals", examples=["snapshotd approvals", "snapshotd approvals --watch", "snapshotd approve $(snapshotd approvals -q)"])
+@declare(
+    "approvals",
+    examples=["snapshotd approvals", "snapshotd approvals --watch", "snapshotd approve $(snapshotd approvals -q)"],
+)
 @click.option("--all", "everything", is_flag=True, help="Also those that are decided, expired or stale.")
 @click.option("--watch", is_flag=True, help="Go on, with a line for each that is asked or decided, until Ctrl-C.")
 @click.option("-q", "--quiet", is_flag=True, help="Only ids.")
@@ -28,8 +31,9 @@ from snapshotd.types import short
 def command(ctx: click.Context, everything: bool, watch: bool, quiet: bool, no_trunc: bool, as_json: bool) -> int:
     """List what waits for a person.
 
-    Oldest first. The agents that asked stand still until `snapshotd approve` or `snapshotd deny`, across any restart. With --json: an array
-    of {id,trajectory,call,tool,arguments,digest,snapshot,side_effect,created_at,question,status,expires_at,decided_at,by,reason,edited};
+    Oldest first. The agents that asked stand still until `snapshotd approve` or `snapshotd deny`, across any restart.
+    With --json: an array of
+    {id,trajectory,call,tool,arguments,digest,snapshot,side_effect,created_at,question,status,expires_at,decided_at,by,reason,edited};
     with --watch, one event per line: {"event":"approval","id","tool","status","trajectory"}, first those that wait already.
     """
     client = connect(ctx)
@@ -49,12 +53,18 @@ def command(ctx: click.Context, everything: bool, watch: bool, quiet: bool, no_t
 def _table(found: list[ApprovalInfo], full: bool) -> None:
     rows = [
         (
-            shown_id(item.id, full=full), shown_id(item.trajectory, full=full), printable(item.tool), item.side_effect, status(item.status),
-            ago(item.created_at), item.expires_at or "-", printable(item.by or "-"),
+            shown_id(item.id, full=full),
+            shown_id(item.trajectory, full=full),
+            printable(item.tool),
+            item.side_effect,
+            status(item.status),
+            ago(item.created_at),
+            item.expires_at or "-",
+            printable(item.by or "-"),
             in_short(item.arguments) if item.question is None else printable(item.question),
         )
         for item in found
-    ]  # fmt: skip
+    ]
     table(("APPROVAL", "TRAJECTORY", "TOOL", "SIDE EFFECT", "STATUS", "ASKED", "EXPIRES", "BY", "WHAT"), rows)
 
 
@@ -64,7 +74,16 @@ def _watch(client: Snapshotd, as_json: bool) -> int:
         events = client.watch()
         waiting = client.approvals("pending")
         for item in waiting:
-            _tell({"event": "approval", "id": item.id, "tool": item.tool, "status": item.status, "trajectory": item.trajectory}, as_json)
+            _tell(
+                {
+                    "event": "approval",
+                    "id": item.id,
+                    "tool": item.tool,
+                    "status": item.status,
+                    "trajectory": item.trajectory,
+                },
+                as_json,
+            )
         known = {item.id for item in waiting}
         for event in events:
             if event["event"] == "approval" and not (event["status"] == "pending" and event["id"] in known):
@@ -81,5 +100,7 @@ def _tell(event: dict[str, Any], as_json: bool) -> None:
         print_json(event)
     else:
         line = f"{short(event['id'])}  {status(event['status'])}  {printable(str(event['tool']))}  of {short(event['trajectory'])}"
-        click.echo(line + (f"; `snapshotd approval {short(event['id'])}` shows it" if event["status"] == "pending" else ""))
+        click.echo(
+            line + (f"; `snapshotd approval {short(event['id'])}` shows it" if event["status"] == "pending" else "")
+        )
     sys.stdout.flush()

@@ -15,21 +15,34 @@ from snapshotd.client.mind import RECORDED
 from snapshotd.types import short
 
 
-@declare("approve", examples=["snapshotd approve a1b2c3", "snapshotd approve a1b2c3 --reason 'checked with ann'",
-                              "snapshotd approve a1b2c3 --arguments smaller.json"])  # fmt: skip
+@declare(
+    "approve",
+    examples=[
+        "snapshotd approve a1b2c3",
+        "snapshotd approve a1b2c3 --reason 'checked with ann'",
+        "snapshotd approve a1b2c3 --arguments smaller.json",
+    ],
+)
 @click.option("--reason", metavar="TEXT", help="Why; kept with the approval.")
-@click.option("--arguments", metavar="FILE", help="Run it with the JSON in FILE (- for standard input) as its arguments instead.")
+@click.option(
+    "--arguments", metavar="FILE", help="Run it with the JSON in FILE (- for standard input) as its arguments instead."
+)
 @click.option("--by", metavar="NAME", help="Who decides; else the user who runs this.")
 @json_option
 @click.argument("approvals", metavar="ID...", nargs=-1, required=True, shell_complete=complete_approval)
 @click.pass_context
 def command(
-    ctx: click.Context, approvals: tuple[str, ...], reason: str | None, arguments: str | None, by: str | None, as_json: bool
+    ctx: click.Context,
+    approvals: tuple[str, ...],
+    reason: str | None,
+    arguments: str | None,
+    by: str | None,
+    as_json: bool,
 ) -> int:
     """Let a call run that waits for it.
 
-    An approval holds for the tool, the arguments and the files that it was asked for: it is refused (exit code 6) when something else
-    would run by now. With --json: an array of approvals as `approvals --json` has them.
+    An approval holds for the tool, the arguments and the files that it was asked for: it is refused (exit code 6) when
+    something else would run by now. With --json: an array of approvals as `approvals --json` has them.
     """
     if arguments is not None and len(approvals) > 1:
         refuse("--arguments are for one approval; name only that")

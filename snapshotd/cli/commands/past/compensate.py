@@ -20,13 +20,15 @@ from snapshotd.errors import SandboxFailed
 def command(ctx: click.Context, trajectory: str, calls: tuple[str, ...], no_trunc: bool, as_json: bool) -> int:
     """Run the compensations of irreversible calls that were left behind.
 
-    Of all that `snapshotd effects` lists, or of those that are named; newest first, each at most once, each recorded as a tool call. The
-    exit code is 125 when one failed. With --json: as `effects --json`.
+    Of all that `snapshotd effects` lists, or of those that are named; newest first, each at most once, each recorded as
+    a tool call. The exit code is 125 when one failed. With --json: as `effects --json`.
     """
     done = connect(ctx).compensate(trajectory, calls)
     report_effects(done, full=no_trunc, as_json=as_json)
     failed = [item for item in done if item.compensated in ("failed", "interrupted", "unknown")]
     if not failed:
         return 0
-    note(f"{len(failed)} compensations failed, and none is run twice; `snapshotd log {trajectory}` shows what they said")
+    note(
+        f"{len(failed)} compensations failed, and none is run twice; `snapshotd log {trajectory}` shows what they said"
+    )
     return SandboxFailed.exit_code

@@ -22,8 +22,8 @@ from snapshotd.types import short
 def command(ctx: click.Context, approvals: tuple[str, ...], reason: str | None, by: str | None, as_json: bool) -> int:
     """Refuse a call that waits for approval.
 
-    The agent gets an error that names who refused it and why, and goes on. With --json: an array of approvals as `approvals --json` has
-    them.
+    The agent gets an error that names who refused it and why, and goes on. With --json: an array of approvals as
+    `approvals --json` has them.
     """
     client = connect(ctx)
     done = []

@@ -31,15 +31,35 @@ _RESULT_BYTES = 1 << 20
 
 
 @declare("edit", examples=_EXAMPLES)
-@click.option("--file", "files", metavar="PATH=FILE", type=Pair("PATH=FILE"), multiple=True,
-              help="Put FILE's content at PATH in the sandbox (a path without a leading / starts at /workspace).")  # fmt: skip
+@click.option(
+    "--file",
+    "files",
+    metavar="PATH=FILE",
+    type=Pair("PATH=FILE"),
+    multiple=True,
+    help="Put FILE's content at PATH in the sandbox (a path without a leading / starts at /workspace).",
+)
 @click.option("--remove", "removed", metavar="PATH", multiple=True, help="Remove PATH in the sandbox.")
-@click.option("--message", "added", metavar="ROLE=TEXT", type=Pair("ROLE=TEXT"), multiple=True, help="Append a message.")
-@click.option("--drop-messages", metavar="N", type=Count(0), help="Leave out the last N messages, before any are appended.")
-@click.option("--messages", metavar="FILE", help='Put the JSON array of {"role","content"} in FILE in place of the conversation.')
+@click.option(
+    "--message", "added", metavar="ROLE=TEXT", type=Pair("ROLE=TEXT"), multiple=True, help="Append a message."
+)
+@click.option(
+    "--drop-messages", metavar="N", type=Count(0), help="Leave out the last N messages, before any are appended."
+)
+@click.option(
+    "--messages", metavar="FILE", help='Put the JSON array of {"role","content"} in FILE in place of the conversation.'
+)
 @click.option("--result", metavar="FILE", help="Another result of the snapshot's tool call: the JSON in FILE.")
-@click.option("--state", metavar="KEY=JSON", type=Pair("KEY=JSON"), multiple=True, help="Set a key of the agent's state; null removes it.")
-@click.option("-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on.")
+@click.option(
+    "--state",
+    metavar="KEY=JSON",
+    type=Pair("KEY=JSON"),
+    multiple=True,
+    help="Set a key of the agent's state; null removes it.",
+)
+@click.option(
+    "-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on."
+)
 @click.option("--resume", is_flag=True, help="Let the agent go on from there; `snapshotd attach` follows it.")
 @click.option("--name", type=Name(), metavar="NAME", help="Name of the new trajectory.")
 @wait_option
@@ -47,17 +67,26 @@ _RESULT_BYTES = 1 << 20
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
 @click.pass_context
 def command(
-    ctx: click.Context, /, snapshot: str, resume: bool, name: str | None, wait: Wait | None, as_json: bool, **options: Any
+    ctx: click.Context,
+    /,
+    snapshot: str,
+    resume: bool,
+    name: str | None,
+    wait: Wait | None,
+    as_json: bool,
+    **options: Any,
 ) -> int:
     """Make a new trajectory from a snapshot with something changed.
 
-    A file, a message, the tool call's result, a value of the state, or the environment; the old snapshot stays as it is. Without any of
-    these, opens $EDITOR on the end of the conversation, the state and the result. Prints the new trajectory's id. With --json:
-    {"trajectory"}.
+    A file, a message, the tool call's result, a value of the state, or the environment; the old snapshot stays as it
+    is. Without any of these, opens $EDITOR on the end of the conversation, the state and the result. Prints the new
+    trajectory's id. With --json: {"trajectory"}.
     """
     given = any(value not in (None, ()) for value in options.values())
     if not given and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        refuse("nothing is to be changed: name it with --file, --message, --result, --state or --env, or use a terminal for an editor")
+        refuse(
+            "nothing is to be changed: name it with --file, --message, --result, --state or --env, or use a terminal for an editor"
+        )
     changes = _changes(options) if given else None
     client = connect(ctx)
     if changes is None:
@@ -76,30 +105,41 @@ def command(
 
 def _changes(options: dict[str, Any]) -> dict[str, Any]:
     """The client's keywords for the options. UsageError for those that contradict each other."""
-    files: dict[bytes, bytes | None] = {_path(path): file_bytes(source, f"the content of {path}") for path, source in options["files"]}
+    files: dict[bytes, bytes | None] = {
+        _path(path): file_bytes(source, f"the content of {path}") for path, source in options["files"]
+    }
     for path in options["removed"]:
         if _path(path) in files:
             refuse(f"{path} is written and removed; leave one of them out")
         files[_path(path)] = None
     if options["messages"] is not None and options["drop_messages"] is not None:
         refuse("--messages replaces the whole conversation, so there is nothing to drop; leave out --drop-messages")
-    whole = None if options["messages"] is None else messages_of(json_file(options["messages"], "the conversation"), options["messages"])
+    whole = (
+        None
+        if options["messages"] is None
+        else messages_of(json_file(options["messages"], "the conversation"), options["messages"])
+    )
     return {
-        "files": files, "messages": whole, "drop_messages": options["drop_messages"] or 0, "add_messages": options["added"],
+        "files": files,
+        "messages": whole,
+        "drop_messages": options["drop_messages"] or 0,
+        "add_messages": options["added"],
         "result": RECORDED if options["result"] is None else json_file(options["result"], "the result"),
-        "state": {key: json_value(text, f"the value of {key}") for key, text in options["state"]}, "env": dict(options["env"]),
-    }  # fmt: skip
+        "state": {key: json_value(text, f"the value of {key}") for key, text in options["state"]},
+        "env": dict(options["env"]),
+    }
 
 
 def _path(path: str) -> bytes:
     return os.fsencode(path if path.startswith("/") else f"workspace/{path}")
 
 
-# -- the editor ----------------------------------------------------------------------------------------------------------------
+# -- the editor -----------------------------------------------------------------------------------------------------
 
 
 def _in_editor(client: Snapshotd, ref: str) -> dict[str, Any] | None:
-    """The client's keywords for what a person changed in a document; None if nothing was. Broken JSON can be mended, not lost."""
+    """The client's keywords for what a person changed in a document; None if nothing was. Broken JSON can be mended,
+    not lost."""
     before = _document(client, ref)
     text = as_page(before)
     while True:
@@ -117,7 +157,11 @@ def _in_editor(client: Snapshotd, ref: str) -> dict[str, Any] | None:
 
 def _document(client: Snapshotd, ref: str) -> dict[str, Any]:
     messages = [{"role": item.role, "content": item.content} for item in client.conversation(ref)]
-    document: dict[str, Any] = {"messages_before": max(0, len(messages) - _TAIL), "messages": messages[-_TAIL:], "state": client.state(ref)}
+    document: dict[str, Any] = {
+        "messages_before": max(0, len(messages) - _TAIL),
+        "messages": messages[-_TAIL:],
+        "state": client.state(ref),
+    }
     result = _result(client, ref)
     return document if result is RECORDED else {**document, "result": result}
 
@@ -146,15 +190,24 @@ def _difference(before: dict[str, Any], after: Any) -> dict[str, Any] | None:
     same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if _differ(a, b)), min(len(old), len(new)))
     state = after.get("state", {})
     changes: dict[str, Any] = {
-        "drop_messages": len(old) - same, "add_messages": new[same:],
+        "drop_messages": len(old) - same,
+        "add_messages": new[same:],
         "state": {
-            **{key: value for key, value in state.items() if key not in before["state"] or _differ(before["state"][key], value)},
+            **{
+                key: value
+                for key, value in state.items()
+                if key not in before["state"] or _differ(before["state"][key], value)
+            },
             **{key: None for key in before["state"] if key not in state},
         },
-    }  # fmt: skip
+    }
     if "result" in after and ("result" not in before or _differ(after["result"], before["result"])):
         changes["result"] = after["result"]
-    return changes if any(changes[key] for key in ("drop_messages", "add_messages", "state")) or "result" in changes else None
+    return (
+        changes
+        if any(changes[key] for key in ("drop_messages", "add_messages", "state")) or "result" in changes
+        else None
+    )
 
 
 def _differ(a: Any, b: Any) -> bool:

@@ -15,7 +15,10 @@ from snapshotd.cli.values import complete_trajectory
 from snapshotd.client.results_mind import EffectInfo
 
 
-@declare("effects", examples=["snapshotd effects box", "snapshotd effects --json box | jq '.[] | select(.compensated == null)'"])
+@declare(
+    "effects",
+    examples=["snapshotd effects box", "snapshotd effects --json box | jq '.[] | select(.compensated == null)'"],
+)
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
@@ -23,8 +26,8 @@ from snapshotd.client.results_mind import EffectInfo
 def command(ctx: click.Context, trajectory: str, no_trunc: bool, as_json: bool) -> int:
     """List irreversible calls that rewinds left behind.
 
-    Newest first: what they did cannot be taken back, at most compensated (`snapshotd compensate`). With --json: an array of
-    {trajectory,call,name,arguments,status,began_at,result,compensation,compensated}.
+    Newest first: what they did cannot be taken back, at most compensated (`snapshotd compensate`). With --json: an
+    array of {trajectory,call,name,arguments,status,began_at,result,compensation,compensated}.
     """
     report_effects(connect(ctx).effects(trajectory), full=no_trunc, as_json=as_json)
     return 0
@@ -41,8 +44,12 @@ def effect_rows(found: Iterable[EffectInfo], *, full: bool) -> list[tuple[str, .
     """Of each: the call, its arguments and status, and how it is, or was, compensated."""
     return [
         (
-            shown_id(item.call, full=full), printable(item.name), in_short(item.arguments), status(item.status or "cut off"),
-            status(item.compensated or "no"), "-" if item.compensation is None else printable(shlex.join(item.compensation)),
+            shown_id(item.call, full=full),
+            printable(item.name),
+            in_short(item.arguments),
+            status(item.status or "cut off"),
+            status(item.compensated or "no"),
+            "-" if item.compensation is None else printable(shlex.join(item.compensation)),
         )
         for item in found
-    ]  # fmt: skip
+    ]

@@ -20,17 +20,25 @@ from snapshotd.cli.waiting import Wait, wait_option
 @click.argument("task", shell_complete=complete_task)
 @click.pass_context
 def command(
-    ctx: click.Context, trajectory: str, task: str, no_compensate: bool, no_resume: bool, wait: Wait | None, as_json: bool
+    ctx: click.Context,
+    trajectory: str,
+    task: str,
+    no_compensate: bool,
+    no_resume: bool,
+    wait: Wait | None,
+    as_json: bool,
 ) -> int:
     """Do one task of an agent again.
 
-    Goes back to the snapshot before the task began, compensates what it did, and lets the program go on from there. Tasks that completed
-    after it and do not depend on it stay completed, with their files. `snapshotd attach` follows the program. With --json: the new
-    snapshot as `log --json` has it.
+    Goes back to the snapshot before the task began, compensates what it did, and lets the program go on from there.
+    Tasks that completed after it and do not depend on it stay completed, with their files. `snapshotd attach` follows
+    the program. With --json: the new snapshot as `log --json` has it.
     """
     client = connect(ctx)
     with patience():
-        taken = client.retry(trajectory, task, compensate=not no_compensate, resume=not no_resume, wait=wait or "captured")
+        taken = client.retry(
+            trajectory, task, compensate=not no_compensate, resume=not no_resume, wait=wait or "captured"
+        )
     report_taken(client, taken, wait, as_json=as_json)
     if not no_resume:
         note(f"the program goes on; `snapshotd attach {trajectory}` follows it")

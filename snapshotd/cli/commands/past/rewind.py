@@ -28,7 +28,11 @@ _EXAMPLES = [
     "snapshotd rewind --compensate box a1b2c3 && snapshotd undo box",
 ]
 _SHOWN_FILES, _SHOWN_MESSAGES = 40, 20
-_WORDS: dict[str, str] = {"files": "the files", "conversation": "the agent's mind", "both": "files and the agent's mind"}
+_WORDS: dict[str, str] = {
+    "files": "the files",
+    "conversation": "the agent's mind",
+    "both": "files and the agent's mind",
+}
 
 
 @declare("rewind", examples=_EXAMPLES)
@@ -36,7 +40,9 @@ _WORDS: dict[str, str] = {"files": "the files", "conversation": "the agent's min
 @click.option("--conversation", "mode", flag_value="conversation", help="Only the agent's mind; the files stay.")
 @click.option("--both", "mode", flag_value="both", help="Both; the default.")
 @click.option("--preview", is_flag=True, help="Only show what would happen.")
-@click.option("--compensate", is_flag=True, help="Run the compensations of irreversible calls that are left behind, newest first.")
+@click.option(
+    "--compensate", is_flag=True, help="Run the compensations of irreversible calls that are left behind, newest first."
+)
 @click.option("-y", "--yes", is_flag=True, help="Leave irreversible calls behind without asking.")
 @wait_option
 @json_option
@@ -44,14 +50,24 @@ _WORDS: dict[str, str] = {"files": "the files", "conversation": "the agent's min
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
 @click.pass_context
 def command(
-    ctx: click.Context, /, trajectory: str, snapshot: str, mode: Mode | None, preview: bool, compensate: bool, yes: bool,
-    wait: Wait | None, as_json: bool,
-) -> int:  # fmt: skip
+    ctx: click.Context,
+    /,
+    trajectory: str,
+    snapshot: str,
+    mode: Mode | None,
+    preview: bool,
+    compensate: bool,
+    yes: bool,
+    wait: Wait | None,
+    as_json: bool,
+) -> int:
     """Go back to an older snapshot, in place.
 
-    Files, conversation, journal and state, or one of the two. In a few milliseconds, and recorded as a new snapshot: nothing is lost, and
-    `snapshotd undo` takes it back. Where irreversible calls would be left behind, asks on a terminal, and elsewhere refuses without
-    --compensate or --yes. Refused while processes live in the sandbox. With --json: the new snapshot as `log --json` has it; with
+    Files, conversation, journal and state, or one of the two. In a few milliseconds, and recorded as a new snapshot:
+    nothing is lost, and `snapshotd undo` takes it back. Where irreversible calls would be left behind, asks on a
+    terminal, and elsewhere refuses without
+    --compensate or --yes. Refused while processes live in the sandbox. With --json: the new snapshot as `log --json`
+      has it; with
     --preview, {"head","target","mode","files","file_count","messages","effects"}.
     """
     client = connect(ctx)
@@ -75,8 +91,12 @@ def command(
             _show(trajectory, client.preview_rewind(trajectory, snapshot, mode=chosen))
             if not click.confirm("Rewind all the same?", err=True):
                 return 1
-    report_taken(client, client.rewind(trajectory, snapshot, mode=chosen, compensate=compensate, wait=wait or "captured"), wait,
-                 as_json=as_json)  # fmt: skip
+    report_taken(
+        client,
+        client.rewind(trajectory, snapshot, mode=chosen, compensate=compensate, wait=wait or "captured"),
+        wait,
+        as_json=as_json,
+    )
     return 0
 
 
@@ -87,10 +107,14 @@ def _named(left: tuple[EffectInfo, ...]) -> str:
 
 def _json(preview: RewindPreview) -> dict[str, Any]:
     return {
-        "head": preview.head, "target": preview.target, "mode": preview.mode, "files": [change_json(item) for item in preview.files],
-        "file_count": preview.file_count, "messages": [dataclasses.asdict(item) for item in preview.messages],
+        "head": preview.head,
+        "target": preview.target,
+        "mode": preview.mode,
+        "files": [change_json(item) for item in preview.files],
+        "file_count": preview.file_count,
+        "messages": [dataclasses.asdict(item) for item in preview.messages],
         "effects": [dataclasses.asdict(item) for item in preview.effects],
-    }  # fmt: skip
+    }
 
 
 def _show(trajectory: str, preview: RewindPreview) -> None:

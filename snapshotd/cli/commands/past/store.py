@@ -16,7 +16,10 @@ from snapshotd.types import DEFAULT_TENANT
 
 _TENANT = click.option("--tenant", metavar="T", default=DEFAULT_TENANT, show_default=True, help="Whose values.")
 _IF_VERSION = click.option(
-    "--if-version", metavar="N", type=Count(0), help="Only if this is the newest version (0: there is none); else refuse."
+    "--if-version",
+    metavar="N",
+    type=Count(0),
+    help="Only if this is the newest version (0: there is none); else refuse.",
 )
 
 
@@ -24,12 +27,14 @@ _IF_VERSION = click.option(
 def command() -> None:
     """Read and write the key-value store across trajectories.
 
-    It outlives runs, and agents reach it too. A NAMESPACE has parts separated by slashes, a value is any JSON value, and every change is
-    a new version.
+    It outlives runs, and agents reach it too. A NAMESPACE has parts separated by slashes, a value is any JSON value,
+    and every change is a new version.
     """
 
 
-@declare("get", examples=["snapshotd store get team/plans release", "snapshotd store get --version 3 team/plans release"])
+@declare(
+    "get", examples=["snapshotd store get team/plans release", "snapshotd store get --version 3 team/plans release"]
+)
 @click.option("--version", metavar="N", type=Count(1), help="An older version.")
 @_TENANT
 @json_option
@@ -49,9 +54,14 @@ def get(ctx: click.Context, namespace: str, key: str, version: int | None, tenan
     return 0
 
 
-@declare("put", examples=["snapshotd store put team/plans release '{\"date\": \"friday\"}'",
-                          "snapshotd store put --text notes today 'all well'",
-                          "snapshotd store put --ttl 2h --if-version 0 locks deploy '\"ann\"'"])  # fmt: skip
+@declare(
+    "put",
+    examples=[
+        'snapshotd store put team/plans release \'{"date": "friday"}\'',
+        "snapshotd store put --text notes today 'all well'",
+        "snapshotd store put --ttl 2h --if-version 0 locks deploy '\"ann\"'",
+    ],
+)
 @click.option("--text", is_flag=True, help="The value is text, not JSON.")
 @click.option("--ttl", metavar="TIME", type=Duration(), help="It is gone after this time: 30m, 2h, 7d.")
 @_IF_VERSION
@@ -62,9 +72,16 @@ def get(ctx: click.Context, namespace: str, key: str, version: int | None, tenan
 @click.argument("value", metavar="JSON|-")
 @click.pass_context
 def put(
-    ctx: click.Context, namespace: str, key: str, value: str, text: bool, ttl: float | None, if_version: int | None, tenant: str,
+    ctx: click.Context,
+    namespace: str,
+    key: str,
+    value: str,
+    text: bool,
+    ttl: float | None,
+    if_version: int | None,
+    tenant: str,
     as_json: bool,
-) -> int:  # fmt: skip
+) -> int:
     """Write a value.
 
     - takes it from standard input. Prints the new version's number. With --json: as `store get --json`.
@@ -79,10 +96,18 @@ def put(
     return 0
 
 
-@declare("ls", examples=["snapshotd store ls team", "snapshotd store ls team/plans --prefix rel --where owner.name='\"ann\"'"])
+@declare(
+    "ls",
+    examples=["snapshotd store ls team", "snapshotd store ls team/plans --prefix rel --where owner.name='\"ann\"'"],
+)
 @click.option("--prefix", metavar="TEXT", default="", help="Only keys that begin so.")
-@click.option("--where", metavar="FIELD=JSON", type=Pair("FIELD=JSON"), multiple=True,
-              help="Only values whose field (a dotted path) is this: text in quotation marks, a number, true, false, null.")  # fmt: skip
+@click.option(
+    "--where",
+    metavar="FIELD=JSON",
+    type=Pair("FIELD=JSON"),
+    multiple=True,
+    help="Only values whose field (a dotted path) is this: text in quotation marks, a number, true, false, null.",
+)
 @click.option("--limit", metavar="N", type=Count(1), default="100", show_default=True, help="At most so many.")
 @click.option("--after", metavar="KEY", default="", help="Only keys behind this one: the next page.")
 @_TENANT
@@ -90,8 +115,15 @@ def put(
 @click.argument("namespace")
 @click.pass_context
 def ls(
-    ctx: click.Context, namespace: str, prefix: str, where: tuple[tuple[str, str], ...], limit: int, after: str, tenant: str, as_json: bool
-) -> int:  # fmt: skip
+    ctx: click.Context,
+    namespace: str,
+    prefix: str,
+    where: tuple[tuple[str, str], ...],
+    limit: int,
+    after: str,
+    tenant: str,
+    as_json: bool,
+) -> int:
     """List keys and their values.
 
     Of a namespace and those below it, in the order of the keys. With --json: an array as of `store get --json`.
@@ -100,7 +132,10 @@ def ls(
     odd = next((field for field, value in fields.items() if isinstance(value, dict | list)), None)
     if odd is not None:
         refuse(f"{odd} is compared with one value, not with an array or object; name a field inside of it")
-    _report(connect(ctx).search_values(namespace, tenant=tenant, prefix=prefix, where=fields, limit=limit, after=after), as_json)
+    _report(
+        connect(ctx).search_values(namespace, tenant=tenant, prefix=prefix, where=fields, limit=limit, after=after),
+        as_json,
+    )
     return 0
 
 
@@ -143,11 +178,15 @@ def _report(found: list[ValueInfo], as_json: bool) -> None:
         return
     rows = [
         (
-            printable(item.namespace), printable(item.key), str(item.version), item.created_at, item.expires_at or "-",
+            printable(item.namespace),
+            printable(item.key),
+            str(item.version),
+            item.created_at,
+            item.expires_at or "-",
             "deleted" if item.deleted else in_short(item.value),
         )
         for item in found
-    ]  # fmt: skip
+    ]
     table(("NAMESPACE", "KEY", "VERSION", "CREATED", "EXPIRES", "VALUE"), rows, right=(2,))
 
 

@@ -9,7 +9,9 @@ from snapshotd.cli.follow import follow
 from snapshotd.cli.values import complete_trajectory
 
 
-@declare("attach", examples=["snapshotd attach nightly", "snapshotd attach --json a1b2c3 | jq .event"], docker_codes=True)
+@declare(
+    "attach", examples=["snapshotd attach nightly", "snapshotd attach --json a1b2c3 | jq .event"], docker_codes=True
+)
 @click.option("-q", "--quiet", is_flag=True, help="Only the agent's output: no line per snapshot.")
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)

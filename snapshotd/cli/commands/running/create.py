@@ -13,8 +13,11 @@ from snapshotd.cli.values import local_folder, sandbox_keywords, sandbox_options
 from snapshotd.cli.waiting import Wait, wait_option
 
 
-@declare("create", examples=["snapshotd create --workspace . --name box", "ID=$(snapshotd create)", "snapshotd create --json"],
-         docker_codes=True)  # fmt: skip
+@declare(
+    "create",
+    examples=["snapshotd create --workspace . --name box", "ID=$(snapshotd create)", "snapshotd create --json"],
+    docker_codes=True,
+)
 @sandbox_options
 @wait_option
 @json_option
@@ -29,7 +32,13 @@ def command(ctx: click.Context, /, wait: Wait | None, as_json: bool, **options: 
     with patience():
         trajectory, snapshot = connect(ctx).create(wait=wait or "captured", **sandbox_keywords(options))
     if as_json:
-        print_json({"trajectory": trajectory.id, "snapshot": snapshot.id, **({} if wait is None else {"state": snapshot.state})})
+        print_json(
+            {
+                "trajectory": trajectory.id,
+                "snapshot": snapshot.id,
+                **({} if wait is None else {"state": snapshot.state}),
+            }
+        )
     else:
         click.echo(trajectory.id)
     return 0

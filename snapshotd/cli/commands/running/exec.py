@@ -28,45 +28,73 @@ _EXAMPLES = [
 
 
 @declare(
-    "exec", examples=_EXAMPLES, docker_codes=True, splits=True,
+    "exec",
+    examples=_EXAMPLES,
+    docker_codes=True,
+    splits=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)  # fmt: skip
-@click.option("--snapshot", metavar="ID", help="Run in a throw-away fork of this snapshot; nothing of it is kept.",
-              shell_complete=complete_snapshot)  # fmt: skip
+)
+@click.option(
+    "--snapshot",
+    metavar="ID",
+    help="Run in a throw-away fork of this snapshot; nothing of it is kept.",
+    shell_complete=complete_snapshot,
+)
 @click.option("-i", "--interactive", is_flag=True, help="Send standard input to the command; else it has none.")
 @click.option("-w", "--cwd", metavar="DIR", help="Working directory in the sandbox.")
-@click.option("-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on.")
+@click.option(
+    "-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on."
+)
 @click.option("-u", "--user", metavar="USER[:GROUP]", help="Who runs it in the sandbox, by name or number.")
-@click.option("--if-head", metavar="ID", help="Only while this snapshot is the trajectory's head; else refuse and name the head.",
-              shell_complete=complete_snapshot)  # fmt: skip
+@click.option(
+    "--if-head",
+    metavar="ID",
+    help="Only while this snapshot is the trajectory's head; else refuse and name the head.",
+    shell_complete=complete_snapshot,
+)
 @click.option("-q", "--quiet", is_flag=True, help="Only the command's output: no line about the snapshot.")
 @wait_option
 @json_option
-@click.argument("words", metavar="TRAJECTORY -- CMD [ARGS]...", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_trajectory)
+@click.argument(
+    "words", metavar="TRAJECTORY -- CMD [ARGS]...", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_trajectory
+)
 @click.pass_context
 def command(
-    ctx: click.Context, /, words: tuple[str, ...], snapshot: str | None, if_head: str | None, interactive: bool, quiet: bool,
-    wait: Wait | None, as_json: bool, **options: Any,
-) -> int:  # fmt: skip
+    ctx: click.Context,
+    /,
+    words: tuple[str, ...],
+    snapshot: str | None,
+    if_head: str | None,
+    interactive: bool,
+    quiet: bool,
+    wait: Wait | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
     """Run a command as a tool call in a sandbox, or in a throw-away fork.
 
-    A stopped trajectory's sandbox is started again. The snapshot is taken when the command ends, also when it failed, and also when
-    this client was interrupted, or `stop` ended the sandbox (status interrupted, exit code 137); a throw-away fork ends with this client.
-    The exit code is the command's; 125 when snapshotd failed, 126 and 127 when the command cannot be run or is not there (then there is
-    no snapshot). When nobody reads its output any more (`| head`), the command meets a broken pipe, as it would without a sandbox.
+    A stopped trajectory's sandbox is started again. The snapshot is taken when the command ends, also when it failed,
+    and also when this client was interrupted, or `stop` ended the sandbox (status interrupted, exit code 137); a
+    throw-away fork ends with this client. The exit code is the command's; 125 when snapshotd failed, 126 and 127 when
+    the command cannot be run or is not there (then there is no snapshot). When nobody reads its output any more (`|
+    head`), the command meets a broken pipe, as it would without a sandbox.
 
-    With -i the command reads this command's standard input; it ends when it wants, read or not. Without, its standard input is empty, and
-    data on ours (`echo hi | snapshotd exec box -- cat`) is refused.
+    With -i the command reads this command's standard input; it ends when it wants, read or not. Without, its standard
+    input is empty, and data on ours (`echo hi | snapshotd exec box -- cat`) is refused.
 
-    With --json: {"exit_code","stdout","stderr","snapshot"}; output that is not UTF-8 is there as stdout_b64 or stderr_b64 too, and error
-    where the sandbox reached a limit.
+    With --json: {"exit_code","stdout","stderr","snapshot"}; output that is not UTF-8 is there as stdout_b64 or
+    stderr_b64 too, and error where the sandbox reached a limit.
     """
     trajectory, argv = _split(list(words), after_dashes(ctx), snapshot is not None)
     if snapshot is not None and wait is not None:
-        refuse("a throw-away fork leaves no snapshot to wait for; leave out --wait, or name a trajectory instead of --snapshot")
+        refuse(
+            "a throw-away fork leaves no snapshot to wait for; leave out --wait, or name a trajectory instead of --snapshot"
+        )
     if if_head is not None:
         if snapshot is not None:
-            refuse("a throw-away fork has no head to compare with; leave out --if-head, or name a trajectory instead of --snapshot")
+            refuse(
+                "a throw-away fork has no head to compare with; leave out --if-head, or name a trajectory instead of --snapshot"
+            )
         options["if_head"] = if_head
     options["env"] = dict(options["env"])
     if interactive:
@@ -82,7 +110,9 @@ def command(
         return _to_terminal(client, trajectory, snapshot, argv, options, quiet)
     except KeyboardInterrupt:
         if snapshot is None:
-            note(f"the command goes on in {trajectory}; its snapshot is taken when it ends, `snapshotd log {trajectory}` shows it")
+            note(
+                f"the command goes on in {trajectory}; its snapshot is taken when it ends, `snapshotd log {trajectory}` shows it"
+            )
         return INTERRUPTED
 
 
@@ -91,7 +121,9 @@ def _split(words: list[str], after: list[str] | None, in_fork: bool) -> tuple[st
     trajectory = ""
     if not in_fork:
         if not words:
-            refuse("no trajectory was named; `snapshotd exec TRAJECTORY -- CMD`, or --snapshot ID for a throw-away fork")
+            refuse(
+                "no trajectory was named; `snapshotd exec TRAJECTORY -- CMD`, or --snapshot ID for a throw-away fork"
+            )
         trajectory = words.pop(0)
     if words and after is not None:
         refuse(f"{words[0]!r} stands between the trajectory and `--`; the command comes after `--`")
@@ -101,7 +133,9 @@ def _split(words: list[str], after: list[str] | None, in_fork: bool) -> tuple[st
     return trajectory, argv
 
 
-def _call(client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], on_output: Any, options: dict[str, Any]) -> ExecInfo:
+def _call(
+    client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], on_output: Any, options: dict[str, Any]
+) -> ExecInfo:
     if snapshot is not None:
         return client.exec_snapshot(snapshot, argv, on_output=on_output, **options)
     return client.exec(trajectory, argv, on_output=on_output, **options)
@@ -109,17 +143,25 @@ def _call(client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[s
 
 def _to_terminal(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
-) -> int:  # fmt: skip
+) -> int:
     done = _call(client, trajectory, snapshot, argv, RawOutput().write, options)
     if done.call.error is not None and not quiet:
         note(done.call.error)
     if done.snapshot is not None and not quiet:
         taken = counted(client, done.snapshot)
-        click.echo(snapshot_line(
-            seq=taken.seq, snapshot_id=taken.id, tool=taken.tool.name, status=taken.tool.status, pause_ms=taken.pause_ms,
-            files=None if taken.files is None else dataclasses.asdict(taken.files), method=taken.method,
-            state=taken.state if "wait" in options else None,
-        ), err=True)  # fmt: skip
+        click.echo(
+            snapshot_line(
+                seq=taken.seq,
+                snapshot_id=taken.id,
+                tool=taken.tool.name,
+                status=taken.tool.status,
+                pause_ms=taken.pause_ms,
+                files=None if taken.files is None else dataclasses.asdict(taken.files),
+                method=taken.method,
+                state=taken.state if "wait" in options else None,
+            ),
+            err=True,
+        )
     return done.exit_code
 
 

@@ -18,20 +18,34 @@ _EXAMPLES = [
 
 
 @declare("fork", examples=_EXAMPLES, splits=True)
-@click.option("-n", "--n", "count", type=ForkCount(), default="1", show_default=True, metavar="N", help="How many, 1 to 256; all or none.")
-@click.option("--resume", is_flag=True, help="Let the agent go on from the snapshot: what is recorded is replayed up to it.")
+@click.option(
+    "-n",
+    "--n",
+    "count",
+    type=ForkCount(),
+    default="1",
+    show_default=True,
+    metavar="N",
+    help="How many, 1 to 256; all or none.",
+)
+@click.option(
+    "--resume", is_flag=True, help="Let the agent go on from the snapshot: what is recorded is replayed up to it."
+)
 @click.option("--name", type=Name(), metavar="NAME", help="Name of the forks; of several, NAME-0, NAME-1, ...")
 @wait_option
 @json_option
 @click.argument("snapshot", metavar="ID [-- ARGS...]", shell_complete=complete_snapshot)
 @click.pass_context
-def command(ctx: click.Context, snapshot: str, count: int, resume: bool, name: str | None, wait: Wait | None, as_json: bool) -> int:
+def command(
+    ctx: click.Context, snapshot: str, count: int, resume: bool, name: str | None, wait: Wait | None, as_json: bool
+) -> int:
     """Start new sandboxes from a snapshot.
 
-    The sandbox that the snapshot came from runs on. What follows `--` are arguments for the agent that made the snapshot, which is then
-    started in each fork ({index} is the fork's number from 0); where there was no agent, it is a command. With --resume the agent is
-    replayed up to the snapshot, with the same arguments or those; where it does something else than what is recorded, it goes on live
-    from the last snapshot that matched. Prints the trajectories' ids. With --json: {"experiment","trajectories":[ids]}.
+    The sandbox that the snapshot came from runs on. What follows `--` are arguments for the agent that made the
+    snapshot, which is then started in each fork ({index} is the fork's number from 0); where there was no agent, it is
+    a command. With --resume the agent is replayed up to the snapshot, with the same arguments or those; where it does
+    something else than what is recorded, it goes on live from the last snapshot that matched. Prints the trajectories'
+    ids. With --json: {"experiment","trajectories":[ids]}.
     """
     client = connect(ctx)
     forked = client.fork(snapshot, count, args=after_dashes(ctx), name=name, resume=resume, wait=wait or "captured")

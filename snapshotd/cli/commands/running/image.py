@@ -29,14 +29,20 @@ def command() -> None:
 def build(ctx: click.Context, recipe: str, name: str | None, as_json: bool) -> int:
     """Build an image from a recipe.
 
-    RECIPE is a folder, or one that comes with snapshotd: default (Python, pytest, git, a C compiler) or minimal. An unchanged one is
-    reused. With --json: the image.
+    RECIPE is a folder, or one that comes with snapshotd: default (Python, pytest, git, a C compiler) or minimal. An
+    unchanged one is reused. With --json: the image.
     """
     return _made(connect(ctx).build_image(recipe, name=name, progress=note), as_json)
 
 
-@declare("import", examples=["snapshotd image import debian:12", "snapshotd image import ./rootfs.tar --name base",
-                                 "snapshotd image import ./saved-by-docker.tar"])  # fmt: skip
+@declare(
+    "import",
+    examples=[
+        "snapshotd image import debian:12",
+        "snapshotd image import ./rootfs.tar --name base",
+        "snapshotd image import ./saved-by-docker.tar",
+    ],
+)
 @click.option("--name", type=Name(), help="Name of the image; else made from the source.")
 @json_option
 @click.argument("source")
@@ -44,7 +50,8 @@ def build(ctx: click.Context, recipe: str, name: str | None, as_json: bool) -> i
 def import_(ctx: click.Context, source: str, name: str | None, as_json: bool) -> int:
     """Import an image.
 
-    SOURCE is a folder, a tar of a root file system, a `docker save` or OCI archive, or the name of a Docker image. With --json: the image.
+    SOURCE is a folder, a tar of a root file system, a `docker save` or OCI archive, or the name of a Docker image. With
+    --json: the image.
     """
     return _made(connect(ctx).import_image(source, name=name, progress=note), as_json)
 
@@ -68,11 +75,15 @@ def ls(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> int:
     else:
         rows = [
             (
-                item.name or "-", shown_id(item.id, full=no_trunc), size(item.bytes), str(item.files), ago(item.created_at),
+                item.name or "-",
+                shown_id(item.id, full=no_trunc),
+                size(item.bytes),
+                str(item.files),
+                ago(item.created_at),
                 printable(item.source),
             )
             for item in found
-        ]  # fmt: skip
+        ]
         table(("NAME", "IMAGE", "SIZE", "FILES", "CREATED", "SOURCE"), rows, right=(2, 3))
     return 0
 

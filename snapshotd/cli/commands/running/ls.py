@@ -32,11 +32,18 @@ def command(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> i
     images = {image.id: image.name for image in client.images()}
     rows = [
         (
-            shown_id(item.id, full=no_trunc), item.name or "-", status(item.status), "-" if item.exit_code is None else str(item.exit_code),
-            shown_id(item.head, full=no_trunc), images.get(item.image) or shown_id(item.image, full=no_trunc), item.runtime,
-            ago(item.created_at), shown_id(item.forked_from, full=no_trunc), printable(" ".join(item.agent.argv)) if item.agent else "-",
+            shown_id(item.id, full=no_trunc),
+            item.name or "-",
+            status(item.status),
+            "-" if item.exit_code is None else str(item.exit_code),
+            shown_id(item.head, full=no_trunc),
+            images.get(item.image) or shown_id(item.image, full=no_trunc),
+            item.runtime,
+            ago(item.created_at),
+            shown_id(item.forked_from, full=no_trunc),
+            printable(" ".join(item.agent.argv)) if item.agent else "-",
         )
         for item in found
-    ]  # fmt: skip
+    ]
     table(("TRAJECTORY", "NAME", "STATUS", "EXIT", "HEAD", "IMAGE", "RUNTIME", "CREATED", "FORKED FROM", "AGENT"), rows)
     return 0

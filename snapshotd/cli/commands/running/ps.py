@@ -30,10 +30,15 @@ def command(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> i
         return 0
     rows = [
         (
-            shown_id(item.trajectory.id, full=no_trunc), item.trajectory.name or "-", shown_id(item.container, full=no_trunc),
-            str(item.pid), item.trajectory.runtime, "running" if item.agent_running else "-", ago(item.started_at),
+            shown_id(item.trajectory.id, full=no_trunc),
+            item.trajectory.name or "-",
+            shown_id(item.container, full=no_trunc),
+            str(item.pid),
+            item.trajectory.runtime,
+            "running" if item.agent_running else "-",
+            ago(item.started_at),
         )
         for item in found
-    ]  # fmt: skip
+    ]
     table(("TRAJECTORY", "NAME", "CONTAINER", "PID", "RUNTIME", "AGENT", "STARTED"), rows, right=(3,))
     return 0

@@ -25,10 +25,18 @@ _EXAMPLES = [
 
 
 @declare("resume", examples=_EXAMPLES)
-@click.option("--retry", "retries", metavar="CALL", multiple=True, help="Run this call again, of whose outcome nobody knows.")
+@click.option(
+    "--retry", "retries", metavar="CALL", multiple=True, help="Run this call again, of whose outcome nobody knows."
+)
 @click.option("--skip", "skips", metavar="CALL", multiple=True, help="Pass over it, as if it had returned null.")
-@click.option("--result", "results", metavar="CALL=FILE", type=Pair("CALL=FILE"), multiple=True,
-              help="It happened, and its result is the JSON in FILE (- for standard input).")  # fmt: skip
+@click.option(
+    "--result",
+    "results",
+    metavar="CALL=FILE",
+    type=Pair("CALL=FILE"),
+    multiple=True,
+    help="It happened, and its result is the JSON in FILE (- for standard input).",
+)
 @click.option("-d", "--detach", is_flag=True, help="Leave when it is started; `snapshotd attach` follows it.")
 @click.option("-q", "--quiet", is_flag=True, help="Only the agent's output: no line per snapshot.")
 @wait_option
@@ -36,19 +44,29 @@ _EXAMPLES = [
 @click.argument("trajectory", shell_complete=complete_trajectory)
 @click.pass_context
 def command(
-    ctx: click.Context, /, trajectory: str, retries: tuple[str, ...], skips: tuple[str, ...], results: tuple[tuple[str, str], ...],
-    detach: bool, quiet: bool, wait: Wait | None, as_json: bool,
-) -> int:  # fmt: skip
+    ctx: click.Context,
+    /,
+    trajectory: str,
+    retries: tuple[str, ...],
+    skips: tuple[str, ...],
+    results: tuple[tuple[str, str], ...],
+    detach: bool,
+    quiet: bool,
+    wait: Wait | None,
+    as_json: bool,
+) -> int:
     """Let an agent go on where it stopped.
 
-    After a crash of agent, sandbox, daemon or machine, and after a rewind. Its program is started again from the top; every call that is
-    recorded is answered at once from the journal, without running again and with the files as they were; behind the last one it goes on.
-    An irreversible call that was cut off stops the resume with a question (exit code 14): --retry, --skip or --result answers it. Else
-    follows the agent and ends with its exit code, as `snapshotd run` does. With --json: one event per line; with --detach,
-    {"trajectory"}.
+    After a crash of agent, sandbox, daemon or machine, and after a rewind. Its program is started again from the top;
+    every call that is recorded is answered at once from the journal, without running again and with the files as they
+    were; behind the last one it goes on. An irreversible call that was cut off stops the resume with a question (exit
+    code 14): --retry, --skip or --result answers it. Else follows the agent and ends with its exit code, as `snapshotd
+    run` does. With --json: one event per line; with --detach, {"trajectory"}.
     """
     answers = _results(results)
-    twice = next((call for call in answers if call in retries or call in skips), None) or next((c for c in retries if c in skips), None)
+    twice = next((call for call in answers if call in retries or call in skips), None) or next(
+        (c for c in retries if c in skips), None
+    )
     if twice is not None:
         refuse(f"call {twice} is decided twice; choose one of --retry, --skip and --result")
     client = connect(ctx)
@@ -66,7 +84,7 @@ def command(
 
 def _resume(
     client: Snapshotd, trajectory: str, retries: tuple[str, ...], skips: tuple[str, ...], answers: dict[str, Any]
-) -> TrajectoryInfo:  # fmt: skip
+) -> TrajectoryInfo:
     try:
         return client.resume(trajectory, retry=retries, skip=skips, results=answers)
     except Undecided as exc:

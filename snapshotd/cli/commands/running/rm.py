@@ -17,8 +17,8 @@ from snapshotd.cli.values import complete_trajectory
 def command(ctx: click.Context, trajectories: tuple[str, ...], force: bool, as_json: bool) -> int:
     """Forget trajectories and free what only they used.
 
-    Their snapshots, conversations and tags go with them. Refused while a sandbox runs (unless --force) or forks exist, and for a
-    tag or a snapshot: `snapshotd tag --delete` takes a tag away.
+    Their snapshots, conversations and tags go with them. Refused while a sandbox runs (unless --force) or forks exist,
+    and for a tag or a snapshot: `snapshotd tag --delete` takes a tag away.
     With --json: {"removed":[ids]}.
     """
     client = connect(ctx)

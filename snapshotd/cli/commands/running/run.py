@@ -21,28 +21,52 @@ _EXAMPLES = [
 
 
 @declare(
-    "run", examples=_EXAMPLES, docker_codes=True, splits=True, options_metavar="[OPTIONS]",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "allow_interspersed_args": False},
-)  # fmt: skip
+    "run",
+    examples=_EXAMPLES,
+    docker_codes=True,
+    splits=True,
+    options_metavar="[OPTIONS]",
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+        "allow_interspersed_args": False,
+    },
+)
 @sandbox_options
-@click.option("--requirements", metavar="FILE", type=click.Path(), help="The agent's Python dependencies (else its PEP 723 header).")
-@click.option("-d", "--detach", is_flag=True, help="Print the trajectory's id and leave; `snapshotd attach` follows it.")
+@click.option(
+    "--requirements",
+    metavar="FILE",
+    type=click.Path(),
+    help="The agent's Python dependencies (else its PEP 723 header).",
+)
+@click.option(
+    "-d", "--detach", is_flag=True, help="Print the trajectory's id and leave; `snapshotd attach` follows it."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Only the agent's output: no line per snapshot.")
 @wait_option
 @json_option
 @click.argument("program", metavar="AGENT.py [ARGS]... | -- CMD [ARGS]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
-    ctx: click.Context, /, program: tuple[str, ...], requirements: str | None, detach: bool, quiet: bool, wait: Wait | None, as_json: bool,
+    ctx: click.Context,
+    /,
+    program: tuple[str, ...],
+    requirements: str | None,
+    detach: bool,
+    quiet: bool,
+    wait: Wait | None,
+    as_json: bool,
     **options: Any,
 ) -> int:
     """Run an agent or a command in a sandbox, with a snapshot after every tool call.
 
-    The agent is a Python file of this machine; it and its folder are not mounted: --workspace copies a folder in. Its output goes to
-    standard output and error as it comes, one line per snapshot to standard error. The exit code is the agent's; 125 when snapshotd
-    failed, 126 and 127 when the command cannot be run or is not there, 130 after Ctrl-C, which stops the sandbox after a last snapshot;
-    141 when nobody reads its output any more (`| head`), which does the same. The agent's standard input is empty.
-    --wait stored waits for all its snapshots when the agent has ended; with --detach, for those that there are when it has started.
+    The agent is a Python file of this machine; it and its folder are not mounted: --workspace copies a folder in. Its
+    output goes to standard output and error as it comes, one line per snapshot to standard error. The exit code is the
+    agent's; 125 when snapshotd failed, 126 and 127 when the command cannot be run or is not there, 130 after Ctrl-C,
+    which stops the sandbox after a last snapshot; 141 when nobody reads its output any more (`| head`), which does the
+    same. The agent's standard input is empty.
+    --wait stored waits for all its snapshots when the agent has ended; with --detach, for those that there are when it
+      has started.
 
     With --json: one event per line, the last {"event":"finished","trajectory","exit_code","snapshots"}.
     """
@@ -74,5 +98,7 @@ def _program(program: tuple[str, ...], after: list[str] | None) -> dict[str, Any
         args = [*program[1:], *([] if after is None else ["--", *after])]
         return {"agent": program[0], "args": args, "command": []}
     if not after:
-        refuse("there is nothing to run: name an agent file, or a command after `--`; `snapshotd run --help` shows both")
+        refuse(
+            "there is nothing to run: name an agent file, or a command after `--`; `snapshotd run --help` shows both"
+        )
     return {"agent": None, "args": [], "command": after}

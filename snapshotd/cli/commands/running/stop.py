@@ -20,8 +20,8 @@ from snapshotd.cli.waiting import Wait, state_of, wait_option
 def command(ctx: click.Context, trajectories: tuple[str, ...], wait: Wait | None, as_json: bool) -> int:
     """End sandboxes after a last snapshot.
 
-    Commands that `exec` runs in it are cut off and recorded as interrupted. A stopped trajectory goes on from its head: `exec` starts
-    its sandbox again. Not an error when it is stopped already.
+    Commands that `exec` runs in it are cut off and recorded as interrupted. A stopped trajectory goes on from its head:
+    `exec` starts its sandbox again. Not an error when it is stopped already.
     With --json: an array of the trajectories.
     """
     client = connect(ctx)

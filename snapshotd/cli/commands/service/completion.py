@@ -9,8 +9,14 @@ from snapshotd.cli.command import declare, json_option
 from snapshotd.cli.text import print_json
 
 
-@declare("completion", examples=['eval "$(snapshotd completion bash)"', "snapshotd completion zsh > ~/.zfunc/_snapshotd",
-                                 "snapshotd completion fish > ~/.config/fish/completions/snapshotd.fish"])  # fmt: skip
+@declare(
+    "completion",
+    examples=[
+        'eval "$(snapshotd completion bash)"',
+        "snapshotd completion zsh > ~/.zfunc/_snapshotd",
+        "snapshotd completion fish > ~/.config/fish/completions/snapshotd.fish",
+    ],
+)
 @json_option
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context

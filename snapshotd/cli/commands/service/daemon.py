@@ -27,34 +27,53 @@ STOP_TIMEOUT_S = 120.0
 
 KILL_TIMEOUT_S = 60.0
 """What is killed ends at once, unless the kernel holds it (a disk that does not answer)."""
-_EXAMPLES = ["sudo snapshotd daemon --foreground", "snapshotd daemon --status", "snapshotd daemon --stop", "snapshotd daemon --restart"]
+_EXAMPLES = [
+    "sudo snapshotd daemon --foreground",
+    "snapshotd daemon --status",
+    "snapshotd daemon --stop",
+    "snapshotd daemon --restart",
+]
 
 
 @declare("daemon", examples=_EXAMPLES)
 @click.option("--foreground", is_flag=True, help="Log to standard error instead of daemon.log in the state directory.")
-@click.option("--stop", is_flag=True, help="Stop the running daemon, after a last snapshot of every sandbox, and wait for its end.")
 @click.option(
-    "--restart", is_flag=True,
+    "--stop",
+    is_flag=True,
+    help="Stop the running daemon, after a last snapshot of every sandbox, and wait for its end.",
+)
+@click.option(
+    "--restart",
+    is_flag=True,
     help="End the running daemon at once, without a last snapshot, and start one in its place: running agents go on, commands of "
     "`exec` are cut off.",
 )
 @click.option("--status", is_flag=True, help="Say what the running daemon is and has; starts none.")
 @click.option(
-    "--rebuild-catalog", is_flag=True, help="Make a damaged catalog.db again from what is stored, and end; the old one is kept beside it."
+    "--rebuild-catalog",
+    is_flag=True,
+    help="Make a damaged catalog.db again from what is stored, and end; the old one is kept beside it.",
 )
 @click.option("--ready-fd", type=int, hidden=True)
 @json_option
 @click.pass_context
 def command(
-    ctx: click.Context, foreground: bool, stop: bool, restart: bool, status: bool, rebuild_catalog: bool, ready_fd: int | None,
+    ctx: click.Context,
+    foreground: bool,
+    stop: bool,
+    restart: bool,
+    status: bool,
+    rebuild_catalog: bool,
+    ready_fd: int | None,
     as_json: bool,
-) -> int:  # fmt: skip
+) -> int:
     """Be the daemon, ask after it, stop it, or put another in its place.
 
-    Without --stop, --restart or --status this process becomes the daemon until SIGTERM or Ctrl-C. Nobody needs to: commands run as root
-    start one. --restart starts one also where none ran; commands that follow a run go on at the new one. Where systemd keeps the daemon,
-    `systemctl kill --signal=KILL snapshotd` does the same. With --json: --status and --rebuild-catalog print an object, --stop
-    {"stopped":pid}, --restart {"stopped","started"}: two process ids, the first null where none ran.
+    Without --stop, --restart or --status this process becomes the daemon until SIGTERM or Ctrl-C. Nobody needs to:
+    commands run as root start one. --restart starts one also where none ran; commands that follow a run go on at the
+    new one. Where systemd keeps the daemon, `systemctl kill --signal=KILL snapshotd` does the same. With --json:
+    --status and --rebuild-catalog print an object, --stop {"stopped":pid}, --restart {"stopped","started"}: two process
+      ids, the first null where none ran.
     """
     if stop + restart + status + rebuild_catalog > 1:
         refuse("--stop, --restart, --status and --rebuild-catalog exclude each other; choose one")
@@ -79,10 +98,16 @@ def _rebuild(client: Snapshotd, as_json: bool) -> int:
 
     report = server.alone(client.state_dir, lambda path: wiring.rebuild_catalog(path, progress))
     if as_json:
-        print_json({
-            "images": report.images, "trajectories": report.trajectories, "snapshots": report.snapshots, "tags": report.tags,
-            "lost": list(report.lost), "left_out": [{"snapshot": item.snapshot, "reason": item.reason} for item in report.left_out],
-        })  # fmt: skip
+        print_json(
+            {
+                "images": report.images,
+                "trajectories": report.trajectories,
+                "snapshots": report.snapshots,
+                "tags": report.tags,
+                "lost": list(report.lost),
+                "left_out": [{"snapshot": item.snapshot, "reason": item.reason} for item in report.left_out],
+            }
+        )
         return 0
     for item in report.left_out:
         click.echo(f"snapshot {item.snapshot} could not be brought back: {printable(item.reason)}", err=True)
@@ -143,8 +168,8 @@ def _restart(client: Snapshotd, as_json: bool) -> int:
 
 
 def _end(state_dir: Path, number: signal.Signals, timeout_s: float) -> int | None:
-    """Send the daemon of a state directory a signal and wait until its process is gone, and with it what it had mounted. Its process id,
-    or None when there is none."""
+    """Send the daemon of a state directory a signal and wait until its process is gone, and with it what it had
+    mounted. Its process id, or None when there is none."""
     from snapshotd.daemon.lock import lock_holder
 
     pid = lock_holder(state_dir)

@@ -15,7 +15,10 @@ from snapshotd.client.results import CheckInfo, DamageInfo
 from snapshotd.errors import DataLoss
 
 
-@declare("check", examples=["snapshotd check", "snapshotd check --read-data", "snapshotd check --json | jq '.damages[].what'"])
+@declare(
+    "check",
+    examples=["snapshotd check", "snapshotd check --read-data", "snapshotd check --json | jq '.damages[].what'"],
+)
 @click.option("--read-data", is_flag=True, help="Also decode every object and compare it with its id.")
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
@@ -23,9 +26,9 @@ from snapshotd.errors import DataLoss
 def command(ctx: click.Context, read_data: bool, no_trunc: bool, as_json: bool) -> int:
     """Verify the repository.
 
-    Catalog, index, the checksums of everything in the packs, trees and what the catalog refers to; it changes nothing. The exit code is
-    0 when all is well and 20 when something is damaged; `snapshotd repair` brings back what can be. With --json:
-    {objects,packs,bytes_read,damages:[{pack,object,what,snapshot,path}],snapshots}.
+    Catalog, index, the checksums of everything in the packs, trees and what the catalog refers to; it changes nothing.
+    The exit code is 0 when all is well and 20 when something is damaged; `snapshotd repair` brings back what can be.
+    With --json: {objects,packs,bytes_read,damages:[{pack,object,what,snapshot,path}],snapshots}.
     """
     client = connect(ctx)
     with Meter("checking", quiet=as_json) as meter:
@@ -47,11 +50,13 @@ def _print(report: CheckInfo, full: bool) -> None:
     if report.damages:
         rows = [
             (
-                shown_id(item.snapshot, full=full), "-" if item.path is None else printable_path(item.path),
-                "-" if item.pack is None else printable(item.pack), printable(item.what),
+                shown_id(item.snapshot, full=full),
+                "-" if item.path is None else printable_path(item.path),
+                "-" if item.pack is None else printable(item.pack),
+                printable(item.what),
             )
             for item in report.damages
-        ]  # fmt: skip
+        ]
         table(("SNAPSHOT", "PATH", "PACK", "WHAT"), rows)
     read = f", {size(report.bytes_read)} read" if report.bytes_read else ""
     click.echo(f"{report.objects} objects in {report.packs} packs{read}: {len(report.damages)} damaged")
@@ -59,13 +64,22 @@ def _print(report: CheckInfo, full: bool) -> None:
 
 def _json(report: CheckInfo) -> dict[str, Any]:
     return {
-        "objects": report.objects, "packs": report.packs, "bytes_read": report.bytes_read,
-        "damages": [_damage(item) for item in report.damages], "snapshots": list(report.snapshots),
-    }  # fmt: skip
+        "objects": report.objects,
+        "packs": report.packs,
+        "bytes_read": report.bytes_read,
+        "damages": [_damage(item) for item in report.damages],
+        "snapshots": list(report.snapshots),
+    }
 
 
 def _damage(item: DamageInfo) -> dict[str, Any]:
-    answer: dict[str, Any] = {"pack": item.pack, "object": item.object, "what": item.what, "snapshot": item.snapshot, "path": None}
+    answer: dict[str, Any] = {
+        "pack": item.pack,
+        "object": item.object,
+        "what": item.what,
+        "snapshot": item.snapshot,
+        "path": None,
+    }
     if item.path is not None:
         answer["path"] = "/" + item.path.decode(errors="replace")
         try:

@@ -14,33 +14,65 @@ from snapshotd.cli.text import print_json, size
 from snapshotd.cli.values import complete_snapshot
 
 
-@declare("export", examples=["snapshotd export best -o best.bundle", "snapshotd export nightly --trajectory -o nightly.bundle",
-                             "snapshotd export nightly --trajectory --since a1b2c3 -o newer.bundle",
-                             "snapshotd export best --format oci | docker load",
-                             "snapshotd export best --format tar -o - | tar -t"])  # fmt: skip
-@click.option("-o", "--output", metavar="FILE", default="-", type=click.Path(), help="Where to; - is standard output, the default.")
-@click.option("--format", "form", type=click.Choice(["bundle", "oci", "tar"]), default="bundle", show_default=True,
-              help="For `snapshotd import`, for `docker load`, or the plain tree.")  # fmt: skip
+@declare(
+    "export",
+    examples=[
+        "snapshotd export best -o best.bundle",
+        "snapshotd export nightly --trajectory -o nightly.bundle",
+        "snapshotd export nightly --trajectory --since a1b2c3 -o newer.bundle",
+        "snapshotd export best --format oci | docker load",
+        "snapshotd export best --format tar -o - | tar -t",
+    ],
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    default="-",
+    type=click.Path(),
+    help="Where to; - is standard output, the default.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["bundle", "oci", "tar"]),
+    default="bundle",
+    show_default=True,
+    help="For `snapshotd import`, for `docker load`, or the plain tree.",
+)
 @click.option("--trajectory", "whole", is_flag=True, help="The whole trajectory up to the snapshot, not it alone.")
-@click.option("--since", metavar="ID", help="Only what came after this snapshot; whoever imports it must have that.",
-              shell_complete=complete_snapshot)  # fmt: skip
+@click.option(
+    "--since",
+    metavar="ID",
+    help="Only what came after this snapshot; whoever imports it must have that.",
+    shell_complete=complete_snapshot,
+)
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
 @click.pass_context
 def command(
-    ctx: click.Context, snapshot: str, output: str, form: Literal["bundle", "oci", "tar"], whole: bool, since: str | None, as_json: bool
+    ctx: click.Context,
+    snapshot: str,
+    output: str,
+    form: Literal["bundle", "oci", "tar"],
+    whole: bool,
+    since: str | None,
+    as_json: bool,
 ) -> int:
     """Write a snapshot, or a whole trajectory, as one file.
 
-    A bundle holds files, conversation, tool calls and tags, and `snapshotd import` takes it in elsewhere. What a format cannot hold is
-    told as warnings. The file has its name only when it is whole: until then it is FILE.part, which goes when something fails. With
+    A bundle holds files, conversation, tool calls and tags, and `snapshotd import` takes it in elsewhere. What a format
+    cannot hold is told as warnings. The file has its name only when it is whole: until then it is FILE.part, which goes
+    when something fails. With
     --json: {"file","bytes","warnings"}.
     """
     if output == "-":
         if as_json:
             refuse("--json and the export cannot both go to standard output; name a file with -o")
         if sys.stdout.isatty():
-            refuse("an export is no text, so it is not written to a terminal; name a file with -o, or send it through a pipe")
+            refuse(
+                "an export is no text, so it is not written to a terminal; name a file with -o, or send it through a pipe"
+            )
     if form != "bundle" and (whole or since is not None):
         refuse(f"an export as {form} holds the files of one snapshot; --trajectory and --since are for bundles")
     client = connect(ctx)
@@ -57,7 +89,9 @@ def command(
             warnings = client.export(snapshot, write, form=form, whole=whole, since=since, progress=meter.line)
             sys.stdout.buffer.flush()
         else:
-            done = client.export_file(snapshot, output, form=form, whole=whole, since=since, progress=meter.line, moved=meter.moved)
+            done = client.export_file(
+                snapshot, output, form=form, whole=whole, since=since, progress=meter.line, moved=meter.moved
+            )
             count, warnings = done.bytes, done.warnings
     if as_json:
         print_json({"file": output, "bytes": count, "warnings": list(warnings)})

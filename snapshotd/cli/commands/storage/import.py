@@ -34,8 +34,14 @@ class _Source:
         return data
 
 
-@declare("import", examples=["snapshotd import best.bundle", "snapshotd import nightly.bundle --name nightly-copy --wait stored",
-                             "ssh other snapshotd export best | snapshotd import -"])  # fmt: skip
+@declare(
+    "import",
+    examples=[
+        "snapshotd import best.bundle",
+        "snapshotd import nightly.bundle --name nightly-copy --wait stored",
+        "ssh other snapshotd export best | snapshotd import -",
+    ],
+)
 @click.option("--name", type=Name(), metavar="NAME", help="Name of the trajectory; else the one it had.")
 @wait_option
 @json_option
@@ -44,8 +50,9 @@ class _Source:
 def command(ctx: click.Context, file: str, name: str | None, wait: Wait | None, as_json: bool) -> int:
     """Take in what `snapshotd export` wrote.
 
-    All or nothing; - is standard input. Tags come along; one that means something else here stays as it is, with a warning. What is here
-    already is not taken again, which is no error. Prints the trajectories' ids. With --json: {"trajectories":[ids],"snapshots","warnings"}.
+    All or nothing; - is standard input. Tags come along; one that means something else here stays as it is, with a
+    warning. What is here already is not taken again, which is no error. Prints the trajectories' ids. With --json:
+    {"trajectories":[ids],"snapshots","warnings"}.
     """
     with _open(file) as raw:
         client = connect(ctx)
@@ -78,4 +85,6 @@ def _open(file: str) -> io.FileIO:
     try:
         return open(file, "rb", buffering=0)
     except OSError as exc:
-        raise UsageError(f"the bundle {file} cannot be read: {exc.strerror}; name a file that `snapshotd export` wrote") from exc
+        raise UsageError(
+            f"the bundle {file} cannot be read: {exc.strerror}; name a file that `snapshotd export` wrote"
+        ) from exc

@@ -13,8 +13,15 @@ from snapshotd.cli.text import print_json
 from snapshotd.cli.values import complete_trajectory
 
 
-@declare("policy", examples=["snapshotd policy", "snapshotd policy --keep-last 20 --keep-within 7d --max-size 50g",
-                             "snapshotd policy nightly --keep-every 10 --keep-failed 3", "snapshotd policy nightly --clear"])  # fmt: skip
+@declare(
+    "policy",
+    examples=[
+        "snapshotd policy",
+        "snapshotd policy --keep-last 20 --keep-within 7d --max-size 50g",
+        "snapshotd policy nightly --keep-every 10 --keep-failed 3",
+        "snapshotd policy nightly --clear",
+    ],
+)
 @retention_options
 @click.option("--clear", is_flag=True, help="Remove the policy.")
 @json_option
@@ -23,10 +30,11 @@ from snapshotd.cli.values import complete_trajectory
 def command(ctx: click.Context, /, trajectory: str | None, clear: bool, as_json: bool, **options: Any) -> int:
     """Show or set which snapshots keep their files.
 
-    Without rules, shows the global policy, or the one that holds for a trajectory. With rules, sets it to exactly these. A snapshot keeps
-    its files if any rule keeps it; without any rule all do. Heads, tagged ones, the first of a trajectory, what a fork began from and what
-    a running sandbox stands on always do. Nothing goes before the next `snapshotd prune`; calls and conversations are never removed.
-    With --json: {"trajectory","policy":{keep_last,keep_within_s,keep_every,keep_failed,max_bytes}}.
+    Without rules, shows the global policy, or the one that holds for a trajectory. With rules, sets it to exactly
+    these. A snapshot keeps its files if any rule keeps it; without any rule all do. Heads, tagged ones, the first of a
+    trajectory, what a fork began from and what a running sandbox stands on always do. Nothing goes before the next
+    `snapshotd prune`; calls and conversations are never removed. With --json:
+    {"trajectory","policy":{keep_last,keep_within_s,keep_every,keep_failed,max_bytes}}.
     """
     wanted = policy_of(options)
     if clear and wanted is not None:

@@ -20,23 +20,37 @@ from snapshotd.daemon.http.wire import PRUNE_GRACE_S
 _DECLINED = 1
 
 
-@declare("prune", examples=["snapshotd prune --dry-run", "snapshotd prune --force",
-                            "snapshotd prune --dry-run --keep-last 5 --keep-within 2d"])  # fmt: skip
+@declare(
+    "prune",
+    examples=[
+        "snapshotd prune --dry-run",
+        "snapshotd prune --force",
+        "snapshotd prune --dry-run --keep-last 5 --keep-within 2d",
+    ],
+)
 @click.option("--dry-run", is_flag=True, help="Only show what would go, and why.")
 @click.option("-f", "--force", is_flag=True, help="Do not ask.")
 @retention_options
-@click.option("--grace", metavar="TIME", type=Duration(zero=True), default=f"{PRUNE_GRACE_S / 60:.0f}m", show_default=True,
-              help="Leave alone what was written less than this ago; a later prune takes it. 0 is nothing.")  # fmt: skip
+@click.option(
+    "--grace",
+    metavar="TIME",
+    type=Duration(zero=True),
+    default=f"{PRUNE_GRACE_S / 60:.0f}m",
+    show_default=True,
+    help="Leave alone what was written less than this ago; a later prune takes it. 0 is nothing.",
+)
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
 @click.pass_context
-def command(ctx: click.Context, /, dry_run: bool, force: bool, no_trunc: bool, grace: float, as_json: bool, **options: Any) -> int:
+def command(
+    ctx: click.Context, /, dry_run: bool, force: bool, no_trunc: bool, grace: float, as_json: bool, **options: Any
+) -> int:
     """Give up the files of snapshots that no policy keeps, and free the space.
 
-    Rules given here count instead of the policies that are set. What a policy is and what is always kept: `snapshotd policy --help`.
-    Shows what would go and asks before anything does; where nobody can be asked, --force is needed. Interrupted at any point, it can be
-    run again. With --json: {dry_run,snapshots:[{snapshot,trajectory,seq,created_at,reason}],kept,freed_bytes,evicted_layer_bytes,
-    repository_bytes}.
+    Rules given here count instead of the policies that are set. What a policy is and what is always kept: `snapshotd
+    policy --help`. Shows what would go and asks before anything does; where nobody can be asked, --force is needed.
+    Interrupted at any point, it can be run again. With --json:
+    {dry_run,snapshots:[{snapshot,trajectory,seq,created_at,reason}],kept,freed_bytes,evicted_layer_bytes, repository_bytes}.
     """
     policy = policy_of(options)
     asks = not dry_run and not force
@@ -73,11 +87,14 @@ def _print(report: PruneInfo, full: bool) -> None:
     if report.snapshots:
         rows = [
             (
-                shown_id(item.snapshot, full=full), shown_id(item.trajectory, full=full), str(item.seq), ago(item.created_at),
+                shown_id(item.snapshot, full=full),
+                shown_id(item.trajectory, full=full),
+                str(item.seq),
+                ago(item.created_at),
                 printable(item.reason),
             )
             for item in report.snapshots
-        ]  # fmt: skip
+        ]
         table(("SNAPSHOT", "TRAJECTORY", "SEQ", "CREATED", "WHY"), rows, right=(2,))
     click.echo(_totals(report))
 

@@ -12,7 +12,9 @@ from snapshotd.cli.text import print_json, size
 from snapshotd.cli.values import complete_snapshot
 
 
-@declare("restore", examples=["snapshotd restore best --to ./out", "snapshotd restore best --path /workspace --to ./out"])
+@declare(
+    "restore", examples=["snapshotd restore best --to ./out", "snapshotd restore best --path /workspace --to ./out"]
+)
 @click.option("--to", metavar="DIR", required=True, type=click.Path(), help="Where to; must not exist or be empty.")
 @click.option("--path", metavar="PATH", default="", help="Only what lies below this path of the snapshot.")
 @json_option

@@ -38,14 +38,19 @@ def approval(
     approval: _Approval, service: ServiceDep, max_files: Annotated[int, Query(ge=0, le=LIST_MAX)] = PREVIEW_FILES
 ) -> mind.ApprovalView:
     """One, with the files that changed since the trajectory's last approval."""
-    return mind.ApprovalView.of(service.engine.approval(check_ref(approval, "approval"), max_files=max_files + 1), max_files)
+    return mind.ApprovalView.of(
+        service.engine.approval(check_ref(approval, "approval"), max_files=max_files + 1), max_files
+    )
 
 
 @router.post("/approvals/{approval}/approve")
 def approve(request: Request, approval: _Approval, body: mind.ApproveRequest, service: ServiceDep) -> mind.Approval:
-    """Let the call run, with other arguments if they are given. Conflict: decided already, or the files are others by now."""
+    """Let the call run, with other arguments if they are given. Conflict: decided already, or the files are others by
+    now."""
     by = body.by or user_of(request)
-    decided = service.engine.approve(check_ref(approval, "approval"), by=by, reason=body.reason, arguments=body.edited())
+    decided = service.engine.approve(
+        check_ref(approval, "approval"), by=by, reason=body.reason, arguments=body.edited()
+    )
     return mind.Approval.of(decided)
 
 

@@ -45,7 +45,9 @@ def remove(ref: str, service: ServiceDep) -> None:
     service.engine.remove_image(ref)
 
 
-async def _make(method: Callable[[str, str | None, ProgressSink], t.Image], body: models.ImageRequest, service: ServiceDep) -> Response:
+async def _make(
+    method: Callable[[str, str | None, ProgressSink], t.Image], body: models.ImageRequest, service: ServiceDep
+) -> Response:
     if "\0" in body.source:
         raise UsageError(f"{body.source[:40]!r} contains a zero byte, so it cannot be the source of an image")
 

@@ -26,7 +26,8 @@ _JOURNAL_DOC: dict[int | str, dict[str, Any]] = {
 
 @router.get("/snapshots/{ref}/journal", response_class=Response, responses=_JOURNAL_DOC)
 async def journal(ref: Ref, service: ServiceDep) -> Response:
-    """The journal up to a snapshot (of a trajectory: with what its head does not bind yet), from the program's beginning."""
+    """The journal up to a snapshot (of a trajectory: with what its head does not bind yet), from the program's
+    beginning."""
 
     def produce(emit: streams.Emit) -> None:
         for entry in service.engine.journal(ref):
@@ -50,16 +51,22 @@ def tasks(ref: Ref, service: ServiceDep) -> list[mind.Task]:
 
 @router.post("/trajectories/{ref}/resume")
 def resume(ref: Ref, body: mind.ResumeRequest, service: ServiceDep) -> models.Trajectory:
-    """Start its program again from the top, replay what is recorded, and let it run on. Answers when it is started; its events follow
-    under /trajectories/{ref}/events. `Undecided`: nobody knows whether an irreversible call happened, and `decisions` does not say."""
+    """Start its program again from the top, replay what is recorded, and let it run on. Answers when it is started; its
+    events follow under /trajectories/{ref}/events. `Undecided`: nobody knows whether an irreversible call happened, and
+    `decisions` does not say."""
     return models.Trajectory.of(service.engine.resume(ref, decisions=body.chosen()))
 
 
 @router.get("/trajectories/{ref}/rewind")
 def preview_rewind(
-    ref: Ref, to: str, service: ServiceDep, mode: Annotated[RewindMode, Query()] = "both",
-    max_files: Annotated[int, Query(ge=0, le=LIST_MAX, description="At most so many changed files are listed.")] = PREVIEW_FILES,
-) -> mind.RewindPreview:  # fmt: skip
+    ref: Ref,
+    to: str,
+    service: ServiceDep,
+    mode: Annotated[RewindMode, Query()] = "both",
+    max_files: Annotated[
+        int, Query(ge=0, le=LIST_MAX, description="At most so many changed files are listed.")
+    ] = PREVIEW_FILES,
+) -> mind.RewindPreview:
     """What a rewind would do. Changes nothing."""
     return mind.RewindPreview.of(service.engine.preview_rewind(ref, check_ref(to), mode=mode, max_files=max_files))
 
@@ -67,7 +74,9 @@ def preview_rewind(
 @router.post("/trajectories/{ref}/rewind")
 def rewind(ref: Ref, body: mind.RewindRequest, service: ServiceDep) -> models.Snapshot:
     """Go back to an older snapshot, in place; recorded as a new snapshot, and `undo` takes it back."""
-    return models.Snapshot.of(service.engine.rewind(ref, check_ref(body.to), mode=body.mode, compensate=body.compensate))
+    return models.Snapshot.of(
+        service.engine.rewind(ref, check_ref(body.to), mode=body.mode, compensate=body.compensate)
+    )
 
 
 @router.post("/trajectories/{ref}/undo")
@@ -90,14 +99,16 @@ def effects(ref: Ref, service: ServiceDep) -> list[mind.Effect]:
 
 @router.post("/trajectories/{ref}/compensate")
 def compensate(ref: Ref, body: mind.CompensateRequest, service: ServiceDep) -> list[mind.Effect]:
-    """Run the compensations of calls that were left behind, newest first, each at most once. It goes on when the client goes away."""
+    """Run the compensations of calls that were left behind, newest first, each at most once. It goes on when the client
+    goes away."""
     calls = tuple(check_ref(call, "call") for call in body.calls)
     return [mind.Effect.of(item) for item in service.engine.compensate(ref, calls)]
 
 
 @router.post("/snapshots/{ref}/edit", status_code=201)
 async def edit(request: Request, ref: Ref, body: mind.EditRequest, service: ServiceDep) -> models.Trajectory:
-    """A new trajectory whose first snapshot is this one, edited. It is stopped again when the client is gone before it has the answer."""
+    """A new trajectory whose first snapshot is this one, edited. It is stopped again when the client is gone before it
+    has the answer."""
     engine = service.engine
     wanted = body.request()
 

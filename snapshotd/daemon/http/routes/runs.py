@@ -41,7 +41,7 @@ _ATTENDED: dict[str, Any] = {
             "content": {streams.NDJSON: {}},
             "description": "One JSON object per line, in chunks. The first is the body of the request without `/attended`. The others, in "
             'any order while the command runs: `{"event":"stdin","data_b64"}` '
-            f'(at most {STDIN_WINDOW_BYTES} bytes that are not `taken`), '
+            f"(at most {STDIN_WINDOW_BYTES} bytes that are not `taken`), "
             '`{"event":"stdin_end"}`, `{"event":"unread","stream"}` (nobody reads that stream any more: the command meets a broken pipe).',
         }
     },
@@ -62,7 +62,9 @@ async def create(request: Request, body: models.CreateRequest, service: ServiceD
     """Create a sandbox without an agent. It is stopped again when the client is gone before it has the answer."""
     engine = service.engine
     sandbox = body.sandbox()
-    trajectory, snapshot = await unless_abandoned(request, lambda: engine.create(sandbox), lambda made: _stop(engine, made[0]))
+    trajectory, snapshot = await unless_abandoned(
+        request, lambda: engine.create(sandbox), lambda made: _stop(engine, made[0])
+    )
     return models.Created(trajectory=models.Trajectory.of(trajectory), snapshot=models.Snapshot.of(snapshot))
 
 
@@ -74,8 +76,8 @@ def sandboxes(service: ServiceDep) -> list[models.Sandbox]:
 
 @router.post("/runs", status_code=201, tags=["runs"])
 async def run(request: Request, body: models.RunAgentRequest, service: ServiceDep) -> models.Trajectory:
-    """Start an agent; its events follow under /trajectories/{ref}/events. Stopped again when the client is gone before it has the
-    answer, unless `detach`."""
+    """Start an agent; its events follow under /trajectories/{ref}/events. Stopped again when the client is gone before
+    it has the answer, unless `detach`."""
     engine = service.engine
     asked = body.run()
 
@@ -117,7 +119,9 @@ def stop(ref: Ref, service: ServiceDep) -> models.Trajectory:
 @router.get("/trajectories/{ref}/events", response_class=Response, responses=_EVENTS_DOC, tags=["runs"])  # type: ignore[arg-type]
 async def events(ref: Ref, service: ServiceDep, follow: Annotated[bool, Query()] = True) -> Response:
     """The events of its run from the beginning; with `follow`, until it has finished."""
-    return await streams.ndjson(service.streams, lambda emit: streams.each(emit, service.engine.events(ref, follow=follow)))
+    return await streams.ndjson(
+        service.streams, lambda emit: streams.each(emit, service.engine.events(ref, follow=follow))
+    )
 
 
 @router.post("/trajectories/{ref}/exec", response_class=Response, responses=_EXEC_DOC, tags=["runs"])  # type: ignore[arg-type]
@@ -127,7 +131,9 @@ async def exec_in_trajectory(request: Request, ref: Ref, body: models.ExecReques
 
 
 @router.post("/trajectories/{ref}/exec" + ATTENDED, tags=["runs"], **_ATTENDED)
-async def attended_exec_in_trajectory(request: Request, ref: Ref, service: ServiceDep, stdin: Stdin = False) -> Response:
+async def attended_exec_in_trajectory(
+    request: Request, ref: Ref, service: ServiceDep, stdin: Stdin = False
+) -> Response:
     """The same for a client that goes on to speak while the command runs."""
     lines = Lines(request)
     body = _body(await lines.first())
@@ -155,9 +161,10 @@ async def fork(request: Request, ref: Ref, body: models.ForkRequest, service: Se
     args = None if body.args is None else tuple(body.args)
     models.check_argv(args or ())
     forked = await unless_abandoned(
-        request, lambda: engine.fork(ref, body.n, args=args, name=body.name, resume=body.resume),
+        request,
+        lambda: engine.fork(ref, body.n, args=args, name=body.name, resume=body.resume),
         lambda made: _stop(engine, *made.trajectories),
-    )  # fmt: skip
+    )
     return models.ForkAnswer.of(forked)
 
 
@@ -169,7 +176,9 @@ def _body(line: bytes) -> models.ExecRequest:
 
 
 def _in_trajectory(engine: Engine, body: models.ExecRequest) -> Callable[..., ExecResult]:
-    return engine.exec if body.if_head is None else functools.partial(engine.exec, expected_head=check_ref(body.if_head))
+    return (
+        engine.exec if body.if_head is None else functools.partial(engine.exec, expected_head=check_ref(body.if_head))
+    )
 
 
 def _in_snapshot(engine: Engine, body: models.ExecRequest) -> Callable[..., ExecResult]:
@@ -179,9 +188,14 @@ def _in_snapshot(engine: Engine, body: models.ExecRequest) -> Callable[..., Exec
 
 
 async def _exec(
-    request: Request, method: Callable[..., ExecResult], ref: str, body: models.ExecRequest, service: ServiceDep, stdin: bool = False,
+    request: Request,
+    method: Callable[..., ExecResult],
+    ref: str,
+    body: models.ExecRequest,
+    service: ServiceDep,
+    stdin: bool = False,
     lines: Lines | None = None,
-) -> Response:  # fmt: skip
+) -> Response:
     argv = tuple(body.argv)
     models.check_argv(argv)
     env = models.environment(body.env)

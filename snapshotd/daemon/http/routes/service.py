@@ -17,16 +17,21 @@ router = APIRouter(route_class=Route, tags=["service"])
 
 @router.get("/version")
 def version(service: ServiceDep) -> models.Version:
-    return models.Version(version=snapshotd.__version__, api_version=API_VERSION, pid=service.pid, state_dir=str(service.state_dir))
+    return models.Version(
+        version=snapshotd.__version__, api_version=API_VERSION, pid=service.pid, state_dir=str(service.state_dir)
+    )
 
 
 @router.get("/status")
 def status(service: ServiceDep) -> dict[str, Any]:
     """Facts about the engine: versions, state directory, layer file system, runtimes, counts."""
     return {
-        "version": snapshotd.__version__, "api_version": API_VERSION, "pid": service.pid, "state_dir": str(service.state_dir),
+        "version": snapshotd.__version__,
+        "api_version": API_VERSION,
+        "pid": service.pid,
+        "state_dir": str(service.state_dir),
         **service.engine.status(),
-    }  # fmt: skip
+    }
 
 
 @router.post("/flush", status_code=204)

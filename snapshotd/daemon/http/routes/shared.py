@@ -41,13 +41,18 @@ class Service:
 
 
 class Route(APIRoute):
-    """A route whose answers `streams.json_bytes` encodes, and not FastAPI, which refuses some text that a program may record."""
+    """A route whose answers `streams.json_bytes` encodes, and not FastAPI, which refuses some text that a program may
+    record."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         status = options.get("status_code") or 200
 
         def encoded(answer: Any) -> Any:
-            return answer if answer is None or isinstance(answer, Response) else Response(json_bytes(answer), status, media_type=JSON)
+            return (
+                answer
+                if answer is None or isinstance(answer, Response)
+                else Response(json_bytes(answer), status, media_type=JSON)
+            )
 
         if inspect.iscoroutinefunction(endpoint):
 
@@ -69,7 +74,12 @@ def _service(request: Request) -> Service:
 
 
 ServiceDep = Annotated[Service, Depends(_service)]
-Ref = Annotated[str, PathParameter(description="A tag, a name, or a unique prefix of an id; for a snapshot also a trajectory (its head).")]
+Ref = Annotated[
+    str,
+    PathParameter(
+        description="A tag, a name, or a unique prefix of an id; for a snapshot also a trajectory (its head)."
+    ),
+]
 PathB64 = Annotated[str, Query(description="Path in the sandbox, relative to its root, as base64 of its bytes.")]
 
 
@@ -97,7 +107,9 @@ def sandbox_path(path_b64: str) -> bytes:
         raise UsageError(f"the path is not base64 ({exc}); encode the path's bytes") from exc
     parts = [part for part in path.split(b"/") if part not in (b"", b".")]
     if b"\0" in path or b".." in parts:
-        raise UsageError(f"{path!r} cannot be a path in a snapshot: it has a zero byte or `..`; write it from the sandbox's root")
+        raise UsageError(
+            f"{path!r} cannot be a path in a snapshot: it has a zero byte or `..`; write it from the sandbox's root"
+        )
     return b"/".join(parts)
 
 

@@ -58,7 +58,11 @@ def restore(ref: Ref, body: models.RestoreRequest, service: ServiceDep) -> model
     return models.RestoreAnswer.of(service.engine.restore(ref, to, path=path))
 
 
-@router.get("/diff", response_class=Response, responses={200: {"content": {streams.NDJSON: {}}, "description": "One change per line."}})
+@router.get(
+    "/diff",
+    response_class=Response,
+    responses={200: {"content": {streams.NDJSON: {}}, "description": "One change per line."}},
+)
 async def diff(a: str, service: ServiceDep, b: Annotated[str | None, Query()] = None) -> Response:
     """What changed from `a` to `b`; without `b`, from the parent of `a` to `a`. Ends with `{"event":"end"}`."""
     _check(a, b)
@@ -71,12 +75,19 @@ async def diff(a: str, service: ServiceDep, b: Annotated[str | None, Query()] = 
     return await streams.ndjson(service.streams, produce)
 
 
-@router.get("/patch", response_class=Response, responses={200: {"content": {streams.NDJSON: {}}, "description": "Pieces of a patch."}})
+@router.get(
+    "/patch",
+    response_class=Response,
+    responses={200: {"content": {streams.NDJSON: {}}, "description": "Pieces of a patch."}},
+)
 async def patch(
-    a: str, service: ServiceDep, b: Annotated[str | None, Query()] = None, root_b64: Annotated[str, Query()] = _WORKSPACE
+    a: str,
+    service: ServiceDep,
+    b: Annotated[str | None, Query()] = None,
+    root_b64: Annotated[str, Query()] = _WORKSPACE,
 ) -> Response:
-    """The changes below `root_b64` as a git-style patch: lines `{"event":"data","data_b64"}`, last `{"event":"end","outside"}` with
-    the number of changes that lie elsewhere."""
+    """The changes below `root_b64` as a git-style patch: lines `{"event":"data","data_b64"}`, last
+    `{"event":"end","outside"}` with the number of changes that lie elsewhere."""
     _check(a, b)
     root = sandbox_path(root_b64)
 
@@ -93,7 +104,9 @@ async def patch(
 def tag(name: str, body: models.TagRequest, service: ServiceDep) -> models.Tagged:
     """Give a snapshot a tag."""
     if not t.NAME_PATTERN.fullmatch(name):
-        raise UsageError(f"{name!r} cannot be a tag: use up to 64 letters, digits and ._- , starting with a letter or digit")
+        raise UsageError(
+            f"{name!r} cannot be a tag: use up to 64 letters, digits and ._- , starting with a letter or digit"
+        )
     check_ref(body.ref)
     return models.Tagged(snapshot=service.engine.tag(body.ref, name, move=body.move), name=name)
 

@@ -1,4 +1,5 @@
-"""Durable storage: usage, retention policies, prune, check, repair, export and import, mounting the snapshots as folders."""
+"""Durable storage: usage, retention policies, prune, check, repair, export and import, mounting the snapshots as
+folders."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ _EXPORT_DOC: dict[int | str, dict[str, Any]] = {
         '`{"event":"error","error"}`.',
     }
 }
-_IMPORT_DOC = {"requestBody": {"required": True, "content": {streams.BYTES: {}}, "description": "A bundle, of any size."}}
+_IMPORT_DOC = {
+    "requestBody": {"required": True, "content": {streams.BYTES: {}}, "description": "A bundle, of any size."}
+}
 
 
 @router.get("/usage")
@@ -63,11 +66,14 @@ def clear_policy(service: ServiceDep, trajectory: _Line = None) -> None:
 
 @router.post("/prune", response_class=Response, responses=_lines_doc('"report"'))
 async def prune(body: storage.PruneRequest, service: ServiceDep) -> Response:
-    """Give up the files of snapshots that no rule keeps, and collect what nothing refers to. It goes on when the client goes away."""
+    """Give up the files of snapshots that no rule keeps, and collect what nothing refers to. It goes on when the client
+    goes away."""
     chosen = None if body.policy is None else body.policy.policy()
 
     def produce(emit: streams.Emit) -> None:
-        report = service.engine.prune(chosen, dry_run=body.dry_run, grace_s=body.grace_s, progress=streams.progress_lines(emit))
+        report = service.engine.prune(
+            chosen, dry_run=body.dry_run, grace_s=body.grace_s, progress=streams.progress_lines(emit)
+        )
         emit({"event": "result", "report": storage.PruneAnswer.of(report)})
 
     return await streams.ndjson(service.streams, produce)
@@ -100,10 +106,12 @@ async def repair(service: ServiceDep) -> Response:
 
 @router.get("/snapshots/{ref}/export", response_class=Response, responses=_EXPORT_DOC)
 async def export(
-    ref: Ref, service: ServiceDep, form: Annotated[Literal["bundle", "oci", "tar"], Query()] = "bundle",
+    ref: Ref,
+    service: ServiceDep,
+    form: Annotated[Literal["bundle", "oci", "tar"], Query()] = "bundle",
     whole: Annotated[bool, Query(description="The trajectory up to the snapshot.")] = False,
     since: Annotated[str | None, Query(description="Only what came after this snapshot.")] = None,
-) -> Response:  # fmt: skip
+) -> Response:
     """A snapshot as one file: a bundle for `/import`, an image for `docker load`, or the plain tree."""
     if since is not None:
         check_ref(since)
@@ -118,11 +126,15 @@ async def export(
 
 @router.post(UPLOAD_PATH, response_class=Response, responses=_lines_doc('"imported"'), openapi_extra=_IMPORT_DOC)
 async def import_(
-    request: Request, service: ServiceDep, name: Annotated[str | None, Query(description="Name of the trajectory.")] = None
+    request: Request,
+    service: ServiceDep,
+    name: Annotated[str | None, Query(description="Name of the trajectory.")] = None,
 ) -> Response:
     """Take a bundle in, all or nothing."""
     if name is not None and not t.NAME_PATTERN.fullmatch(name):
-        raise UsageError(f"{name!r} cannot be a name: use up to 64 letters, digits and ._- , starting with a letter or digit")
+        raise UsageError(
+            f"{name!r} cannot be a name: use up to 64 letters, digits and ._- , starting with a letter or digit"
+        )
     upload = streams.Upload(request)
 
     def produce(emit: streams.Emit) -> None:
@@ -134,7 +146,8 @@ async def import_(
 
 @router.post("/mount", status_code=204)
 def mount(request: Request, body: storage.MountRequest, service: ServiceDep) -> None:
-    """Show every stored snapshot below a directory, read-only, to the process that asks and all that share its mounts."""
+    """Show every stored snapshot below a directory, read-only, to the process that asks and all that share its
+    mounts."""
     service.engine.mount(_directory(body), _namespace_pid(request))
 
 

@@ -18,7 +18,9 @@ Version = Annotated[int | None, Query(ge=0, le=1 << 53)]
 
 
 @router.get("/value")
-def get(namespace: Namespace, key: Key, service: ServiceDep, tenant: Tenant = DEFAULT_TENANT, version: Version = None) -> mind.StoredValue:
+def get(
+    namespace: Namespace, key: Key, service: ServiceDep, tenant: Tenant = DEFAULT_TENANT, version: Version = None
+) -> mind.StoredValue:
     """The newest value of a key, or an older version of it."""
     return mind.StoredValue.of(service.engine.get_value(tenant, namespace, key, version))
 
@@ -26,23 +28,31 @@ def get(namespace: Namespace, key: Key, service: ServiceDep, tenant: Tenant = DE
 @router.put("/value")
 def put(
     namespace: Namespace, key: Key, body: mind.PutValueRequest, service: ServiceDep, tenant: Tenant = DEFAULT_TENANT
-) -> mind.StoredValue:  # fmt: skip
+) -> mind.StoredValue:
     """A new version. Conflict: another version is there than the one expected."""
     value = mind.check_json(body.value, f"the value of {key!r}")
-    stored = service.engine.put_value(tenant, namespace, key, value, ttl_s=body.ttl_s, expected_version=body.expected_version)
+    stored = service.engine.put_value(
+        tenant, namespace, key, value, ttl_s=body.ttl_s, expected_version=body.expected_version
+    )
     return mind.StoredValue.of(stored)
 
 
 @router.delete("/value", status_code=204)
 def delete(
-    namespace: Namespace, key: Key, service: ServiceDep, tenant: Tenant = DEFAULT_TENANT, expected_version: Version = None
+    namespace: Namespace,
+    key: Key,
+    service: ServiceDep,
+    tenant: Tenant = DEFAULT_TENANT,
+    expected_version: Version = None,
 ) -> None:
     """Recorded as a version; older ones can still be read."""
     service.engine.delete_value(tenant, namespace, key, expected_version=expected_version)
 
 
 @router.get("/history")
-def history(namespace: Namespace, key: Key, service: ServiceDep, tenant: Tenant = DEFAULT_TENANT) -> list[mind.StoredValue]:
+def history(
+    namespace: Namespace, key: Key, service: ServiceDep, tenant: Tenant = DEFAULT_TENANT
+) -> list[mind.StoredValue]:
     """All versions that are kept, newest first."""
     return [mind.StoredValue.of(item) for item in service.engine.value_history(tenant, namespace, key)]
 
@@ -51,7 +61,11 @@ def history(namespace: Namespace, key: Key, service: ServiceDep, tenant: Tenant 
 def search(body: mind.SearchRequest, service: ServiceDep) -> list[mind.StoredValue]:
     """The newest versions in the order of their keys."""
     found = service.engine.search_values(
-        body.tenant, body.namespace, prefix=body.prefix, where=mind.check_json(dict(body.where), "the search") or None, limit=body.limit,
+        body.tenant,
+        body.namespace,
+        prefix=body.prefix,
+        where=mind.check_json(dict(body.where), "the search") or None,
+        limit=body.limit,
         after=body.after,
-    )  # fmt: skip
+    )
     return [mind.StoredValue.of(item) for item in found]

@@ -33,10 +33,10 @@ def server(daemon: FakeDaemon, socket_path: Path) -> Iterator[FakeDaemon]:
     assert threading.active_count() <= before, threading.enumerate()
 
 
-
 @pytest.fixture
 def shell(library: Path, socket_path: Path, tmp_path: Path) -> Iterator[Shell]:
-    """Run a shell script that has `snapshotd-agent` on its PATH, and nothing of ours on PYTHONPATH. Fails when holders are left."""
+    """Run a shell script that has `snapshotd-agent` on its PATH, and nothing of ours on PYTHONPATH. Fails when holders
+    are left."""
     bins = tmp_path / "bin"
     bins.mkdir()
     (bins / "python3").symlink_to(PYTHON)
@@ -44,18 +44,32 @@ def shell(library: Path, socket_path: Path, tmp_path: Path) -> Iterator[Shell]:
     command = library / "snapshotd" / "agent" / "bin"
 
     def run(script: str, *, check: bool = True, text: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-        env = {"PATH": f"{command}:{bins}:{os.environ['PATH']}", "SNAPSHOTD_AGENT_SOCKET": str(socket_path), **environment}
-        done = subprocess.run(["sh", "-c", "set -e\n" + script], env=env, input=text, capture_output=True, encoding="utf-8",
-                              errors="backslashreplace", timeout=60, cwd=bins, check=False)
+        env = {
+            "PATH": f"{command}:{bins}:{os.environ['PATH']}",
+            "SNAPSHOTD_AGENT_SOCKET": str(socket_path),
+            **environment,
+        }
+        done = subprocess.run(
+            ["sh", "-c", "set -e\n" + script],
+            env=env,
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            errors="backslashreplace",
+            timeout=60,
+            cwd=bins,
+            check=False,
+        )
         assert not check or done.returncode == 0, done.stderr
         return done
 
     yield run
     deadline = time.monotonic() + 30
-    while left := [process for process in Path("/proc").glob("[0-9]*") if str(socket_path).encode() in environment(process)]:
+    while left := [
+        process for process in Path("/proc").glob("[0-9]*") if str(socket_path).encode() in environment(process)
+    ]:
         assert time.monotonic() < deadline, left
         time.sleep(0.02)
-
 
 
 @pytest.fixture(params=pythons(), ids=lambda path: path.parts[-3] if "versions" in path.parts else "this")

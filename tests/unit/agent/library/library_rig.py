@@ -29,10 +29,14 @@ def environment(process: Path) -> bytes:
     except OSError:
         return b""  # it has just ended
 
+
 def pythons() -> list[Path]:
-    """The one that runs this, and one of every other version that pyenv has, from the oldest that the library supports."""
+    """The one that runs this, and one of every other version that pyenv has, from the oldest that the library
+    supports."""
     found = {sys.version_info[:2]: Path(sys.executable)}
-    for path in sorted((Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions").glob("3.*.*/bin/python3")):
+    for path in sorted(
+        (Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions").glob("3.*.*/bin/python3")
+    ):
         major, minor = path.parts[-3].split(".")[:2]
         if minor.isdigit() and (int(major), int(minor)) >= OLDEST:
             found.setdefault((int(major), int(minor)), path)
@@ -40,9 +44,16 @@ def pythons() -> list[Path]:
 
 
 def run(python: Path, library: Path, socket_path: Path, *command: str) -> str:
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(library), "SNAPSHOTD_AGENT_SOCKET": str(socket_path), "PYTHONWARNINGS": "error"}
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(library),
+        "SNAPSHOTD_AGENT_SOCKET": str(socket_path),
+        "PYTHONWARNINGS": "error",
+    }
     folder = socket_path.parent
-    done = subprocess.run([str(python), *command], env=env, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [str(python), *command], env=env, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout

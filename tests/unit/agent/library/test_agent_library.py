@@ -76,8 +76,11 @@ def test_names_methods_and_decorators(recorder: Any, run_agent: Run) -> None:
             raise SystemExit("accepted a name with a newline")
     """)
     assert [(call["name"], call["arguments"]) for call in recorder.calls.values()] == [
-        ("box open", {"key": "k"}), ("made", {"n": 3}), ("plain", {"x": 4}), ("partial", {"args": [2], "kwargs": {}}),
-    ]  # fmt: skip
+        ("box open", {"key": "k"}),
+        ("made", {"n": 3}),
+        ("plain", {"x": 4}),
+        ("partial", {"args": [2], "kwargs": {}}),
+    ]
 
 
 def test_an_exception_is_recorded_and_passes_unchanged(recorder: Any, run_agent: Run) -> None:
@@ -352,8 +355,11 @@ def test_arguments_that_are_not_json(recorder: Any, run_agent: Run) -> None:
     assert len(json.dumps(many)) <= 1 << 20
 
 
-def test_outside_a_sandbox_everything_runs_with_one_line_of_warning(recorder: Any, run_agent: Run, tmp_path: Path) -> None:
-    done = run_agent("""
+def test_outside_a_sandbox_everything_runs_with_one_line_of_warning(
+    recorder: Any, run_agent: Run, tmp_path: Path
+) -> None:
+    done = run_agent(
+        """
         import asyncio, os
         from snapshotd.agent import checkpoint, message, messages, tool
         @tool
@@ -374,7 +380,9 @@ def test_outside_a_sandbox_everything_runs_with_one_line_of_warning(recorder: An
         if not child:
             os._exit(0)
         os.waitpid(child, 0)
-    """, SNAPSHOTD_AGENT_SOCKET=str(tmp_path / "nowhere" / "agent.sock"))
+    """,
+        SNAPSHOTD_AGENT_SOCKET=str(tmp_path / "nowhere" / "agent.sock"),
+    )
     assert done.stdout == "1 [1, 2] [4, 3] [{'role': 'user', 'content': {'a': [1, 2]}}] None\n"
     assert done.stderr.count("\n") == 1
     assert "nothing is recorded" in done.stderr
@@ -382,12 +390,15 @@ def test_outside_a_sandbox_everything_runs_with_one_line_of_warning(recorder: An
 
 
 def test_importing_alone_says_nothing(run_agent: Run, tmp_path: Path) -> None:
-    done = run_agent("from snapshotd.agent import tool\n@tool\ndef f(): pass", SNAPSHOTD_AGENT_SOCKET=str(tmp_path / "none"))
+    done = run_agent(
+        "from snapshotd.agent import tool\n@tool\ndef f(): pass", SNAPSHOTD_AGENT_SOCKET=str(tmp_path / "none")
+    )
     assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_a_sandbox_whose_daemon_is_away_is_not_outside(library: Path, run_agent: Run) -> None:
-    done = run_agent("""
+    done = run_agent(
+        """
         from snapshotd.agent import SnapshotdUnavailable, tool
         @tool
         def work(): print("ran")
@@ -395,7 +406,10 @@ def test_a_sandbox_whose_daemon_is_away_is_not_outside(library: Path, run_agent:
             work()
         except SnapshotdUnavailable as error:
             print(error)
-    """, SNAPSHOTD_AGENT_SOCKET=str(library / "agent.sock"), SNAPSHOTD_RECONNECT_S="0.1")
+    """,
+        SNAPSHOTD_AGENT_SOCKET=str(library / "agent.sock"),
+        SNAPSHOTD_RECONNECT_S="0.1",
+    )
     assert done.stdout.startswith("The snapshotd daemon cannot be reached at ")
     assert "ran" not in done.stdout
 
@@ -446,7 +460,8 @@ def test_a_child_forked_inside_a_tool_is_part_of_it(recorder: Any, run_agent: Ru
 
 def test_the_daemon_goes_away_in_the_middle(server: FakeDaemon, recorder: Any, run_agent: Run) -> None:
     recorder.at_end = lambda pid: server.close()
-    done = run_agent("""
+    done = run_agent(
+        """
         from snapshotd.agent import SnapshotdUnavailable, message, tool
         @tool
         def work(): return 1
@@ -457,7 +472,9 @@ def test_the_daemon_goes_away_in_the_middle(server: FakeDaemon, recorder: Any, r
                 print(error)
             else:
                 raise SystemExit("nothing was raised")
-    """, SNAPSHOTD_RECONNECT_S="0")
+    """,
+        SNAPSHOTD_RECONNECT_S="0",
+    )
     first, second, third = done.stdout.splitlines()
     assert first.startswith("The snapshotd daemon went away during call_end (")
     assert second.startswith("The snapshotd daemon cannot be reached at ")
@@ -567,5 +584,7 @@ def test_long_socket_paths(run_agent: Run, tmp_path: Path) -> None:
     folder = tmp_path / ("d" * 120)
     folder.mkdir()
     with FakeDaemon().serving(folder / "agent.sock") as recorder:
-        run_agent("from snapshotd.agent import message\nmessage('user', 1)", SNAPSHOTD_AGENT_SOCKET=str(folder / "agent.sock"))
+        run_agent(
+            "from snapshotd.agent import message\nmessage('user', 1)", SNAPSHOTD_AGENT_SOCKET=str(folder / "agent.sock")
+        )
     assert len(recorder.conversation) == 1

@@ -18,10 +18,38 @@ SOURCES = sorted((Path(snapshotd.__file__).parent / "agent").glob("*.py"))
 def test_the_library_is_python_3_8_with_the_standard_library_only(source: Path) -> None:
     tree = ast.parse(source.read_text(), feature_version=(3, 8))
     allowed = {
-        "__future__", "argparse", "ast", "base64", "builtins", "contextlib", "contextvars", "fcntl", "functools", "gc", "getpass",
-        "hashlib", "importlib", "importlib.util", "inspect", "itertools", "json", "os", "re", "selectors", "signal", "socket", "stat",
-        "struct", "subprocess", "sys", "threading", "time", "types", "typing", "uuid",
-    }  # fmt: skip
+        "__future__",
+        "argparse",
+        "ast",
+        "base64",
+        "builtins",
+        "contextlib",
+        "contextvars",
+        "fcntl",
+        "functools",
+        "gc",
+        "getpass",
+        "hashlib",
+        "importlib",
+        "importlib.util",
+        "inspect",
+        "itertools",
+        "json",
+        "os",
+        "re",
+        "selectors",
+        "signal",
+        "socket",
+        "stat",
+        "struct",
+        "subprocess",
+        "sys",
+        "threading",
+        "time",
+        "types",
+        "typing",
+        "uuid",
+    }
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -30,7 +58,8 @@ def test_the_library_is_python_3_8_with_the_standard_library_only(source: Path) 
             names = [node.module or ""]
         for name in names:
             assert name in allowed or name.startswith("snapshotd.agent"), name
-        # 3.9: str.removeprefix and dict | dict; 3.10: zip(strict=), match; all rejected here, as they are easy to slip in
+        # 3.9: str.removeprefix and dict | dict; 3.10: zip(strict=), match; all rejected here, as they are easy to slip
+        # in
         if isinstance(node, ast.Attribute):
             assert node.attr not in {"removeprefix", "removesuffix", "to_thread", "pairwise", "cache"}, node.attr
 

@@ -28,12 +28,22 @@ def test_begin_and_end(daemon: FakeDaemon, server: FakeDaemon, shell: Shell) -> 
     """)
     assert done.stdout.splitlines() == [f"{1:032x}", f"{2:032x}", "again: 1", "wrong: 1", "usage: 2"]
     (first, second) = daemon.calls.values()
-    assert (first["name"], first["arguments"], first["status"], first["result"]) == ("buy food", {"n": 1}, "done", {"bought": [1]})
+    assert (first["name"], first["arguments"], first["status"], first["result"]) == (
+        "buy food",
+        {"n": 1},
+        "done",
+        {"bought": [1]},
+    )
     request = first["request"]
     assert (request["side_effect"], request["key"], request["task"]) == ("irreversible", "order-1", "shop")
     assert request["compensate"] == {"argv": ["cancel", "1"]}
     assert daemon.outputs[request["call"]] == {"stdout": b"one\ntwo", "stderr": b"oops"}
-    assert (second["status"], second["error"], second["result"], second["exit_code"]) == ("failed", "Type: why", "as é text", 7)
+    assert (second["status"], second["error"], second["result"], second["exit_code"]) == (
+        "failed",
+        "Type: why",
+        "as é text",
+        7,
+    )
     assert daemon.lost == []
 
 
@@ -66,7 +76,9 @@ def test_a_replay(shell: Shell, socket_path: Path) -> None:
     assert lines[:3] == ["ran", "out", "exit 3"]
     assert after.stdout.splitlines() == ['10 {"answer": 42}', *lines[1:]]
     assert second.sent("call_end") == []
-    assert first.named("shell")[0]["arguments"] == {"command": ["sh", "-c", 'echo out; echo err >&2; printf "\\377" >&2; exit 3']}
+    assert first.named("shell")[0]["arguments"] == {
+        "command": ["sh", "-c", 'echo out; echo err >&2; printf "\\377" >&2; exit 3']
+    }
     assert (first.named("shell")[0]["status"], first.named("shell")[0]["exit_code"]) == ("done", 3)
     (streams,) = first.outputs.values()
     assert streams == {"stdout": b"out\n", "stderr": b"err\n\xff"}
@@ -74,7 +86,9 @@ def test_a_replay(shell: Shell, socket_path: Path) -> None:
 
 def test_approvals(daemon: FakeDaemon, server: FakeDaemon, shell: Shell) -> None:
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(shell, """
+        running = pool.submit(
+            shell,
+            """
             call=$(snapshotd-agent begin pay --arguments '{"n": 1}' --question "Really?" --json)
             echo "$call" | sed 's/"call": "[0-9a-f]*"/"call": "C"/; s/"key": "[0-9a-f]*"/"key": "K"/'
             snapshotd-agent end "$(echo "$call" | sed 's/.*"call": "\\([0-9a-f]*\\)".*/\\1/')" >/dev/null
@@ -83,15 +97,27 @@ def test_approvals(daemon: FakeDaemon, server: FakeDaemon, shell: Shell) -> None
             snapshotd-agent run pay --approve -- echo paid
             snapshotd-agent approve "Sure?" --details '[1]' --expires 60
             snapshotd-agent approve "Sure?" || echo "denied: $?"
-        """)
+        """,
+        )
         daemon.decide(daemon.question(), True, arguments={"n": 2})
-        for approved, decision in ((False, {}), (False, {}), (True, {"arguments": {"command": ["echo", "less"]}}), (True, {"answer": "go"}),
-                                   (False, {"reason": "late"})):  # fmt: skip
+        for approved, decision in (
+            (False, {}),
+            (False, {}),
+            (True, {"arguments": {"command": ["echo", "less"]}}),
+            (True, {"answer": "go"}),
+            (False, {"reason": "late"}),
+        ):
             daemon.decide(daemon.question(), approved, **decision)
         done = running.result(60)
     assert done.stdout.splitlines() == [
-        '{"key": "K", "arguments": {"n": 2}, "call": "C"}', "denied: 11", "denied: 11", "less", "go", "late", "denied: 11",
-    ]  # fmt: skip
+        '{"key": "K", "arguments": {"n": 2}, "call": "C"}',
+        "denied: 11",
+        "denied: 11",
+        "less",
+        "go",
+        "late",
+        "denied: 11",
+    ]
     assert len(daemon.named("pay")) == 2
 
 
@@ -112,11 +138,18 @@ def test_the_mind(daemon: FakeDaemon, server: FakeDaemon, shell: Shell) -> None:
     assert json.loads(lines[0]) == [{"role": "user", "content": "hello"}, {"role": "tool", "content": {"a": 1}}]
     assert lines[1:5] == [f"{1:032x}", '{"n": [1]}', '{"k": {"n": [1]}}', "none: 1"]
     assert lines[5] == "refused: 1"
-    assert json.loads(lines[6])[1] == {"name": "build", "status": "in-progress", "depends": ["plan"], "note": "half way"}
+    assert json.loads(lines[6])[1] == {
+        "name": "build",
+        "status": "in-progress",
+        "depends": ["plan"],
+        "note": "half way",
+    }
     assert "depends on build" in done.stderr
 
 
-def test_run_passes_signals_on_and_does_not_wait_for_what_stays_behind(daemon: FakeDaemon, server: FakeDaemon, shell: Shell) -> None:
+def test_run_passes_signals_on_and_does_not_wait_for_what_stays_behind(
+    daemon: FakeDaemon, server: FakeDaemon, shell: Shell
+) -> None:
     done = shell("""
         snapshotd-agent run server -- sh -c 'sleep 60 & echo $!' > pid
         kill "$(cat pid)"
@@ -128,7 +161,11 @@ def test_run_passes_signals_on_and_does_not_wait_for_what_stays_behind(daemon: F
     """)
     assert done.stdout.splitlines() == ["missing: 127", "killed: 137", "stopped: 5", "stopped"]
     assert [(call["name"], call["status"], call["exit_code"]) for call in daemon.calls.values()] == [
-        ("server", "done", 0), ("nothing", "failed", 127), ("dies", "done", 137), ("waits", "done", 5)]  # fmt: skip
+        ("server", "done", 0),
+        ("nothing", "failed", 127),
+        ("dies", "done", 137),
+        ("waits", "done", 5),
+    ]
 
 
 def test_a_holder_ends_with_the_daemon(server: FakeDaemon, shell: Shell, socket_path: Path) -> None:
@@ -142,7 +179,11 @@ def test_a_holder_ends_with_the_daemon(server: FakeDaemon, shell: Shell, socket_
 
 def test_a_holder_holds_nothing_of_whoever_started_it(server: FakeDaemon, shell: Shell, tmp_path: Path) -> None:
     call = shell("exec 7<json.py; snapshotd-agent begin work").stdout.strip()
-    (inode,) = [line.split()[6] for line in Path("/proc/net/unix").read_text().splitlines() if line.endswith(f"@snapshotd-call-{call}")]
+    (inode,) = [
+        line.split()[6]
+        for line in Path("/proc/net/unix").read_text().splitlines()
+        if line.endswith(f"@snapshotd-call-{call}")
+    ]
     holders = [fds.parent for fds in Path("/proc").glob("[0-9]*/fd") if f"socket:[{inode}]" in _targets(fds)]
     (holder,) = holders
     assert os.readlink(holder / "cwd") == "/"
@@ -161,18 +202,26 @@ def _targets(fds: Path) -> list[str]:
 
 
 def test_outside_of_a_sandbox(shell: Shell, tmp_path: Path) -> None:
-    done = shell("""
+    done = shell(
+        """
         call=$(snapshotd-agent begin work --key k --json); echo "$call" | sed 's/.*"key"/"key"/'
         snapshotd-agent end 0123 && snapshotd-agent run x -- sh -c 'echo ran; exit 4' || echo "exit $?"
         echo piped | snapshotd-agent output 0123
         snapshotd-agent run x --approve -- echo ran || echo "denied: $?"
         snapshotd-agent checkpoint name
-    """, SNAPSHOTD_AGENT_SOCKET=str(tmp_path / "none"))
+    """,
+        SNAPSHOTD_AGENT_SOCKET=str(tmp_path / "none"),
+    )
     assert done.stdout.splitlines() == ['"key": "k"}', "ran", "exit 4", "denied: 11"]
 
 
 def test_a_sandbox_whose_daemon_is_away(shell: Shell, library: Path) -> None:
-    done = shell("snapshotd-agent begin work", check=False, SNAPSHOTD_AGENT_SOCKET=str(library / "agent.sock"), SNAPSHOTD_RECONNECT_S="0.1")
+    done = shell(
+        "snapshotd-agent begin work",
+        check=False,
+        SNAPSHOTD_AGENT_SOCKET=str(library / "agent.sock"),
+        SNAPSHOTD_RECONNECT_S="0.1",
+    )
     assert done.returncode == 69
     assert "cannot be reached" in done.stderr
     assert " for 0.1 s " in done.stderr

@@ -40,14 +40,20 @@ class Place:
         self.file = folder / name
         self.package = name == "orders.py"
         self.told = folder.parent / "told"
-        self.environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(library), "SNAPSHOTD_AGENT_SOCKET": str(socket_path)}
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(library),
+            "SNAPSHOTD_AGENT_SOCKET": str(socket_path),
+        }
         folder.mkdir()
         (folder / "sibling.py").write_text(f"WHERE = {str(self.told)!r}\n")
         if self.package:
             (folder / "__init__.py").write_text("")
 
     def write(self, guard: str) -> None:
-        self.file.write_text(PROGRAM.replace("SIBLING", ".sibling" if self.package else "sibling").replace("GUARD", guard))
+        self.file.write_text(
+            PROGRAM.replace("SIBLING", ".sibling" if self.package else "sibling").replace("GUARD", guard)
+        )
 
     def start(self) -> None:
         what = ["-m", "pack.orders"] if self.package else [str(self.file)]
@@ -58,7 +64,9 @@ class Place:
         return subprocess.run(argv, env=environment, cwd="/", capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.fixture(params=[("pack", "orders.py"), ("my-folder", "my-orders.py"), ("other", "json.py")], ids=lambda param: param[1])
+@pytest.fixture(
+    params=[("pack", "orders.py"), ("my-folder", "my-orders.py"), ("other", "json.py")], ids=lambda param: param[1]
+)
 def place(request: Any, tmp_path: Path, library: Path, socket_path: Path) -> Place:
     folder, name = request.param
     return Place(tmp_path / folder, name, library, socket_path)
@@ -78,7 +86,9 @@ def test_a_function_undoes_its_call(place: Place, daemon: FakeDaemon, server: Fa
     assert done.returncode == 0, done.stderr
     told, name = json.loads(place.told.read_text())
     assert told == TOLD
-    assert name == {"orders.py": "pack.orders", "my-orders.py": "_compensated", "json.py": "_compensated"}[place.file.name]
+    assert (
+        name == {"orders.py": "pack.orders", "my-orders.py": "_compensated", "json.py": "_compensated"}[place.file.name]
+    )
     assert len(daemon.requests) == requests
 
 

@@ -28,7 +28,9 @@ def test_the_same_outcomes_live_and_in_a_replay(program: str, python: Path, libr
         run(python, library, socket_path, str(file))
     assert second.old_journal == []
     assert {request["call"] for request in second.sent("call_end")} <= set(second.calls)
-    assert not [call for call in second.calls.values() if call["kind"] != "task"]  # tasks that did not complete run; nothing else does
+    assert not [
+        call for call in second.calls.values() if call["kind"] != "task"
+    ]  # tasks that did not complete run; nothing else does
 
 
 def test_the_command(python: Path, library: Path, socket_path: Path) -> None:
@@ -37,7 +39,20 @@ def test_the_command(python: Path, library: Path, socket_path: Path) -> None:
     with daemon.serving(socket_path):
         call = run(python, library, socket_path, *agent, "begin", "work", "--arguments", "[1]").strip()
         assert run(python, library, socket_path, *agent, "end", call, "--result", "2") == f"{1:032x}\n"
-        said = run(python, library, socket_path, *agent, "run", "say", "--key", "k", "--", "sh", "-c", "echo --key; echo $SNAPSHOTD_KEY")
+        said = run(
+            python,
+            library,
+            socket_path,
+            *agent,
+            "run",
+            "say",
+            "--key",
+            "k",
+            "--",
+            "sh",
+            "-c",
+            "echo --key; echo $SNAPSHOTD_KEY",
+        )
         assert said == "--key\nk\n"
         run(python, library, socket_path, *agent, "state", "set", "a", "1")
     assert [(call["name"], call["status"]) for call in daemon.calls.values()] == [("work", "done"), ("say", "done")]

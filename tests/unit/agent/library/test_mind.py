@@ -24,7 +24,8 @@ def place(request: pytest.FixtureRequest, socket_path: Path, tmp_path: Path) -> 
 
 
 def test_state(place: dict[str, str], run_agent: Run) -> None:
-    run_agent("""
+    run_agent(
+        """
         import os
         from snapshotd.agent import state
         assert len(state) == 0 and "k" not in state and state.get("k", 5) == 5
@@ -55,7 +56,9 @@ def test_state(place: dict[str, str], run_agent: Run) -> None:
         assert os.waitpid(child, 0)[1] == 0
         state.refresh()
         state["last"] = repr(state)
-    """, **place)
+    """,
+        **place,
+    )
 
 
 def test_state_is_written_through_and_read_once(daemon: FakeDaemon, server: FakeDaemon, run_agent: Run) -> None:
@@ -75,10 +78,26 @@ def test_store(place: dict[str, str], run_agent: Run) -> None:
 
 
 SAID = [
-    "build", "step 1", "{'built': 1}", "check", "step 2", "2", "step 4", "None", "step 3", "broken no", "Conflict", "Conflict", "Conflict",
-    "build completed [] None", "test it completed ['build'] None", "with completed ['build', 'test it'] None",
-    "optional skipped [] not today", "outer skipped [] both", "inner skipped [] both",
-]  # fmt: skip
+    "build",
+    "step 1",
+    "{'built': 1}",
+    "check",
+    "step 2",
+    "2",
+    "step 4",
+    "None",
+    "step 3",
+    "broken no",
+    "Conflict",
+    "Conflict",
+    "Conflict",
+    "build completed [] None",
+    "test it completed ['build'] None",
+    "with completed ['build', 'test it'] None",
+    "optional skipped [] not today",
+    "outer skipped [] both",
+    "inner skipped [] both",
+]
 
 
 def test_tasks(place: dict[str, str], run_agent: Run) -> None:
@@ -93,11 +112,20 @@ def test_completed_tasks_are_skipped_in_a_replay(run_agent: Run, socket_path: Pa
         before = run_agent(TASKS).stdout.splitlines()
     tasks = [call for call in first.calls.values() if call["kind"] == "task"]
     assert [(call["name"], call["status"], call["result"]) for call in tasks] == [
-        ("build", "done", {"built": 1}), ("test it", "done", 2), ("with", "done", [5]), ("optional", "done", None), ("outer", "done", None),
-        ("inner", "done", None), ("broken", "failed", None),
-    ]  # fmt: skip
+        ("build", "done", {"built": 1}),
+        ("test it", "done", 2),
+        ("with", "done", [5]),
+        ("optional", "done", None),
+        ("outer", "done", None),
+        ("inner", "done", None),
+        ("broken", "failed", None),
+    ]
     assert {call["request"]["arguments"]["n"]: call["request"].get("task") for call in first.named("step")} == {
-        1: "build", 2: "test it", 4: "with", 3: "broken"}  # fmt: skip
+        1: "build",
+        2: "test it",
+        4: "with",
+        3: "broken",
+    }
     # its status is changed before its call ends, so that the snapshot has it
     assert first.events.index(("task", "build", "completed")) < first.events.index(("end", "build", "done"))
     second = first.resumed()
@@ -106,11 +134,17 @@ def test_completed_tasks_are_skipped_in_a_replay(run_agent: Run, socket_path: Pa
     assert "{'built': 1}" in after
     assert "build" not in after
     assert "check" not in after
-    assert [line for line in after if line.startswith("step")] == []  # their calls are answered from the record, or skipped with the task
-    assert [line for line in before if line.startswith("broken no")] == [line for line in after if line.startswith("broken no")]
+    assert [
+        line for line in after if line.startswith("step")
+    ] == []  # their calls are answered from the record, or skipped with the task
+    assert [line for line in before if line.startswith("broken no")] == [
+        line for line in after if line.startswith("broken no")
+    ]
 
 
-def test_a_child_that_is_forked_in_a_task_does_not_end_it(daemon: FakeDaemon, server: FakeDaemon, run_agent: Run) -> None:
+def test_a_child_that_is_forked_in_a_task_does_not_end_it(
+    daemon: FakeDaemon, server: FakeDaemon, run_agent: Run
+) -> None:
     run_agent("""
         import os
         from snapshotd.agent import task
@@ -121,4 +155,9 @@ def test_a_child_that_is_forked_in_a_task_does_not_end_it(daemon: FakeDaemon, se
         if not child:
             os._exit(0)
     """)
-    assert daemon.events == [("task", "work", "in-progress"), ("begin", "work"), ("task", "work", "completed"), ("end", "work", "done")]
+    assert daemon.events == [
+        ("task", "work", "in-progress"),
+        ("begin", "work"),
+        ("task", "work", "completed"),
+        ("end", "work", "done"),
+    ]

@@ -1,4 +1,5 @@
-"""What `@tool` is told: side effects, idempotency keys, approvals, compensations; and the output of a call that runs."""
+"""What `@tool` is told: side effects, idempotency keys, approvals, compensations; and the output of a call that
+runs."""
 
 from __future__ import annotations
 
@@ -116,8 +117,11 @@ def test_emit(daemon: FakeDaemon, server: FakeDaemon, run_agent: Run) -> None:
     assert streams == {"stdout": "hé \\udc80".encode(), "stderr": b"\xff" * 1_500_000}
 
 
-def test_an_approved_call_runs_and_a_denied_one_does_not(daemon: FakeDaemon, server: FakeDaemon, run_agent: Run) -> None:
-    running = meanwhile(lambda: run_agent("""
+def test_an_approved_call_runs_and_a_denied_one_does_not(
+    daemon: FakeDaemon, server: FakeDaemon, run_agent: Run
+) -> None:
+    running = meanwhile(
+        lambda: run_agent("""
         from snapshotd.agent import Denied, SnapshotdError, tool
         @tool(approve="Really pay?", side_effect="irreversible")
         def pay(amount): return amount
@@ -130,18 +134,22 @@ def test_an_approved_call_runs_and_a_denied_one_does_not(daemon: FakeDaemon, ser
         try: listed()
         except Denied as error: print(error)
         assert pay(3) == 3
-    """))
+    """)
+    )
     daemon.gated.add("listed")  # by the policy alone
     for approved in (True, False, False, True):
         question = daemon.question()
         daemon.decide(question, approved, reason="too much")
     assert running.result(60).stdout == "Denied pay was denied: too much\nlisted was denied: too much\n"
     assert [call["status"] for call in daemon.named("pay")] == ["done", "done"]
-    assert [request["approve"] for request in daemon.sent("call_begin") if request["name"] == "pay"] == ["Really pay?"] * 3
+    assert [request["approve"] for request in daemon.sent("call_begin") if request["name"] == "pay"] == [
+        "Really pay?"
+    ] * 3
 
 
 def test_the_approver_may_change_the_arguments(daemon: FakeDaemon, server: FakeDaemon, run_agent: Run) -> None:
-    running = meanwhile(lambda: run_agent("""
+    running = meanwhile(
+        lambda: run_agent("""
         from snapshotd.agent import tool
         marker = object()
         class Box:
@@ -155,7 +163,8 @@ def test_the_approver_may_change_the_arguments(daemon: FakeDaemon, server: FakeD
         @tool(approve=True)
         def generated(n): yield n
         print(list(generated(1)))
-    """))
+    """)
+    )
     sent = daemon.question()
     edited = {**sent["arguments"], "a": 10, "rest": [7, 8], "c": 30, "more": {"y": 2}}
     daemon.decide(sent, True, arguments=edited)
@@ -170,9 +179,12 @@ def test_the_approver_may_change_the_arguments(daemon: FakeDaemon, server: FakeD
     assert [call["status"] for call in daemon.calls.values()] == ["done", "failed", "failed", "done"]
 
 
-def test_others_go_on_while_a_person_is_asked(daemon: FakeDaemon, server: FakeDaemon, run_agent: Run, tmp_path: Path) -> None:
+def test_others_go_on_while_a_person_is_asked(
+    daemon: FakeDaemon, server: FakeDaemon, run_agent: Run, tmp_path: Path
+) -> None:
     """Threads and tasks of an event loop make calls while two tools and a question wait."""
-    running = meanwhile(lambda: run_agent("""
+    running = meanwhile(
+        lambda: run_agent("""
         import asyncio, threading
         from snapshotd.agent import approve, tool
         @tool
@@ -200,7 +212,8 @@ def test_others_go_on_while_a_person_is_asked(daemon: FakeDaemon, server: FakeDa
         for thread in threads: thread.join()
         assert sorted(got) == [1, 1, 2], got      # True is 1
         assert quick(0) == 0
-    """))
+    """)
+    )
     marker = tmp_path / "went-on"
     while not marker.exists():
         assert not running.done(), running.result()
@@ -215,7 +228,9 @@ def test_others_go_on_while_a_person_is_asked(daemon: FakeDaemon, server: FakeDa
     assert {call["status"] for call in daemon.named("slow") + daemon.named("quick")} == {"done"}
 
 
-def test_approve_returns_the_decision(daemon: FakeDaemon, server: FakeDaemon, run_agent: Run, socket_path: Path) -> None:
+def test_approve_returns_the_decision(
+    daemon: FakeDaemon, server: FakeDaemon, run_agent: Run, socket_path: Path
+) -> None:
     program = """
         from snapshotd.agent import approve
         first = approve("Deploy?", {"to": ["prod"]}, expires_s=60)
@@ -245,11 +260,23 @@ try: print(pay(1))
 except Denied as error: print("denied", error)
 print(bool(approve("Sure?")))
 """)
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(library), "SNAPSHOTD_AGENT_SOCKET": str(tmp_path / "none")}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(library),
+        "SNAPSHOTD_AGENT_SOCKET": str(tmp_path / "none"),
+    }
 
     def run(stdin: int, stderr: int) -> str:
-        done = subprocess.run([PYTHON, str(program)], env=environment, stdin=stdin, stderr=stderr, stdout=subprocess.PIPE, text=True,
-                              timeout=60, check=True)
+        done = subprocess.run(
+            [PYTHON, str(program)],
+            env=environment,
+            stdin=stdin,
+            stderr=stderr,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=True,
+        )
         return done.stdout
 
     assert run(subprocess.DEVNULL, subprocess.DEVNULL) == (

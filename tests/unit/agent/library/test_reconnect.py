@@ -1,4 +1,5 @@
-"""Agents whose daemon is killed and started again under them: nothing is lost, nothing is done twice, and the program notices nothing."""
+"""Agents whose daemon is killed and started again under them: nothing is lost, nothing is done twice, and the program
+notices nothing."""
 
 from __future__ import annotations
 
@@ -49,9 +50,23 @@ EVERYTHING = """
     assert approve("Sure?") and approve("Really?")          # on connections of their own
 """
 REQUESTS = {
-    "call_begin", "call_end", "output", "fact", "message", "messages", "state", "state_set", "task", "tasks", "checkpoint", "approve",
-    "store_get", "store_put", "store_delete", "store_search",
-}  # fmt: skip
+    "call_begin",
+    "call_end",
+    "output",
+    "fact",
+    "message",
+    "messages",
+    "state",
+    "state_set",
+    "task",
+    "tasks",
+    "checkpoint",
+    "approve",
+    "store_get",
+    "store_put",
+    "store_delete",
+    "store_search",
+}
 
 
 def sendings(daemon: FakeDaemon, op: str) -> list[list[dict[str, Any]]]:
@@ -93,12 +108,20 @@ def test_every_request_is_sent_again_and_done_once(death: str, python: Path, lib
         assert first[0] == first[1], op
         assert all(len(other) == 1 for other in others), op
     assert [(call["name"], call["status"]) for call in daemon.calls.values()] == [
-        ("work", "done"), ("work", "done"), ("gpt", "done"), ("plan", "done")]  # fmt: skip
+        ("work", "done"),
+        ("work", "done"),
+        ("gpt", "done"),
+        ("plan", "done"),
+    ]
     assert list(daemon.outputs.values()) == [{"stdout": b"working", "stderr": b"\xff"}] * 2
     assert len(daemon.facts) == 3
     assert daemon.lost == []
     hellos = daemon.sent("hello")
-    assert [hello.get("again", False) for hello in hellos] == [False] + [True] * (len(REQUESTS) - 1) + [False, True, False]
+    assert [hello.get("again", False) for hello in hellos] == [False] + [True] * (len(REQUESTS) - 1) + [
+        False,
+        True,
+        False,
+    ]
     first_call = next(iter(daemon.calls))
     # killed in the first call_begin, which is not known to have begun; then in its output, message and end
     assert [hello["calls"] for hello in hellos[1:5]] == [[], [first_call], [first_call], [first_call]]
@@ -122,7 +145,9 @@ def test_a_replay_goes_on(death: str, run_agent: Run, socket_path: Path) -> None
     assert after.stdout.splitlines() == [before.stdout.splitlines()[0], "[]"]  # the same outcomes, and nothing ran
 
 
-def test_a_daemon_that_dies_in_its_greeting_and_comes_back_late(daemon: FakeDaemon, server: FakeDaemon, run_agent: Run) -> None:
+def test_a_daemon_that_dies_in_its_greeting_and_comes_back_late(
+    daemon: FakeDaemon, server: FakeDaemon, run_agent: Run
+) -> None:
     deaths = iter(["arriving", "before", "answering"])
 
     def at_death(pid: int) -> None:
@@ -136,8 +161,11 @@ def test_a_daemon_that_dies_in_its_greeting_and_comes_back_late(daemon: FakeDaem
     assert [hello.get("again") for hello in daemon.sent("hello")] == [None, True, True, True, True]
 
 
-def test_an_idle_program_reconnects_at_its_next_request(daemon: FakeDaemon, server: FakeDaemon, run_agent: Run, tmp_path: Path) -> None:
-    running = meanwhile(lambda: run_agent("""
+def test_an_idle_program_reconnects_at_its_next_request(
+    daemon: FakeDaemon, server: FakeDaemon, run_agent: Run, tmp_path: Path
+) -> None:
+    running = meanwhile(
+        lambda: run_agent("""
         import os, time
         from snapshotd.agent import message, tool
         @tool
@@ -145,7 +173,8 @@ def test_an_idle_program_reconnects_at_its_next_request(daemon: FakeDaemon, serv
             open("began", "w").close()
             while not os.path.exists("restarted"): time.sleep(0.005)
         work()
-    """))
+    """)
+    )
     poll(lambda: (tmp_path / "began").exists())
     daemon.die()
     (tmp_path / "restarted").touch()
@@ -175,7 +204,9 @@ def test_patience_ends(daemon: FakeDaemon, server: FakeDaemon, run_agent: Run, t
         poll(gone.exists)
 
     daemon.deaths, daemon.at_death = {"message": "before"}, at_death
-    running = meanwhile(lambda: run_agent("""
+    running = meanwhile(
+        lambda: run_agent(
+            """
         import os, time
         from snapshotd.agent import SnapshotdUnavailable, message, tool
         @tool
@@ -187,7 +218,10 @@ def test_patience_ends(daemon: FakeDaemon, server: FakeDaemon, run_agent: Run, t
             while not os.path.exists("back"): time.sleep(0.005)
         work()
         message("user", 2)
-    """, SNAPSHOTD_RECONNECT_S="0.1"))
+    """,
+            SNAPSHOTD_RECONNECT_S="0.1",
+        )
+    )
     poll(lambda: running.done() or (gone.exists() and daemon._listener is not None))
     back.touch()
     first, second = running.result(60).stdout.splitlines()
@@ -203,11 +237,14 @@ def test_patience_ends(daemon: FakeDaemon, server: FakeDaemon, run_agent: Run, t
 
 def test_a_request_that_kills_every_daemon_is_given_up(daemon: FakeDaemon, server: FakeDaemon, run_agent: Run) -> None:
     daemon.deaths, daemon.at_death = {"message": "before"}, lambda pid: daemon.deaths.update(message="before")
-    done = run_agent("""
+    done = run_agent(
+        """
         from snapshotd.agent import SnapshotdUnavailable, message
         try: message("user", 1)
         except SnapshotdUnavailable as error: print(error)
-    """, SNAPSHOTD_RECONNECT_S="0.5")
+    """,
+        SNAPSHOTD_RECONNECT_S="0.5",
+    )
     assert "went away during message" in done.stdout
     (sent,) = sendings(daemon, "message")
     # at once, then after 20, 40, 80, 160 and the 200 ms that are left
@@ -219,14 +256,18 @@ def test_a_request_that_kills_every_daemon_is_given_up(daemon: FakeDaemon, serve
 def test_a_program_that_starts_while_the_daemon_is_away(
     sandbox: bool, daemon: FakeDaemon, server: FakeDaemon, library: Path, socket_path: Path, run_agent: Run
 ) -> None:
-    """In a sandbox, where the library lies beside the socket, it waits; elsewhere it hears at once that there is none."""
+    """In a sandbox, where the library lies beside the socket, it waits; elsewhere it hears at once that there is
+    none."""
     where = shutil.copytree(library, socket_path.parent / "share") if sandbox else library
     daemon.deaths = {"hello": "before"}
-    done = run_agent("""
+    done = run_agent(
+        """
         from snapshotd.agent import SnapshotdUnavailable, message
         try: message("user", 1)
         except SnapshotdUnavailable as error: print(error)
-    """, PYTHONPATH=str(where))
+    """,
+        PYTHONPATH=str(where),
+    )
     if sandbox:
         assert done.stdout == ""
         assert [entry["content"] for entry in daemon.conversation] == [1]
@@ -238,17 +279,25 @@ def test_a_program_that_starts_while_the_daemon_is_away(
 @pytest.mark.parametrize("given", ["0", "0.0"])
 def test_no_patience(given: str, daemon: FakeDaemon, server: FakeDaemon, run_agent: Run) -> None:
     daemon.deaths = {"message": "before"}
-    done = run_agent("""
+    done = run_agent(
+        """
         from snapshotd.agent import SnapshotdUnavailable, message
         try: message("user", 1)
         except SnapshotdUnavailable as error: print(error)
-    """, SNAPSHOTD_RECONNECT_S=given)
-    assert done.stdout.startswith("The snapshotd daemon went away during message (closed by the daemon), so it is not known")
+    """,
+        SNAPSHOTD_RECONNECT_S=given,
+    )
+    assert done.stdout.startswith(
+        "The snapshotd daemon went away during message (closed by the daemon), so it is not known"
+    )
     assert len(daemon.sent("message")) == 1
 
 
-def test_questions_are_asked_again_and_others_go_on(daemon: FakeDaemon, server: FakeDaemon, run_agent: Run, tmp_path: Path) -> None:
-    """A thread, a coroutine and a gated call wait for a person on connections of their own while daemons come and go."""
+def test_questions_are_asked_again_and_others_go_on(
+    daemon: FakeDaemon, server: FakeDaemon, run_agent: Run, tmp_path: Path
+) -> None:
+    """A thread, a coroutine and a gated call wait for a person on connections of their own while daemons come and
+    go."""
     away, ticked = tmp_path / "away", tmp_path / "ticked"
 
     def at_death(pid: int) -> None:
@@ -258,7 +307,8 @@ def test_questions_are_asked_again_and_others_go_on(daemon: FakeDaemon, server: 
         ticked.unlink()
 
     daemon.at_death = at_death
-    running = meanwhile(lambda: run_agent("""
+    running = meanwhile(
+        lambda: run_agent("""
         import asyncio, os, threading
         from snapshotd.agent import approve, emit, message, tool
         @tool(approve="pay?")
@@ -285,7 +335,8 @@ def test_questions_are_asked_again_and_others_go_on(daemon: FakeDaemon, server: 
         for thread in threads: thread.join()
         assert sorted(got) == [1, 2, 3], got                # True is 1
         message("user", "last")
-    """))
+    """)
+    )
     for _ in range(3):
         poll(lambda: running.done() or len(daemon.waiting) == 3)
         daemon.die()
@@ -294,7 +345,9 @@ def test_questions_are_asked_again_and_others_go_on(daemon: FakeDaemon, server: 
     daemon.deaths = {"call_end": "after", "output": "after"}
     decide_all(daemon, running)
     # three times here, and for those that were not answered yet when a call's end and its output killed the daemon
-    assert [4 <= len(sent) <= 6 for sent in sendings_by_call(daemon, "approve") + sendings_by_call(daemon, "call_begin")] == [True] * 3
+    assert [
+        4 <= len(sent) <= 6 for sent in sendings_by_call(daemon, "approve") + sendings_by_call(daemon, "call_begin")
+    ] == [True] * 3
     assert {call["name"]: call["status"] for call in daemon.calls.values()} == {"pay": "done", "sell": "done"}
     assert [entry["content"] for entry in daemon.conversation] == ["sold", "last"]
     assert [streams["stdout"] for streams in daemon.outputs.values()] == [b"paid"]
@@ -361,17 +414,23 @@ def test_a_forked_child_waits_too_and_takes_no_calls(daemon: FakeDaemon, server:
     assert [entry["content"] for entry in daemon.conversation] == ["parent", "child", "parent again"]
     (call,) = daemon.calls
     assert daemon.calls[call]["status"] == "done"
-    hellos = [(pid == daemon.calls[call]["pid"], hello.get("calls")) for pid, hello in zip(daemon.pids, daemon.sent("hello"), strict=True)]
+    hellos = [
+        (pid == daemon.calls[call]["pid"], hello.get("calls"))
+        for pid, hello in zip(daemon.pids, daemon.sent("hello"), strict=True)
+    ]
     assert hellos == [(True, None), (True, [call]), (False, None), (True, [call])]
 
 
-def test_a_child_that_is_forked_while_the_daemon_is_away(daemon: FakeDaemon, server: FakeDaemon, run_agent: Run, tmp_path: Path) -> None:
+def test_a_child_that_is_forked_while_the_daemon_is_away(
+    daemon: FakeDaemon, server: FakeDaemon, run_agent: Run, tmp_path: Path
+) -> None:
     def at_death(pid: int) -> None:
         poll((tmp_path / "forked").exists)
         time.sleep(0.1)  # long enough for some attempts that find nobody
 
     daemon.at_death = at_death
-    running = meanwhile(lambda: run_agent("""
+    running = meanwhile(
+        lambda: run_agent("""
         import os, time
         from snapshotd.agent import message
         from snapshotd.agent.wire.connection import socket_path
@@ -384,7 +443,8 @@ def test_a_child_that_is_forked_while_the_daemon_is_away(daemon: FakeDaemon, ser
             message("user", "child")
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
-    """))
+    """)
+    )
     poll((tmp_path / "greeted").exists)
     daemon.die()
     running.result(60)
@@ -409,7 +469,9 @@ def test_an_interrupt_waits_until_the_daemon_is_back(daemon: FakeDaemon, server:
     assert len(daemon.pids) == 2
 
 
-def test_a_program_that_closes_every_descriptor_keeps_its_calls(daemon: FakeDaemon, server: FakeDaemon, run_agent: Run) -> None:
+def test_a_program_that_closes_every_descriptor_keeps_its_calls(
+    daemon: FakeDaemon, server: FakeDaemon, run_agent: Run
+) -> None:
     run_agent("""
         import os
         from snapshotd.agent import message, tool
@@ -440,14 +502,17 @@ def test_a_holder_keeps_its_call(daemon: FakeDaemon, server: FakeDaemon, shell: 
 
 
 def test_the_command(daemon: FakeDaemon, server: FakeDaemon, shell: Shell) -> None:
-    """Questions to a person on connections of their own: a command's process has a parent in this sandbox, so it is not parked."""
+    """Questions to a person on connections of their own: a command's process has a parent in this sandbox, so it is not
+    parked."""
     daemon.deaths = {"output": "before", "call_end": "after"}
-    running = meanwhile(lambda: shell("""
+    running = meanwhile(
+        lambda: shell("""
         snapshotd-agent run say --approve -- sh -c 'echo said; exit 3' || echo "exit $?"
         call=$(snapshotd-agent begin pay --question "Really?")
         snapshotd-agent end "$call" > /dev/null
         snapshotd-agent approve "Sure?"
-    """))
+    """)
+    )
     for _ in range(3):
         question = daemon.question()
         daemon.die()
@@ -461,7 +526,8 @@ def test_the_command(daemon: FakeDaemon, server: FakeDaemon, shell: Shell) -> No
 
 def test_a_process_outside_that_was_never_greeted_does_not_wait(tmp_path: Path, run_agent: Run) -> None:
     (tmp_path / "left.sock").touch()
-    done = run_agent("""
+    done = run_agent(
+        """
         import time
         from snapshotd.agent import SnapshotdUnavailable, message
         def unexpected(seconds): raise SystemExit("waits")
@@ -469,8 +535,13 @@ def test_a_process_outside_that_was_never_greeted_does_not_wait(tmp_path: Path, 
         for _ in range(2):
             try: message("user", 1)
             except SnapshotdUnavailable as error: print(error)
-    """, SNAPSHOTD_AGENT_SOCKET=str(tmp_path / "left.sock"))
-    assert [line.startswith("The snapshotd daemon cannot be reached at ") for line in done.stdout.splitlines()] == [True, True]
+    """,
+        SNAPSHOTD_AGENT_SOCKET=str(tmp_path / "left.sock"),
+    )
+    assert [line.startswith("The snapshotd daemon cannot be reached at ") for line in done.stdout.splitlines()] == [
+        True,
+        True,
+    ]
 
 
 def poll(condition: Callable[[], bool]) -> None:

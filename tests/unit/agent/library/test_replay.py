@@ -13,6 +13,7 @@ from tests.agent_daemon import FakeDaemon
 
 Run = Callable[..., Any]
 
+
 def test_a_replay_gives_every_outcome_again_and_runs_nothing(run_agent: Run, socket_path: Path) -> None:
     first = FakeDaemon()
     with first.serving(socket_path):
@@ -41,7 +42,13 @@ def test_where_the_journal_ends_the_program_is_live(run_agent: Run, socket_path:
     assert [line for line in after if len(line) == 32] == [line for line in before if len(line) == 32]
     assert second.conversation == first.conversation == [{"role": "user", "content": "go"}]
     parked = [("parked" in request, request["arguments"]["n"]) for request in second.sent("call_begin")]
-    assert parked == [(True, 0), (True, 1), (True, 2), (True, 3), (False, 4)]  # the one that went live was the last to be sent parked
+    assert parked == [
+        (True, 0),
+        (True, 1),
+        (True, 2),
+        (True, 3),
+        (False, 4),
+    ]  # the one that went live was the last to be sent parked
     assert second.state == {"last": 4}
 
 
