@@ -86,7 +86,9 @@ def _bridge() -> Iterator[str]:
     """A bridge of our own: docker0 belongs to whichever engine started last on the machine."""
     number = os.getpid() % 200
     name = f"sndtest{os.getpid() % 1_000_000}"
-    _ip("link", "add", "name", name, "type", "bridge")
+    # A bridge without an address of its own takes that of its lowest port, which is another one when a container begins
+    # or ends. The other containers then send to the old one for half a minute.
+    _ip("link", "add", "name", name, "address", _mac(os.getpid()), "type", "bridge")
     try:
         _ip("address", "add", f"10.213.{number}.1/24", "dev", name)
         _ip("link", "set", name, "up")
@@ -94,6 +96,11 @@ def _bridge() -> Iterator[str]:
     finally:
         _ip("link", "delete", name)
         _forget_rules(name)
+
+
+def _mac(number: int) -> str:
+    """A locally administered Ethernet address."""
+    return ":".join(f"{byte:02x}" for byte in (0x02, 0x42, *number.to_bytes(4, "big")))
 
 
 def _forget_rules(bridge: str) -> None:
