@@ -130,9 +130,8 @@ def _add_mind(commands: Any) -> None:
     task.add_argument("--note", default="")
     _command(commands, "tasks", lambda options: _print(subtasks.tasks()), "Print all subtasks as JSON.")
     for name, fact in (("now", facts.now), ("random", facts.random), ("uuid", facts.uuid)):
-        _command(
-            commands, name, lambda options, fact=fact: _print(fact()), "Print a value that stays the same in a replay."
-        )  # type: ignore[misc]
+        show = lambda options, fact=fact: _print(fact())  # noqa: E731
+        _command(commands, name, show, "Print a value that stays the same in a replay.")
 
 
 def _json(text: str) -> Any:

@@ -117,7 +117,7 @@ def test_what_cannot_be_undone_is_not_parked(box: Box, setup: str) -> None:
         def step(): pass
         step()
         assert os.path.samestat(os.stat(kept.fileno()), target) and os.path.samestat(os.stat("."), place)
-        from snapshotd.agent import parking
+        from snapshotd.agent.wire import parking
         print(parking.park()[1])
         done()
     """)
@@ -280,7 +280,7 @@ def test_parking_costs_little(box: Box) -> None:
     """Three open files. The bound is ten times what was measured, for busy machines."""
     out, _ = box.run("""
         import time
-        from snapshotd.agent import parking
+        from snapshotd.agent.wire import parking
         files = [open("f%d" % n, "w") for n in range(3)]
         took = []
         for _ in range(300):
