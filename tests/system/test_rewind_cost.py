@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -77,11 +79,12 @@ def test_a_rewind_does_not_wait_until_the_old_root_is_gone(
 ) -> None:
     """Letting go of a root evicts whatever was touched there."""
     let_go: list[int] = []
-    bury = Target.bury
 
     def seen(target: Target) -> None:
-        let_go.extend([threading.get_ident()] * len(target.retired))
-        bury(target)
+        with contextlib.suppress(IndexError):
+            while True:  # several threads may do this at once, and each counts its own
+                os.close(target.retired.popleft())
+                let_go.append(threading.get_ident())
 
     agent = mind_rig.agent(engine)
     before = agent.head
