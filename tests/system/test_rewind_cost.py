@@ -89,6 +89,7 @@ def test_a_rewind_does_not_wait_until_the_old_root_is_gone(
     agent = mind_rig.agent(engine)
     before = agent.head
     agent.sh("echo 1 > uncaptured")  # so that the rewind takes a snapshot first: two roots are left
+    engine.flush()  # other sandboxes' roots are gone by now
     monkeypatch.setattr(Target, "bury", seen)
     engine.rewind(agent.id, before.id)
     engine.undo(agent.id)
