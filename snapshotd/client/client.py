@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from snapshotd.client.approvals import Approvals
 from snapshotd.client.feeding import Feeder, Readable
@@ -50,6 +50,10 @@ from snapshotd.daemon.http.wire import (
 )
 from snapshotd.errors import DaemonUnavailable, UsageError
 from snapshotd.types import DEFAULT_TENANT
+
+if TYPE_CHECKING:
+    from snapshotd.client.bisecting import BisectInfo, Tried
+    from snapshotd.client.comparing import CompareInfo
 
 OutputSink = Callable[[Literal["stdout", "stderr"], bytes], object]
 Progress = Callable[[str], object]
@@ -334,6 +338,41 @@ class Snapshotd(Mind, Approvals, Values):
             write(base64.b64decode(event["data_b64"]))
         raise DaemonUnavailable(
             "the daemon ended the patch early, so what was written is not complete; repeat the command"
+        )
+
+    def compare(self, *refs: str) -> CompareInfo:
+        """Two or more trajectories or snapshots, call by call from the last snapshot that all have, each against the
+        first; and how each came out."""
+        from snapshotd.client.comparing import compare  # only then: difflib is for few
+
+        return compare(self, refs)
+
+    def bisect(
+        self,
+        ref: str,
+        argv: Sequence[str],
+        *,
+        good: str | None = None,
+        bad: str | None = None,
+        parallel: int = 1,
+        repeat: int = 1,
+        on_tried: Callable[[Tried], object] = lambda _: None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> BisectInfo:
+        """The first snapshot of a line at which a command fails, by runs in throw-away forks, `parallel` at once. Exit
+        code 0 passes, 125 cannot tell, everything else fails. `good` is the line's first snapshot unless named, `bad`
+        its head. The border runs `repeat` times again, to find a flaky command. `on_tried` is told of each run, from
+        several threads if there are several at once.
+
+        UsageError: the command fails at the good end, or passes at the bad one.
+        """
+        from snapshotd.client.bisecting import bisect
+
+        options = {"cwd": cwd, "env": env, "user": user}
+        return bisect(
+            self, ref, argv, good=good, bad=bad, parallel=parallel, repeat=repeat, on_tried=on_tried, options=options
         )
 
     def cat(self, ref: str, path: str | bytes) -> Iterator[bytes]:

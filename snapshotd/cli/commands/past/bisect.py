@@ -1,0 +1,128 @@
+"""`snapshotd bisect`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from snapshotd.cli.changes import change_json, change_line
+from snapshotd.cli.command import after_dashes, connect, declare, json_option, refuse
+from snapshotd.cli.follow import note
+from snapshotd.cli.taken import snapshot_json
+from snapshotd.cli.text import print_json, printable, status
+from snapshotd.cli.values import Count, Variable, complete_snapshot, complete_trajectory
+from snapshotd.client.bisecting import BisectInfo, Tried
+from snapshotd.client.client import Snapshotd
+from snapshotd.client.results import SnapshotInfo
+from snapshotd.types import short
+
+_EXAMPLES = [
+    "snapshotd bisect agent -- pytest -q",
+    "snapshotd bisect --good known-good --bad a1b2c3 agent -- make check",
+    "snapshotd bisect --parallel 4 --json agent -- ./reproduce.sh | jq -r .first_bad.id",
+]
+_FILES, _MESSAGES, _CHARS = 20, 6, 500
+
+
+@declare("bisect", examples=_EXAMPLES, splits=True)
+@click.option(
+    "--good", metavar="ID", help="Where it passes.  [default: the beginning]", shell_complete=complete_snapshot
+)
+@click.option("--bad", metavar="ID", help="Where it fails.  [default: the head]", shell_complete=complete_snapshot)
+@click.option("--parallel", metavar="N", type=Count(1), default=1, help="Snapshots tried at once.  [default: 1]")
+@click.option("--repeat", metavar="N", type=Count(0), default=1, help="Times to run the border again.  [default: 1]")
+@click.option("-w", "--cwd", metavar="DIR", help="Working directory in the sandbox.")
+@click.option(
+    "-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on."
+)
+@click.option("-u", "--user", metavar="USER[:GROUP]", help="Who runs it in the sandbox, by name or number.")
+@json_option
+@click.argument(
+    "words", metavar="TRAJECTORY -- CMD [ARGS]...", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_trajectory
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    words: tuple[str, ...],
+    good: str | None,
+    bad: str | None,
+    parallel: int,
+    repeat: int,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Find the call that broke it: the first snapshot where a command fails.
+
+    The command runs in throw-away forks of snapshots between a good and a bad one, which halve what is left. Exit code
+    0 passes, 125 cannot tell, everything else fails. At the end the border runs again: a command that now passes and
+    now fails is said to be flaky. Shown are the call, what it changed, and what was said before it.
+
+    With --json: {"first_bad","last_good","unknown","tried":[{"snapshot","round","outcome","exit_code"}],"rounds",
+    "flaky","changes"}.
+    """
+    after = after_dashes(ctx)
+    trajectory, argv = words[0] if words else "", list(after if after is not None else words[1:])
+    if not trajectory or (after is not None and len(words) > 1):
+        refuse("name one trajectory and a command: `snapshotd bisect TRAJECTORY -- CMD`")
+    client = connect(ctx)
+    options["env"] = dict(options["env"])
+    found = client.bisect(
+        trajectory, argv, good=good, bad=bad, parallel=parallel, repeat=repeat, on_tried=_say, **options
+    )
+    before = found.first_bad.parent or found.last_good.id
+    changes = list(client.diff(before, found.first_bad.id))
+    if as_json:
+        print_json(_json(found) | {"changes": [change_json(change) for change in changes]})
+        return 0
+    _show(client, found)
+    for change in changes[:_FILES]:
+        click.echo(f"  {change_line(change)}")
+    if len(changes) > _FILES:
+        click.echo(f"  and {len(changes) - _FILES} more: snapshotd diff {short(found.first_bad.id)}")
+    return 0
+
+
+def _say(tried: Tried) -> None:
+    word = {"good": "passes", "bad": "fails", "untestable": "cannot tell"}[tried.outcome]
+    note(f"{tried.snapshot.seq} {short(tried.snapshot.id)} {tried.snapshot.tool.name}: {word} ({tried.exit_code})")
+
+
+def _json(found: BisectInfo) -> dict[str, Any]:
+    return {
+        "first_bad": snapshot_json(found.first_bad),
+        "last_good": snapshot_json(found.last_good),
+        "unknown": [one.id for one in found.unknown],
+        "tried": [
+            {"snapshot": one.snapshot.id, "round": one.round, "outcome": one.outcome, "exit_code": one.exit_code}
+            for one in found.tried
+        ],
+        "rounds": found.rounds,
+        "flaky": found.flaky,
+    }
+
+
+def _show(client: Snapshotd, found: BisectInfo) -> None:
+    click.echo(f"{click.style('first bad', bold=True)}  {_line(found.first_bad)}")
+    click.echo(f"{click.style('last good', bold=True)}  {_line(found.last_good)}")
+    if found.unknown:
+        note(
+            f"{len(found.unknown)} snapshots between them could not be tested; the call of each may have broken it, too"
+        )
+    if found.flaky:
+        told = ", ".join(
+            f"{passed} of {runs} runs pass at {short(one.id)}"
+            for one in (found.last_good, found.first_bad)
+            for passed, runs in (found.counts(one),)
+        )
+        note(f"the command is flaky, so this may not be where it broke: {told}; --repeat asks more often")
+    said = client.conversation(found.first_bad.id)[found.last_good.messages :]
+    for message in said[-_MESSAGES:]:
+        text = message.content if isinstance(message.content, str) else str(message.content)
+        click.echo(f"  {message.role}: {printable(text[:_CHARS])}")
+
+
+def _line(one: SnapshotInfo) -> str:
+    arguments = printable(str(one.tool.arguments)[:_CHARS])
+    return f"{one.seq} {short(one.id)}  {printable(one.tool.name)} {arguments}  {status(one.tool.status)}"
