@@ -103,7 +103,7 @@ def borg(*words: str | Path, cwd: Path | None = None) -> None:
     run("borg", *words, cwd=cwd)
 
 
-# -- history --------------------------------------------------------------------------------------------------------
+# -- history -----------------------------------------------------------------------------------------------------------
 
 
 def history(work: Path, git_dir: Path, count: int) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def _apply(layer: Path, checkout: Path) -> None:
                 shutil.copy2(source, target, follow_symlinks=False)
 
 
-# -- the others -----------------------------------------------------------------------------------------------------
+# -- the others --------------------------------------------------------------------------------------------------------
 
 
 def fill(path: Path, size: int, rng: random.Random) -> None:

@@ -122,7 +122,7 @@ class Box:
             assert err == ""
         return out, err
 
-    # -- the handler ----------------------------------------------------------------------------------------------------
+    # -- the handler ---------------------------------------------------------------------------------------------------
 
     def hello(self, pid: int) -> dict[str, Any]:
         return {"trajectory": "t", "snapshot": "s", "replaying": False}

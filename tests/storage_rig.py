@@ -438,7 +438,7 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data).hexdigest()
 
 
-# -- what must hold whenever a daemon is up again -------------------------------------------------------------------
+# -- what must hold whenever a daemon is up again ----------------------------------------------------------------------
 
 
 MERGED_HEADS_BYTES = 4096

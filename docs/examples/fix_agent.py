@@ -29,7 +29,7 @@ from typing import Any
 
 from snapshotd.agent import message, tool
 
-# -- tools ----------------------------------------------------------------------------------------------------------
+# -- tools -------------------------------------------------------------------------------------------------------------
 
 
 @tool
@@ -85,7 +85,7 @@ def edit_file(path: str, old: str, new: str) -> str:
 
 TOOLS: dict[str, Callable[..., Any]] = {"run_tests": run_tests, "read_file": read_file, "edit_file": edit_file}
 
-# -- the agent ------------------------------------------------------------------------------------------------------
+# -- the agent ---------------------------------------------------------------------------------------------------------
 
 Call = tuple[str, str, dict[str, Any]]  # id, tool, arguments
 Turn = dict[str, Any]
@@ -123,7 +123,7 @@ def shorten(text: str, limit: int = 100) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-# -- a model that is a script ---------------------------------------------------------------------------------------
+# -- a model that is a script ------------------------------------------------------------------------------------------
 
 SPLITTER = "sqlparse/engine/statement_splitter.py"
 BROKEN = """\
@@ -181,7 +181,7 @@ class Script:
         return text, [("", name, arguments)]
 
 
-# -- a real model (optional) ----------------------------------------------------------------------------------------
+# -- a real model (optional) -------------------------------------------------------------------------------------------
 
 SCHEMAS = {
     "run_tests": {"paths": {"type": "array", "items": {"type": "string"}}},
@@ -275,7 +275,7 @@ class Anthropic:
         return {"role": turn["role"], "content": blocks}
 
 
-# -- start ----------------------------------------------------------------------------------------------------------
+# -- start -------------------------------------------------------------------------------------------------------------
 
 
 def choose_model(number: Any) -> Any:

@@ -89,7 +89,7 @@ def _unpacked(said: Dict[str, Any]) -> Dict[str, Any]:
     return dict(said["answer"])
 
 
-# -- the holder -----------------------------------------------------------------------------------------------------
+# -- the holder --------------------------------------------------------------------------------------------------------
 
 
 def _hold(fields: Dict[str, Any], body: Optional[bytes], writing: int) -> None:

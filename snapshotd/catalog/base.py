@@ -70,7 +70,7 @@ class Catalog(ABC):
     def flush(self) -> None:
         """Return when everything committed so far is durable against power loss."""
 
-    # -- small facts ----------------------------------------------------------------------------------------------------
+    # -- small facts ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def problems(self) -> list[str]:
@@ -84,7 +84,7 @@ class Catalog(ABC):
     def set_meta(self, key: str, value: str) -> None:
         """Set or replace a named fact."""
 
-    # -- images ---------------------------------------------------------------------------------------------------------
+    # -- images --------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def add_image(self, image: Image) -> None:
@@ -107,7 +107,7 @@ class Catalog(ABC):
     def set_image_tree(self, image_id: ImageID, tree: TreeID) -> None:
         """Record that an image's files are in the repository. Not an error when it is gone."""
 
-    # -- trajectories ---------------------------------------------------------------------------------------------------
+    # -- trajectories --------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def add_trajectories(self, items: Sequence[tuple[Trajectory, Snapshot | None]]) -> None:
@@ -160,7 +160,7 @@ class Catalog(ABC):
         `head` is one of its own snapshots or its `forked_from`. Conflict when an id, name or tag is taken; NotFound for
         what is named and is nowhere."""
 
-    # -- snapshots ------------------------------------------------------------------------------------------------------
+    # -- snapshots -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def commit_snapshot(
@@ -254,7 +254,7 @@ class Catalog(ABC):
     def own_state(self, snapshot_id: SnapshotID) -> dict[str, Any] | None:
         """The agent's state if this snapshot changed it; None where it is that of what it continues. NotFound."""
 
-    # -- journals -------------------------------------------------------------------------------------------------------
+    # -- journals ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def begin_entry(self, trajectory_id: TrajectoryID, entry: Entry, *, fence: int | None = None) -> None:
@@ -289,7 +289,7 @@ class Catalog(ABC):
         """The entries of the trajectory's present line that no snapshot binds: open ones, and those that ended since
         the head. NotFound."""
 
-    # -- parts ----------------------------------------------------------------------------------------------------------
+    # -- parts ---------------------------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -327,8 +327,7 @@ class Catalog(ABC):
     def tags(self) -> dict[str, SnapshotID]:
         """Every tag and what it names."""
 
-    # -- what is referenced
-    # ---------------------------------------------------------------------------------------------
+    # -- what is referenced --------------------------------------------------------------------------------------------
 
     @abstractmethod
     def referenced_layers(self) -> set[LayerID]:

@@ -44,7 +44,7 @@ def position_of(db: Database, snapshot_id: SnapshotID) -> Position:
     return Position(*row)
 
 
-# -- conversations --------------------------------------------------------------------------------------------------
+# -- conversations -----------------------------------------------------------------------------------------------------
 
 
 def own_messages(db: Database, snapshot_id: SnapshotID) -> list[Message]:
@@ -96,7 +96,7 @@ def _messages(db: Database, snapshot_id: SnapshotID, segments: list[Any]) -> Ite
             position += len(page)
 
 
-# -- the agent's state ----------------------------------------------------------------------------------------------
+# -- the agent's state -------------------------------------------------------------------------------------------------
 
 
 def save_state(db: Database, content: str | None, before: int | None) -> int | None:
@@ -132,7 +132,7 @@ def own_state(db: Database, snapshot_id: SnapshotID) -> dict[str, Any] | None:
     return state_of(db, snapshot_id) if row[0] else None
 
 
-# -- journals -------------------------------------------------------------------------------------------------------
+# -- journals ----------------------------------------------------------------------------------------------------------
 
 
 class _Segment(NamedTuple):

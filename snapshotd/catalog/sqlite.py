@@ -81,7 +81,7 @@ class SqliteCatalog(Catalog):
     def problems(self) -> list[str]:
         return self._db.problems()
 
-    # -- small facts ----------------------------------------------------------------------------------------------------
+    # -- small facts ---------------------------------------------------------------------------------------------------
 
     def get_meta(self, key: str) -> str | None:
         row = self._db.read_one("SELECT value FROM meta WHERE key = ?", (key,))
@@ -93,7 +93,7 @@ class SqliteCatalog(Catalog):
                 "INSERT INTO meta VALUES (?,?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value)
             )
 
-    # -- images ---------------------------------------------------------------------------------------------------------
+    # -- images --------------------------------------------------------------------------------------------------------
 
     def add_image(self, image: Image) -> None:
         with self._db.transaction():
@@ -130,7 +130,7 @@ class SqliteCatalog(Catalog):
                 )
             self._db.write("DELETE FROM images WHERE pk = ?", (number,))
 
-    # -- trajectories ---------------------------------------------------------------------------------------------------
+    # -- trajectories --------------------------------------------------------------------------------------------------
 
     def add_trajectories(self, items: Sequence[tuple[Trajectory, Snapshot | None]]) -> None:
         with self._db.transaction():
@@ -192,7 +192,7 @@ class SqliteCatalog(Catalog):
         with self._db.transaction():
             remove_trajectory(self._db, trajectory_id)
 
-    # -- snapshots ------------------------------------------------------------------------------------------------------
+    # -- snapshots -----------------------------------------------------------------------------------------------------
 
     def commit_snapshot(
         self,
@@ -324,7 +324,7 @@ class SqliteCatalog(Catalog):
         with self._db.transaction():
             self._db.write("UPDATE images SET tree = ? WHERE id = ?", (tree, image_id))
 
-    # -- conversations --------------------------------------------------------------------------------------------------
+    # -- conversations -------------------------------------------------------------------------------------------------
 
     def own_messages(self, snapshot_id: SnapshotID) -> list[Message]:
         return lines.own_messages(self._db, snapshot_id)
@@ -341,7 +341,7 @@ class SqliteCatalog(Catalog):
         with self._db.lock:
             return lines.own_state(self._db, snapshot_id)
 
-    # -- journals -------------------------------------------------------------------------------------------------------
+    # -- journals ------------------------------------------------------------------------------------------------------
 
     def begin_entry(self, trajectory_id: TrajectoryID, entry: Entry, *, fence: int | None = None) -> None:
         with self._db.transaction():
@@ -367,7 +367,7 @@ class SqliteCatalog(Catalog):
         with self._db.lock:
             return entries.unbound(self._db, writer(self._db, trajectory_id, None).line)
 
-    # -- parts ----------------------------------------------------------------------------------------------------------
+    # -- parts ---------------------------------------------------------------------------------------------------------
 
     @property
     def approvals(self) -> Approvals:
@@ -381,8 +381,7 @@ class SqliteCatalog(Catalog):
     def values(self) -> KeyValues:
         return self._values
 
-    # -- references by people
-    # -------------------------------------------------------------------------------------------
+    # -- references by people ------------------------------------------------------------------------------------------
 
     def resolve_snapshot(self, ref: str) -> Snapshot:
         with self._db.lock:
@@ -410,8 +409,7 @@ class SqliteCatalog(Catalog):
             )
         )
 
-    # -- what is referenced
-    # ---------------------------------------------------------------------------------------------
+    # -- what is referenced --------------------------------------------------------------------------------------------
 
     def referenced_layers(self) -> set[LayerID]:
         return {LayerID(row[0]) for row in self._db.read("SELECT DISTINCT value FROM stacks, json_each(stacks.layers)")}

@@ -124,7 +124,7 @@ class SqliteValues(KeyValues):
                 (max(keep_versions, 0),),
             )
 
-    # -- inside ---------------------------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------------------------------
 
     def _key(self, tenant: str, namespace: str, key: str) -> tuple[int, int]:
         """A key's row and latest version, made if it is new."""

@@ -361,7 +361,7 @@ def local_folder(path: str, what: str) -> str:
         raise click.UsageError(f"the {what} {path} cannot be read: {exc.strerror}") from exc
 
 
-# -- completion -----------------------------------------------------------------------------------------------------
+# -- completion --------------------------------------------------------------------------------------------------------
 
 
 def complete_trajectory(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -92,8 +92,7 @@ class Snapshotd(Mind, Approvals, Values):
 
         start_daemon(self.state_dir, self.socket_path)
 
-    # -- sandboxes and runs
-    # ---------------------------------------------------------------------------------------------
+    # -- sandboxes and runs --------------------------------------------------------------------------------------------
 
     def create(self, *, wait: Wait = "captured", **sandbox: Any) -> tuple[TrajectoryInfo, SnapshotInfo]:
         """A sandbox without an agent, running, and its first snapshot. Takes the keywords of `sandbox_fields`."""
@@ -287,7 +286,7 @@ class Snapshotd(Mind, Approvals, Values):
             "DELETE", f"/trajectories/{ref_segment(ref, 'trajectory')}", query={"force": "true" if force else None}
         )
 
-    # -- looking --------------------------------------------------------------------------------------------------------
+    # -- looking -------------------------------------------------------------------------------------------------------
 
     def trajectories(self) -> list[TrajectoryInfo]:
         return [TrajectoryInfo.of(item) for item in self._transport.request("GET", "/trajectories")]
@@ -395,8 +394,7 @@ class Snapshotd(Mind, Approvals, Values):
     def untag(self, name: str) -> None:
         self._transport.request("DELETE", f"/tags/{ref_segment(name, 'tag')}")
 
-    # -- durable storage
-    # ------------------------------------------------------------------------------------------------
+    # -- durable storage -----------------------------------------------------------------------------------------------
 
     def usage(self) -> UsageInfo:
         """What takes space."""
@@ -554,7 +552,7 @@ class Snapshotd(Mind, Approvals, Values):
     ) -> dict[str, Any]:
         return _result(self._transport.lines(method, path, body=body), progress, what, then)
 
-    # -- images ---------------------------------------------------------------------------------------------------------
+    # -- images --------------------------------------------------------------------------------------------------------
 
     def images(self) -> list[ImageInfo]:
         return [ImageInfo.of(item) for item in self._transport.request("GET", "/images")]
@@ -577,7 +575,7 @@ class Snapshotd(Mind, Approvals, Values):
     def remove_image(self, ref: str) -> None:
         self._transport.request("DELETE", f"/images/{segment(ref)}")
 
-    # -- the daemon -----------------------------------------------------------------------------------------------------
+    # -- the daemon ----------------------------------------------------------------------------------------------------
 
     def version(self) -> VersionInfo:
         return VersionInfo.of(self._transport.request("GET", "/version"))

@@ -317,8 +317,7 @@ class Usage:
 
 
 class Engine(ABC):
-    # -- sandboxes and runs
-    # ---------------------------------------------------------------------------------------------
+    # -- sandboxes and runs --------------------------------------------------------------------------------------------
 
     @abstractmethod
     def create(self, request: SandboxRequest) -> tuple[Trajectory, Snapshot]:
@@ -429,7 +428,7 @@ class Engine(ABC):
         """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks;
         UsageError: `ref` is a tag or a snapshot."""
 
-    # -- looking --------------------------------------------------------------------------------------------------------
+    # -- looking -------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def trajectories(self) -> list[Trajectory]: ...
@@ -496,7 +495,7 @@ class Engine(ABC):
     @abstractmethod
     def untag(self, name: str) -> None: ...
 
-    # -- approvals ------------------------------------------------------------------------------------------------------
+    # -- approvals -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def approvals(self, status: ApprovalStatus | None = None) -> list[Approval]:
@@ -519,8 +518,7 @@ class Engine(ABC):
         `finished`. Never ends by itself; a consumer that does not keep up loses the oldest (an event `lost` says how
         many)."""
 
-    # -- key-value store
-    # ------------------------------------------------------------------------------------------------
+    # -- key-value store -----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def put_value(
@@ -556,8 +554,7 @@ class Engine(ABC):
     @abstractmethod
     def value_history(self, tenant: str, namespace: str, key: str) -> list[StoredValue]: ...
 
-    # -- durable storage
-    # ------------------------------------------------------------------------------------------------
+    # -- durable storage -----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def usage(self) -> Usage: ...
@@ -618,7 +615,7 @@ class Engine(ABC):
     def unmount(self, directory: Path, namespace_pid: int) -> None:
         """End it. NotFound."""
 
-    # -- images ---------------------------------------------------------------------------------------------------------
+    # -- images --------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def images(self) -> list[Image]: ...
@@ -635,7 +632,7 @@ class Engine(ABC):
     @abstractmethod
     def remove_image(self, ref: str) -> None: ...
 
-    # -- lifecycle ------------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def status(self) -> dict[str, Any]:

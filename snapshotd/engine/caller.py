@@ -31,7 +31,7 @@ class Caller:
         self._unread: set[Stream] = set()
         self.gone = False
 
-    # -- telling --------------------------------------------------------------------------------------------------------
+    # -- telling -------------------------------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
         with self._lock:
@@ -58,7 +58,7 @@ class Caller:
     def _tell(self) -> None:
         os.eventfd_write(self.fd, 1)
 
-    # -- listening ------------------------------------------------------------------------------------------------------
+    # -- listening -----------------------------------------------------------------------------------------------------
 
     def heard(self) -> set[Stream]:
         """Make `fd` unreadable until there is something new. The streams that were closed since the last time."""

@@ -153,8 +153,7 @@ class LocalEngine(MindVerbs):
         except SnapshotdError:
             return  # the archive has logged it, and tries again
 
-    # -- sandboxes and runs
-    # ---------------------------------------------------------------------------------------------
+    # -- sandboxes and runs --------------------------------------------------------------------------------------------
 
     def create(self, request: SandboxRequest) -> tuple[Trajectory, Snapshot]:
         trajectory, snapshot, sandbox, calls = self._begin(request, None, None, ())
@@ -372,7 +371,7 @@ class LocalEngine(MindVerbs):
         except (SnapshotdError, OSError) as exc:
             _log.warning("layers that nothing needs are left for the next start: %s", exc)
 
-    # -- looking --------------------------------------------------------------------------------------------------------
+    # -- looking -------------------------------------------------------------------------------------------------------
 
     def trajectories(self) -> list[Trajectory]:
         return self._catalog.trajectories()
@@ -430,8 +429,7 @@ class LocalEngine(MindVerbs):
         self._catalog.untag(name)
         self._archive.tags_changed()
 
-    # -- durable storage
-    # ------------------------------------------------------------------------------------------------
+    # -- durable storage -----------------------------------------------------------------------------------------------
 
     def _evict(self) -> int:
         freed = evict.evict(self._context, self._merger, evict.budget_bytes(self._context))
@@ -508,7 +506,7 @@ class LocalEngine(MindVerbs):
     def unmount(self, directory: Path, namespace_pid: int) -> None:
         self._browse.unmount(directory, namespace_pid)
 
-    # -- images ---------------------------------------------------------------------------------------------------------
+    # -- images --------------------------------------------------------------------------------------------------------
 
     def images(self) -> list[Image]:
         return self._context.images.list()
@@ -522,7 +520,7 @@ class LocalEngine(MindVerbs):
     def remove_image(self, ref: str) -> None:
         self._context.images.remove(ref)
 
-    # -- lifecycle ------------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         context = self._context

@@ -116,7 +116,7 @@ class MindVerbs(Engine):
     def _snapshot(self, ref: str) -> Snapshot:
         return self._mind.context.catalog.resolve_snapshot(ref)
 
-    # -- going back -----------------------------------------------------------------------------------------------------
+    # -- going back ----------------------------------------------------------------------------------------------------
 
     def rewind(self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False) -> Snapshot:
         with self._mind.context.pins.pinned(self._snapshot(to).id) as target:
@@ -157,7 +157,7 @@ class MindVerbs(Engine):
     def compensate(self, ref: str, calls: tuple[str, ...]) -> list[Effect]:
         return self._mind.effects.compensate(self._trajectory(ref), calls)
 
-    # -- looking --------------------------------------------------------------------------------------------------------
+    # -- looking -------------------------------------------------------------------------------------------------------
 
     def journal(self, ref: str) -> list[Entry]:
         return self._mind.journal(ref)
@@ -169,7 +169,7 @@ class MindVerbs(Engine):
     def tasks(self, ref: str) -> list[Task]:
         return tasks.listed(self._mind.context.catalog.state(self._snapshot(ref).id))
 
-    # -- approvals ------------------------------------------------------------------------------------------------------
+    # -- approvals -----------------------------------------------------------------------------------------------------
 
     def approvals(self, status: ApprovalStatus | None = None) -> list[Approval]:
         return self._mind.gate.list(status)
@@ -186,8 +186,7 @@ class MindVerbs(Engine):
     def watch(self) -> Iterator[Event]:
         return self._mind.context.events.watch.follow()
 
-    # -- key-value store
-    # ------------------------------------------------------------------------------------------------
+    # -- key-value store -----------------------------------------------------------------------------------------------
 
     def put_value(
         self,

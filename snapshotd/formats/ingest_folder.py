@@ -132,7 +132,7 @@ class _FolderIngest:
                 os.close(fd)
         return self.tally.report()
 
-    # -- the walk -------------------------------------------------------------------------------------------------------
+    # -- the walk ------------------------------------------------------------------------------------------------------
 
     def _enter(self, path: bytes) -> _Level:
         """Copy all but the directories of the directory we are in."""
@@ -206,7 +206,7 @@ class _FolderIngest:
                 "the state directory was changed by another program while a folder was copied into it; try again"
             )
 
-    # -- entries --------------------------------------------------------------------------------------------------------
+    # -- entries -------------------------------------------------------------------------------------------------------
 
     def _node(self, fd: int, st: os.stat_result, path: bytes, name: bytes) -> None:
         kind = stat.S_IFMT(st.st_mode)

@@ -162,8 +162,7 @@ class _TarIngest:
             self._mine.add(path)
             path = path.rpartition(b"/")[0]
 
-    # -- reaching a directory
-    # -------------------------------------------------------------------------------------------
+    # -- reaching a directory ------------------------------------------------------------------------------------------
 
     def _go(self, path: bytes, member: Member, *, make: bool = True) -> None:
         """Hold the directory `path`; what is missing is made (0755, root's, as old as the member). FileNotFoundError
@@ -221,8 +220,7 @@ class _TarIngest:
             self._leave(0)
             os.utime(self._root, ns=(self._held[0].mtime_ns, self._held[0].mtime_ns))
 
-    # -- making an entry
-    # ------------------------------------------------------------------------------------------------
+    # -- making an entry -----------------------------------------------------------------------------------------------
 
     def _root_directory(self, member: Member) -> None:
         if member.kind is not MemberKind.DIRECTORY:
@@ -365,8 +363,7 @@ class _TarIngest:
             return files.open_deep(self._root, path)
         return files.open_beneath(self._root, path, files.DIR_FLAGS)
 
-    # -- deletions of earlier layers
-    # ------------------------------------------------------------------------------------
+    # -- deletions of earlier layers -----------------------------------------------------------------------------------
 
     def _whiteout(self, parent: bytes, name: bytes, member: Member) -> None:
         """Delete what earlier archives put there; never what this one did (OCI image specification, "Whiteouts")."""

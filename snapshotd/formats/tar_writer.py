@@ -139,7 +139,7 @@ class _Writer:
         self._out.write(END)
         self._out.flush()
 
-    # -- entries --------------------------------------------------------------------------------------------------------
+    # -- entries -------------------------------------------------------------------------------------------------------
 
     def _fits(self, frame: _Frame, child: Child) -> bool:
         """Whether the entry's name can be in the stream; a warning says why not."""
@@ -196,7 +196,7 @@ class _Writer:
         else:
             self._warn(path, "was left out, because it is a device 0:0, which means a deletion")
 
-    # -- files ----------------------------------------------------------------------------------------------------------
+    # -- files ---------------------------------------------------------------------------------------------------------
 
     def _file(self, path: bytes, child: Child, xattrs: dict[bytes, bytes]) -> bool:
         """False if it cannot be in the stream."""
@@ -259,7 +259,7 @@ class _Writer:
             self._out.write(piece)
             offset, length = offset + len(piece), length - len(piece)
 
-    # -- headers --------------------------------------------------------------------------------------------------------
+    # -- headers -------------------------------------------------------------------------------------------------------
 
     def _header(
         self,
@@ -343,7 +343,7 @@ class _Writer:
             self._warn(path, "lost its extended attributes, which are more than can be listed")
             return {}
 
-    # -- warnings -------------------------------------------------------------------------------------------------------
+    # -- warnings ------------------------------------------------------------------------------------------------------
 
     def _warn(self, path: bytes, what: str) -> None:
         if len(self._warnings) < _WARNINGS_LIMIT:

@@ -114,7 +114,7 @@ class TreeOperations(pyfuse3.Operations):
         except (KeyError, ValueError):
             return f"handle {what}"
 
-    # -- names ----------------------------------------------------------------------------------------------------------
+    # -- names ---------------------------------------------------------------------------------------------------------
 
     @_answers
     async def lookup(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> EntryAttributes:
@@ -165,7 +165,7 @@ class TreeOperations(pyfuse3.Operations):
         await tree.source.idle()
         return tree.view.readlink_of(child)
 
-    # -- directories ----------------------------------------------------------------------------------------------------
+    # -- directories ---------------------------------------------------------------------------------------------------
 
     @_answers
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
@@ -225,7 +225,7 @@ class TreeOperations(pyfuse3.Operations):
         self._nodes.known(node)
         return True
 
-    # -- contents -------------------------------------------------------------------------------------------------------
+    # -- contents ------------------------------------------------------------------------------------------------------
 
     @_answers
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
@@ -254,8 +254,7 @@ class TreeOperations(pyfuse3.Operations):
     async def release(self, fh: int) -> None:
         """Nothing is held per open file."""
 
-    # -- extended attributes
-    # --------------------------------------------------------------------------------------------
+    # -- extended attributes -------------------------------------------------------------------------------------------
 
     @_answers
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
@@ -281,7 +280,7 @@ class TreeOperations(pyfuse3.Operations):
             found = tree.view.xattrs_of(node.child)
         return shifted_xattrs(found, tree.shift)
 
-    # -- the whole ------------------------------------------------------------------------------------------------------
+    # -- the whole -----------------------------------------------------------------------------------------------------
 
     @_answers
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
@@ -293,7 +292,7 @@ class TreeOperations(pyfuse3.Operations):
         data.f_namemax = 255
         return data
 
-    # -- inside ---------------------------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------------------------------
 
     def _tree(self, node: Node) -> Tree:
         self._nodes.open_place(node)

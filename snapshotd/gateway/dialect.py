@@ -162,7 +162,7 @@ def _family(status: int) -> str:
     return "invalid_request_error" if status < 500 else "api_error"
 
 
-# -- reading what others wrote --------------------------------------------------------------------------------------
+# -- reading what others wrote -----------------------------------------------------------------------------------------
 
 
 def text(value: Any) -> str | None:

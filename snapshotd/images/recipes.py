@@ -151,7 +151,7 @@ def _digest(folder: Path) -> str:
     return "recipe:" + digest.hexdigest()
 
 
-# -- where packages come from ---------------------------------------------------------------------------------------
+# -- where packages come from ------------------------------------------------------------------------------------------
 
 
 def host_mirrors(suite: str, apt_dir: Path = Path("/etc/apt")) -> list[Mirror]:

@@ -74,7 +74,7 @@ class ImageStore(Images):
         finally:
             os.close(fd)
 
-    # -- looking --------------------------------------------------------------------------------------------------------
+    # -- looking -------------------------------------------------------------------------------------------------------
 
     def list(self) -> list[Image]:
         return self._catalog.images()
@@ -104,7 +104,7 @@ class ImageStore(Images):
                 )
                 raise NotFound(message) from exc
 
-    # -- making ---------------------------------------------------------------------------------------------------------
+    # -- making --------------------------------------------------------------------------------------------------------
 
     def build(self, recipe: str, name: str | None, progress: Progress) -> Image:
         found = recipes.find_recipe(recipe)
@@ -229,7 +229,7 @@ class ImageStore(Images):
             for name in (f"{_TMP}{image_id}", image_id):
                 files.remove_tree(fd, name)
 
-    # -- removing -------------------------------------------------------------------------------------------------------
+    # -- removing ------------------------------------------------------------------------------------------------------
 
     def remove(self, ref: str) -> None:
         image = self.find(ref)

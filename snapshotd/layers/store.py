@@ -188,8 +188,7 @@ class LayerStore:
             self.release(stack.layers)
             raise
 
-    # -- who is using what
-    # ----------------------------------------------------------------------------------------------
+    # -- who is using what ---------------------------------------------------------------------------------------------
 
     def hold(self, layers: Iterable[LayerID]) -> bool:
         """Keep layers from being evicted until `release`, all or none. False when one is not there. Notes that they
@@ -279,8 +278,7 @@ class LayerStore:
         self._empty_trash(layer)
         return True
 
-    # -- layers that are not there yet
-    # ----------------------------------------------------------------------------------
+    # -- layers that are not there yet ---------------------------------------------------------------------------------
 
     def expect(self, layer: LayerID, opener: LazyOpener) -> None:
         """Announce a lazy layer: it counts as present from now on, and is pinned."""
@@ -313,7 +311,7 @@ class LayerStore:
             self._lazy.pop(layer, None)
             self._pins.discard(layer)
 
-    # -- live layers ----------------------------------------------------------------------------------------------------
+    # -- live layers ---------------------------------------------------------------------------------------------------
 
     def room(self, stack: Stack, disk_bytes: int) -> quota.Used:
         """How much may be written above `stack` by a sandbox whose layers may take `disk_bytes` together (0:
@@ -484,7 +482,7 @@ def _space(exc: OSError, doing: str) -> OSError | OutOfSpace:
     return exc
 
 
-# -- choosing the file system ---------------------------------------------------------------------------------------
+# -- choosing the file system ------------------------------------------------------------------------------------------
 
 
 def prepare(state_dir: Path) -> LayerStore:

@@ -202,7 +202,7 @@ class RepositoryWriter(Repository):
         """Return when everything saved is durable: packs, then index. Nothing to do costs nothing."""
 
 
-# -- keeping it small and whole -------------------------------------------------------------------------------------
+# -- keeping it small and whole ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

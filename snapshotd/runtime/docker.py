@@ -89,7 +89,7 @@ class DockerRuntime(Runtime):
         self._image_lock = threading.Lock()
         self._known: dict[ContainerID, RuncContainer] = {}
 
-    # -- the contract ---------------------------------------------------------------------------------------------------
+    # -- the contract --------------------------------------------------------------------------------------------------
 
     def unavailable(self) -> str | None:
         if os.geteuid() != 0:
@@ -180,7 +180,7 @@ class DockerRuntime(Runtime):
         finally:
             os.close(directory)
 
-    # -- pieces ---------------------------------------------------------------------------------------------------------
+    # -- pieces --------------------------------------------------------------------------------------------------------
 
     def _api(self) -> Any:
         """The SDK's low-level client; one for all threads (its connection pool is thread-safe)."""

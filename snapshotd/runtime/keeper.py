@@ -50,7 +50,7 @@ class KeeperClient(base.Keeper):
         self._child_fd: int | None = None
         """A pidfd of the keeper, if it is a child of this process."""
 
-    # -- the contract ---------------------------------------------------------------------------------------------------
+    # -- the contract --------------------------------------------------------------------------------------------------
 
     def run(
         self,
@@ -113,7 +113,7 @@ class KeeperClient(base.Keeper):
                 self._lifeline.recv(keeper_main.MESSAGE_MAX_BYTES)  # it stays, or its end
             self._forget_lifeline()
 
-    # -- asking ---------------------------------------------------------------------------------------------------------
+    # -- asking --------------------------------------------------------------------------------------------------------
 
     def _look(self, request: dict[str, Any]) -> Answer | None:
         """The answer; None when there is no keeper, it ends meanwhile, or has nothing under that key. SandboxFailed if
@@ -166,8 +166,7 @@ class KeeperClient(base.Keeper):
             text = ""
         return failure.shorten(text.rstrip().rpartition("\n")[2]) or "it was killed"
 
-    # -- connecting and starting
-    # ----------------------------------------------------------------------------------------
+    # -- connecting and starting ---------------------------------------------------------------------------------------
 
     def _connect(self, *, start: bool) -> socket.socket | None:
         """A connection to the keeper, which is started if need be and allowed; None when there is none.

@@ -138,7 +138,7 @@ class KeeperProcess:
             if not self._idle():
                 self._stay()
 
-    # -- life -----------------------------------------------------------------------------------------------------------
+    # -- life ----------------------------------------------------------------------------------------------------------
 
     def _wake_on_child(self) -> None:
         read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -173,7 +173,7 @@ class KeeperProcess:
         deadlines = [run.deadline for run in self._runs.values() if not run.killed]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
-    # -- connections ----------------------------------------------------------------------------------------------------
+    # -- connections ---------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         if len(self._clients) < _CONNECTIONS_MAX and not self._listening:
@@ -257,7 +257,7 @@ class KeeperProcess:
         self._clients.add(client)
         return {}, []
 
-    # -- commands -------------------------------------------------------------------------------------------------------
+    # -- commands ------------------------------------------------------------------------------------------------------
 
     def _start(self, client: socket.socket, request: dict[str, Any], fds: list[int]) -> None:
         key, argv, pid_file, timeout_s = (
@@ -349,7 +349,7 @@ class KeeperProcess:
         kept.fds, run.fds = run.fds, []
         self._keep(run.key, kept)
 
-    # -- what is held ---------------------------------------------------------------------------------------------------
+    # -- what is held --------------------------------------------------------------------------------------------------
 
     def _new_key(self, request: dict[str, Any]) -> str:
         key = str(request["key"])

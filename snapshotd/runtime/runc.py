@@ -65,7 +65,7 @@ class RuncRuntime(Runtime):
         self._init_fds: dict[ContainerID, int] = {}
         self._destroying = [threading.Lock() for _ in range(_STRIPES)]
 
-    # -- the contract ---------------------------------------------------------------------------------------------------
+    # -- the contract --------------------------------------------------------------------------------------------------
 
     def unavailable(self) -> str | None:
         if os.geteuid() != 0:
@@ -143,7 +143,7 @@ class RuncRuntime(Runtime):
                 names.update(os.listdir(directory))
         return [ContainerID(name) for name in sorted(names)]
 
-    # -- pieces ---------------------------------------------------------------------------------------------------------
+    # -- pieces --------------------------------------------------------------------------------------------------------
 
     @property
     def _state_dir(self) -> Path:

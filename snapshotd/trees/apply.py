@@ -154,7 +154,7 @@ class _Applying:
                 found.append(join(path, child.name))
         return found
 
-    # -- directories ----------------------------------------------------------------------------------------------------
+    # -- directories ---------------------------------------------------------------------------------------------------
 
     def _go_to(self, parts: list[bytes]) -> bool:
         """Make the directory `parts` the present one. Those that are left are complete. False if something is mounted

@@ -212,7 +212,7 @@ class _Archiver:
     def _too_much_unfinished(self) -> bool:
         return len(self._unfinished) > _MOST_UNFINISHED or self._unfinished_entries > _MOST_UNFINISHED_ENTRIES
 
-    # -- directories ----------------------------------------------------------------------------------------------------
+    # -- directories ---------------------------------------------------------------------------------------------------
 
     def _begin(self, name: bytes, node: Node, parent: _Directory | None) -> None:
         """Look at everything in a directory but what is in its sub-directories, and put it on the stack."""
@@ -327,7 +327,7 @@ class _Archiver:
             self._progress(0)
         return tree
 
-    # -- entries --------------------------------------------------------------------------------------------------------
+    # -- entries -------------------------------------------------------------------------------------------------------
 
     def _entry(self, directory: _Directory, fd: int, name: bytes, st: os.stat_result) -> TreeEntry | None:
         """The entry of anything but a directory; None for a whiteout."""
@@ -411,7 +411,7 @@ class _Archiver:
                 " without holes, or delete it"
             )
 
-    # -- attributes -----------------------------------------------------------------------------------------------------
+    # -- attributes ----------------------------------------------------------------------------------------------------
 
     def _xattrs(self, directory: _Directory, target: int | bytes, names: list[str] | None, name: bytes) -> Xattrs:
         """The attributes of an entry of the directory (b"": of that directory itself)."""

@@ -79,7 +79,7 @@ class DifferenceView(View):
         self._upper.close()
         self._lower.close()
 
-    # -- by handle ------------------------------------------------------------------------------------------------------
+    # -- by handle -----------------------------------------------------------------------------------------------------
 
     def directory(self, path: bytes = b"") -> DifferenceDirectory:
         self._know_groups()
@@ -135,7 +135,7 @@ class DifferenceView(View):
     def directory_xattrs(self, directory: DifferenceDirectory) -> dict[bytes, bytes]:
         return self._upper.directory_xattrs(directory.stored)
 
-    # -- inside ---------------------------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------------------------------
 
     def _entries(self, directory: DifferenceDirectory) -> Iterator[TreeEntry]:
         """What the directory shows, in order."""

@@ -160,8 +160,7 @@ class Writer:
         more = (f"{self._unlisted} more warnings are not listed.",) if self._unlisted else ()
         return RestoreReport(self._files, self._directories, self._bytes, (*self._warnings, *more))
 
-    # -- one by one, for who walks by himself (apply.py), without threads
-    # -----------------------------------------------
+    # -- one by one, for who walks by himself (apply.py), without threads ----------------------------------------------
 
     def root(self, source: Directory, target_fd: int) -> Frame:
         """The target's root, where the directory `source` of the view is written."""
@@ -208,9 +207,9 @@ class Writer:
             return False
         return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
-    # -- the walk -------------------------------------------------------------------------------------------------------
+    # -- the walk ------------------------------------------------------------------------------------------------------
 
-    # -- directories ----------------------------------------------------------------------------------------------------
+    # -- directories ---------------------------------------------------------------------------------------------------
 
     def _make_dir(self, frame: Frame, child: Child) -> bool:
         os.mkdir(child.name, 0o700, dir_fd=self._out.fd(frame.target))
@@ -235,7 +234,7 @@ class Writer:
         xattrs = self._read_xattrs(frame.target, b"", lambda: self._view.directory_xattrs(frame.source))
         self._apply(frame.target, b"", self._out.fd(frame.target), self._view.entry_of(frame.source), xattrs)
 
-    # -- batches --------------------------------------------------------------------------------------------------------
+    # -- batches -------------------------------------------------------------------------------------------------------
 
     def _add_to_batch(self, frame: Frame, child: Child) -> None:
         frame.batch.children.append(child)
@@ -287,7 +286,7 @@ class Writer:
             self._finish_dir(frame)
         self._ends.clear()
 
-    # -- entries --------------------------------------------------------------------------------------------------------
+    # -- entries -------------------------------------------------------------------------------------------------------
 
     def _write_node(self, frame: Frame, child: Child) -> bool:
         """Create anything but a directory. False if it was left out on purpose."""
@@ -361,7 +360,7 @@ class Writer:
         finally:
             os.close(fd)
 
-    # -- metadata -------------------------------------------------------------------------------------------------------
+    # -- metadata ------------------------------------------------------------------------------------------------------
 
     def _xattrs(self, target: Node, child: Child) -> dict[bytes, bytes]:
         return self._read_xattrs(target, child.name, lambda: self._view.xattrs_of(child))

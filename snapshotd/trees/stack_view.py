@@ -42,8 +42,7 @@ class StackView(View):
         if closed is not None:
             closed()
 
-    # -- by handle, for walks that must not resolve paths again and again
-    # -----------------------------------------------
+    # -- by handle, for walks that must not resolve paths again and again ----------------------------------------------
 
     def directory(self, path: bytes = b"") -> Directory:
         found: Directory = self._paths.resolve(split(path))

@@ -85,7 +85,7 @@ class StoredView(View):
         if closed is not None:
             closed()
 
-    # -- by handle ------------------------------------------------------------------------------------------------------
+    # -- by handle -----------------------------------------------------------------------------------------------------
 
     def directory(self, path: bytes = b"") -> StoredDirectory:
         found: StoredDirectory = self._paths.resolve(split(path))
@@ -202,8 +202,7 @@ class StoredView(View):
     def directory_xattrs(self, directory: StoredDirectory) -> dict[bytes, bytes]:
         return _public_xattrs(self.load(directory).own)
 
-    # -- for views that are made of this one
-    # ----------------------------------------------------------------------------
+    # -- for views that are made of this one ---------------------------------------------------------------------------
 
     def load(self, directory: StoredDirectory) -> Tree:
         """The directory's object. DataLoss, naming the directory."""
@@ -223,7 +222,7 @@ class StoredView(View):
         below = StoredDirectory(directory, entry.name, entry.tree)
         return Child(entry.name, _LazyEntry(lambda: self.load(below).own), (directory, entry))
 
-    # -- inside ---------------------------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------------------------------
 
     def _check_regular(self, child: Child) -> None:
         kind = child.source[1].kind

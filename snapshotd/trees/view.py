@@ -47,7 +47,7 @@ class View(ABC):
     def close(self) -> None:
         """Release every descriptor. Idempotent."""
 
-    # -- by path --------------------------------------------------------------------------------------------------------
+    # -- by path -------------------------------------------------------------------------------------------------------
 
     def lstat(self, path: bytes) -> Entry:
         """The entry at `path`, links not followed."""
@@ -105,8 +105,7 @@ class View(ABC):
                 deeper = self.enter(directory, child.name)
                 stack.append((len(prefix), deeper, iter(self.children(deeper))))
 
-    # -- by handle, for walks that must not resolve paths again and again
-    # -----------------------------------------------
+    # -- by handle, for walks that must not resolve paths again and again ----------------------------------------------
 
     @abstractmethod
     def directory(self, path: bytes = b"") -> Directory:

@@ -27,7 +27,7 @@ from tests.leftovers import cgroups
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # the first time, the base image is bootstrapped
 
 
-# -- pytest-docker's fixtures ---------------------------------------------------------------------------------------
+# -- pytest-docker's fixtures ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +75,7 @@ def docker_cleanup() -> list[str]:
     return ["down --volumes --rmi all"]
 
 
-# -- the deployment -------------------------------------------------------------------------------------------------
+# -- the deployment ----------------------------------------------------------------------------------------------------
 
 
 class Deployment:
@@ -171,7 +171,7 @@ class Traces:
         return found
 
 
-# -- tests ----------------------------------------------------------------------------------------------------------
+# -- tests -------------------------------------------------------------------------------------------------------------
 
 
 def read(snap: Snap, snapshot: str, path: str) -> str:

@@ -73,8 +73,7 @@ class Kills:
         self._armed = False
         self._log_seen = 0
 
-    # -- starting and ending
-    # --------------------------------------------------------------------------------------------
+    # -- starting and ending -------------------------------------------------------------------------------------------
 
     def start(self, failpoint: str = "") -> bool:
         """Start a daemon. Whether it is ready; with `failpoint` it may have died of that."""
@@ -153,8 +152,7 @@ class Kills:
         if m.readable():
             m.looks.check_restored(m.any_readable())
 
-    # -- in the middle of something
-    # -------------------------------------------------------------------------------------
+    # -- in the middle of something ------------------------------------------------------------------------------------
 
     def crash_during(self) -> None:
         """The daemon dies somewhere in the middle of something."""
@@ -295,7 +293,7 @@ class Kills:
             m.forget(line)
         return None
 
-    # -- children -------------------------------------------------------------------------------------------------------
+    # -- children ------------------------------------------------------------------------------------------------------
 
     def kill_child(self) -> None:
         """A child of the daemon dies, now or in the middle of something."""

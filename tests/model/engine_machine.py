@@ -73,7 +73,7 @@ class Machine:
             (2, self.looks.refused),
         )
 
-    # -- the walk -------------------------------------------------------------------------------------------------------
+    # -- the walk ------------------------------------------------------------------------------------------------------
 
     def run(self, steps: int) -> None:
         try:
@@ -153,7 +153,7 @@ class Machine:
             elif "Traceback" in line:
                 assert "the worker process ended while" in line, line[:3000]
 
-    # -- what is there --------------------------------------------------------------------------------------------------
+    # -- what is there -------------------------------------------------------------------------------------------------
 
     def readable(self) -> list[Taken]:
         return [item for item in self.world.snapshots.values() if item.readable]
@@ -184,8 +184,7 @@ class Machine:
     def _forks_of(self, line: Line) -> list[Line]:
         return [other for other in self.world.lines.values() if other.forked_from in line.own]
 
-    # -- learning what happened
-    # -----------------------------------------------------------------------------------------
+    # -- learning what happened ----------------------------------------------------------------------------------------
 
     def sync(self, line: Line, expected: dict[str, Tree], minds: dict[str, Mind] | None = None) -> list[Taken]:
         """Take the trajectory's new snapshots into the model; `expected` has the tree of each by its tool's name,
@@ -266,7 +265,7 @@ class Machine:
             self.note(f"again, since {exc.message}")
             return work()
 
-    # -- operations -----------------------------------------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------------------------------
 
     def create(self) -> None:
         if self.is_full():

@@ -195,7 +195,7 @@ class Script:
             raise _NotNow
         return path
 
-    # -- choosing -------------------------------------------------------------------------------------------------------
+    # -- choosing ------------------------------------------------------------------------------------------------------
 
     def _pick(self, *kinds: str) -> str:
         found = sorted(path for path in self.tree.names if self.tree.node(path).kind in kinds)
@@ -218,8 +218,7 @@ class Script:
     def _text(self) -> str:
         return f"<{self.rng.getrandbits(60):x}>" * self.rng.choice((1, 1, 3, 40))
 
-    # -- changing the tree
-    # ----------------------------------------------------------------------------------------------
+    # -- changing the tree ---------------------------------------------------------------------------------------------
 
     def _add(self, path: str, node: Node) -> None:
         inode = next(_inodes)
@@ -247,8 +246,7 @@ class Script:
     def _below(self, path: str) -> list[str]:
         return [each for each in self.tree.names if each.startswith(path + "/")]
 
-    # -- operations: each returns its line
-    # ------------------------------------------------------------------------------
+    # -- operations: each returns its line -----------------------------------------------------------------------------
 
     def _write(self) -> str:
         text = self._text()
@@ -415,7 +413,7 @@ def parse_inside(printed: bytes) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-# -- snapshots and trajectories -------------------------------------------------------------------------------------
+# -- snapshots and trajectories ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class Past:
         values = self._client.state(item.id)
         assert values == dict(item.mind.values), f"state of {item.id}: {values}, and should be {item.mind.values}"
 
-    # -- rewind ---------------------------------------------------------------------------------------------------------
+    # -- rewind --------------------------------------------------------------------------------------------------------
 
     def rewind(self) -> None:
         m = self._machine
@@ -119,7 +119,7 @@ class Past:
         else:
             raise AssertionError(f"it was done, though {why}")
 
-    # -- undo -----------------------------------------------------------------------------------------------------------
+    # -- undo ----------------------------------------------------------------------------------------------------------
 
     def undo(self) -> None:
         """Everything is as it was before the last rewind; what is no rewind cannot be undone."""
@@ -167,7 +167,7 @@ class Past:
             return None
         return self._world.snapshots[head.parent]
 
-    # -- edit -----------------------------------------------------------------------------------------------------------
+    # -- edit ----------------------------------------------------------------------------------------------------------
 
     def edit(self) -> None:
         m = self._machine

@@ -68,8 +68,7 @@ class Lines(RuleBasedStateMachine):
             self.look_closely(one)
         self.catalog.close()
 
-    # -- what can happen
-    # ------------------------------------------------------------------------------------------------
+    # -- what can happen -----------------------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.trajectories) < 4)
     @rule()
@@ -202,8 +201,7 @@ class Lines(RuleBasedStateMachine):
                 continue
             raise AssertionError(f"{call} is still there")
 
-    # -- what must be true
-    # ----------------------------------------------------------------------------------------------
+    # -- what must be true ---------------------------------------------------------------------------------------------
 
     @invariant()
     def the_new_is_as_it_should_be(self) -> None:
@@ -237,7 +235,7 @@ class Lines(RuleBasedStateMachine):
             wanted = [entry for entry, by in mind.journal if by not in before]
             assert [entry.id for entry in self.catalog.journal(one, since)] == wanted
 
-    # -- choosing -------------------------------------------------------------------------------------------------------
+    # -- choosing ------------------------------------------------------------------------------------------------------
 
     def pick(self, number: int) -> Mind:
         return list(self.minds.values())[number % len(self.minds)]

@@ -275,7 +275,7 @@ def test_a_merged_layer_makes_the_same_tree(world: World, seed: int) -> None:
     assert expected == got, f"seed {seed}: {difference(expected, got)}"
 
 
-# -- the variety tree, and what only XFS can hold -------------------------------------------------------------------
+# -- the variety tree, and what only XFS can hold ----------------------------------------------------------------------
 
 
 @pytest.fixture(params=["disk", "xfs"])

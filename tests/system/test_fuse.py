@@ -130,7 +130,7 @@ def variety(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["rm", "-rf", str(root)], check=True, timeout=60)  # too deep for shutil
 
 
-# -- the lazy lower -------------------------------------------------------------------------------------------------
+# -- the lazy lower ----------------------------------------------------------------------------------------------------
 
 
 def changed_copy(variety: Path) -> Path:
@@ -294,7 +294,7 @@ def test_a_layer_that_nobody_uses_is_forgotten(
         poll(lambda: "the kernel has forgotten all of tree" in capfd.readouterr().err)
 
 
-# -- processes that die ---------------------------------------------------------------------------------------------
+# -- processes that die ------------------------------------------------------------------------------------------------
 
 
 def test_killing_the_server_fails_its_readers_at_once_and_it_comes_back(rig: Rig, tmp_path: Path) -> None:
@@ -422,7 +422,7 @@ def test_a_server_that_cannot_mount_says_so(rig: Rig, tmp_path: Path) -> None:
     lazy.close()
 
 
-# -- browsing -------------------------------------------------------------------------------------------------------
+# -- browsing ----------------------------------------------------------------------------------------------------------
 
 
 class Browsed:

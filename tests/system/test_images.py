@@ -159,7 +159,7 @@ def check_layers(bench: Bench, image: Image) -> None:
     assert image.workdir == "/app"
 
 
-# -- importing ------------------------------------------------------------------------------------------------------
+# -- importing ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress, zstandard.compress])
@@ -288,7 +288,7 @@ def test_a_docker_image_by_name(bench: Bench, tmp_path: Path, docker_engine: str
         client.close()
 
 
-# -- what is refused ------------------------------------------------------------------------------------------------
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 def refused(bench: Bench, path: Path, data: bytes, match: str) -> None:
@@ -395,7 +395,7 @@ def test_rubbish_of_a_crash_is_removed_at_the_next_start(bench: Bench, tmp_path:
     assert os.listdir(bench.folder / "layers/images") == [image.id]
 
 
-# -- building -------------------------------------------------------------------------------------------------------
+# -- building ----------------------------------------------------------------------------------------------------------
 
 
 def manifest(root: Path) -> dict[str, tuple[object, ...]]:

@@ -183,7 +183,7 @@ def test_commands_at_the_same_time_do_not_wait_for_each_other(agent: Agent) -> N
         assert own(agent, waiting.result(WAIT_S)) == b"first\n"
 
 
-# -- its sandbox ends under it --------------------------------------------------------------------------------------
+# -- its sandbox ends under it -----------------------------------------------------------------------------------------
 
 HALF = "echo half > own; echo said so far; exec sleep 1000"
 

@@ -29,7 +29,7 @@ def agent(engine: LocalEngine) -> Agent:
     return mind_rig.agent(engine)
 
 
-# -- retry ----------------------------------------------------------------------------------------------------------
+# -- retry -------------------------------------------------------------------------------------------------------------
 
 
 def test_what_others_completed_stays_and_the_rest_goes(agent: Agent) -> None:
@@ -137,7 +137,7 @@ def test_a_value_that_another_had_changed_is_refused(agent: Agent) -> None:
         agent.engine.retry(agent.id, "build", resume=False)
 
 
-# -- edit -----------------------------------------------------------------------------------------------------------
+# -- edit --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -151,7 +151,7 @@ def test_a_live_process_is_not_pulled_away_from_its_files(agent: Agent) -> None:
     assert agent.head.id == head.id
 
 
-# -- irreversible calls ---------------------------------------------------------------------------------------------
+# -- irreversible calls ------------------------------------------------------------------------------------------------
 
 
 def test_irreversible_calls_that_are_left_behind_are_listed_and_compensated_once(agent: Agent) -> None:

@@ -47,7 +47,7 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-# -- answers --------------------------------------------------------------------------------------------------------
+# -- answers -----------------------------------------------------------------------------------------------------------
 
 
 class ErrorDetail(Answer):
@@ -333,7 +333,7 @@ def path_json(path: bytes) -> dict[str, str]:
         return {"path": path.decode(errors="replace"), "path_b64": base64.b64encode(path).decode()}
 
 
-# -- requests -------------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 class LimitsRequest(Request):

@@ -58,8 +58,7 @@ class Channel:
         self._failure: SnapshotdError | None = None
         self._gone = False
 
-    # -- the producer's side
-    # --------------------------------------------------------------------------------------------
+    # -- the producer's side -------------------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> bool:
         """Queue `data`; blocks while the queue is full. False when the client is gone (the data is dropped)."""
@@ -87,8 +86,7 @@ class Channel:
         except RuntimeError:
             pass  # the loop is closed: the daemon has ended, and nobody reads any more
 
-    # -- the event loop's side
-    # ------------------------------------------------------------------------------------------
+    # -- the event loop's side -----------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """The client is gone, or has everything."""

@@ -102,7 +102,7 @@ class Gate:
             self._closed = True
             self._changed.notify_all()
 
-    # -- calls ----------------------------------------------------------------------------------------------------------
+    # -- calls ---------------------------------------------------------------------------------------------------------
 
     def admit(
         self,
@@ -295,7 +295,7 @@ class Gate:
             return True
         return next(look.changes(self._context, a, b), None) is None
 
-    # -- people ---------------------------------------------------------------------------------------------------------
+    # -- people --------------------------------------------------------------------------------------------------------
 
     def list(self, status: ApprovalStatus | None) -> list[Approval]:
         """Oldest first. Those whose time is over are expired from now on."""
@@ -352,7 +352,7 @@ class Gate:
             return self._same_files(approval, waiter.sandbox, waiter.step)
         return self._equal_files(approval.snapshot, self._context.catalog.get_trajectory(approval.trajectory).head)
 
-    # -- outcomes -------------------------------------------------------------------------------------------------------
+    # -- outcomes ------------------------------------------------------------------------------------------------------
 
     def _expire(self, approval: Approval) -> Approval:
         return self._decide(approval, ApprovalStatus.EXPIRED, None, "nobody decided in time")

@@ -86,8 +86,7 @@ class AgentCalls:
         replaying = self.recorder is not None and self.recorder.replaying
         return {"trajectory": sandbox.trajectory.id, "snapshot": sandbox.head, "replaying": replaying}
 
-    # -- agents that come back
-    # ------------------------------------------------------------------------------------------
+    # -- agents that come back -----------------------------------------------------------------------------------------
 
     def claim(self, pid: int, call_ids: tuple[str, ...]) -> set[str]:
         return set(call_ids) if self.recorder is None else self.recorder.pending.claim(call_ids)
@@ -108,7 +107,7 @@ class AgentCalls:
                 output.last = event.get("rid")
                 self._stream(call_id, output, event["stream"]).restore(base64.b64decode(event["data_b64"]))
 
-    # -- calls ----------------------------------------------------------------------------------------------------------
+    # -- calls ---------------------------------------------------------------------------------------------------------
 
     def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event, *, again: bool = False) -> Answer:
         sandbox, recorder = self._bound(), self.recorder
@@ -356,8 +355,7 @@ class AgentCalls:
         recorder.answered(CallID(call_id), _QUESTION, arguments, answer, began_at_ns=began)
         return {**recorder.funnel.reveal(answer), **({"live": True} if recorder.take_live() else {})}
 
-    # -- conversation, state, store
-    # -------------------------------------------------------------------------------------
+    # -- conversation, state, store ------------------------------------------------------------------------------------
 
     def fact(self, kind: str, value: Any, rid: str | None = None) -> Any:
         self._bound()

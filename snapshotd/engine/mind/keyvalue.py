@@ -123,7 +123,7 @@ class KeyValueStore:
         _check(tenant, namespace, key)
         return self._values.history(tenant, namespace, key)
 
-    # -- upkeep ---------------------------------------------------------------------------------------------------------
+    # -- upkeep --------------------------------------------------------------------------------------------------------
 
     def start_sweeping(self) -> None:
         """Remove what has expired, and old versions, now and every ten minutes, in the background until `close`."""

@@ -135,7 +135,7 @@ class ModelCalls:
         for call in calls:
             self._open_tool(call, turn.opened.entry)
 
-    # -- tools ----------------------------------------------------------------------------------------------------------
+    # -- tools ---------------------------------------------------------------------------------------------------------
 
     def _open_tool(self, call: ModelCall, model: Entry) -> None:
         """The model asks for a tool, and the agent has not heard of it yet: the moment to ask a person. Denied."""
@@ -207,7 +207,7 @@ class ModelCalls:
             writer.discard()
         self._recorder.end_step(opened, call)
 
-    # -- replay ---------------------------------------------------------------------------------------------------------
+    # -- replay --------------------------------------------------------------------------------------------------------
 
     def _replayed_result(self, result: ToolResult) -> bool:
         """Whether a tool's end is recorded: then the files are as they were."""
@@ -239,7 +239,7 @@ class ModelCalls:
                     self._tools[call["id"]] = self._recorder.unrecorded(call["name"], call["arguments"])
         return recorded
 
-    # -- conversations --------------------------------------------------------------------------------------------------
+    # -- conversations -------------------------------------------------------------------------------------------------
 
     def _said(self, dialog: _Dialog, content: ReplyContent) -> None:
         """The model's words join the conversation."""

@@ -59,7 +59,7 @@ class Pending:
         """Open calls that an earlier daemon heard of, and whose process has not come back yet."""
         sandbox.residue = self._residue
 
-    # -- calls ----------------------------------------------------------------------------------------------------------
+    # -- calls ---------------------------------------------------------------------------------------------------------
 
     def begin(self, entry: Entry, record: Callable[[Entry], None]) -> Open:
         """Open a call: `record` writes the intent, with the values that were waiting. A task is recorded when it ends:
@@ -121,8 +121,7 @@ class Pending:
             self.unclaimed -= claimed
         return claimed
 
-    # -- values and messages
-    # --------------------------------------------------------------------------------------------
+    # -- values and messages -------------------------------------------------------------------------------------------
 
     def fact(self, kind: str, value: Any, rid: str | None) -> Any:
         """Have a value recorded with the next entry, and return it: the one that was recorded, where the request is one
@@ -172,8 +171,7 @@ class Pending:
         if rid is not None:
             self._requests.append(rid)
 
-    # -- from daemon to daemon
-    # ------------------------------------------------------------------------------------------
+    # -- from daemon to daemon -----------------------------------------------------------------------------------------
 
     def _note(self, fields: dict[str, Any]) -> None:
         if self._sandbox.live is not None:

@@ -96,7 +96,7 @@ class Recorder:
         self.diverged: Diverged | None = None
         """Set once a resumed program has done something else; nothing of it is recorded any more."""
 
-    # -- replay ---------------------------------------------------------------------------------------------------------
+    # -- replay --------------------------------------------------------------------------------------------------------
 
     @property
     def replaying(self) -> bool:
@@ -267,7 +267,7 @@ class Recorder:
                     pass  # kept in `diverged`
             return self.diverged
 
-    # -- entries --------------------------------------------------------------------------------------------------------
+    # -- entries -------------------------------------------------------------------------------------------------------
 
     def begin(self, intent: Intent) -> Open:
         """Record an intent. Conflict, LimitExceeded, OutOfSpace."""
@@ -502,8 +502,7 @@ class Recorder:
             for message in messages[known:]:
                 self.pending.message(self._concealed(message))
 
-    # -- recorded values, conversation, state
-    # ---------------------------------------------------------------------------
+    # -- recorded values, conversation, state --------------------------------------------------------------------------
 
     def fact(self, kind: str, value: Any, rid: str | None = None) -> Any:
         """See `AgentHandler.fact`."""

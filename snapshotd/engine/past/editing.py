@@ -110,7 +110,7 @@ class Editing:
             self._forget(trajectory.id)
             raise
 
-    # -- mind -----------------------------------------------------------------------------------------------------------
+    # -- mind ----------------------------------------------------------------------------------------------------------
 
     def _entries(self, source: Snapshot, request: EditRequest, conceal: Callable[[Any], Any]) -> list[Entry] | None:
         """What the snapshot's entries become where the result of its call is another; None: they stay."""
@@ -183,7 +183,7 @@ class Editing:
         secrecy.changed(trajectory.id)
         sandbox.trajectory = replace(trajectory, env=whole)
 
-    # -- files ----------------------------------------------------------------------------------------------------------
+    # -- files ---------------------------------------------------------------------------------------------------------
 
     def _replace(self, sandbox: Sandbox, source: Snapshot, edits: tuple[FileEdit, ...]) -> None:
         def write(root: int) -> None:

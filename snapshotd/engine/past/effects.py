@@ -59,7 +59,7 @@ class Effects:
             listener,
         )
 
-    # -- which ones -----------------------------------------------------------------------------------------------------
+    # -- which ones ----------------------------------------------------------------------------------------------------
 
     def beyond(self, trajectory: Trajectory, target: Snapshot) -> list[Effect]:
         """What going back from the trajectory's head to `target` leaves behind, newest first."""
@@ -88,7 +88,7 @@ class Effects:
         compensation = self._catalog.compensations.get(entry)
         return None if compensation is None else compensation.status or CallStatus.UNKNOWN
 
-    # -- compensation ---------------------------------------------------------------------------------------------------
+    # -- compensation --------------------------------------------------------------------------------------------------
 
     def compensate(self, trajectory: Trajectory, calls: Sequence[str]) -> list[Effect]:
         """See `Engine.compensate`."""

@@ -84,7 +84,7 @@ class Retry:
                     change=self._with_files(plan.kept) if plan.kept else None,
                 )
 
-    # -- what to do -----------------------------------------------------------------------------------------------------
+    # -- what to do ----------------------------------------------------------------------------------------------------
 
     def _plan(self, trajectory: Trajectory, head: Snapshot, name: str) -> _Plan:
         state = self._catalog.state(head.id)
@@ -157,7 +157,7 @@ class Retry:
                     values.pop(key, None)
         return tasks.keep({**state, "values": values} if kept else state, [item.task for item in kept])
 
-    # -- files ----------------------------------------------------------------------------------------------------------
+    # -- files ---------------------------------------------------------------------------------------------------------
 
     def _check_files(self, line: Sequence[Snapshot], kept: Sequence[_Kept]) -> None:
         """Refuse what builds on a change that will be gone. Conflict, naming the path."""
@@ -191,7 +191,7 @@ class Retry:
             ):
                 apply.apply(root, diff.diff(before, after), after)
 
-    # -- the journal ----------------------------------------------------------------------------------------------------
+    # -- the journal ---------------------------------------------------------------------------------------------------
 
     def _again(self, kept: _Kept) -> list[Entry]:
         """What was recorded of a kept task, for the new line of the journal."""

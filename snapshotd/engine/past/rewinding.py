@@ -58,7 +58,7 @@ class Rewinding:
         self._context, self._catalog, self._sessions = context, context.catalog, sessions
         self._cold, self._effects, self._listener = cold, effects, listener
 
-    # -- verbs ----------------------------------------------------------------------------------------------------------
+    # -- verbs ---------------------------------------------------------------------------------------------------------
 
     def rewind(self, trajectory: Trajectory, to: Snapshot, mode: RewindMode, *, compensate: bool) -> Snapshot:
         """See `Engine.rewind`. `to` is pinned."""
@@ -106,8 +106,7 @@ class Rewinding:
         effects = self._effects.beyond(trajectory, to)
         return RewindPreview(head.id, to.id, mode, files, count, self._messages(trajectory, head, to), tuple(effects))
 
-    # -- what other verbs do, too
-    # ---------------------------------------------------------------------------------------
+    # -- what other verbs do, too --------------------------------------------------------------------------------------
 
     @contextmanager
     def quiet(self, sandbox: Sandbox, what: str) -> Iterator[None]:
@@ -221,7 +220,7 @@ class Rewinding:
             source = self._catalog.get_snapshot(own.forked_from)
             own, last = self._catalog.get_trajectory(source.trajectory), source.seq
 
-    # -- inside ---------------------------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------------------------------
 
     def _check(self, trajectory: Trajectory, to: Snapshot, mode: str) -> None:
         if mode not in MODES:

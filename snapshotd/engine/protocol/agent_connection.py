@@ -134,7 +134,7 @@ class Connection:
             return (wire.parse_json(b"".join(self.wire.body())),)
         return (request.fields[key],) if key in request.fields else None
 
-    # -- requests -------------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def _hello(self, request: Request) -> Answer:
         version = request.fields.get("version")

@@ -213,7 +213,7 @@ def parse_request(line: bytes) -> Request:
     return Request(request_id, op, fields, body_bytes)
 
 
-# -- fields ---------------------------------------------------------------------------------------------------------
+# -- fields ------------------------------------------------------------------------------------------------------------
 
 
 def label(fields: dict[str, Any], key: str, limit: int) -> str:

@@ -96,8 +96,7 @@ class Sessions:
         self._starting: WeakValueDictionary[TrajectoryID, threading.Lock] = WeakValueDictionary()
         """Each for as long as somebody has it."""
 
-    # -- the set of live sandboxes
-    # --------------------------------------------------------------------------------------
+    # -- the set of live sandboxes -------------------------------------------------------------------------------------
 
     def live(self) -> list[Sandbox]:
         with self._lock:
@@ -287,7 +286,7 @@ class Sessions:
     def _stepped(self, snapshot: Snapshot, captured: Captured) -> None:
         self._background.submit(snapshot, captured)
 
-    # -- commands -------------------------------------------------------------------------------------------------------
+    # -- commands ------------------------------------------------------------------------------------------------------
 
     def exec(
         self,
@@ -460,7 +459,7 @@ class Sessions:
         )
         return ExecSpec(list(argv), cwd, environment, who.user, who.group, who.groups)
 
-    # -- agents ---------------------------------------------------------------------------------------------------------
+    # -- agents --------------------------------------------------------------------------------------------------------
 
     def start_agent(self, sandbox: Sandbox, agent: AgentSpec, *, first: Snapshot | None = None) -> None:
         """Start a trajectory's program from the top; a thread follows it to its end. `first` is its start snapshot, if

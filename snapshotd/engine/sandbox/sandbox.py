@@ -300,8 +300,7 @@ class Sandbox:
             self.own_layers.remove(self.mirror.layer)
             self.store.unpin([self.mirror.layer])
 
-    # -- beyond the daemon
-    # ----------------------------------------------------------------------------------------------
+    # -- beyond the daemon ---------------------------------------------------------------------------------------------
 
     def committing(self, snapshot: SnapshotID) -> None:
         """This snapshot is about to become the head: what it does not bind is noted for it first."""

@@ -159,7 +159,7 @@ class Cold:
         if self._lazy is not None:
             self._lazy.close()
 
-    # -- inside ---------------------------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------------------------------
 
     def _cold(self, snapshot: Snapshot, tree: TreeID) -> Stack:
         image = self._context.image(snapshot.stack.image)

@@ -157,7 +157,7 @@ def decode_any(data: bytes) -> Record | Tags:
         raise DataLoss(f"a record is damaged ({exc}): run `snapshotd check`") from exc
 
 
-# -- writing --------------------------------------------------------------------------------------------------------
+# -- writing -----------------------------------------------------------------------------------------------------------
 
 
 def _check(record: Record) -> None:
@@ -267,7 +267,7 @@ def _pairs(pairs: tuple[tuple[str, str], ...]) -> list[list[str]]:
     return [list(pair) for pair in pairs]
 
 
-# -- what is not known ----------------------------------------------------------------------------------------------
+# -- what is not known -------------------------------------------------------------------------------------------------
 
 
 def _leftover(data: Any, known: Any) -> dict[str, Any]:
@@ -303,7 +303,7 @@ def _merge(document: Any, unknown: Mapping[str, Any]) -> None:
                 _merge(document[key], value)
 
 
-# -- older versions -------------------------------------------------------------------------------------------------
+# -- older versions ----------------------------------------------------------------------------------------------------
 
 
 def _from_1(document: dict[str, Any]) -> None:
@@ -318,7 +318,7 @@ _UPCASTERS: dict[int, Callable[[dict[str, Any]], None]] = {1: _from_1}
 """From each version to the next, in place."""
 
 
-# -- reading --------------------------------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 def _load(data: bytes) -> Any:

@@ -41,7 +41,7 @@ class Decision:
     rule: bool = False
 
 
-# -- what must stay -------------------------------------------------------------------------------------------------
+# -- what must stay ----------------------------------------------------------------------------------------------------
 
 
 def protected(catalog: Catalog, running: set[SnapshotID]) -> dict[SnapshotID, str]:
@@ -78,7 +78,7 @@ def protected(catalog: Catalog, running: set[SnapshotID]) -> dict[SnapshotID, st
     return reasons
 
 
-# -- the rules ------------------------------------------------------------------------------------------------------
+# -- the rules ---------------------------------------------------------------------------------------------------------
 
 
 def plan(
@@ -202,7 +202,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
-# -- policies as the catalog keeps them -----------------------------------------------------------------------------
+# -- policies as the catalog keeps them --------------------------------------------------------------------------------
 
 
 def format_policy(policy: RetentionPolicy) -> str:

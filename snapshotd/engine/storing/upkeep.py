@@ -62,7 +62,7 @@ class Upkeep:
         self._running, self._evict = running, evict
         self._one_at_a_time = threading.Lock()
 
-    # -- prune ----------------------------------------------------------------------------------------------------------
+    # -- prune ---------------------------------------------------------------------------------------------------------
 
     def prune(
         self, policy: RetentionPolicy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink
@@ -122,7 +122,7 @@ class Upkeep:
         hit("engine.prune.recorded")
         return decisions
 
-    # -- what must stay -------------------------------------------------------------------------------------------------
+    # -- what must stay ------------------------------------------------------------------------------------------------
 
     def _roots(self, without: Iterable[SnapshotID] = (), *, readers: bool = True) -> Roots:
         """Everything the catalog refers to, and what is being read unless `readers` is false; `without` the files of
@@ -146,8 +146,7 @@ class Upkeep:
             records[RecordID(tags)] = ""
         return Roots(trees, contents, records)
 
-    # -- check and repair
-    # -----------------------------------------------------------------------------------------------
+    # -- check and repair ----------------------------------------------------------------------------------------------
 
     def check(self, *, read_data: bool, progress: ProgressSink) -> CheckReport:
         """See `Engine.check`."""
@@ -267,7 +266,7 @@ class Upkeep:
             self._archive.tags_changed()
         return [f"the record of snapshot {short(snapshot.id)} was written again" for snapshot, _ in done]
 
-    # -- usage ----------------------------------------------------------------------------------------------------------
+    # -- usage ---------------------------------------------------------------------------------------------------------
 
     def usage(self, budget: int) -> Usage:
         """See `Engine.usage`."""

@@ -200,8 +200,7 @@ class _Importer:
             else:
                 self._store.remove(layer)
 
-    # -- before anything is taken
-    # ---------------------------------------------------------------------------------------
+    # -- before anything is taken --------------------------------------------------------------------------------------
 
     def _known(self, snapshots: tuple[SnapshotID, ...]) -> list[Snapshot]:
         """Those of the bundle that are here."""
@@ -296,7 +295,7 @@ class _Importer:
             at = None if at.parent is None else self._context.catalog.get_snapshot(at.parent)
         return _Line(base.stack, since, since, base.messages, base.seq, whole=False)
 
-    # -- one snapshot ---------------------------------------------------------------------------------------------------
+    # -- one snapshot --------------------------------------------------------------------------------------------------
 
     def _snapshot(self, reader: BundleReader, number: int, snapshot_id: SnapshotID, line: _Line) -> None:
         data = reader.record(number)
@@ -391,7 +390,7 @@ class _Importer:
         if not wanted <= self._outputs.keys():
             raise UsageError(f"the bundle is malformed: an output of snapshot {short(snapshot.id)} is missing in it")
 
-    # -- layers ---------------------------------------------------------------------------------------------------------
+    # -- layers --------------------------------------------------------------------------------------------------------
 
     def _layer(self, reader: BundleReader, number: int, line: _Line, *, has_files: bool) -> int:
         """Take the snapshot's layer, if it has one, on top of the line's stack. Returns how many it has of its own."""
@@ -454,7 +453,7 @@ class _Importer:
         else:
             self._unlisted += 1
 
-    # -- the rows -------------------------------------------------------------------------------------------------------
+    # -- the rows ------------------------------------------------------------------------------------------------------
 
     def _commit(self, reader: BundleReader, name: str | None) -> tuple[Trajectory, ...]:
         catalog, since = self._context.catalog, reader.since

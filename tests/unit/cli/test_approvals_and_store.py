@@ -15,7 +15,7 @@ from snapshotd.types import new_id, short
 from tests.unit.cli.conftest import Cli
 from tests.unit.daemon.process import Daemon, environment
 
-# -- approvals ------------------------------------------------------------------------------------------------------
+# -- approvals ---------------------------------------------------------------------------------------------------------
 
 
 def asked(cli: Cli, box: str) -> str:
@@ -127,7 +127,7 @@ def test_an_approval_of_a_run_is_a_line(cli: Cli, monkeypatch: pytest.MonkeyPatc
     assert lines[1] == "⏵ deploy: approval aaaaaaaaaaaa is approved"
 
 
-# -- store ----------------------------------------------------------------------------------------------------------
+# -- store -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_store(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_mistakes_with_the_store(cli: Cli, words: list[str], sentence: str) -> N
     assert sentence in done.err
 
 
-# -- secrets and providers ------------------------------------------------------------------------------------------
+# -- secrets and providers ---------------------------------------------------------------------------------------------
 
 
 def test_secrets_and_providers_reach_the_sandbox(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_mistakes_with_secrets_are_told_without_them(cli: Cli, words: list[str],
     assert words[1] == "=sesame" or "sesame" not in done.err
 
 
-# -- small things ---------------------------------------------------------------------------------------------------
+# -- small things ------------------------------------------------------------------------------------------------------
 
 
 def test_values_are_safe_to_show() -> None:

@@ -42,7 +42,7 @@ def on_terminal(daemon: Daemon, words: list[str], typed: str = "", **more: str) 
         return subprocess.run(argv, env=env, stdin=stdin, capture_output=True, text=True, check=False, timeout=60)
 
 
-# -- journal, state, tasks ------------------------------------------------------------------------------------------
+# -- journal, state, tasks ---------------------------------------------------------------------------------------------
 
 
 def test_the_journal_as_a_table_and_whole(cli: Cli, box: str) -> None:
@@ -91,7 +91,7 @@ def test_state_and_tasks(cli: Cli, box: str) -> None:
     ] * 2
 
 
-# -- resume ---------------------------------------------------------------------------------------------------------
+# -- resume ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_resume_counts_what_is_replayed_and_follows_the_rest(cli: Cli, run: str) -> None:
@@ -173,7 +173,7 @@ def test_replayed_calls_are_one_line_that_counts_on_a_terminal(
     assert replay.line({"event": "finished"}) is None
 
 
-# -- rewind, undo, effects ------------------------------------------------------------------------------------------
+# -- rewind, undo, effects ---------------------------------------------------------------------------------------------
 
 
 def test_a_rewind_of_files_and_mind_and_its_undo(cli: Cli, box: str) -> None:
@@ -298,7 +298,7 @@ def test_exec_for_one_head_only(cli: Cli, box: str) -> None:
     assert cli("exec", "--if-head", first, "--snapshot", first, "--", "ls").code == 125
 
 
-# -- edit -----------------------------------------------------------------------------------------------------------
+# -- edit --------------------------------------------------------------------------------------------------------------
 
 
 def test_an_edit_by_options(cli: Cli, box: str, tmp_path: Path) -> None:

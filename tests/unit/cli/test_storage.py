@@ -32,7 +32,7 @@ def fresh(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Daemon:
     return daemon
 
 
-# -- --wait ---------------------------------------------------------------------------------------------------------
+# -- --wait ------------------------------------------------------------------------------------------------------------
 
 
 def test_without_wait_no_answer_says_a_state(cli: Cli, box: str) -> None:
@@ -81,7 +81,7 @@ def test_a_snapshot_that_cannot_be_stored_is_an_error_of_its_own(cli: Cli) -> No
     assert len(cli("log", "-q", name).out.split()) == 2
 
 
-# -- log ------------------------------------------------------------------------------------------------------------
+# -- log ---------------------------------------------------------------------------------------------------------------
 
 
 def test_log_lists_the_newest_and_says_how_many_are_older(cli: Cli, fresh: Daemon) -> None:
@@ -111,7 +111,7 @@ def test_log_of_a_fork_counts_its_own(cli: Cli, fresh: Daemon) -> None:
     assert cli("log", "-n", "1", fork).err.startswith("snapshotd: 2 older snapshots")
 
 
-# -- df, policy, prune ----------------------------------------------------------------------------------------------
+# -- df, policy, prune -------------------------------------------------------------------------------------------------
 
 
 def test_df(cli: Cli, fresh: Daemon) -> None:
@@ -268,7 +268,7 @@ def test_prune_asks_on_a_terminal(fresh: Daemon, answer: str, code: int, state: 
     assert fresh.client.snapshot(first.id).state == state
 
 
-# -- check, repair --------------------------------------------------------------------------------------------------
+# -- check, repair -----------------------------------------------------------------------------------------------------
 
 
 def test_check_and_repair(cli: Cli, fresh: Daemon) -> None:
@@ -301,7 +301,7 @@ def test_check_and_repair(cli: Cli, fresh: Daemon) -> None:
     assert cli("repair", "--json").json == {"actions": [], "lost": []}
 
 
-# -- export, import, mount ------------------------------------------------------------------------------------------
+# -- export, import, mount ---------------------------------------------------------------------------------------------
 
 
 def test_export_to_a_file_and_back(cli: Cli, box: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,7 +403,7 @@ def test_mount_and_umount(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert cli("umount", "all").code == 4
 
 
-# -- progress -------------------------------------------------------------------------------------------------------
+# -- progress ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_bar_where_standard_error_is_a_terminal(fresh: Daemon) -> None:

@@ -73,8 +73,7 @@ class FakeEngine(FakeMind):
         self.imported: dict[str, int] = {}
         self.repaired = False
 
-    # -- the test's side
-    # ------------------------------------------------------------------------------------------------
+    # -- the test's side -----------------------------------------------------------------------------------------------
 
     def _take(
         self, trajectory: t.Trajectory, call: t.ToolCall, files: dict[bytes, bytes], follows: t.SnapshotID | None = None
@@ -133,8 +132,7 @@ class FakeEngine(FakeMind):
         self._take(line, self._call("start", None, None), {b"workspace/a.txt": b"hello\n"})
         return self.lines[line.id]
 
-    # -- sandboxes and runs
-    # ---------------------------------------------------------------------------------------------
+    # -- sandboxes and runs --------------------------------------------------------------------------------------------
 
     def create(self, request: base.SandboxRequest) -> tuple[t.Trajectory, t.Snapshot]:
         line = self._begin(request, None)
@@ -323,7 +321,7 @@ class FakeEngine(FakeMind):
         for key in [key for key, s in self.taken.items() if s.trajectory == line.id]:
             del self.taken[key]
 
-    # -- looking --------------------------------------------------------------------------------------------------------
+    # -- looking -------------------------------------------------------------------------------------------------------
 
     def trajectories(self) -> list[t.Trajectory]:
         return list(self.lines.values())
@@ -418,8 +416,7 @@ class FakeEngine(FakeMind):
                 return
         raise NotFound(f"there is no tag {name!r}; `snapshotd log` shows tags")
 
-    # -- durable storage
-    # ------------------------------------------------------------------------------------------------
+    # -- durable storage -----------------------------------------------------------------------------------------------
 
     def usage(self) -> base.Usage:
         states = [(state.value, sum(s.state is state for s in self.taken.values())) for state in t.SnapshotState]
@@ -522,7 +519,7 @@ class FakeEngine(FakeMind):
         if self.mounts.pop((directory, os.readlink(f"/proc/{namespace_pid}/ns/mnt")), None) is None:
             raise NotFound(f"nothing of snapshotd is mounted on {directory}; `findmnt -t fuse` lists what is")
 
-    # -- images ---------------------------------------------------------------------------------------------------------
+    # -- images --------------------------------------------------------------------------------------------------------
 
     def images(self) -> list[t.Image]:
         return self.made_images
@@ -543,7 +540,7 @@ class FakeEngine(FakeMind):
             raise NotFound(f"there is no image {ref!r}; `snapshotd image ls` lists those there are")
         self.made_images = [image for image in self.made_images if image.name != ref]
 
-    # -- lifecycle ------------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         imported = {line: count for line, count in self.imported.items() if line in self.lines}

@@ -50,8 +50,7 @@ class FakeMind(base.Engine, ABC):
         self.providers: dict[str, tuple[base.Provider, ...]] = {}
         self.watching: list[queue.SimpleQueue[base.Event | None]] = []
 
-    # -- the test's side
-    # ------------------------------------------------------------------------------------------------
+    # -- the test's side -----------------------------------------------------------------------------------------------
 
     def mind_word(self, line: t.Trajectory, argv: tuple[str, ...]) -> None:
         word, name = argv[0], argv[1]
@@ -126,7 +125,7 @@ class FakeMind(base.Engine, ABC):
             at = self.taken[at].continues if at in self.taken else None
         return way
 
-    # -- looking --------------------------------------------------------------------------------------------------------
+    # -- looking -------------------------------------------------------------------------------------------------------
 
     def journal(self, ref: str) -> list[t.Entry]:
         way = set(self._way(self.snapshot(ref).id))
@@ -141,8 +140,7 @@ class FakeMind(base.Engine, ABC):
         before = [(), *[(name,) for name in names]]
         return [base.Task(name, "completed", before[i], None, head, head) for i, name in enumerate(names)]
 
-    # -- going back and on
-    # ----------------------------------------------------------------------------------------------
+    # -- going back and on ---------------------------------------------------------------------------------------------
 
     def resume(self, ref: str, *, decisions: tuple[base.Decision, ...] = ()) -> t.Trajectory:
         line = self.trajectory(ref)
@@ -282,7 +280,7 @@ class FakeMind(base.Engine, ABC):
             self.compensated.setdefault(item.entry.id, t.CallStatus.FAILED if failed else t.CallStatus.DONE)
         return [dataclasses.replace(item, compensated=self.compensated[item.entry.id]) for item in chosen]
 
-    # -- approvals ------------------------------------------------------------------------------------------------------
+    # -- approvals -----------------------------------------------------------------------------------------------------
 
     def approvals(self, status: t.ApprovalStatus | None = None) -> list[t.Approval]:
         return [item for item in list(self.asked.values()) if status in (None, item.status)]
@@ -338,8 +336,7 @@ class FakeMind(base.Engine, ABC):
         self.watching.append(waiting)
         return iter(waiting.get, None)
 
-    # -- key-value store
-    # ------------------------------------------------------------------------------------------------
+    # -- key-value store -----------------------------------------------------------------------------------------------
 
     def put_value(
         self,

@@ -152,7 +152,7 @@ def test_tags_move_and_go(client: Snapshotd, box: Sandbox) -> None:
     client.untag("best")
 
 
-# -- the daemon goes away -------------------------------------------------------------------------------------------
+# -- the daemon goes away ----------------------------------------------------------------------------------------------
 
 
 def test_no_daemon_is_a_sentence_with_the_next_step(short_dir: Path) -> None:
@@ -208,7 +208,7 @@ except SnapshotdError as e:
 """
 
 
-# -- starting the daemon --------------------------------------------------------------------------------------------
+# -- starting the daemon -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

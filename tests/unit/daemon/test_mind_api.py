@@ -35,7 +35,7 @@ def execute(daemon: Daemon, box: str, *argv: str, **options: Any) -> dict[str, A
     return lines(daemon, "POST", f"/trajectories/{box}/exec", {"argv": list(argv), **options})[-1]
 
 
-# -- journal, state, tasks ------------------------------------------------------------------------------------------
+# -- journal, state, tasks ---------------------------------------------------------------------------------------------
 
 
 def test_the_journal_has_every_field_and_an_end(shared_daemon: Daemon, box: str) -> None:
@@ -74,7 +74,7 @@ def test_state_and_tasks(shared_daemon: Daemon, box: str) -> None:
     assert (build["status"], build["depends"]) == ("completed", ["plan"])
 
 
-# -- going back and on ----------------------------------------------------------------------------------------------
+# -- going back and on -------------------------------------------------------------------------------------------------
 
 
 def test_a_preview_says_what_a_rewind_does(shared_daemon: Daemon, box: str) -> None:
@@ -185,7 +185,7 @@ def test_a_task_is_retried(shared_daemon: Daemon, box: str) -> None:
     assert ask(shared_daemon, "POST", f"/trajectories/{box}/retry", {"task": "none"})[0] == 404
 
 
-# -- refusals -------------------------------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
 FILE = {"path_b64": b64(b"workspace/a"), "content_b64": None}
 
@@ -292,7 +292,7 @@ def test_json_is_bounded_as_an_agents_is() -> None:
         check_json([1.5, [float("inf")]], "it")
 
 
-# -- approvals ------------------------------------------------------------------------------------------------------
+# -- approvals ---------------------------------------------------------------------------------------------------------
 
 
 def asked(daemon: Daemon, box: str) -> dict[str, Any]:
@@ -341,7 +341,7 @@ def test_a_denial_says_who_and_why(shared_daemon: Daemon, box: str) -> None:
     )
 
 
-# -- watching -------------------------------------------------------------------------------------------------------
+# -- watching ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_watcher_hears_what_happens_from_now_on(daemon: Daemon) -> None:
@@ -389,7 +389,7 @@ def test_a_watcher_of_a_daemon_that_ends_ends() -> None:
     engine.close()
 
 
-# -- one writer -----------------------------------------------------------------------------------------------------
+# -- one writer --------------------------------------------------------------------------------------------------------
 
 
 def test_a_command_for_another_head_is_refused_and_the_head_named(shared_daemon: Daemon, box: str) -> None:
@@ -403,7 +403,7 @@ def test_a_command_for_another_head_is_refused_and_the_head_named(shared_daemon:
     assert execute(shared_daemon, box, "ls", if_head=box)["exit_code"] == 0, "the head, by the trajectory's name"
 
 
-# -- key-value store ------------------------------------------------------------------------------------------------
+# -- key-value store ---------------------------------------------------------------------------------------------------
 
 
 def test_the_store(daemon: Daemon) -> None:

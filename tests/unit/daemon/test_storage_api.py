@@ -154,7 +154,7 @@ def test_check_and_repair(daemon: Daemon) -> None:
     assert repaired[-1]["report"] == {"actions": ["the index was rebuilt"], "lost": [head]}
 
 
-# -- export ---------------------------------------------------------------------------------------------------------
+# -- export ------------------------------------------------------------------------------------------------------------
 
 
 def test_an_export_is_frames_of_bytes_and_events(shared_daemon: Daemon) -> None:
@@ -197,7 +197,7 @@ def threads_of(daemon: Daemon) -> int:
     return len(os.listdir(f"/proc/{daemon.process.pid}/task"))
 
 
-# -- import ---------------------------------------------------------------------------------------------------------
+# -- import ------------------------------------------------------------------------------------------------------------
 
 
 def upload(daemon: Daemon, pieces: list[bytes], *, name: str, chunked: bool = True) -> tuple[int, list[dict[str, Any]]]:
@@ -274,7 +274,7 @@ def test_a_defect_in_an_import_is_an_internal_error(shared_daemon: Daemon) -> No
     assert (status, events[-1]["error"]["code"]) == (500, "InternalError")
 
 
-# -- mount ----------------------------------------------------------------------------------------------------------
+# -- mount -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_mount_is_made_for_the_process_that_asks(daemon: Daemon) -> None:

@@ -35,7 +35,7 @@ def damaged(client: Snapshotd) -> str:
     return client.create(name=f"damaged-{new_id()[:8]}")[0].id
 
 
-# -- waiting --------------------------------------------------------------------------------------------------------
+# -- waiting -----------------------------------------------------------------------------------------------------------
 
 
 def test_every_method_that_makes_a_snapshot_can_wait_until_it_is_stored(client: Snapshotd, short_dir: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_snapshot_that_cannot_be_stored_is_captured_all_the_same(client: Snaps
     assert len(client.log(line.id)) == 2
 
 
-# -- policies, prune, check, repair ---------------------------------------------------------------------------------
+# -- policies, prune, check, repair ------------------------------------------------------------------------------------
 
 
 def test_policies(daemon: Daemon) -> None:
@@ -136,7 +136,7 @@ def test_check_and_repair(daemon: Daemon) -> None:
     assert client.repair().actions == ()
 
 
-# -- export and import ----------------------------------------------------------------------------------------------
+# -- export and import -------------------------------------------------------------------------------------------------
 
 
 def test_an_export_to_a_file(client: Snapshotd, box: Sandbox, short_dir: Path) -> None:

@@ -121,8 +121,7 @@ class World:
         self.catalog.add_image(image)
         return image
 
-    # -- what is exported
-    # -----------------------------------------------------------------------------------------------
+    # -- what is exported ----------------------------------------------------------------------------------------------
 
     def tree(self, root: Path) -> TreeID:
         """Store a directory."""
@@ -185,8 +184,7 @@ class World:
         assert snapshot.tree is not None
         return manifest(StoredView(self.repo, snapshot.tree))
 
-    # -- what is imported
-    # -----------------------------------------------------------------------------------------------
+    # -- what is imported ----------------------------------------------------------------------------------------------
 
     def take(self, data: bytes, name: str | None = None, limits: BundleLimits | None = None) -> Imported:
         before = len(os.listdir("/proc/self/fd"))
@@ -224,7 +222,7 @@ class World:
         return not self.catalog.trajectories() and not list(self.catalog.all_snapshots()) and not self.store.layers()
 
 
-# -- forging --------------------------------------------------------------------------------------------------------
+# -- forging -----------------------------------------------------------------------------------------------------------
 
 
 def members(data: bytes) -> list[tuple[bytes, bytes]]:
@@ -243,7 +241,7 @@ def forged(content: Sequence[tuple[bytes, bytes]]) -> bytes:
     return out.getvalue()
 
 
-# -- trees ----------------------------------------------------------------------------------------------------------
+# -- trees -------------------------------------------------------------------------------------------------------------
 
 
 def first(root: Path) -> None:

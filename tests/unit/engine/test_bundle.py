@@ -75,7 +75,7 @@ def imported_whole(here: World, there: World, line: list[Snapshot]) -> None:
     assert list(there.catalog.conversation(line[-1].id)) == list(here.catalog.conversation(line[-1].id))
 
 
-# -- round trips ----------------------------------------------------------------------------------------------------
+# -- round trips -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compress", [False, True])
@@ -223,7 +223,7 @@ def test_reads_of_any_length(worlds: tuple[World, World], line: list[Snapshot]) 
         imported_whole(here, there, line)
 
 
-# -- what the importer decides --------------------------------------------------------------------------------------
+# -- what the importer decides -----------------------------------------------------------------------------------------
 
 
 def test_the_importer_decides_runtime_network_and_limits(worlds: tuple[World, World], line: list[Snapshot]) -> None:
@@ -279,7 +279,7 @@ def test_the_same_again_changes_nothing(worlds: tuple[World, World], line: list[
         there.take(data)
 
 
-# -- tags -----------------------------------------------------------------------------------------------------------
+# -- tags --------------------------------------------------------------------------------------------------------------
 
 
 def tagged(world: World, line: list[Snapshot]) -> list[Snapshot]:
@@ -358,7 +358,7 @@ def test_a_base_without_files_is_a_conflict(worlds: tuple[World, World], line: l
         there.take(here.export(line[2:], since=line[1]))
 
 
-# -- choosing what to export ----------------------------------------------------------------------------------------
+# -- choosing what to export -------------------------------------------------------------------------------------------
 
 
 def test_lines_are_found_by_their_parents(worlds: tuple[World, World], line: list[Snapshot], tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ def test_lines_are_found_by_their_parents(worlds: tuple[World, World], line: lis
             chosen(snapshot, True, since)
 
 
-# -- refusing to export ---------------------------------------------------------------------------------------------
+# -- refusing to export ------------------------------------------------------------------------------------------------
 
 
 def test_only_lines_are_exported(worlds: tuple[World, World], line: list[Snapshot]) -> None:
@@ -420,7 +420,7 @@ def test_a_damaged_output_is_not_exported(worlds: tuple[World, World], line: lis
         )
 
 
-# -- cut and damaged ------------------------------------------------------------------------------------------------
+# -- cut and damaged ---------------------------------------------------------------------------------------------------
 
 
 def test_a_bundle_cut_anywhere_changes_nothing(worlds: tuple[World, World], line: list[Snapshot]) -> None:
@@ -497,7 +497,7 @@ def test_no_damage_that_keeps_the_checksum_right_gets_further_than_a_typed_error
     assert {None, UsageError} <= outcomes
 
 
-# -- hostile --------------------------------------------------------------------------------------------------------
+# -- hostile -----------------------------------------------------------------------------------------------------------
 
 
 def with_layer(content: list[tuple[bytes, bytes]], number: int, layer: bytes) -> bytes:

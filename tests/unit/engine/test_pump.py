@@ -226,7 +226,7 @@ def test_a_watcher_that_fails_ends_the_command(repo: Spool, funnel: Funnel) -> N
     assert list(repo.blobs()) == []
 
 
-# -- beyond the daemon ----------------------------------------------------------------------------------------------
+# -- beyond the daemon -------------------------------------------------------------------------------------------------
 
 
 class Program(Shell):

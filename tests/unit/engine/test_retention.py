@@ -152,7 +152,7 @@ def test_trim_gives_nothing_up_for_no_gain() -> None:
     assert kept(trim(decisions, lambda some: 1000 - 100 * ("a2" not in some), 10)) == list(range(3, 10))
 
 
-# -- properties -----------------------------------------------------------------------------------------------------
+# -- properties --------------------------------------------------------------------------------------------------------
 
 LINES = st.lists(
     st.tuples(st.sampled_from("ab"), st.sampled_from(list(SnapshotState)), st.booleans(), st.integers(-1, 30)),
@@ -234,7 +234,7 @@ def test_trim_fits_or_has_dropped_all_that_takes_space(
     assert bytes_of(files) <= limit or not any(item.rule for item in decisions)
 
 
-# -- what a catalog protects ----------------------------------------------------------------------------------------
+# -- what a catalog protects -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -310,7 +310,7 @@ def test_where_programs_began_and_what_awaits_an_approval_are_protected(catalog:
     }
 
 
-# -- policies as text -----------------------------------------------------------------------------------------------
+# -- policies as text --------------------------------------------------------------------------------------------------
 
 
 @given(POLICIES)

@@ -26,7 +26,7 @@ def own(repository: MemoryRepository, tree: TreeID) -> TreeEntry:
     return repository.trees[tree].own
 
 
-# -- what is left alone ---------------------------------------------------------------------------------------------
+# -- what is left alone ------------------------------------------------------------------------------------------------
 
 
 def test_only_the_directories_on_the_path_of_a_change_are_touched(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_the_same_layer_makes_the_same_tree(tmp_path: Path) -> None:
     assert run(MemoryRepository(), root).tree == run(MemoryRepository(), root).tree
 
 
-# -- entries --------------------------------------------------------------------------------------------------------
+# -- entries -----------------------------------------------------------------------------------------------------------
 
 
 def test_metadata_are_exact(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_links_out_of_the_layer_are_text(tmp_path: Path) -> None:
     assert repository.saved_contents == []
 
 
-# -- hard links -----------------------------------------------------------------------------------------------------
+# -- hard links --------------------------------------------------------------------------------------------------------
 
 
 def test_link_groups(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_names_of_a_group_that_the_layer_does_not_mention_stay(tmp_path: Path) -
     assert (at(repository, after, b"b").link, at(repository, after, b"b").nlink) == (0, 1)
 
 
-# -- overlay marks, and what only root can make ---------------------------------------------------------------------
+# -- overlay marks, and what only root can make ------------------------------------------------------------------------
 
 
 def test_devices_and_whiteouts(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_identities(repository: Counting) -> None:
             assert again.identity(again.directory()) == roots[0]
 
 
-# -- hard links -----------------------------------------------------------------------------------------------------
+# -- hard links --------------------------------------------------------------------------------------------------------
 
 
 def test_a_group_that_is_equal_on_both_sides_is_not_shown(repository: Counting) -> None:

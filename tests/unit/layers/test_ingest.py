@@ -73,7 +73,7 @@ def target(tmp_path: Path) -> Iterator[Path]:
     )
 
 
-# -- honest archives ------------------------------------------------------------------------------------------------
+# -- honest archives ---------------------------------------------------------------------------------------------------
 
 
 def test_everything_a_root_file_system_has(target: Path) -> None:
@@ -175,7 +175,7 @@ def test_owners_and_ids_no_sandbox_has(target: Path) -> None:
     assert len(report.warnings) == 1
 
 
-# -- B1: names that leave the tree ----------------------------------------------------------------------------------
+# -- B1: names that leave the tree -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["../outside/victim", "a/../../outside/victim", "a/..", "..", "./../x", "a/b/../c"])
@@ -208,7 +208,7 @@ def test_the_message_does_not_carry_control_characters(target: Path) -> None:
     assert caught.value.message.isprintable()
 
 
-# -- B2: through links ----------------------------------------------------------------------------------------------
+# -- B2: through links -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("to", ["../outside", "/etc", ".", "/proc/self/root"])
@@ -238,7 +238,7 @@ def test_members_below_a_file_are_refused(target: Path) -> None:
         apply(target, entry("f", data=b"1"), entry("f/g", data=b"2"))
 
 
-# -- B3: hard links -------------------------------------------------------------------------------------------------
+# -- B3: hard links ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_a_hard_link_into_the_directory_it_replaces_is_refused(target: Path) -> 
         apply(target, directory("d"), entry("d/x"), link("d", "d/x", tarfile.LNKTYPE))
 
 
-# -- A20 to A22: overlay marks --------------------------------------------------------------------------------------
+# -- A20 to A22: overlay marks -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_a_default_access_list_is_not_inherited(target: Path) -> None:
     assert stat.S_IMODE((target / "d/f").stat().st_mode) == 0o644
 
 
-# -- bombs and damage -----------------------------------------------------------------------------------------------
+# -- bombs and damage --------------------------------------------------------------------------------------------------
 
 
 def test_too_many_members(target: Path) -> None:
@@ -428,7 +428,7 @@ def test_random_damage_never_escapes_or_crashes(target: Path) -> None:
     assert all(sentence.isprintable() for sentence in sentences)
 
 
-# -- layers ---------------------------------------------------------------------------------------------------------
+# -- layers ------------------------------------------------------------------------------------------------------------
 
 
 def test_whiteouts_delete_what_earlier_layers_brought(target: Path) -> None:
@@ -496,7 +496,7 @@ def test_marks_are_plain_names_in_a_root_file_system(target: Path) -> None:
     assert tree(target) == {"a": "1", ".wh.a": "2"}
 
 
-# -- making headers by hand -----------------------------------------------------------------------------------------
+# -- making headers by hand --------------------------------------------------------------------------------------------
 
 
 def raw_pax(records: dict[bytes, bytes]) -> bytes:

@@ -204,7 +204,7 @@ def same_but_for(one: Manifest, other: Manifest, *left_out: bytes) -> None:
             assert one.get(path) == other.get(path), path
 
 
-# -- round trips ----------------------------------------------------------------------------------------------------
+# -- round trips -------------------------------------------------------------------------------------------------------
 
 
 def test_our_own_reader_gets_everything_back(variety: Path, tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_any_names_contents_and_times(
     same_but_for(manifest(base / "root"), manifest(base / "back"))
 
 
-# -- what the format cannot hold, marks -----------------------------------------------------------------------------
+# -- what the format cannot hold, marks --------------------------------------------------------------------------------
 
 
 def test_a_socket_is_named_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,7 +450,7 @@ def test_a_shorter_file_is_not_padded(tmp_path: Path) -> None:
     os.close(fd)
 
 
-# -- hostile sparse files and attributes ----------------------------------------------------------------------------
+# -- hostile sparse files and attributes -------------------------------------------------------------------------------
 
 
 def sparse_member(lines: bytes, data: bytes = b"", realsize: bytes = b"100", **more: bytes) -> bytes:

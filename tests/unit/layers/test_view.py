@@ -144,7 +144,7 @@ def test_close_releases_every_descriptor(tmp_path: Path) -> None:
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-# -- diff -----------------------------------------------------------------------------------------------------------
+# -- diff --------------------------------------------------------------------------------------------------------------
 
 
 def test_diff_kinds_order_and_count(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_diff_of_sparse_files_takes_the_time_of_their_data(tmp_path: Path) -> No
         assert [c.path for c in diff(left, right)] == [b"differs"]
 
 
-# -- materialise ----------------------------------------------------------------------------------------------------
+# -- materialise -------------------------------------------------------------------------------------------------------
 
 
 def test_materialise_keeps_holes_links_and_times(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def taken(keeper: KeeperClient, key: str) -> Iterator[Process]:
         os.close(process.stderr_fd)
 
 
-# -- commands -------------------------------------------------------------------------------------------------------
+# -- commands ----------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_runs_before_it_is_needed(place: Path) -> None:
@@ -172,7 +172,7 @@ def test_many_threads(keeper: KeeperClient) -> None:
         assert list(pool.map(one, range(40))) == list(range(40))
 
 
-# -- descriptors ----------------------------------------------------------------------------------------------------
+# -- descriptors -------------------------------------------------------------------------------------------------------
 
 
 def test_descriptors_are_held(keeper: KeeperClient) -> None:
@@ -252,7 +252,7 @@ def test_nonsense_is_refused_and_harms_nobody(keeper: KeeperClient, place: Path)
         os.close(each)
 
 
-# -- life -----------------------------------------------------------------------------------------------------------
+# -- life --------------------------------------------------------------------------------------------------------------
 
 
 def test_what_a_killed_daemon_leaves(place: Path) -> None:

@@ -134,7 +134,7 @@ def _path(path: str) -> bytes:
     return os.fsencode(path if path.startswith("/") else f"workspace/{path}")
 
 
-# -- the editor -----------------------------------------------------------------------------------------------------
+# -- the editor --------------------------------------------------------------------------------------------------------
 
 
 def _in_editor(client: Snapshotd, ref: str) -> dict[str, Any] | None:

@@ -67,7 +67,7 @@ def command(
     nothing is lost, and `snapshotd undo` takes it back. Where irreversible calls would be left behind, asks on a
     terminal, and elsewhere refuses without
     --compensate or --yes. Refused while processes live in the sandbox. With --json: the new snapshot as `log --json`
-      has it; with
+    has it; with
     --preview, {"head","target","mode","files","file_count","messages","effects"}.
     """
     client = connect(ctx)

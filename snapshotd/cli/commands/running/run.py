@@ -66,7 +66,7 @@ def command(
     which stops the sandbox after a last snapshot; 141 when nobody reads its output any more (`| head`), which does the
     same. The agent's standard input is empty.
     --wait stored waits for all its snapshots when the agent has ended; with --detach, for those that there are when it
-      has started.
+    has started.
 
     With --json: one event per line, the last {"event":"finished","trajectory","exit_code","snapshots"}.
     """

@@ -73,7 +73,7 @@ def command(
     commands run as root start one. --restart starts one also where none ran; commands that follow a run go on at the
     new one. Where systemd keeps the daemon, `systemctl kill --signal=KILL snapshotd` does the same. With --json:
     --status and --rebuild-catalog print an object, --stop {"stopped":pid}, --restart {"stopped","started"}: two process
-      ids, the first null where none ran.
+    ids, the first null where none ran.
     """
     if stop + restart + status + rebuild_catalog > 1:
         refuse("--stop, --restart, --status and --rebuild-catalog exclude each other; choose one")
