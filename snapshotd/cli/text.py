@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -67,6 +68,17 @@ def ago(iso: str) -> str:
 def file_counts(files: Any) -> str:
     """`+1 ~2 -0`; `files` is a record with added, changed and deleted, or None while they are not counted."""
     return "…" if files is None else f"+{files.added} ~{files.changed} -{files.deleted}"
+
+
+def call_text(name: str, arguments: Any, limit: int) -> str:
+    """A tool call on one line, cut where it gets too long: `exec make test`, `edit_file {"path": "a.py"}`."""
+    argv = arguments.get("argv") if isinstance(arguments, dict) else None
+    if isinstance(argv, list) and all(isinstance(word, str) for word in argv):
+        shown = shlex.join(argv)
+    else:
+        shown = json.dumps(arguments, ensure_ascii=False) if arguments else ""
+    text = f"{name} {shown}".rstrip()
+    return printable(text if len(text) <= limit else text[: limit - 1] + "…")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:

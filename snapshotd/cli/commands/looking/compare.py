@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import click
 from snapshotd.cli.changes import change_json, change_line
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.taken import snapshot_json
-from snapshotd.cli.text import print_json, printable, status, table
+from snapshotd.cli.text import call_text, print_json, printable, status, table
 from snapshotd.cli.values import complete_snapshot
 from snapshotd.client.comparing import AlignedCall, BranchInfo, CompareInfo, Difference, PairInfo
 from snapshotd.client.results import SnapshotInfo
@@ -122,8 +121,7 @@ def _calls(pair: PairInfo, left: BranchInfo, right: BranchInfo) -> tuple[tuple[s
 def _shown(one: SnapshotInfo | None) -> str:
     if one is None:
         return ""
-    text = f"{one.tool.name} {json.dumps(one.tool.arguments, ensure_ascii=False)}"
-    text = printable(text if len(text) <= _CHARS else text[: _CHARS - 1] + "…")
+    text = call_text(one.tool.name, one.tool.arguments, _CHARS)
     code = "" if one.tool.exit_code is None else f" {one.tool.exit_code}"
     return f"{text}  {status(one.tool.status)}{code}"
 

@@ -10,7 +10,7 @@ from snapshotd.cli.changes import change_json, change_line
 from snapshotd.cli.command import after_dashes, connect, declare, json_option, refuse
 from snapshotd.cli.follow import note
 from snapshotd.cli.taken import snapshot_json
-from snapshotd.cli.text import print_json, printable, status
+from snapshotd.cli.text import call_text, print_json, printable, status
 from snapshotd.cli.values import Count, Variable, complete_snapshot, complete_trajectory
 from snapshotd.client.bisecting import BisectInfo, Tried
 from snapshotd.client.client import Snapshotd
@@ -124,5 +124,5 @@ def _show(client: Snapshotd, found: BisectInfo) -> None:
 
 
 def _line(one: SnapshotInfo) -> str:
-    arguments = printable(str(one.tool.arguments)[:_CHARS])
-    return f"{one.seq} {short(one.id)}  {printable(one.tool.name)} {arguments}  {status(one.tool.status)}"
+    call = call_text(one.tool.name, one.tool.arguments, _CHARS)
+    return f"{one.seq} {short(one.id)}  {call}  {status(one.tool.status)}"
