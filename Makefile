@@ -3,7 +3,7 @@
 #   make demo    run the example of the README from the beginning to the end (as root)
 #   make test    lint, types and the short set of tests: ten minutes on two cores (as root: containers and Docker too)
 #   make test-all   lint, types and every test, long random walks, kills and power cuts too: an hour (docs/testing.md)
-#   make check   lint, types and the tests that need no root: seconds
+#   make check   lint, types and the tests that need no root: a minute
 #   make bench   measure steps and forks (as root)
 #   make bench-storage   compare storing and restoring with git, restic and borg (as root)
 #   make bench-compare   compare a step with shadow git, restic, a btrfs snapshot and docker commit (as root)
