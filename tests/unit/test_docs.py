@@ -91,7 +91,8 @@ def test_the_page_about_contributing_names_files_that_exist() -> None:
 
 
 OPENING = re.compile(
-    r"(?:^ ?|[.!?:] |^[-*] |^\d+\. |\*\* ?|\| )\**((?:Of|What|Who|Whoever|Those|Nobody|Whether)\b[^.|]{0,50})", re.MULTILINE
+    r"(?:^ ?|[.!?:] |^[-*] |^\d+\. |\*\* ?|\| )\**((?:Of|What|Who|Whoever|Those|Nobody|Whether)\b[^.|]{0,50})",
+    re.MULTILINE,
 )
 """Words that make a sentence hard to read when it begins with them."""
 
