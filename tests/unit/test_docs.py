@@ -71,6 +71,19 @@ def test_the_questions_of_a_newcomer_are_answered() -> None:
         assert any(words in question for question in asked), words
 
 
+def test_the_drawing_of_a_tool_call_names_files_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    drawing = page.partition("## The way of a tool call")[2].partition("```\n")[2].partition("```")[0]
+    folder, seen = "", 0
+    for word in re.findall(r"[a-z_/]+(?:/|\.py)(?=[ \n)])", drawing):
+        if word.endswith("/"):
+            folder = word.removeprefix("snapshotd/")
+            continue
+        seen += 1
+        assert any((ROOT / "snapshotd" / place / word).exists() for place in ("agent", folder)), f"{folder}{word}"
+    assert seen > 20
+
+
 THREAD = re.compile(
     r"""Thread\([^()]*(?:\([^()]*\)[^()]*)*name=f?"([a-z-]+)|ThreadPoolExecutor\([^()]*"([a-z-]+)"\)|_in_thread\("([a-z-]+)\""""
 )
