@@ -3,9 +3,10 @@
 #   make demo    run the example of the README from the beginning to the end (as root)
 #   make test    lint, types and the short set of tests: ten minutes on two cores (as root: containers and Docker too)
 #   make test-all   lint, types and every test, long random walks, kills and power cuts too: an hour (docs/testing.md)
-#   make check   lint, types and the tests that need no root: seconds
+#   make check   lint, types and the tests that need no root: a minute
 #   make bench   measure steps and forks (as root)
 #   make bench-storage   compare storing and restoring with git, restic and borg (as root)
+#   make bench-compare   compare a step with shadow git, restic, a btrfs snapshot and docker commit (as root)
 #   make docs    write the generated references again
 #   make setup   only install what is missing
 #   make clean   remove what the above made here (not the state directory)
@@ -31,7 +32,7 @@ ifneq ($(filter true 1,$(CI))$(IS_ROOT),)
 export SNAPSHOTD_REQUIRE ?= root,runc,slirp4netns,docker,fuse
 endif
 
-.PHONY: help demo test test-all check lint bench bench-storage docs setup clean
+.PHONY: help demo test test-all check lint bench bench-storage bench-compare docs setup clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -62,6 +63,10 @@ bench: $(STAMPS)/packages-demo $(INSTALLED)
 # Besides: git, restic, borgbackup. `make bench-storage BENCH_ARGS='--git DIR'` adds the history of a project.
 bench-storage: $(STAMPS)/packages-demo $(INSTALLED)
 	$(BIN)/python benchmarks/storage.py $(BENCH_ARGS)
+
+# Besides: git, restic, btrfs-progs, a Docker engine. A missing one is named in the table.
+bench-compare: $(STAMPS)/packages-demo $(INSTALLED)
+	$(BIN)/python benchmarks/compare.py $(BENCH_ARGS)
 
 docs: $(INSTALLED)
 	$(BIN)/python -m snapshotd.cli.reference > docs/cli.md

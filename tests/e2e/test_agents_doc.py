@@ -1,8 +1,9 @@
-"""docs/agents.md is true: every command in it is run, in order, and prints what the page shows."""
+"""docs/agents/ is true: every command is run, in the order of the pages, and prints what they show."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import time
@@ -17,7 +18,9 @@ from tests.leftovers import nothing_left
 
 pytestmark = pytest.mark.runc
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "agents.md"
+PAGES = ROOT / "docs" / "agents"
+INDEX = ROOT / "docs" / "agents.md"
+"""Its links to the pages are in their order."""
 STATE_DIR = "/var/lib/snapshotd"
 LOOKS = ("snapshotd approvals", "snapshotd journal", "snapshotd log", "snapshotd tasks", "snapshotd ls")
 """Commands that change nothing: what they show may take a moment to come true."""
@@ -26,7 +29,7 @@ DEADLINE_S = 60.0
 
 @pytest.fixture(scope="module")
 def doc_snap(root_tar: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
-    """A daemon of the page's own, which is killed on it. It finds no Docker, so that sandboxes are runc's."""
+    """A daemon of the pages' own, which is killed on one. It finds no Docker, so that sandboxes are runc's."""
     snap = Snap(tmp_path_factory.mktemp("d") / "state", {"DOCKER_HOST": "unix:///run/snapshotd-no-such-engine.sock"})
     snap("image", "import", root_tar, "--name", "default")
     yield snap
@@ -49,8 +52,10 @@ def shell(doc_snap: Snap, tmp_path: Path) -> Iterator[Shell]:
         yield shell
 
 
-def test_every_command_prints_what_the_page_shows(doc_snap: Snap, shell: Shell) -> None:
-    typed = transcript(PAGE.read_text())
+def test_every_command_prints_what_its_page_shows(doc_snap: Snap, shell: Shell) -> None:
+    pages = re.findall(r"\]\(agents/([a-z-]+\.md)\)", INDEX.read_text())
+    assert sorted(pages) == sorted(path.name for path in PAGES.iterdir())
+    typed = [entry for page in pages for entry in transcript((PAGES / page).read_text())]
     assert len(typed) > 40
     bindings = Bindings()
     for number, entry in enumerate(typed):

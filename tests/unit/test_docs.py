@@ -13,7 +13,7 @@ from snapshotd.cli.main import FOLDERS, cli
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WRITTEN = [page for page in PAGES if page.name != "cli.md"]
 """cli.md is generated from the commands themselves."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -47,16 +47,88 @@ def test_relative_links_exist(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
+def where_rows() -> list[tuple[str, list[str], list[str]]]:
+    """The table "Where is ..." of docs/architecture.md: question, files, symbols."""
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("| Question |")[2].partition("\n\n")[0]
+    rows = [line.strip("|").split(" | ") for line in table.splitlines()[2:]]
+    return [(row[0].strip(), re.findall(r"`([^`]+)`", row[1]), re.findall(r"`([^`]+)`", row[2])) for row in rows]
+
+
+@pytest.mark.parametrize(("question", "files", "symbols"), where_rows(), ids=lambda value: str(value)[:30])
+def test_an_answer_is_in_two_files_at_most(question: str, files: list[str], symbols: list[str]) -> None:
+    assert 1 <= len(files) <= 2, question
+    assert symbols, question
+    texts = [(ROOT / file).read_text() for file in files]
+    for symbol in symbols:
+        name = re.escape(symbol)
+        defined = re.compile(rf"^\s*(?:def|class) {name}\b|^{name}\b.*=|^## {name}", re.MULTILINE)
+        assert any(defined.search(text) for text in texts), f"{question}: {symbol} is not in {files}"
+
+
+def test_the_questions_of_a_newcomer_are_answered() -> None:
+    asked = [question for question, _, _ in where_rows()]
+    for words in ("fsync", "`..`", "network", "third runtime", "new command", "fence", "prune", "diff", "output"):
+        assert any(words in question for question in asked), words
+
+
+def test_the_drawing_of_a_tool_call_names_files_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    drawing = page.partition("## The way of a tool call")[2].partition("```\n")[2].partition("```")[0]
+    folder, seen = "", 0
+    for word in re.findall(r"[a-z_/]+(?:/|\.py)(?=[ \n)])", drawing):
+        if word.endswith("/"):
+            folder = word.removeprefix("snapshotd/")
+            continue
+        seen += 1
+        assert any((ROOT / "snapshotd" / place / word).exists() for place in ("agent", folder)), f"{folder}{word}"
+    assert seen > 20
+
+
+THREAD = re.compile(
+    r"""Thread\([^()]*(?:\([^()]*\)[^()]*)*name=f?"([a-z-]+)|ThreadPoolExecutor\([^()]*"([a-z-]+)"\)|_in_thread\("([a-z-]+)\""""
+)
+
+
+def test_every_thread_is_on_the_page_about_concurrency() -> None:
+    page = (ROOT / "docs" / "concurrency.md").read_text()
+    sources = [path for path in (ROOT / "snapshotd").rglob("*.py") if "testing" not in path.parts]
+    names = {name for path in sources for found in THREAD.findall(path.read_text()) for name in found if name}
+    assert len(names) > 25
+    assert [name for name in sorted(names) if f"`{name}`" not in page] == []
+
+
+def test_the_page_about_contributing_names_files_that_exist() -> None:
+    paths = re.findall(r"`((?:snapshotd|tests|docs)/[a-z_/.]+)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(paths) > 30
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+OPENING = re.compile(
+    r"(?:^ ?|[.!?:] |^[-*] |^\d+\. |\*\* ?|\| )\**((?:Of|What|Who|Whoever|Those|Nobody|Whether)\b[^.|]{0,50})",
+    re.MULTILINE,
+)
+"""Words that make a sentence hard to read when it begins with them."""
+
+
+@pytest.mark.parametrize(
+    "page", [*WRITTEN, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"], ids=lambda p: p.name
+)
+def test_no_sentence_begins_with_a_riddle(page: Path) -> None:
+    prose = re.sub(r"`[^`\n]*`", "code", FENCED.sub("", page.read_text()))
+    sentences = re.sub(r"\n(?![\n#|\-*\d])", " ", prose)
+    assert [found for found in OPENING.findall(sentences) if not found.rstrip().endswith("?")] == []
+
+
 EXAMPLES = ROOT / "docs" / "examples" / "agents"
 
 
-def test_the_agents_page_quotes_every_example_as_it_is() -> None:
-    page = (ROOT / "docs" / "agents.md").read_text()
+def test_the_pages_about_agents_quote_every_example_as_it_is() -> None:
+    page = "".join(path.read_text() for path in sorted((ROOT / "docs" / "agents").glob("*.md")))
     blocks = FENCED.findall(page)
     files = sorted(path for path in EXAMPLES.iterdir() if path.is_file())
     assert len(files) > 10
     for path in files:
-        assert f"](examples/agents/{path.name})" in page, f"{path.name} is not linked"
+        assert f"](../examples/agents/{path.name})" in page, f"{path.name} is not linked"
         assert path.read_text() in blocks, f"{path.name} is not quoted as it is"
 
 
