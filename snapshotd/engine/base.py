@@ -1,4 +1,4 @@
-"""What the product means: the requests and answers of the engine, and the engine itself as a specification.
+"""The specification of the engine: its requests, its answers and `Engine` itself.
 
 The daemon's API is a thin skin over `Engine`; the CLI and the client say the same words over HTTP.
 `ref` is what a person types: a tag, a name, or a unique prefix of an id. Snapshot refs accept trajectories (their
@@ -79,7 +79,7 @@ class Provider:
 
 @dataclass(frozen=True, slots=True)
 class SandboxRequest:
-    """What every new sandbox needs. `workspace` is a host folder whose content is copied to /workspace."""
+    """The request for a new sandbox. `workspace` is a host folder whose content is copied to /workspace."""
 
     image: str = "default"
     runtime: str = "auto"
@@ -93,7 +93,7 @@ class SandboxRequest:
     providers: tuple[Provider, ...] = ()
     """Model providers that the recording gateway forwards to; none: no gateway."""
     tenant: str = DEFAULT_TENANT
-    """Whose values of the key-value store its agents reach, and those of its forks."""
+    """Tenant of the key-value store that the sandbox's agents, and the agents of its forks, read and write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class SandboxInfo:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a person says about a call whose outcome nobody knows. `call`: its id, or a unique prefix. `retry`: run it
+    """A person's answer about a call whose outcome is unknown. `call`: its id, or a unique prefix. `retry`: run it
     again; `skip`: go on as if it had returned null; `result`: it happened, and this is its result."""
 
     call: str
@@ -161,8 +161,8 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class RewindPreview:
-    """What a rewind would do. `files`: at most so many as were asked for, `file_count` all of them; `messages` are
-    those that go; `effects` newest first."""
+    """The effect of a rewind, before it runs. `files`: at most as many changes as the caller asked for, `file_count`:
+    the number of all changes; `messages`: the messages that the rewind removes; `effects`: newest first."""
 
     head: SnapshotID
     target: SnapshotID
@@ -224,14 +224,15 @@ class ApprovalView:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """Which snapshots keep their files. A snapshot is kept if any rule keeps it; a field that is None keeps nothing by
-    itself, and a policy in which all are None keeps everything. Heads, tagged and named ones, the first of a
-    trajectory, what a fork began from and what a running sandbox stands on are always kept.
+    """The rules that decide which snapshots keep their files. A snapshot keeps them if any rule keeps it. A field that
+    is None keeps nothing by itself; a policy with no field set keeps everything. Some snapshots are always kept: heads,
+    tagged and named ones, the first of a trajectory, the origin of a fork, and the snapshot that a running sandbox
+    stands on.
 
-    `keep_last`: the newest N of each trajectory. `keep_within_s`: those younger than this. `keep_every`: milestones,
+    `keep_last`: the newest N of each trajectory. `keep_within_s`: the ones younger than this. `keep_every`: milestones,
     every K-th (`seq` divisible by K). `keep_failed`: the newest N of each trajectory whose call failed. `max_bytes` is
-    a limit, not a rule, and only that of the global policy counts: of what only rules keep, the oldest go until the
-    repository fits.
+    a limit, not a rule, and only the global policy's counts: the oldest snapshots that only rules keep lose their files
+    until the repository fits.
     """
 
     keep_last: int | None = None
@@ -263,7 +264,7 @@ class PruneReport:
     freed_bytes: int
     evicted_layer_bytes: int
     repository_bytes: int
-    """Of all packs, after (or before, if dry) the prune."""
+    """Size of all packs after the prune (dry run: before it)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +292,8 @@ class CheckReport:
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What a repair did, one sentence each (none: nothing was wrong), and what it could not bring back."""
+    """The result of a repair. `actions`: one sentence each, empty if there was no damage; `lost`: snapshots that it
+    could not bring back."""
 
     actions: tuple[str, ...]
     lost: tuple[SnapshotID, ...]
@@ -306,7 +308,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What takes space, in bytes: sealed layers, images, packs, spool; and how many snapshots are in each state."""
+    """Disk use in bytes (sealed layers, images, packs, spool), and the number of snapshots in each state."""
 
     layer_bytes: int
     layer_budget_bytes: int
@@ -383,15 +385,15 @@ class Engine(ABC):
 
     @abstractmethod
     def rewind(self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False) -> Snapshot:
-        """Go back to snapshot `to`, in place: recorded as a new snapshot, nothing is destroyed, and `undo` takes it
-        back. What changed since the head is captured first. With `compensate` the registered compensations of the
-        irreversible calls that are left behind run before, newest first, each at most once. Conflict while a process
-        other than init lives in the sandbox, or `to` is not of this trajectory's history; SandboxFailed: a compensation
-        failed (what ran stays recorded, nothing was rewound)."""
+        """Go back to snapshot `to`, in place: the rewind is recorded as a new snapshot, nothing is destroyed, and
+        `undo` takes it back. Changes since the head are captured first. With `compensate` the registered compensations
+        of the irreversible calls that are left behind run before the rewind, newest first, each at most once. Conflict
+        while a process other than init lives in the sandbox, or `to` is not of this trajectory's history;
+        SandboxFailed: a compensation failed (what ran stays recorded, nothing was rewound)."""
 
     @abstractmethod
     def preview_rewind(self, ref: str, to: str, *, mode: RewindMode = "both", max_files: int = 1000) -> RewindPreview:
-        """What `rewind` would do; changes nothing."""
+        """Returns the effect that `rewind` would have; changes nothing."""
 
     @abstractmethod
     def undo(self, ref: str) -> Snapshot:
@@ -515,9 +517,9 @@ class Engine(ABC):
 
     @abstractmethod
     def watch(self) -> Iterator[Event]:
-        """What outside tools wait for, from now on, of all trajectories: `approval` events (with `trajectory`), and
-        `finished`. Never ends by itself; a consumer that does not keep up loses the oldest (an event `lost` says how
-        many)."""
+        """Events for outside tools, from now on, of all trajectories: `approval` (with `trajectory`) and `finished`.
+        The iterator never ends by itself. A consumer that does not keep up loses the oldest events; an event `lost`
+        says how many."""
 
     # -- key-value store
     # ------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""Whoever asked for a command, while it runs: what it sends to the command's standard input, which output it does not
-read any more, and whether it is still there.
+"""The caller of a running command, seen from the daemon: the input that it sends, the output streams that it has
+stopped reading, and its presence.
 
 One thread tells (`send`, `end_input`, `close_output`, `leave`), another one (the pump) listens: `fd` is readable when
 there is something new.
@@ -44,8 +44,8 @@ class Caller:
         self._tell()
 
     def close_output(self, stream: Stream) -> None:
-        """Nobody reads this stream any more: the command is told as with any pipe, by SIGPIPE or EPIPE when it writes
-        again."""
+        """The caller stops reading this stream. The command learns it as with any pipe: its next write raises SIGPIPE
+        or fails with EPIPE."""
         with self._lock:
             self._unread.add(stream)
         self._tell()
@@ -76,7 +76,7 @@ class Caller:
 
     @property
     def waiting(self) -> bool:
-        """Whether something of the input can be passed on now: data, or its end."""
+        """True if there is input to pass on now: data, or the end of the input."""
         return bool(self._waiting) or self._ended
 
     def pass_on(self, fd: int) -> bool:

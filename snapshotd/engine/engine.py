@@ -143,9 +143,9 @@ class LocalEngine(MindVerbs):
         self._disk_watch = DiskWatch(context, self._sessions.launched)
 
     def _store_what_has_no_layers(self) -> None:
-        """Before anybody asks for them: snapshots captured on a layer that was still being rebuilt when the daemon
-        died. What lies below their own layers is in the repository alone, so they have no files until they are
-        stored."""
+        """Runs before the first request, for snapshots captured on a layer that was still being rebuilt when the daemon
+        died. The files below their own layers are in the repository alone, so these snapshots cannot be read until they
+        are stored."""
         if all(self._cold.is_hot(self._catalog.get_snapshot(snapshot)) for snapshot in self._catalog.unstored()):
             return
         try:
@@ -337,7 +337,7 @@ class LocalEngine(MindVerbs):
         reserve.adjust(self._context.state_dir)
 
     def _check_whole(self, ref: str, trajectory: Trajectory) -> None:
-        """UsageError: `ref` names one snapshot of the trajectory. Nobody means all of them by that."""
+        """UsageError: `ref` names one snapshot of the trajectory, and `rm` removes whole trajectories only."""
         if ref in (trajectory.name, trajectory.id):
             return
         snapshot = self._catalog.resolve_snapshot(ref)

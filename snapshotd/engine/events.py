@@ -29,7 +29,7 @@ _FULL = {
 
 
 class EventLog:
-    """Of one run. Thread-safe."""
+    """The event log of one run. Thread-safe."""
 
     def __init__(self, path: Path, watch: Watch | None = None) -> None:
         """`watch` is told of the end."""
@@ -44,7 +44,7 @@ class EventLog:
 
     @property
     def full(self) -> bool:
-        """Whether no more output is recorded."""
+        """True if the log has reached its size limit: no more output is recorded."""
         return self._bytes >= MAX_BYTES
 
     def append(self, event: Event) -> None:
@@ -131,7 +131,7 @@ def _size(event: Event) -> int:
 
 
 def _behind(pieces: Iterator[bytes], passed: int) -> Iterator[bytes]:
-    """What comes after the first `passed` bytes, in pieces of one size, however it is stored."""
+    """Yields the bytes after the first `passed`, in pieces of one size, however the input is cut."""
     held = bytearray()
     for piece in pieces:
         held += piece[passed:]

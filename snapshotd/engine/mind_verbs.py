@@ -40,7 +40,7 @@ from snapshotd.types import (
 
 
 class Mind:
-    """What the verbs are made of."""
+    """The parts that the verbs call."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Mind:
 
 
 class MindVerbs(Engine):
-    """The part of the engine that is about the mind. Who inherits it sets `_mind`."""
+    """The part of the engine that is about the mind. A subclass sets `_mind`."""
 
     _mind: Mind
 

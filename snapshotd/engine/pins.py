@@ -41,7 +41,7 @@ class Pins:
 
     @contextmanager
     def frozen(self) -> Iterator[set[SnapshotID]]:
-        """What is pinned, and for the length of the block nothing more is."""
+        """The pinned snapshots. No snapshot can be pinned or unpinned inside the block."""
         with self._lock:
             yield set(self._pinned)
 

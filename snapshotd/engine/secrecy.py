@@ -22,8 +22,8 @@ from snapshotd.types import DEFAULT_TENANT, AgentSpec, BlobID, Trajectory, Traje
 
 PROVIDER = "SNAPSHOTD_PROVIDER_"
 TENANT = "SNAPSHOTD_TENANT"
-"""Whose values of the key-value store a trajectory's agents reach, where that is not the default: part of the recorded
-environment, so that resumptions and forks have it too."""
+"""Environment name of the tenant: the share of the key-value store that a trajectory's agents read and write, if it is
+not the default. It is part of the recorded environment, so resumptions and forks have it too."""
 _REMEMBERED = 256
 """Funnels; making one costs a millisecond."""
 SHARED = TrajectoryID("0" * 32)
@@ -85,13 +85,13 @@ class Secrecy:
         return self._redactor.funnel(SHARED) if trajectory is None else self._funnel(trajectory, SHARED)
 
     def inside(self, trajectory: Trajectory) -> dict[str, str]:
-        """What its commands find in their environment."""
+        """The environment of the trajectory's commands, with secrets revealed."""
         funnel, env = self.of(trajectory), dict(trajectory.env)
         names = (name for name, _ in trajectory.env if name != TENANT and not name.startswith(PROVIDER))
         return {name: funnel.reveal_text(env[name]) for name in names}
 
     def tenant(self, trajectory: Trajectory) -> str:
-        """Whose values of the key-value store its agents reach."""
+        """The tenant of the key-value store that the trajectory's agents read and write."""
         recorded = dict(trajectory.env).get(TENANT)
         return DEFAULT_TENANT if recorded is None else self.of(trajectory).reveal_text(recorded)
 
@@ -127,7 +127,7 @@ class ConcealedWriter:
         self._concealer = funnel.concealer(self._pass_on)
 
     def restore(self, data: bytes) -> None:
-        """What was shown before, by an earlier daemon."""
+        """Continue with the bytes that an earlier daemon has already shown."""
         self._writer.write(data)
 
     def _pass_on(self, data: bytes) -> None:

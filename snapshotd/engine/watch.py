@@ -1,5 +1,5 @@
-"""What outside tools wait for, of all trajectories at once: a bounded queue for each that watches. Nobody who is slow
-holds anybody up."""
+"""Events of all trajectories for outside tools. Each watcher has a bounded queue, so a slow one holds up neither the
+daemon nor other watchers."""
 
 from __future__ import annotations
 

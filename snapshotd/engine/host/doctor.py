@@ -259,7 +259,7 @@ def _python() -> Check:
 
 
 def _policy(state_dir: Path) -> Check:
-    """Which calls a person is asked about (docs/policy.md)."""
+    """The policy file: the rules for which calls a person is asked about (docs/policy.md)."""
     path = state_dir / policy.FILE_NAME
     try:
         rules = len(policy.PolicyFile(path).read().rules)

@@ -34,7 +34,7 @@ class Package:
     provides: tuple[str, ...]
     purpose: str
     level: str = "run"
-    """Who needs it: one of `LEVELS`' groups."""
+    """The group of packages that this one belongs to; `LEVELS` lists the groups."""
 
     def missing(self) -> bool:
         return not any(os.path.exists(p) if p.startswith("/") else shutil.which(p, path=_PATH) for p in self.provides)
@@ -91,7 +91,7 @@ LEVELS = {
     "demo": ("venv", "run", "demo"),
     "develop": ("venv", "run", "demo", "develop"),
 }
-"""What one wants to do, and the groups of packages that it takes."""
+"""Purpose to the groups of packages that it needs."""
 
 
 def missing(level: str) -> list[Package]:

@@ -18,7 +18,7 @@ State = dict[str, Any]
 
 
 class AgentState:
-    """Thread-safe. What is kept has gone through the funnel."""
+    """Thread-safe. The stored values have gone through the funnel."""
 
     def __init__(self, sandbox: Sandbox, funnel: Funnel) -> None:
         self._sandbox, self._funnel = sandbox, funnel

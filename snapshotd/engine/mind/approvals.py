@@ -5,7 +5,7 @@ waits. The approval is a row: it survives the daemon, and the same call finds it
 repeated. One approval lets one call run, once: an approved one whose call has been recorded as begun is spent, and in
 the run that has its answer only the call that got it gets it again.
 
-Whoever approves has seen those arguments and those files. If the files are others by then, the approval is stale: the
+The approver has seen those arguments and those files. If the files have changed by then, the approval is stale: the
 approver is told, and the call asks anew.
 """
 
@@ -65,7 +65,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a call wants to have decided."""
+    """A call's question to a person."""
 
     call: CallID
     tool: str
@@ -92,8 +92,8 @@ class Gate:
         self._changed = threading.Condition()
         self._waiting: dict[ApprovalID, _Waiter] = {}
         self._delivered: dict[ApprovalID, tuple[Sandbox, CallID]] = {}
-        """Which call of a run has its outcome: no entry says so yet, and of a question from inside a call none ever
-        does."""
+        """The call of a run that got the approval's outcome. Its journal entry does not say so yet; a question from
+        inside a call never gets an entry."""
         self._closed = False
 
     def close(self) -> None:
@@ -117,10 +117,10 @@ class Gate:
         step: Step,
         cancelled: threading.Event,
     ) -> Verdict:
-        """Whether a call may run, after a person was asked if the policy or the program (`asked`: True, or the
-        question) says so.
+        """Returns if the call may run. A person is asked first if the policy or the program says so (`asked`: True, or
+        the question). True, or the question) says so.
 
-        `step` takes a snapshot of the sandbox; `cancelled`: the caller is gone. Nothing of the call is recorded yet.
+        `step` takes a snapshot of the sandbox; `cancelled`: the caller is gone. The call itself is not recorded yet.
         Denied (the policy, a person, or nobody in time); Conflict (cancelled, or the sandbox ended: the approval stays
         pending); UsageError (the policy cannot be understood).
         """
@@ -180,7 +180,7 @@ class Gate:
         self._delivered[approval.id] = (sandbox, call)
 
     def _has_another(self, approval: Approval, sandbox: Sandbox, call: CallID) -> bool:
-        """Whether another call of this run has the outcome."""
+        """True if another call of this run got the outcome."""
         run, to = self._delivered.get(approval.id, (None, call))
         return run is sandbox and to != call
 
@@ -205,8 +205,8 @@ class Gate:
         return None
 
     def _is_here(self, snapshot: SnapshotID, head: SnapshotID) -> bool:
-        """Whether nothing happened after a snapshot but that others asked, were denied, or that the program was
-        resumed."""
+        """True if nothing has happened after the snapshot but other questions, denials, and resumptions of the
+        program."""
         at = self._context.catalog.get_snapshot(head)
         while at.id != snapshot and (at.call.name in _NOTHING or self._was_denied(at)) and at.parent is not None:
             at = self._context.catalog.get_snapshot(at.parent)
@@ -220,7 +220,7 @@ class Gate:
         )
 
     def _spent(self, approval: Approval, call: CallID) -> bool:
-        """Whether an approval lets nothing run any more."""
+        """True if the approval lets no call run any more."""
         if approval.status is ApprovalStatus.PENDING:
             return False
         if approval.status is not ApprovalStatus.APPROVED:
@@ -281,8 +281,8 @@ class Gate:
                 self._changed.wait(_LOOK_S)
 
     def _same_files(self, approval: Approval, sandbox: Sandbox, step: Step) -> bool:
-        """Whether the sandbox holds the files that the approval is bound to. Takes a snapshot where that cannot be seen
-        without."""
+        """True if the sandbox holds the files that the approval is bound to. Takes a snapshot first if files have
+        changed since the last one."""
         with sandbox.lock:
             if not sandbox.closed and sandbox.changed:
                 step(marker("approval", {"tool": approval.tool, "approval": approval.id}))
@@ -298,7 +298,7 @@ class Gate:
     # -- people ---------------------------------------------------------------------------------------------------------
 
     def list(self, status: ApprovalStatus | None) -> list[Approval]:
-        """Oldest first. Those whose time is over are expired from now on."""
+        """Oldest first. Pending approvals whose time is over become expired here."""
         for approval in self._rows.list(ApprovalStatus.PENDING):
             if _has_expired(approval):
                 self._expire(approval)
@@ -327,7 +327,7 @@ class Gate:
         return self._decide(approval, ApprovalStatus.DENIED, by, self._concealer(approval)(reason))
 
     def _concealer(self, approval: Approval) -> Callable[[Any], Any]:
-        """What a person says of an agent's secrets is recorded as what the agent says."""
+        """Conceals a person's words with the funnel of the approval's trajectory, as it conceals the agent's."""
         return self._context.secrecy.of(self._context.catalog.get_trajectory(approval.trajectory)).conceal
 
     def _open(self, ref: str, by: str, reason: str | None) -> Approval:
@@ -393,7 +393,7 @@ class Gate:
 
 
 def digest(tool: str, arguments: Any) -> str:
-    """What binds an approval to a call: SHA-256 of the canonical JSON of [tool, arguments], hexadecimal."""
+    """Digest that binds an approval to a call: SHA-256 of the canonical JSON of [tool, arguments], hexadecimal."""
     text = json.dumps([tool, arguments], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -31,7 +31,7 @@ _LISTENER = ".gateway"
 """Behind a container's id: the keeper's name of the socket."""
 _KEY = "_KEY"
 NO_KEY = "kept-by-snapshotd"
-"""What agents find in place of a key: their clients want one."""
+"""Placeholder that agents find in place of a key, because their clients want one."""
 
 GatewayMaker = Callable[[socket.socket, GatewayHandler, Mapping[str, Upstream]], Gateway]
 
@@ -56,7 +56,7 @@ class Gateways:
         self._context, self._gate, self._make = context, gate, make
 
     def environment(self, sandbox: Sandbox) -> dict[str, str]:
-        """What the commands of a sandbox need to find its gateway; nothing if it has none."""
+        """Environment variables by which a sandbox's commands find its gateway; empty if it has none."""
         if sandbox.gateway is None:
             return {}
         families = self._upstreams(sandbox)

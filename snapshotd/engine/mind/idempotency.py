@@ -32,7 +32,8 @@ class Keys:
 
 
 def cut_off(catalog: Catalog, trajectory: Trajectory) -> Keys:
-    """Those of a trajectory's own calls: a fork makes its own, and what it has from its source may have ended there."""
+    """The keys of the trajectory's own calls that were cut off. A fork draws its own keys, because a call of its source
+    may have ended there."""
     unknown: dict[str, Entry] = {}
     used: set[str] = set()
     for entries in (catalog.journal(trajectory.head, since=trajectory.began), catalog.unbound(trajectory.id)):

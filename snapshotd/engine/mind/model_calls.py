@@ -1,4 +1,4 @@
-"""What passes the recording gateway, in the journal: the mind of an agent that nobody rewrote, read from the wire.
+"""The journal of an agent that does not use our library: the recording gateway reads its mind from the wire.
 
     a request with tool results   ends the tool calls of the turn before it, each with a snapshot, while the model already thinks
     a request                     is a MODEL entry: its outline (the messages themselves are the conversation)
@@ -76,7 +76,7 @@ class ModelCalls:
         self._tools: dict[str, Open] = {}
         """Tool calls that the model has asked for and the agent not answered, by the provider's id."""
         self._unclosed: set[str] = set()
-        """Of these, those that an earlier daemon opened: their results may have been sent to it."""
+        """The calls among them that an earlier daemon opened: the agent may have sent it their results."""
         self._resumed: set[int] = set()
         """Conversations of an earlier daemon with which nobody has gone on yet."""
         self._turns: dict[int, _Turn] = {}
@@ -210,7 +210,7 @@ class ModelCalls:
     # -- replay ---------------------------------------------------------------------------------------------------------
 
     def _replayed_result(self, result: ToolResult) -> bool:
-        """Whether a tool's end is recorded: then the files are as they were."""
+        """True if the journal records the tool's end. The files are then as they were."""
         with self._lock:
             met = self._tools.get(result.id)
         if not self._recorder.replaying or met is None:
@@ -249,8 +249,8 @@ class ModelCalls:
         self._heard(dialog, at, content.digests)
 
     def _unheard(self, request: TurnRequest, dialog: _Dialog, known: int, outline: dict[str, Any]) -> Recorded | None:
-        """A reply that is recorded and that the agent has not got, because the daemon was killed meanwhile, so that it
-        asks the same again. What else had to be done with it is done now, as far as it was not."""
+        """Returns a recorded reply that the agent never received: the daemon was killed in between, and the agent
+        repeats its request. The rest of the reply's recording is completed here, as far as it is missing."""
         self._resumed.discard(dialog.number)
         entry = self._recorder.reply(request.model[:200], outline) if known == len(request.digests) else None
         if entry is None:
@@ -273,8 +273,8 @@ class ModelCalls:
             self._recorder.sandbox.live.wire(fields)
 
     def restore(self, record: LiveRecord) -> None:
-        """Go on where the gateway of an earlier daemon was killed. What was being forwarded is asked again by its
-        client."""
+        """Go on where the gateway of an earlier daemon was killed. A request that was being forwarded is repeated by
+        its client."""
         dialogs: dict[int, _Dialog] = {}
         for line in live.wire(record.directory):
             if "dialog" in line:
@@ -309,8 +309,8 @@ class ModelCalls:
 
 
 def _rid(dialog: _Dialog, at: int, number: int, message: Message) -> str:
-    """What a message is known by if it comes again: its place, and what it says, since an agent may take back the last
-    ones."""
+    """Name under which a message is recognised if it comes again: its place and a hash of its content, since an agent
+    may take back its last messages."""
     text = json.dumps([message.role, message.content], sort_keys=True)
     return f"{dialog.number}:{at}:{number}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 

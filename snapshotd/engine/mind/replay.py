@@ -1,5 +1,4 @@
-"""What a program that was started again from the top meets: the recorded entries of its journal, matched with what it
-asks for.
+"""The recorded entries of a journal, matched with the requests of a program that was started again from the top.
 
 Pure: nothing here reads or writes anything. Entries are matched by kind, name and arguments in the order in which they
 began. Where calls ran side by side the order in which they come again is left open, within each run of calls that
@@ -42,8 +41,8 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """What a program that is started again has to meet. `began`: where it starts; `head`: where its trajectory stands;
-    `branching`: it may do something else."""
+    """The recorded past that a restarted program has to meet. `began`: its first snapshot; `head`: the trajectory's
+    present head; `branching`: the program may leave the recorded path."""
 
     began: Snapshot
     head: Snapshot
@@ -77,7 +76,8 @@ class Replay:
 
     @property
     def loose(self) -> bool:
-        """Whether what is left ended after the last snapshot: what was said in between is in none, and lost."""
+        """True if all remaining entries ended after the last snapshot: no snapshot binds the messages between them, so
+        they are lost."""
         return all(entry.snapshot is None for entry in self._left)
 
     @property
@@ -148,7 +148,8 @@ def _passed_over(entry: Entry) -> bool:
 
 def _without_repeated(entries: Iterable[Entry]) -> list[Entry]:
     """Without the failed requests on the wire that their sender repeated until they were answered, and without those at
-    the end: a program that runs again asks once. What failed for good, and the program went on, fails again."""
+    the end: a program that runs again asks once. A request that failed for good fails again, if the program went on
+    after it."""
     left: list[Entry] = []
     answered: set[tuple[str, str]] = set()
     for entry in reversed(list(entries)):
@@ -175,7 +176,7 @@ class Kept:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is left to be met."""
+        """True if nothing is left to be met."""
         return not any(self._of.values())
 
     def take(self, kind: EntryKind, name: str, arguments: Any, task: str | None) -> Entry | None:

@@ -113,7 +113,7 @@ class Editing:
     # -- mind -----------------------------------------------------------------------------------------------------------
 
     def _entries(self, source: Snapshot, request: EditRequest, conceal: Callable[[Any], Any]) -> list[Entry] | None:
-        """What the snapshot's entries become where the result of its call is another; None: they stay."""
+        """The snapshot's entries with the call's new result; None: the entries stay."""
         if request.result is None:
             return None
         own = self._catalog.own_entries(source.id)
@@ -232,7 +232,7 @@ def _remove(directory: int, name: bytes, shown: str) -> None:
 
 
 def _write(directory: int, name: bytes, shown: str, content: bytes, mode: int | None) -> None:
-    """What is there keeps its owner and attributes. Its other names keep the old content, as for any program in an
+    """An existing file keeps its owner and attributes. Its other names keep the old content, as for any program in an
     overlay."""
     try:
         there = stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
@@ -267,7 +267,7 @@ def _shared(recorded: Iterable[Message], wanted: list[Message], limit: int) -> i
 
 
 def _summary(source: Snapshot, request: EditRequest) -> dict[str, Any]:
-    """What was changed, for people: no contents."""
+    """Summary of the changes for people, without contents."""
     paths = [item.path[:200].decode(errors="backslashreplace") for item in request.files[:100]]
     said = request.messages is not None or bool(request.drop_messages or request.add_messages)
     return {

@@ -1,9 +1,9 @@
 """Irreversible calls that a trajectory has left behind, and their compensation.
 
-What is left behind: calls that the history before a rewind holds and the one after it does not. Nothing can take them
-back; a registered command may make up for one. It runs in the trajectory's sandbox with the call in `SNAPSHOTD_CALL`,
-at most once for each call, whatever happens: that it begins is recorded before it does, and one that nobody saw end is
-not run again.
+A call is left behind if the history before a rewind holds it and the history after it does not. It cannot be taken
+back; a registered command may make up for it. The command runs in the trajectory's sandbox with the call in
+`SNAPSHOTD_CALL`, at most once for each call, whatever happens: its begin is recorded before it runs, and a command
+whose end was not recorded does not run again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from snapshotd.types import (
 COMPENSATE = "compensate"
 """Name of the recorded tool call, for the policy too."""
 MAX_CALL_BYTES = 96 << 10
-"""Of `SNAPSHOTD_CALL`; the kernel takes 128 KiB for one variable."""
+"""Size limit of `SNAPSHOTD_CALL`; the kernel takes 128 KiB for one variable."""
 MAX_ARGV_ITEMS, MAX_ARGV_BYTES = 256, 64 << 10
 _MIN_PREFIX = 4
 
@@ -62,7 +62,7 @@ class Effects:
     # -- which ones -----------------------------------------------------------------------------------------------------
 
     def beyond(self, trajectory: Trajectory, target: Snapshot) -> list[Effect]:
-        """What going back from the trajectory's head to `target` leaves behind, newest first."""
+        """The effects that going back from the trajectory's head to `target` leaves behind, newest first."""
         present = [*self._catalog.journal(trajectory.head), *self._catalog.unbound(trajectory.id)]
         return self._effects(trajectory.id, present, self._catalog.journal(target.id))
 
@@ -193,8 +193,8 @@ class Effects:
         )
 
     def result(self, entry: Entry, limit_bytes: int) -> tuple[Any, bool]:
-        """What a call returned, and whether that is known: not if there is more than `limit_bytes` of it, if it is no
-        JSON, or if it is damaged."""
+        """A call's result, and True if it is known. It is unknown if it is longer than `limit_bytes`, no JSON, or
+        damaged."""
         if entry.snapshot is None:
             return entry.result, True
         call = self._catalog.get_snapshot(entry.snapshot).call

@@ -30,7 +30,7 @@ from snapshotd.trees.base import Change
 from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Kind, Snapshot, SnapshotID, Trajectory, new_id, short
 
 MAX_PATHS = 250_000
-"""Of one comparison; more would take too much memory."""
+"""Paths in one comparison; more would take too much memory."""
 MAX_RESULT_BYTES = 8 << 20
 _OUTCOMES = (CallStatus.DONE, CallStatus.FAILED)
 
@@ -194,7 +194,7 @@ class Retry:
     # -- the journal ----------------------------------------------------------------------------------------------------
 
     def _again(self, kept: _Kept) -> list[Entry]:
-        """What was recorded of a kept task, for the new line of the journal."""
+        """The recorded entries of a kept task, for the new line of the journal."""
         recorded = self._catalog.journal(kept.ended.id, since=kept.began.id)
         own = [
             e

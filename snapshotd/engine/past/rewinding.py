@@ -202,7 +202,7 @@ class Rewinding:
         return cleanup
 
     def check_files(self, trajectory: Trajectory, to: Snapshot) -> None:
-        """Whether a snapshot's files can be put into a trajectory's sandbox. DataLoss, Conflict."""
+        """Raises if the snapshot's files cannot be put into the trajectory's sandbox. DataLoss, Conflict."""
         if to.state in (SnapshotState.LOST, SnapshotState.PRUNED):
             raise gone(to)
         if to.stack.image != trajectory.spec.image:
@@ -211,7 +211,7 @@ class Rewinding:
             )
 
     def in_history(self, trajectory: Trajectory, snapshot: Snapshot) -> bool:
-        """Whether a snapshot is one of the trajectory's own, or of those that it was forked from."""
+        """True if the snapshot is one of the trajectory's own, or of the trajectories that it was forked from."""
         own, last = trajectory, None
         while True:
             if snapshot.trajectory == own.id:
@@ -235,7 +235,7 @@ class Rewinding:
             )
 
     def _is_entry(self, snapshot: Snapshot) -> bool:
-        """Whether a snapshot's call is a tool of the program, that happens to have the name of a marker."""
+        """True if the snapshot's call is a tool of the program that happens to have a marker's name."""
         return any(entry.id == snapshot.call.id for entry in self._catalog.own_entries(snapshot.id))
 
     def _changes(self, trajectory: Trajectory, head: Snapshot, to: Snapshot, max_files: int) -> tuple[Any, int]:
@@ -259,7 +259,7 @@ class Rewinding:
             yield view
 
     def _messages(self, trajectory: Trajectory, head: Snapshot, to: Snapshot) -> tuple[Message, ...]:
-        """What the conversation has now and will not have then."""
+        """The messages that the conversation has now and loses by the rewind."""
         sandbox = self._sessions.find(trajectory.id)
         pending: tuple[Message, ...] = ()
         if sandbox is not None:
@@ -286,7 +286,7 @@ class Rewinding:
             kept, at = self._kept(at, kept), self._catalog.get_snapshot(at.continues)
 
     def _kept(self, snapshot: Snapshot, kept: int) -> int:
-        """Of the messages that a snapshot has, those it took over."""
+        """Number of messages that the snapshot took over from the one it continues, at most `kept`."""
         return (
             min(kept, snapshot.messages - len(self._catalog.own_messages(snapshot.id)))
             if snapshot.follows is not None

@@ -1,10 +1,10 @@
 """The daemon's end of the conversation with agents: one unix socket per container. The requests are in
 docs/agent-protocol.md.
 
-Trust: everything that connects is an attacker who may send anything, in any order, on any number of connections. What
-one connection sends never affects another, and costs the daemon one thread, one line of memory and what the handler
-allows. The socket is the identity: the directory that holds it is only visible in the container, and `admit` is asked
-about each peer's process id besides.
+Trust: everything that connects is an attacker who may send anything, in any order, on any number of connections. Data
+from one connection never affects another, and costs the daemon one thread, one line of memory and the amount that the
+handler allows. The socket is the identity: the directory that holds it is only visible in the container, and `admit` is
+asked about each peer's process id besides.
 
 Concurrency: one thread per connection (at most 64); the handler's methods are called from all of them, also at the same
 time.

@@ -1,7 +1,7 @@
 """Requests from inside a sandbox as bytes: lines, bodies, JSON and its bounds. docs/agent-protocol.md has the table.
 
-Whoever sends them is an attacker. Anything malformed raises `Malformed`, after which the connection is closed; nothing
-here keeps more than a line and one read in memory.
+The sender is an attacker. Anything malformed raises `Malformed`, after which the connection is closed; nothing here
+keeps more than a line and one read in memory.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Wire:
         return request
 
     def body(self) -> Iterator[bytes]:
-        """What is left of the present request's body, in pieces of at most 64 KiB. Disconnected if it does not come."""
+        """The rest of the present request's body, in pieces of at most 64 KiB. Disconnected if it does not come."""
         while self._body_left:
             if not self._buffer and not self._receive(STALL_S):
                 raise Disconnected

@@ -1,5 +1,5 @@
-"""What a new trajectory starts with: one layer with the workspace and the agent's program, over its dependencies, over
-the image."""
+"""The files that a new trajectory starts with: one layer with the workspace and the agent's program, over its
+dependencies, over the image."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ def _serve(run_dir: Path, calls: AgentCalls, admitted: list[str | None]) -> Agen
 
 
 def alive(sandbox: Sandbox) -> bool:
-    """Whether the sandbox's container still runs."""
+    """True if the sandbox's container still runs."""
     try:
         return not sandbox.closed and sandbox.container.pid in sandbox.cgroup.processes()
     except SandboxFailed:

@@ -1,8 +1,8 @@
 """Going on: a trajectory's program is started again from the top and meets what is recorded, up to the head.
 
-What was cut off is settled first, in the journal: a `local` call was rolled back with its files and runs again, an
-`idempotent` one is sent again under its key, and of an `irreversible` one nobody knows whether it happened, so a person
-has to say.
+A call that was cut off is settled first, in the journal: a `local` call was rolled back with its files and runs again,
+an `idempotent` one is sent again under its key, and an `irreversible` one may or may not have happened, so a person has
+to say.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Resumes:
             raise
 
     def entries(self, trajectory: Trajectory, head: Snapshot) -> tuple[Entry, ...]:
-        """What a program that starts again has to meet: the journal from its beginning, and what ended since the
-        head."""
+        """The entries that a restarted program has to meet: the journal from its beginning, and the calls that ended
+        since the head."""
         bound = self._catalog.journal(head.id, since=trajectory.began)
         return (*bound, *(entry for entry in self._catalog.unbound(trajectory.id) if entry.status is not None))
 

@@ -280,7 +280,7 @@ class Sessions:
         sandbox.closed = True
 
     def _replaying(self, trajectory: Trajectory) -> bool:
-        """Whether its program is still being replayed: what the sandbox holds then is nothing new."""
+        """True if the trajectory's program is being replayed: the sandbox's files are then recorded already."""
         recorder = self._recorders.get(trajectory.id)
         return recorder is not None and (recorder.replaying or recorder.diverged is not None)
 
@@ -325,8 +325,7 @@ class Sessions:
 
     @contextlib.contextmanager
     def _claimed(self, sandbox: Sandbox, head: SnapshotID | None) -> Iterator[None]:
-        """Of the writers that name a head, one goes on inside, and nobody that names the same one does before it is
-        done. Conflict."""
+        """Lets one of several writers that name the same head go on; the others raise Conflict until it is done."""
         if head is None:
             yield
             return
@@ -499,7 +498,8 @@ class Sessions:
         self._follow_in_thread(sandbox, process, log, began_at_ns, intakes, [])
 
     def _intakes(self, sandbox: Sandbox) -> dict[Stream, Intake]:
-        """Of a program's streams: those of an earlier daemon, if there are any. SandboxFailed."""
+        """The intakes of a program's streams: the earlier daemon's if the keeper holds them, new ones otherwise.
+        SandboxFailed."""
         keeper, found = self._context.keeper, dict[Stream, Intake]()
         try:
             for stream in _STREAMS:
@@ -671,7 +671,7 @@ class Sessions:
                 except Exception:  # noqa: BLE001 - as above
                     _log.exception("the sandbox of %s is left behind", sandbox.trajectory.id)
         with self._thrown_away:
-            self._thrown_away.wait_for(lambda: not self._throw_aways, _END_S)  # those who had them notice
+            self._thrown_away.wait_for(lambda: not self._throw_aways, _END_S)  # their threads notice the end
 
 
 def _stopped() -> SandboxFailed:
@@ -684,14 +684,14 @@ def _close(intakes: dict[Stream, Intake]) -> None:
 
 
 def _printed(log: EventLog) -> Iterator[Printed]:
-    """What a run's program has printed so far, as far as it was followed."""
+    """The output that a run's program has printed so far, as far as it was followed."""
     for event in log.follow(wait=False):
         if event["event"] == "output" and "call" not in event:
             yield Printed(event["stream"], base64.b64decode(event["data_b64"]), event.get("shown_bytes", 0))
 
 
 def _reached(sandbox: Sandbox, before: Hits) -> str | None:
-    """Which limit of the sandbox was reached since, how it shows, and what to do. None: no limit was."""
+    """The limit of the sandbox that was reached since `before`: how it shows, and the next step. None: no limit was."""
     now, limits = hits(sandbox.container.pid).since(before), sandbox.trajectory.spec.limits
     if now.killed > 0:
         return (
@@ -731,6 +731,6 @@ def fork_agent(source: Trajectory | None, args: tuple[str, ...], index: int) -> 
 
 
 def free_bytes(path: Path) -> int:
-    """What a file system still takes, for those who are not root."""
+    """Bytes that a file system still takes from users other than root."""
     st = os.statvfs(path)
     return st.f_bavail * st.f_frsize

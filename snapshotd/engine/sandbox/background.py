@@ -1,7 +1,7 @@
-"""What happens after a step, out of the agent's way: count changed files, tell followers, merge. One thread, one queue,
+"""The work after a step, out of the agent's way: count changed files, tell followers, merge. One thread, one queue,
 oldest first.
 
-Making durable is the archive's (archive.py), which is told of every snapshot here.
+The archive makes snapshots durable (archive.py); this thread tells it of each one.
 """
 
 from __future__ import annotations

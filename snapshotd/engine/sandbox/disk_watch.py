@@ -1,8 +1,8 @@
-"""Ends what runs in a sandbox that takes more disk than its limit, where the file system keeps no project quotas.
+"""Ends the processes of a sandbox that takes more disk than its limit, if the file system keeps no project quotas.
 
-A substitute: where there are quotas, a program is told that no space is left. Here a second passes between two looks,
-in which a sandbox may take what it gets; then its processes are ended as at its memory limit. What they wrote is
-captured like anything else.
+It is a substitute: a project quota tells a program that no space is left. Here a second passes between two checks, in
+which a sandbox may take any space it gets; then its processes are ended as at its memory limit. Their files are
+captured like any others.
 """
 
 from __future__ import annotations

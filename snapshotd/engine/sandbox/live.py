@@ -1,14 +1,14 @@
-"""What the next daemon needs to go on with a sandbox whose agent still runs when this one is killed.
+"""The live record: it lets the next daemon go on with a sandbox whose agent still runs when this daemon is killed.
 
-    <run_dir>/live/<container id>/sandbox.json     how its root is made, written before every change of the root; and what runs in it
-                                  pending.ndjson   what its agent did and said since the head: a line each (engine/mind/pending.py)
-                                  state.json       the agent's state, where no snapshot has it yet
-                                  wire.ndjson      what its gateway knows of its conversations (engine/wirebook.py)
+    <run_dir>/live/<container id>/sandbox.json     the layers of its root, written before every change of the root; and its commands
+                                  pending.ndjson   the agent's calls and messages since the head: a line each (engine/mind/pending.py)
+                                  state.json       the agent's state, if no snapshot has it yet
+                                  wire.ndjson      the gateway's knowledge of its conversations (engine/mind/model_calls.py)
 
-Below /run, like the sandbox: it survives the daemon and not the machine. Nothing is synced. What agents say went
-through the funnel before. A sandbox without `sandbox.json` is between two states (a rewind, a replay): whoever comes
-next ends it, and `resume` goes on. A record that cannot be written is given up, and the sandbox with it only if the
-daemon dies.
+It lies below /run, like the sandbox: it survives the daemon and not the machine, and nothing is synced. All text of
+agents has gone through the funnel. A sandbox without `sandbox.json` is between two states (a rewind, a replay): the
+next daemon ends it, and `resume` goes on. If a record cannot be written, the daemon goes on without it; the sandbox is
+lost only if the daemon dies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 _VERSION = 1
 _FACTS, _PENDING, _STATE, _WIRE = "sandbox.json", "pending.ndjson", "state.json", "wire.ndjson"
 MAX_PENDING_BYTES = 256 << 20
-"""Of `pending.ndjson`: more since one snapshot is not kept for the next daemon."""
+"""Size limit of `pending.ndjson`: beyond it, records since the last snapshot are not kept for the next daemon."""
 _REWRITE_BYTES = 1 << 20
 """From here on what is bound is taken out, at the next snapshot."""
 
@@ -49,13 +49,13 @@ class Root:
 
 
 class LiveRecord:
-    """Of one sandbox. The caller holds the sandbox's lock, but for `wire`."""
+    """The live record of one sandbox. The caller holds the sandbox's lock, but for `wire`."""
 
     def __init__(self, directory: Path) -> None:
         """Nothing is written before `open`."""
         self.directory = directory
         self.kept = False
-        """Whether there is a `sandbox.json`."""
+        """True if `sandbox.json` exists."""
         self._pending: BinaryIO | None = None
         self._wire: BinaryIO | None = None
         self._bytes = 0
@@ -176,7 +176,7 @@ def read(directory: Path) -> tuple[dict[str, Any], list[Root]] | None:
 
 
 def pending(directory: Path, head: SnapshotID) -> Iterator[dict[str, Any]]:
-    """What was noted since `head`, in order."""
+    """The records noted since `head`, in order."""
     yield from (line for line in _lines(directory / _PENDING) if line["head"] == head)
 
 
@@ -188,7 +188,7 @@ def state(directory: Path, head: SnapshotID) -> dict[str, Any] | None:
 
 
 def wire(directory: Path) -> Iterator[dict[str, Any]]:
-    """What the gateway noted, in order."""
+    """The gateway's records, in order."""
     yield from _lines(directory / _WIRE)
 
 

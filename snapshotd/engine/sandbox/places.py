@@ -70,8 +70,8 @@ class Places:
         return sandbox.base == snapshot.id or self._context.catalog.get_snapshot(sandbox.base).stack == snapshot.stack
 
     def _rewrite(self, sandbox: Sandbox, snapshot: Snapshot, reason: str) -> None:
-        """What differs is written over, while the sandbox stands still: so its live upper can be looked at as if it
-        were sealed."""
+        """Writes the differing files over the present ones while the sandbox stands still, so that its live upper can
+        be read as if it were sealed."""
         _log.info("the files of %s are rewritten in place because %s", sandbox.trajectory.id, reason)
         store = self._context.store
         sandbox.between_states()

@@ -24,8 +24,8 @@ _PIECE_BYTES = 64 << 10
 _LATE_BYTES = 1 << 20
 """A pipe holds at most this much: what is read beyond it after a command's end was not written by the command."""
 MAX_OUTPUT_BYTES = 4 << 30
-"""Of one stream of one command. What comes after is read and dropped, so that the command is neither stopped nor able
-to fill the disk."""
+"""Output limit of one stream of one command. Bytes beyond it are read and dropped, so that the command is neither
+stopped nor able to fill the disk."""
 
 
 Shown = Callable[[Stream, bytes, int], None]
@@ -62,10 +62,10 @@ def pump(
     caller: Caller | None = None,
     abandon: bool = False,
 ) -> Outcome:
-    """Read both streams until the command has ended, then save them. What is saved and shown has gone through `funnel`.
-    `intakes`: where lies what is on its way to `show`, if another daemon may have to go on. `earlier`: what was shown
-    before, by such another one. `caller` gives the command its input, and may stop to read its output; with `abandon`
-    the command is killed when the caller is gone.
+    """Read both streams until the command has ended, then save them. Saved and shown output has gone through `funnel`.
+    `intakes`: hold the output on its way to `show`, if another daemon may have to go on. `earlier`: the output that an
+    earlier daemon has shown. `caller` gives the command its input, and may stop reading its output; with `abandon` the
+    command is killed when the caller is gone.
 
     Background children that keep a stream open do not hold this up; what they write later is read and dropped, so that
     they never meet a broken pipe.
@@ -159,7 +159,7 @@ class _Stream:
 
 
 class _Attended:
-    """What a command's caller says, and how it comes to the command."""
+    """The caller's part in a command: its input, and its presence."""
 
     def __init__(self, process: Process, caller: Caller | None, abandon: bool) -> None:
         self._process, self._caller, self._abandon = process, caller, abandon

@@ -2,7 +2,7 @@
 
 A process whose working directory or open files lie below the old root keeps a stale, read-only view of it. So every
 live process must be the container's init, or an agent that is *parked*: waiting in a call to us, with its working
-directory at the root and its files closed (the in-sandbox library does both). What a parked process claims is checked
+directory at the root and its files closed (the in-sandbox library does both). A process's claim to be parked is checked
 here from outside.
 """
 

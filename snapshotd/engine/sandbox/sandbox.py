@@ -44,8 +44,8 @@ CUT_OFF_DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What a capture made: the stack of the new snapshot, how, why not by pivot, and for how long the sandbox stood
-    still."""
+    """The result of a capture: the stack of the new snapshot, the method, the reason if it was not a pivot, and the
+    time for which the sandbox stood still."""
 
     stack: Stack
     method: str
@@ -55,7 +55,7 @@ class Captured:
     own_layers: int
     """See `types.Snapshot`."""
     cleanup: Callable[[], None] | None = None
-    """What remains to be done once the sandbox goes on."""
+    """Clean-up that remains for when the sandbox goes on."""
 
 
 @dataclass(eq=False, slots=True)
@@ -94,9 +94,9 @@ class Sandbox:
     """Names what serves layers that are not there yet (engine/storing/cold.py)."""
     fresh: int = 0
     lazy: bool = False
-    """Its root has a layer that was not there yet when it was made."""
+    """True if the root has a layer that was not on disk yet when the root was made."""
     lazy_by: object | None = None
-    """What served that layer then."""
+    """The server of that layer at the time."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     pending_bytes: int = 0
     pending: list[Message] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Sandbox:
     state_changed: bool = False
     """The next snapshot has to save it."""
     commands: list[Command] = field(default_factory=list)
-    """Those of clients that run, or have ended and are not committed yet."""
+    """Clients' commands that run, or that have ended and are not committed yet."""
     ending: bool = False
     """No more commands."""
     changing: threading.Condition = field(init=False)
@@ -119,19 +119,19 @@ class Sandbox:
     gateway: Gateway | None = None
     """Its model endpoint, if its trajectory has providers."""
     live: LiveRecord | None = None
-    """What another daemon would need to go on with it (`outlive`); only of a trajectory with a program."""
+    """The record that lets another daemon go on with the sandbox (`outlive`); only for a trajectory with a program."""
     kept: list[str] = field(default_factory=list)
-    """What the keeper has of it, by name."""
+    """Names of the descriptors that the keeper holds for it."""
     residue: Callable[[], dict[str, Any]] = dict
-    """What is pending beyond a snapshot that was just taken (engine/mind/pending.py)."""
+    """Returns the records that stay pending beyond a snapshot that was just taken (engine/mind/pending.py)."""
     mirror: copying.Mirror | None = None
     own_layers: list[LayerID] = field(default_factory=list)
-    """What is pinned for it: the live upper, and what was made of it and no snapshot has."""
+    """Layers pinned for it: the live upper, and layers made from it that no snapshot has yet."""
     agent_running: bool = False
     _facts: dict[str, Any] | None = None
-    """What `outlive` was given."""
+    """The facts that `outlive` was given."""
     _roots: tuple[Root, ...] = ()
-    """What `live` says: the present root last, or the one that it is about to become."""
+    """The roots in `live`: the present root last, or the one that it is about to become."""
     ended_for: list[str] = field(default_factory=list)
     """Why processes of the present command were ended, if that was for the disk that they took
     (engine/sandbox/disk_watch.py)."""
@@ -144,7 +144,7 @@ class Sandbox:
 
     @property
     def changed(self) -> bool:
-        """Whether it holds files that no snapshot has. Caller holds `lock`."""
+        """True if the sandbox holds files that no snapshot has. Caller holds `lock`."""
         return self.fresh > 0 or not self.store.unchanged(self.upper, self.stack)
 
     def room(self, stack: Stack | None = None) -> Used:
@@ -235,7 +235,7 @@ class Sandbox:
             below = self.merged(stack)
             if self.store.hold(below.layers):
                 return below
-            if below == stack:  # nothing that could have been evicted
+            if below == stack:  # no layer could have been evicted
                 head = short(self.head)
                 raise DataLoss(
                     f"a layer of the sandbox of {short(self.trajectory.id)} is missing in {self.store.root}, so its next step cannot be "
@@ -292,8 +292,8 @@ class Sandbox:
                 self._keep(self.live, self._facts)
 
     def uncommitted(self, captured: Captured) -> None:
-        """The capture became no snapshot. Caller holds `lock`. What was sealed is the next one's, too; a copy is made
-        again."""
+        """The capture became no snapshot. Caller holds `lock`. A sealed layer goes to the next snapshot as well; a copy
+        is made again."""
         if captured.cleanup is not None:
             captured.cleanup()
         if captured.method == "copy" and self.mirror is not None:
@@ -404,7 +404,8 @@ class Sandbox:
         return cleanup
 
     def close(self) -> None:
-        """End the container and let go of its layers. Idempotent. What the live upper held beyond the head is gone.
+        """End the container and let go of its layers. Idempotent. Files in the live upper that came after the head are
+        gone.
 
         Not under `lock` beyond the first lines: a call of the agent may be waiting for it, and its connection is waited
         for here.

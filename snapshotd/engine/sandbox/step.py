@@ -1,9 +1,9 @@
-"""What happens after a tool call: one function takes the step, in one order.
+"""The step after a tool call: one function takes it, in one order.
 
     1 outputs are complete in the repository (the caller has done this)
     2 files: seal the live upper as a layer, or copy it, or nothing changed
     3 one catalog transaction: snapshot, tool call, new messages, head      <- the commit point
-    4 tell whoever follows; count, merge and archive in the background
+    4 tell followers; count, merge and archive in the background
 
 Before 3 nothing is visible and everything made is rubbish that `sweep` takes; after it everything can be redone. A
 crash between 2 and 3 loses the step as a whole: files, conversation and call together.

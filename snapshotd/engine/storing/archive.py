@@ -1,13 +1,13 @@
-"""From captured to stored: a thread that has snapshots archived in the background, oldest first, in batches.
+"""From captured to stored: a thread archives snapshots in the background, oldest first, in batches.
 
     1 the child applies a snapshot's own layers to its base's stored tree, and takes its outputs and its record     (archiver.py)
     2 after a batch one flush: packs durable, then the index
     3 the catalog says `stored`, with the tree; then it is flushed                                                    <- the commit point
-    4 what the spool held for these snapshots goes, and layers beyond the budget are evicted
+    4 the spool drops the outputs of these snapshots, and layers beyond the budget are evicted
 
-What is to do is in the catalog alone (state `captured`), so a crash anywhere costs time, not truth: the batch is done
-again, and what it left in packs is found there or is rubbish. When the disk is full the same batch is tried again
-later; whoever waits is told.
+The work list is in the catalog alone (state `captured`), so a crash anywhere costs time and no data: the batch runs
+again, and finds its chunks in the packs or leaves them as garbage. When the disk is full the same batch is tried again
+later; callers that wait get the error.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Archive:
         self._storing = threading.Lock()
         self._strikes: Counter[SnapshotID] = Counter()
         self._stuck: dict[SnapshotID, SnapshotdError] = {}
-        """What cannot be stored, and why; tried again after the next start."""
+        """Snapshots that cannot be stored, with the reason; tried again after the next start."""
         self._closed = False
         self._records: dict[TrajectoryID, RecordID] = {}
         if self._backlog:
@@ -85,7 +85,7 @@ class Archive:
             self._soon()
 
     def layer_came_back(self) -> None:
-        """What the layers take beyond their budget goes with the next batch, or soon."""
+        """Evict the layers beyond the budget with the next batch, or soon."""
         with self._changed:
             self._soon()
 
@@ -151,7 +151,7 @@ class Archive:
             raise InternalError("the daemon is going down; what is captured is stored after the next start")
 
     def close(self) -> None:
-        """End. What is captured stays so until the next start. Idempotent."""
+        """End. Captured snapshots stay captured until the next start. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -238,7 +238,7 @@ class Archive:
                 self._one(snapshot_id, done, images)
             self._archiver.flush()
         except BaseException:
-            self._records.clear()  # those of this batch may not exist
+            self._records.clear()  # the records of this batch may not exist
             raise
         catalog = self._context.catalog
         for image, tree in images.items():
@@ -287,8 +287,8 @@ class Archive:
         )
 
     def _give_up(self, snapshot_id: SnapshotID, why: SnapshotdError) -> None:
-        """A snapshot that cannot be stored must not keep the others from it. What may be an accident is tried again,
-        with the batch."""
+        """A snapshot that cannot be stored must not keep the others from it. An error that may be an accident makes the
+        whole batch run again."""
         if snapshot_id not in self._context.catalog.unstored():
             return  # removed meanwhile
         layers = self._context.catalog.get_snapshot(snapshot_id).stack.layers

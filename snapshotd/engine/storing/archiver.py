@@ -40,10 +40,10 @@ class Archiver:
     def __init__(self, command: list[str]) -> None:
         self._child = Child(command)
         self._epochs: set[str] = set()
-        """Those in which was archived what the next flush is to make durable."""
+        """Epochs of the child that archived data for the next flush."""
 
     def begin(self) -> None:
-        """Nothing that was archived before is of interest."""
+        """Forget everything archived before: the next flush is not about it."""
         self._epochs.clear()
 
     def _archive(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Archiver:
         self._child.prioritise(0 if waited_for else NICE)
 
     def close(self) -> None:
-        """End the process. What was not flushed is done again after the next start. Idempotent."""
+        """End the process. Data that were not flushed are archived again after the next start. Idempotent."""
         self._child.close()
 
 

@@ -66,8 +66,8 @@ class Browse:
                     _log.warning("%s", exc.message)
 
     def _end(self, key: _Place) -> bool:
-        """End what is mounted at a place, and take away what a process left there that died: one of ours, or an earlier
-        daemon's. Whether there was anything. Caller holds the lock."""
+        """End the mount at a place, and take away the dead mount of a killed process: ours, or an earlier daemon's.
+        Returns True if there was one. Caller holds the lock."""
         (namespace, directory), child = key, self._mounts.pop(key, None)
         if child is not None:
             child.close()

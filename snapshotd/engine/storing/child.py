@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 Progress = Callable[[str], None]
 Serve = Callable[[dict[str, Any], Progress], dict[str, Any]]
 NICE = 10
-"""Priority of a child's work; whoever waits for it can have it raised (`Child.prioritise`)."""
+"""Priority of a child's work; a caller that waits for it can raise it (`Child.prioritise`)."""
 REST_AFTER_S = 10.0
-"""Who was asked for nothing for so long gives back the memory that it does not use (the archive process, after an image
-and a step of 78 MiB: 119 of 180 MiB)."""
+"""Idle time before a child process frees its unused memory (the archive process, after an image and a step of 78 MiB:
+119 of 180 MiB)."""
 
 
 class Child:
@@ -59,7 +59,7 @@ class Child:
                 answer = _exchange(process, line, progress)
             except (
                 BaseException
-            ):  # of `progress`: the result is still to come, and would be taken for that of the next request
+            ):  # raised by `progress`: the result still comes, and the next request would take it for its own
                 self._end(process)
                 raise
             if answer is None:
@@ -129,7 +129,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
             try:
                 stream.close()
             except BrokenPipeError:
-                pass  # what was still to be written has no reader any more
+                pass  # the unwritten rest has no reader any more
     process.kill()
     process.wait()
 

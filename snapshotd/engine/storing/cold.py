@@ -46,7 +46,7 @@ class LazyLayers(Protocol):
         """Names the process that serves now, None when none does: what another one had opened is gone."""
 
     def drop_layer(self, tree: TreeID, below: TreeID, shift: int) -> None:
-        """Nobody stands on it any more: what it takes in memory may go."""
+        """Free the memory that the layer takes: no stack uses it any more."""
 
     def close(self) -> None: ...
 
@@ -57,9 +57,9 @@ class _Rebuilt:
 
     layer: LayerID
     served: bool = False
-    """Whether it can be used before it is written."""
+    """True if it can be used before it is written."""
     shifts: set[int] = field(default_factory=set)
-    """How it was opened while it was served."""
+    """The id shifts with which it was opened while it was served."""
     done: threading.Event = field(default_factory=threading.Event)
     failure: SnapshotdError | None = None
 
@@ -142,7 +142,7 @@ class Cold:
             }
 
     def is_hot(self, snapshot: Snapshot) -> bool:
-        """Whether the snapshot's layers are all there."""
+        """True if all of the snapshot's layers are on disk."""
         hot = self._context.store.hold(snapshot.stack.layers)
         if hot:
             self._context.store.release(snapshot.stack.layers)
@@ -206,7 +206,8 @@ class Cold:
         return rebuilt
 
     def _forget_evicted(self) -> None:
-        """What came back and went again: nobody stands on it, in either form. Caller holds the lock."""
+        """Forget layers that came back and were evicted again: no stack uses them, in either form. Caller holds the
+        lock."""
         for (image_id, tree), rebuilt in list(self._rebuilt.items()):
             if (
                 not rebuilt.done.is_set()

@@ -26,8 +26,8 @@ merging it, too, so a worker that has fallen behind would never catch up. The ke
 
 
 MAX_MERGED = 1024
-"""How many merged runs are remembered, the most recently used: far more than one stack of `MAX_DEPTH` and more has,
-else merging one would never end. What is forgotten would be merged again."""
+"""Number of merged runs in the cache, the most recently used: far more than one stack of `MAX_DEPTH` and more has, else
+merging one would never end. A run that falls out would be merged again."""
 
 
 class Merger:

@@ -1,16 +1,16 @@
 """Bringing a catalog back from the records in the repository.
 
-What hangs together comes back: a snapshot does when its record is readable and its parent does, and what it follows,
-from the first of its line on, because its conversation and journal begin there. Everything else is listed, with its
-tree, which can still be read. What no record tells is made up or gone:
+A snapshot comes back if its record is readable and the snapshots come back that it needs: its parent and the one that
+it follows, down to the first of its line, where its conversation and journal begin. Every other snapshot is listed with
+its tree, which can still be read. Facts that no record holds are made up or gone:
 
 - A trajectory's head is the last of its snapshots that came back; it is `stopped`, or `interrupted` if it has an agent,
   without exit code.
-- A fork that took no snapshot of its own has no record and is gone, and so is whatever was not stored, or in a journal
-  was not bound.
+- A fork that took no snapshot of its own has no record and is gone. Snapshots that were not stored are gone, and
+  journal entries that no snapshot bound.
 - Approvals, compensations and the key-value store are in no record.
-- What was removed and not collected yet comes back. Where that leaves a name to two trajectories, the newer one keeps
-  it; where it is a tag too, it stays the tag's.
+- Removed snapshots that were not collected yet come back. If two trajectories then have one name, the newer one keeps
+  it; if a tag has the name too, the tag keeps it.
 - Tags are those of the latest tags record.
 """
 
@@ -38,7 +38,7 @@ from snapshotd.types import (
 )
 
 _PREFERRED = (SnapshotState.LOST, SnapshotState.STORED, SnapshotState.PRUNED)
-"""Of several records of one snapshot the one whose state is last here counts: a pruned snapshot never goes back."""
+"""Among several records of one snapshot, the one whose state is last here counts: a pruned snapshot never goes back."""
 _NEVER = -(1 << 63)
 
 
@@ -56,9 +56,9 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came back (counts) and what did not. `unreadable`: records with what is wrong with each; whose they were
-    nobody knows. `lost`: came back without their files, because their tree is not in the repository. `unnamed`:
-    trajectories that gave up a name."""
+    """Counts of the parts that came back, and the parts that did not. `unreadable`: records with the fault of each;
+    their trajectories are unknown. `lost`: snapshots that came back without their files, because their tree is not in
+    the repository. `unnamed`: trajectories that gave up a name."""
 
     images: int
     trajectories: int
@@ -157,7 +157,7 @@ def _rank(record_id: RecordID, record: Record) -> tuple[int, bool, RecordID]:
 
 
 class _LineUp:
-    """Which snapshots come back, parents first, otherwise oldest first."""
+    """The snapshots that come back, parents first, otherwise oldest first."""
 
     def __init__(self, read: _Read) -> None:
         self._read = read
@@ -224,7 +224,7 @@ class _LineUp:
 
 
 def _needs(snapshot: Snapshot) -> set[SnapshotID]:
-    """What has to be there before it."""
+    """The snapshots that have to be placed before it."""
     return {one for one in (snapshot.parent, snapshot.follows) if one is not None}
 
 

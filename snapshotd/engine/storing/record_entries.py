@@ -1,5 +1,4 @@
-"""Journal entries in a record: to JSON and back. What is read may be hostile; what is not as it must be is a
-ValueError."""
+"""Journal entries in a record: to JSON and back. The input may be hostile; a malformed value raises ValueError."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Reading fields of a JSON document that may be damaged or hostile. What is not as it must be is a ValueError that
-names the field."""
+"""Reading fields of a JSON document that may be damaged or hostile. A malformed field raises a ValueError that names
+it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 ID = re.compile(r"[0-9a-f]{32}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_INTEGER = (1 << 63) - 1
-"""What a column of the catalog holds."""
+"""Largest integer in a column of the catalog."""
 
 ANY_TIME = -MAX_INTEGER
 """Least value of times and durations: clocks can be wrong, and set back."""
@@ -119,7 +119,8 @@ def shallow(value: Any) -> Any:
 
 
 def nests_deeper(value: Any, levels: int) -> bool:
-    """Whether a JSON value nests deeper than so many lists and objects. Iterative, because the value is anybody's."""
+    """True if a JSON value nests deeper than `levels` lists and objects. Iterative, because the value may be
+    hostile."""
     layer, depth = [value], 0
     while layer:
         layer = [item for item in layer if isinstance(item, dict | list)]

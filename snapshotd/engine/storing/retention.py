@@ -1,8 +1,8 @@
-"""Which snapshots keep their files, and why: the rules of `RetentionPolicy` as pure functions.
+"""Retention: the rules of `RetentionPolicy` as pure functions. They decide which snapshots keep their files, and why.
 
-    protected(catalog, running)                      what must stay, whatever a policy says
+    protected(catalog, running)                      snapshots that stay under any policy
     plan(snapshots, policy, protected=..., now_ns=)  every snapshot with keep or drop, and the reason in words
-    trim(decisions, sizes, max_bytes)                of what only rules keep, the oldest go until the repository fits
+    trim(decisions, sizes, max_bytes)                drops the oldest that only rules keep, until the repository fits
 
 Nothing here changes anything but `set_policy`. `prune --dry-run` and `prune` print and act on the same decisions.
 Only a snapshot that is *stored* is ever dropped. Rules count only snapshots that hold files (stored or captured): a
@@ -33,7 +33,7 @@ _HOLDS_FILES = frozenset((SnapshotState.STORED, SnapshotState.CAPTURED))
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of one snapshot. `rule`: it is kept by a rule of the policy alone, so `trim` may still drop it."""
+    """The fate of one snapshot. `rule`: it is kept by a rule of the policy alone, so `trim` may still drop it."""
 
     snapshot: Snapshot
     keep: bool
@@ -103,7 +103,7 @@ def plan(
 
 
 def _kept_by_rules(newest: Sequence[Snapshot], policy: RetentionPolicy, now_ns: int) -> dict[SnapshotID, str]:
-    """What the rules keep of one trajectory's snapshots, newest first, each with the first rule that does."""
+    """The snapshots of one trajectory that the rules keep, newest first, each with the first rule that keeps it."""
     if not _has_rules(policy):
         return dict.fromkeys((item.id for item in newest), "no rule is set")
     kept: dict[SnapshotID, str] = {}

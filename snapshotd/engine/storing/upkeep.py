@@ -78,7 +78,7 @@ class Upkeep:
             progress("collecting what nothing refers to")
             with (
                 self._archive.paused()
-            ):  # what is in the repository and not in the catalog yet would be taken for rubbish
+            ):  # data that are in the repository but not in the catalog yet would count as garbage
                 reclaimed = self._archiver.prune(
                     self._roots(without), grace_s=grace_s, dry_run=dry_run, progress=progress
                 )
@@ -112,7 +112,7 @@ class Upkeep:
         return retention.trim(decisions, size, limit)
 
     def _record(self, decisions: list[Decision]) -> list[Decision]:
-        """Make the decisions true in the catalog. What came into use since they were made stays after all."""
+        """Make the decisions true in the catalog. Snapshots that came into use since then stay after all."""
         catalog = self._context.catalog
         with self._pins.frozen() as pinned:
             protected = retention.protected(catalog, self._running() | pinned)
@@ -284,7 +284,7 @@ class Upkeep:
 
 
 def _directory_bytes(path: str) -> int:
-    """Of all files below, ours alone: nobody else writes here."""
+    """Disk use of all files below; only this daemon writes here."""
     total = 0
     for directory, _, names in os.walk(path):
         for name in names:

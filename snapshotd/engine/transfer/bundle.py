@@ -58,7 +58,7 @@ _GZIP_WBITS = 31
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a snapshot's record says besides the snapshot itself."""
+    """The content of a snapshot's record besides the snapshot itself."""
 
     trajectory: Trajectory
     image: Image
@@ -71,12 +71,12 @@ class Source(Protocol):
     """Where the snapshots to export come from. Everything it gives must stay there until the export is over."""
 
     def facts(self, snapshot: Snapshot, *, whole: bool) -> Facts:
-        """What it added to the conversation and the agent's state, or (`whole`) all up to it; and the journal entries
-        that it binds."""
+        """The snapshot's additions to the conversation and the agent's state, or (`whole`) both up to it; and the
+        journal entries that it binds."""
 
     def layer(self, snapshot: Snapshot, below: Snapshot | None) -> AbstractContextManager[View] | None:
-        """What makes its files of those of `below` (None: of nothing) as a layer; None if they are the same. It has a
-        tree."""
+        """The layer that makes the snapshot's files from the files of `below` (None: from an empty tree); None if they
+        are the same. The snapshot has a tree."""
 
     def output(self, blob: BlobID) -> tuple[int, Iterator[bytes]]:
         """An output: its size and its bytes."""
@@ -121,10 +121,10 @@ def export_bundle(
     """Write `snapshots`, each the parent of the next and none captured only, as a bundle.
 
     Without `since` the first one comes with its whole tree, conversation and state, else with what it adds to `since`,
-    which is its parent and has a tree. What the others follow is among them or, with `since`, before them (see
-    `line_of`). Snapshots without files (pruned, lost) go without. Returns warnings, one sentence each: what a tar
-    cannot hold. UsageError (they do not follow each other), LimitExceeded (too many; a record too long). What the
-    source and `write` raise passes through; the bundle is cut off then, which its reader notices.
+    which is its parent and has a tree. A snapshot that another one follows is in the bundle or, with `since`, before it
+    (see `line_of`). Snapshots without files (pruned, lost) go without. Returns warnings, one sentence each: files that
+    a tar cannot hold. UsageError (they do not follow each other), LimitExceeded (too many; a record too long). Errors
+    of the source and of `write` pass through; the bundle is then cut off, which its reader notices.
     """
     if not snapshots or len(snapshots) > MAX_SNAPSHOTS:
         raise LimitExceeded(
@@ -187,9 +187,9 @@ def _head(snapshots: Sequence[Snapshot], since: Snapshot | None) -> bytes:
 
 
 def line_of(catalog: Catalog, snapshot: Snapshot, *, whole: bool, since: SnapshotID | None) -> list[Snapshot]:
-    """What `export_bundle` takes: the snapshot; with `whole` its trajectory up to it, and as much before that as its
-    conversation went back to; with `since` all that came after that one, across forks. UsageError (`since` is not
-    before it; its conversation goes on from what is not), NotFound."""
+    """The snapshots that `export_bundle` takes: this one; with `whole` also its trajectory up to it, and before that as
+    far as its conversation goes back; with `since` also all that came after that one, across forks. UsageError (`since`
+    is not before it; its conversation continues a snapshot outside this line), NotFound."""
     found = [snapshot]
     followed: set[SnapshotID] = set()
     while since is not None or whole:
@@ -217,12 +217,13 @@ def line_of(catalog: Catalog, snapshot: Snapshot, *, whole: bool, since: Snapsho
 
 
 def _followed(first: Snapshot, followed: set[SnapshotID]) -> set[SnapshotID]:
-    """What snapshots follow and must be before the first one, once it is the first one no more."""
+    """The snapshots that the bundle's snapshots follow and that must come before the first one, once the bundle begins
+    earlier."""
     return followed if first.follows is None else {*followed, first.follows}
 
 
 def _not_before(catalog: Catalog, snapshot_id: SnapshotID, wanted: set[SnapshotID]) -> set[SnapshotID]:
-    """Those of `wanted` that are neither the snapshot nor on the way to it."""
+    """The members of `wanted` that are neither the snapshot nor one of its ancestors."""
     left = set(wanted)
     at: SnapshotID | None = snapshot_id
     while at is not None and left:
@@ -295,7 +296,7 @@ class _Writer:
     def _write(self, data: bytes | memoryview) -> None:
         self._hash.update(data)
         with memoryview(data) as whole:
-            for at in range(0, len(whole), _SLICE_BYTES):  # what is packed at once is there some times over
+            for at in range(0, len(whole), _SLICE_BYTES):  # a compressor holds several copies of its input
                 part = whole[at : at + _SLICE_BYTES]
                 packed = bytes(part) if self._packer is None else self._packer.compress(part)
                 if packed:
@@ -501,7 +502,7 @@ class _Stream:
 
 
 def _tags(head: dict[str, Any], snapshots: set[str]) -> dict[str, SnapshotID]:
-    """What the head of a bundle calls its snapshots, by name."""
+    """The tags of the bundle's snapshots, by name."""
     tags = head.get("tags") if head["version"] > 1 else {}
     if not isinstance(tags, dict):
         raise UsageError("the bundle is malformed: it does not say which tags its snapshots have")

@@ -1,4 +1,4 @@
-"""What of a bundle's records could reach a program or a command line later: it is checked when it comes in.
+"""Checks the parts of a bundle's records that could later reach a program or a command line.
 
 Errors: UsageError (malformed), LimitExceeded.
 """

@@ -1,18 +1,18 @@
 """Taking a bundle in: every layer through the hardened ingest into a layer of ours, every output into the spool, and
 then, when the whole bundle was read and its checksum is right, everything into the catalog in one transaction.
 
-The bundle is hostile. It decides what its snapshots contain and nothing else: runtime, network and limits are the
-importer's, sandboxes see ids and mounts as those of any other snapshot, overlay's attributes are left out, and what is
-here already is never replaced.
+The bundle is hostile. It decides the content of its snapshots and nothing else: runtime, network and limits are the
+importer's, sandboxes see ids and mounts as in any other snapshot, overlay's attributes are left out, and present
+snapshots are never replaced.
 
 A bundle without `since` stands on an empty image. One with `since` stands on that snapshot, which must be here; it
-becomes a trajectory that was forked there. What a snapshot follows is in the bundle, or on the way to `since`.
+becomes a trajectory that was forked there. A snapshot follows one in the bundle, or one on the way to `since`.
 Snapshots keep their ids, so that the next bundle finds the one it stands on, and journal entries theirs; a trajectory
 keeps its id and name when they are free, a snapshot its tags. Imported snapshots are `captured`, and are stored like
 any others. A bundle whose snapshots are all here is read and checked, and only tags are taken from it.
 
     write order: layers and outputs, then the rows                                                            <- the commit point
-    what a crash leaves before that is rubbish which the next start removes
+    after a crash before that, the next start removes the layers and outputs
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class BundleLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What is remembered of a snapshot until the rows are written. `record`: where its record lies in the file of
-    records."""
+    """The part of a snapshot that stays in memory until the rows are written. `record`: position of its record in the
+    file of records."""
 
     record: tuple[int, int]
     id: SnapshotID
@@ -189,9 +189,9 @@ class _Importer:
         return Imported(trajectories, len(self._taken), tuple(self._warnings))
 
     def end(self) -> None:
-        """Let go of everything. What no row needs is removed: all layers after a failure, else those that were only
-        made to be merged. Outputs stay in the spool, where others may have come to need them; the next start removes
-        them."""
+        """Let go of everything. Layers that no row needs are removed: all of them after a failure, else the ones that
+        were only made to be merged. Outputs stay in the spool, because others may have come to need them; the next
+        start removes them."""
         self._unpin()
         needed = {layer for taken in self._taken for layer in taken.stack.layers} if self._committed else set()
         for layer in self._made:
@@ -204,7 +204,7 @@ class _Importer:
     # ---------------------------------------------------------------------------------------
 
     def _known(self, snapshots: tuple[SnapshotID, ...]) -> list[Snapshot]:
-        """Those of the bundle that are here."""
+        """The bundle's snapshots that this daemon already has."""
         known = []
         for snapshot_id in snapshots:
             with contextlib.suppress(NotFound):
@@ -481,7 +481,7 @@ class _Importer:
             began = made.began if on_the_way else None
             env = tuple(
                 (key, value) for key, value in made.env if key != TENANT
-            )  # whose values it reaches here is not for a bundle to say
+            )  # a bundle does not decide which tenant it reaches here
             trajectories.append(replace(made, name=own, spec=spec, env=env, head=heads[made.id], began=began))
         tags: dict[SnapshotID, list[str]] = {}
         for tag, snapshot_id in self._free_tags(reader, names):
