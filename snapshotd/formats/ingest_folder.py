@@ -238,8 +238,8 @@ class _FolderIngest:
         self.tally.files += 1
 
     def _linked(self, st: os.stat_result, path: bytes, name: bytes) -> bool:
-        """Whether another name of this file was copied before, and is now linked. Later names need the first, so it is
-        remembered."""
+        """True if another name of this file was copied before, and this one is now a link to it. The first name is
+        remembered for later ones."""
         first = self._links.setdefault(_identity(st), (path, _stamp(st)))
         if first[0] == path or first[1] != _stamp(st):
             return False

@@ -1,4 +1,5 @@
-"""What both ways of bringing foreign content in share: the report, the rules for attributes, and words for errors."""
+"""The parts that both ways of bringing in foreign content share: the report, the rules for attributes, and the texts of
+errors."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ _WARNINGS_LIMIT = 100
 
 @dataclass(frozen=True, slots=True)
 class IngestReport:
-    """What was brought in. `files` counts everything but directories; `bytes` is logical content. One sentence per
-    warning."""
+    """The result of bringing content in. `files` counts everything but directories; `bytes` is logical content. One
+    sentence per warning."""
 
     files: int
     directories: int
@@ -93,7 +94,7 @@ def _sentence(path: bytes, exc: OSError) -> SnapshotdError:
 
 
 def keep_xattr(name: bytes) -> bool:
-    """Whether an attribute is content. Overlay marks would forge deletions and renames; labels are the host's matter.
+    """True if an attribute is content. Overlay marks would forge deletions and renames; labels are the host's matter.
 
     `user.overlay.*` is left out too: an unprivileged program can set it, and an overlay mounted with `userxattr` would
     obey it.

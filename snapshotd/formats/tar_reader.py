@@ -109,7 +109,7 @@ class TarReader:
         self._left = 0
         self._padding = 0
         self.ended_by_marker = False
-        """Whether the archive's end marker was there; without one it may have been cut off between two members."""
+        """True if the archive's end marker was read; without one it may have been cut off between two members."""
 
     def __iter__(self) -> Iterator[Member]:
         while True:

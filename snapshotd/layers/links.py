@@ -81,7 +81,7 @@ def _path(directory: Node, name: bytes) -> bytes | None:
 
 
 def torn(upper_fd: int, known: Iterable[Group]) -> list[Group]:
-    """Those groups of which the sealed layer holds several names as different files that look alike. Cost: an lstat per
+    """The groups with several names that the sealed layer holds as different files that look alike. Cost: an lstat per
     name."""
     found = []
     for group in known:

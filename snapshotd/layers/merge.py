@@ -167,8 +167,8 @@ class _Merger:
 
 
 def _redirect(directory: Directory, parent: Directory, name: bytes) -> bytes | None:
-    """What the merged directory `name`, whose lower part may exist, needs as a redirect; None if that has its natural
-    path."""
+    """The redirect that the merged directory `name` needs, whose lower part may exist; None if that part lies at its
+    natural path."""
     if not directory.absolute:
         return None if directory.rest[0] == name else directory.rest[0]
     path = directory.path_below()

@@ -33,7 +33,7 @@ from snapshotd.types import IdMap, LayerID, Stack
 CONVENIENCES = (b"/etc/resolv.conf", b"/etc/hosts", b"/etc/hostname")
 """Files that a runtime mounts for comfort; an image that has something else in their place goes without them."""
 _MOVED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENAMETOOLONG)
-"""What is found in the place of a mount whose directory was renamed."""
+"""Errors for a mount point whose directory was moved or replaced."""
 MAX_CACHED_LOWERS = 64
 MAX_SUBMOUNTS = 256
 """A container's own mounts are about thirty; docker adds a few per volume."""
@@ -167,7 +167,7 @@ def settle(target: Target) -> None:
             mounts.detach(b".")  # the root before this one, which lies on top until it is detached
 
     namespaces.in_mount_namespace(target.mount_ns_fd, uncover)
-    namespaces.in_mount_namespace(target.mount_ns_fd, mounts.unseal_here)  # whose "/" is what is left
+    namespaces.in_mount_namespace(target.mount_ns_fd, mounts.unseal_here)  # the root that is now at "/"
 
 
 @contextlib.contextmanager
@@ -201,7 +201,7 @@ def _lower(target: Target, store: LayerStore, layer: LayerID) -> int:
 
 
 def layout_of(target: Target) -> mounts.Layout:
-    """What hangs in the container's root now. SandboxFailed when the container is gone, or has more mounts than any of
+    """The mounts in the container's root. SandboxFailed when the container is gone, or has more mounts than any of
     ours."""
     try:
         found = mounts.layout(target.pid)

@@ -50,7 +50,7 @@ READY_LAYERS = 4
 DISK_SHARE = 0.5
 """How much of the file system that holds the layers one sandbox may take, where nobody says how much."""
 DISK_LEAST_BYTES = 16 << 20
-"""What a sandbox at its limit may still write in a step, so that it can remove things and say so."""
+"""Space that a sandbox at its limit may still use in a step, so that it can remove files and report."""
 _BYTES_PER_INODE = 4096
 _FIRST_PROJECT = 1 << 24
 """Projects below are left to whoever else uses the file system."""
@@ -76,7 +76,7 @@ class LayerStore:
         self._pins: set[LayerID] = set()
         self._held: Counter[LayerID] = Counter()
         self._spared: set[LayerID] = set()
-        """What a sweep would have removed, had nobody held it."""
+        """Layers that a sweep would have removed if they had not been held."""
         self.on_unneeded: Callable[[], object] = lambda: None
         """Called when such a layer is released, so that somebody sweeps again. It must not block."""
         self._lazy: dict[LayerID, LazyOpener] = {}
@@ -219,7 +219,7 @@ class LayerStore:
             self.on_unneeded()
 
     def is_held(self, layer: LayerID) -> bool:
-        """Whether somebody holds the layer right now."""
+        """True if the layer is held right now."""
         with self._lock:
             return self._held[layer] > 0
 
@@ -238,7 +238,7 @@ class LayerStore:
                 self._sized[layer] = size_bytes
 
     def sized_bytes(self) -> int:
-        """What all layers take whose size is known. Cost: nothing per layer on disk, but for the first time."""
+        """Disk use of all layers whose size is known. Cost: nothing per layer on disk, but for the first time."""
         with self._lock:
             return sum(self._known_sizes().values())
 
@@ -293,7 +293,7 @@ class LayerStore:
         return self._lazy.get(layer)
 
     def any_lazy(self, stack: Stack) -> bool:
-        """Whether a layer of a stack is still lazy."""
+        """True if a layer of the stack is still lazy."""
         return any(layer in self._lazy for layer in stack.layers)
 
     def publish(self, made: LayerID, layer: LayerID) -> None:
@@ -346,7 +346,7 @@ class LayerStore:
             raise _space(exc, "limit a layer") from exc
 
     def _free_project(self) -> int:
-        """A number that no file has. Those of an earlier daemon's layers are passed over."""
+        """A project id that no file has. Ids of an earlier daemon's layers are passed over."""
         with self._lock:
             while quota.used(self._fd, self._project).inodes:
                 self._project += 1
@@ -370,7 +370,7 @@ class LayerStore:
             os.close(below)
 
     def unchanged(self, layer: LayerID, stack: Stack) -> bool:
-        """Whether a live upper holds nothing: no entry, and its root directory looks like the stack's. One readdir, two
+        """True if a live upper holds nothing: no entry, and its root directory looks like the stack's. One readdir, two
         stats."""
         below = self._open_top(stack)
         try:
@@ -509,7 +509,7 @@ def prepare(state_dir: Path) -> LayerStore:
 
 
 def can_reflink(directory: Path) -> bool:
-    """Whether FICLONE works in `directory`. Leaves nothing behind."""
+    """True if FICLONE works in `directory`. Leaves nothing behind."""
     with tempfile.TemporaryFile(dir=directory) as source, tempfile.TemporaryFile(dir=directory) as target:
         source.write(b"\0" * 4096)
         source.flush()

@@ -40,7 +40,7 @@ class Trimmer:
         self._wanted.set()
 
     def close(self) -> None:
-        """End. What was removed a moment ago is the next start's."""
+        """End. Space freed a moment ago is trimmed after the next start."""
         self._closing.set()
         self._wanted.set()
         self._thread.join()

@@ -39,12 +39,12 @@ Reader = Callable[[int], bytes]
 
 
 class ObjectKind(IntEnum):
-    """What a frame in a pack holds. The numbers are on disk."""
+    """The kind of a frame in a pack. The numbers are on disk."""
 
     CHUNK = 1
     """A piece of a content, or a whole one that is not larger than a piece."""
     LIST = 2
-    """A large content: which chunks (or further lists) it is made of. Known by the content's id."""
+    """A large content: the list of its chunks (or further lists). Its id is the content's id."""
     TREE = 3
     RECORD = 4
 
@@ -89,8 +89,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a writer has added since it was opened, in bytes and objects: what the packs grew by, and the plain bytes
-    seen."""
+    """Growth since the writer was opened: objects, bytes added to the packs, and plain bytes handed in."""
 
     objects: int
     packed_bytes: int
@@ -106,7 +105,7 @@ class Repository(ABC):
 
     @abstractmethod
     def contains(self, object_id: BlobID | TreeID | RecordID) -> bool:
-        """Whether the index knows the object. Says nothing about its bytes."""
+        """True if the index knows the object. Says nothing about its bytes."""
 
     @abstractmethod
     def load_tree(self, tree_id: TreeID) -> Tree:
@@ -122,7 +121,7 @@ class Repository(ABC):
 
     @abstractmethod
     def stored_bytes(self) -> int:
-        """What all packs take."""
+        """Size of all packs."""
 
     @abstractmethod
     def size_bytes(self, content: BlobID) -> int:
@@ -157,16 +156,16 @@ class PlainFile(NamedTuple):
 
 
 class RepositoryWriter(Repository):
-    """Reading and writing. What was saved can be read at once by this object, by others after `flush`.
+    """Reading and writing. Saved objects can be read at once through this writer, and by others after `flush`.
 
     `previous`: the earlier version of the same thing (same path in the parent's tree), which a delta may be made
-    against. A hint: it may be None, missing or anything. What exists already is not saved again. All of it may return
-    before the bytes are in a file.
+    against. A hint: it may be None, missing or anything. An object that exists already is not saved again. Every method
+    may return before the bytes are in a file.
     """
 
     saved: Saved
     epoch: str
-    """Another one whenever what was not flushed was given up: what was saved in an earlier epoch, and not flushed in
+    """Changes whenever unflushed data were given up: objects that were saved in an earlier epoch, and not flushed in
     it, may be nowhere."""
 
     @abstractmethod
@@ -176,14 +175,16 @@ class RepositoryWriter(Repository):
 
     @abstractmethod
     def save_content(self, read: Reader, previous: BlobID | None = None) -> BlobID:
-        """Save a content from a reader, in constant memory. What `read` raises passes through; nothing is kept then."""
+        """Save a content from a reader, in constant memory. Errors that `read` raises pass through; nothing is kept
+        then."""
 
     def save_files(self, dir_fd: int, files: Sequence[PlainFile]) -> Callable[[], list[BlobID | None]] | None:
         """Begin to save the contents of new files in a directory, in other processes. None: there are no such processes
         (yet), or they are not worth it for so little. `dir_fd` is not needed any more on return.
 
-        What is returned waits, and gives their ids in order: None for each that is not what `PlainFile` says (any
-        more), which the caller has to save by itself. Unlike others these contents can be read after `flush` only.
+        The returned function waits, and gives their ids in order: None for each file that does not match its
+        `PlainFile` (any more), which the caller has to save by itself. Unlike others these contents can be read after
+        `flush` only.
         InternalError, besides what others raise: such a process was killed; nothing since the last flush is saved, do
         it again.
         """
@@ -207,7 +208,7 @@ class RepositoryWriter(Repository):
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """What must stay: ids, each with its owner (a snapshot's or image's id), which messages name."""
+    """The objects that must stay: ids, each with its owner (a snapshot's or image's id), which messages name."""
 
     trees: Mapping[TreeID, str]
     contents: Mapping[BlobID, str]
@@ -216,8 +217,8 @@ class Roots:
 
 @dataclass(frozen=True, slots=True)
 class Reclaimed:
-    """What a collection did, or would do if dry: `freed_bytes` is by how much the packs shrink, `packs_bytes` what they
-    take afterwards."""
+    """The result of a collection, planned if dry: `freed_bytes` is the amount by which the packs shrink, `packs_bytes`
+    their size afterwards."""
 
     freed_bytes: int
     packs_bytes: int
@@ -270,7 +271,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class RepairResult:
-    """What was done, one sentence each (none: nothing was wrong), and the ids of objects that are gone for good."""
+    """`actions`: one sentence each, empty if there was no damage; `gone`: ids of objects that are lost for good."""
 
     actions: tuple[str, ...]
     gone: tuple[str, ...]
@@ -284,9 +285,9 @@ class RepairResult:
 
 
 class Maintenance(ABC):
-    """The writer's process only. Each may be cut off anywhere and run again. What an archive that failed half way left
-    unflushed is given up by a collection and by a repair, since it may lie in packs, or build upon objects, that go:
-    whoever saved it saves it again."""
+    """The writer's process only. Each may be cut off anywhere and run again. A collection and a repair give up the data
+    that a failed archive left unflushed, since they may lie in packs, or build upon objects, that go; the caller that
+    saved them saves them again."""
 
     @abstractmethod
     def writer(self) -> RepositoryWriter:

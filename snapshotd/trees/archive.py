@@ -1,13 +1,13 @@
 """Apply one sealed layer to a stored tree: the stored tree that the overlay shows.
 
 The rules are those of `lookup`, for one layer over a lower tree that is resolved already: whiteouts remove a name,
-directories merge with the lower directory that their name or redirect leads to, everything else replaces. What the
-layer does not mention is not looked at: an unchanged sub-directory is the same object, and a layer of one file costs
-the directories on that file's path.
+directories merge with the lower directory that their name or redirect leads to, everything else replaces. Names that
+the layer does not mention are not looked at: an unchanged sub-directory is the same object, and a layer of one file
+costs the directories on that file's path.
 
-A layer never changes while it is read, but everything in it was made by an attacker who is root in a container: only
-held descriptors are descended from, no link is followed, nothing but regular files and directories is opened, and what
-was opened is compared with the listing.
+A layer never changes while it is read, but everything in it was made by an attacker who is root in a container: the
+walk descends only from held descriptors, follows no link, opens only regular files and directories, and compares each
+opened file with the listing.
 
     archive.py          the walk and the entries
     archive_data.py     sparse files
@@ -54,7 +54,7 @@ Files = list[tuple[bytes, os.stat_result]]
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What `apply` has made of a layer.
+    """The result of `apply`.
 
     `entries`: names in the layer, whiteouts included. `bytes`: what the layer occupies on disk, an inode with several
     names once. `warnings`: one sentence for everything that could not be recorded (at most 100, and one that counts the
@@ -79,10 +79,10 @@ def apply(
     """Save the tree that shows when the layer `layer_fd` (a directory) lies over the tree `parent` (None: over
     nothing).
 
-    `salt`: makes the numbers of the layer's hard link groups its own; the same for the same layer, another for any
-    other, and not known to whoever filled the layer. `progress(n)`: n more bytes of content were read; with 0 after
-    each directory. What it raises passes through. `marks=False`: the directory is an image's root, where nothing is
-    overlayfs's mark; `parent` must be None then (ValueError).
+    `salt`: makes the numbers of the layer's hard link groups its own: the same for the same layer, another for any
+    other, and unknown to the agent that filled the layer. `progress(n)`: n more bytes of content were read; with 0
+    after each directory. Errors that it raises pass through. `marks=False`: the directory is an image's root, where
+    nothing is overlayfs's mark; `parent` must be None then (ValueError).
 
     Not durable on return: `writer.flush` is the caller's. Errors leave objects that nothing refers to. Raises OSError
     (ESTALE, ENOTDIR, EXDEV: the layer changed while it was read, or something is mounted in it; EINVAL, EACCES: a
@@ -131,7 +131,7 @@ class _Directory:
     known: Mapping[bytes, TreeEntry]
     """The entries of `previous`, for hints."""
     merged: bool
-    """Whether `previous` shows through."""
+    """True if `previous` shows through."""
     result: dict[bytes, TreeEntry]
     xattr_bytes_left: int
     above: _Directory | None
@@ -174,7 +174,7 @@ class _Archiver:
         self._groups: dict[int, Group] | None = None
         self._stack: list[_Directory] = []
         self._unfinished: deque[_Directory] = deque()
-        """What is wholly looked at, each after all that is in it; the first waits for its files."""
+        """Directories that were read to the end, each after everything in it; the first one waits for its files."""
         self._unfinished_entries = 0
         self._handles = Handles()
         try:

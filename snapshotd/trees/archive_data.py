@@ -1,6 +1,6 @@
-"""What a regular file of a layer holds: where its data lies, and a reader of nothing but that.
+"""The data of a regular file of a layer: a map of its extents, and a reader of these alone.
 
-Sources: lseek(2) for SEEK_DATA and SEEK_HOLE. A hole, an unwritten extent and what lies beyond the end all read as
+Sources: lseek(2) for SEEK_DATA and SEEK_HOLE. A hole, an unwritten extent and the space beyond the end all read as
 zeros, so it is safe to take a hole for data and never the other way round.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from snapshotd.errors import DataLoss
 
 MOST_EXTENTS = 4096
-"""Extents kept of one file. What is more than that is joined over the smallest gaps, whose zeros are then stored as
-data."""
+"""Extents kept of one file. Beyond that number, extents are joined over the smallest gaps, whose zeros are then stored
+as data."""
 
 Extents = tuple[tuple[int, int], ...]
 """(offset, length) of data in ascending order, none empty, none touching another."""

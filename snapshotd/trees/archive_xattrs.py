@@ -36,8 +36,8 @@ def list_xattrs(target: int | bytes) -> list[str] | None:
 
 
 def read_xattrs(target: int | bytes, names: list[str] | None, most_bytes: int) -> tuple[Xattrs, int, list[str]]:
-    """Those of `names` (from `list_xattrs`) that belong to the tree, sorted; their bytes; what is missing, as parts of
-    sentences."""
+    """The members of `names` (from `list_xattrs`) that belong to the tree, sorted; their size in bytes; and the missing
+    ones, as parts of sentences."""
     if names is None:
         return (), 0, ["has more extended attributes than the kernel lists; none of them is recorded"]
     found, problems, total = [], [], 0

@@ -3,7 +3,7 @@
 A *layer* is the sealed upper directory of an overlay: exactly what changed since the parent. A *stack* is layers,
 newest first, over an image's root. Overlayfs marks in a layer: a character device 0:0 is a whiteout; the xattr
 `trusted.overlay.opaque=y` hides the directories below; `trusted.overlay.redirect` says where a renamed directory's
-lower part lies. Nobody writes into a sealed layer. The kernel lists a whiteout as a name that cannot be opened where
+lower part lies. A sealed layer is never written to. The kernel lists a whiteout as a name that cannot be opened where
 nothing below has its directory. So a directory with whiteouts carries `trusted.overlay.origin`, which makes the kernel
 filter them anywhere (`lookup.make_whiteout`; the kernel itself sets it when it copies up).
 
@@ -14,7 +14,7 @@ filter them anywhere (`lookup.make_whiteout`; the kernel itself sets it when it 
     view.py         read a tree, wherever it lies: the interface
     stack_view.py   a stack as a view, without mounting it
     stored_view.py  a stored tree as a view
-    difference.py   what differs between two stored trees as a view: a layer that never was a directory
+    difference.py   the difference between two stored trees as a view: a layer that never was a directory
     archive.py      apply a sealed layer to a stored tree: the tree of the snapshot
     diff.py         compare two views
     hunks.py        find changed lines, in bounded time
@@ -118,7 +118,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What a restore wrote. `warnings` names everything the target could not hold, one sentence each."""
+    """The result of a restore. `warnings`: one sentence for everything that the target could not hold."""
 
     files: int
     directories: int

@@ -34,10 +34,10 @@ def diff(a: View, b: View, path: bytes = b"") -> Iterator[Change]:
     """The changes from `a` to `b` at and below `path`, parents before children, siblings by the bytes of their names.
 
     Paths are from the views' roots. One change per path: a directory that became a file (or the reverse) is one
-    CHANGED, followed by a DELETED (or ADDED) for each entry that was (or is) in it. What counts as a change: see
-    `Change`. Raises FileNotFoundError if neither view has `path`, and the errors of `View`. Extended attributes that
-    the kernel cannot list (more than 64 KiB of names) count as changed unless the same file backs both sides. Memory:
-    the listings on the way to the current entry.
+    CHANGED, followed by a DELETED (or ADDED) for each entry that was (or is) in it. `Change` defines the changes that
+    count. Raises FileNotFoundError if neither view has `path`, and the errors of `View`. Extended attributes that the
+    kernel cannot list (more than 64 KiB of names) count as changed unless the same file backs both sides. Memory: the
+    listings on the way to the current entry.
     """
     parts = [part for part in path.split(b"/") if part]
     if not parts:
@@ -151,7 +151,8 @@ def _compare(a: View, b: View, pair: _Pair) -> Change | None:
 
 
 def _metadata(entry: Entry) -> tuple[object, ...]:
-    """What counts of an entry's status. A link's mode means nothing, a directory's size is the file system's affair."""
+    """The part of an entry's status that counts. A link's mode means nothing, a directory's size is the file system's
+    affair."""
     mode = 0 if entry.kind is Kind.SYMLINK else entry.mode
     size = entry.size if entry.kind is Kind.FILE else 0
     rdev = entry.rdev if entry.kind in _DEVICES else 0

@@ -1,4 +1,4 @@
-"""What differs between two stored trees, as the layer that makes one of the other.
+"""The difference between two stored trees, as the layer that makes one of the other.
 
 Put over a directory that holds the tree `below`, the layer gives `tree`: it has the entries that differ, and a whiteout
 (a character device 0:0) for each name that is in `below` only. It needs no opaque and no redirect marks: where both
@@ -7,9 +7,9 @@ sides have a directory they merge name by name, and a directory over anything el
 Hard links. Overlayfs knows no links between layers: the names of a group that is shown here in part and lies below in
 part would be two files. A group is shown as a whole or not at all, then. Its entries are equal but for their names, so
 a group can only be torn by names that moved to another place without being written again, which is what the rename of a
-directory does: the names in it keep the number of their group, and so do the ones elsewhere. Whether there are such
-groups is found by counting: fewer names among the changed entries than the group has (`TreeEntry.nlink`). Only then the
-unchanged part of the tree is searched for the rest.
+directory does: the names in it keep the number of their group, and so do the ones elsewhere. A count finds such groups:
+fewer names among the changed entries than the group has (`TreeEntry.nlink`). Only then the unchanged part of the tree
+is searched for the rest.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class DifferenceView(View):
     # -- inside ---------------------------------------------------------------------------------------------------------
 
     def _entries(self, directory: DifferenceDirectory) -> Iterator[TreeEntry]:
-        """What the directory shows, in order."""
+        """The entries that the directory shows, in order."""
         for entry, other in self._pairs(directory):
             name = entry.name if entry is not None else other.name if other is not None else b""
             shown = _difference(entry, other, _is_linked(directory, name))
@@ -200,7 +200,8 @@ class DifferenceView(View):
 
 
 def _difference(entry: TreeEntry | None, other: TreeEntry | None, linked: bool) -> TreeEntry | None:
-    """What the layer shows for a name that is `entry` above and `other` below (None: not there). None: nothing.
+    """The entry that the layer shows for a name that is `entry` above and `other` below (None: not there). None:
+    nothing.
 
     `linked`: shown even if both are equal.
     """

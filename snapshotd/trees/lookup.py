@@ -192,7 +192,7 @@ class Directory:
 
 
 class _Search:
-    """What a lookup carries from layer to layer (the kernel's struct ovl_lookup_data)."""
+    """The state that a lookup carries from layer to layer (the kernel's struct ovl_lookup_data)."""
 
     __slots__ = ("absolute", "parts", "stop")
 
@@ -352,7 +352,7 @@ def entry_path(dir_fd: int, name: bytes) -> bytes:
 
 
 def is_whiteout(dir_fd: int, name: bytes, st: os.stat_result) -> bool:
-    """Whether the entry `name` (its status is `st`) says that the name does not exist."""
+    """True if the entry `name` (its status is `st`) says that the name does not exist."""
     if stat.S_ISCHR(st.st_mode):
         return st.st_rdev == 0
     if stat.S_ISREG(st.st_mode) and st.st_size == 0:
@@ -372,5 +372,5 @@ def make_whiteout(dir_fd: int, name: bytes) -> None:
 
 
 def public_xattrs(names: Iterable[str]) -> list[str]:
-    """Those names that belong to the tree rather than to overlayfs or to the file system below."""
+    """The names that belong to the tree rather than to overlayfs or to the file system below."""
     return [name for name in names if not os.fsencode(name).startswith(PRIVATE_PREFIX) and name not in SHADOWS]

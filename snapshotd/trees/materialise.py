@@ -1,9 +1,9 @@
-"""Write a view into a directory, with everything that can be kept: modes, owners, times, attributes, links, holes,
-special nodes.
+"""Write a view into a directory, with everything that the target can keep: modes, owners, times, attributes, links,
+holes, special nodes.
 
-The tree is an attacker's and the target is the host's: everything goes through directory descriptors, nothing is
-followed, nothing that exists is opened. What comes out is exact, set-user-id programs and device nodes included;
-whoever restores must keep others away from it.
+The tree is an attacker's and the target is the host's: every call goes through directory descriptors, follows no link,
+and opens no existing file. The result is exact, set-user-id programs and device nodes included; the user who restores
+must keep others away from it.
 
 One thread walks the tree and makes the directories. Where the view allows it (`View.parallel`), files are made by a few
 more, in batches of one directory: nearly all the time is spent in system calls, decompression and hashing, none of
@@ -69,13 +69,13 @@ def materialise(view: View, path: bytes, target_fd: int, *, whiteouts: bool = Fa
     """Write the directory `path` of `view` into the empty directory `target_fd`, which gets its metadata, too.
 
     File data is reflinked where both lie on one file system that can, else copied without filling holes. Names of one
-    hard link group are linked again. What the target cannot hold (a name, an owner, an attribute, a time's precision,
-    sockets) becomes a warning that names the path; the rest is written. Not durable on return.
-    `whiteouts`: the target is a layer for overlayfs. Character devices 0:0 are made, which are whiteouts there (and are
-    left out with a warning otherwise), and so are sockets, since the layer stands for the tree itself.
-    Raises FileNotFoundError, NotADirectoryError (of `path`), ValueError (target not empty), OutOfSpace, DataLoss,
-    OSError (EIO). On an error the target holds a part. Nobody else may write to the target meanwhile.
-    Memory: the listings on the way to the current entry, and a few MiB per processor.
+    hard link group are linked again. Anything that the target cannot hold (a name, an owner, an attribute, a time's
+    precision, sockets) becomes a warning that names the path; the rest is written. Not durable on return. `whiteouts`:
+    the target is a layer for overlayfs. Character devices 0:0 are made, which are whiteouts there (and are left out
+    with a warning otherwise), and so are sockets, since the layer stands for the tree itself. Raises FileNotFoundError,
+    NotADirectoryError (of `path`), ValueError (target not empty), OutOfSpace, DataLoss, OSError (EIO). On an error the
+    target holds a part. The caller keeps others from writing to the target meanwhile. Memory: the listings on the way
+    to the current entry, and a few MiB per processor.
     """
     if not is_empty_dir(target_fd):
         raise ValueError("the target directory is not empty")
@@ -156,7 +156,7 @@ class Writer:
         return self.report()
 
     def report(self) -> RestoreReport:
-        """What was written so far."""
+        """The report of everything written so far."""
         more = (f"{self._unlisted} more warnings are not listed.",) if self._unlisted else ()
         return RestoreReport(self._files, self._directories, self._bytes, (*self._warnings, *more))
 
@@ -197,7 +197,7 @@ class Writer:
         self._finish_dir(frame)
 
     def is_linked(self, frame: Frame, child: Child) -> bool:
-        """Whether the name in the target is a link to the one of its group that was written."""
+        """True if the name in the target is a link to the written name of its group."""
         first = self._links.get(child.entry.inode)
         if first is None:
             return False
@@ -382,9 +382,10 @@ class Writer:
         name is empty.
 
         Owner, mode, attributes, time, in this order: chown clears set-user-id and capabilities, all of them change the
-        ctime only. What is right already is left alone: most files have the owner and mode that they were made with.
+        ctime only. Metadata that are right already are left alone: most files have the owner and mode that they were
+        made with.
         """
-        follow = entry.kind is not Kind.SYMLINK  # whose mode means nothing
+        follow = entry.kind is not Kind.SYMLINK  # a link's mode means nothing
         uid, gid = entry.uid + self._shift, entry.gid + self._shift
         if not xattrs and _is_as_made(what, entry, (uid, gid), follow):
             return
@@ -419,8 +420,8 @@ class Writer:
             self._warn(target, name, f"lost its {what} ({exc.strerror})")
 
     def _attempt(self, target: Node, name: bytes, action: Callable[[], _T]) -> _T | None:
-        """What `action` gives, which makes the entry `name` of `target`; None and a warning if the target cannot hold
-        it."""
+        """The result of `action`, which makes the entry `name` of `target`; None and a warning if the target cannot
+        hold it."""
         try:
             return action()
         except OSError as exc:

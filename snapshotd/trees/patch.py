@@ -103,7 +103,7 @@ class _Blob:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What one pass over a version tells."""
+    """The facts that one pass over a version finds."""
 
     sha1: bytes = _NO_BLOB
     binary: bool = False

@@ -1,8 +1,8 @@
 """A tree in the repository as a view.
 
-Nothing lies in a directory anywhere: listings are the repository's tree objects, file data its contents, both verified
-by it. What of a tree cannot be (a name with a slash, extents beyond the end of their file) is damage, like bytes that
-do not match their hash.
+No directory on disk holds the tree: listings are the repository's tree objects, and file data its contents; the
+repository verifies both. An impossible part of a tree (a name with a slash, extents beyond the end of their file) is
+damage, like bytes that do not match their hash.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class View(ABC):
     """See the module's text."""
 
     parallel: bool = False
-    """Whether any number of threads may read files (`copy_child`, `xattrs_of` and the like) while one thread lists
+    """True if any number of threads may read files (`copy_child`, `xattrs_of` and the like) while one thread lists
     directories."""
 
     def __enter__(self) -> View:
@@ -139,7 +139,7 @@ class View(ABC):
         return None
 
     def some(self, directory: Directory, names: Collection[bytes]) -> tuple[Child, ...]:
-        """Those of the directory's `children` that have one of the names."""
+        """The directory's `children` that have one of the names."""
         return tuple([child for child in self.children(directory) if child.name in names])
 
     def content_of(self, child: Child) -> object | None:

@@ -3,11 +3,10 @@ part of the format.
 
 Its content is `dictionary.txt`, phrases that programs, documents and the output of commands have in common, the most
 frequent last, where they are nearest. Its entropy tables are those of this project's files when they are compressed
-with that content. Neither may ever change: what was stored needs it to be read. Other texts would be another
+with that content. Neither may ever change: stored payloads need them to be read. Other texts would be another
 dictionary, with another flag in the frame.
 
-What it saves, over 400 commits of two projects: 7 % of new files, 3 % of deltas; and both can do with a much lower
-level.
+Saving over 400 commits of two projects: 7 % of new files, 3 % of deltas; and both can do with a much lower level.
 """
 
 from __future__ import annotations

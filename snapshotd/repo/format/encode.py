@@ -54,7 +54,7 @@ class Encoded(NamedTuple):
 
 
 def may_be_delta(plain_bytes: int, base_bytes: int) -> bool:
-    """Whether a delta of an object against another one is worth trying, going by their sizes."""
+    """True if a delta of an object against another one is worth trying, going by their sizes."""
     return plain_bytes >= _MIN_DELTA_BYTES and 0 < base_bytes <= _MAX_BASE_RATIO * plain_bytes + (64 << 10)
 
 
@@ -64,8 +64,8 @@ def max_depth(plain_bytes: int, base_bytes: int) -> int:
 
 
 def best_base(data: bytes, chain: list[bytes], level: int) -> int:
-    """Which of the versions in a full chain (from its beginning) should be the base of the next one, so that the chain
-    branches there.
+    """Index in a full chain (from its beginning) of the version that should be the base of the next one, so that the
+    chain branches there.
 
     The cost is shared by the versions that then fit: a delta against an early version is larger and leaves room for
     more. Over time this makes a chain of every fiftieth version beside the chain of all, and no full copy (400 commits:
@@ -111,7 +111,7 @@ def _frame(job: Job, form: _Form) -> Encoded:
 
 
 def encode_all(jobs: Iterable[Job]) -> list[Encoded]:
-    """The frames of objects, in their order. Those of a large step that are no deltas are compressed at once."""
+    """The frames of objects, in their order. The objects of a large step that are no deltas are compressed together."""
     done: list[Encoded] = []
     for bulk, group in groupby(jobs, _in_bulk):
         some = list(group)

@@ -93,12 +93,12 @@ class Index:
         self._db.close()
 
     def fold(self) -> None:
-        """Put everything that is in the WAL into the file itself, durably, which `close` only tries. Nobody else may
-        have it open. OutOfSpace, Conflict."""
+        """Put everything that is in the WAL into the file itself, durably; `close` only tries this. No other process
+        may have it open. OutOfSpace, Conflict."""
         self._db.fold()
 
     def problems(self) -> list[str]:
-        """What SQLite's own checks find; [] if all is well. Reads the whole file."""
+        """The problems that SQLite's own checks find; [] if there are none. Reads the whole file."""
         return self._db.problems()
 
     def find(self, object_id: bytes) -> Entry | None:
@@ -145,11 +145,11 @@ class Index:
         return [PackRow(*row) for row in self._db.read("SELECT id, bytes, objects FROM packs ORDER BY number")]
 
     def stored_bytes(self) -> int:
-        """What all packs take."""
+        """Size of all packs."""
         return int(self._db.read("SELECT coalesce(sum(bytes), 0) FROM packs")[0][0])
 
     def records(self) -> Iterator[bytes]:
-        """The ids of all records in the order they were saved. Those saved meanwhile are there or not."""
+        """The ids of all records in the order they were saved. Records saved meanwhile may or may not be among them."""
         last = 0
         while rows := self._db.read(
             "SELECT number, id FROM records WHERE number > ? ORDER BY number LIMIT 1000", (last,)

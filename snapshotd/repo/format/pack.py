@@ -96,8 +96,8 @@ MAX_DICTIONARY_BYTES = 128 << 10
 
 
 class Frame(NamedTuple):
-    """What a frame's header says, and where the frame lies in its pack. `stored` is the length of the whole frame; `id`
-    what is in the frame of the object's id (b"" for most kinds), `base` the first bytes of its base's."""
+    """A frame's header, and the frame's place in its pack. `stored` is the length of the whole frame; `id` is the part
+    of the object's id that the frame holds (b"" for most kinds); `base` the first bytes of its base's id."""
 
     kind: ObjectKind
     id: bytes
@@ -217,7 +217,7 @@ def _verified(view: memoryview, frame: Frame) -> Frame:
 
 
 def _decode_header(view: memoryview, at: int) -> Frame:
-    """What a frame says before its checksum is looked at. BadFrame when that cannot be, or goes beyond the end."""
+    """The header of a frame, before its checksum is checked. BadFrame if it is impossible, or goes beyond the end."""
     if at >= len(view):
         raise BadFrame("it is cut off")
     first = view[at]
@@ -229,7 +229,7 @@ def _decode_header(view: memoryview, at: int) -> Frame:
         raise BadFrame("it has flags that do not exist")
     most = min(MAX_PLAIN_BYTES[kind], MAX_DICTIONARY_BYTES) if first & _DICTIONARY else MAX_PLAIN_BYTES[kind]
     plain, pos = decode_varint(view, at + 1, most)
-    length, pos = decode_varint(view, pos, plain)  # what does not shrink is stored as it is
+    length, pos = decode_varint(view, pos, plain)  # an object that does not shrink is stored plain
     if not first & _ZSTD and length != plain:
         raise BadFrame("its lengths differ though it is not compressed")
     base_at = pos + STORED_ID_BYTES[kind]
@@ -273,10 +273,10 @@ def end_problem(data: bytes | memoryview) -> str | None:
 def frames(data: bytes | memoryview, start: int = HEAD_BYTES) -> Iterator[Frame | BadFrame]:
     """Every frame of a whole pack in order, also of one that is damaged or cut.
 
-    Where the bytes are no intact frame, one BadFrame comes. Then the search goes on where the frame should end, and if
-    nothing intact is there, at the next position that holds an intact frame, known by its checksum. What is found that
-    way may have been planted in a content. That is harmless for objects that something must refer to by their keyed
-    hash; lists and records must be verified. Ends silently at the end mark, with a BadFrame when that is missing.
+    Bytes that are no intact frame give one BadFrame. The search then goes on where the frame should end, and if no
+    intact frame is there, at the next position that holds one, known by its checksum. A frame found that way may have
+    been planted in a content. That is harmless for objects that something must refer to by their keyed hash; lists and
+    records must be verified. Ends silently at the end mark, with a BadFrame when that is missing.
     """
     view = memoryview(data)
     at, count, whole = start, 0, True

@@ -4,8 +4,8 @@ is made of.
     1         0: the document follows as it is; 1: folded
     -         folded: each run of 64 (or else 32) hexadecimal digits is 0x01 (0x02) and the 32 (16) bytes that it says
 
-What has a byte 0x01 or 0x02 in it, or nothing to fold, is stored as it is (JSON has neither). One document has exactly
-one encoding.
+A document with a byte 0x01 or 0x02 in it, or with nothing to fold, is stored as it is (JSON has neither). One document
+has exactly one encoding.
 """
 
 from __future__ import annotations

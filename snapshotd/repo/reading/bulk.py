@@ -26,10 +26,10 @@ _MAX_RUN_BYTES = 4 << 20
 
 
 def load_many(reader: PackReader, raws: Sequence[bytes]) -> dict[bytes, bytes | memoryview]:
-    """The plain bytes of those contents that are one chunk and no delta, each verified like any other.
+    """The plain bytes of the contents that are one chunk and no delta, each verified like any other.
 
-    What is missing in the answer is no error: it may be of another form, damaged, moved by a garbage collection just
-    now, or too much. Reading it by itself gives it, or says what is wrong.
+    A content that is missing in the answer is no error: it may be of another form, damaged, moved by a garbage
+    collection just now, or too much. A read of this content alone returns it, or raises the error.
     """
     try:
         index = reader.open_index()

@@ -36,7 +36,7 @@ Progress = Callable[[str], object]
 
 
 class Damages:
-    """What was found so far: at most one fault per object, and those of packs and the index."""
+    """Faults found so far: at most one per object, and the faults of packs and of the index."""
 
     def __init__(self) -> None:
         self.objects: dict[bytes, Fault] = {}
@@ -53,7 +53,7 @@ class Damages:
             self._more += 1
 
     def listed(self) -> tuple[Fault, ...]:
-        """Those of objects that somebody needs come first."""
+        """Faults of needed objects come first."""
         found = sorted(self.objects.values(), key=lambda fault: fault.owner is None)
         more = self._more + max(0, len(found) - MAX_FAULTS)
         rest = (Fault(f"{more} more are not listed"),) if more else ()
@@ -185,7 +185,7 @@ class _Intact:
         self._proofs.append(_NOT_READ if proof is None else _number(proof))
 
     def problem(self, entry: Entry) -> str | None:
-        """What is wrong with an object that the index has in this pack; None if all is well."""
+        """The fault of an object that the index has in this pack; None if there is none."""
         place = bisect_left(self._offsets, entry.offset)
         if place == len(self._offsets) or self._offsets[place] != entry.offset:
             return _MISSING
@@ -246,7 +246,7 @@ def _check_records(index: Index, damages: Damages) -> None:
 
 
 def _spread(reader: PackReader, index: Index, damages: Damages) -> None:
-    """What depends on something damaged is damaged: deltas, and lists. Also finds lists of what does not exist."""
+    """Deltas and lists that depend on a damaged object are damaged as well. Also finds lists of missing objects."""
     if damages.objects:
         _spread_deltas(index, damages)
     waiting = [entry.id for entry in index.objects(ObjectKind.LIST) if entry.id not in damages.objects]

@@ -8,7 +8,7 @@
             (durable), then one
                transaction of the index (new places, old packs gone), then delete the old packs
 
-Whatever is cut off after any step leaves an index in which every object is complete: an object never outlives what it
+After an interruption at any step, every object in the index is complete: an object never outlives the objects that it
 needs, because the writer takes an object that the index knows for granted. Readers that meet a pack just deleted look
 the object up again. Only 3. needs space, at most two packs' worth. Packs younger than the grace period are not touched,
 nor what their objects reach.
@@ -53,7 +53,7 @@ Progress = Callable[[str], object]
 
 @dataclass(slots=True)
 class _Usage:
-    """What lives in one pack."""
+    """The living and dead objects of one pack."""
 
     row: PackRow
     live_bytes: int = 0
@@ -63,7 +63,7 @@ class _Usage:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What would be done. `relist` are lists to be written in full; `dead` is in the order in which it may be
+    """The plan of a collection. `relist` are lists to be written in full; `dead` is in the order in which it may be
     forgotten; `groups` are packs that become new ones together; `orphans` are packs in the store that the index does
     not know."""
 
@@ -78,7 +78,7 @@ class Plan:
 
 
 def plan(reader: PackReader, index: Index, roots: Roots, *, grace_s: float, now: float, progress: Progress) -> Plan:
-    """What a collection would do. DataLoss when the index is damaged, or something that a root needs is missing."""
+    """The plan of a collection. DataLoss when the index is damaged, or an object that a root needs is missing."""
     problems = index.problems()
     if problems:
         raise DataLoss(
@@ -145,7 +145,7 @@ def _plan(
 
 
 def _groups(candidates: list[_Usage]) -> list[list[_Usage]]:
-    """Which packs are rewritten, together with which: the most dead first, filled up to the target."""
+    """The groups of packs to rewrite together: the most dead first, filled up to the target."""
     sparse = [of for of in candidates if of.live_bytes < LIVE_RATIO * (of.row.bytes - pack.HEAD_BYTES - pack.END_BYTES)]
     chosen = {of.row.id for of in sparse}
     by_size: dict[int, list[_Usage]] = {}
@@ -195,7 +195,7 @@ def run(reader: PackReader, index: Index, planned: Plan, progress: Progress) -> 
                 f"the disk is too full to rewrite the other {len(planned.groups) - number} groups of packs: run it again"
             )
             break
-    reader.forget()  # what is gone must not be answered from memory
+    reader.forget()  # removed objects must not be answered from memory
     after = sum(row.bytes for row in index.packs())
     return Reclaimed(before - after, after, removed, rewritten)
 
@@ -258,8 +258,8 @@ def _forget(index: Index, planned: Plan, progress: Progress) -> None:
 
 
 def _entries_of(index: Index, planned: Plan, number: int) -> dict[bytes, list[Entry]]:
-    """What the index has in the packs of a group, and of as many of the following ones as are worth one reading of the
-    index."""
+    """The index's entries for the packs of a group, and for as many of the following groups as are worth one reading of
+    the index."""
     entries: dict[bytes, list[Entry]] = {}
     objects = 0
     for group in planned.groups[number:]:

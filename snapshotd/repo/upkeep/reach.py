@@ -1,4 +1,4 @@
-"""What the roots reach: walking trees and lists once each, without recursion.
+"""The objects that the roots reach: a walk over trees and lists, once each, without recursion.
 
 Used by the garbage collection (`mark`: which objects must stay). Memory is proportional to the number of ids reached.
 """

@@ -45,8 +45,8 @@ Progress = Callable[[str], object]
 
 
 def repair(store: Store, index_path: Path, key: bytes, progress: Progress) -> RepairResult:
-    """See the module's text. Nobody else may have the repository open for writing. Readers that are open notice the new
-    index. Conflict (somebody writes), VersionMismatch (nothing is touched), OutOfSpace, OSError."""
+    """See the module's text. No other process may have the repository open for writing. Open readers notice the new
+    index. Conflict (another process writes), VersionMismatch (nothing is touched), OutOfSpace, OSError."""
     with locked(index_path):
         return _repair(store, index_path, key, progress)
 
@@ -327,8 +327,8 @@ def _is_whole(reader: PackReader, index: Index, raw: bytes, bad: set[bytes]) -> 
 
 
 def _named_and_missing(reader: PackReader, index: Index) -> set[bytes]:
-    """What directories name and the index does not have. Directories that others are deltas against are not asked: they
-    may be there for that alone."""
+    """Objects that directories name and the index does not have. Directories that are bases of deltas are left out:
+    they may exist for that alone."""
     bases = {entry.base for entry in index.objects(ObjectKind.TREE)}
     missing: set[bytes] = set()
     for entry in index.objects(ObjectKind.TREE):

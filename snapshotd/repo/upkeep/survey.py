@@ -1,4 +1,5 @@
-"""What the packs hold, found without an index: every intact frame, and which of them an index should refer to."""
+"""The content of the packs, found without an index: every intact frame, and the frames that an index should refer
+to."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ class Candidate(NamedTuple):
 
 @dataclass(slots=True)
 class Survey:
-    """What was found. `packs` are the intact ones; `damaged` have a reason each, and may hold intact frames all the
-    same."""
+    """The result of a survey. `packs` are the intact ones; `damaged` have a reason each, and may hold intact frames all
+    the same."""
 
     packs: dict[bytes, PackRow] = field(default_factory=dict)
     damaged: dict[bytes, str] = field(default_factory=dict)
@@ -110,8 +111,8 @@ def _survey_pack(found: Survey, raw: bytes, data: bytes, identity: Identity) -> 
 
 
 def head_problem(data: bytes, raw: bytes) -> str | None:
-    """What is wrong with a pack's head. VersionMismatch only when the whole pack is intact: else it is the version that
-    is damaged."""
+    """The fault in a pack's head; None if there is none. VersionMismatch only when the whole pack is intact: otherwise
+    its version number is damaged."""
     try:
         pack.check_head(data, raw)
     except DataLoss as exc:

@@ -1,9 +1,9 @@
 """The writer's side of the processes that make packs of plain files (packer.py).
 
-They start when there is much to do, and end when there has been nothing to do for a while. One that is killed costs
-what it has not made durable, if anything: then the writer's caller hears of it and does its job again.
+They start when there is much to do, and end when they have been idle for a while. A killed process loses only data that
+it has not made durable; the writer's caller then gets an error and does its job again.
 
-Which process gets a file depends on its name, so copies of a package meet in one of them and are stored once.
+A file's name decides which process gets it, so copies of a package meet in one of them and are stored once.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Packers:
         """By process: what it is to get when there is more, or when somebody waits for it."""
 
     def running(self) -> bool:
-        """Whether they were started, and have not ended for want of work."""
+        """True if they were started, and have not ended for want of work."""
         return all([peer is not None and not peer.has_ended() for peer in self._peers])
 
     def ready(self) -> bool:
-        """Whether all of them can be asked. Those that do not run are started, without waiting: meanwhile the writer
-        does the work. When that was in vain some times, they are not started any more."""
+        """True if all processes can take requests. A process that does not run is started, without waiting: meanwhile
+        the writer does the work. After some failed starts the writer stops starting them."""
         for number, peer in enumerate(self._peers):
             if (
                 peer is not None and not peer.holds and not peer.batches and peer.has_ended()
@@ -82,8 +82,8 @@ class Packers:
             _log.warning("a process that helps with large steps cannot be started: %s", exc)
 
     def save(self, dir_fd: int, files: Sequence[PlainFile]) -> Callable[[], list[Saved]]:
-        """Begin to save files of a directory, when all are `ready`. What is returned waits, and gives an answer for
-        each, in their order. Lost, and the errors of a process (OutOfSpace, InternalError)."""
+        """Begin to save files of a directory, when all are `ready`. The returned function waits, and gives an answer
+        for each file, in order. Lost, and the errors of a process (OutOfSpace, InternalError)."""
         answers: list[Saved] = [None] * len(files)
         waiting: dict[_Batch, None] = {}
         for place, file in enumerate(files):
@@ -104,7 +104,7 @@ class Packers:
         """Have everything made durable, without waiting."""
         self._send_open()
         for peer in self._peers:
-            while peer is not None and peer.batches:  # whose archive was given up
+            while peer is not None and peer.batches:  # batches of an archive that was given up
                 self._receive(peer)
             if peer is not None and peer.holds and not peer.flushing:
                 peer.flushing = True
@@ -151,7 +151,7 @@ class Packers:
     def _answers(self, batches: Iterable[_Batch], answers: list[Saved]) -> list[Saved]:
         for batch in batches:
             if self._open.get(batch.number) is batch:
-                self._send_open()  # who waits for one waits for the others next
+                self._send_open()  # the caller waits for the other batches next
             while not batch.done:
                 peer = self._peers[batch.number]
                 if peer is None or batch not in peer.batches:
@@ -200,11 +200,11 @@ class _Batch:
         self.bytes = 0
         self.done = False
         self.fds: list[int] = []
-        """The directories, up to when it is sent."""
+        """The directories, until the batch is sent."""
         self._files: list[list[PlainFile]] = []
-        """Of each directory."""
+        """The files of each directory."""
         self._places: list[tuple[list[Saved], int]] = []
-        """Of each file: where its answer belongs. What is not answered stays None there."""
+        """For each file, the place of its answer."""
 
     def has_room(self, answers: list[Saved]) -> bool:
         """For one file more, whose directory's answers are these."""
@@ -242,7 +242,7 @@ class _Peer:
     def __init__(self, number: int, argv: Sequence[str]) -> None:
         self.number = number
         self.batches: deque[_Batch] = deque()
-        """Those that it has not answered."""
+        """Batches that the process has not answered."""
         self.holds = False
         """It has saved what is not durable."""
         self.flushing = False
@@ -259,7 +259,7 @@ class _Peer:
         return self._process.poll() is not None
 
     def is_ready(self) -> bool:
-        """Whether it has begun to serve, which it says."""
+        """True if the process has said that it serves."""
         if not self._ready:
             with suppress(BlockingIOError, ConnectionResetError):
                 self._ready = self._socket.recv(MESSAGE_MAX_BYTES, socket.MSG_DONTWAIT) != b""

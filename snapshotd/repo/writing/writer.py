@@ -9,13 +9,13 @@
     index     one transaction, when the packs are durable          (`flush`, and every some ten thousand objects)
 
 Order on disk: an object's chunks, lists and base lie in the same pack before it, or in an earlier one; a pack's objects
-are indexed only when it and all earlier ones are durable. So whatever prefix of this survives a crash, every indexed
+are indexed only when it and all earlier ones are durable. So after a crash that cuts this anywhere, every indexed
 object can be read.
 
-Failure. Whatever fails while packs are put or indexed drops everything since the last commit: queue, frames, and the
-packs put since, as far as they can be deleted (what remains is rubbish for the garbage collection). The call raises;
-ids handed out since the last flush name nothing, and `saved` does not count them: the caller does its job again. After
-OutOfSpace, and when a process that helps was killed, the writer goes on; after anything else it refuses.
+Failure. An error while packs are put or indexed drops everything since the last commit: queue, frames, and the packs
+put since, as far as they can be deleted (the rest is garbage for the garbage collection). The call raises; ids handed
+out since the last flush name nothing, and `saved` does not count them: the caller does its job again. After OutOfSpace,
+and when a process that helps was killed, the writer goes on; after anything else it refuses.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class PackRepository(PackReader, RepositoryWriter):
         return self._index
 
     def close(self) -> None:
-        """What was not flushed is given up."""
+        """Close; unflushed data are given up."""
         if self._closed:
             return
         for pool in (self._pool, self._putter):
@@ -188,7 +188,7 @@ class PackRepository(PackReader, RepositoryWriter):
         return [None if one is None else BlobID(one if isinstance(one, str) else one[0]) for one in saved]
 
     def _packed(self, entries: list[Entry], rows: list[PackRow]) -> None:
-        """What other processes have saved, and which of their packs have become durable."""
+        """Take in the entries of other processes, and the packs of theirs that have become durable."""
         for entry in entries:
             if (
                 entry.id not in self._pending and entry.id not in self._fresh
@@ -485,7 +485,7 @@ class PackRepository(PackReader, RepositoryWriter):
 
     @property
     def refuses(self) -> bool:
-        """Whether it writes nothing any more, since a write has failed."""
+        """True if the writer refuses to write, since a write has failed."""
         return self._broken is not None
 
     @contextmanager
@@ -529,8 +529,7 @@ class PackRepository(PackReader, RepositoryWriter):
             for row in rows:
                 self.store.delete(pack.pack_key(row.id))
         except (OSError, SnapshotdError):
-            # what failed first is what is raised; this is rubbish that nothing refers to: the garbage collection takes
-            # it
+            # the first failure is raised; these packs are garbage that nothing refers to, for the garbage collection
             return
 
     def _save_list(self, content: bytes, parts: list[tuple[bytes, int]], previous: bytes | None) -> None:
