@@ -30,7 +30,7 @@ import errno
 from typing import ClassVar
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-"""What the system calls `OutOfSpace`: the disk is full, or somebody's quota."""
+"""Errors of system calls that become `OutOfSpace`: the disk is full, or a user's quota."""
 
 
 class SnapshotdError(Exception):

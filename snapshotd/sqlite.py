@@ -101,7 +101,7 @@ class Database:
         self._wal_pages = 0
         self._lost: str | None = None
         self.checksummed = False
-        """Whether its pages have checksums."""
+        """True if the database's pages have checksums."""
         self._flushing = threading.Lock()
         try:
             self._open()
@@ -137,15 +137,13 @@ class Database:
             sync_dir(path.parent)  # the WAL's name
 
     def _check_checksums(self, since: int, version: int) -> None:
-        """What has to have checksums has them. An older file gets them before it becomes one of a newer version, if
-        nobody else has it open."""
+        """A file of a version with checksums must have them. An older file gets them before it becomes one of a newer
+        version, if no other process has it open."""
         with self._translated():
             if version < since and self._write:
                 _reserved(self.connection, _CHECKSUM_BYTES)
                 try:
-                    self.connection.execute(
-                        "PRAGMA journal_mode = DELETE"
-                    ).fetchall()  # what is in a WAL would have none
+                    self.connection.execute("PRAGMA journal_mode = DELETE").fetchall()  # pages in a WAL would have none
                 except apsw.BusyError:
                     return
                 for step in (
@@ -239,8 +237,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """What is written inside becomes visible together at the end, or, on any exception, not at all. Does not
-        nest."""
+        """Writes inside become visible together at the end, or, on any exception, not at all. Does not nest."""
         with self.lock:
             conn = self.connection
             with self._translated():
@@ -258,10 +255,10 @@ class Database:
         """Return when everything committed so far survives power loss. Nothing to do where commits are durable.
 
         Otherwise a commit only appends to the WAL file (synchronous=NORMAL). One fsync of that file makes all its
-        commits durable: after power loss SQLite replays it up to the last whole transaction. What was moved from the
-        WAL into the database earlier was synced there by SQLite before the WAL was reused. The fsync runs without the
-        lock, so commits go on meanwhile (they may wait 5-50 ms otherwise). A failed fsync is final, because the kernel
-        forgets the dirty pages: DataLoss now and at every later flush.
+        commits durable: after power loss SQLite replays it up to the last whole transaction. Pages that were moved from
+        the WAL into the database earlier were synced there by SQLite before the WAL was reused. The fsync runs without
+        the lock, so commits go on meanwhile (they may wait 5-50 ms otherwise). A failed fsync is final, because the
+        kernel forgets the dirty pages: DataLoss now and at every later flush.
         """
         with self._flushing:
             connection = self.connection
@@ -282,15 +279,15 @@ class Database:
                     connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def fold(self) -> None:
-        """Put everything that is in the WAL into the file itself, durably, which `close` only tries. Nobody else may
-        have it open."""
+        """Put everything that is in the WAL into the file itself, durably; `close` only tries this. No other process
+        may have it open."""
         busy = self.pragma("wal_checkpoint(TRUNCATE)")
         if busy:
             raise Conflict(f"{self.name} is in use by another process: close whatever else reads it")
 
     def problems(self) -> list[str]:
-        """What SQLite's own checks find; [] if all is well. Reads the whole file, over a connection of its own: so
-        nobody waits for the lock, and a page that is damaged on the disk is not answered from memory."""
+        """The problems that SQLite's own checks find; [] if there are none. Reads the whole file, over a connection of
+        its own: so no thread waits for the lock, and a page that is damaged on the disk is not answered from memory."""
         connection = self.connection
         try:
             with self._translated():
@@ -358,7 +355,7 @@ def creating(what: str) -> Iterator[None]:
 
 def _create(path: Path, form: Form, script: str) -> None:
     new = path.with_name(path.name + ".new")
-    remove(new)  # of a creation that was cut off
+    remove(new)  # left by a creation that was cut off
     try:
         os.close(
             os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -382,7 +379,7 @@ def _create(path: Path, form: Form, script: str) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-        for suffix in _BESIDE:  # of a database that was taken away
+        for suffix in _BESIDE:  # files of a database that was taken away
             Path(f"{path}{suffix}").unlink(missing_ok=True)
         new.rename(path)
     except BaseException:

@@ -30,10 +30,10 @@ SHORT_ID_CHARS = 12
 """How many characters of an id people are shown (as docker does)."""
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-"""What a name or tag may be. Nothing that could be a path, an option or a control sequence."""
+"""The form of names and tags. It excludes paths, options and control sequences."""
 
 DEFAULT_TENANT = "default"
-"""Whose values the key-value store means when nobody says."""
+"""Tenant of the key-value store if the user names none."""
 
 
 def new_id() -> str:
@@ -47,7 +47,7 @@ def short(any_id: str) -> str:
 
 
 class Kind(StrEnum):
-    """What a directory entry is."""
+    """The kind of a directory entry."""
 
     FILE = "file"
     DIRECTORY = "directory"
@@ -59,7 +59,7 @@ class Kind(StrEnum):
 
 
 class Network(StrEnum):
-    """What a sandbox can reach: nothing, or the outside through NAT."""
+    """The network that a sandbox can reach: none, or the outside through NAT."""
 
     NONE = "none"
     BRIDGE = "bridge"
@@ -76,8 +76,8 @@ class CallStatus(StrEnum):
 
 
 class SideEffect(StrEnum):
-    """What running a tool again would do. `local`: only files, which are rolled back with it; `idempotent`: nothing,
-    under the same key; `irreversible`: it would happen twice."""
+    """The effect of running a tool a second time. `local`: only files, which are rolled back with it; `idempotent`:
+    none, under the same key; `irreversible`: it happens twice."""
 
     LOCAL = "local"
     IDEMPOTENT = "idempotent"
@@ -85,7 +85,7 @@ class SideEffect(StrEnum):
 
 
 class EntryKind(StrEnum):
-    """What a journal entry records: a tool call, a model call, a question to a person, a task's end, a named
+    """The event that a journal entry records: a tool call, a model call, a question to a person, a task's end, a named
     snapshot."""
 
     TOOL = "tool"
@@ -175,7 +175,7 @@ class AgentSpec:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """What a snapshot's root is made of: sealed layers, newest first, over an image's root."""
+    """The layers of a snapshot's root: sealed layers, newest first, over an image's root."""
 
     image: ImageID
     layers: tuple[LayerID, ...] = ()
@@ -232,7 +232,7 @@ class ToolCall:
 
     @property
     def outputs(self) -> tuple[BlobID, ...]:
-        """Those of the three that it has."""
+        """The outputs that the call has, at most three."""
         return tuple(blob for blob in (self.output, self.stdout, self.stderr) if blob is not None)
 
 
@@ -365,20 +365,20 @@ class Snapshot:
     tags: tuple[str, ...] = ()
     base: SnapshotID | None = None
     """Where its tree is derived from: the tree of `base` (None: of the image) with the first `own_layers` layers of the
-    stack applied, the last of them first. What the archive needs to know: the rest of the stack may have been merged,
+    stack applied, the last of them first. The archive needs this, because the rest of the stack may have been merged,
     and need not exist."""
     own_layers: int = 0
     tree: TreeID | None = None
     """Its files in the repository. None unless `stored`."""
     follows: SnapshotID | None = None
-    """Whose conversation, journal and state it continues, where that is not its parent: after a rewind of the
-    conversation, the snapshot that was gone back to; of an edited one, what came before the one that was edited."""
+    """The snapshot whose conversation, journal and state it continues, if that is not its parent. After a rewind of the
+    conversation, it is the target of the rewind; for an edited snapshot, it is the one before the original."""
     warnings: tuple[str, ...] = ()
-    """What its stored files lack of those that the sandbox had, one sentence each."""
+    """Parts of the sandbox's files that the stored ones lack, one sentence each."""
 
     @property
     def continues(self) -> SnapshotID | None:
-        """Whose conversation, journal and state it continues."""
+        """The snapshot whose conversation, journal and state it continues."""
         return self.follows or self.parent
 
 

@@ -12,8 +12,8 @@ from snapshotd.agent.wire.values import ARGUMENT_LIMIT_BYTES, arguments, bound, 
 
 
 class Approval:
-    """What a person decided; true if they agreed. `by`: who; `reason`: why not; `answer`: what else they said. Each
-    None if not given."""
+    """A person's decision; true if they agreed. `by`: the person; `reason`: their reason to refuse; `answer`: anything
+    else that they said. Each None if not given."""
 
     __slots__ = ("answer", "approved", "by", "reason")
 

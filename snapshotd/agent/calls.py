@@ -3,8 +3,8 @@
 A call from within another call is part of that: it runs as a plain function, without a record or snapshot of its own.
 "Within" follows the context (contextvars): awaited coroutines, tasks and `asyncio.to_thread` belong to the outer call
 as long as it runs; a thread that a tool starts by itself does not, and neither does a process started by `spawn`. A
-forked child of a running tool is part of that tool. What must not run twice, or not without being asked for, cannot
-hide in another call like this: it is refused there.
+forked child of a running tool is part of that tool. Some calls must not run twice, or not without a question: such a
+call is refused within another call, where it would be hidden.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from snapshotd.agent.wire.values import arguments, bound, clean, encode, outputs
 
 ERROR_LIMIT_BYTES = 64 << 10
 MODEL_REQUEST_LIMIT_BYTES = 7 << 20
-"""Bound of a model call's arguments: leaves room below the 8 MiB that the protocol allows. What is cut has its length
-and SHA-256."""
+"""Bound of a model call's arguments: leaves room below the 8 MiB that the protocol allows. A text that is cut has its
+length and SHA-256."""
 PIECE_BYTES = 512 << 10
-"""Of one `output` request; base64 makes it a third longer, and a line is at most 1 MiB."""
+"""Size of one `output` request; base64 makes it a third longer, and a line is at most 1 MiB."""
 
 innermost: "ContextVar[Optional[Call]]" = ContextVar("snapshotd_call", default=None)
 subtask: "ContextVar[Optional[str]]" = ContextVar("snapshotd_task", default=None)
@@ -71,9 +71,9 @@ class Call:
         self.pid = os.getpid()
         self.recorded = False
         self.replayed: Optional[Replayed] = None
-        """What is recorded of it: then it does not run."""
+        """The recorded outcome, if there is one: then the function does not run."""
         self.usage: Dict[str, Any] = {}
-        """What the program says that a model call used; `reported`: what the model's reply says."""
+        """Usage of a model call as the program reports it; `reported`: as the model's reply reports it."""
         self.reported: Dict[str, Any] = {}
         self.connection: Optional[Link] = None
         """The one it has to be ended on, if that is not the session's own."""

@@ -8,8 +8,8 @@ when the daemon is gone and does not come back.
 A holder is one more live process, so while a call is held no other process can be parked, and snapshots take the slower
 way.
 
-Who may speak to it: processes of the same user in the same pid namespace. Both sides check that, since in a sandbox
-with the host's network abstract sockets are shared with the host.
+Processes of the same user in the same pid namespace may speak to it. Both sides check that, since in a sandbox with the
+host's network abstract sockets are shared with the host.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _hold(fields: Dict[str, Any], body: Optional[bytes], writing: int) -> None:
 
 
 def _begun(fields: Dict[str, Any], body: Optional[bytes]) -> Tuple[Dict[str, Any], Optional[Link]]:
-    """What the daemon said, and the connection of its own that the call has then."""
+    """The daemon's answer, and the connection of its own that the call has then."""
     try:
         if fields.get("approve"):
             waiting = session.wait("call_begin", fields, body)

@@ -94,8 +94,8 @@ class Store:
         limit: int = 100,
         after: str = "",
     ) -> List[StoredValue]:
-        """Values in the order of their keys: keys that begin with `prefix` and come behind `after`, of which those
-        fields (dotted paths) equal the values in `where`."""
+        """Values in the order of their keys. Their keys begin with `prefix` and come behind `after`, and their fields
+        (dotted paths) equal the values in `where`."""
         fields: Dict[str, Any] = {"namespace": namespace, "prefix": prefix, "limit": limit}
         if where:
             fields["where"] = strict(where)

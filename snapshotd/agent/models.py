@@ -32,7 +32,7 @@ def model(
         reply = model("gpt", request, call=lambda: client.create(**request))
 
     The function may be sync, async, a generator of chunks, or return an iterator of chunks (sync or async; recorded to
-    its end, which the program has to reach). What a provider's library returns is recorded as JSON if it has
+    its end, which the program has to reach). The return value of a provider's library is recorded as JSON if it has
     `model_dump` or `to_dict`; its usage is found if it is OpenAI's or Anthropic's form, else say it with
     `record_usage`. Requests are recorded up to 7 MiB.
 

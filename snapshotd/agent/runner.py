@@ -18,7 +18,7 @@ from snapshotd.agent.wire.link import Link
 from snapshotd.agent.wire.values import clean, encode, plain
 
 KEPT_BYTES = 8 << 20
-"""Of each stream, in the recorded result; all of it is passed through and streamed."""
+"""Bytes of each stream in the recorded result; all of it is passed through and streamed."""
 _PIECE_BYTES = 64 << 10
 _POLL_S = 0.05
 _VARIABLE_BYTES = 96 << 10
@@ -81,7 +81,7 @@ def status_of(code: int) -> int:
 
 
 def _again(replayed: Replayed) -> int:
-    """What the command did before: its output and exit status."""
+    """Repeat the recorded command's output and exit status."""
     result = replayed.result if isinstance(replayed.result, dict) else {}
     for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
         exact = result.get("base64", {}).get(name)
@@ -166,7 +166,7 @@ class _Streams:
             stream.buffer.write(data)
             stream.flush()
         except OSError:
-            pass  # nobody reads our output; the record has it
+            pass  # our reader has gone; the record has the output
         room = KEPT_BYTES - self._sizes[name]
         self._sizes[name] += len(data)
         if room > 0:

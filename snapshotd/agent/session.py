@@ -4,8 +4,8 @@ requests that wait for a snapshot.
 All requests of a process go through one lock: while one thread is parked, every other thread that wants something of us
 sleeps in that lock, which parking.py recognises. A request that waits for a person (`wait`) keeps the lock only if the
 process could be parked, when nothing else of it runs anyway; otherwise it waits on a connection of its own, and other
-threads go on. What only the daemon's policy gates waits like any other request: other threads run on until they want
-something recorded. A forked child starts over with its own connection.
+threads go on. A request that only the daemon's policy gates waits like any other request: other threads run on until
+they want something recorded. A forked child starts over with its own connection.
 
 A daemon that goes away during a request is waited for (link.py), parked if the process was, with the lock held if it
 was: whoever wants something recorded waits, and the rest of the program goes on.
@@ -53,7 +53,7 @@ class Session:
         """The conversation of a program that runs outside of a sandbox, so that `messages` works there too."""
         self.body_limit_bytes = 1 << 30
         self.replaying = False
-        """Whether the daemon answers from the journal: from `hello` until an answer says that the program is live."""
+        """True if the daemon answers from the journal: from `hello` until an answer says that the program is live."""
         self.on_replayed: List[Callable[[], None]] = []
         """Called after an answer that put a recorded call in the place of one: what was read before may have
         changed."""
@@ -67,14 +67,14 @@ class Session:
         self._own: Set[Link] = set()
         """Connections of requests that wait for a person, and of the calls they began."""
         self.was_inside = False
-        """Whether a daemon has greeted this process, or the one that it is a fork of."""
+        """True if a daemon has greeted this process, or the one that it is a fork of."""
         self.patient = _library_belongs_to(socket_path())
-        """Whether a daemon that is away is waited for: in a sandbox, or since one has greeted this process; until
-        waiting was in vain."""
+        """True if the library waits for a daemon that is away: in a sandbox, or since one has greeted this process;
+        until a wait was in vain."""
         self._outside = False
 
     def inside(self) -> bool:
-        """Whether a daemon records this process. The first False of a process writes its one line of warning."""
+        """True if a daemon records this process. The first False of a process writes its one line of warning."""
         if self.was_inside:
             return True
         if self._outside:
@@ -308,8 +308,8 @@ def _signals_deferred() -> Iterator[None]:
 
 
 def _library_belongs_to(path: str) -> bool:
-    """Whether this file lies below the socket's folder, as in every sandbox: then a missing socket is a daemon that is
-    away."""
+    """True if this file lies below the socket's folder, as in every sandbox: a missing socket then means that the
+    daemon is away."""
     return os.path.abspath(__file__).startswith(os.path.dirname(os.path.abspath(path)).rstrip("/") + "/")
 
 

@@ -38,7 +38,7 @@ class Task:
         self.name = None if name is None else label("A task's name", name)
         self.depends = [label("A task's name", other) for other in depends]
         self.result: Any = None
-        """What the task came to, a JSON value: recorded when it completes."""
+        """The task's result, a JSON value: recorded when it completes."""
         self._call: Optional[Call] = None
         self._token: "Optional[Token[Optional[str]]]" = None
 
@@ -67,7 +67,7 @@ class Task:
         return self._exit(error)
 
     def _body(self) -> None:
-        """What stands in for the function of a `with` block."""
+        """Stands in for the function of a `with` block."""
 
     def _declared(self, spec: Spec) -> Spec:
         """The task is in progress. The daemon refuses it (Conflict) if it depends on one that has not completed."""

@@ -154,7 +154,7 @@ async def _awaited(spec: Spec, call: Call, work: Awaitable[Any]) -> Any:
 
 
 class Items:
-    """What a generator has yielded, as it is recorded."""
+    """The items that a generator has yielded, as they are recorded."""
 
     def __init__(self) -> None:
         self.items: List[Any] = []

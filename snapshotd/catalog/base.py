@@ -74,7 +74,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def problems(self) -> list[str]:
-        """What is damaged in the catalog's own file, in words; [] if all is well. Reads the whole of it."""
+        """The damages in the catalog's own file, in words; [] if there are none. Reads the whole of it."""
 
     @abstractmethod
     def get_meta(self, key: str) -> str | None:
@@ -142,7 +142,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def check_removable(self, trajectory_id: TrajectoryID) -> None:
-        """Whether `remove_trajectory` would remove it now: the same errors."""
+        """Raises the errors that `remove_trajectory` would raise now; changes nothing."""
 
     @abstractmethod
     def remove_trajectory(self, trajectory_id: TrajectoryID) -> None:
@@ -178,9 +178,9 @@ class Catalog(ABC):
         entry `ended`, adds `entries` (complete ones, that had no beginning of their own), binds every ended entry of
         the line that no snapshot binds yet, saves `state` (None: unchanged) and moves the head: together or not at all.
 
-        The conversation continues that of `snapshot.continues`, of which `snapshot.messages - len(messages)` messages
-        are kept: all of them, or with `snapshot.follows` any number. With `follows` a new line of conversation and
-        journal begins there, and entries that are unbound stay with the old line for good.
+        The conversation continues the one of `snapshot.continues` and keeps `snapshot.messages - len(messages)` of its
+        messages: all of them, or with `snapshot.follows` any number. With `follows` a new line of conversation and
+        journal begins there, and unbound entries stay with the old line for good.
         Conflict when the head is not `expected_head`, or `fence` is older than the trajectory's; the message names the
         head. NotFound: `ended` is no open entry."""
 
@@ -207,7 +207,8 @@ class Catalog(ABC):
 
     @abstractmethod
     def set_state(self, snapshot_ids: Iterable[SnapshotID], state: SnapshotState) -> None:
-        """Record durability. Unknown ids are ignored. Whatever does not become `stored` has no tree afterwards."""
+        """Record durability. Unknown ids are ignored. A snapshot in any other state than `stored` has no tree
+        afterwards."""
 
     @abstractmethod
     def unstored(self) -> list[SnapshotID]:
@@ -356,7 +357,7 @@ class Catalog(ABC):
 
 
 class Approvals(ABC):
-    """What waits for a person, and what was decided. Goes with its trajectory."""
+    """Questions to a person, and the decisions. They go with their trajectory."""
 
     @abstractmethod
     def add(self, approval: Approval) -> None:
@@ -393,7 +394,7 @@ class Approvals(ABC):
 
 
 class Compensations(ABC):
-    """Which irreversible calls were compensated. At most one each. Goes with its trajectory; that of an
+    """Compensations of irreversible calls, at most one each. A compensation goes with its trajectory; that of an
     ancestor's call stays with the call, and belongs to the ancestor from then on."""
 
     @abstractmethod
@@ -412,7 +413,7 @@ class Compensations(ABC):
 
 class KeyValues(ABC):
     """The key-value store across trajectories: outlives runs, and every trajectory. Versions of a key begin at 1 and
-    only grow, also across deletion. What has expired reads as if it were not there, and `sweep` removes it."""
+    only grow, also across deletion. An expired value reads as if it were not there, and `sweep` removes it."""
 
     @abstractmethod
     def put(

@@ -25,7 +25,7 @@ FROM snapshots h JOIN stacks k ON k.pk = h.stack JOIN images i ON i.pk = k.image
 
 
 class Writer(NamedTuple):
-    """Who may write to a trajectory: its row, its present line, its head."""
+    """The writer's place in a trajectory: its row, its present line, its head."""
 
     trajectory: int
     line: int

@@ -108,7 +108,7 @@ def id_range(prefix: str) -> tuple[str, str]:
 
 
 def searchable(ref: str) -> bool:
-    """Whether it can be a value in the database at all; a string with lone surrogates matches nothing."""
+    """True if it can be a value in the database at all; a string with lone surrogates matches nothing."""
     return isinstance(rows.encode_text(ref), str)
 
 

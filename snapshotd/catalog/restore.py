@@ -51,7 +51,7 @@ class _Snapshots:
         self._db = db
         self._owners: dict[TrajectoryID, int] = {}
         self._stacks: dict[SnapshotID, tuple[Stack, int]] = {}
-        """Of what was restored: most share their parent's."""
+        """Stacks of the restored snapshots: most share their parent's."""
 
     def add(self, row: SnapshotRow) -> None:
         db, snapshot = self._db, row.snapshot

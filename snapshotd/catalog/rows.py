@@ -1,6 +1,6 @@
 """Records to rows and back. Pure: no database here.
 
-Whatever is read back and does not decode is damage (DataLoss): the columns were written by this module.
+A value that does not decode is damage (DataLoss): this module wrote the columns.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ def _decode(row: Row) -> StoredValue:
 
 
 def _filter(where: Mapping[str, Any]) -> Callable[[Any], bool]:
-    """Whether a value has all these fields. UsageError: a wanted value is no scalar."""
+    """The predicate: True if a value has all these fields. UsageError: a wanted value is no scalar."""
     for path, wanted in where.items():
         if not (wanted is None or isinstance(wanted, str | bool | int | float)):
             raise UsageError(

@@ -1,5 +1,5 @@
-"""What every command has: the global options after its name, examples in its help, one-sentence errors, its exit
-codes."""
+"""The parts that every command has: the global options after its name, examples in its help, one-sentence errors, its
+exit codes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Failure(Exception):  # noqa: N818 - carries an error, is none
 
 
 class ReaderGone(Exception):  # noqa: N818 - what happened, and no failure of ours
-    """Whoever read our output has gone away."""
+    """The reader of our output has gone away."""
 
 
 def drop_output(stream: TextIO | None = None) -> None:
@@ -83,7 +83,8 @@ def waiting_bytes(fd: int) -> int:
 
 
 def no_space(exc: OSError) -> OutOfSpace:
-    """What to say when there is no room for our output, which is dropped from now on. Any other error is raised."""
+    """The error to report when there is no room for our output, which is dropped from now on. Any other error is
+    raised."""
     if exc.errno not in _FULL:
         raise exc
     drop_output()
@@ -211,7 +212,7 @@ def wants_json(ctx: click.Context) -> bool:
 
 
 def after_dashes(ctx: click.Context) -> list[str] | None:
-    """What followed `--`; None without it."""
+    """The arguments after `--`; None without it."""
     after: list[str] | None = ctx.meta.get(_AFTER)
     return after
 
@@ -224,7 +225,7 @@ def connect(ctx: click.Context, *, autostart: bool = True) -> Snapshotd:
 
 
 def is_local(ctx: click.Context) -> bool:
-    """Whether paths mean the same to the daemon: nobody named a socket, which could belong to a daemon in a
+    """True if paths mean the same to the daemon: the user named no socket, which could belong to a daemon in a
     container."""
     return _SOCKET not in ctx.meta and SOCKET_VARIABLE not in os.environ
 

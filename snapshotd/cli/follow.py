@@ -141,8 +141,8 @@ class Replay:
         self._shown = False
 
     def line(self, event: dict[str, Any]) -> str | None:
-        """What to say of an event: nothing for a replayed call, how many there were when the program is live or has
-        ended."""
+        """The line to print for an event: none for a replayed call; the number of replayed calls when the program is
+        live or has ended."""
         if event["event"] == "replayed":
             self._count += 1
             if sys.stderr.isatty():

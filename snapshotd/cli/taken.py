@@ -1,4 +1,4 @@
-"""What a command that made one snapshot says about it."""
+"""The output of a command that made one snapshot."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class Variable(click.ParamType):  # type: ignore[type-arg]
 
 
 class Secret(Variable):
-    """`NAME=VALUE`, or `NAME` for the value it has here. What is wrong with it is said without its value."""
+    """`NAME=VALUE`, or `NAME` for the value it has here. Error messages never show its value."""
 
     name = "name[=value]"
 

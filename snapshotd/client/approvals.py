@@ -37,9 +37,10 @@ class Approvals(Verbs):
         return ApprovalInfo.of(self._transport.request("POST", f"{_path(ref)}/deny", body={"by": by, "reason": reason}))
 
     def watch(self) -> Iterator[dict[str, Any]]:
-        """What outside tools wait for, of all trajectories, from this call on: `approval` events (a person is asked, or
-        has decided), and `finished` ones. Who does not keep up loses the oldest (an event `lost` has their `count`).
-        Ends with DaemonUnavailable, or when the daemon stops; close it to leave."""
+        """Events for outside tools, of all trajectories, from this call on: `approval` (a person is asked, or has
+        decided) and `finished`. `approval` events (a person is asked, or has decided), and `finished` ones. A client
+        that does not keep up loses the oldest (an event `lost` has their `count`). Ends with DaemonUnavailable, or when
+        the daemon stops; close it to leave."""
         return _news(self._transport.lines("GET", "/watch"))
 
 

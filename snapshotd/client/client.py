@@ -133,8 +133,8 @@ class Snapshotd(Mind, Approvals, Values):
     ) -> Iterator[dict[str, Any]]:
         """The events of a run from its beginning; with `follow`, until `finished`.
 
-        Who follows outlives the daemon: when it goes away, `on_lost` is called, and the next daemon (the first request
-        starts it, where a daemon may be started) goes on behind the last event. DaemonUnavailable when for
+        A follower outlives the daemon: when the daemon goes away, `on_lost` is called, and the next daemon (the first
+        request starts it, where a daemon may be started) goes on behind the last event. DaemonUnavailable when for
         SNAPSHOTD_RECONNECT_S seconds (600 if not set; with 0 at once) no daemon could be followed, or the error that
         keeps one from starting; Conflict when another run of the trajectory has begun in the meantime. An agent that
         did not outlive its daemon has a `finished` whose status is `interrupted`.
@@ -315,7 +315,7 @@ class Snapshotd(Mind, Approvals, Values):
         return self._transport.pieces("GET", f"/snapshots/{ref_segment(ref)}/output/{which}")
 
     def diff(self, a: str, b: str | None = None) -> Iterator[ChangeInfo]:
-        """What changed from `a` to `b`; with one ref, from its parent to it."""
+        """The changes from `a` to `b`; with one ref, from its parent to it."""
         for event in self._transport.lines("GET", "/diff", query=_pair(a, b)):
             if event.get("event") == "end":
                 return
@@ -360,7 +360,7 @@ class Snapshotd(Mind, Approvals, Values):
     # ------------------------------------------------------------------------------------------------
 
     def usage(self) -> UsageInfo:
-        """What takes space."""
+        """Disk use."""
         return UsageInfo.of(self._transport.request("GET", "/usage"))
 
     def policy(self, trajectory: str | None = None) -> Policy:
@@ -428,7 +428,7 @@ class Snapshotd(Mind, Approvals, Values):
         `since`: only what came after that snapshot), an `oci` image for `docker load`, or the plain `tar`. Returns
         warnings: what the form cannot hold.
 
-        Whatever is raised, also in the middle, what was written is not whole.
+        If anything is raised, also in the middle, the output is not whole.
         """
         query = {"form": form, "whole": "true" if whole else None, "since": None if since is None else check_ref(since)}
         for item in self._transport.frames("GET", f"/snapshots/{ref_segment(ref)}/export", query=query):
@@ -564,9 +564,10 @@ def sandbox_fields(
     providers: Sequence[Provider] = (),
     tenant: str = DEFAULT_TENANT,
 ) -> dict[str, Any]:
-    """What a new sandbox is made of, as the API takes it. `memory` and `disk` in bytes; None means the daemon's
-    default. `secrets` are environment whose values are recorded nowhere in plain; `providers` are what the recording
-    gateway forwards model requests to; `tenant` is whose values of the key-value store its agents reach."""
+    """The fields of a new sandbox, as the API takes them. `memory` and `disk` in bytes; None means the daemon's
+    default. `secrets` are environment whose values are recorded nowhere in plain; `providers` are the model providers
+    that the recording gateway forwards to; `tenant` is the tenant of the key-value store that its agents read and
+    write."""
     limits = {"memory_bytes": memory, "cpus": cpus, "pids": pids, "disk_bytes": disk}
     return {
         "image": image,

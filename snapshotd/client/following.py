@@ -27,7 +27,7 @@ request."""
 
 
 def reconnect_s() -> float:
-    """What SNAPSHOTD_RECONNECT_S says. UsageError when it makes no sense."""
+    """The value of SNAPSHOTD_RECONNECT_S. UsageError when it is no number of seconds."""
     text = os.environ.get(RECONNECT_VARIABLE, "")
     try:
         seconds = float(text) if text else RECONNECT_S
@@ -92,7 +92,7 @@ class Following:
         return lines
 
     def _unseen(self, lines: Iterator[bytes]) -> Iterator[bytes]:
-        """Those behind the ones that were seen before. Conflict when these begin otherwise."""
+        """The lines behind the ones that were seen before. Conflict when these begin otherwise."""
         again = hashlib.blake2b(digest_size=16)
         known = self._count
         passed = 0

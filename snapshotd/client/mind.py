@@ -13,7 +13,7 @@ from snapshotd.daemon.http.wire import PREVIEW_FILES, check_ref
 from snapshotd.errors import DaemonUnavailable
 
 Mode = Literal["files", "conversation", "both"]
-"""What goes back in a rewind: the files, the agent's mind (conversation, journal and state), or both."""
+"""The part that a rewind takes back: the files, the agent's mind (conversation, journal and state), or both."""
 
 
 class _Recorded:
@@ -82,7 +82,7 @@ class Mind(Verbs):
     def preview_rewind(
         self, ref: str, to: str, *, mode: Mode = "both", max_files: int = PREVIEW_FILES
     ) -> RewindPreview:
-        """What `rewind` would do. Changes nothing."""
+        """The effect that `rewind` would have. Changes nothing."""
         query: dict[str, str | None] = {"to": check_ref(to), "mode": mode, "max_files": str(max_files)}
         return RewindPreview.of(self._transport.request("GET", self._line(ref, "rewind"), query=query))
 

@@ -1,4 +1,4 @@
-"""What the client answers with about the agent's mind. As in results.py."""
+"""The client's results about the agent's mind. The rules are those of results.py."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class EffectInfo:
 
 @dataclass(frozen=True, slots=True)
 class RewindPreview:
-    """What a rewind would do: `files` that change (at most so many as were asked for, `file_count` all of them),
-    `messages` that go, `effects` that cannot be undone, newest first."""
+    """The effect that a rewind would have: `files` that change (at most as many as the caller asked for; `file_count`
+    is the number of all), `messages` that go, `effects` that cannot be undone, newest first."""
 
     head: str
     target: str

@@ -77,7 +77,7 @@ class Snapshot:
         return self.info.id
 
     def diff(self, other: Snapshot | str | None = None) -> list[ChangeInfo]:
-        """What changed from this snapshot to `other`; without it, from the parent to this one."""
+        """The changes from this snapshot to `other`; without it, from the parent to this one."""
         return list(self._client.diff(self.id, None if other is None else _id(other)))
 
     def patch(self, other: Snapshot | str | None = None) -> bytes:
@@ -163,7 +163,7 @@ class Files:
         return self.read(path).decode(encoding)
 
     def exists(self, path: str | bytes) -> bool:
-        """Whether it is a regular file. A directory gives False."""
+        """True if the path is a regular file. A directory gives False."""
         try:
             for _ in self._client.cat(self._trajectory, _in_workspace(path)):
                 break
@@ -301,7 +301,7 @@ class Sandbox:
         )
 
     def preview_rewind(self, to: Snapshot | str, *, mode: Mode = "both") -> RewindPreview:
-        """What `rewind` would do. Changes nothing."""
+        """The effect that `rewind` would have. Changes nothing."""
         return self._client.preview_rewind(self.id, _id(to), mode=mode)
 
     def undo(self, *, wait: Wait = "captured") -> Snapshot:

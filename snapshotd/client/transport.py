@@ -53,7 +53,7 @@ _LOST = (
 
 
 class DaemonAway(DaemonUnavailable):
-    """Nobody answered, or the connection ended before the answer did. A successor may be there soon."""
+    """No daemon answered, or the connection ended before the answer did. A successor may be there soon."""
 
     @property
     def code(self) -> str:
@@ -121,9 +121,9 @@ class Transport:
     def upload(
         self, path: str, read: Callable[[int], bytes], *, query: dict[str, str | None] | None = None
     ) -> Iterator[dict[str, Any]]:
-        """One POST whose body is what `read(count)` gives, of any length, until it gives nothing. The answer is one
-        JSON object per line and comes while a thread still reads and sends. What `read` raises is raised here, and the
-        daemon takes the request for broken off.
+        """One POST whose body is the bytes that `read(count)` returns, of any length, until it returns none. The answer
+        is one JSON object per line and comes while a thread still reads and sends. Errors of `read` are raised here,
+        and the daemon takes the request for broken off.
 
         An `error` event is raised as the error it carries. Leaving the iteration early breaks the request off.
         """
@@ -401,7 +401,7 @@ def _lines(answer: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 def event_of(line: bytes) -> dict[str, Any]:
-    """What a line of an answer says. An `error` event is raised as the error it carries."""
+    """The event of an answer's line. An `error` event is raised as the error it carries."""
     event: dict[str, Any] = json.loads(line)
     if event.get("event") == "error":
         raise error_of(event)

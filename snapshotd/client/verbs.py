@@ -1,5 +1,5 @@
-"""What the verbs of the client are made of: the way to the daemon, refs and paths for it, and waiting until something
-is stored."""
+"""The parts of the client's verbs: the way to the daemon, refs and paths for it, and waiting until a snapshot is
+stored."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from snapshotd.daemon.http.wire import check_ref
 from snapshotd.errors import UsageError
 
 Wait = Literal["captured", "stored"]
-"""What a method that makes a snapshot waits for: that it survives a crash of the daemon, or power loss too."""
+"""Durability that a method waits for when it makes a snapshot: `captured` survives a crash of the daemon, `stored` also
+a power loss."""
 
 
 class Verbs:
-    """Base of the parts of `Snapshotd`, each of which holds the verbs of one subject."""
+    """Base of the parts of `Snapshotd`; each part holds the verbs of one subject."""
 
     _transport: Transport
 

@@ -1,4 +1,5 @@
-"""What the daemon needs of the host before it does anything: root, a kernel, and a mount namespace of its own."""
+"""The daemon's demands on the host, checked before it does anything: root, a kernel, and a mount namespace of its
+own."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class ServerOptions:
     foreground: bool = False
     ready_fd: int | None = None
     is_sandboxed: SandboxPredicate | None = None
-    """Who is refused for living in a sandbox; None asks the engine."""
+    """Decides if a peer is refused because it lives in a sandbox; None asks the engine."""
 
 
 def serve(options: ServerOptions, open_engine: EngineFactory) -> int:
@@ -306,7 +306,7 @@ def _notify_systemd() -> None:
 
 
 def _set_limits() -> None:
-    """Those of this process and of what it starts, commands in sandboxes included.
+    """The resource limits of this process and of everything that it starts, commands in sandboxes included.
 
     Open files: a sandbox costs about ten descriptors, and 256 are a fork. No higher: some children close every possible
     one.

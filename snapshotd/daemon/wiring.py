@@ -47,12 +47,12 @@ RUN_ROOT = Path("/run/snapshotd")
 """Sockets and bundles of all instances; must be searchable by everyone, since container root may be an unprivileged
 host id."""
 SHARE_ROOT = Path("/var/lib/snapshotd-share")
-"""What sandboxes see read-only. Not below /run, which is often mounted noexec, nor in the state directory, which only
-root may search."""
+"""Directory that sandboxes see read-only. It is not below /run, which is often mounted noexec, nor in the state
+directory, which only root may search."""
 CONTAINER_IDS = IdMap(base=1_700_000_000, count=65_536)
 """Host ids of container ids: far above what useradd and other engines hand out, and one range for all sandboxes."""
 _GATEWAY_MEMORY = Budget()
-"""What the gateways of all sandboxes share."""
+"""Memory budget that the gateways of all sandboxes share."""
 _STORE_URL, _LOCAL = "store_url", "local"
 """Where packs lie by default: in the state directory itself."""
 _SWITCH_INTERVAL_S = 0.0005
@@ -189,11 +189,11 @@ def _run_dir(instance: str) -> Path:
 
 
 def _share(share: Path) -> Path:
-    """What every sandbox sees at /run/snapshotd/share: the init binary and the in-sandbox library. Brought up to date
-    at every start.
+    """The directory that every sandbox sees at /run/snapshotd/share: the init binary and the in-sandbox library. It is
+    brought up to date at every start.
 
-    Sandboxes of an earlier daemon may still be looking at it: directories stay the same ones, and a file that changed
-    is replaced at once.
+    Sandboxes of an earlier daemon may still use it: directories stay the same ones, and a changed file is replaced at
+    once.
     """
     init = next((path for path in CATATONIT if os.path.exists(path)), None)
     if init is None:
@@ -209,7 +209,7 @@ def _share(share: Path) -> Path:
     for directory in sorted({share.parent, *directories}):
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o755)
-    for path in sorted(share.rglob("*"), reverse=True):  # what lies in a directory before the directory
+    for path in sorted(share.rglob("*"), reverse=True):  # entries of a directory before the directory
         if path.is_dir() and path not in directories:
             path.rmdir()
         elif not path.is_dir() and path.relative_to(share) not in wanted:

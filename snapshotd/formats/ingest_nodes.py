@@ -15,8 +15,8 @@ from snapshotd.errors import NO_ROOM, LimitExceeded, NotPermitted, OutOfSpace, S
 from snapshotd.kernel import files
 
 ID_LIMIT = 65536
-"""Ids from here on do not exist inside a sandbox (its user namespace has 65,536); overlayfs would show them as
-nobody's."""
+"""Ids from here on do not exist inside a sandbox (its user namespace has 65,536); overlayfs would show them as the user
+nobody."""
 _KEPT_XATTRS = frozenset({b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"})
 ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")
 _WARNINGS_LIMIT = 100

@@ -1,4 +1,4 @@
-"""What lies above the trees of a mount: folders made of names, links, and places where a tree begins."""
+"""The folders above the trees of a mount: they hold names, links, and places where a tree begins."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 
 UNMAPPED_ID = 0xFFFFFFFE
-"""What an id becomes that has no place above the shift: mapped in no container, so it shows as nobody there."""
+"""The id that stands for any id without a place above the shift: no container maps it, so it shows as nobody there."""
 
 _ACL_NAMES = (b"system.posix_acl_access", b"system.posix_acl_default")
 _ACL_VERSION = 2

@@ -35,12 +35,12 @@ class LazyMount:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Mount, unless it is mounted and alive. What a dead process left is detached first. Takes about 0.5 s: a
+        """Mount, unless it is mounted and alive. The mount of a dead process is detached first. Takes about 0.5 s: a
         Python starts. Unsupported where FUSE does not work; InternalError when the process is killed meanwhile."""
         self._started()
 
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """True if the process runs."""
         child = self._child
         return child is not None and child.alive()
 
@@ -81,7 +81,7 @@ class LazyMount:
             child.drop(layer_name(tree, below, shift))
 
     def close(self) -> None:
-        """Unmount and end the process. Whoever still uses a layer gets ENOTCONN. Idempotent."""
+        """Unmount and end the process. A process that still uses a layer gets ENOTCONN. Idempotent."""
         with self._lock:
             self._end()
 

@@ -42,8 +42,8 @@ class Source:
         self.key = key
         self.users = 0
         self._reading: trio.Event | None = None
-        """Of the thread that uses the view now: set when it has ended. Not a lock: those are handed from one waiter to
-        the next, so that two who only look whether it is free would never see it so."""
+        """Set when the thread that uses the view now has ended. It is no lock: a lock is handed from one waiter to the
+        next, so a task that only checks if it is free would never see it so."""
 
     async def idle(self) -> None:
         """Return when no thread uses the view."""

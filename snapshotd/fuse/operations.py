@@ -1,10 +1,10 @@
-"""The file system: what the kernel asks, answered from folders and views. Read-only.
+"""The file system: requests of the kernel, answered from folders and views. Read-only.
 
-What a view shows never changes, so the kernel may keep all of it for ever: names, attributes, pages, the absence of a
-name. A view serves one thread at a time. Most requests use it right in the event loop, once no thread does
-(`Source.idle`): handing a request to a thread costs more than answering it. Reads that are large, or any while the
-store is slow, go to a thread. Errors: a handler may raise nothing but FUSEError, so this is one of the places that
-catch everything: whatever has no errno of its own, and lost data, is EIO for the reader and a line in the log.
+A view never changes, so the kernel may keep all of it for ever: names, attributes, pages, the absence of a name. A view
+serves one thread at a time. Most requests use it right in the event loop, once no thread does (`Source.idle`): handing
+a request to a thread costs more than answering it. Reads that are large, or any while the store is slow, go to a
+thread. Errors: a handler may raise nothing but FUSEError, so this is one of the places that catch everything: whatever
+has no errno of its own, and lost data, is EIO for the reader and a line in the log.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the child processes run: a lazy lower layer for sandboxes, or snapshots to browse.
+"""The program of the FUSE child processes: a lazy lower layer for sandboxes, or snapshots to browse.
 
-folders.py      what lies above the trees of a mount
+folders.py      the folders above the trees of a mount
 lazy_layers.py  ... of the lazy lower
 history.py      ... of the folder to browse
-nodes.py        what the kernel knows of a mount
+nodes.py        the inodes of a mount that the kernel knows
 ids.py          owner ids shifted for containers in a user namespace
 operations.py   the kernel's questions, answered from views
 mount.py        mounting, serving, unmounting

@@ -1,9 +1,9 @@
-"""The recording gateway: a model endpoint inside a sandbox that forwards to the real provider and tells a handler what
-passed.
+"""The recording gateway: a model endpoint inside a sandbox that forwards to the real provider and reports the traffic
+to a handler.
 
-It speaks OpenAI chat completions and responses, and Anthropic messages, plain and streamed, so that an agent nobody
-rewrote is captured by two environment variables (`OPENAI_BASE_URL`, `ANTHROPIC_BASE_URL`). docs/gateway.md has the
-routes and what is recorded.
+It speaks OpenAI chat completions and responses, and Anthropic messages, plain and streamed, so that an unchanged agent
+is captured by two environment variables (`OPENAI_BASE_URL`, `ANTHROPIC_BASE_URL`). docs/gateway.md describes the routes
+and the records.
 
 Order, for one turn: the whole request is read and parsed -> `GatewayHandler.turn` -> forwarded (or replayed, or
 refused) -> the reply is passed on as it arrives -> `GatewayHandler.replied` -> the reply's last bytes are passed on. So
@@ -19,7 +19,7 @@ bounded; what one connection sends never affects another, except that all share 
 Concurrency: one thread per connection; the handler is called from all of them, also at the same time.
 Errors: a `SnapshotdError` from the handler becomes an HTTP error in the shape of the provider's API, with the status of
 its class, marked `x-should-retry: false` so that the providers' clients report it at once instead of trying again.
-Durability: none. What the handler stores is stored.
+Durability: none of its own; the handler stores.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from snapshotd.types import Message
 
 CONNECTION_LIMIT = 64
 BODY_LIMIT_BYTES = 64 << 20
-"""Of one request."""
+"""Size limit of one request."""
 MEMORY_LIMIT_BYTES = 512 << 20
-"""Of all requests that are being read or answered, parsed values included. A gateway that is given a `Budget` shares
-its limit."""
+"""Limit of all requests that are being read or answered, parsed values included. A gateway that is given a `Budget`
+shares its limit."""
 REPLAY_LIMIT_BYTES = 8 << 20
-"""Of one reply, to be kept as it came. A longer one is passed on and read, but cannot be replayed."""
+"""Size limit of one reply that is kept as it came. A longer one is passed on and read, but cannot be replayed."""
 NO_RETRY = ("x-should-retry", "false")
 """Header that the OpenAI and Anthropic clients obey: they do not repeat the request. Their default repeats every
 409."""
 
 
 class Api(StrEnum):
-    """Whose words a request speaks. The values are stored: they never change."""
+    """The API whose words a request speaks. The values are stored: they never change."""
 
     CHAT = "openai-chat"
     RESPONSES = "openai-responses"
@@ -149,14 +149,14 @@ class Usage:
 
 
 class ItemReader(Protocol):
-    """What a dialect knows about one item of a conversation (a message; for the Responses API any input item)."""
+    """A dialect's knowledge about one item of a conversation (a message; for the Responses API any input item)."""
 
     def message(self, item: dict[str, Any]) -> Message:
         """The catalog form: role, and the provider's JSON as content."""
 
     def normal(self, item: dict[str, Any]) -> Any:
-        """What decides whether two items are the same message, without what clients change when they send a message
-        again."""
+        """The normal form that two items share if they are the same message: without the parts that clients change when
+        they send a message again."""
 
     def results(self, item: dict[str, Any]) -> Iterable[tuple[str, Any, bool]]:
         """Tool results that it carries: call id, content, whether it is an error."""
@@ -165,10 +165,10 @@ class ItemReader(Protocol):
         """Tool calls of the model that it carries."""
 
     def from_model(self, item: dict[str, Any]) -> bool:
-        """Whether a model wrote it."""
+        """True if a model wrote the item."""
 
     def read_again(self, request: TurnRequest, recorded: Recorded) -> ReplyContent:
-        """What a recorded reply of status 200 to a request says: the same as when it came."""
+        """The content of a recorded reply of status 200 to a request: the same as when it came."""
 
 
 VOLATILE_PARAMS = frozenset({"metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
@@ -271,13 +271,13 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReplyContent:
-    """What a reply says, as far as it could be read."""
+    """The content of a reply, as far as it could be read."""
 
     messages: tuple[Message, ...] = ()
     """In catalog form: one for chat and messages, one per output item for the Responses API. Empty when nothing was
     said."""
     digests: tuple[bytes, ...] = ()
-    """Of `messages`, as they will be in the next request that carries them."""
+    """Digests of `messages`, as they will be in the next request that carries them."""
     calls: tuple[ModelCall, ...] = ()
     """Tool calls that the agent is asked to make (not those that the provider makes itself)."""
     stop_reason: str | None = None
@@ -285,7 +285,7 @@ class ReplyContent:
     response_id: str | None = None
     model: str | None = None
     error: str | None = None
-    """What the provider says went wrong, or why the reply cannot be read."""
+    """The provider's error, or the reason why the reply cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +311,7 @@ class TurnReply:
 
     @property
     def failed(self) -> bool:
-        """Whether the agent got no reply that it can go on with; its client may send the same request again."""
+        """True if the agent got no reply that it can go on with; its client may send the same request again."""
         return not self.complete or self.error is not None or not 200 <= self.status < 300
 
     @property
@@ -335,7 +335,8 @@ class Recorded:
 
 
 class GatewayHandler(Protocol):
-    """What turns mean. Called from connection threads, also at the same time; may block (the agent waits, nobody else).
+    """The handler of turns. Called from connection threads, also at the same time; may block (the agent waits, nobody
+    else).
 
     Both may raise a SnapshotdError.
     """
@@ -383,7 +384,7 @@ class Gateway(ABC):
     @property
     @abstractmethod
     def port(self) -> int:
-        """Of the listening socket: agents use `http://127.0.0.1:PORT/v1` (OpenAI) and `http://127.0.0.1:PORT`
+        """Port of the listening socket: agents use `http://127.0.0.1:PORT/v1` (OpenAI) and `http://127.0.0.1:PORT`
         (Anthropic)."""
 
     @abstractmethod

@@ -48,7 +48,7 @@ class StreamReader(ABC):
 
     @abstractmethod
     def reply(self) -> dict[str, Any]:
-        """What has come so far, in the shape of a plain reply."""
+        """The reply so far, in the shape of a plain reply."""
 
 
 class Dialect(ItemReader, ABC):
@@ -57,7 +57,7 @@ class Dialect(ItemReader, ABC):
     api: Api
     provider: Provider
     path: str
-    """Of its requests."""
+    """Path of its requests."""
     conversation_fields: frozenset[str]
     """Fields of the body that `items` takes its entries from, or `previous`."""
 
@@ -71,7 +71,7 @@ class Dialect(ItemReader, ABC):
 
     @abstractmethod
     def content(self, reply: dict[str, Any]) -> ReplyContent:
-        """What a plain reply of status 200 says; without digests."""
+        """The content of a plain reply of status 200; without digests."""
 
     @abstractmethod
     def reply_items(self, reply: dict[str, Any]) -> list[dict[str, Any]]:
@@ -98,11 +98,11 @@ class Dialect(ItemReader, ABC):
         return None
 
     def stores(self, body: dict[str, Any]) -> bool:
-        """Whether the provider is asked to remember the reply."""
+        """True if the request asks the provider to remember the reply."""
         return False
 
     def read_reply(self, reply: Any, request: TurnRequest) -> ReplyContent:
-        """What a plain reply, or one put together from a stream, says."""
+        """The content of a plain reply, or of one put together from a stream."""
         if not isinstance(reply, dict):
             return ReplyContent(error="the reply is not a JSON object")
         found = self.content(reply)

@@ -39,7 +39,7 @@ class Gone(Exception):  # noqa: N818 - the ordinary end of a connection
 
 
 class Refused(Exception):  # noqa: N818 - carries the error that is shown
-    """What was sent is no request, or too much; the connection cannot go on after the answer."""
+    """The client sent no request, or too much; the connection cannot go on after the answer."""
 
     def __init__(self, error: SnapshotdError, status: int | None = None) -> None:
         super().__init__(error.message)
@@ -151,7 +151,7 @@ class Peer:
 
     @property
     def answering(self) -> bool:
-        """Whether an answer has begun and not ended: all that can be done about an error is to cut it."""
+        """True if an answer has begun and not ended: an error can then only cut it."""
         return self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE, h11.DONE)
 
     def linger(self) -> None:

@@ -1,11 +1,11 @@
 """Build a root file system from a recipe with mmdebstrap: Debian packages, no image registry, one recipe gives one
 tree.
 
-What makes it reproducible (found by building twice and comparing): packages come out the same; what differs is
-everything stamped with the time of the build, so those times are set to one date, and the dates inside files (shadow)
-follow SOURCE_DATE_EPOCH. Removed are caches, logs, package lists, the bootstrapper's own configuration and what it
-copies from the host (host name, resolver). Python's byte code is the same in both builds and stays: without it every
-first import would write into the sandbox and show up as changed files.
+The build is reproducible (checked by building twice and comparing). Packages come out the same; only times of the build
+differ, so file times are set to one date, and the dates inside files (shadow) follow SOURCE_DATE_EPOCH. The build
+removes caches, logs, package lists, the bootstrapper's own configuration and the files that it copies from the host
+(host name, resolver). Python's byte code is the same in both builds and stays: without it every first import would
+write into the sandbox and show up as changed files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from snapshotd.kernel import files
 _SILENCE_S = 900
 """The package manager gives up on a mirror after minutes; longer silence means that something hangs."""
 _LINES_SHOWN = 5
-"""Of what a script printed that failed."""
+"""Number of lines shown of a failed script's output."""
 _EXCLUDED = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/lintian/*")
 _KEPT = ("/usr/share/doc/*/copyright", "/usr/share/locale/locale.alias")
 _EMPTIED = (b"var/cache/apt", b"var/cache/ldconfig", b"var/lib/apt/lists", b"dev", b"tmp")

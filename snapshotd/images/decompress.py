@@ -14,7 +14,7 @@ from snapshotd.formats.tar_reader import Readable
 
 _XZ_MEMORY_BYTES = 256 << 20
 _ZSTD_WINDOW_BYTES = 128 << 20
-"""What `zstd --long=27` needs; a hostile frame can ask for 2 GiB."""
+"""The window of `zstd --long=27`; a hostile frame can ask for 2 GiB."""
 _STEP_BYTES = 1 << 18
 _ZSTD_STEP_BYTES = 1 << 10
 """A block of 4 bytes can stand for 128 KiB, so this much can become 32 MiB in memory."""

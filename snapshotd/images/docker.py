@@ -23,7 +23,7 @@ LABEL = "snapshotd.image-import"
 
 
 def _reason(exc: BaseException) -> str:
-    """What the operating system said, which the SDK wraps in three of its own errors."""
+    """The operating system's message, which the SDK wraps in three of its own errors."""
     while exc.__context__ is not None:
         exc = exc.__context__
     return exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
@@ -49,8 +49,8 @@ class DockerImages:
             client.close()
 
     def inspect(self, name: str) -> ImageConfig:
-        """What image a name stands for now. NotFound (with what to type), Unsupported (no engine), UsageError (other
-        machine's)."""
+        """The configuration of the image that a name stands for now. NotFound (with what to type), Unsupported (no
+        engine), UsageError (other machine's)."""
         with self._client() as client:
             try:
                 attributes = client.images.get(name).attrs

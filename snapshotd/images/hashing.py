@@ -22,7 +22,7 @@ class HashingReader:
         return data
 
     def hexdigest(self) -> str:
-        """Of what was read so far."""
+        """Digest of the bytes read so far."""
         return self._hash.hexdigest()
 
     def finish(self) -> str:

@@ -31,8 +31,8 @@ _FILES = (b"etc/hosts", b"etc/hostname", b"etc/resolv.conf")
 def prepare_root(root_fd: int) -> None:
     """Make sure that everything a container mounts on is there: directories, and three files in /etc.
 
-    What exists stays as it is, times of changed directories included. UsageError when a mount point is a link or a
-    file. A /etc/resolv.conf that is a link is left alone: the container driver then leaves it alone too.
+    Existing entries stay as they are, times of changed directories included. UsageError when a mount point is a link or
+    a file. A /etc/resolv.conf that is a link is left alone: the container driver then leaves it alone too.
     """
     for path, mode in _MOUNT_POINTS:
         _directory(root_fd, path, mode, "a sandbox mounts its own there")

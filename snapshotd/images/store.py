@@ -4,7 +4,7 @@
     <layers>/images/.tmp-<image id>/root   being made or removed; rubbish after a crash
 
 Write order: files, then durable (syncfs), then renamed to their final name, then the catalog's row, which is the
-commit. Removal goes the other way round. What no row refers to is removed when the store is opened, so only one process
+commit. Removal goes the other way round. Opening the store removes the files that no row refers to, so only one process
 may open it (the daemon, under its lock).
 
 Concurrency: thread-safe. Images are made one at a time: the second of two runs that need the same missing image waits
@@ -44,7 +44,7 @@ _TMP = ".tmp-"
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What a new image's row says besides its files."""
+    """The fields of a new image's row besides its files."""
 
     name: str
     source: str

@@ -40,7 +40,7 @@ def open_in_root(root_fd: int, path: bytes, flags: int) -> int:
     """Open `path` as a process would whose root is `root_fd`: links are followed and stay inside. Mounts below are not
     entered.
 
-    Raises OSError: ELOOP, EXDEV (a mount), and open's own. What is found may be a fifo or a device: hold it with O_PATH
+    Raises OSError: ELOOP, EXDEV (a mount), and open's own. The file may be a fifo or a device: hold it with O_PATH
     first.
     """
     return _open(root_fd, path, flags, 0, _IN_ROOT)
@@ -191,7 +191,7 @@ def copy_metadata(source: os.stat_result, xattrs: dict[bytes, bytes], target_fd:
 
 
 def is_empty_dir(dir_fd: int) -> bool:
-    """Whether the directory holds nothing. One getdents call for an empty one."""
+    """True if the directory holds nothing. One getdents call for an empty one."""
     with os.scandir(dir_fd) as entries:
         return next(entries, None) is None
 
@@ -304,7 +304,7 @@ def create_file(path: Path, data: bytes) -> None:
     """A small new file of the daemon's own, for its owner alone: durable with its name on return, and never half there.
     Replaces what is there. OSError."""
     new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)  # of a creation that was cut off
+    new.unlink(missing_ok=True)  # left by a creation that was cut off
     fd = os.open(new, _CREATE, 0o600)
     try:
         write_all(fd, data)

@@ -25,7 +25,8 @@ class Hits:
 
 
 def hits(pid: int) -> Hits:
-    """Those of the cgroup of `pid`. What cannot be read (the process is gone, a controller is off) counts as none."""
+    """The hits of the cgroup of `pid`. A counter that cannot be read (the process is gone, a controller is off) counts
+    as none."""
     try:
         lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
     except (FileNotFoundError, ProcessLookupError):

@@ -30,7 +30,7 @@ def device_of(image: Path) -> str | None:
         name = backing.parts[3]
         try:
             if not backing.read_text().strip().endswith(f"/{image.name}"):
-                continue  # what is behind it need not be asked: opening a device delays its release
+                continue  # a foreign device is not opened: opening one delays its release
         except OSError:
             continue  # detached meanwhile
         ensure_node(name)

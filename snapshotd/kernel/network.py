@@ -76,7 +76,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Uplink:
-    """What `take_down` took: the interfaces that were up, and the routes that do not come back with them."""
+    """The parts that `take_down` took: the interfaces that were up, and the routes that do not come back with them."""
 
     interfaces: tuple[str, ...]
     routes: tuple[Route, ...]
@@ -128,8 +128,8 @@ def _set_flags(control: socket.socket, name: str, flags: int) -> None:
 
 
 def _routes() -> list[Route]:
-    """Those through a gateway. The columns are hexadecimal numbers in the machine's byte order (fib_route_seq_show in
-    the kernel)."""
+    """The routes through a gateway. The columns are hexadecimal numbers in the machine's byte order (fib_route_seq_show
+    in the kernel)."""
     found = []
     with open(_TABLE) as table:
         next(table, None)

@@ -1,9 +1,9 @@
-"""Who goes first among the threads of this process.
+"""Priority among the threads of this process.
 
 Python runs one thread at a time. A step that seals a layer makes some hundred system calls and gives the interpreter up
 at each of them; a thread that walks a large tree meanwhile takes it every time, and an agent stands still for so much
-longer. So whoever keeps an agent waiting does it in `first()`, and work that may take long calls `give_way()` between
-two entries.
+longer. So a thread that keeps an agent waiting works in `first()`, and work that may take long calls `give_way()`
+between two entries.
 """
 
 from __future__ import annotations

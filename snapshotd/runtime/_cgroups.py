@@ -25,7 +25,7 @@ def hierarchies() -> tuple[Path, ...]:
 
 
 def swap_is_counted() -> bool:
-    """Whether a limit on memory plus swap can be set. False on version 1 without `swapaccount=1`."""
+    """True if a limit on memory plus swap can be set. False on version 1 without `swapaccount=1`."""
     memory = next((point for point in hierarchies() if (point / "memory.limit_in_bytes").exists()), None)
     return memory is None or (memory / "memory.memsw.limit_in_bytes").exists()
 

@@ -1,4 +1,4 @@
-"""What every driver refuses before it starts anything."""
+"""Requests that every driver refuses before it starts anything."""
 
 from __future__ import annotations
 

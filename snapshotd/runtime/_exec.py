@@ -47,7 +47,7 @@ class RuncContainer:
 
     @property
     def known(self) -> bool:
-        """Whether runc has state of it: it was made and not removed."""
+        """True if runc has state of the container: it was made and not removed."""
         return (self.state_dir / self.name / "state.json").exists()
 
 

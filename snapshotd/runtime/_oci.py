@@ -19,7 +19,7 @@ from snapshotd.types import IdMap, Limits, Network
 STUB_DIRS = ("proc", "sys", "dev", "run/snapshotd", "tmp", "etc")
 RESOLV_CONF = "resolv.conf"
 """Name of the file in a container's run directory that becomes /etc/resolv.conf where there is a network."""
-"""What the stub root holds: mount points, and what an OCI runtime looks for."""
+"""Content of the stub root: mount points, and the files that an OCI runtime expects."""
 INIT_ARGV = (f"{SHARE_DIR}/init", "-P")
 """`-P`: no child of its own, only reap (catatonit's pause mode)."""
 

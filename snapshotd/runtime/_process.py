@@ -143,7 +143,7 @@ class Command(Process):
     @property
     @abstractmethod
     def reaped(self) -> bool:
-        """Whether nothing is left to wait for."""
+        """True if nothing is left to wait for."""
 
     @abstractmethod
     def executes(self, timeout_s: float) -> bool:

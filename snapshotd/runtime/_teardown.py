@@ -49,7 +49,7 @@ def end_all(container_id: ContainerID, cgroups: Collection[str], init_pidfd: int
             raise SandboxFailed(
                 f"processes {left} of container {short(container_id)} do not end (stuck in the kernel); try again"
             )
-        time.sleep(delay)  # no one event tells that the last of several processes has ended
+        time.sleep(delay)  # no single event tells that the last of several processes has ended
         delay = min(delay * 2, 0.01)
 
 

@@ -45,14 +45,16 @@ CAPABILITIES: tuple[str, ...] = (
     "CAP_SETUID",
     "CAP_SYS_CHROOT",
 )
-"""What building, installing and testing software needs. Docker's default set less MKNOD, NET_RAW and AUDIT_WRITE."""
+"""The capabilities for building, installing and testing software. Docker's default set less MKNOD, NET_RAW and
+AUDIT_WRITE."""
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """What to create. `run_dir` is a host directory, made by the caller, that appears as `RUN_DIR` in the container.
+    """The specification of a new container. `run_dir` is a host directory, made by the caller, that appears as
+    `RUN_DIR` in the container.
 
     `run_dir` and its parents must be searchable by everyone (0711), since container root may be an unprivileged host
     id. `share_dir` is a host directory with `init` and `lib/`, bind-mounted read-only as `SHARE_DIR`.
@@ -89,7 +91,7 @@ class ExecSpec:
     group: int = 0
     groups: Sequence[int] = ()
     stdin: bool = False
-    """Whether its standard input is a pipe (`Process.stdin_fd`). Without, it is empty."""
+    """True if the command's standard input is a pipe (`Process.stdin_fd`). Otherwise it is empty."""
 
 
 class Process(ABC):
@@ -125,8 +127,8 @@ class Process(ABC):
 
 
 class Keeper(ABC):
-    """What outlives a daemon: commands started with `Runtime.exec(..., keep=key)`, their pipes, and descriptors, each
-    under its own key.
+    """Keeps descriptors and commands beyond a daemon's life: commands started with `Runtime.exec(..., keep=key)`, their
+    pipes, and single descriptors, each under its own key.
 
     A key is 1 to 128 characters. Nothing runs before the first thing is kept; as long as a daemon is connected or
     something is held, it goes on, and the next daemon finds it all. `SandboxFailed` when the keeper cannot be started

@@ -297,7 +297,7 @@ class DockerRuntime(Runtime):
                 time.sleep(0.02)
 
     def _is_init(self, proc_fd: int, container_id: ContainerID) -> bool:
-        """Whether a /proc/PID directory belongs to the container: the engine's id is in the path of its cgroup."""
+        """True if a /proc/PID directory belongs to the container: the engine's id is in the path of its cgroup."""
         with self._lock:
             known = self._known.get(container_id)
         fd = os.open("cgroup", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_fd)

@@ -1,7 +1,8 @@
 """The daemon's side of the keeper (keeper_main.py): starts it, finds the one that an earlier daemon started, asks it.
 
 Every request has a connection of its own, so threads do not wait for each other; one more stays open as the lifeline.
-Who connects, and who makes the socket, holds a lock on its directory, as the keeper does when it ends (see there).
+A process that connects, or makes the socket, holds a lock on the socket's directory, as the keeper does when it ends
+(see there).
 """
 
 from __future__ import annotations
@@ -262,7 +263,7 @@ class KeeperClient(base.Keeper):
 
 
 def _hung_up(connection: socket.socket) -> bool:
-    """Whether the other side has closed. The connection does not block any more."""
+    """True if the other side has closed. The connection does not block any more."""
     connection.setblocking(False)
     try:
         return connection.recv(1) == b""

@@ -52,8 +52,8 @@ Answer = tuple[dict[str, Any], list[int]]
 
 
 class _Kept:
-    """What lies under one key: a command with the read ends of its pipes and, unless it had ended before, its pidfd; or
-    a descriptor."""
+    """The descriptors under one key: a command with the read ends of its pipes and, unless it had ended before, its
+    pidfd; or a single descriptor."""
 
     __slots__ = ("code", "executed", "fds", "pid")
 
@@ -66,7 +66,7 @@ class _Kept:
 
     @property
     def runs(self) -> bool:
-        """Whether it is a command that has not ended."""
+        """True if it is a command that has not ended."""
         return self.pid != 0 and self.code is None
 
     def status(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class KeeperProcess:
         self._clients: set[socket.socket] = set()
         self._kept: dict[str, _Kept] = {}
         self._commands: dict[int, _Kept] = {}
-        """Those that have not ended, by process id."""
+        """Commands that have not ended, by process id."""
         self._parting: socket.socket | None = None
         self._runs: dict[int, _Run] = {}
         self._ended: dict[int, tuple[int, bool]] = {}
@@ -187,7 +187,7 @@ class KeeperProcess:
         try:
             client, _ = self._listener.accept()
         except OSError:
-            return  # nobody waits any more
+            return  # the client has gone
         client.setblocking(False)
         self._adopt(client)
 
@@ -225,7 +225,7 @@ class KeeperProcess:
         except (ValueError, KeyError, TypeError, RecursionError, OSError) as exc:
             answer = {"error": f"the keeper refused: {exc}"}, []
         finally:
-            _close(fds)  # those that nobody has taken
+            _close(fds)  # the descriptors that no request has taken
         if answer is not None:
             self._send(client, answer)
 
@@ -302,7 +302,7 @@ class KeeperProcess:
             if info is None:
                 return  # none that has ended
             pid = info.si_pid
-            executed = not never_executed(stat_fields(pid))  # nobody can tell once it is reaped
+            executed = not never_executed(stat_fields(pid))  # the kernel forgets it when the process is reaped
             os.waitid(os.P_PID, pid, os.WEXITED)
             self._note_end(pid, info.si_status if info.si_code == os.CLD_EXITED else 128 + info.si_status, executed)
 
@@ -381,7 +381,7 @@ class KeeperProcess:
 
     def _status(self, request: dict[str, Any], _: list[int]) -> Answer:
         """As `process`, without descriptors; known for a while after `drop`."""
-        self._reap()  # whoever asks has seen the end
+        self._reap()  # the asking daemon has seen the end
         kept, pid = self._kept.get(request["key"]), int(request["pid"])
         if kept is not None and kept.pid == pid:
             return kept.status(), []

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from snapshotd.types import TrajectoryID
 
 MARKER = re.compile(r"\[secret:([A-Za-z0-9][A-Za-z0-9_.-]{0,63}):([0-9a-f]{16})\]")
-"""What a marker looks like. Groups: name, digest."""
+"""The form of a marker. Groups: name, digest."""
 MARKER_BYTES = re.compile(MARKER.pattern.encode())
 MARKER_MAX_BYTES = len("[secret::]") + 64 + 16
 
@@ -41,7 +41,7 @@ class Vault(ABC):
 
     @abstractmethod
     def marker(self, found: Found) -> str:
-        """What stands for a secret. Keeps nothing; about 1 us."""
+        """The marker that stands for a secret. Keeps nothing; about 1 us."""
 
     @abstractmethod
     def keep(self, trajectory: TrajectoryID, found: Sequence[Found]) -> list[str]:

@@ -20,7 +20,7 @@ _BOUNDARY = re.compile(
 
 
 def may_follow(data: bytes, at: int, not_after: bytes) -> bool:
-    """Whether data[at:] can begin something that never directly follows these bytes: the last letter of an escape is no
+    """True if data[at:] can begin something that never directly follows these bytes: the last letter of an escape is no
     such byte."""
     return not (at and data[at - 1] in not_after) or _BOUNDARY.search(data, max(0, at - LOOK_BACK), at) is not None
 
@@ -104,8 +104,8 @@ class Anchors:
         longest first."""
         hits = []
         extra = False
-        # A search for all overlaps at once takes five times as long. What this one passes over begins inside something
-        # that it finds.
+        # A search for all overlaps at once takes five times as long. A match that this one passes over begins inside
+        # another match that it finds.
         for index, begin, end in self._search.find(data, start):
             hits.append((begin, end, index))
             for offset, other in self._inside[index]:

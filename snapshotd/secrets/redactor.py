@@ -1,8 +1,8 @@
-"""The funnel: everything that is recorded for a trajectory goes in through it, and what an agent needs again comes out
-through it.
+"""The funnel: everything recorded for a trajectory goes in through it, and everything that an agent needs again comes
+out through it.
 
-A text that went in once may go in again: markers stay as they are. What came in and had no markers of its own comes out
-unchanged.
+A text that went in once may go in again: markers stay as they are. A text that came in without markers of its own comes
+out unchanged.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Redactor:
 
 
 class Funnel:
-    """Conceals and reveals for one trajectory. Thread-safe. What is concealed has been kept in the vault before it is
+    """Conceals and reveals for one trajectory. Thread-safe. The vault has kept a secret before its concealed form is
     returned."""
 
     def __init__(

@@ -18,9 +18,9 @@ class Concealer:
     """Takes a stream in pieces of any size and writes it on with markers in place of secrets. Made by
     `Funnel.concealer`.
 
-    What is written does not depend on how the stream came. Everything is passed on at once but what may be the
-    beginning of a secret: mostly none or a few bytes, and, within a token or a private key, all of it so far.
-    Thread-safe: the stream is in the order of calls.
+    The output does not depend on how the stream is cut into pieces. Every byte is passed on at once unless it may begin
+    a secret: usually none or a few bytes wait, and within a token or a private key all of it so far. Thread-safe: the
+    stream is in the order of calls.
     """
 
     def __init__(

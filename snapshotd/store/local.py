@@ -115,9 +115,7 @@ class LocalStore(Store):
                 return
             try:
                 os.fsync(folder_fd)
-            except (
-                OSError
-            ):  # nobody knows whether the name is durable: take it back rather than let a retry believe in it
+            except OSError:  # the name may not be durable: take it back rather than let a retry believe in it
                 with suppress(OSError):
                     os.unlink(name, dir_fd=folder_fd)
                 raise
@@ -232,8 +230,8 @@ class LocalStore(Store):
                 )
 
     def _children(self, path: str) -> list[str]:
-        """Keys and folders (with a slash at the end) right below a folder, in the order of their bytes. What no store
-        makes is left out."""
+        """Keys and folders (with a slash at the end) right below a folder, in the order of their bytes. Names that no
+        store makes are left out."""
         try:
             fd = files.open_beneath(self._root, path.encode().rstrip(b"/"), files.DIR_FLAGS)
         except (FileNotFoundError, NotADirectoryError):
@@ -293,7 +291,7 @@ def _start_of(process: str) -> str | None:
 
 
 def _leads_to(child: str, prefix: str) -> bool:
-    """Whether `child` is a folder on the way to the keys that begin with `prefix`."""
+    """True if `child` is a folder on the way to the keys that begin with `prefix`."""
     return child.endswith("/") and prefix.startswith(child)
 
 

@@ -1,9 +1,8 @@
 """Values as objects of a bucket of an S3-compatible service (extra `s3`).
 
 Needs conditional writes (`If-None-Match: *` on PutObject; Amazon S3 since 2024, MinIO, Ceph, R2): without them two
-writers could replace each other's value. Whether the service honours them is tried once per store, before the first
-put, on the object `<prefix>PROBE` (upper case is in no key). Every put carries its SHA-256 and MD5, which the service
-checks; what it answers is compared.
+writers could replace each other's value. The store tests this once, before its first put, on the object `<prefix>PROBE`
+(upper case is in no key). Every put carries its SHA-256 and MD5, which the service checks; what it answers is compared.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model says at one step. `piece_chars`: how long the deltas of a stream are."""
+    """The model's reply at one step. `piece_chars`: length of a stream's deltas."""
 
     step: int
     model: str

@@ -5,9 +5,9 @@ The tree is an attacker's and the target is the host's: every call goes through 
 and opens no existing file. The result is exact, set-user-id programs and device nodes included; the user who restores
 must keep others away from it.
 
-One thread walks the tree and makes the directories. Where the view allows it (`View.parallel`), files are made by a few
-more, in batches of one directory: nearly all the time is spent in system calls, decompression and hashing, none of
-which holds the interpreter's lock.
+One thread walks the tree and makes the directories. If the view allows it (`View.parallel`), some more threads make the
+files, in batches of one directory: they spend nearly all their time in system calls, decompression and hashing, which
+do not hold the interpreter's lock.
 """
 
 from __future__ import annotations

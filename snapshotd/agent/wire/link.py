@@ -33,15 +33,15 @@ _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 
 Steps = Generator[Optional[float], None, Any]
-"""What is left of a request. Each step gives the seconds to wait before the next one, or None when that will wait for
-an answer on the link's descriptor; the generator returns the answer."""
+"""The steps that remain of a request. Each step gives the seconds to wait before the next one, or None when that will
+wait for an answer on the link's descriptor; the generator returns the answer."""
 
 
 class Owner(Protocol):
-    """What a link needs of the process that it belongs to (session.py)."""
+    """The interface that a link needs of its process (session.py)."""
 
     patient: bool
-    """Whether a daemon that is away is waited for."""
+    """True if the link waits for a daemon that is away."""
 
     def greeted(self, answer: Dict[str, Any]) -> None:
         """A daemon has answered `hello`."""
@@ -181,8 +181,8 @@ def _unavailable(op: Optional[str], error: OSError, waited_s: float) -> Snapshot
 
 
 def _patience_s() -> float:
-    """How long to wait for a daemon that went away: `SNAPSHOTD_RECONNECT_S`, 0 for not at all. What is no number of
-    seconds counts as the default."""
+    """Seconds to wait for a daemon that went away: `SNAPSHOTD_RECONNECT_S`, 0 for not at all. Any text that is no
+    number of seconds counts as the default."""
     try:
         given = float(os.environ.get(PATIENCE_VARIABLE, DEFAULT_PATIENCE_S))
     except ValueError:

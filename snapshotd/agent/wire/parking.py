@@ -190,7 +190,7 @@ def _others_asleep() -> None:
 
 
 def _asleep(task: str) -> bool:
-    """Whether a thread sleeps in futex(FUTEX_WAIT) without a timeout."""
+    """True if a thread sleeps in futex(FUTEX_WAIT) without a timeout."""
     try:
         fields = _read(b"/proc/self/task/" + task.encode() + b"/syscall").split()
     except FileNotFoundError:

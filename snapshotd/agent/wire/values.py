@@ -1,5 +1,5 @@
-"""Python values as JSON. What JSON cannot hold becomes its `repr`; nothing a tool is given or returns can make this
-fail.
+"""Python values as JSON. A value that JSON cannot hold becomes its `repr`; no argument or result of a tool can make
+this fail.
 
 `encode` writes compact UTF-8. Lone surrogates (file names that are not UTF-8) become backslash escapes, since the
 daemon takes valid Unicode only; NaN and the infinities, and integers beyond 64 bits, become text.

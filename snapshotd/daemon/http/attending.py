@@ -1,5 +1,5 @@
-"""What a client says while its command runs: input, and which output it does not read any more. And whether the client
-is still there."""
+"""The client's part while its command runs: the input that it sends, the output streams that it has stopped reading,
+and its presence."""
 
 from __future__ import annotations
 

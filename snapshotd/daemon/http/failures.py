@@ -47,7 +47,7 @@ def failure_of(exc: BaseException) -> SnapshotdError:
 
 
 def _is_full() -> bool:
-    """Whether the file system of the state directory has no room to speak of."""
+    """True if the file system of the state directory is nearly full."""
     try:
         st = os.statvfs(os.path.dirname(_log_place))
     except OSError:

@@ -371,7 +371,7 @@ class ProviderFields(Request):
 
 
 class SandboxFields(Request):
-    """What every new sandbox needs."""
+    """The request for a new sandbox."""
 
     image: str = Field(
         "default", min_length=1, max_length=1024, description="Name or id of an image, or a Docker image name."

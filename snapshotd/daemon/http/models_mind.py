@@ -109,7 +109,7 @@ class Effect(Answer):
 
 
 class RewindPreview(Answer):
-    """What a rewind would do."""
+    """The effect that a rewind would have."""
 
     head: str
     target: str

@@ -1,7 +1,7 @@
-"""Who may talk to the daemon: root, or the daemon's own user, and nobody from inside a sandbox.
+"""The peer check: root and the daemon's own user may talk to the daemon, and no process inside a sandbox may.
 
-The socket's mode (0600) already keeps other users out; this also holds when someone widens it, or hands it into a
-container.
+The socket's mode (0600) already keeps other users out; this check also holds when a user widens the mode, or hands the
+socket into a container.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ PEER_UID = "peer_uid"
 """Where a request's state holds that process's user id."""
 
 SandboxPredicate = Callable[[int], bool]
-"""Whether a process, by its id in the daemon's pid namespace, lives in one of our sandboxes."""
+"""True if the process with this id (in the daemon's pid namespace) lives in one of our sandboxes."""
 
 
 def in_sandbox(pid: int) -> bool:
-    """Whether the process's cgroup is one of the runc driver's ("/snapshotd-..."). One that is gone counts: nobody can
-    tell any more."""
+    """True if the process's cgroup is one of the runc driver's ("/snapshotd-..."). A process that is gone counts as
+    inside, because nothing can be known of it any more."""
     text = cgroup.path_of(pid)
     return text is None or "/snapshotd-" in text
 

@@ -1,4 +1,5 @@
-"""What client and daemon must agree on: the API's version, its headers and where its files lie. Standard library only.
+"""The agreement between client and daemon: the API's version, its headers and the places of its files. Standard library
+only.
 
 `API_VERSION` is `major.minor`. Both sides send it in every request and answer; they must be equal, because the CLI and
 the daemon come from one package and a daemon that outlived an upgrade is better replaced than half understood.

@@ -28,7 +28,8 @@ COMPOSE_PLUGINS = ("/usr/libexec/docker/cli-plugins/docker-compose", "/usr/lib/d
 
 @dataclass(frozen=True)
 class Package:
-    """One package: what is looked for (a program's name, or paths of which one must exist), and what it is for."""
+    """One package: the program or files that show its presence (a program's name, or paths; one of them must exist),
+    and its purpose."""
 
     name: str
     provides: tuple[str, ...]

@@ -325,13 +325,13 @@ class Sandbox:
         live.keep(facts, self._roots)
 
     def between_states(self) -> None:
-        """Its files are about to be no snapshot's and nobody's: until the next snapshot nobody could go on with it.
-        Caller holds `lock`."""
+        """Drops the live record: the files match no snapshot from here on, so no daemon can go on with the sandbox
+        until the next snapshot. Caller holds `lock`."""
         if self.live is not None:
             self.live.forget()
 
     def _announce(self, upper: LayerID, stack: Stack, lazy: bool, fresh: int, mount_id: int) -> None:
-        """The root is about to become another one: whoever looks after a crash sees by the mount which of the two it
+        """The root is about to become another one: after a crash, the next daemon sees by the mount which of the two it
         is."""
         if self.live is not None and self.live.kept and self._facts is not None:
             self._roots = (*self._roots[:1], Root(mount_id, upper, stack, self.base, fresh, self.head, lazy))

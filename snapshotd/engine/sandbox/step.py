@@ -52,8 +52,8 @@ def commit_step(
     """Take the snapshot after `call`. Safe from any thread; steps of one sandbox happen one after the other.
 
     `ended`, `entries`: journal entries that end with it (`Catalog.commit_snapshot`). `follows`: the mind goes on from
-    that snapshot and not from the head: its conversation (of which the first `keep_messages` stay; None: all), journal
-    and state; pending messages are appended to it, and the sandbox's state is that of the snapshot.
+    that snapshot and not from the head: its journal, its state and its conversation, cut to the first `keep_messages`
+    (None: all of them). Pending messages are appended to it.
 
     Raises Conflict when another writer moved the head, SandboxFailed, OutOfSpace; then no snapshot exists and the
     sandbox goes on. Durability: on return the snapshot is `captured` (survives kill -9); `stored` follows in the

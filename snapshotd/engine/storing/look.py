@@ -202,7 +202,7 @@ def _fill(view: View, path: bytes, parent: int, staging: str, where: Path, cold:
             if isinstance(view, StoredView)
             else materialise.materialise(view, path, target)
         )
-        os.fchmod(target, 0o700)  # setuid programs of a sandbox are nobody's business outside
+        os.fchmod(target, 0o700)  # no user outside may run a sandbox's setuid programs
         return report
     finally:
         os.close(target)

@@ -113,8 +113,8 @@ class Merger:
         return None
 
     def forget(self, gone: list[LayerID]) -> None:
-        """When layers went, or are about to: drop their merged forms, and those of which a part is gone, so that a
-        sweep can take them."""
+        """Drop the merged forms of layers that went or are about to go, and merged forms that contain such a layer, so
+        that a sweep can take them."""
         lost = set(gone)
         with self._lock:
             for run in [run for run, target in self._merged.items() if target in lost or lost.intersection(run)]:

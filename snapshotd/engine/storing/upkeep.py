@@ -175,8 +175,8 @@ class Upkeep:
         )
 
     def _damaged(self, result: CheckResult, snapshots: Iterable[Snapshot]) -> list[SnapshotID]:
-        """All snapshots whose files or outputs a bad owner stands for: several can share one tree, of which only one is
-        named."""
+        """All snapshots whose files or outputs are damaged: several can share one tree or output, and the check names
+        only one owner."""
         owners = set(result.owners)
         by_id = {s.id: s for s in snapshots}
         bad = [by_id[SnapshotID(owner)] for owner in owners if SnapshotID(owner) in by_id]

@@ -177,8 +177,8 @@ def decode(frame: Frame, base: bytes | None = None) -> bytes:
 
 
 def decode_many(frames: Sequence[Frame]) -> list[bytes | memoryview | None]:
-    """The plain bytes of frames that are no deltas; None for each that is damaged, or for all (with the dictionary, or
-    without) when that is not known of which.
+    """The plain bytes of frames that are no deltas. None for each damaged frame, or for all frames (with the
+    dictionary, or without) if zstd does not tell which one is damaged.
 
     Gives up the interpreter's lock once, not once for each. Bytes behind a payload's end go unnoticed: the caller
     verifies the object's id anyway.

@@ -32,7 +32,7 @@ from snapshotd.repo.upkeep.reach import mark
 from snapshotd.store.base import Store
 
 LIVE_RATIO = 0.75
-"""A pack of which less than this is alive is rewritten: then at most a third more space is used than is needed."""
+"""A pack is rewritten if less than this part of it is alive; so packs take at most a third more space than needed."""
 TARGET_BYTES = 16 << 20
 """Packs are filled up to here."""
 _MERGE_COUNT = 8

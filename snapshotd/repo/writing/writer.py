@@ -449,7 +449,7 @@ class PackRepository(PackReader, RepositoryWriter):
             self._frames.pop(entry.id, None)
 
     def _commit(self) -> None:
-        """Index what lies in packs, all of which are durable when that becomes so; the last ones get there
+        """Index the objects in packs. All packs are durable before the transaction ends; the last ones become durable
         meanwhile."""
         stored: list[tuple[PackRow, list[Entry]]] = []
         if self._packers is not None:

@@ -69,7 +69,7 @@ def _table(found: list[ApprovalInfo], full: bool) -> None:
 
 
 def _watch(client: Snapshotd, as_json: bool) -> int:
-    """What waits is asked for when the watch has begun: nothing can happen in between that neither of the two shows."""
+    """The watch begins before the pending approvals are listed, so that no event in between is missed."""
     try:
         events = client.watch()
         waiting = client.approvals("pending")

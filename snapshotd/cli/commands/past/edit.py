@@ -180,7 +180,7 @@ def _result(client: Snapshotd, ref: str) -> Any:
 
 
 def _difference(before: dict[str, Any], after: Any) -> dict[str, Any] | None:
-    """What has to be said to the daemon to get from one document to the other."""
+    """The request to the daemon that turns one document into the other."""
     allowed = {*before, "result"}
     if not isinstance(after, dict) or not set(after) <= allowed or not isinstance(after.get("state", {}), dict):
         raise UsageError(f"the document must be an object with {', '.join(sorted(allowed))}, and its state an object")
@@ -211,5 +211,5 @@ def _difference(before: dict[str, Any], after: Any) -> dict[str, Any] | None:
 
 
 def _differ(a: Any, b: Any) -> bool:
-    """Whether two JSON values are different ones: for Python, true is 1."""
+    """True if two JSON values differ: for Python, true is 1."""
     return json.dumps(a, sort_keys=True) != json.dumps(b, sort_keys=True)

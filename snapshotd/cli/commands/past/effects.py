@@ -41,7 +41,7 @@ def report_effects(found: list[EffectInfo], *, full: bool, as_json: bool) -> Non
 
 
 def effect_rows(found: Iterable[EffectInfo], *, full: bool) -> list[tuple[str, ...]]:
-    """Of each: the call, its arguments and status, and how it is, or was, compensated."""
+    """One row for each: the call, its arguments and status, and its compensation."""
     return [
         (
             shown_id(item.call, full=full),

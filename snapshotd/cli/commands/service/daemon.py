@@ -26,7 +26,7 @@ STOP_TIMEOUT_S = 120.0
 
 
 KILL_TIMEOUT_S = 60.0
-"""What is killed ends at once, unless the kernel holds it (a disk that does not answer)."""
+"""A killed process ends at once, unless the kernel holds it (a disk that does not answer)."""
 _EXAMPLES = [
     "sudo snapshotd daemon --foreground",
     "snapshotd daemon --status",
@@ -69,11 +69,11 @@ def command(
 ) -> int:
     """Be the daemon, ask after it, stop it, or put another in its place.
 
-    Without --stop, --restart or --status this process becomes the daemon until SIGTERM or Ctrl-C. Nobody needs to:
-    commands run as root start one. --restart starts one also where none ran; commands that follow a run go on at the
-    new one. Where systemd keeps the daemon, `systemctl kill --signal=KILL snapshotd` does the same. With --json:
+    Without --stop, --restart or --status this process becomes the daemon until SIGTERM or Ctrl-C. This is seldom
+    needed: commands run as root start one. --restart also starts one if none ran; commands that follow a run go on at
+    the new one. If systemd keeps the daemon, `systemctl kill --signal=KILL snapshotd` does the same. With --json:
     --status and --rebuild-catalog print an object, --stop {"stopped":pid}, --restart {"stopped","started"}: two process
-      ids, the first null where none ran.
+    ids, the first null if none ran.
     """
     if stop + restart + status + rebuild_catalog > 1:
         refuse("--stop, --restart, --status and --rebuild-catalog exclude each other; choose one")
@@ -202,7 +202,7 @@ def _end(state_dir: Path, number: signal.Signals, timeout_s: float) -> int | Non
 
 
 def _has_open(pid: int, path: Path) -> bool:
-    """Whether a process of this machine's has a file open. A process id from a container means somebody else here."""
+    """True if a process of this machine has a file open. A process id from a container means another process here."""
     wanted = path.stat()
     folder = Path(f"/proc/{pid}/fd")
     try:

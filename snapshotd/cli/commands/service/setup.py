@@ -19,8 +19,9 @@ from snapshotd.errors import Unsupported
 def command(as_json: bool) -> int:
     """Install what is missing, where that is possible.
 
-    System packages, with apt-get on Debian and Ubuntu, as root. What is there is left alone. The exit code is 7 when
-    something could not be installed. With --json: an array of {name,ok,detail,fix}, one per package that was missing.
+    Installs system packages, with apt-get on Debian and Ubuntu, as root. Packages that are there are left alone. The
+    exit code is 7 when something could not be installed. With --json: an array of {name,ok,detail,fix}, one per package
+    that was missing.
     """
     checks = doctor.setup(note)
     if as_json:

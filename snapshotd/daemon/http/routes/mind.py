@@ -67,7 +67,7 @@ def preview_rewind(
         int, Query(ge=0, le=LIST_MAX, description="At most so many changed files are listed.")
     ] = PREVIEW_FILES,
 ) -> mind.RewindPreview:
-    """What a rewind would do. Changes nothing."""
+    """The effect that a rewind would have. Changes nothing."""
     return mind.RewindPreview.of(service.engine.preview_rewind(ref, check_ref(to), mode=mode, max_files=max_files))
 
 

@@ -1,4 +1,4 @@
-"""What the route modules share: the service, refs from the URL, and paths of a sandbox."""
+"""The parts that the route modules share: the service, refs from the URL, and paths of a sandbox."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Service:
-    """What the handlers share."""
+    """The objects that the handlers share."""
 
     engine: Engine
     state_dir: pathlib.Path

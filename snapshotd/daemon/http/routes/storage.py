@@ -41,7 +41,7 @@ _IMPORT_DOC = {
 
 @router.get("/usage")
 def usage(service: ServiceDep) -> storage.Usage:
-    """What takes space."""
+    """Disk use."""
     return storage.Usage.of(service.engine.usage())
 
 
