@@ -38,9 +38,8 @@ class Approvals(Verbs):
 
     def watch(self) -> Iterator[dict[str, Any]]:
         """Events for outside tools, of all trajectories, from this call on: `approval` (a person is asked, or has
-        decided) and `finished`. `approval` events (a person is asked, or has decided), and `finished` ones. A client
-        that does not keep up loses the oldest (an event `lost` has their `count`). Ends with DaemonUnavailable, or when
-        the daemon stops; close it to leave."""
+        decided) and `finished`. A client that does not keep up loses the oldest (an event `lost` has their `count`).
+        Ends with DaemonUnavailable, or when the daemon stops; close it to leave."""
         return _news(self._transport.lines("GET", "/watch"))
 
 

@@ -1,12 +1,11 @@
 """The specification of the engine: its requests, its answers and `Engine` itself.
 
 The daemon's API is a thin skin over `Engine`; the CLI and the client say the same words over HTTP.
-`ref` is what a person types: a tag, a name, or a unique prefix of an id. Snapshot refs accept trajectories (their
+`ref` is a user's name for a thing: a tag, a name, or a unique prefix of an id. Snapshot refs accept trajectories (their
 head).
 
-Errors: those of `errors.py`; every method may raise NotFound/Ambiguous for a ref. Nothing has changed when a method
-raises, unless it says so.
-Concurrency: every method may be called from any thread.
+Errors: the classes of `errors.py`; every method may raise NotFound/Ambiguous for a ref. Nothing has changed when a
+method raises, unless it says so. Concurrency: every method may be called from any thread.
 """
 
 from __future__ import annotations
@@ -150,8 +149,8 @@ RewindMode = Literal["files", "conversation", "both"]
 @dataclass(frozen=True, slots=True)
 class Effect:
     """An irreversible call that a rewind, fork or retry leaves behind: it cannot be taken back, at most compensated.
-    `status` None: cut off. `compensation`: its registered command; `compensated`: what became of it (None: not run;
-    UNKNOWN: begun, nobody saw it end)."""
+    `status` None: cut off. `compensation`: its registered command; `compensated`: its outcome (None: not run; UNKNOWN:
+    it began, and its end was not recorded)."""
 
     trajectory: TrajectoryID
     entry: Entry
@@ -175,7 +174,7 @@ class RewindPreview:
 
 @dataclass(frozen=True, slots=True)
 class FileEdit:
-    """`content` None: remove the path. `mode` None: that of the file that is there, or 0644."""
+    """`content` None: remove the path. `mode` None: the present file's mode, or 0644."""
 
     path: bytes
     content: bytes | None
@@ -213,8 +212,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalView:
-    """An approval with what a person needs to decide it: the files that changed since the trajectory's last approval
-    (or its beginning)."""
+    """An approval, with the facts that a person needs for a decision: the files that changed since the trajectory's
+    last approval (or its beginning)."""
 
     approval: Approval
     trajectory: Trajectory
@@ -244,7 +243,7 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class PrunedSnapshot:
-    """One line of a prune: what goes and why."""
+    """One line of a prune: a snapshot that loses its files, and why."""
 
     snapshot: SnapshotID
     trajectory: TrajectoryID
@@ -255,8 +254,8 @@ class PrunedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """`freed_bytes`: what the packs shrink by (also counts rubbish of earlier removals). With `dry_run` nothing has
-    changed."""
+    """`freed_bytes`: amount by which the packs shrink (garbage of earlier removals included). With `dry_run` nothing
+    has changed."""
 
     dry_run: bool
     snapshots: tuple[PrunedSnapshot, ...]
@@ -281,7 +280,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """`snapshots` are all whose files (or outputs) cannot be read in full."""
+    """`snapshots`: the ones whose files (or outputs) cannot be read in full."""
 
     objects: int
     packs: int
@@ -350,8 +349,8 @@ class Engine(ABC):
         """Run a command as a tool call in a trajectory's sandbox (started from its head if it is stopped) and take the
         snapshot. CommandNotFound and CommandNotRunnable leave no snapshot. A command whose sandbox is ended under it
         (`stop`, or its program's end) is killed and recorded as interrupted, with what it has printed and written. With
-        `expected_head`, Conflict (naming the head) when the head is another one, before the command runs: of several
-        writers that saw one head, one wins. It goes on when the `caller` is gone."""
+        `expected_head`, Conflict (naming the head) when the head is another one, before the command runs: if several
+        writers saw one head, one wins. The command goes on when the `caller` is gone."""
 
     @abstractmethod
     def exec_snapshot(
@@ -373,13 +372,13 @@ class Engine(ABC):
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args`, the
         trajectory's program (or, where it has none, `args` as a command) is started in each; `{index}` in an argument
         is the fork's number from 0. With `resume` the program (with `args`, if given) is replayed up to the snapshot
-        and goes on from there; where it does something else than what is recorded, it goes on live from the last
-        snapshot that matched. UsageError: there is no program to resume."""
+        and goes on from there; if it leaves the recorded path, it goes on live from the last snapshot that matched.
+        UsageError: there is no program to resume."""
 
     @abstractmethod
     def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:
-        """Go on with a trajectory whose program is not running: start it again from the top, replay what is recorded up
-        to the head, and let it run on. Returns when it is started; `events` follows it. Conflict: it runs, or has
+        """Go on with a trajectory whose program is not running: start it again from the top, replay the journal up to
+        the head, and let it run on. Returns when it is started; `events` follows it. Conflict: it runs, or has
         finished; UsageError: it has no program; Undecided: the outcome of irreversible calls is unknown and `decisions`
         does not say (the message names each)."""
 
@@ -447,16 +446,16 @@ class Engine(ABC):
 
     @abstractmethod
     def log(self, ref: str, last: int | None = None) -> list[Snapshot]:
-        """A trajectory's own snapshots, oldest first; with `last`, only so many of the newest. Here and in `snapshot`,
-        `files` is None until the background has counted what changed, for which nobody waits."""
+        """A trajectory's own snapshots, oldest first; with `last`, only this number of the newest. Here and in
+        `snapshot`, `files` is None until a background thread has counted the changes; no call waits for that."""
 
     @abstractmethod
     def all_snapshots(self) -> list[Snapshot]: ...
 
     @abstractmethod
     def journal(self, ref: str) -> list[Entry]:
-        """The journal up to a snapshot (of a trajectory: with what its head does not bind yet), from the program's
-        beginning."""
+        """The journal up to a snapshot (of a trajectory: with the entries that its head does not bind yet), from the
+        program's beginning."""
 
     @abstractmethod
     def state(self, ref: str) -> dict[str, Any]:
@@ -576,9 +575,9 @@ class Engine(ABC):
     def prune(
         self, policy: RetentionPolicy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink
     ) -> PruneReport:
-        """Give up the files of snapshots that no rule keeps, and collect what nothing refers to. `policy` instead of
-        the ones set. Packs younger than the grace period stay as they are. DataLoss: the repository is damaged; nothing
-        was collected."""
+        """Give up the files of snapshots that no rule keeps, and collect objects that nothing refers to. `policy`
+        replaces the stored policies. Packs younger than the grace period stay as they are. DataLoss: the repository is
+        damaged; nothing was collected."""
 
     @abstractmethod
     def check(self, *, read_data: bool, progress: ProgressSink) -> CheckReport:
@@ -587,8 +586,8 @@ class Engine(ABC):
 
     @abstractmethod
     def repair(self, progress: ProgressSink) -> RepairReport:
-        """Rebuild the index and the catalog's rows from packs where they are damaged, store again what the layers still
-        hold, and mark what is gone as lost. On a healthy repository it does nothing."""
+        """Rebuild the index and the catalog's rows from packs where they are damaged, store again the contents that
+        layers still hold, and mark snapshots that are gone as lost. On a healthy repository it does nothing."""
 
     @abstractmethod
     def export(
@@ -602,8 +601,8 @@ class Engine(ABC):
         progress: ProgressSink,
     ) -> tuple[str, ...]:
         """Write a snapshot (with `whole`: its trajectory up to it) as one file. `bundle` is for `import_bundle`; with
-        `since` it holds only what came after that snapshot. `oci` is an image for `docker load`, `tar` the plain tree.
-        Returns warnings (what the form cannot hold). UsageError for a combination that makes no sense."""
+        `since` it holds only the snapshots after that one. `oci` is an image for `docker load`, `tar` the plain tree.
+        Returns warnings (files that the form cannot hold). UsageError for a combination that makes no sense."""
 
     @abstractmethod
     def import_bundle(self, read: Callable[[int], bytes], name: str | None, progress: ProgressSink) -> Imported:

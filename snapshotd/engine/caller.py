@@ -17,11 +17,11 @@ Stream = Literal["stdout", "stderr"]
 
 
 class Caller:
-    """See the module's text. Memory: what was sent and is not taken yet; whoever sends keeps that small."""
+    """See the module's text. Memory: the input that was sent and not taken yet; the sender keeps that small."""
 
     def __init__(self, *, gives_input: bool = False, taken: Callable[[int], object] = lambda _: None) -> None:
-        """`gives_input`: the command's standard input is what is sent, else it is empty. `taken` is told how many bytes
-        more the command's pipe has taken."""
+        """`gives_input`: the command reads the sent input, else its standard input is empty. `taken` is told the number
+        of further bytes that the command's pipe has taken."""
         self.gives_input, self.taken = gives_input, taken
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         weakref.finalize(self, os.close, self.fd)
@@ -80,8 +80,8 @@ class Caller:
         return bool(self._waiting) or self._ended
 
     def pass_on(self, fd: int) -> bool:
-        """Write what waits to the command's pipe, as much as that takes without blocking. False when there is nothing
-        more to write, ever: the input has ended, or the command has closed its side."""
+        """Write waiting input to the command's pipe, as much as the pipe takes without blocking. False when there is
+        nothing more to write, ever: the input has ended, or the command has closed its side."""
         ended = self._ended  # read first: nothing is sent after the end
         with self._lock:
             data = bytes(self._waiting)

@@ -358,11 +358,11 @@ class LocalEngine(MindVerbs):
         retention.set_policy(self._catalog, trajectory, None)
         self._context.events.remove(trajectory)
         self._context.secrecy.forget(trajectory)
-        if layers:  # not of a fork that changed nothing: a sweep looks at the layers of everybody
+        if layers:  # a fork that changed nothing has no layers, and a sweep looks at everyone's
             self._sweep()
 
     def _sweep(self) -> None:
-        """Until nothing more goes: when layers went, those that were merged of them can go, too."""
+        """Repeats while layers go: removed layers may free merged ones."""
         while gone := self._context.store.sweep(lambda: needed.referenced_layers(self._context)):
             self._merger.forget(gone)
 
@@ -566,7 +566,9 @@ class LocalEngine(MindVerbs):
         self._catalog.close()
         release(self._context.store)
         for directory in (self._context.run_dir, self._context.share_dir):
-            shutil.rmtree(directory, ignore_errors=True)  # made anew at the next start; what cannot go now is no loss
+            shutil.rmtree(
+                directory, ignore_errors=True
+            )  # files that stay do no harm: the next start makes it anew
 
 
 def _check_name(name: str | None) -> None:

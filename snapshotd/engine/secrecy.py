@@ -1,8 +1,8 @@
-"""Secrets of trajectories: what is recorded holds markers, what runs sees the originals (docs/secrets.md).
+"""Secrets of trajectories: records hold markers, running commands see the originals (docs/secrets.md).
 
-A trajectory's environment is recorded with markers in place of its secrets and of what looks like one. From it come the
-values that everything recorded for the trajectory is searched for. Names that begin with `PROVIDER` are for the gateway
-and `TENANT` is for the store: they never enter a sandbox.
+A trajectory's environment is recorded with markers in place of its secrets and of values that look like one. All
+records of the trajectory are searched for these values. Names that begin with `PROVIDER` are for the gateway and
+`TENANT` is for the store: they never enter a sandbox.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ not the default. It is part of the recorded environment, so resumptions and fork
 _REMEMBERED = 256
 """Funnels; making one costs a millisecond."""
 SHARED = TrajectoryID("0" * 32)
-"""Owner of the secrets in what belongs to no trajectory (the key-value store)."""
+"""Owner of the secrets in data that belong to no trajectory (the key-value store)."""
 
 Env = tuple[tuple[str, str], ...]
 
@@ -77,11 +77,11 @@ class Secrecy:
             return funnel
 
     def concealed(self, trajectory: Trajectory, agent: AgentSpec) -> AgentSpec:
-        """A program as it is recorded: its arguments may hold what the trajectory's environment does."""
+        """A program as it is recorded: its arguments may hold secrets of the trajectory's environment."""
         return replace(agent, argv=tuple(map(self.of(trajectory).conceal_text, agent.argv)))
 
     def shared(self, trajectory: Trajectory | None = None) -> Funnel:
-        """The funnel of what belongs to no trajectory; what this one puts there is searched for its secrets."""
+        """The funnel for data that belong to no trajectory; data from `trajectory` are searched for its secrets."""
         return self._redactor.funnel(SHARED) if trajectory is None else self._funnel(trajectory, SHARED)
 
     def inside(self, trajectory: Trajectory) -> dict[str, str]:
@@ -119,7 +119,7 @@ def _named(variable: str) -> str:
 
 
 class ConcealedWriter:
-    """Writes into the spool what is free of secrets. `shown` is given the same, piece by piece."""
+    """Writes text into the spool with its secrets redacted. `shown` gets the same, piece by piece."""
 
     def __init__(self, spool: Spool, funnel: Funnel, shown: Callable[[bytes], None] = lambda data: None) -> None:
         self._writer: BlobWriter = spool.writer()

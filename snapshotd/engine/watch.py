@@ -31,7 +31,7 @@ class Watch:
         self._closed = False
 
     def publish(self, event: Event) -> None:
-        """Hand an event to everybody who watches now. Never blocks."""
+        """Hand an event to every watcher. Never blocks."""
         with self._changed:
             for subscription in self._subscriptions:
                 if len(subscription.events) >= MAX_WAITING:

@@ -6,7 +6,7 @@ Standard library only and runs before anything is installed, so that the Makefil
     python3 -m snapshotd.engine.host.packages develop     what the tests need besides
     python3 -m snapshotd.engine.host.packages --install develop
 
-A package counts as there when what we want from it is there, whoever installed it: Docker's own packages, for one,
+A package counts as installed when its programs or files are there, from any source: Docker's own packages, for one,
 would be torn out by Debian's docker.io.
 """
 
@@ -96,7 +96,7 @@ LEVELS = {
 
 
 def missing(level: str) -> list[Package]:
-    """The packages of a level (one of `LEVELS`) whose programs are not here."""
+    """The packages of a level (one of `LEVELS`) whose programs are missing."""
     return [package for package in PACKAGES if package.level in LEVELS[level] and package.missing()]
 
 

@@ -48,7 +48,7 @@ class AgentState:
         return next(task for task in self._sandbox.state["tasks"] if task["name"] == name)
 
     def change(self, change: Callable[[State], State]) -> None:
-        """Replace the state by what `change` makes of it. LimitExceeded."""
+        """Replace the state by the result of `change`. LimitExceeded."""
         with self._sandbox.lock:
             state = change(self._sandbox.state)
             size = len(json.dumps(state))

@@ -1,9 +1,9 @@
 """Calls that wait for a person.
 
 A gated call takes a snapshot, records an approval that is bound to (tool, digest of the arguments, snapshot), and
-waits. The approval is a row: it survives the daemon, and the same call finds it again, under whatever id it is
-repeated. One approval lets one call run, once: an approved one whose call has been recorded as begun is spent, and in
-the run that has its answer only the call that got it gets it again.
+waits. The approval is a row: it survives the daemon, and a repeated call finds it again, under any id. One approval
+lets one call run, once. It is spent when its call has been recorded as begun. Inside a run, only the call that got the
+answer gets it again.
 
 The approver has seen those arguments and those files. If the files have changed by then, the approval is stale: the
 approver is told, and the call asks anew.
@@ -45,9 +45,9 @@ from snapshotd.types import (
 QUESTION = "question"
 """The tool's name of an approval that no call stands behind: the program asks a person something."""
 MAX_WORDS = 4000
-"""Characters of a reason or of who decided."""
+"""Characters of a reason, or of the decider's name."""
 _LOOK_S = 0.25
-"""How often a waiting call looks whether its caller has gone away."""
+"""Seconds between two checks of a waiting call for its caller."""
 _NS = 1_000_000_000
 _NOTHING = ("approval", "resume")
 """Snapshots after which a call that waits is where it was."""
@@ -57,7 +57,8 @@ Step = Callable[[ToolCall], Snapshot]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`approval` is the one that lets the call run; None: nobody had to be asked. `arguments`: what to run it with."""
+    """`approval` is the one that lets the call run; None: no person had to be asked. `arguments`: the ones to run it
+    with."""
 
     approval: Approval | None
     arguments: Any
@@ -97,7 +98,7 @@ class Gate:
         self._closed = False
 
     def close(self) -> None:
-        """No call waits any longer; what is pending stays so. Idempotent."""
+        """No call waits any longer; pending approvals stay pending. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -118,11 +119,11 @@ class Gate:
         cancelled: threading.Event,
     ) -> Verdict:
         """Returns if the call may run. A person is asked first if the policy or the program says so (`asked`: True, or
-        the question). True, or the question) says so.
+        the question).
 
         `step` takes a snapshot of the sandbox; `cancelled`: the caller is gone. The call itself is not recorded yet.
-        Denied (the policy, a person, or nobody in time); Conflict (cancelled, or the sandbox ended: the approval stays
-        pending); UsageError (the policy cannot be understood).
+        Denied (by the policy, by a person, or because no person decided in time); Conflict (cancelled, or the sandbox
+        ended: the approval stays pending); UsageError (the policy cannot be understood).
         """
         ruling = self.policy.read().judge(name, arguments, side_effect)
         if ruling.action == "deny":
@@ -160,7 +161,7 @@ class Gate:
         return self._ask(sandbox, wanted, step, cancelled)
 
     def _ask(self, sandbox: Sandbox, wanted: _Asked, step: Step, cancelled: threading.Event) -> Approval:
-        """The decided approval, of whatever outcome but stale: then it is asked anew."""
+        """The decided approval. A stale one is not returned: the call asks anew."""
         while True:
             approval = self._known(sandbox, wanted, step) or self._new(sandbox, wanted, step)
             decided = None
@@ -185,8 +186,8 @@ class Gate:
         return run is sandbox and to != call
 
     def _known(self, sandbox: Sandbox, wanted: _Asked, step: Step) -> Approval | None:
-        """An approval that was asked for this before, and that still fits: taken over. Others that nobody waits for
-        become stale."""
+        """An earlier approval for the same call that still fits: this call takes it over. Other ones that no call waits
+        for become stale."""
         for approval in reversed(self._rows.list(None, sandbox.trajectory.id)):
             if (approval.tool, approval.digest) != (wanted.tool, wanted.digest) or self._spent(approval, wanted.call):
                 continue
@@ -365,7 +366,7 @@ class Gate:
         reason: str | None,
         edited: tuple[Any] | None = None,
     ) -> Approval:
-        """Record an outcome; if another came first, that one is answered when nobody in particular decides this."""
+        """Record an outcome; if another outcome came first, that one is returned when no person decides this one."""
         try:
             decided = self._rows.decide(approval.id, status, at_ns=time.time_ns(), by=by, reason=reason, edited=edited)
         except Conflict:

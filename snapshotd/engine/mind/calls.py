@@ -1,4 +1,5 @@
-"""The daemon's side of the in-sandbox library: what an agent's requests mean. One `AgentCalls` serves one container."""
+"""The daemon's side of the in-sandbox library: it carries out an agent's requests. One `AgentCalls` serves one
+container."""
 
 from __future__ import annotations
 

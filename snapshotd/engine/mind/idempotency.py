@@ -1,4 +1,4 @@
-"""The idempotency keys of calls that were cut off: whoever makes such a call again has to make it under the same one.
+"""The idempotency keys of calls that were cut off: such a call must be repeated under the same key.
 
 The journal alone knows them: any snapshot may bind a cut-off call before it runs again, and any daemon may go on with
 the program.
@@ -25,7 +25,7 @@ class Keys:
         self._of.setdefault((name, canonical(arguments)), []).append(key)
 
     def take(self, name: str, arguments: Any) -> str | None:
-        """The key for such a call, in the order in which they were first made."""
+        """The key for such a call; equal calls get their keys in the order in which they were first made."""
         with self._lock:
             left = self._of.get((name, canonical(arguments)))
             return left.pop(0) if left else None

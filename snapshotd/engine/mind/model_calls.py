@@ -57,7 +57,7 @@ class _Dialog:
 
 @dataclass(slots=True)
 class _Turn:
-    """A turn that is being forwarded."""
+    """A turn in the course of forwarding."""
 
     opened: Open
     dialog: _Dialog
@@ -78,7 +78,7 @@ class ModelCalls:
         self._unclosed: set[str] = set()
         """The calls among them that an earlier daemon opened: the agent may have sent it their results."""
         self._resumed: set[int] = set()
-        """Conversations of an earlier daemon with which nobody has gone on yet."""
+        """Conversations of an earlier daemon that no request has continued yet."""
         self._turns: dict[int, _Turn] = {}
         self._lock = threading.Lock()
 
@@ -155,7 +155,7 @@ class ModelCalls:
                 asked=False,
                 expires_s=None,
                 step=self._recorder.step,
-                cancelled=threading.Event(),  # the gate looks whether the sandbox has ended
+                cancelled=threading.Event(),  # the gate notices the sandbox's end
             )
         except Denied as denied:
             self._recorder.refused(intent, denied.message, {"gateway": True, OF_MODEL: model.id})
@@ -166,8 +166,7 @@ class ModelCalls:
             self._tools[call.id] = opened
 
     def _results(self, request: TurnRequest, known: int) -> list[ToolResult]:
-        """The tool results that a request brings, and those it brought to an earlier daemon that did not get to
-        them."""
+        """The tool results that a request brings, and the ones that an earlier daemon received and did not process."""
         with self._lock:
             missed = (
                 [result for result in request.results_since(0) if result.id in self._unclosed] if self._unclosed else []
@@ -222,8 +221,8 @@ class ModelCalls:
         return True
 
     def _again(self, request: TurnRequest, dialog: _Dialog, known: int, entry: Entry) -> Recorded:
-        """A recorded reply, with the tools that it asks for: the agent runs them again, and if nobody saw them end, it
-        is for real."""
+        """A recorded reply, with the tools that it asks for: the agent runs them again, and a tool whose end is not
+        recorded runs for real."""
         recorded = _recorded(entry)
         content = request.reader.read_again(request, recorded) if entry.status is CallStatus.DONE else ReplyContent()
         self._heard(dialog, known, [*request.digests[known:], *content.digests])
@@ -293,7 +292,7 @@ class ModelCalls:
         self._began = max(dialogs, default=-1) + 1
 
     def _dialog(self, request: TurnRequest) -> tuple[_Dialog, int]:
-        """The conversation that a request goes on with, and how many of its messages are known."""
+        """The conversation that a request continues, and the number of its messages that are known."""
         with self._lock:
             found = max(self._dialogs, key=lambda one: request.matching_prefix(one.digests), default=None)
             known = 0 if found is None else request.matching_prefix(found.digests)
@@ -316,8 +315,8 @@ def _rid(dialog: _Dialog, at: int, number: int, message: Message) -> str:
 
 
 def _outline(request: TurnRequest) -> dict[str, Any]:
-    """A request in little: what a replay compares, and what a person sees where it differs. Without what tools
-    answered."""
+    """A short form of a request: a replay compares it, and a person sees it where the two differ. It leaves out the
+    results of tools."""
     first = next(
         (number for number, item in enumerate(request.items) if request.reader.from_model(item)), len(request.items)
     )

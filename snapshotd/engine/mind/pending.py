@@ -57,15 +57,15 @@ class Pending:
         self._facts: list[_Fact] = []
         self._requests: deque[str] = deque(maxlen=_REMEMBERED)
         self.unclaimed: set[str] = set()
-        """Open calls that an earlier daemon heard of, and whose process has not come back yet."""
+        """Open calls that an earlier daemon recorded, and whose process has not come back yet."""
         sandbox.residue = self._residue
 
     # -- calls ----------------------------------------------------------------------------------------------------------
 
     def begin(self, entry: Entry, record: Callable[[Entry], None]) -> Open:
         """Open a call: `record` writes the intent, with the values that were waiting. A task is recorded when it ends:
-        what happens in it has entries of its own, and the first of them takes the values. LimitExceeded, Conflict; what
-        `record` raises: then they wait on."""
+        events inside it have entries of their own, and the first of them takes the values. LimitExceeded, Conflict;
+        errors of `record`: the values then wait on."""
         with self._sandbox.lock:
             if len(self._open) >= MAX_OPEN_CALLS:
                 raise LimitExceeded(f"{MAX_OPEN_CALLS} tool calls are open at once; end some before beginning another")
@@ -196,7 +196,7 @@ class Pending:
     def restore(
         self, record: live.LiveRecord, head: SnapshotID, entries: Iterable[Entry], known: Callable[[str], bool]
     ) -> None:
-        """Go on with what an earlier daemon noted since `head`. `entries`: open ones of the catalog. `known`: whether
+        """Go on with the notes of an earlier daemon since `head`. `entries`: the catalog's open ones. `known`: tells if
         the catalog has an entry of that id."""
         with self._sandbox.lock:
             for entry in entries:

@@ -103,7 +103,7 @@ class PolicyFile:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self) -> Policy:
-        """The policy as the file says it now; no file: nobody is asked. UsageError, naming file and line."""
+        """The policy in the file now; without a file, no call is gated. UsageError, naming file and line."""
         with self._lock:
             try:
                 st = os.stat(self.path)

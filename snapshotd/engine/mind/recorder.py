@@ -7,8 +7,8 @@ returns; a tool call's outcome, its files, the messages before it and the state 
 reply is durable when `end` returns.
 
 In a replay every call is answered from the journal and the root is switched to the recorded one, so that the program
-finds what it found. Where the journal ends, the program goes live on the newest files of the trajectory. A program that
-does something else than what is recorded is refused (a resume), or goes live right there, as a branch (a fork).
+finds the same files. Where the journal ends, the program goes live on the newest files of the trajectory. A program
+that leaves the recorded path is refused (a resume), or goes live right there, as a branch (a fork).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Recorder:
         self._context, self.sandbox, self._listener, self._places = context, sandbox, listener, places
         self._catalog = context.catalog
         self.funnel = context.secrecy.of(sandbox.trajectory)
-        """Everything is recorded through it; what is told to the program is revealed."""
+        """All records go in through it; answers to the program are revealed."""
         self.state = AgentState(sandbox, self.funnel)
         self._lock = threading.RLock()
         """Guards the replay; taken before the sandbox's lock."""
@@ -92,7 +92,7 @@ class Recorder:
         self.before_live: Callable[[], None] = lambda: None
         """Called when a replay ends, before the program goes live."""
         self.after_live: Callable[[], None] = lambda: None
-        """And what then."""
+        """Called when the program has gone live."""
         self.diverged: Diverged | None = None
         """Set once a resumed program has done something else; nothing of it is recorded any more."""
 
@@ -109,8 +109,8 @@ class Recorder:
         return replay is not None and not replay.exhausted
 
     def replayed(self, kind: EntryKind, name: str, arguments: Any, task: str | None = None) -> Recorded | None:
-        """The recorded outcome of what begins now (in `task`), with the root switched to it; None: it has to be run.
-        Diverged."""
+        """The recorded outcome of the call that begins now (in `task`), with the root switched to it; None: it has to
+        be run. Diverged."""
         with self._lock:
             self._check_diverged()
             if self._replay is None and self._kept.empty:
@@ -309,7 +309,7 @@ class Recorder:
         )
 
     def cut_off(self, call_id: str) -> None:
-        """A call that was being carried out by a daemon that was killed: whoever wanted it asks again."""
+        """A daemon was killed while it carried out this call: its caller asks again."""
         if self.pending.opened(call_id) is not None:
             self.pending.lost([call_id])
             ended = Ended(
@@ -337,7 +337,7 @@ class Recorder:
         return None
 
     def reopened(self, call_id: str) -> Open | None:
-        """A call that has begun and that nobody saw end; its process asks again."""
+        """The open call, if it has begun and its end is not recorded; its process asks again."""
         opened = self.pending.opened(call_id)
         if opened is not None:
             return opened
@@ -381,7 +381,7 @@ class Recorder:
             raise
 
     def _keep_outcome(self, ended: Ended) -> None:
-        """It happened, outside of the sandbox, and there is no snapshot (the disk is full?): at least nobody must do it
+        """Record a call that had effects outside but has no snapshot (the disk is full?), so that it does not run
         again."""
         try:
             self._catalog.end_entry(self.sandbox.trajectory.id, ended, fence=self.sandbox.fence)
@@ -489,7 +489,7 @@ class Recorder:
             return self._replay is None
 
     def said(self, count: int) -> None:
-        """A replayed program knows of so many more messages."""
+        """A replayed program knows `count` more messages."""
         with self._lock:
             if self._retelling is not None:
                 self._retelling.skip(count)
@@ -520,8 +520,8 @@ class Recorder:
         return None if known is None else (self.funnel.reveal(known[0]),)
 
     def message(self, message: Message, within: str | None = None, rid: str | None = None) -> None:
-        """Append to the conversation; in a replay, meet what was appended. `within`: the running call that says it,
-        which a replay does not run again: it counts what was said."""
+        """Append to the conversation; in a replay, match the recorded message. `within`: the running call that sends
+        it. A replay does not run that call again, so the call counts its messages."""
         message = self._concealed(message)
         with self._lock:
             self._check_diverged()
@@ -573,7 +573,7 @@ class Recorder:
         return self.state.set_task(name, status, depends, note, self._at())
 
     def _at(self) -> SnapshotID:
-        """Where the program is: at the head, or at what has been replayed."""
+        """The program's place: the head, or the last replayed snapshot."""
         if self._replay is not None and self._reached is not None:
             return self._reached.id
         return self.sandbox.head

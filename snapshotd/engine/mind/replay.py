@@ -22,8 +22,8 @@ _OUTCOMES = (CallStatus.DONE, CallStatus.FAILED)
 DENIED = "denied"
 """Detail of an entry of a call that was not let run: it is refused again where a program meets it again."""
 OF_MODEL = "model"
-"""Detail of a denied call behind the gateway: the model's entry whose reply asked for it, and did not reach the
-agent."""
+"""Detail of a denied call behind the gateway: the entry of the model call whose reply asked for it, and which the agent
+never received."""
 REPLY_DENIED = "reply_denied"
 """Detail of such a model's entry while it is replayed: why the agent did not get the reply. It is not recorded."""
 KEPT = "kept"
@@ -130,7 +130,7 @@ class Replay:
 
 
 def _with_denials(entries: list[Entry]) -> Iterable[Entry]:
-    """The entries, those of models with what was denied of their replies."""
+    """The entries; a model's entry carries the denials of its reply."""
     why = {
         entry.details[OF_MODEL]: entry.error
         for entry in entries
@@ -142,7 +142,8 @@ def _with_denials(entries: list[Entry]) -> Iterable[Entry]:
 
 
 def _passed_over(entry: Entry) -> bool:
-    """Met by other means, or by none: what was denied behind the gateway, the agent has never heard of."""
+    """True if the entry is matched by other means, or not at all: an agent behind the gateway never learns of a denied
+    call."""
     return KEPT in entry.details or (DENIED in entry.details and "gateway" in entry.details)
 
 
@@ -180,7 +181,7 @@ class Kept:
         return not any(self._of.values())
 
     def take(self, kind: EntryKind, name: str, arguments: Any, task: str | None) -> Entry | None:
-        """Take what was recorded of a call in this task; of the end of a task: of this name."""
+        """Take the recorded entry of a call in this task; for the end of a task, the entry of that name."""
         left = self._of.get(name if kind is EntryKind.TASK else task or "", [])
         wanted = canonical(arguments)
         for index, entry in enumerate(left):
@@ -197,8 +198,8 @@ class Kept:
 
 
 def _runs(entries: Iterable[Entry]) -> dict[CallID, int]:
-    """Numbers of the runs of calls that overlapped, one after the other. A task counts as its end: what is in it has
-    its own order."""
+    """Numbers of the runs of calls that overlapped, one after the other. A task counts as its end: its inside has an
+    order of its own."""
     runs: dict[CallID, int] = {}
     number, horizon = 0, None
     for entry in entries:

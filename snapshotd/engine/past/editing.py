@@ -1,8 +1,8 @@
 """Another past: a new trajectory that begins at a snapshot as if something had been different there.
 
 The trajectory is a fork of the snapshot, and its first own snapshot (marker `edit`) has the changes: files as one more
-layer, the rest as a mind that follows the snapshot. Where the result of the snapshot's own call is another, the mind
-follows what came before it, and the journal gets that call again, with the other result.
+layer, the rest as a mind that follows the snapshot. If the edit changes the result of the snapshot's own call, the mind
+follows the snapshot before it, and the journal gets that call again, with the new result.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Editing:
         kept: int,
         entries: list[Entry] | None,
     ) -> None:
-        """Make the fork what is wanted, in one step; or take it back."""
+        """Make the edits in the fork, in one step; or remove the fork."""
         try:
             sandbox = self._sessions.find(trajectory.id)
             assert sandbox is not None
@@ -134,7 +134,7 @@ class Editing:
     def _messages(
         self, source: Snapshot, follows: Snapshot, request: EditRequest, conceal: Callable[[Any], Any]
     ) -> tuple[int, list[Message]]:
-        """How many messages of `follows` stay, and what comes behind them."""
+        """Number of messages of `follows` that stay, and the messages that come after them."""
         if not 0 <= request.drop_messages <= source.messages:
             raise UsageError(
                 f"cannot leave out {request.drop_messages} messages: the conversation has {source.messages}"

@@ -77,7 +77,7 @@ class Effects:
                 yield from self._catalog.journal(snapshot.parent, since=snapshot.follows)
 
     def _effects(self, trajectory: TrajectoryID, entries: Iterable[Entry], held: Iterable[Entry]) -> list[Effect]:
-        """A call that `retry` has kept is the one that it was recorded as first, on whatever line."""
+        """A call that `retry` has kept counts as the call that was recorded first, on any line."""
         known = {_origin(entry) for entry in held}
         found = {_origin(e): e for e in entries if e.side_effect is SideEffect.IRREVERSIBLE and _happened(e)}
         left = [replace(entry, id=origin) for origin, entry in found.items() if origin not in known]
@@ -108,8 +108,8 @@ class Effects:
         return self.run(trajectory, wanted)
 
     def run(self, trajectory: Trajectory, effects: Sequence[Effect]) -> list[Effect]:
-        """Run what is registered and has not run yet, in the order that is given; returns `effects` as they are then.
-        SandboxFailed: one failed (those behind it have not run); Denied."""
+        """Run the registered compensations that have not run yet, in the given order; returns the new `effects`.
+        SandboxFailed: one failed (the ones after it have not run); Denied."""
         sandbox: Sandbox | None = None
         for effect in effects:
             if effect.compensation is None or effect.compensated is not None:
@@ -240,7 +240,8 @@ def _origin(entry: Entry) -> CallID:
 
 
 def _happened(entry: Entry) -> bool:
-    """Or may have: nobody knows of one that was cut off, until a person says that it was to be passed over."""
+    """True if the call happened or may have happened: a call that was cut off counts, until a person decides to skip
+    it."""
     return entry.kind is EntryKind.TOOL and entry.details.get("decided") != "skip" and DENIED not in entry.details
 
 

@@ -1,8 +1,8 @@
 """Going back in place: the files, the agent's mind, or both, and undoing it. Nothing is destroyed: each is a new
 snapshot.
 
-A rewind does not look at what changes: it gives the sandbox another root and the trajectory another past to continue.
-Its marker has the arguments `to`, `mode` and `from`; the snapshot before it (its parent) is what `undo` goes back to.
+A rewind does not compare files: it gives the sandbox another root and the trajectory another past to continue. Its
+marker has the arguments `to`, `mode` and `from`; `undo` goes back to the snapshot before it (its parent).
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class Rewinding:
             yield
 
     def settle(self, sandbox: Sandbox, *, mind: bool) -> None:
-        """Capture what changed since the head. With `mind` calls that nobody will end any more are over, with an
-        outcome that nobody knows, so that they are remembered on the line that is left."""
+        """Capture the changes since the head. With `mind`, calls whose end can no longer come get an unknown outcome,
+        so that the line that is left behind remembers them."""
         entries = self._cut_off(sandbox) if mind else []
         if sandbox.changed or (mind and (entries or sandbox.pending or sandbox.state_changed)):
             commit_step(self._catalog, sandbox, marker("checkpoint", {"name": "before rewind"}), self._listener)
@@ -181,8 +181,8 @@ class Rewinding:
         )
 
     def replace_files(self, sandbox: Sandbox, files: Snapshot, change: LayerMaker | None = None) -> Callable[[], None]:
-        """Give a sandbox the files of a snapshot, instead of what it has. `change`: makes one more layer over them. As
-        `switch`; returns what remains to be done, as `Sandbox.replace_root`."""
+        """Replace a sandbox's files by a snapshot's. `change`: makes one more layer over them. Conditions as for
+        `switch`; returns the clean-up that remains, as `Sandbox.replace_root` does."""
         stack = self._cold.take(files)
         if change is None:
             return sandbox.replace_root(stack, files.id)
@@ -268,7 +268,7 @@ class Rewinding:
         return (*self._catalog.conversation(head.id, self._common(head, to)), *pending)
 
     def _common(self, a: Snapshot, b: Snapshot) -> int:
-        """How many messages two conversations share: as many as they had where they parted, less what was cut since."""
+        """Number of messages that two conversations share: the number at their parting, less the ones cut since."""
         kept_on_the_way: dict[str, int] = {}
         kept, at = b.messages, b
         while True:
@@ -306,5 +306,5 @@ def _both(first: Callable[[], None] | None, second: Callable[[], None]) -> Calla
 
 
 def _blocker(sandbox: Sandbox) -> str | None:
-    """Why a sandbox cannot get another root without anybody in it noticing; who is parked would."""
+    """Reason why a sandbox cannot get another root unnoticed: a parked process would notice, too."""
     return blocker(sandbox.cgroup, sandbox.container.pid, layout_of(sandbox.target).root_id, set())

@@ -353,8 +353,8 @@ class Connection:
 
 
 def _within(request: Request) -> str | None:
-    """The running call in whose body a request was made: what it does belongs to that call, and is not done again in a
-    replay."""
+    """The running call in whose body a request was made: its effects belong to that call, and a replay does not repeat
+    them."""
     return wire.call_id({"call": request.fields["within"]}) if request.fields.get("within") is not None else None
 
 

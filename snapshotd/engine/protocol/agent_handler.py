@@ -55,8 +55,8 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A `call_end`. `result` is JSON (bytes; checked), or what `body_writer` returned, complete but not checked to be
-    JSON."""
+    """A `call_end`. `result` is JSON (bytes; checked), or the return value of `body_writer`, complete but not checked
+    to be JSON."""
 
     status: CallStatus
     result: bytes | BodyWriter | None = None
@@ -86,8 +86,8 @@ class AgentHandler(Protocol):
         not ended."""
 
     def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event, *, again: bool = False) -> Answer:
-        """Something is about to run: record the intent. May wait for a person. With `replayed` in the answer the call
-        has ended already. `again`, here and below: nobody knows whether the first such request was heard."""
+        """A call is about to run: record the intent. May wait for a person. With `replayed` in the answer the call has
+        ended already. `again`, here and below: the first such request may or may not have arrived."""
 
     def body_writer(self, call_id: str) -> BodyWriter:
         """Where a large result of a call goes."""
@@ -145,4 +145,4 @@ class AgentHandler(Protocol):
         within: str | None,
         rid: str | None = None,
     ) -> Answer:
-        """The key-value store; `fields` are those of the request, checked, `value` among them where there is one."""
+        """The key-value store; `fields`: the request's, checked; they include `value` if there is one."""

@@ -79,7 +79,7 @@ class Wire:
             yield piece
 
     def skip_body(self) -> None:
-        """Read past what is left of the body, so that the next request is found."""
+        """Read past the rest of the body, so that the next request is found."""
         for _ in self.body():
             pass
 
@@ -217,7 +217,7 @@ def parse_request(line: bytes) -> Request:
 
 
 def label(fields: dict[str, Any], key: str, limit: int) -> str:
-    """A printable text of 1 to `limit` characters: what people will see in lists, so nothing that moves a cursor."""
+    """A printable text of 1 to `limit` characters. People see it in lists, so it holds nothing that moves a cursor."""
     value = fields.get(key)
     if not isinstance(value, str) or not 1 <= len(value) <= limit or not value.isprintable():
         raise Malformed(

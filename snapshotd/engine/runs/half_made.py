@@ -27,8 +27,8 @@ class HalfMade:
 
     @contextmanager
     def making(self) -> Iterator[Callable[[TrajectoryID], None]]:
-        """Gives what has to be told of a trajectory before it is recorded. On leaving it is complete; after an error,
-        if it is still there, the next start removes it."""
+        """Yields a function to call with a trajectory's id before it is recorded. On leaving the block it is complete;
+        after an error, if it is still there, the next start removes it."""
         told: list[TrajectoryID] = []
 
         def begin(trajectory: TrajectoryID) -> None:

@@ -52,7 +52,7 @@ def _upper(store: LayerStore, layer: LayerID) -> Iterator[int]:
     times = os.fstat(fd)
     try:
         yield fd
-        os.utime(fd, ns=(times.st_atime_ns, times.st_mtime_ns))  # the root is not what changed
+        os.utime(fd, ns=(times.st_atime_ns, times.st_mtime_ns))  # the root itself did not change
     finally:
         os.close(fd)
 

@@ -125,7 +125,7 @@ def _after_boot(context: Context) -> None:
 
 def mark_clean(context: Context) -> None:
     """At the very end of a daemon: from now on the layers survive power loss, too. If they cannot be synced, the next
-    start does not trust them: what was only captured is lost then, and said so."""
+    start does not trust them, and declares snapshots that were only captured lost."""
     try:
         context.store.flush()
         context.spool.flush()

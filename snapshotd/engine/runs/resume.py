@@ -1,4 +1,4 @@
-"""Going on: a trajectory's program is started again from the top and meets what is recorded, up to the head.
+"""Going on: a trajectory's program is started again from the top and meets the recorded entries, up to the head.
 
 A call that was cut off is settled first, in the journal: a `local` call was rolled back with its files and runs again,
 an `idempotent` one is sent again under its key, and an `irreversible` one may or may not have happened, so a person has
@@ -33,7 +33,7 @@ class Resumes:
         while True:
             with self._sessions.starting(
                 trajectory.id
-            ):  # or what somebody else is about to start a program in would look idle
+            ):  # otherwise a sandbox in which another thread is about to start a program would look idle
                 trajectory = self._catalog.get_trajectory(trajectory.id)
                 self._check(trajectory)
                 idle = self._sessions.find(trajectory.id)

@@ -94,7 +94,7 @@ class Sessions:
         self._lock = threading.RLock()
         self._thrown_away = threading.Condition(self._lock)
         self._starting: WeakValueDictionary[TrajectoryID, threading.Lock] = WeakValueDictionary()
-        """Each for as long as somebody has it."""
+        """Each lock exists as long as a thread holds or awaits it."""
 
     # -- the set of live sandboxes
     # --------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class Sessions:
 
     @contextlib.contextmanager
     def throw_away(self, trajectory: Trajectory, snapshot: Snapshot) -> Iterator[Sandbox]:
-        """A sandbox for the time being: no catalog row mentions it, nothing of it is recorded. `close` ends it."""
+        """A temporary sandbox: no catalog row mentions it, nothing of it is recorded. `close` ends it."""
         sandbox, calls = self.launch(trajectory, snapshot)
         try:
             with self._lock:
@@ -580,8 +580,8 @@ class Sessions:
     def _ended(
         self, sandbox: Sandbox, outcome: Outcome, began_at_ns: int, log: EventLog, reached: str | None
     ) -> TrajectoryStatus:
-        """The agent's process is gone: take the exit snapshot, unless somebody stopped the sandbox under it. `reached`:
-        its error."""
+        """The agent's process is gone: take the exit snapshot, unless a `stop` has ended the sandbox. `reached`: the
+        message about a limit that was reached."""
         with sandbox.lock:
             sandbox.cut_off()
         recorder = self._recorders.get(sandbox.trajectory.id)
@@ -651,7 +651,7 @@ class Sessions:
         )
 
     def close(self) -> None:
-        """Stop everything, each with a last snapshot, and end what is thrown away. Errors are logged; the rest is
+        """Stop everything, each with a last snapshot, and end throw-away sandboxes. Errors are logged; the rest is
         stopped all the same."""
         with self._lock:
             self._closed = True

@@ -70,8 +70,8 @@ def record_of(context: Context, container: ContainerID) -> LiveRecord:
 
 
 def survivors(context: Context) -> list[Survivor]:
-    """Every sandbox that can be gone on with. Its layers are pinned and held from now on. The records of the others are
-    removed."""
+    """Every sandbox that this daemon can go on with. Its layers are pinned and held from now on. The records of the
+    others are removed."""
     return list(_survivors(context))
 
 

@@ -24,7 +24,7 @@ from snapshotd.types import LayerID, short
 
 _EVERY_S = 1.0
 _REST = 5
-"""After a look, nobody looks for so many times as long as it took."""
+"""After a check, the thread rests for this many times the check's duration."""
 _log = logging.getLogger(__name__)
 
 

@@ -30,7 +30,7 @@ _FACTS, _PENDING, _STATE, _WIRE = "sandbox.json", "pending.ndjson", "state.json"
 MAX_PENDING_BYTES = 256 << 20
 """Size limit of `pending.ndjson`: beyond it, records since the last snapshot are not kept for the next daemon."""
 _REWRITE_BYTES = 1 << 20
-"""From here on what is bound is taken out, at the next snapshot."""
+"""From this size on, bound records are removed at the next snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class LiveRecord:
         self._has_state = False
 
     def open(self) -> None:
-        """Notes are taken from now on, behind those of an earlier daemon."""
+        """Record from now on, behind the notes of an earlier daemon."""
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._pending = open(self.directory / _PENDING, "ab", buffering=0)  # noqa: SIM115 - closed by `remove`
@@ -74,7 +74,8 @@ class LiveRecord:
         self._has_state = (self.directory / _STATE).exists()
 
     def keep(self, facts: dict[str, Any], roots: Sequence[Root]) -> None:
-        """The sandbox has one of these roots, and can be gone on with. `facts`: what else there is to know."""
+        """The sandbox has one of these roots, and another daemon can go on with it. `facts`: everything else that it
+        has to know."""
         if self._pending is not None:
             self._replace(_FACTS, {"version": _VERSION, **facts, "roots": [asdict(root) for root in roots]})
             self.kept = self._pending is not None
@@ -102,8 +103,8 @@ class LiveRecord:
             self._has_state = True
 
     def bound(self, head: SnapshotID, residue: dict[str, Any]) -> None:
-        """A snapshot binds what was pending; it is the head now. The `residue`, which it does not bind, was noted for
-        it before."""
+        """A snapshot binds the pending records; it is the head now. The `residue`, which it does not bind, was noted
+        for it before."""
         if self._pending is None:
             return
         try:

@@ -39,7 +39,7 @@ from snapshotd.runtime.base import Container, Process, Runtime
 from snapshotd.types import LayerID, Message, SnapshotID, Stack, Trajectory, short
 
 CUT_OFF_DEADLINE_S = 10.0
-"""A killed command is captured as fast as any; each that waits for the lock before it may copy what changed."""
+"""A killed command is captured as fast as any; every command before it in the lock's queue may copy changed files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Sandbox:
     links: Callable[[Stack], Iterable[Group]]
     """The hard link groups that are known of a stack (engine/storing/linkgroups.py)."""
     server_of_lazy: Callable[[], object | None] = lambda: None
-    """Names what serves layers that are not there yet (engine/storing/cold.py)."""
+    """Returns the server of layers that are not on disk yet (engine/storing/cold.py)."""
     fresh: int = 0
     lazy: bool = False
     """True if the root has a layer that was not on disk yet when the root was made."""
@@ -148,7 +148,8 @@ class Sandbox:
         return self.fresh > 0 or not self.store.unchanged(self.upper, self.stack)
 
     def room(self, stack: Stack | None = None) -> Used:
-        """How much its live upper may take: what its disk limit leaves above `stack`, or the present one."""
+        """The space that its live upper may take: its disk limit, less the layers of `stack` (None: of the present
+        stack)."""
         return self.store.room(stack or self.stack, self.trajectory.spec.limits.disk_bytes)
 
     @contextlib.contextmanager
@@ -171,8 +172,8 @@ class Sandbox:
 
     def cut_off(self) -> None:
         """The sandbox is about to end: no command begins any more, and those that run are killed. Returns when they are
-        recorded; not later than a while, for a client that does not take its output holds its command up. Caller holds
-        `lock`, which others have meanwhile."""
+        recorded, or after a limit, because a client that does not take its output holds its command up. Caller holds
+        `lock`; other threads take it in between."""
         self.ending = True
         for command in self.commands:
             command.cut_off = True
@@ -185,7 +186,7 @@ class Sandbox:
         self.changing.wait_for(lambda: not self.commands or self.closed)
 
     def capture(self) -> Captured:
-        """Seal or copy what the live upper holds. Caller holds `lock`. On any error the sandbox goes on as before."""
+        """Seal or copy the live upper. Caller holds `lock`. On any error the sandbox goes on as before."""
         start = time.perf_counter_ns()
         if self.store.unchanged(self.upper, self.stack):
             self.revive()
@@ -247,8 +248,8 @@ class Sandbox:
         until it is buried. An upper that is not `changed` becomes no layer; the caller removes it when the old root is
         buried.
 
-        Nothing needs to be frozen: what lives is waiting for us, and whatever wrote all the same between the seal and
-        the switch would get "read-only file system", not into the sealed layer.
+        No freeze is needed: every live process waits for the daemon, and a write between the seal and the switch would
+        fail with "read-only file system" and never reach the sealed layer.
         """
         sealed = self.stack.push(self.upper) if changed else self.stack
         below = self._hold(sealed)
@@ -284,7 +285,7 @@ class Sandbox:
         sealed = captured.stack.layers[: captured.own_layers]
         self.store.unpin(sealed)  # the catalog refers to them now
         self.own_layers = [layer for layer in self.own_layers if layer not in sealed]
-        if captured.method != "copy":  # after a copy the stack is still what it was
+        if captured.method != "copy":  # a copy leaves the stack as it was
             self.base, self.fresh = snapshot, 0
         if self.live is not None:
             self.live.bound(self.head, self.residue())
@@ -304,7 +305,7 @@ class Sandbox:
     # ----------------------------------------------------------------------------------------------
 
     def committing(self, snapshot: SnapshotID) -> None:
-        """This snapshot is about to become the head: what it does not bind is noted for it first."""
+        """This snapshot is about to become the head: records that it does not bind are noted for it first."""
         residue = self.residue() if self.live is not None else None
         if self.live is not None and residue:
             self.live.note(snapshot, residue)
@@ -338,8 +339,8 @@ class Sandbox:
             self.live.keep(self._facts, self._roots)
 
     def _relink(self, sealed: LayerID, parent: Stack) -> None:
-        """Mend hard links that copy-up tore apart, in the layer that was sealed a moment ago and that nobody has looked
-        into yet."""
+        """Mend hard links that copy-up tore apart, in the layer that was sealed a moment ago, before any reader opens
+        it."""
         fd = self.store.read_upper(sealed)
         try:
             candidates = links.torn(fd, self.links(parent))
@@ -350,7 +351,7 @@ class Sandbox:
             os.close(fd)
 
     def capture_copy(self, reason: str) -> Captured:
-        """As `capture`, by copying what changed; `reason`: why not by a pivot. Caller holds `lock`."""
+        """Like `capture`, by copying changed files; `reason`: the obstacle to a pivot. Caller holds `lock`."""
         pauses: list[int] = []
 
         @contextlib.contextmanager
@@ -361,7 +362,7 @@ class Sandbox:
             pauses.append(time.perf_counter_ns() - start)
 
         mirror = copying.capture(self.store, self.upper, self.mirror, stopped(), lambda: writable_mappings(self.cgroup))
-        self.store.hold([mirror.layer])  # the next copy takes from it what has not changed
+        self.store.hold([mirror.layer])  # the next copy links unchanged files from it
         self.store.release(self._mirrored())
         self.mirror = mirror
         self.own_layers.append(mirror.layer)
@@ -382,8 +383,8 @@ class Sandbox:
 
     def replace_root(self, stack: Stack, base: SnapshotID) -> Callable[[], None]:
         """Throw the live upper away and go on from `stack` (held, taken over), the files of snapshot `base`. Caller
-        holds `lock` and has made sure that nothing but init lives. Returns what remains to be done, once and from any
-        thread: letting go of the old root, which takes as long as much was touched there."""
+        holds `lock` and has made sure that no process but init lives. Returns the clean-up that remains, to be called
+        once from any thread: it releases the old root, which takes time in proportion to the inodes touched there."""
         self.between_states()
         lazy, lazy_by = self.store.any_lazy(stack), self.server_of_lazy()
         try:

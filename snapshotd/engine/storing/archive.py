@@ -30,8 +30,8 @@ from snapshotd.types import BlobID, ImageID, RecordID, Snapshot, SnapshotID, Sna
 _log = logging.getLogger(__name__)
 
 DELAY_S = 0.3
-"""How long after the first captured snapshot a batch begins, unless somebody waits: steps that follow one another share
-a flush."""
+"""Time from the first captured snapshot to the begin of its batch, if no caller waits: steps that follow one another
+share a flush."""
 BATCH = 64
 MAX_BACKLOG = 2048
 """More captured snapshots than this, and steps wait: a disk that cannot keep up must slow the agents down, not fill
@@ -98,7 +98,7 @@ class Archive:
             yield
 
     def retry(self) -> None:
-        """The repository was repaired: what could not be stored may be storable now."""
+        """The repository was repaired: try again the snapshots that could not be stored."""
         with self._changed:
             self._strikes.clear()
             self._stuck.clear()
@@ -112,8 +112,8 @@ class Archive:
             self._soon()
 
     def admit(self) -> None:
-        """Wait while far too much is captured and being stored. Returns at once when storing fails: that would be a
-        wait without end."""
+        """Wait while too many snapshots wait to be stored. Returns at once when storing fails, because the wait would
+        have no end."""
         with self._changed:
             while self._backlog > MAX_BACKLOG and self.failure is None and not self._closed:
                 self._changed.wait(1.0)
@@ -320,7 +320,7 @@ class Archive:
         return self._archiver.tree(tuple(reversed(snapshot.stack.layers)), image, outputs)
 
     def _count(self, done: dict[SnapshotID, _Done]) -> None:
-        """Changed files of those that could not be counted in their layers (a cold sandbox's)."""
+        """Count changed files of snapshots that could not be counted in their layers (a cold sandbox's)."""
         for item in done.values():
             current = self._current(item.snapshot.id)
             if current is None or current.files is not None or current.parent is None:

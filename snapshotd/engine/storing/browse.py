@@ -19,7 +19,7 @@ _Place = tuple[tuple[int, int], Path]
 
 
 class Browse:
-    """Thread-safe. A mount ends when it is unmounted here or by anybody else, when its process dies, or with the
+    """Thread-safe. A mount ends when it is unmounted (here or by another process), when its process dies, or with the
     daemon."""
 
     def __init__(self, context: Context) -> None:

@@ -44,8 +44,8 @@ class Child:
         self._closed = False
 
     def ask(self, request: dict[str, Any], progress: Progress | None = None) -> dict[str, Any]:
-        """The result. Raises what the child raised, by its type; InternalError when it died (the request may be asked
-        again)."""
+        """The result. Raises the child's error, by its type; InternalError when it died (the request may be
+        repeated)."""
         line = json.dumps(request).encode() + b"\n"
         with self._lock:
             if self._closed:
@@ -91,7 +91,7 @@ class Child:
                 continue  # it ends, or one of its threads has
 
     def close(self) -> None:
-        """End the process, whatever it does: its work is made so that it can be cut off anywhere. Idempotent."""
+        """End the process at once: its work may be cut off anywhere. Idempotent."""
         self._closed = True
         process = self._process
         if process is not None and process.poll() is None:
@@ -135,8 +135,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_with_the_daemon() -> None:
-    """Die as soon as nobody can ask any more, also in the middle of a request. Not PR_SET_PDEATHSIG: that fires when
-    the *thread* ends that started this process, and the first request may come from a passing one."""
+    """Die as soon as the daemon is gone, also in the middle of a request. Not PR_SET_PDEATHSIG: that fires when the
+    *thread* ends that started this process, and the first request may come from a passing one."""
     hung_up = select.poll()
     hung_up.register(sys.stdin.fileno(), 0)
     hung_up.poll()
@@ -167,7 +167,7 @@ def serve(handler: Serve) -> None:
             sys.stdout.buffer.write(json.dumps(value).encode() + b"\n")
             sys.stdout.buffer.flush()
         except BrokenPipeError:
-            os._exit(0)  # the daemon is gone, and with it whoever wanted the answer
+            os._exit(0)  # the daemon is gone, so no answer is needed
 
     for line in _requests():
         try:

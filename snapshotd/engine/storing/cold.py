@@ -26,9 +26,9 @@ from snapshotd.types import ImageID, LayerID, Snapshot, SnapshotState, Stack, Tr
 _log = logging.getLogger(__name__)
 
 WRITE_DELAY_S = 0.5
-"""How long after a cold snapshot was taken its layer is written, where it can be used before: whoever took it is about
-to start a command, which would wait for processors and disk (at load 14, of 2 processors: 250 ms to the first command's
-output, instead of the hot 54)."""
+"""Delay before the layer of a cold snapshot is written, if it can be used before that: the caller is about to start a
+command, which would wait for processors and disk (at load 14, of 2 processors: 250 ms to the first command's output,
+instead of the hot 54)."""
 
 
 class LazyLayers(Protocol):
@@ -43,7 +43,7 @@ class LazyLayers(Protocol):
         if need be, with the errors of `start`. OSError, SandboxFailed."""
 
     def server(self) -> object | None:
-        """Names the process that serves now, None when none does: what another one had opened is gone."""
+        """Names the process that serves now; None if there is none. Layers that another process had opened are gone."""
 
     def drop_layer(self, tree: TreeID, below: TreeID, shift: int) -> None:
         """Free the memory that the layer takes: no stack uses it any more."""
@@ -100,7 +100,7 @@ class Cold:
 
     def _stored(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot as it is now. It may have been stored, and its layers evicted, since the caller read it. Or it was
-        captured on a layer that was still being written when the daemon died, and storing it is what gives it files
+        captured on a layer that was still being written when the daemon died, and gets its files only by being stored
         (see `_store_what_has_no_layers`)."""
         catalog = self._context.catalog
         now = catalog.get_snapshot(snapshot.id)
@@ -130,7 +130,7 @@ class Cold:
         return RestoreReport(answer["files"], answer["directories"], answer["bytes"], tuple(answer["warnings"]))
 
     def server(self) -> object | None:
-        """Names what serves layers now that are not written yet; None when nothing does."""
+        """Names the server of layers that are not written yet; None if there is none."""
         lazy = self._lazy
         return None if lazy is None else lazy.server()
 
@@ -149,7 +149,7 @@ class Cold:
         return hot
 
     def close(self) -> None:
-        """Stop rebuilding; what is not finished is begun again when it is wanted. Idempotent."""
+        """Stop rebuilding; an unfinished layer is begun again when it is needed. Idempotent."""
         with self._lock:
             self._closing.set()
             threads, self._threads = self._threads, []
@@ -249,7 +249,7 @@ class Cold:
             store.drop_work(made)
             hit("engine.cold.built")
             store.publish(made, rebuilt.layer)
-            store.note_size(rebuilt.layer, answer["bytes"])  # not earlier: what has a size may be evicted
+            store.note_size(rebuilt.layer, answer["bytes"])  # not earlier: a layer with a known size may be evicted
             self._came_back()
         except (SnapshotdError, OSError) as exc:
             rebuilt.failure = (

@@ -2,7 +2,7 @@
 
 Like a log-structured merge tree: `FAN_IN` neighbours of one level become one layer of the next level, so a trajectory
 of N snapshots has about FAN_IN * log(N) layers and each file is linked log(N) times. Old snapshots keep their own
-layers; merged ones serve what comes after.
+layers; merged ones serve later snapshots.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FAN_IN = 8
 128 3.3 ms."""
 
 MAX_DEPTH = 64
-"""Where a step waits for merges rather than grow its stack: everything that looks into a stack costs what it is deep,
-merging it, too, so a worker that has fallen behind would never catch up. The kernel takes 500."""
+"""Depth from which a step waits for merges rather than grow its stack. Every look into a stack costs time in proportion
+to its depth, and so does merging: a worker that has fallen behind would never catch up. The kernel takes 500."""
 
 
 MAX_MERGED = 1024

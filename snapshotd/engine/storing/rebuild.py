@@ -77,8 +77,8 @@ def rebuild(
     """Fill a catalog that has no trajectories from records in any order; duplicates do no harm. All or nothing, in one
     transaction.
 
-    `has_tree` tells whether a tree is in the repository. The result depends on which records there are and not on their
-    order. Errors: Conflict (the catalog is not empty), and what `records` itself raises. A damaged record is not an
+    `has_tree` tells whether a tree is in the repository. The result depends on the set of records and not on their
+    order. Errors: Conflict (the catalog is not empty), and errors of `records` itself. A damaged record is not an
     error. Images that are in the catalog already stay as they are. Memory: all records.
     """
     if catalog.trajectories():
@@ -147,7 +147,7 @@ class _Read:
             self.trajectories[record.trajectory.id] = record.trajectory
 
     def images_for(self, lines: list[Trajectory], rows: list[SnapshotRow]) -> list[Image]:
-        """The images that are needed, oldest first, so that the newest of those that had one name in turn gets it."""
+        """The images that are needed, oldest first, so that among images with one name the newest gets it."""
         needed = {line.spec.image for line in lines} | {row.snapshot.stack.image for row in rows}
         return sorted((self.images[one] for one in needed), key=lambda image: (image.created_at_ns, image.id))
 
@@ -187,7 +187,8 @@ class _LineUp:
                     _push(ready, child)
 
     def _misfit(self, record: Record) -> str | None:
-        """Why a snapshot does not continue its parent and what it follows, which are placed; None if it does."""
+        """Reason why a snapshot does not continue its parent and the snapshot that it follows, which are placed; None
+        if it does."""
         snapshot = record.snapshot
         trajectory = self._read.trajectories[snapshot.trajectory]
         if trajectory.spec.image not in self._read.images:

@@ -9,7 +9,7 @@ from snapshotd.engine.storing.record_fields import ANY_TIME, ID, Fields, shallow
 from snapshotd.types import CallID, CallStatus, Entry, EntryKind, SideEffect, Snapshot, SnapshotID, ToolCall
 
 _MAX_NUMBER = 1 << 53
-"""Greatest place in a line: what every reader of JSON keeps exactly, and far from where a catalog could not go on."""
+"""Greatest place in a line: every reader of JSON keeps it exactly, and it is far below the catalog's limit."""
 
 
 def entry_document(entry: Entry, call: ToolCall) -> dict[str, Any]:

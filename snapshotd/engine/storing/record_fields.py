@@ -16,7 +16,7 @@ MAX_INTEGER = (1 << 63) - 1
 ANY_TIME = -MAX_INTEGER
 """Least value of times and durations: clocks can be wrong, and set back."""
 MAX_JSON_DEPTH = 200
-"""How deep arguments, messages and other free values may nest: what the catalog takes."""
+"""Depth to which arguments, messages and other free values may nest: the catalog's limit."""
 
 _Enum = TypeVar("_Enum", bound=StrEnum)
 
@@ -58,7 +58,7 @@ class Fields:
         return None if self.value(name) is None else self.within(name)
 
     def text(self, name: str, pattern: re.Pattern[str] | None = None) -> str:
-        """Any text (lone surrogates included), or what matches `pattern` as a whole."""
+        """Any text (lone surrogates included), or a text that matches `pattern` as a whole."""
         value = self.value(name)
         if not isinstance(value, str) or (pattern is not None and not pattern.fullmatch(value)):
             raise ValueError(f"{self._where}.{name} is not what it must be")

@@ -111,8 +111,8 @@ def encode(
     entries: Sequence[Entry] = (),
     state: dict[str, Any] | None = None,
 ) -> bytes:
-    """The record of a snapshot that is stored, pruned or lost. `image` is that of its stack, `messages` are those it
-    added, `entries` those it binds, `state` the agent's if it changed it."""
+    """The record of a snapshot that is stored, pruned or lost. `image`: its stack's; `messages`: the ones it added;
+    `entries`: the ones it binds; `state`: the agent's, if it changed."""
     record = Record(snapshot, trajectory, image, tuple(messages), tuple(entries), state)
     _check(record)
     return _dump(_document(record), unknown)
@@ -306,7 +306,7 @@ def _merge(document: Any, unknown: Mapping[str, Any]) -> None:
 
 
 def _from_1(document: dict[str, Any]) -> None:
-    """Nothing but a snapshot's parent could be continued, and nobody kept a journal."""
+    """In version 1 a snapshot always continues its parent, and there is no journal."""
     if document["kind"] == "snapshot":
         document |= {"entries": [], "state": None}
         Fields(document.get("snapshot"), "snapshot").whole["follows"] = None

@@ -1,7 +1,7 @@
 """Keeping the repository small and whole: prune, check, repair, usage. One at a time.
 
 A prune goes in the reverse order of storing: first the catalog says `pruned` and is flushed, then the packs are
-collected, then layers that nobody needs go. Cut off anywhere, the next one finishes it.
+collected, then unneeded layers go. After an interruption anywhere, the next prune finishes it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from snapshotd.repo.base import CheckResult, Roots
 from snapshotd.types import BlobID, RecordID, Snapshot, SnapshotID, SnapshotState, TreeID, short
 
 READERS = "reader"
-"""Owner of a tree that only a reader, or a layer that is being written, still needs."""
+"""Owner of a tree that only a reader, or a layer in the course of writing, still needs."""
 
 
 class Upkeep:
@@ -103,7 +103,7 @@ class Upkeep:
 
         def size(kept: set[SnapshotID]) -> int:
             without = {d.snapshot.id for d in decisions} - kept
-            # Without grace: what is too young to go now goes with the next prune, and counts as gone here.
+            # Without grace: data too young to go now go with the next prune, and count as gone here.
             with self._archive.paused():
                 return self._archiver.prune(
                     self._roots(without), grace_s=0, dry_run=True, progress=progress
@@ -125,8 +125,8 @@ class Upkeep:
     # -- what must stay -------------------------------------------------------------------------------------------------
 
     def _roots(self, without: Iterable[SnapshotID] = (), *, readers: bool = True) -> Roots:
-        """Everything the catalog refers to, and what is being read unless `readers` is false; `without` the files of
-        some snapshots."""
+        """Everything the catalog refers to, and the trees in use by readers unless `readers` is false; `without` the
+        files of some snapshots."""
         catalog = self._context.catalog
         left_out = set(without)
         trees: dict[TreeID, str] = dict.fromkeys(self._pins.trees() | self._cold.trees() if readers else (), READERS)
@@ -232,7 +232,7 @@ class Upkeep:
         return [f"image {image.name or short(image.id)} was stored again from its directory" for image in damaged]
 
     def _output_sizes(self) -> dict[BlobID, int]:
-        """How long outputs are, as far as the index can say: a repair takes what is damaged out of it."""
+        """Sizes of outputs, as far as the index knows them: a repair takes damaged outputs out of it."""
         sizes: dict[BlobID, int] = {}
         for blob in self._roots(readers=False).contents:
             with suppress(DataLoss, NotFound):

@@ -7,10 +7,10 @@
     snapshotd-bundle.sha256     hash of every byte before, so that a cut or damaged file is found before anything is taken
 
 The whole is a tar, in one gzip stream by default (zlib level 1). Layers are pieces because a tar says sizes first: this
-way nothing has to be gathered on disk. Nothing depends on the clock or the machine: the same snapshots give the same
+way no data have to be gathered on disk. Nothing depends on the clock or the machine: the same snapshots give the same
 bytes.
 
-Writing is here; what a bundle may be when it is read is in `BundleReader`, what becomes of it in imports.py.
+This module writes bundles; `BundleReader` checks and reads them, and imports.py takes them in.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ VERSION = 2
 MAX_SNAPSHOTS = 100_000
 MAX_RECORD_BYTES = 128 << 20
 MAX_RECORD_VALUES = 4_000_000
-"""Commas and opening brackets of a record: what its values take in memory is bounded by that."""
+"""Commas and opening brackets of a record: they bound the memory that its values take."""
 PIECE_BYTES = 8 << 20
 _MAX_HEAD_BYTES = 8 << 20
 _HEAD, _TRAILER = b"snapshotd-bundle.json", b"snapshotd-bundle.sha256"
@@ -120,7 +120,7 @@ def export_bundle(
 ) -> tuple[str, ...]:
     """Write `snapshots`, each the parent of the next and none captured only, as a bundle.
 
-    Without `since` the first one comes with its whole tree, conversation and state, else with what it adds to `since`,
+    Without `since` the first one comes with its whole tree, conversation and state, else with its additions to `since`,
     which is its parent and has a tree. A snapshot that another one follows is in the bundle or, with `since`, before it
     (see `line_of`). Snapshots without files (pruned, lost) go without. Returns warnings, one sentence each: files that
     a tar cannot hold. UsageError (they do not follow each other), LimitExceeded (too many; a record too long). Errors
@@ -428,7 +428,7 @@ class BundleReader:
 
 
 class LayerStream:
-    """The pieces of one layer as a stream; read to the end, it leaves the reader at what follows."""
+    """The pieces of one layer as a stream; read to the end, it leaves the reader at the next part."""
 
     def __init__(self, reader: BundleReader, number: int) -> None:
         self._reader, self._number = reader, number
@@ -460,7 +460,7 @@ class _Stream:
         self._packed = b""
         self._hash = hashlib.sha256()
         self.digest_before_header = self._hash.hexdigest()
-        """The hash of what came before the last header."""
+        """The hash of the bytes before the last header."""
         while len(self._packed) < len(_GZIP) and (piece := read(_READ_BYTES)):
             self._packed += piece
         self._unpacker = zlib.decompressobj(_GZIP_WBITS) if self._packed[: len(_GZIP)] == _GZIP else None

@@ -61,7 +61,7 @@ BaseImage = Callable[[tuple[tuple[str, str], ...], str], Image]
 The defaults are the bundle's, checked."""
 
 FAN_IN = 16
-"""So many neighbours become one layer: a stack of 10,000 snapshots stays below 50."""
+"""Number of neighbours that become one layer: a stack of 10,000 snapshots stays below 50."""
 MAX_TRAJECTORIES = 1000
 _READ_BYTES = 1 << 20
 _WARNINGS_LIMIT = 200
@@ -118,8 +118,8 @@ def import_bundle(
     progress: ProgressSink,
     limits: BundleLimits | None = None,
 ) -> Imported:
-    """Take a bundle in, all or nothing. `policy`: what every imported trajectory gets but its image. `name`: for the
-    last trajectory.
+    """Take a bundle in, all or nothing. `policy`: the specification that every imported trajectory gets, without its
+    image. `name`: for the last trajectory.
 
     The snapshots are `captured` when this returns; the caller has them archived. If all of them are here already, none
     is taken, and the trajectories are those that hold them. UsageError (malformed, damaged, cut off), NotFound (the
@@ -155,8 +155,8 @@ class _Importer:
         self._trajectories: dict[TrajectoryID, Trajectory] = {}
         """By the id they have in the bundle."""
         self._before: dict[SnapshotID, int] = {}
-        """How long the conversations are that the next snapshot may go on from: those of the bundle, and those on the
-        way to it."""
+        """Lengths of the conversations that the next snapshot may continue: the bundle's, and the ones on the way to
+        it."""
         self._warnings: list[str] = []
         self._unlisted = 0
         self._bytes = self._entries = 0
@@ -224,8 +224,8 @@ class _Importer:
             )
 
     def _again(self, reader: BundleReader, known: list[Snapshot], name: str | None, progress: ProgressSink) -> Imported:
-        """A bundle whose snapshots are all here. It is read to its end all the same: until then nobody knows what it
-        is."""
+        """A bundle whose snapshots are all here. It is read to its end all the same: before that its content is not
+        verified."""
         for number, snapshot in enumerate(known):
             progress(f"snapshot {number + 1} of {len(known)} is here already")
             theirs = decoded(reader.record(number)).snapshot
@@ -261,8 +261,7 @@ class _Importer:
         return self._report(trajectories)
 
     def _free_tags(self, reader: BundleReader, names: set[str | None]) -> Iterator[tuple[str, SnapshotID]]:
-        """The tags of the bundle that mean nothing else here. `names`: of trajectories, those of the bundle
-        included."""
+        """The tags of the bundle that are free here. `names`: names of trajectories, the bundle's included."""
         here = self._context.catalog.tags()
         for name, snapshot_id in reader.tags.items():
             if name in names:
