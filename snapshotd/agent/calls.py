@@ -99,7 +99,7 @@ class Call:
         self._end(fields, result, result)
 
     def failed(self, error: BaseException, result: Any = None) -> None:
-        """Record the exception, and what there was before it, and return when the snapshot is taken."""
+        """Record the exception and the result before it, and return when the snapshot is taken."""
         try:
             message = clean(str(error))
         except Exception:  # noqa: BLE001 - foreign code: an exception's __str__ may raise anything
@@ -188,7 +188,8 @@ async def begin_async(spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any],
 def _send(
     spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any], extra: Dict[str, Any]
 ) -> "Tuple[Call, Optional[Tuple[Waiting, Dict[str, Any]]]]":
-    """Record the intent. With a second part, somebody has to be waited for: it, and the arguments that were sent."""
+    """Record the intent. If a person has to answer, the second part is the wait for them, with the arguments that were
+    sent."""
     outer = current_call()
     if outer is not None and outer.root.open:
         if spec.side_effect != "local" or spec.approve:
@@ -257,7 +258,7 @@ def within() -> Dict[str, Any]:
 
 
 def emit(data: Union[str, bytes], stream: str = "stdout") -> None:
-    """Pass on a piece of output of the running tool to whoever follows; it is kept with the call. `stream`: `stdout` or
+    """Pass on a piece of output of the running tool to its followers; it is kept with the call. `stream`: `stdout` or
     `stderr`.
 
     Outside of tools and sandboxes nothing happens. Raises SnapshotdError or SnapshotdUnavailable.
@@ -274,8 +275,8 @@ def emit(data: Union[str, bytes], stream: str = "stdout") -> None:
 
 
 def record_usage(**usage: float) -> None:
-    """Record what the running model call used, by convention `input_tokens`, `output_tokens`, `cost_usd`; added to what
-    its reply says. Outside of model calls nothing happens."""
+    """Record the usage of the running model call, by convention `input_tokens`, `output_tokens`, `cost_usd`; it is
+    added to the usage in its reply. Outside of model calls nothing happens."""
     call = current_call()
     if call is not None and call.spec.kind == "model":
         call.usage.update({clean(name): plain(amount) for name, amount in usage.items()})

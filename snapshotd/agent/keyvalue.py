@@ -25,8 +25,8 @@ class StoredValue(NamedTuple):
 
 
 class Store:
-    """Use the module's `store`. Thread-safe. A namespace is a path such as `team/notes`; a search in `team` finds what
-    is below it.
+    """Use the module's `store`. Thread-safe. A namespace is a path such as `team/notes`; a search in `team` also finds
+    the namespaces below it.
 
     Every method may raise SnapshotdError (`Conflict`: another version than `expected_version`; 0 means that the key
     must not exist) and SnapshotdUnavailable. Values are JSON of up to 1 MiB; TypeError or ValueError for others.
@@ -37,7 +37,7 @@ class Store:
         self._outside = _Memory()
 
     def get(self, key: str, default: Any = None, *, namespace: str = "default", version: Optional[int] = None) -> Any:
-        """The newest value, or that of `version`; `default` if there is none."""
+        """The newest value, or the one of `version`; `default` if there is none."""
         found = self.entry(key, namespace=namespace, version=version)
         return default if found is None else found.value
 

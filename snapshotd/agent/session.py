@@ -1,14 +1,14 @@
 """This process's one session with the daemon: inside or outside of a sandbox, the connection, and parking around the
 requests that wait for a snapshot.
 
-All requests of a process go through one lock: while one thread is parked, every other thread that wants something of us
+All requests of a process go through one lock: while one thread is parked, every other thread that calls this library
 sleeps in that lock, which parking.py recognises. A request that waits for a person (`wait`) keeps the lock only if the
 process could be parked, when nothing else of it runs anyway; otherwise it waits on a connection of its own, and other
 threads go on. A request that only the daemon's policy gates waits like any other request: other threads run on until
 they want something recorded. A forked child starts over with its own connection.
 
-A daemon that goes away during a request is waited for (link.py), parked if the process was, with the lock held if it
-was: whoever wants something recorded waits, and the rest of the program goes on.
+If the daemon goes away during a request, the process waits for the next one (link.py), still parked and still with the
+lock if it had them: threads that record something wait, and the rest of the program goes on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from snapshotd.agent.wire.link import Link, Steps, begin, finish
 
 _NAMED = ("message", "fact", "output", "store_get", "store_put", "store_delete", "store_search")
 """Requests that do or record something each time, and have no call id of their own to be known by when they are sent
-again: these get a `rid`. (What the store answered is recorded.)"""
+again: these get a `rid`. (The store's answers are recorded.)"""
 
 _DEFERRED = [
     signal.SIGINT,
@@ -55,8 +55,7 @@ class Session:
         self.replaying = False
         """True if the daemon answers from the journal: from `hello` until an answer says that the program is live."""
         self.on_replayed: List[Callable[[], None]] = []
-        """Called after an answer that put a recorded call in the place of one: what was read before may have
-        changed."""
+        """Called after an answer from the record: values read before may have changed."""
         self.refusal: Optional[str] = None
         """Why nothing may be recorded now, if so: every request is refused with this sentence (compensate.py)."""
         self._lock = threading.RLock()
@@ -89,7 +88,7 @@ class Session:
         return False
 
     def leave(self) -> None:
-        """From now on this process is outside, without a warning: what it does is part of something that is recorded
+        """From now on this process is outside, without a warning: its work is part of a call that is recorded
         elsewhere."""
         self.was_inside, self._outside = False, True
 
@@ -202,8 +201,8 @@ class Session:
 
 
 class Waiting:
-    """A request that a person answers. `connection` is the one that belongs to it alone, if it has one: a call that it
-    began has to be ended there; whoever holds this releases it in the end."""
+    """A request that a person answers. `connection`: its own one, if it has one. A call that it began has to be ended
+    there; the holder of this object releases the connection at the end."""
 
     def __init__(
         self, owner: Session, connection: Optional[Link], steps: Optional[Steps], answer: Optional[Dict[str, Any]]
@@ -320,7 +319,7 @@ def warn(text: str) -> None:
             sys.stderr.write("snapshotd: {}\n".format(text))
             sys.stderr.flush()
     except (OSError, ValueError):
-        pass  # the program closed its stderr: there is nobody to tell
+        pass  # the program closed its stderr, so the warning is lost
 
 
 session = Session()

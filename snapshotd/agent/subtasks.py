@@ -114,7 +114,7 @@ class _Tasks:
             @task("build", depends=["plan"])                # or @task; the function, sync or async, is the task
             task.plan("plan", "build")                      # declares tasks that are still to be done: pending
 
-        A task completes when its block or function ends, fails with the exception that leaves it, or is skipped. One
+        A task completes when its block or function ends, fails with the exception that leaves it, or is skipped. A task
         whose dependency has not completed is refused (SnapshotdError, `Conflict`). In a replay a decorated function
         that completed is not run: its recorded result is returned. The block of a `with` always runs; its calls are
         answered from the record. Tools and models called in it are recorded as parts of it. `name`: 1 to 200 printable

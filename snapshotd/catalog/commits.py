@@ -73,7 +73,7 @@ def set_began(db: Database, trajectory: int, began: SnapshotID | None) -> None:
 
 
 def writer(db: Database, trajectory_id: TrajectoryID, fence: int | None) -> Writer:
-    """NotFound; Conflict: somebody else has a later fencing token."""
+    """NotFound; Conflict: another writer has a later fencing token."""
     row = db.read_one(_WRITER_SELECT, (trajectory_id,))
     if row is None:
         raise no("trajectory", trajectory_id)
@@ -120,7 +120,7 @@ def commit(
 def _place(
     db: Database, snapshot: Snapshot, messages: int, own: Writer, state: dict[str, Any] | None
 ) -> tuple[rows.Place, int]:
-    """Where a snapshot goes, and how many messages of what it continues it keeps."""
+    """The snapshot's place, and the number of messages that it keeps of the snapshot it continues."""
     row = db.read_one(_HEAD_SELECT, (own.head,))
     assert row is not None
     head, position, stack, saved, image, layers = row

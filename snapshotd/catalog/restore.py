@@ -45,7 +45,7 @@ def _connect(db: Database, trajectory: Trajectory) -> None:
 
 
 class _Snapshots:
-    """Snapshots as they come, each after what it names."""
+    """Snapshots in an order in which each comes after the ones that it names."""
 
     def __init__(self, db: Database) -> None:
         self._db = db

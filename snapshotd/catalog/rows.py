@@ -82,7 +82,8 @@ MESSAGE_INSERT = "INSERT INTO messages (line, position, role, content) VALUES (?
 
 
 def encode_json(value: Any) -> str:
-    """Compact ASCII JSON. UsageError for what is not JSON (NaN included), LimitExceeded for what nests too deep."""
+    """Compact ASCII JSON. UsageError for a value that is not JSON (NaN included), LimitExceeded for one that nests too
+    deep."""
     try:
         text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     except (ValueError, TypeError) as exc:
@@ -171,7 +172,7 @@ def _decode_agent(text: str | None) -> AgentSpec | None:
 
 @contextmanager
 def intact(kind: str, row: Row) -> Iterator[None]:
-    """Inside, what does not decode is damage of the thing whose id `row` begins with."""
+    """Inside the block, a decoding error is damage of the row's object, whose id `row` begins with."""
     try:
         yield
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as exc:

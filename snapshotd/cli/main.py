@@ -92,7 +92,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "completion": "Print the completion script for a shell.",
     },
 }
-"""Folder to names to what each command does: the first line of its docstring (a test compares them)."""
+"""Folder to names of commands to their summaries: the first lines of their docstrings (a test compares them)."""
 
 FOLDERS: dict[str, str] = {name: folder for folder, commands in COMMANDS.items() for name in commands}
 
@@ -151,9 +151,9 @@ def cli() -> None:
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run one command line. Returns the exit code; never raises what a user could cause."""
+    """Run one command line. Returns the exit code; never raises an error that a user could cause."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started us
+        if getattr(sys, name) is None:  # the parent process closed it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

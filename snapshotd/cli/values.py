@@ -27,7 +27,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _SECONDS_MOST = 10_000 * 366 * 86400.0
 _COUNT_MOST = 1 << 53
 _DIGITS_MOST = 16
-"""Longer numbers are above `_COUNT_MOST`, and those of thousands of digits are refused by `int` in its own words."""
+"""Longer numbers are above `_COUNT_MOST`; `int` would refuse numbers with thousands of digits in its own words."""
 
 
 class Memory(click.ParamType):  # type: ignore[type-arg]

@@ -1,4 +1,4 @@
-"""`--wait`: what a command that makes a snapshot waits for."""
+"""`--wait`: the durability that a command waits for when it makes a snapshot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs of what waits for a person."""
+"""The verbs for calls that wait for a person."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Approvals(Verbs):
     """Part of `Snapshotd`."""
 
     def approvals(self, status: str | None = None) -> list[ApprovalInfo]:
-        """Oldest first; with `status` (pending, approved, denied, expired, stale) only those."""
+        """Oldest first; with `status` (pending, approved, denied, expired, stale) only the ones with it."""
         return [
             ApprovalInfo.of(item) for item in self._transport.request("GET", "/approvals", query={"status": status})
         ]
@@ -27,8 +27,8 @@ class Approvals(Verbs):
     def approve(
         self, ref: str, *, by: str | None = None, reason: str | None = None, arguments: Any = RECORDED
     ) -> ApprovalInfo:
-        """Let the call run, with other `arguments` if they are given. `by`: who decides; else this process's user.
-        Conflict: decided already, or the trajectory's files are others by now (it is stale then)."""
+        """Let the call run, with other `arguments` if they are given. `by`: the decider's name; default: this process's
+        user. Conflict: decided already, or the trajectory's files have changed since (the approval is stale then)."""
         body = {"by": by, "reason": reason, **({} if arguments is RECORDED else {"arguments": arguments})}
         return ApprovalInfo.of(self._transport.request("POST", f"{_path(ref)}/approve", body=body))
 

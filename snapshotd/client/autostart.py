@@ -46,8 +46,8 @@ def start_daemon(state_dir: Path, socket_path: Path, timeout_s: float = START_TI
                 _spawn_and_wait(state_dir, socket_path, deadline)
                 return
             except Conflict:
-                # Somebody else holds the state directory: a daemon that is just ending, or one that was not started by
-                # a command.
+                # Another process holds the state directory: a daemon that is just ending, or one that was not started
+                # by a command.
                 if _answers_or_ends(state_dir, socket_path, deadline):
                     return
                 if time.monotonic() > deadline:

@@ -66,11 +66,11 @@ class Snapshotd(Mind, Approvals, Values):
     never when only a socket was named, since its daemon then lives elsewhere (a container, a service) and would find
     its place taken.
 
-    Every method may raise DaemonUnavailable, VersionMismatch and NotPermitted besides what it says, and NotFound or
+    Every method may raise DaemonUnavailable, VersionMismatch and NotPermitted besides its own errors, and NotFound or
     Ambiguous for a ref: a tag, a name, or a unique prefix of an id. Local paths may be relative to the working
     directory.
 
-    Methods that make a snapshot take `wait`. With "stored" they return when it survives power loss, and raise
+    Methods that make a snapshot take `wait`. With "stored" they return when the snapshot survives power loss, and raise
     OutOfSpace, DataLoss or InternalError when it cannot be stored; it is captured all the same.
     """
 
@@ -108,8 +108,7 @@ class Snapshotd(Mind, Approvals, Values):
         wait: Wait = "captured",
         **sandbox: Any,
     ) -> TrajectoryInfo:
-        """Start an agent file with `args`, or a `command`; `events` follows it. More keywords are those of
-        `sandbox_fields`.
+        """Start an agent file with `args`, or a `command`; `events` follows it. Further keywords: see `sandbox_fields`.
 
         If this process goes away before the answer, the run is stopped again unless `detach`. `wait` is for the
         snapshots so far, the first at least; for the others, call `flush` when the run has finished.
@@ -167,9 +166,9 @@ class Snapshotd(Mind, Approvals, Values):
         away.
 
         CommandNotFound and CommandNotRunnable leave no snapshot. `on_output` gets raw output as it comes; if it raises
-        BrokenPipeError, nobody reads that stream any more, and the command meets a broken pipe when it writes again.
-        `stdin` is read by a thread of its own, as far as the command takes it; one that is unbuffered (`read` gives
-        what there is) reaches it at once.
+        BrokenPipeError, this process stops reading that stream, and the command meets a broken pipe when it writes
+        again. `stdin` is read by a thread of its own, as far as the command takes it; one that is unbuffered (`read`
+        gives what there is) reaches it at once.
 
         With `if_head`, only while that snapshot is the trajectory's head: of several who ask so at the same time one
         runs, the others get a Conflict that names the head.
@@ -250,8 +249,8 @@ class Snapshotd(Mind, Approvals, Values):
     ) -> ForkInfo:
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args` the
         program starts in each; `{index}` in an argument is the fork's number from 0. With `resume` it is replayed up to
-        the snapshot (with `args`, if given) and goes on from there. `wait` is for the snapshot they begin at and what
-        they have so far. UsageError before anything starts."""
+        the snapshot (with `args`, if given) and goes on from there. `wait` covers the snapshot that they begin at and
+        their snapshots so far. UsageError before anything starts."""
         check_wait(wait)
         if not 1 <= n <= FORK_MAX:
             raise UsageError(f"{n} forks were asked for, but one fork makes 1 to {FORK_MAX}; nothing was started")
@@ -295,7 +294,7 @@ class Snapshotd(Mind, Approvals, Values):
         return TrajectoryInfo.of(self._transport.request("GET", f"/trajectories/{ref_segment(ref, 'trajectory')}"))
 
     def log(self, ref: str, last: int | None = None) -> list[SnapshotInfo]:
-        """A trajectory's own snapshots, oldest first; with `last` (1 or more), only so many of the newest."""
+        """A trajectory's own snapshots, oldest first; with `last` (1 or more), only this number of the newest."""
         query = {"last": None if last is None else str(last)}
         found = self._transport.request("GET", f"/trajectories/{ref_segment(ref, 'trajectory')}/log", query=query)
         return [SnapshotInfo.of(item) for item in found]
@@ -368,8 +367,8 @@ class Snapshotd(Mind, Approvals, Values):
         return Policy.of(self._transport.request("GET", "/policy", query=_line(trajectory)))
 
     def set_policy(self, policy: Policy | None, trajectory: str | None = None) -> Policy:
-        """Set the global policy, or a trajectory's own; None removes it. Nothing goes before the next prune. Returns
-        what holds now. UsageError for a number that makes no sense."""
+        """Set the global policy, or a trajectory's own; None removes it. No files go before the next prune. Returns the
+        policy that holds now. UsageError for a number out of range."""
         if policy is not None:
             return Policy.of(
                 self._transport.request("PUT", "/policy", query=_line(trajectory), body=dataclasses.asdict(policy))
@@ -385,9 +384,9 @@ class Snapshotd(Mind, Approvals, Values):
         grace_s: float = PRUNE_GRACE_S,
         progress: Progress | None = None,
     ) -> PruneInfo:
-        """Give up the files of snapshots that no rule keeps, and collect what nothing refers to. `policy` instead of
-        those that are set. Packs younger than `grace_s` stay as they are, until a later prune. Goes on when this
-        process goes away."""
+        """Give up the files of snapshots that no rule keeps, and collect objects that nothing refers to. `policy`
+        replaces the stored policies. Packs younger than `grace_s` stay as they are, until a later prune. Goes on when
+        this process goes away."""
         body = {
             "policy": None if policy is None else dataclasses.asdict(policy),
             "dry_run": dry_run,
@@ -406,8 +405,8 @@ class Snapshotd(Mind, Approvals, Values):
         )
 
     def repair(self, *, progress: Progress | None = None) -> RepairInfo:
-        """Rebuild what is damaged from what is not. Does nothing to a healthy repository. Goes on when this process
-        goes away."""
+        """Rebuild damaged parts from intact ones. Does nothing to a healthy repository. Goes on when this process goes
+        away."""
         return RepairInfo.of(
             self._work("POST", "/repair", None, progress, "the repair", "`snapshotd check` shows how it stands")[
                 "report"
@@ -425,8 +424,8 @@ class Snapshotd(Mind, Approvals, Values):
         progress: Progress | None = None,
     ) -> tuple[str, ...]:
         """Write a snapshot (with `whole`: its trajectory up to it) as one file: a `bundle` for `import_bundle` (with
-        `since`: only what came after that snapshot), an `oci` image for `docker load`, or the plain `tar`. Returns
-        warnings: what the form cannot hold.
+        `since`: only the snapshots after that one), an `oci` image for `docker load`, or the plain `tar`. Returns
+        warnings: files that the form cannot hold.
 
         If anything is raised, also in the middle, the output is not whole.
         """
@@ -479,10 +478,10 @@ class Snapshotd(Mind, Approvals, Values):
         wait: Wait = "captured",
         progress: Progress | None = None,
     ) -> ImportInfo:
-        """Take a bundle in, all or nothing, from a local file or an open one. Tags come along; one that means something
-        else here stays as it is, with a warning. If all is here already, that is answered, with `snapshots` 0.
+        """Take a bundle in, all or nothing, from a local file or an open one. Tags come along; a tag that is taken here
+        stays as it is, with a warning. If all snapshots are here already, the answer names them, with `snapshots` 0.
         UsageError (malformed), NotFound (the snapshot it builds on is not here), Conflict (parts of it are here
-        already), LimitExceeded, VersionMismatch; what reading the source raises."""
+        already), LimitExceeded, VersionMismatch; and errors of reading the source."""
         check_wait(wait)
         if isinstance(source, str | Path):
             try:

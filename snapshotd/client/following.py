@@ -1,8 +1,8 @@
 """Following a run beyond the end of the daemon that it was followed at.
 
 The events of a run are an append-only file in the state directory, which every daemon serves from its beginning. So a
-follower whose connection ends too early asks again, passes over what it has seen, and goes on behind it. That these
-really are the events it has seen, and not those of another run of the same trajectory, a digest tells.
+follower whose connection ends too early asks again, passes over the events that it has seen, and goes on behind them. A
+digest proves that these are the same events, and not the ones of another run of the same trajectory.
 """
 
 from __future__ import annotations
@@ -52,9 +52,8 @@ class Following:
         patience_s: float,
         on_lost: Callable[[], object] | None,
     ) -> None:
-        """`ask` requests all events as lines and `runs` says whether the trajectory still does; both raise DaemonAway
-        for a daemon that is not there, and whatever else they raise ends the following. `what` names the run in
-        errors."""
+        """`ask` requests all events as lines, and `runs` is true while the trajectory runs. Both raise DaemonAway if
+        the daemon is not there; any other error of theirs ends the following. `what` names the run in errors."""
         self._ask, self._runs, self._what, self._on_lost = ask, runs, what, on_lost
         self._patience_s = patience_s
         self._count = 0
@@ -117,8 +116,8 @@ class Following:
             )
 
     def _again(self, lost: DaemonAway) -> Iterator[bytes]:
-        """The lines of the next daemon. Raises `lost`, or what kept us from a daemon since then, when that takes too
-        long."""
+        """The lines of the next daemon. Raises `lost`, or the newest error of connecting to a daemon, when that takes
+        too long."""
         while True:
             self._wait(lost)
             try:

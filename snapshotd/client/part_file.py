@@ -97,7 +97,7 @@ def _writer(fd: int, path: Path) -> Callable[[bytes], object]:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """The system's errors as ours. That a pipe's reader is gone stays what it is."""
+    """The system's errors as ours. BrokenPipeError (a pipe's reader is gone) passes through unchanged."""
     try:
         yield
     except (SnapshotdError, BrokenPipeError):

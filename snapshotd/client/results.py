@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 def plain(cls: type[T], data: Json, **made: Any) -> T:
-    """`cls` from the members of `data` with its fields' names; `made` holds those that are records themselves."""
+    """`cls` from the members of `data` with its fields' names; `made`: the fields that are records themselves."""
     names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     return cls(**{name: made[name] if name in made else data[name] for name in names})
 
@@ -42,7 +42,7 @@ class Files:
 @dataclass(frozen=True, slots=True)
 class DamagedOutput:
     """An output that was damaged on disk and is gone: stdout, stderr or output; its length (None: unknown) and the hash
-    of what it held."""
+    of its content."""
 
     output: str
     bytes: int | None
@@ -55,8 +55,8 @@ class DamagedOutput:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A recorded tool call. `status` is done, failed, interrupted or unknown; `outputs` names what can be had from
-    `Snapshotd.output`, `damaged` what was there and cannot."""
+    """A recorded tool call. `status` is done, failed, interrupted or unknown; `outputs` names the ones that
+    `Snapshotd.output` returns, `damaged` the ones that are gone."""
 
     name: str
     arguments: Any
@@ -77,8 +77,8 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """`files` is None until the daemon has counted what changed, in the background. `state` is captured, stored, lost
-    or pruned."""
+    """`files` is None until the daemon has counted the changes, in the background. `state` is captured, stored, lost or
+    pruned."""
 
     id: str
     parent: str | None
@@ -315,7 +315,7 @@ class UsageInfo:
 
 @dataclass(frozen=True, slots=True)
 class PrunedInfo:
-    """A snapshot whose files go, or went, and why."""
+    """A snapshot that loses, or lost, its files, and why."""
 
     snapshot: str
     trajectory: str

@@ -30,8 +30,8 @@ from snapshotd.types import DEFAULT_TENANT
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """How a command ended. `stdout` and `stderr` are text with U+FFFD for what is not UTF-8; the raw bytes are in
-    `*_bytes`.
+    """The result of a command. `stdout` and `stderr` are text with U+FFFD for bytes that are not UTF-8; the raw bytes
+    are in `*_bytes`.
 
     `snapshot_id` is the snapshot that holds everything the command did; None for a command in a throw-away fork.
     """
@@ -214,7 +214,7 @@ class Sandbox:
     ) -> Sandbox:
         """Start a sandbox. `workspace` is copied to /workspace, `memory` and `disk` are in bytes, `network` is none or
         bridge, `secrets` are environment that is recorded nowhere in plain, `providers` are for the recording gateway,
-        `tenant` is whose values of the store its agents reach. With `wait="stored"`, here and in the
+        `tenant` is the tenant of the store that its agents read and write. With `wait="stored"`, here and in the
         methods that make a snapshot, they return when it survives power loss."""
         client = client or Snapshotd()
         info, _ = client.create(
@@ -272,7 +272,7 @@ class Sandbox:
         )
 
     def snapshots(self, last: int | None = None) -> list[Snapshot]:
-        """Oldest first; with `last`, only so many of the newest."""
+        """Oldest first; with `last`, only this number of the newest."""
         return [Snapshot(self._client, info) for info in self._client.log(self.id, last)]
 
     def head(self) -> Snapshot:

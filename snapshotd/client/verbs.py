@@ -31,7 +31,7 @@ class Verbs:
         return SnapshotInfo.of(self._transport.request("GET", f"/snapshots/{ref_segment(ref)}"))
 
     def _settled(self, taken: SnapshotInfo, wait: Wait) -> SnapshotInfo:
-        """The snapshot as it is when what was waited for has happened."""
+        """The snapshot as it is after the wait."""
         if wait == "captured":
             return taken
         self.flush(taken.trajectory)
@@ -44,7 +44,7 @@ def check_wait(wait: str) -> None:
 
 
 def ref_segment(ref: str, what: str = "snapshot or trajectory") -> str:
-    """A ref as one segment of a URL path. NotFound for what cannot be one."""
+    """A ref as one segment of a URL path. NotFound for a text that cannot be a ref."""
     return segment(check_ref(ref, what))
 
 
@@ -53,7 +53,7 @@ def local_path(path: str | Path) -> Path:
 
 
 def absolute(path: str | Path | None) -> str | None:
-    """A local path as the daemon, whose working directory is another, can take it."""
+    """A local path in a form that is valid for the daemon, which has another working directory."""
     return None if path is None else os.path.abspath(path)
 
 

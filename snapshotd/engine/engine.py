@@ -566,9 +566,7 @@ class LocalEngine(MindVerbs):
         self._catalog.close()
         release(self._context.store)
         for directory in (self._context.run_dir, self._context.share_dir):
-            shutil.rmtree(
-                directory, ignore_errors=True
-            )  # files that stay do no harm: the next start makes it anew
+            shutil.rmtree(directory, ignore_errors=True)  # files that stay do no harm: the next start makes it anew
 
 
 def _check_name(name: str | None) -> None:

@@ -172,7 +172,7 @@ def _identity(fd: int) -> Tuple[int, int]:
 def _connect(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if sock.fileno() <= 2:  # the program closed a standard stream: what it prints must not become protocol
+        if sock.fileno() <= 2:  # the program closed a standard stream: its output must not become protocol
             high = socket.socket(fileno=fcntl.fcntl(sock.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
             sock.close()
             sock = high

@@ -134,11 +134,11 @@ class Link:
 
 
 class _Outage:
-    """How long one request waits for a daemon that is away, and in what steps.
+    """The wait of one request for a daemon that is away, in steps.
 
-    Only the waiting counts, not the time with a connection: a snapshot may take long, a person longer. But a daemon
-    that goes away over and over, perhaps of this very request, is not waited for longer than one that is away; only a
-    connection that stood for as long as that is a new beginning.
+    Only the waiting counts, not the time with a connection: a snapshot may take long, a person longer. A daemon that
+    goes away over and over, perhaps because of this very request, gets no more patience than one that stays away; only
+    a connection that stood for as long as the limit starts the wait anew.
     """
 
     def __init__(self, owner: Owner) -> None:

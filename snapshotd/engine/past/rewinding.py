@@ -154,9 +154,9 @@ class Rewinding:
         change: LayerMaker | None = None,
     ) -> Snapshot:
         """Put the files of a snapshot (None: they stay; with `change`: as `replace_files`) and the mind of another into
-        a settled sandbox, and record it. `state`: instead of that of `follows`.
+        a settled sandbox, and record it. `state`: replaces the one of `follows`.
 
-        Caller holds the lock and has seen to it that nothing lives. On an error everything is as before.
+        Caller holds the lock and has made sure that no process lives. On an error everything is as before.
         """
         head, old_state = sandbox.head, (sandbox.state, sandbox.state_changed)
         cleanup = None if files is None else self.replace_files(sandbox, files, change)

@@ -34,7 +34,8 @@ def command(ctx: click.Context, everything: bool, watch: bool, quiet: bool, no_t
     Oldest first. The agents that asked stand still until `snapshotd approve` or `snapshotd deny`, across any restart.
     With --json: an array of
     {id,trajectory,call,tool,arguments,digest,snapshot,side_effect,created_at,question,status,expires_at,decided_at,by,reason,edited};
-    with --watch, one event per line: {"event":"approval","id","tool","status","trajectory"}, first those that wait already.
+    with --watch, one event per line: {"event":"approval","id","tool","status","trajectory"}, first the ones that wait
+    already.
     """
     client = connect(ctx)
     if watch:

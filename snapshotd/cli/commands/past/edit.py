@@ -104,7 +104,7 @@ def command(
 
 
 def _changes(options: dict[str, Any]) -> dict[str, Any]:
-    """The client's keywords for the options. UsageError for those that contradict each other."""
+    """The client's keywords for the options. UsageError for options that contradict each other."""
     files: dict[bytes, bytes | None] = {
         _path(path): file_bytes(source, f"the content of {path}") for path, source in options["files"]
     }
@@ -138,8 +138,8 @@ def _path(path: str) -> bytes:
 
 
 def _in_editor(client: Snapshotd, ref: str) -> dict[str, Any] | None:
-    """The client's keywords for what a person changed in a document; None if nothing was. Broken JSON can be mended,
-    not lost."""
+    """The client's keywords for a person's changes to a document; None if there are none. A person can mend broken
+    JSON; it is not lost."""
     before = _document(client, ref)
     text = as_page(before)
     while True:

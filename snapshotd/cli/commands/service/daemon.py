@@ -168,8 +168,8 @@ def _restart(client: Snapshotd, as_json: bool) -> int:
 
 
 def _end(state_dir: Path, number: signal.Signals, timeout_s: float) -> int | None:
-    """Send the daemon of a state directory a signal and wait until its process is gone, and with it what it had
-    mounted. Its process id, or None when there is none."""
+    """Send the daemon of a state directory a signal and wait until its process is gone, and its mounts with it. Its
+    process id, or None when there is none."""
     from snapshotd.daemon.lock import lock_holder
 
     pid = lock_holder(state_dir)
