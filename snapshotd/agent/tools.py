@@ -61,11 +61,12 @@ def tool(
     `side_effect`: the effect of running it a second time. `local`: it only changes files, which go back with it;
     `idempotent`: none, under the same idempotency key (`current_call().key`); `irreversible`: it happens twice.
     `approve`: True or a question: a person has to agree to each call first. Raises Denied if they do not. The approver
-    may change the arguments. Under asyncio other tasks go on meanwhile, and so do other threads. `compensate`: how to
-    undo a call: a command (list of texts), or a function of a module's top level that takes one dict (`name`,
-    `arguments`, `result`, `key`). It runs in a process of its own, which imports the function's file: a program that
-    defines it has to start itself under `if __name__ == "__main__"`. `key`: an idempotency key of the program's own: a
-    text that is formatted with the call's arguments, as `"order-{number}"`, or a function of them.
+    may change the arguments. Under asyncio other tasks go on meanwhile, and so do other threads.
+    `compensate`: how to undo a call: a command (list of texts), or a function of a module's top level that takes one
+    dict (`name`, `arguments`, `result`, `key`). It runs in a process of its own, which imports the function's file: a
+    program that defines it has to start itself under `if __name__ == "__main__"`.
+    `key`: an idempotency key of the program's own: a text that is formatted with the call's arguments, as
+    `"order-{number}"`, or a function of them.
 
     The wrapped function raises SnapshotdUnavailable when the daemon goes away and does not come back, and
     SnapshotdError when it refuses (disk full, a program that leaves the recorded path); before the function ran if the

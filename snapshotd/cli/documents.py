@@ -17,7 +17,7 @@ _SHORT_CHARS = 60
 
 
 def json_file(path: str, what: str) -> Any:
-    """The JSON value in a file of this machine, or on standard input (`-`). Errors call it `what`."""
+    """The JSON value in a file of this machine, or on standard input (`-`). UsageError calls it `what`."""
     return json_value(file_bytes(path, what).decode(errors="replace"), f"{what} in {path}")
 
 

@@ -167,11 +167,11 @@ class Snapshotd(Mind, Approvals, Values):
 
         CommandNotFound and CommandNotRunnable leave no snapshot. `on_output` gets raw output as it comes; if it raises
         BrokenPipeError, this process stops reading that stream, and the command meets a broken pipe when it writes
-        again. `stdin` is read by a thread of its own, as far as the command takes it; one that is unbuffered (`read`
-        gives what there is) reaches it at once.
+        again. A thread of its own reads `stdin`, as far as the command takes it; unbuffered input (`read` returns the
+        bytes at hand) reaches the command at once.
 
-        With `if_head`, only while that snapshot is the trajectory's head: of several who ask so at the same time one
-        runs, the others get a Conflict that names the head.
+        With `if_head` the command runs only if that snapshot is the trajectory's head: of several such requests at one
+        time one runs, and the others get a Conflict that names the head.
         """
         check_wait(wait)
         path = f"/trajectories/{ref_segment(ref, 'trajectory')}/exec"

@@ -7,7 +7,7 @@
     lazy      serves layers that are not written yet, through FUSE (fuse/)
     browse    shows snapshots as folders, through FUSE
 
-Each imports what it needs: with all of it a packer would take twice as long to start.
+Each role imports only its own modules: with all modules a packer would take twice as long to start.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ class ServerOptions:
 def serve(options: ServerOptions, open_engine: EngineFactory) -> int:
     """Be the daemon until told to stop. Returns the exit code. Call from the main thread before any other is started.
 
-    NotPermitted (not root), Unsupported (kernel), Conflict (another daemon), UsageError (paths); what `open_engine`
-    raises. Each is also told to `ready_fd`.
+    NotPermitted (not root), Unsupported (kernel), Conflict (another daemon), UsageError (paths); errors of
+    `open_engine`. Each error is also written to `ready_fd`.
     """
 
     def isolated(state_dir: Path) -> Engine:
@@ -84,7 +84,7 @@ def serve(options: ServerOptions, open_engine: EngineFactory) -> int:
 def alone(state_dir: Path, action: Callable[[Path], T]) -> T:
     """Do something to a state directory in place of its daemon. Call from the main thread before any other is started.
 
-    NotPermitted, Unsupported, Conflict (a daemon serves it); what `action` raises.
+    NotPermitted, Unsupported, Conflict (a daemon serves it); errors of `action`.
     """
     check_host()
     make_state_dir(state_dir)
@@ -97,7 +97,7 @@ def alone(state_dir: Path, action: Callable[[Path], T]) -> T:
 
 
 def serve_here(options: ServerOptions, open_engine: EngineFactory) -> int:
-    """`serve` without what needs root: no check of the host, no mount namespace."""
+    """`serve` without the steps that need root: no check of the host, no mount namespace."""
     if options.ready_fd is not None:
         os.set_inheritable(options.ready_fd, False)  # a child of ours that kept it would keep the client waiting
     check_socket_path(options.socket_path)
@@ -131,9 +131,9 @@ def serve_here(options: ServerOptions, open_engine: EngineFactory) -> int:
 
 
 def leave_session_keyring() -> None:
-    """Go on with an empty one: sandboxes are given this process's, and it is the client's who started it. (Their filter
-    lets no call reach it, but the kernel itself looks there.) Counts for this thread and what it starts, so it comes
-    before all others."""
+    """Go on with an empty session keyring: sandboxes inherit this process's, which belongs to the client that started
+    the daemon. (Their filter lets no call reach it, but the kernel itself looks there.) Counts for this thread and what
+    it starts, so it comes before all others."""
     with contextlib.suppress(OSError):  # a kernel without keyrings, or a container around us that has none
         call("keyctl", KEYCTL_JOIN_SESSION_KEYRING, None)
 
@@ -141,7 +141,7 @@ def leave_session_keyring() -> None:
 def bind(path: Path) -> socket.socket:
     """A listening socket at `path`, mode 0600, in place of a stale one. The caller holds the state directory's lock.
 
-    Conflict when somebody listens there or something else than a socket is in the way; UsageError when it cannot be
+    Conflict when another process listens there or a file that is no socket is in the way; UsageError when it cannot be
     made.
     """
     _remove_stale(path)
@@ -275,7 +275,7 @@ def _announce(options: ServerOptions) -> None:
 
 @contextlib.contextmanager
 def told_to(ready_fd: int | None) -> Iterator[None]:
-    """Tell a failure to whoever waits for the daemon to be ready."""
+    """Report a failure to the process that waits for the daemon to be ready."""
     try:
         yield
     except SnapshotdError as exc:
@@ -311,9 +311,9 @@ def _set_limits() -> None:
     Open files: a sandbox costs about ten descriptors, and 256 are a fork. No higher: some children close every possible
     one.
 
-    Core dumps: 1 byte, which tells the kernel to start no program for them (0 does not: fs/coredump.c). It would be the
-    host's, as root, with whatever an attacker puts into the memory of a process that he crashes. Our own memory has
-    secrets in it.
+    Core dumps: 1 byte, which tells the kernel to start no program for them (0 does not: fs/coredump.c). That program
+    would be the host's, run as root, and its input is the memory of a process that an attacker has filled and crashed.
+    Our own memory has secrets in it.
     """
     with contextlib.suppress(ValueError):  # it may be 0 already, for good
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))

@@ -62,7 +62,7 @@ _LIBRARY_TEXT = b'"""snapshotd inside a sandbox: only `snapshotd.agent` is here.
 
 
 def open_engine(state_dir: Path) -> Engine:
-    """The engine of a state directory, recovered from whatever happened before. The caller holds the directory's lock.
+    """The engine of a state directory, recovered from any earlier end. The caller holds the directory's lock.
 
     Raises Unsupported (something is missing on this machine), DataLoss, VersionMismatch, OutOfSpace.
     """
@@ -109,8 +109,8 @@ def open_engine(state_dir: Path) -> Engine:
 
 def rebuild_catalog(state_dir: Path, progress: Callable[[str], object]) -> rebuild.Report:
     """Move the catalog aside and make a new one from the repository, whose index is repaired first. Layers are dropped:
-    nobody knows any more which of them were whole. The caller is alone with the state directory. DataLoss (not even the
-    key is there), OutOfSpace."""
+    the record of which ones are whole is lost. The caller is alone with the state directory. DataLoss (not even the key
+    is there), OutOfSpace."""
     store = layer_store.prepare(state_dir)
     try:
         url = _known_store_url(state_dir)

@@ -5,7 +5,8 @@ The daemon's API is a thin skin over `Engine`; the CLI and the client say the sa
 head).
 
 Errors: the classes of `errors.py`; every method may raise NotFound/Ambiguous for a ref. Nothing has changed when a
-method raises, unless it says so. Concurrency: every method may be called from any thread.
+method raises, unless it says so.
+Concurrency: every method may be called from any thread.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class IngestReport:
 
 
 class Tally:
-    """Counts while content comes in, and gathers what was left out. Repeated reasons become one warning with a
-    count."""
+    """Counts while content comes in, and gathers warnings about parts that were left out. Repeated reasons become one
+    warning with a count."""
 
     def __init__(self) -> None:
         self.files = self.directories = self.bytes = 0
@@ -103,7 +103,7 @@ def keep_xattr(name: bytes) -> bool:
 
 
 def set_xattrs(fd: int, path: bytes, xattrs: dict[bytes, bytes], tally: Tally) -> None:
-    """Give what `fd` (not a symbolic link; O_PATH is fine) holds the attributes that `keep_xattr` allows; count the
+    """Give the file of `fd` (not a symbolic link; O_PATH is fine) the attributes that `keep_xattr` allows; count the
     others."""
     is_content = stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFREG, stat.S_IFDIR)
     for name, value in xattrs.items():
@@ -129,7 +129,7 @@ def allowed_ids(uid: int, gid: int, tally: Tally) -> tuple[int, int]:
 
 
 def drop_xattrs(fd: int, names: Iterable[bytes | str]) -> None:
-    """Remove attributes from what `fd` holds; not an error where they are missing or not supported."""
+    """Remove attributes from the file of `fd`; not an error where they are missing or not supported."""
     for name in names:
         try:
             os.removexattr(files.fd_path(fd), name)
@@ -141,7 +141,7 @@ def drop_xattrs(fd: int, names: Iterable[bytes | str]) -> None:
 def set_metadata(
     fd: int, path: bytes, *, owner: tuple[int, int], mode: int, mtime_ns: int, xattrs: dict[bytes, bytes], tally: Tally
 ) -> None:
-    """Owner, mode, attributes and modification time of what `fd` (O_PATH is fine; not a symbolic link) holds.
+    """Set owner, mode, attributes and modification time of the file of `fd` (O_PATH is fine; not a symbolic link).
 
     Order matters: chown clears setuid and file capabilities; times come last.
     """

@@ -68,8 +68,8 @@ def write_tree(view: View, write: Callable[[bytes], object], *, marks: Marks = M
     sorted.
 
     `write` gets pieces of up to some MiB. Returns warnings, one sentence for each thing the format cannot hold:
-    sockets, attributes or a path beyond the bounds of our own reader (`tar_reader`). Raises what the view and `write`
-    raise, and DataLoss for a file that is shorter than recorded; the stream is cut off then.
+    sockets, attributes or a path beyond the bounds of our own reader (`tar_reader`). Raises the errors of the view and
+    of `write`, and DataLoss for a file that is shorter than recorded; the stream is cut off then.
     """
     writer = _Writer(view, write, marks)
     writer.run()
@@ -317,7 +317,7 @@ class _Writer:
         )
 
     def _xattr_records(self, path: bytes, xattrs: dict[bytes, bytes], used: int) -> list[tuple[bytes, bytes]]:
-        """The attributes by name; a plain name in the way everybody reads, any other in libarchive's."""
+        """The attributes by name; a plain name in the common form, any other in libarchive's."""
         found = []
         for name in sorted(xattrs):
             value = xattrs[name]
@@ -353,7 +353,7 @@ class _Writer:
 
 
 def _extents(fd: int, size: int, gap: int) -> Iterator[tuple[int, int]]:
-    """(offset, length) of a file's data, in order; what is less than `gap` apart is one piece. A hole at the end is
+    """(offset, length) of a file's data, in order; pieces less than `gap` apart are joined. A hole at the end is
     followed by (size, 0), which makes GNU tar give the file its length."""
     seek = partial(os.lseek, fd)
     start = end = position = 0

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from snapshotd.trees.view import View
 
 FOREVER_S = 365 * 24 * 3600.0
-"""How long the kernel may keep what never changes."""
+"""Time for which the kernel may keep an entry that never changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Place:
 
 
 class Folder(ABC):
-    """A directory that belongs to no tree. Both methods may raise what reading the catalog or repository raises."""
+    """A directory that belongs to no tree. Both methods may raise the errors of reading the catalog or repository."""
 
     timeout_s: float = FOREVER_S
     """How long the kernel may believe an answer about this folder's entries."""

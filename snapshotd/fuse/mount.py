@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 _MAX_SAID_BYTES = 2000
 READ_AHEAD_KB = 1024
-"""The kernel's default of 128 would make eight requests of what can be one."""
+"""With the kernel's default of 128 one request would become eight."""
 _MAX_TASKS = 64
 """Requests in work at once. Each has a buffer of 1 MiB; a request without data to write touches one page of it."""
 
@@ -66,7 +66,7 @@ class Mounted:
         self._within(lambda: self._mount(mount_point, options))
 
     def serve(self) -> None:
-        """Until somebody unmounts it, or standard input closes, or SIGTERM or SIGINT comes."""
+        """Serve until the mount is unmounted, standard input closes, or SIGTERM or SIGINT comes."""
         threading.Thread(target=self._follow_parent, name="parent", daemon=True).start()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: os._exit(0) if self._gone() else None)
@@ -80,8 +80,8 @@ class Mounted:
             pyfuse3.close(unmount=False)
 
     def detach(self) -> None:
-        """Take the mount away if it is still there; who uses it keeps it until this process ends. Never another
-        mount."""
+        """Take the mount away if it is still there; a process that uses it keeps it until this process ends. Never
+        another mount."""
         try:
             self._within(self._detach_here)
         except ProcessLookupError:

@@ -10,11 +10,11 @@ refused) -> the reply is passed on as it arrives -> `GatewayHandler.replied` -> 
 the handler has recorded a reply before the agent can act on it: no request built on a reply overtakes the record of
 that reply.
 
-Keys: the provider's key is set on the way out and masked on the way back. The agent's own credentials are dropped. No
-header of either side is part of what the handler is told.
+Keys: the provider's key is set on the way out and masked on the way back. The agent's own credentials are dropped. The
+handler gets no header of either side.
 
-Trust: whatever connects is an attacker inside the sandbox. Connections, heads, bodies, JSON values and waiting are
-bounded; what one connection sends never affects another, except that all share the memory budget.
+Trust: every client is an attacker inside the sandbox. Connections, heads, bodies, JSON values and waiting are bounded;
+data from one connection never affect another, except that all share the memory budget.
 
 Concurrency: one thread per connection; the handler is called from all of them, also at the same time.
 Errors: a `SnapshotdError` from the handler becomes an HTTP error in the shape of the provider's API, with the status of
@@ -70,10 +70,10 @@ class Provider(StrEnum):
 class Upstream:
     """A real provider. Raises UsageError for a base URL that is not one.
 
-    `base_url` is what the provider's own client would be given: `https://api.openai.com/v1`,
+    `base_url`: the URL that the provider's own client would use: `https://api.openai.com/v1`,
     `https://api.anthropic.com`, or any compatible service, with or without a path, with or without a slash at its end.
     For OpenAI a missing path means `/v1`. `api_key` is sent as `Authorization: Bearer` (OpenAI) or `x-api-key`
-    (Anthropic); None sends none. `headers` replace what the agent sends under the same names.
+    (Anthropic); None sends none. `headers` replace the agent's headers of the same names.
     """
 
     base_url: str
@@ -159,7 +159,7 @@ class ItemReader(Protocol):
         they send a message again."""
 
     def results(self, item: dict[str, Any]) -> Iterable[tuple[str, Any, bool]]:
-        """Tool results that it carries: call id, content, whether it is an error."""
+        """Tool results that it carries: call id, content, and True for an error."""
 
     def calls(self, item: dict[str, Any]) -> Iterable[ModelCall]:
         """Tool calls of the model that it carries."""
@@ -172,7 +172,7 @@ class ItemReader(Protocol):
 
 
 VOLATILE_PARAMS = frozenset({"metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
-"""Parameters that do not change what is asked, and may differ when a program runs again."""
+"""Parameters that do not change the question to the model, and may differ when a program runs again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,8 +183,8 @@ class TurnRequest:
     `params` is every field of the body but the model, the stream flag and the conversation (tools, temperature, ...),
     as it came. `items` is the conversation on the wire, the system prompt first; `message(i)` belongs to `items[i]`.
     `previous` is the id of the reply (Responses API: `previous_response_id`, or the id of a `conversation`) that the
-    messages continue; if it is not None, the messages are only the new ones. `store` says whether the provider was
-    asked to remember the reply. Threads: may be read by several.
+    messages continue; if it is not None, the messages are only the new ones. `store`: True if the provider was asked to
+    remember the reply. Threads: may be read by several.
     """
 
     api: Api
@@ -242,10 +242,10 @@ class TurnRequest:
 
     @cached_property
     def tool_results(self) -> list[ToolResult]:
-        """The results that this request hands to the model: those after the model's last words.
+        """The results that this request hands to the model: the ones after the model's last words.
 
         Where calls and results alternate without any other words of the model between (some clients of the Responses
-        API write parallel calls so), older results may be among them: their ids are known to whoever recorded them.
+        API write parallel calls so), older results may be among them: the recorder knows their ids.
         """
         first = len(self.items)
         while first and not self._ends_results(self.items[first - 1]):
@@ -279,7 +279,7 @@ class ReplyContent:
     digests: tuple[bytes, ...] = ()
     """Digests of `messages`, as they will be in the next request that carries them."""
     calls: tuple[ModelCall, ...] = ()
-    """Tool calls that the agent is asked to make (not those that the provider makes itself)."""
+    """Tool calls that the agent is asked to make (not the ones that the provider makes itself)."""
     stop_reason: str | None = None
     usage: Usage = Usage()
     response_id: str | None = None
@@ -292,9 +292,9 @@ class ReplyContent:
 class TurnReply:
     """The end of a forwarded turn.
 
-    `status` is what the agent was sent: the provider's, or 502 and 504 where the provider gave none.
-    `complete`: everything the provider meant to send has come, its status whatever it is. Else `error` says who cut it,
-    and `content` is what came until then.
+    `status`: the one that the agent got, which is the provider's, or 502 and 504 if the provider gave none.
+    `complete`: everything that the provider meant to send has come, with any status. Otherwise `error` names the side
+    that cut it, and `content` is the part until then.
     `body` is every byte of the reply, for `Recorded`; None if it was longer than the replay limit (`body_bytes` says
     how long).
     """
@@ -373,7 +373,7 @@ class Budget:
             return True
 
     def give(self, amount: int) -> None:
-        """Give back what `take` took."""
+        """Give back memory that `take` took."""
         with self._lock:
             self._left += amount
 

@@ -1,13 +1,13 @@
 """A dialect: how one API writes requests, replies, streams and errors. One module each: `openai_chat`,
 `openai_responses`, `anthropic`.
 
-Everything here reads what others wrote: an agent in a sandbox, or a provider that may be any program. A reader takes
-what has the expected shape and passes over the rest; only what makes a request meaningless is refused (UsageError).
-Nothing raises for a reply.
+All input here is foreign: it comes from an agent in a sandbox, or from a provider that may be any program. A reader
+takes what has the expected shape and passes over the rest; only a part that makes a request meaningless is refused
+(UsageError). Nothing raises for a reply.
 
-`normal` forms drop what clients change when they send a message again: null and empty fields, ids and marks that the
-provider adds, cache marks that move from turn to turn; one text part is the same as a text; a call's arguments are
-compared as JSON, not as text.
+`normal` forms drop the parts that clients change when they send a message again: null and empty fields, ids and marks
+that the provider adds, cache marks that move from turn to turn; one text part is the same as a text; a call's arguments
+are compared as JSON, not as text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StreamReader(ABC):
     """Puts a streamed reply together, one event at a time."""
 
     settled = False
-    """The model has said everything; what may follow is the provider's epilogue (counts, an end mark)."""
+    """The model has said everything; only the provider's epilogue may follow (counts, an end mark)."""
     finished = False
     """The stream's own end mark, or an error that ends it, was there. Nothing of interest follows."""
 
@@ -75,7 +75,8 @@ class Dialect(ItemReader, ABC):
 
     @abstractmethod
     def reply_items(self, reply: dict[str, Any]) -> list[dict[str, Any]]:
-        """The reply as items of a conversation: what the agent will send back in its next request."""
+        """The reply as items of a conversation, in the form in which the agent will send them back in its next
+        request."""
 
     def read_request(self, body: dict[str, Any], body_bytes: int, memo: DigestMemo) -> TurnRequest:
         """The request in a parsed body. Raises UsageError for one that no provider could answer, or that cannot be
@@ -187,7 +188,7 @@ def index(value: Any) -> int | None:
 
 
 def without(item: dict[str, Any], names: Iterable[str] = ()) -> dict[str, Any]:
-    """A copy without the named fields, and without those that are null or empty lists."""
+    """A copy without the named fields, and without fields that are null or empty lists."""
     return {name: value for name, value in item.items() if name not in names and value is not None and value != []}
 
 

@@ -38,7 +38,7 @@ def parse(body: bytes) -> Any:
     """The value of a body that `count_values` found within `NODE_LIMIT`.
 
     Lone surrogates, which some clients send when they cut a text in the middle of a character, become U+FFFD. Raises
-    UsageError for what is not JSON and LimitExceeded for what is nested too deeply.
+    UsageError for a body that is not JSON and LimitExceeded for one that is nested too deeply.
     """
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_refuse, parse_float=_finite)
@@ -59,7 +59,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def parse_or_none(body: bytes) -> Any:
-    """Like `parse`, with every bound checked, and None for what cannot be read."""
+    """Like `parse`, with every bound checked, and None for an unreadable body."""
     try:
         return parse(body) if count_values(body) <= NODE_LIMIT else None
     except (UsageError, LimitExceeded):

@@ -1,4 +1,4 @@
-"""Headers and keys at the border: what of the agent's goes out, what of the provider's comes in."""
+"""Headers and keys at the border: the agent's headers that go out, and the provider's that come in."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def outgoing(headers: Iterable[Header], provider: Provider, upstream: Upstream) 
 
 
 def incoming(headers: Iterable[Header]) -> list[Header]:
-    """The headers of a reply for the agent: those it needs. Not whose account it is, no cookies."""
+    """The headers of a reply that the agent needs. No names of accounts, no cookies."""
     return [
         (name, value)
         for name, value in headers

@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection from inside a sandbox, with h11: whole requests in, answers out, everything bounded.
 
-A peer that dawdles is cut off: it has a while for a head, for every piece of a body, for the whole body, and for taking
-what it asked for.
+A slow peer is cut off: there is a time limit for a head, for every piece of a body, for the whole body, and for taking
+the answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PIECE_BYTES = 64 << 10
 _LINGER_S = 2.0
 _LINGER_BYTES = 4 << 20
 _PATH = re.compile(r"/[A-Za-z0-9._~:@/-]{0,500}")
-"""No escapes: whatever a provider would make of them, it is not what was allowed."""
+"""No escapes: a provider could read them as a path that is not allowed."""
 
 
 class Gone(Exception):  # noqa: N818 - the ordinary end of a connection
@@ -49,7 +49,7 @@ class Refused(Exception):  # noqa: N818 - carries the error that is shown
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One request, complete. `path` has no escapes and no `..`; `query` is what followed the question mark."""
+    """One request, complete. `path` has no escapes and no `..`; `query`: the text after the question mark."""
 
     method: str
     path: str
@@ -117,7 +117,7 @@ class Peer:
         self._taken += amount
 
     def release(self) -> None:
-        """Give back what was reserved."""
+        """Give back reserved memory."""
         self._budget.give(self._taken)
         self._taken = 0
 
@@ -155,7 +155,8 @@ class Peer:
         return self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE, h11.DONE)
 
     def linger(self) -> None:
-        """Read a little of what the peer is still sending, so that it sees the answer and not a reset connection."""
+        """Read a little of the data that the peer is still sending, so that it sees the answer and not a reset
+        connection."""
         deadline, left = time.monotonic() + _LINGER_S, _LINGER_BYTES
         try:
             self._socket.shutdown(socket.SHUT_WR)

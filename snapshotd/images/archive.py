@@ -1,4 +1,4 @@
-"""Image archives: what `docker save` writes, and OCI image layouts (as a tar or as a folder). Layers are applied in
+"""Image archives: the output of `docker save`, and OCI image layouts (as a tar or as a folder). Layers are applied in
 order.
 
 Every blob is checked against the digest that names it, and every layer's plain content against its diff id; layouts are

@@ -151,7 +151,7 @@ def _source_lines(mirrors: list[Mirror]) -> str:
 
 
 def _run(command: list[str], recipe: Recipe, sources: str, progress: Callable[[str], None]) -> None:
-    """Run to the end, passing on what it says. The addresses go through standard input: they may hold a password."""
+    """Run to the end, passing on its output. The addresses go through standard input: they may hold a password."""
     kept = ("PATH", "HOME", "TMPDIR", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
     env = {name: os.environ[name] for name in kept if name in os.environ}
     env["PATH"] = env.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin"
@@ -234,7 +234,7 @@ def _each(root_fd: int, path: bytes, action: Callable[[int, bytes], None]) -> No
 
 
 def _write_sources(root_fd: int, mirrors: list[Mirror]) -> None:
-    """The image's own package sources: the same archives, without anybody's password."""
+    """The image's own package sources: the same archives, without passwords."""
     if not mirrors:
         return  # the bootstrapper wrote its defaults
     fd = files.make_dirs(root_fd, b"etc/apt/sources.list.d")

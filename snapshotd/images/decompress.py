@@ -39,7 +39,7 @@ def plain(stream: Readable, what: str) -> Readable:
 
 
 def drain(stream: Readable, limit: int, what: str) -> None:
-    """Read what is left of a stream: a tar ends before its file does. LimitExceeded when that is more than `limit`
+    """Read the rest of a stream: a tar ends before its file does. LimitExceeded when the rest is longer than `limit`
     bytes."""
     while data := stream.read(_STEP_BYTES):
         limit -= len(data)

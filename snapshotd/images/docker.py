@@ -19,7 +19,7 @@ _TIMEOUT_S = 300
 """Before an engine sends the first byte of an export it mounts the image, which can take long on slow disks."""
 _CHUNK_BYTES = 1 << 20
 LABEL = "snapshotd.image-import"
-"""On the containers that are made here, so that a person who finds one after a crash knows what it is."""
+"""Label on the containers that are made here: it explains them to a person who finds one after a crash."""
 
 
 def _reason(exc: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The SHA-256 of a stream, while somebody else reads it."""
+"""The SHA-256 of a stream, computed while another reader consumes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PIECE_BYTES = 1 << 20
 
 
 class HashingReader:
-    """A stream that knows the hash of what was read from it."""
+    """A stream that knows the hash of the bytes read from it."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream

@@ -38,7 +38,7 @@ from snapshotd.kernel import files
 from snapshotd.types import Image, ImageID, new_id
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,254}")
-"""An image's name: what Docker's references look like, which our own names are a part of."""
+"""An image's name: the form of Docker's references, which includes our own names."""
 _TMP = ".tmp-"
 
 
@@ -189,8 +189,8 @@ class ImageStore(Images):
             return self._make(facts, lambda _: None, prepare=False)
 
     def _make(self, facts: _Facts, fill: Callable[[Path], None], *, prepare: bool = True) -> Image:
-        """Make an image: `fill` gets the empty root directory, `prepare` adds what every sandbox needs. Nothing is left
-        behind when it fails."""
+        """Make an image: `fill` gets the empty root directory, `prepare` adds the files that every sandbox needs.
+        Nothing is left behind when it fails."""
         image_id = ImageID(new_id())
         tmp = self._dir / f"{_TMP}{image_id}"
         try:
@@ -264,7 +264,7 @@ def _default_name(path: Path) -> str:
 
 
 def _copy_root(source: Path, target: Path) -> None:
-    """Copy an image's root, sharing its extents where the file system can. The tree is ours and nobody changes it."""
+    """Copy an image's root, sharing its extents where the file system can. The tree is ours and does not change."""
     program = shutil.which("cp")
     if program is None:
         raise InternalError("the program cp is missing on this machine")

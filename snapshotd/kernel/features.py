@@ -80,7 +80,7 @@ def mount_setattr(directory: Path) -> str | None:
 
 
 def user_namespaces(_: Path) -> str | None:
-    """User namespaces with a map of 65,536 ids: container root is nobody on the host."""
+    """User namespaces with a map of 65,536 ids: container root has no rights on the host."""
     try:
         os.close(namespaces.user_namespace(_PROBE_MAP))
     except OSError as exc:

@@ -1,4 +1,4 @@
-"""Mounts by file descriptor: overlays, id-mapped clones, sealing, moving, and reading what is mounted.
+"""Mounts by file descriptor: overlays, id-mapped clones, sealing, moving, and listing mounts.
 
 Source: Documentation/filesystems/overlayfs.rst, mount_setattr(2), open_tree(2); design notes in docs/architecture.md.
 """

@@ -21,8 +21,8 @@ def in_mount_namespace(ns_fd: int, action: Callable[[], T]) -> T:
     """Run `action` in a thread of its own that has joined the mount namespace; the rest of the process stays where it
     is.
 
-    The thread's root and working directory are the namespace's root. Errors of `action` are raised here. Cost: about
-    0.1 ms for the thread.
+    The thread's root and working directory are the namespace's root. Errors of `action` are raised here.
+    Cost: about 0.1 ms for the thread.
     """
 
     def joined() -> T:
@@ -100,7 +100,7 @@ _CLONE_NEWUSER = 0x10000000
 
 
 def user_namespace(id_map: IdMap) -> int:
-    """A file descriptor of a user namespace that maps `id_map` and nobody lives in; only for id-mapped mounts.
+    """A file descriptor of a user namespace that maps `id_map` and has no processes; only for id-mapped mounts.
 
     Container ids 0..count-1 on disk appear as host ids base..base+count-1. One more extent maps id `count` to host id
     0, without which overlayfs cannot create its work directory (EOVERFLOW, and the mount falls back to read-only).

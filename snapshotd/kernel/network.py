@@ -1,7 +1,7 @@
 """The uplink of a network namespace: taken down and brought up again, with its routes.
 
 An interface that is down passes nothing and keeps its IPv4 addresses. The kernel drops the routes through it; the
-connected ones come back with it, those with a gateway do not, so they are remembered. IPv6 addresses and routes are
+connected ones come back with it, the ones with a gateway do not, so they are remembered. IPv6 addresses and routes are
 lost with the interface (unless `net.ipv6.conf.*.keep_addr_on_down` is set): neither driver gives a sandbox any.
 Interfaces and routes by ioctl (netdevice(7), `struct rtentry` of linux/route.h): one call each, no program needed.
 """
@@ -83,8 +83,8 @@ class Uplink:
 
 
 def take_down(pid: int) -> Uplink:
-    """Take every interface but loopback down in the network namespace of a process. OSError; what was taken down before
-    it stays down."""
+    """Take every interface but loopback down in the network namespace of a process. OSError; the interfaces before the
+    failed one stay down."""
 
     def down(control: socket.socket) -> Uplink:
         found = [name for _, name in socket.if_nameindex() if _flags(control, name) & (_UP | _LOOPBACK) == _UP]

@@ -40,7 +40,7 @@ def start_time(pid: int) -> int:
 
 
 def wait_status(pid: int, pidfd: int) -> int | None:
-    """How a process ended whose parent is another, as wait(2) says it. None when the kernel does not tell: it still
+    """The exit status of another process's child, as wait(2) gives it. None when the kernel does not tell: it still
     runs, or its parent has reaped it and the kernel is older than 6.15. The caller may look into any process
     (CAP_SYS_PTRACE)."""
     info = bytearray(_PIDFD_INFO.size)

@@ -1,5 +1,5 @@
-"""Project quotas: how much what lies below a directory may take. XFS and ext4 keep them alike, where they are mounted
-with `prjquota`.
+"""Project quotas: limits for the disk use below a directory. XFS and ext4 keep them alike, where they are mounted with
+`prjquota`.
 
 Source: quotactl(2), ioctl_fs(2) FS_IOC_FSSETXATTR, linux/dqblk_xfs.h. Descriptors are those of directories opened for
 reading.
@@ -48,7 +48,7 @@ def enforced(fd: int) -> bool:
 
 
 def join(fd: int, project: int) -> None:
-    """Count a directory, and what is made in it from now on, to a project. OSError."""
+    """Count a directory, and new entries in it from now on, to a project. OSError."""
     flags, size, extents, _, cow, rest = _FSXATTR.unpack(fcntl.ioctl(fd, _FS_IOC_FSGETXATTR, b"\0" * _FSXATTR.size))
     fcntl.ioctl(fd, _FS_IOC_FSSETXATTR, _FSXATTR.pack(flags | _PROJINHERIT, size, extents, project, cow, rest))
 

@@ -44,7 +44,7 @@ def _signature(st: os.stat_result) -> Signature:
 
 @dataclass(slots=True)
 class Mirror:
-    """A finished capture: its layer, and what every entry of the upper looked like when it was copied."""
+    """A finished capture: its layer, and the status of every entry of the upper when it was copied."""
 
     layer: LayerID
     seen: dict[bytes, Signature]
@@ -85,7 +85,7 @@ def capture(
 
 
 class _Copier:
-    """Makes `target` equal to `source`; `run` may be called again and then does only what changed."""
+    """Makes `target` equal to `source`; `run` may be called again and then copies only changed entries."""
 
     def __init__(self, source: int, target: int, old: int, old_seen: dict[bytes, Signature]) -> None:
         self._source, self._target = source, target

@@ -94,7 +94,7 @@ class Target:
                 os.close(self.retired.popleft())
 
     def trim(self) -> None:
-        """Close what was used longest ago, beyond `MAX_CACHED_LOWERS`."""
+        """Close the lowers that were used longest ago, beyond `MAX_CACHED_LOWERS`."""
         while len(self.lowers) > MAX_CACHED_LOWERS:
             os.close(self.lowers.popitem(last=False)[1])
 
@@ -153,8 +153,7 @@ def pivot(
 
 
 def settle(target: Target) -> None:
-    """Undo what a pivot had begun whose process was killed in the middle of it, or finish it. OSError,
-    SandboxFailed."""
+    """Undo or finish a pivot whose process was killed in the middle. OSError, SandboxFailed."""
     found = mounts.read_mountinfo(target.pid)
     prepared = sum(mount.point == b"/proc" and mount.fs_type == "overlay" for mount in found)
     retired = sum(mount.point == b"/" for mount in found) - 1
@@ -215,9 +214,9 @@ def layout_of(target: Target) -> mounts.Layout:
 
 
 def _clones(points: tuple[tuple[bytes, int], ...], opened: ExitStack) -> list[tuple[bytes, int]]:
-    """The sub-mounts, each as a tree of its own. FileNotFoundError when one is no longer what lies on its point: a
-    clone of a directory of the root would be a mount of it that sealing does not reach, and through which the sandbox
-    could change a snapshot afterwards."""
+    """The sub-mounts, each as a tree of its own. FileNotFoundError when one no longer lies on its point: a clone of a
+    directory of the root would be a mount that sealing does not reach, and the sandbox could change a snapshot through
+    it afterwards."""
     trees = []
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     opened.callback(os.close, root)
@@ -264,7 +263,7 @@ def _switch(new_root: int, points: tuple[tuple[bytes, int], ...], owner: int, *,
             sc.call("pivot_root", b".", b".")
         except BaseException:
             if attached:
-                mounts.detach(b"/proc")  # the new root is what lies on top there
+                mounts.detach(b"/proc")  # the new root lies on top there
             if seal:
                 mounts.unseal_here()
             raise

@@ -7,14 +7,14 @@ An *object* is immutable and known by its id, the keyed BLAKE3-256 of its plain 
 The key is the repository's, and another one is derived from it for each kind, so that a file can never pass as a tree.
 There are:
 
-    content   the bytes of a file or a tool output, of any length. Its id (`BlobID`) is the hash of all its bytes however it is cut.
+    content   the bytes of a file or a tool output, of any length. Its id (`BlobID`) is the hash of all its bytes, however they are cut.
     tree      one directory: its own metadata and its entries, which name contents and further trees (`TreeID`)
     record    a small JSON document about a snapshot, trajectory, image (`RecordID`), from which the catalog can be rebuilt
 
-Durability: what was saved is durable when `flush` has returned, and not before. After a crash, objects whose flush did
-not return are there or not there, each as a whole. A failed flush is fatal for what it covered: OSError, and the writer
-refuses everything after it. Concurrency: one writer per repository, in one process; any number of readers in any number
-of processes, at any time, also during garbage collection. Readers are thread-safe; the writer is not.
+Durability: saved objects are durable when `flush` has returned, and not before. After a crash, objects whose flush did
+not return are there or not there, each as a whole. A failed flush is fatal for everything it covered: OSError, and the
+writer refuses everything after it. Concurrency: one writer per repository, in one process; any number of readers in any
+number of processes, at any time, also during garbage collection. Readers are thread-safe; the writer is not.
 Errors: NotFound (no such object), DataLoss (stored bytes are missing or damaged; names object and pack), OutOfSpace
 (nothing half saved; the writer goes on working when there is space), VersionMismatch (written by a newer version),
 OSError.
@@ -134,9 +134,9 @@ class Repository(ABC):
         complete."""
 
     def load_many(self, contents: Sequence[BlobID]) -> list[bytes | memoryview | None]:
-        """Small contents at once, verified, in their order: much faster than one by one. None is no answer: it may be
-        large, missing, damaged or something else that `load` gives or explains. Memory: some 20 MiB at most, whatever
-        was asked for. NotFound for what is no id."""
+        """Small contents at once, verified, in their order: much faster than one by one. None is no answer: the content
+        may be large, missing, damaged or something else that `load` returns or explains. Memory: some 20 MiB at most,
+        for any number of contents. NotFound for a text that is no id."""
         return [None] * len(contents)
 
     @abstractmethod
@@ -170,8 +170,8 @@ class RepositoryWriter(Repository):
 
     @abstractmethod
     def save_bytes(self, data: bytes, previous: BlobID | None = None, name: bytes | None = None) -> BlobID:
-        """Save a content that is in memory (any size; meant for up to some MiB). `name`: that of the file, if it is
-        one: when it is new, a delta may be made against another file whose name ends alike. A hint."""
+        """Save a content that is in memory (any size; meant for up to some MiB). `name`: the file's name, if it is a
+        file. A new file may become a delta against another one whose name ends alike. A hint."""
 
     @abstractmethod
     def save_content(self, read: Reader, previous: BlobID | None = None) -> BlobID:
@@ -185,8 +185,8 @@ class RepositoryWriter(Repository):
         The returned function waits, and gives their ids in order: None for each file that does not match its
         `PlainFile` (any more), which the caller has to save by itself. Unlike others these contents can be read after
         `flush` only.
-        InternalError, besides what others raise: such a process was killed; nothing since the last flush is saved, do
-        it again.
+        InternalError, besides the other methods' errors: such a process was killed; nothing since the last flush is
+        saved, so save it again.
         """
         return None
 
@@ -298,9 +298,10 @@ class Maintenance(ABC):
     def collect(
         self, roots: Roots, *, grace_s: float, now: float, dry_run: bool, progress: Callable[[str], object]
     ) -> Reclaimed:
-        """Remove what the roots do not reach, from packs older than the grace period. Deltas keep their bases. Needs
-        room for one pack at most; packs in which nothing lives go first, so it works on a full disk. `now`: seconds
-        since the epoch. DataLoss (naming what) when something that a root needs is missing: then nothing is removed."""
+        """Remove objects that the roots do not reach, from packs older than the grace period. Deltas keep their bases.
+        Needs room for one pack at most; packs in which nothing lives go first, so it works on a full disk. `now`:
+        seconds since the epoch. DataLoss (naming the object) when an object that a root needs is missing: then nothing
+        is removed."""
 
     @abstractmethod
     def check(self, roots: Roots, *, read_data: bool, progress: Callable[[str], object]) -> CheckResult:
@@ -353,7 +354,7 @@ class Spool(ABC):
 
     @abstractmethod
     def writer(self) -> BlobWriter:
-        """Begin a blob. Its memory use is constant whatever its size."""
+        """Begin a blob. Memory use is constant for any size."""
 
     def save_blob(self, data: bytes) -> BlobID:
         """Store bytes that are in memory already."""
@@ -373,8 +374,8 @@ class Spool(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Return when everything saved so far is durable against power loss. A failure is fatal for what was not
-        flushed: OSError."""
+        """Return when everything saved so far is durable against power loss. A failure is fatal for all unflushed
+        blobs: OSError."""
 
     @abstractmethod
     def blobs(self) -> Iterator[BlobID]:

@@ -5,7 +5,7 @@
     <directory>/tmp/                blobs being written; emptied at open, so one process at a time may own a directory
 
 A blob's id is the keyed BLAKE3-256 of its plain bytes, in hexadecimal. The key is 32 random bytes per repository:
-whoever controls the content (an agent does) can neither foretell an id nor search for two contents with the same one.
+an agent that controls the content can neither foretell an id nor search for two contents with the same one.
 
 `spool_format.py` has the bytes of a blob file, `key.py` those of the key file.
 
@@ -44,8 +44,8 @@ _SHORT_BYTES = 128 << 10
 """An output up to this size is compressed in memory at once: nearly every output, and it takes some MiB less memory
 than a stream."""
 _MAX_HELD = 16
-"""How many new files are kept open for `flush` to sync one by one (each 1-5 ms); more than that are synced by one
-syncfs."""
+"""Number of new files that stay open for `flush` to sync one by one (each 1-5 ms); with more, one syncfs syncs them
+all."""
 
 
 class FileSpool(Spool):
@@ -86,7 +86,7 @@ class FileSpool(Spool):
                 os.close(fd)
             self._held.clear()
             self._fds.clear()
-            self._root = self._blobs = self._tmp = -1  # a late user must not meet whatever gets these numbers next
+            self._root = self._blobs = self._tmp = -1  # a late user must not meet new files under these numbers
 
     def writer(self) -> BlobWriter:
         return _Writer(self)
@@ -332,7 +332,7 @@ class _Writer(BlobWriter):
 
 
 def _path(blob_id: BlobID) -> str:
-    """Where a blob lies below blobs/. NotFound for what is no blob id (which could be a path otherwise)."""
+    """Path of a blob below blobs/. NotFound for a text that is no blob id (it could be any path)."""
     if not _BLOB_ID.fullmatch(blob_id):
         raise NotFound(f"{blob_id[:80]!r} is not the id of a blob")
     return f"{blob_id[:2]}/{blob_id}"

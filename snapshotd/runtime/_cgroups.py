@@ -57,8 +57,8 @@ def thaw(path: str) -> None:
 
 
 def kill(path: str) -> None:
-    """SIGKILL to every process of the cgroup, again for those that were just being made. Returns before they have
-    ended."""
+    """SIGKILL to every process of the cgroup, repeated for processes that were just being forked. Returns before they
+    have ended."""
     for directory in directories(path):
         for pid in processes(directory):
             _kill_member(pid, path)
@@ -75,7 +75,7 @@ def processes(directory: Path) -> list[int]:
 
 
 def _kill_member(pid: int, path: str) -> None:
-    """Kill `pid` if it still is a member, so that a number that was given away meanwhile hits nobody else."""
+    """Kill `pid` if it still is a member, so that a reused number hits no other process."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
@@ -92,7 +92,7 @@ def _kill_member(pid: int, path: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Kill whatever is left in the cgroup and remove its directories, nested ones included.
+    """Kill the remaining processes of the cgroup and remove its directories, nested ones included.
 
     Raises SandboxFailed when processes are still there after 10 s (stuck in the kernel).
     """

@@ -1,4 +1,4 @@
-"""Commands in a container that runc made, whoever asked it to: this daemon or a Docker engine.
+"""Commands in a container that runc made, for this daemon or for a Docker engine.
 
 The command gets two pipes of the daemon as its very own standard output and error (`runc exec --detach` keeps
 descriptors), and becomes a child of the daemon, which is a child subreaper; its exit code comes from waitid on a pidfd.

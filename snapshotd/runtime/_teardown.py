@@ -15,7 +15,7 @@ from snapshotd.types import ContainerID, short
 
 _END_DEADLINE_S = 10.0
 _SWEEP_AFTER_S = 0.02
-"""Processes end within milliseconds; later than this, one may be held by what runc left behind."""
+"""Processes end within milliseconds; later than this, a leftover of runc may hold one."""
 
 
 def end_all(container_id: ContainerID, cgroups: Collection[str], init_pidfd: int | None) -> None:
@@ -54,7 +54,7 @@ def end_all(container_id: ContainerID, cgroups: Collection[str], init_pidfd: int
 
 
 def remove_files(directory: Path) -> None:
-    """Remove a container's directory of short-lived files, while commands that are being refused still clean up in it.
+    """Remove a container's directory of short-lived files, while refused commands still clean up in it.
 
     Not an error when it is missing. Raises OSError.
     """

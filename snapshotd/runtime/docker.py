@@ -1,7 +1,8 @@
 """The `docker` driver: containers of a Docker engine on this machine, 20.10 or newer. The only owner of the docker SDK.
 
-A container is made from a stub image (empty directories; imported once, no registry) that carries the name of what will
-run in it, so that `docker ps`, `docker logs`, `docker exec` and `docker stats` show sandboxes as people expect:
+A container is made from a stub image (empty directories; imported once, no registry) that carries the name of the image
+that will run in it, so that `docker ps`, `docker logs`, `docker exec` and `docker stats` show sandboxes as people
+expect:
     name `snapshotd-<short id>`, image `snapshotd/<image name>`, labels snapshotd.instance and snapshotd.container.
 The engine makes and removes containers; commands are started through its runc (see `_exec.py` for why).
 """
@@ -383,8 +384,8 @@ def _cgroup_paths(pid: int, docker_id: str) -> set[str]:
 
 
 def find_runc(docker_id: str, pid: int) -> RuncContainer:
-    """How runc knows a Docker container whose init is `pid`: containerd's shim, the init's parent, works in a directory
-    that says so.
+    """The runc container of a Docker container whose init is `pid`: the working directory of containerd's shim, the
+    init's parent, names it.
 
     Source: containerd's runtime v2; `options.json` holds runc's root and program, the directory above is named after
     the namespace. Raises SandboxFailed when no state of runc is found: the engine uses another OCI runtime.

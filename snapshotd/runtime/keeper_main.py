@@ -74,7 +74,7 @@ class _Kept:
 
 
 class _Run:
-    """A helper (`runc exec`) under way, and what is to be done at its end."""
+    """A helper (`runc exec`) under way, and the work at its end."""
 
     __slots__ = ("client", "deadline", "fds", "key", "killed", "pid_file")
 
@@ -129,7 +129,7 @@ class KeeperProcess:
         self._listen()
 
     def run(self) -> None:
-        """Until nobody is connected and nothing is held."""
+        """Serve until no daemon is connected and nothing is held."""
         while not (self._idle() and self._leave()):
             for key, _ in self._selector.select(self._until_deadline()):
                 key.data()
@@ -150,7 +150,7 @@ class KeeperProcess:
         return not (self._clients or self._kept or self._runs)
 
     def _leave(self) -> bool:
-        """Decide on the end under the lock. False when somebody has connected meanwhile."""
+        """Decide on the end under the lock. False when a daemon has connected meanwhile."""
         fcntl.flock(self._directory_fd, fcntl.LOCK_EX)
         self._accept()
         if self._clients:
@@ -163,7 +163,7 @@ class KeeperProcess:
         return True  # the lock ends with the process
 
     def _stay(self) -> None:
-        """Somebody came when another had said bye: that one is told so."""
+        """A daemon has connected after another said bye: tell the other that the keeper stays."""
         if self._parting is not None:
             parting, self._parting = self._parting, None
             self._adopt(parting)
@@ -203,7 +203,7 @@ class KeeperProcess:
         self._selector.unregister(client)
         for run in self._runs.values():
             if run.client is client:
-                run.client = None  # its command is kept all the same: whoever comes next finds it
+                run.client = None  # its command is kept all the same: the next daemon finds it
         client.close()
         self._listen()
 
@@ -236,7 +236,8 @@ class KeeperProcess:
             self._forget(client)  # gone, or it does not read its answers
 
     def _answer(self, client: socket.socket, data: bytes, fds: list[int]) -> Answer | None:
-        """Do what is asked. Takes what it keeps out of `fds`. None: the answer comes later, or never."""
+        """Carry out the request. Takes descriptors that it keeps out of `fds`. None: the answer comes later, or
+        never."""
         request = json.loads(data)
         name = request["do"]
         if name == "run":
@@ -391,7 +392,7 @@ class KeeperProcess:
         return {"pid": pid, "code": code, "executed": executed}, []
 
     def _hold(self, request: dict[str, Any], fds: list[int]) -> Answer:
-        """Keep the descriptor under the key, in place of what was there."""
+        """Keep the descriptor under the key, in place of an earlier one."""
         key = self._new_key(request)
         if len(fds) != 1:
             raise ValueError("one descriptor is held under a key")
@@ -412,7 +413,7 @@ class KeeperProcess:
         return {"keys": sorted(key for key in self._kept if key > after)[:KEYS_PER_ANSWER]}, []
 
     def _drop(self, request: dict[str, Any], _: list[int]) -> Answer:
-        """Close what is held under a key. A command goes on, and its exit code stays among those of unknown
+        """Close the descriptors under a key. A command goes on, and its exit code stays among those of unknown
         processes."""
         self._let_go(request["key"])
         return {}, []
@@ -453,4 +454,4 @@ def main(path: str, *descriptors: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
-    os._exit(0)  # somebody waits for the end, and there is nothing to clean up
+    os._exit(0)  # a daemon waits for the end, and there is nothing to clean up

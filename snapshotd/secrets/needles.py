@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ahocorasick_rs import BytesAhoCorasick, MatchKind
 
 LOOK_BACK = 48
-"""So many bytes before a place decide whether it is a boundary."""
+"""Number of bytes before a place that decide if it is a boundary."""
 _BOUNDARY = re.compile(
     rb"""(?:\\(?:[bfnrt]|u[0-9A-Fa-f]{4})|(?:\x1b|\\(?:u001[bB]|x1[bB]|033|e))\[[0-9;:]{0,40}[A-Za-z])\Z"""
 )
@@ -74,7 +74,7 @@ class Needles:
         """The spans from `start` on that no further data can change, and the position from which on everything is still
         open.
 
-        A search that goes on there, with more data, finds what one search in the whole would have found. With `final`
+        A search that goes on there, with more data, finds the same spans as one search in the whole. With `final`
         nothing is open.
         """
         if self._search is None:

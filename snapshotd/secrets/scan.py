@@ -1,8 +1,9 @@
-"""One pass over a stream of bytes: which parts are secrets, decided as early as what follows can no longer matter.
+"""One pass over a stream of bytes that finds its secrets. It decides on each part as soon as later bytes can no longer
+matter.
 
-Configured values and shapes are searched independently. Where they overlap, the configured value is the secret, and
-what sticks out of the shape is one too. A marker that is there already stays. The result does not depend on how the
-stream is cut.
+Configured values and shapes are searched independently. Where they overlap, the configured value is the secret, and the
+parts of the shape that stick out are secrets too. A marker that is there already stays. The result does not depend on
+how the stream is cut.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ class Patterns:
 
 
 class Scan:
-    """The state of one stream. Holds back what may be the beginning of a secret: at most about twice the longest
-    one."""
+    """The state of one stream. Holds back bytes that may begin a secret: at most about twice the longest one."""
 
     def __init__(self, patterns: Patterns) -> None:
         self._patterns = patterns
@@ -45,7 +45,8 @@ class Scan:
         self._shaped: list[Span] = []
 
     def feed(self, data: bytes, final: bool = False) -> list[bytes | Found]:
-        """The next piece of the stream; returns what is decided now, in order. With `final` that is everything."""
+        """The next piece of the stream; returns the parts that are decided now, in order. With `final` all of them
+        are."""
         self._data += data
         configured = self._patterns.configured
         spans, self._configured_from = configured.needles.find(self._data, self._configured_from, final)

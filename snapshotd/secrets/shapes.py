@@ -221,7 +221,7 @@ def _whole(parts: tuple[Part, ...]) -> str:
 
 
 def _unfinished(parts: tuple[Part, ...]) -> str:
-    """Matches what is the beginning of a match and ends with the data, or ends there and could go on."""
+    """Matches the beginning of a match that ends with the data, or a match that ends there and could go on."""
     pattern = r"(?!)"
     for part in reversed(parts):
         if isinstance(part, Not):
@@ -310,7 +310,7 @@ _OPEN: list[Span] = []
 
 
 def _own_name(value: bytes) -> str | None:
-    """The name of the shape that a value has by itself, whatever stood before it."""
+    """The name of the shape that a value has by itself, without the text before it."""
     for begin, end, index in _anchors.find(value, 0):
         for rule in _BY_ANCHOR[index] if begin == 0 else ():
             match = None if rule.shape.context else rule.whole.match(value, end)

@@ -31,16 +31,16 @@ class Concealer:
         self._write = write
         self._lock = threading.Lock()
         self.decided = 0
-        """So many bytes of the stream are passed on, or are just being; what was given beyond is held back."""
+        """Bytes of the stream that are passed on, or are being passed on; later bytes are held back."""
 
     def write(self, data: bytes) -> None:
-        """Raises what the vault or the given `write` raises; the stream is then of no more use."""
+        """Raises the errors of the vault and of the given `write`; the stream is then of no more use."""
         with self._lock:
             for start in range(0, len(data), PIECE_BYTES):
                 self._pass_on(self._scan.feed(data[start : start + PIECE_BYTES]))
 
     def finish(self) -> None:
-        """The stream has ended: write what was held back. The same errors as `write`. To be called once."""
+        """The stream has ended: write the bytes that were held back. The same errors as `write`. To be called once."""
         with self._lock:
             self._pass_on(self._scan.feed(b"", final=True))
 

@@ -1,7 +1,7 @@
-"""Bring a directory to another state in place: what a comparison says has changed is written, the rest is left alone.
+"""Bring a directory to another state in place: changes found by a comparison are written, the rest is left alone.
 
-Nothing is followed and nothing is opened that was there before but directories, each by descriptor from the one above.
-A path that is replaced is removed and made anew, so whatever had it open, or linked, keeps what it had.
+No link is followed, and no existing file is opened but directories, each by descriptor from the one above. A replaced
+path is removed and made anew, so a process or link that holds the old file keeps it.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class _Applying:
         return all(self._enter(name) for name in parts[common:])
 
     def _enter(self, name: bytes) -> bool:
-        """Go one down. False, and what is below counts as done, if something is mounted there."""
+        """Go down one directory. False if something is mounted there; everything below then counts as done."""
         frame = self._writer.enter(self._way[-1].frame, name)
         if os.fstat(self._writer.fd(frame)).st_dev != self._device:
             self._writer.warn(self._way[-1].frame, name, "was left as it is, because something is mounted there")

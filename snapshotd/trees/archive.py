@@ -87,7 +87,7 @@ def apply(
     Not durable on return: `writer.flush` is the caller's. Errors leave objects that nothing refers to. Raises OSError
     (ESTALE, ENOTDIR, EXDEV: the layer changed while it was read, or something is mounted in it; EINVAL, EACCES: a
     malformed redirect), DataLoss (a file is shorter than its size), LimitExceeded (a file with too many, too wide
-    holes), and what the writer raises. Cost: every entry of the layer once, a second lstat of each if any has several
+    holes), and the writer's errors. Cost: every entry of the layer once, a second lstat of each if any has several
     names; the parent's trees on the way. Descriptors: at most `lookup.MAX_OPEN_DIRS` and a few.
     """
     if not marks and parent is not None:
@@ -127,7 +127,7 @@ class _Directory:
     node: Node
     own: TreeEntry
     previous: TreeID | None
-    """The lower directory, or what had this path before; a hint."""
+    """The lower directory, or an earlier one at this path; a hint."""
     known: Mapping[bytes, TreeEntry]
     """The entries of `previous`, for hints."""
     merged: bool
@@ -138,7 +138,7 @@ class _Directory:
     pending: list[tuple[bytes, tuple[int, int]]] | None = None
     """Sub-directories of the layer still to be done, last first: name and inode."""
     saving: list[tuple[Files, Callable[[], list[BlobID | None]]]] = field(default_factory=list)
-    """Files that other processes save, and what gives their contents' ids."""
+    """Files that other processes save, and the function that returns their contents' ids."""
     entries: int = 0
     """When it was wholly looked at, but for its sub-directories."""
 
@@ -215,7 +215,7 @@ class _Archiver:
     # -- directories ----------------------------------------------------------------------------------------------------
 
     def _begin(self, name: bytes, node: Node, parent: _Directory | None) -> None:
-        """Look at everything in a directory but what is in its sub-directories, and put it on the stack."""
+        """Read a directory's own entries, without its sub-directories' entries, and put it on the stack."""
         fd = self._handles.fd(node)
         st = os.fstat(fd)
         xattr_names = list_xattrs(fd)
@@ -234,7 +234,7 @@ class _Archiver:
     def _lower(
         self, name: bytes, fd: int, xattr_names: list[str] | None, parent: _Directory | None
     ) -> tuple[TreeID | None, bool]:
-        """The lower directory that shows through; else the best hint for what was here before. Marks on the root do not
+        """The lower directory that shows through; else the best hint for an earlier version. Marks on the root do not
         count."""
         if parent is None:
             return self._parent, self._parent is not None
@@ -308,7 +308,7 @@ class _Archiver:
             directory.result[name] = entry
 
     def _put_saved(self, directory: _Directory, files: Files, contents: list[BlobID | None]) -> None:
-        """Note the files that other processes have saved, and save those that they have not."""
+        """Note the files that other processes have saved, and save the others."""
         for (name, st), content in zip(files, contents, strict=True):
             if content is None:
                 self._put(directory, self._handles.fd(directory.node), name, st)
@@ -394,7 +394,7 @@ class _Archiver:
             return None
         if extents is None and size <= _SMALL_FILE_BYTES:
             data = os.pread(fd, size, 0)
-            if len(data) == size:  # nearly always; else the reader says what is wrong
+            if len(data) == size:  # nearly always; otherwise the reader reports the error
                 if self._progress is not None:
                     self._progress(size)
                 return self._writer.save_bytes(data, previous, name)

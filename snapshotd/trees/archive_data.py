@@ -22,11 +22,11 @@ Extents = tuple[tuple[int, int], ...]
 
 
 def find_extents(fd: int, size: int) -> tuple[Extents | None, int]:
-    """Where the data of a file of `size` bytes lies (None: everywhere), and how many bytes of holes count as data for
-    lack of extents.
+    """The extents of the data of a file of `size` bytes (None: everywhere), and the number of bytes of holes that count
+    as data for lack of extents.
 
-    At most `MOST_EXTENTS`. Cost: two lseek per extent on disk, whatever the size; memory is bounded. Raises OSError
-    (EIO: the file system contradicts itself).
+    At most `MOST_EXTENTS`. Cost: two lseek per extent on disk, for any size; memory is bounded. Raises OSError (EIO:
+    the file system contradicts itself).
     """
     if size == 0 or os.lseek(fd, 0, os.SEEK_HOLE) >= size:
         return None, 0
@@ -43,8 +43,8 @@ def find_extents(fd: int, size: int) -> tuple[Extents | None, int]:
                 yield start - last, last, start
             last = end
 
-    # The largest gaps that were seen so far contain those that are largest in the end: one pass, and memory for those
-    # kept.
+    # The largest gaps that were seen so far contain those that are largest in the end: one pass, and memory for the
+    # kept ones.
     kept = sorted(gap[1:] for gap in heapq.nlargest(MOST_EXTENTS - 1, gaps()))
     if first < 0:
         return (), 0
@@ -106,7 +106,7 @@ class DataReader:
         return data
 
     def read_all(self) -> bytes:
-        """Everything at once, for what is known to be small."""
+        """Everything at once, for a file that is known to be small."""
         pieces = []
         while piece := self(1 << 30):
             pieces.append(piece)

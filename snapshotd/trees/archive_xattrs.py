@@ -1,4 +1,4 @@
-"""Extended attributes of a layer's entries, within bounds, and what to say about those that cannot be recorded.
+"""Extended attributes of a layer's entries, within bounds, and warnings about the ones that cannot be recorded.
 
 Source: xattr(7). An agent can give a file so many attributes that the kernel refuses to list them (E2BIG over 64 KiB of
 names, seen on XFS and btrfs), and on XFS each listed name may have a value of 64 KiB: gigabytes in one entry of a tree

@@ -52,7 +52,7 @@ _KINDS = {
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One entry of a tree. Ids are the container's. `mode` is permission bits only (12 bits, setuid and sticky
-    included). A directory's `size` is 0: what file systems say of it is about themselves.
+    included). A directory's `size` is 0: file systems give it sizes of their own.
 
     `inode` is (device, inode number) of the file that backs it: equal for the names of one hard link group inside one
     layer, and equal between two views when the very same file backs both.
@@ -87,8 +87,8 @@ class Entry:
 
 @dataclass(slots=True)
 class Child:
-    """An entry of a directory of a view, and what the view needs to read it without another lookup. Not to be changed
-    (not frozen, because that doubles the cost of making one, and a listing makes many)."""
+    """An entry of a directory of a view, and the data that the view needs to read it without another lookup. Not to be
+    changed (not frozen, because that doubles the cost of making one, and a listing makes many)."""
 
     name: bytes
     entry: Entry

@@ -70,12 +70,12 @@ def materialise(view: View, path: bytes, target_fd: int, *, whiteouts: bool = Fa
 
     File data is reflinked where both lie on one file system that can, else copied without filling holes. Names of one
     hard link group are linked again. Anything that the target cannot hold (a name, an owner, an attribute, a time's
-    precision, sockets) becomes a warning that names the path; the rest is written. Not durable on return. `whiteouts`:
-    the target is a layer for overlayfs. Character devices 0:0 are made, which are whiteouts there (and are left out
-    with a warning otherwise), and so are sockets, since the layer stands for the tree itself. Raises FileNotFoundError,
-    NotADirectoryError (of `path`), ValueError (target not empty), OutOfSpace, DataLoss, OSError (EIO). On an error the
-    target holds a part. The caller keeps others from writing to the target meanwhile. Memory: the listings on the way
-    to the current entry, and a few MiB per processor.
+    precision, sockets) becomes a warning that names the path; the rest is written. Not durable on return.
+    `whiteouts`: the target is a layer for overlayfs. Character devices 0:0 are made, which are whiteouts there (and are
+    left out with a warning otherwise), and so are sockets, since the layer stands for the tree itself.
+    Raises FileNotFoundError, NotADirectoryError (of `path`), ValueError (target not empty), OutOfSpace, DataLoss,
+    OSError (EIO). On an error the target holds a part. The caller keeps others from writing to the target meanwhile.
+    Memory: the listings on the way to the current entry, and a few MiB per processor.
     """
     if not is_empty_dir(target_fd):
         raise ValueError("the target directory is not empty")

@@ -50,7 +50,7 @@ class Lines:
 
 
 async def attend(request: Request, caller: Caller, lines: Lines | None = None) -> None:
-    """Pass on what the client says in `lines` until it is gone, and say that."""
+    """Pass the client's `lines` on until it is gone, and report its end."""
     try:
         if lines is not None:
             async for line in lines.rest():

@@ -1,4 +1,4 @@
-"""How an exception becomes an answer: ours as they are, everything else as an InternalError whose traceback is in the
+"""Exceptions as answers: our own errors unchanged, every other exception as an InternalError whose traceback is in the
 log."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The API's words: what requests and answers look like in JSON, and how they are made from the engine's values.
+"""The API's words: requests and answers as JSON, and their conversion from the engine's values.
 
 Times are ISO 8601 in UTC, durations milliseconds, sizes bytes. Sandbox paths are bytes: `path` is their text with
-U+FFFD for what is not UTF-8, and `path_b64` (base64) is there exactly when that lost something.
+U+FFFD for bytes that are not UTF-8, and `path_b64` (base64) is there exactly when that lost something.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def milliseconds(duration_ns: int) -> float:
 
 
 class Answer(BaseModel):
-    """Base of what is answered."""
+    """Base of all answers."""
 
     model_config = ConfigDict(frozen=True)
 
 
 class Request(BaseModel):
-    """Base of what is asked for: unknown members are refused."""
+    """Base of all requests: unknown members are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -361,7 +361,7 @@ class ProviderFields(Request):
     api_key: SecretStr | None = Field(None, max_length=4096, description="Stays in the daemon.")
 
     def provider(self) -> Provider:
-        """UsageError names what is malformed, and never the key."""
+        """UsageError names the malformed part, and never the key."""
         url = self.base_url or PROVIDER_URLS[self.kind]
         if not _URL.fullmatch(url):
             raise UsageError(
@@ -399,7 +399,7 @@ class SandboxFields(Request):
     )
 
     def sandbox(self) -> SandboxRequest:
-        """UsageError names what is malformed."""
+        """UsageError names the malformed part."""
         if self.name is not None and not t.NAME_PATTERN.fullmatch(self.name):
             raise UsageError(
                 f"{self.name!r} cannot be a name: use up to 64 letters, digits and ._- , starting with a letter or digit"

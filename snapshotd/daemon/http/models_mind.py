@@ -20,7 +20,7 @@ from snapshotd.types import DEFAULT_TENANT
 Json = dict[str, Any]
 _DEPTH_MAX = 64
 _VALUES_MAX = 200_000
-"""The bounds of what an agent may record (docs/agent-protocol.md), so that a person cannot make what no agent could
+"""The bounds of an agent's records (docs/agent-protocol.md), so that a person cannot make a record that no agent could
 read."""
 _ITEMS_MAX = 10_000
 _TTL_MAX_S = 100 * 366 * 86400
@@ -35,7 +35,7 @@ def time_or_none(at_ns: int | None) -> str | None:
 
 
 def entry_json(entry: t.Entry) -> Json:
-    """One entry of a journal. `status` null: nobody has seen it end; `snapshot` null: no snapshot binds it yet."""
+    """One entry of a journal. `status` null: no end is recorded; `snapshot` null: no snapshot binds it yet."""
     return {
         "id": entry.id,
         "kind": entry.kind.value,
@@ -179,7 +179,7 @@ class Approval(Answer):
 
 
 class ApprovalView(Answer):
-    """An approval with what a person needs to decide it."""
+    """An approval, with the facts that a person needs for a decision."""
 
     approval: Approval
     trajectory: Trajectory
@@ -322,7 +322,7 @@ class EditRequest(Request):
     resume: bool = Field(False, description="Let the program go on from there.")
 
     def request(self) -> base.EditRequest:
-        """UsageError names what is malformed."""
+        """UsageError names the malformed part."""
         if self.messages is not None and self.drop_messages:
             raise UsageError(
                 "a whole conversation was given, so there is nothing to drop; give `messages` or `drop_messages`"
@@ -381,7 +381,7 @@ class SearchRequest(Request):
 
 def check_json(value: Any, what: str) -> Any:
     """`value`, if every reader of JSON can keep it: finite numbers, text without lone surrogates, bounded depth and
-    count. UsageError and LimitExceeded say `what` it is."""
+    count. UsageError and LimitExceeded call it `what`."""
     level, count = [value], 0
     for _ in range(_DEPTH_MAX + 1):
         below: list[Any] = []

@@ -1,4 +1,4 @@
-"""The API's words about durable storage: policies, usage, and what prune, check, repair and import report."""
+"""The API's words about durable storage: policies, usage, and the reports of prune, check, repair and import."""
 
 from __future__ import annotations
 

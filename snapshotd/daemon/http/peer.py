@@ -45,9 +45,9 @@ def in_sandbox(pid: int) -> bool:
 
 
 def in_sandbox_of(engine: Engine) -> SandboxPredicate:
-    """`in_sandbox`, and for every driver: whether the process shares the cgroup of a live sandbox's init.
+    """`in_sandbox`, extended to every driver: true if the process shares the cgroup of a live sandbox's init.
 
-    A process of the daemon's own pid namespace is in none, which spares the usual client the search.
+    A process of the daemon's own pid namespace is in no sandbox, so usual clients need no search.
     """
     own_namespace = os.readlink("/proc/self/ns/pid")
 
@@ -87,7 +87,7 @@ def credentials(connection: socket.socket) -> tuple[int, int]:
 
 
 def protocol_class(is_sandboxed: SandboxPredicate = in_sandbox) -> type[H11Protocol]:
-    """uvicorn's HTTP protocol with the peer check in front: whoever is refused gets one 403 and no request is ever
+    """uvicorn's HTTP protocol with the peer check in front: a refused peer gets one 403, and none of its requests is
     read."""
     own_uid = os.geteuid()
 

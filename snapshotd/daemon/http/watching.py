@@ -71,7 +71,7 @@ class Watchers:
             return None if self._closed and not ready else ready
 
     def _run(self, events: Iterator[Event]) -> None:
-        """This is the top of a thread: a defect ends what is watched, and is in the log."""
+        """This is the top of a thread: a defect ends all watches, and is logged."""
         try:
             for event in events:
                 with self._changed:

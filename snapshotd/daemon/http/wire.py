@@ -27,12 +27,13 @@ BODY_MAX_BYTES = 8 << 20
 """Largest request body. Linux allows about 2 MiB of arguments to a program; as JSON, escaped, they can grow
 fourfold."""
 UPLOAD_PATH = "/import"
-"""The one request whose body may have any size: it is read piece by piece, and whoever reads it sets the bounds."""
+"""The one request whose body may have any size: it is read piece by piece, and its reader sets the bounds."""
 ATTENDED = "/attended"
-"""Ends the path of a request that goes on while it is answered: one JSON object per line, what the client says while
-its command runs. Each line is bounded, their number is not."""
+"""Ends the path of a request that goes on while it is answered: one JSON object per line, from the client while its
+command runs. Each line is bounded, their number is not."""
 STDIN_WINDOW_BYTES = 256 << 10
-"""So much of a command's standard input may be on its way; the daemon says how much more the command has taken."""
+"""Bytes of a command's standard input that may be on their way; the daemon reports further bytes that the command has
+taken."""
 FORK_MAX = 256
 """Most sandboxes one fork may start."""
 PRUNE_GRACE_S = 600.0
@@ -48,9 +49,9 @@ LIST_MAX = 1_000_000
 """The most they list."""
 
 FRAMES = "application/vnd.snapshotd.frames"
-"""Media type of an answer that mixes raw bytes and events. It is a sequence of frames: one byte that says what it is,
-the length of its content (32 bits, big endian), the content. The last frame is an event, `result` or `error`; without
-one the answer is not whole."""
+"""Media type of an answer that mixes raw bytes and events. It is a sequence of frames: one byte for its kind, the
+length of its content (32 bits, big endian), the content. The last frame is an event, `result` or `error`; without one
+the answer is not whole."""
 FRAME_HEADER = struct.Struct(">BI")
 FRAME_DATA = 0
 FRAME_EVENT = 1

@@ -40,7 +40,7 @@ LEVELS = ((2 << 20, HIGH_LEVEL), (8 << 20, 3))
 BULK_LEVEL = 1
 _FAST_LEVEL = -1
 """Without entropy coding of literals: a third faster than level 1, and a tenth larger for programs and texts, but not
-for what is noise with repetitions in it."""
+for noise with repetitions in it."""
 _FAST_FROM, _FAST_PERCENT = 8, 1
 """From this number of objects on, one sample is compressed at both levels; the fast level is used for all of them if
 its result is at most this many per cent larger."""
@@ -77,7 +77,7 @@ _OWN = _Own()
 
 
 def level_for(step_bytes: int) -> int:
-    """The compression level for an object of a step that has so much to store."""
+    """The compression level for an object of a step with this number of bytes."""
     for limit, level in LEVELS:
         if step_bytes <= limit:
             return level
@@ -86,7 +86,7 @@ def level_for(step_bytes: int) -> int:
 
 @cache
 def _digested() -> zstandard.ZstdCompressionDict:
-    """The dictionary as all threads have it for whatever is no delta: its tables are made once."""
+    """The dictionary that all threads share for objects that are no deltas: its tables are made once."""
     found = zstandard.ZstdCompressionDict(dictionary.load(), dict_type=zstandard.DICT_TYPE_FULLDICT)
     found.precompute_compress(level=HIGH_LEVEL)
     return found
@@ -104,8 +104,8 @@ def compress(data: bytes, level: int) -> memoryview:
 
 def compress_many(datas: Sequence[bytes], level: int) -> list[memoryview]:
     """Payloads of objects that are not empty, of one level or, where a sample says that it costs no space, of a faster
-    one. Releases the interpreter's lock once for all of a size class: the threads that read and those that compress
-    pass it to each other less often."""
+    one. Releases the interpreter's lock once for all of a size class: so reading and compressing threads pass it to
+    each other less often."""
     payloads: dict[int, memoryview] = {}
     places = sorted(range(len(datas)), key=lambda place: len(datas[place]))
     for bits in _CLASS_BITS:
@@ -283,8 +283,7 @@ def _header(plain_bytes: int) -> bytes:
 
 
 def _strip(frame: bytes | memoryview, plain_bytes: int) -> memoryview:
-    """Without the header. Not copied: in bulk, the copies of all payloads would take as long as hashing what they are
-    made of."""
+    """Without the header. Not copied: in bulk, copying all payloads would take as long as hashing the objects."""
     header = _header(plain_bytes)
     if frame[: len(header)] != header:
         raise InternalError(

@@ -19,7 +19,7 @@ MAX_CHAIN_BYTES = 8 << 20
 some ten MiB."""
 _MIN_DELTA_BYTES = 48
 MAX_BRANCH = 32
-"""A chain branches at a version with at most so many deltas to undo."""
+"""A chain branches at a version with at most this number of deltas to undo."""
 _MAX_BASE_RATIO = 8
 _FRAME_BYTES = 12
 BULK_LEVEL = 3
@@ -81,7 +81,7 @@ def best_base(data: bytes, chain: list[bytes], level: int) -> int:
 
 
 class _Form(NamedTuple):
-    """How an object is to be stored. Without a payload, nothing is smaller than the bytes themselves."""
+    """The form in which an object is stored. Without a payload, no form is smaller than the bytes themselves."""
 
     payload: memoryview | None
     dictionary: bool = False
@@ -90,7 +90,7 @@ class _Form(NamedTuple):
 
 
 def _frame(job: Job, form: _Form) -> Encoded:
-    """InternalError when what was compressed does not come back."""
+    """InternalError when a compressed payload does not decompress to its input."""
     payload, short = form.payload, None
     if payload is not None:
         if job.check and compress.decompress(payload, len(job.data), form.base, form.dictionary) != job.data:
@@ -124,7 +124,7 @@ def encode_all(jobs: Iterable[Job]) -> list[Encoded]:
 
 
 def _in_bulk(job: Job) -> int:
-    """The level, if it is that of all objects that are to be compressed with this one; else 0."""
+    """The level, if all objects compressed together with this one share it; else 0."""
     return job.level if job.level <= BULK_LEVEL and job.base is None and not job.similar and job.data else 0
 
 

@@ -77,8 +77,9 @@ _FIRST_BYTES = re.compile(
     b"[" + b"".join(re.escape(bytes((kind | flags,))) for kind in ObjectKind for flags in _FLAGS) + b"]"
 )
 _SEARCH_FACTOR = 1024
-"""How many times its length may be hashed to find frames in a damaged pack. Measured: in 16 MiB of incompressible
-bytes, some 375 are hashed for each one searched, since what looks like the head of a long frame is there by chance."""
+"""Limit for finding frames in a damaged pack: bytes hashed, in multiples of its length. Measured: in 16 MiB of
+incompressible bytes, some 375 are hashed for each one searched, since chance bytes look like the head of a long
+frame."""
 PREFIX = "packs/"
 PACK_BYTES = 16 << 20
 """A pack that has reached this length is complete."""
@@ -258,8 +259,7 @@ def check_head(data: bytes | memoryview, pack_id: bytes) -> None:
 
 
 def end_problem(data: bytes | memoryview) -> str | None:
-    """Why a pack's end is not that of a complete and intact pack; None if all is well. Hashes the whole pack (some
-    GB/s)."""
+    """The fault in a pack's end; None if the pack is complete and intact. Hashes the whole pack (some GB/s)."""
     view = memoryview(data)
     if len(view) < HEAD_BYTES + END_BYTES:
         return "it is cut off"

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from snapshotd.repo.reading.reader import PackReader
 
 MAX_BYTES = 16 << 20
-"""Plain bytes of one call; what is more is left to the caller."""
+"""Plain bytes of one call; the caller loads the rest."""
 _MAX_GAP_BYTES = 32 << 10
 _MAX_RUN_BYTES = 4 << 20
-"""Frames that lie near each other are read in one piece of at most this length, with what is between them."""
+"""Frames that lie near each other are read in one piece of at most this length, with the bytes between them."""
 
 
 def load_many(reader: PackReader, raws: Sequence[bytes]) -> dict[bytes, bytes | memoryview]:

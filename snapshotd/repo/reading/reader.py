@@ -90,7 +90,7 @@ class _Layout(NamedTuple):
 class PackReader(Repository):
     """The repository for reading. Thread-safe; any number of them, in any processes.
 
-    `index_path` need not exist while there are no packs: the repository is empty then, until somebody writes.
+    `index_path` need not exist while there are no packs: the repository is empty then, until a writer writes.
     """
 
     def __init__(self, store: Store, index_path: Path, key: bytes, cache_bytes: int = CACHE_BYTES) -> None:
@@ -136,7 +136,7 @@ class PackReader(Repository):
             if self._index is None:
                 for key in self.store.keys(pack.PREFIX):
                     raise missing(self._index_path, key) from None
-            return  # it is being replaced
+            return  # another process replaces it
         if self._index is None or self._index_file != (st.st_dev, st.st_ino):
             self._index = Index(self._index_path, write=False)
             self._index_file = (st.st_dev, st.st_ino)
@@ -150,7 +150,7 @@ class PackReader(Repository):
                 self._index = None
 
     def forget(self) -> None:
-        """Empty the caches: what is read next comes from the packs."""
+        """Empty the caches: later reads come from the packs."""
         for cache in (self._plain_cache, self._tree_cache, self._list_cache):
             cache.clear()
 
@@ -291,8 +291,8 @@ class PackReader(Repository):
                 entry = again
 
     def chain(self, wanted: Entry, until_cached: bool = False) -> list[Entry]:
-        """The object and what its delta is made against, and so on, to the first that is no delta (or, if wanted, whose
-        base is in memory). DataLoss when a part is missing or the index is wrong."""
+        """The object, the base of its delta, and so on, to the first that is no delta (or, if wanted, whose base is in
+        memory). DataLoss when a part is missing or the index is wrong."""
         chain = [wanted]
         while (entry := chain[-1]).base is not None:
             if until_cached and entry.base in self._plain_cache:
@@ -451,8 +451,8 @@ def verify(identity: Identity, kind: ObjectKind, raw: bytes, data: bytes) -> boo
 
 
 def object_id(identity: Identity, frame: pack.Frame, data: bytes) -> bytes | None:
-    """The id of the object whose plain bytes were in a frame; None if it cannot be what the frame says. A content's
-    list is believed (its form is checked): it is known by the bytes of what it lists."""
+    """The id of the object whose plain bytes were in a frame; None if the bytes contradict the frame. A content's list
+    is believed (its form is checked): it has the id of the content that it lists."""
     raw = _object_id(identity, frame.kind, frame.id, data)
     return raw if raw is not None and raw.startswith(frame.id) else None
 

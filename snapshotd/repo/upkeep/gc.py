@@ -37,8 +37,8 @@ TARGET_BYTES = 16 << 20
 """Packs are filled up to here."""
 _MERGE_COUNT = 8
 _MERGE_UNIT_BYTES = 16 << 10
-"""Packs of similar size (a factor of 4, beginning here) are merged when there are so many: so each byte is copied a few
-times at most."""
+"""Packs of similar size (a factor of 4, beginning here) are merged when enough of them exist: so each byte is copied a
+few times at most."""
 _LIST_LEVEL = 12
 _FORGET_OBJECTS = 20_000
 _FORGET_FEWER = 200
@@ -165,7 +165,7 @@ def _groups(candidates: list[_Usage]) -> list[list[_Usage]]:
 
 
 def run(reader: PackReader, index: Index, planned: Plan, progress: Progress) -> Reclaimed:
-    """Do what was planned, with nothing written in between. OutOfSpace only when not a single byte could be freed."""
+    """Carry out the plan, with no write in between. OutOfSpace only when not a single byte could be freed."""
     before = sum(row.bytes for row in index.packs()) + sum(size for _, size in planned.orphans)
     if planned.relist:
         _relist(reader, index, planned.relist)
@@ -221,7 +221,7 @@ def _relist(reader: PackReader, index: Index, lists: tuple[bytes, ...]) -> None:
 
 
 def _less_deep(known: dict[bytes, Entry], new: dict[bytes, Entry]) -> list[Entry]:
-    """The deltas against `new` lists, and against those, with the depth that they have now."""
+    """The deltas against `new` lists, and the deltas against these, with their new depths."""
     above: dict[bytes, list[bytes]] = {}
     for entry in known.values():
         if entry.base is not None and entry.id not in new:
@@ -275,8 +275,8 @@ def _entries_of(index: Index, planned: Plan, number: int) -> dict[bytes, list[En
 def _rewrite(
     store: Store, index: Index, group: tuple[PackRow, ...], entries: dict[bytes, list[Entry]], progress: Progress
 ) -> int:
-    """Copy what lives in a group of packs into a new one; returns how many packs are gone. A damaged pack stays as it
-    is, for `repair`."""
+    """Copy the living objects of a group of packs into a new one; returns the number of removed packs. A damaged pack
+    stays as it is, for `repair`."""
     copy = Copy(max(pack.made_at_s(row.id) for row in group))
     sources: list[PackRow] = []
     for row in group:
@@ -332,7 +332,7 @@ class Copy:
         self._checksum = xxhash.xxh3_64(head)
 
     def add(self, entry: Entry, frame: bytes) -> None:
-        """Take over a whole frame; `entry` says what it is (its place is not looked at)."""
+        """Take over a whole frame; `entry` describes it (its place is ignored)."""
         self.entries.append(entry._replace(pack=self.id, offset=self.bytes, stored=len(frame)))
         self._parts.append(frame)
         self._checksum.update(frame)

@@ -19,8 +19,8 @@ _EVERY = 10_000
 def name_needs(
     reader: PackReader, index: Index, roots: Roots, damaged: dict[bytes, Fault], progress: Callable[[str], object]
 ) -> tuple[str, ...]:
-    """Walk everything; give the faults in `damaged` their first owner and path, and add what is missing or turns out to
-    be damaged on the way. Returns the owners that cannot be read in full, sorted."""
+    """Walk everything; give the faults in `damaged` their first owner and path, and add objects that turn out to be
+    missing or damaged on the way. Returns the owners that cannot be read in full, sorted."""
     walk = _Walk(reader, index, damaged, progress)
     hurt: set[str] = set()
     for tree, owner in roots.trees.items():
@@ -36,7 +36,7 @@ def name_needs(
 
 
 class _Node:
-    """A directory that is being walked."""
+    """A directory in the course of the walk."""
 
     __slots__ = ("children", "path", "raw", "whole")
 

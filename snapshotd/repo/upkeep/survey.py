@@ -44,7 +44,7 @@ class Survey:
 
 
 def read_what_is_left(store: Store, key: str) -> tuple[bytes, bool]:
-    """A pack, and whether the medium could read all of it; blocks that it could not are zeros."""
+    """A pack, and True if the medium could read all of it; unreadable blocks are zeros."""
     try:
         return store.get(key), True
     except DataLoss:
@@ -184,7 +184,8 @@ class Decoder:
         self._cache: Cache[bytes] = Cache(_CACHE_BYTES)
 
     def delta(self, one: Candidate, base: Entry, places: dict[bytes, Entry]) -> bytes | None:
-        """The id of what a delta is against `base`, whose own bases are at `places`; None if it is none against it."""
+        """The id of the object that the delta makes of `base`, whose own bases are at `places`; None if `base` does not
+        fit."""
         try:
             raw, plain = _decode(self._frame(one), self._plain(base, places), self._identity)
         except (pack.BadFrame, DataLoss, NotFound):

@@ -43,7 +43,7 @@ from snapshotd.repo.reading.reader import PackReader
 from snapshotd.repo.writing.pending import Building, put_pack
 
 MESSAGE_MAX_BYTES = 128 << 10
-"""Less than what a socket takes at once (net.core.wmem_default)."""
+"""Less than a socket takes at once (net.core.wmem_default)."""
 FILES_MAX, FOLDERS_MAX, BATCH_BYTES = 128, 16, 8 << 20
 """Limits of one request, which costs about as much as five files; a longer file comes alone."""
 FILE_MAX_BYTES = 16 << 20
@@ -53,7 +53,7 @@ _MAX_PUTS = 2
 _PACK_BYTES = PACK_BYTES // 2
 """The last one is all that a flush has to wait for."""
 _CHECK_EVERY = 16
-"""One batch of so many is decompressed again before it counts."""
+"""One in this number of batches is decompressed again before it counts."""
 _IDLE_S = 10.0
 
 
@@ -63,7 +63,7 @@ class Packer:
     def __init__(self, reader: PackReader) -> None:
         self._reader = reader
         self._fresh: set[bytes] = set()
-        """In packs that nobody has indexed."""
+        """Objects in packs that no index knows yet."""
         self._building: Building | None = None
         self._putter = ThreadPoolExecutor(_MAX_PUTS, "packer-put")
         self._puts: deque[tuple[Future[None], list[Any]]] = deque()
@@ -163,7 +163,7 @@ def _read(dir_fd: int, name: bytes, device: int, inode: int, size: int) -> bytes
 
 
 def serve(reader: PackReader) -> None:
-    """Be such a process: answer what comes from standard input until nobody asks."""
+    """Be such a process: answer requests from standard input until the writer is gone or idle for long."""
     memory.keep_freed()
     memory.collect_rarely()
     with socket.socket(fileno=os.dup(0)) as writer, suppress(ConnectionError):  # the writer was killed

@@ -36,7 +36,7 @@ Told = Callable[[list[Entry], list[PackRow]], object]
 
 
 class Lost(Exception):  # noqa: N818
-    """A process was killed, and with it what it had saved since the last flush."""
+    """A process was killed, and everything that it had saved since the last flush is lost."""
 
 
 class Packers:
@@ -51,7 +51,7 @@ class Packers:
         """How often one was started in vain, since all were ready."""
         self._peers: list[_Peer | None] = [None] * min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
         self._open: dict[int, _Batch] = {}
-        """By process: what it is to get when there is more, or when somebody waits for it."""
+        """By process: the batch that it gets when it is full, or when a caller waits for it."""
 
     def running(self) -> bool:
         """True if they were started, and have not ended for want of work."""
@@ -63,7 +63,7 @@ class Packers:
         for number, peer in enumerate(self._peers):
             if (
                 peer is not None and not peer.holds and not peer.batches and peer.has_ended()
-            ):  # else who waits for it has to hear that
+            ):  # otherwise the waiting caller has to get the error
                 self._failed += not peer.is_ready()
                 peer.kill()
                 peer = self._peers[number] = None
@@ -118,7 +118,7 @@ class Packers:
                 self._receive(peer)
 
     def drop(self) -> None:
-        """Give up what is not durable. The next files go to fresh processes."""
+        """Give up everything that is not durable. The next files go to fresh processes."""
         for number, peer in enumerate(self._peers):
             if peer is not None:
                 peer.kill()
@@ -207,7 +207,7 @@ class _Batch:
         """For each file, the place of its answer."""
 
     def has_room(self, answers: list[Saved]) -> bool:
-        """For one file more, whose directory's answers are these."""
+        """True if there is room for one more file, whose directory's answers are these."""
         return len(self._places) < FILES_MAX and (len(self.fds) < FOLDERS_MAX or self._places[-1][0] is answers)
 
     def add(self, dir_fd: int, file: PlainFile, answers: list[Saved], place: int) -> None:
@@ -244,7 +244,7 @@ class _Peer:
         self.batches: deque[_Batch] = deque()
         """Batches that the process has not answered."""
         self.holds = False
-        """It has saved what is not durable."""
+        """It has saved objects that are not durable."""
         self.flushing = False
         self._ready = False
         self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -266,11 +266,11 @@ class _Peer:
         return self._ready
 
     def send(self, request: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        """Never waits for the process: what is on its way fits into the socket."""
+        """Never waits for the process: the requests under way fit into the socket."""
         try:
             socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it has ended; whoever waits for the answer hears it
+            pass  # the process has ended; the caller that waits for the answer gets the error
 
     def receive(self) -> dict[str, Any] | None:
         """The next answer; None when the process has ended."""

@@ -58,7 +58,7 @@ class Queued:
         self.kind, self.id, self.data, self.previous = kind, object_id, data, previous
         self.base: Entry | Queued | None = None
         self.branch = False
-        """The chain of `base` is full: an earlier version in it is to be the base."""
+        """The chain of `base` is full: an earlier version in it becomes the base."""
         self.depth = 0
         """Deltas to undo, at most."""
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 MAX_BYTES = 128 << 10
-"""Larger files are neither kept nor compared with others: what they share with another file is small beside what they
-are."""
+"""Larger files are neither kept nor compared with others: the part that they share with another file is small beside
+their size."""
 _MIN_BYTES = 256
 _LARGEST, _LATEST, _SORTS = 4, 4, 16
 _MAX_AGE = 200

@@ -1,4 +1,4 @@
-"""Looking at snapshots, and what is made from them outside of sandboxes: files, patches, restored folders, tags."""
+"""Looking at snapshots, and making things from them outside of sandboxes: files, patches, restored folders, tags."""
 
 from __future__ import annotations
 
