@@ -1,4 +1,4 @@
-"""SQLite as snapshotd uses it: how a file is made, opened, committed to and flushed, and what SQLite's errors mean.
+"""SQLite as snapshotd uses it: making, opening, committing to and flushing a file, and the meaning of SQLite's errors.
 Knows no table.
 
 Only this module uses apsw. The standard library's SQLite is not used: versions before 3.51.3 can corrupt a database in
@@ -47,12 +47,13 @@ Value = str | bytes | int | float | None
 OLDEST_SQLITE = (3, 51, 3)
 _CHECKSUM_BYTES = 8
 """At the end of each page, which SQLite leaves to its checksum layer (https://sqlite.org/cksumvfs.html). It verifies
-what it reads of a database whose pages have so many."""
+reads of a database whose pages have this number of bytes."""
 _BUSY_TIMEOUT_MS = 10_000
 _CHECKPOINT_PAGES = 1000
 """`flush` copies the WAL into the database from this many 4 KiB pages on (SQLite's own default)."""
 _CHECKPOINT_LIMIT_PAGES = 8000
-"""A commit does it itself from here on, so that the WAL stays bounded (32 MiB) even if nobody flushes."""
+"""From this length on a commit does the checkpoint itself, so that the WAL stays bounded (32 MiB) even without
+flushes."""
 _PRAGMAS = """
 PRAGMA mmap_size = 0;          -- a file error must be an error code, never SIGBUS
 PRAGMA trusted_schema = OFF;
@@ -64,11 +65,11 @@ _BESIDE = ("-wal", "-shm", "-journal")
 class Form:
     """A kind of database.
 
-    `what`: with its article, for messages. `application_id`, `version`: what the file says of itself; a version from
-    `oldest` on can be read. `remedy`: what to do when it is damaged. `durable_commits`: a commit survives power loss
-    when it has returned, and a disk that fails is an OSError, after which nobody knows what is durable; else `flush`
-    makes commits durable, and a failing disk is DataLoss. `pragmas`: further ones. `checksums_from`: the version from
-    which on each page has a checksum, so that no changed byte is believed.
+    `what`: with its article, for messages. `application_id`, `version`: the marks in the file; a version from `oldest`
+    on can be read. `remedy`: what to do when it is damaged. `durable_commits`: a commit survives power loss when it has
+    returned, and a disk that fails is an OSError, after which any commit may be lost; else `flush` makes commits
+    durable, and a failing disk is DataLoss. `pragmas`: further ones. `checksums_from`: the version from which on each
+    page has a checksum, so that no changed byte is believed.
     """
 
     what: str
@@ -204,8 +205,8 @@ class Database:
         return rows[0] if rows else None
 
     def read_page(self, sql: str, values: Sequence[Value], *, rows: int, size: int) -> list[Row]:
-        """The first rows: at most `rows`, ending early once their texts add up to `size` characters. Not for who holds
-        `lock`."""
+        """The first rows: at most `rows`, ending early once their texts add up to `size` characters. Not for a holder
+        of `lock`."""
         turns.give_way()  # not below: a step may wait for the lock
         page: list[Row] = []
         with self.lock, self._translated():
@@ -326,8 +327,8 @@ class Database:
 
 
 def create(path: Path, form: Form, script: str = "") -> None:
-    """A new database at `path`, for its owner alone, durable and in WAL mode, filled by `script`. Replaces what is
-    there (close it before). NotFound (no such folder), NotPermitted, OutOfSpace, Unsupported (SQLite is too old),
+    """A new database at `path`, for its owner alone, durable and in WAL mode, filled by `script`. Replaces an existing
+    one (close it before). NotFound (no such folder), NotPermitted, OutOfSpace, Unsupported (SQLite is too old),
     OSError."""
     _check_sqlite()
     with creating(f"{form.what} {path}"):
@@ -389,15 +390,15 @@ def _create(path: Path, form: Form, script: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a database that nobody has open, with what SQLite keeps beside it. Not an error for what is not there.
+    """Remove a database that is not open anywhere, with SQLite's files beside it. A missing one is no error.
     OSError."""
     for suffix in ("", *_BESIDE):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
 def set_aside(path: Path, kept: Path) -> None:
-    """Give a database that nobody has open, and that may not be there, another name in its folder, with what SQLite
-    keeps beside it. The file goes first: cut off half way, there is no database without the log that belongs to it.
+    """Give a database that is not open anywhere, and may be missing, another name in its folder, with SQLite's files
+    beside it. The file goes first: cut off half way, there is no database without the log that belongs to it.
     OSError."""
     for suffix in ("", *_BESIDE):
         with suppress(FileNotFoundError):

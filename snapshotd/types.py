@@ -67,7 +67,7 @@ class Network(StrEnum):
 
 class CallStatus(StrEnum):
     """The one terminal outcome of a tool call. `interrupted`: its sandbox was ended under it. `unknown`: it began, and
-    nobody saw its end."""
+    its end was not recorded."""
 
     DONE = "done"
     FAILED = "failed"
@@ -96,8 +96,7 @@ class EntryKind(StrEnum):
 
 
 class ApprovalStatus(StrEnum):
-    """`pending` is the only one that changes. `stale`: what it was asked for is not what would run any more (arguments
-    or files changed)."""
+    """`pending` is the only one that changes. `stale`: it no longer fits the call (arguments or files changed)."""
 
     PENDING = "pending"
     APPROVED = "approved"
@@ -119,7 +118,7 @@ class SnapshotState(StrEnum):
 class TrajectoryStatus(StrEnum):
     """`running`: its sandbox is up. `stopped`: no sandbox, goes on from its head. `finished`/`failed`: its agent ended.
 
-    `interrupted`: its sandbox went away without anybody asking (crash of daemon or machine).
+    `interrupted`: its sandbox went away without a request (crash of daemon or machine).
     """
 
     RUNNING = "running"
@@ -140,8 +139,8 @@ class IdMap:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Resource limits of one sandbox. `memory_bytes` counts swap too; `cpus` is in whole processors (0.5 = half of
-    one). `disk_bytes` is what all its layers above the image may take together; 0: half of the file system that holds
-    the layers."""
+    one). `disk_bytes`: limit of all its layers above the image together; 0: half of the file system that holds the
+    layers."""
 
     memory_bytes: int = 2 << 30
     cpus: float = 2.0
@@ -151,7 +150,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """Everything that decides what container a sandbox needs. Equal specs can share a warm container."""
+    """Everything that decides a sandbox's container. Equal specs can share a warm container."""
 
     image: ImageID
     runtime: str
@@ -248,10 +247,10 @@ class Message:
 class Entry:
     """One entry of a journal: an intent, durable before it is carried out, and its one outcome.
 
-    `status` None: nobody has seen it end (yet). UNKNOWN: it was cut off; a replay passes over it. A TOOL, TASK or
-    CHECKPOINT entry ends with a snapshot of its own, whose call has the outputs; `result` holds what others answered (a
-    model's reply, a decision), and what a person said a cut-off call's result is. `facts`: recorded values (`now`,
-    `random`, `uuid`) that the program asked for since the entry before. `details`: JSON of the kind: usage and cost of
+    `status` None: its end is not recorded (yet). UNKNOWN: it was cut off; a replay passes over it. A TOOL, TASK or
+    CHECKPOINT entry ends with a snapshot of its own, whose call has the outputs; `result` holds answers from outside (a
+    model's reply, a decision), and the result that a person gave for a cut-off call. `facts`: recorded values (`now`,
+    `random`, `uuid`) that the program requested since the entry before. `details`: JSON of the kind: usage and cost of
     a model call, `compensate`, `task`, ... `after`: the head when it began. `snapshot`: the one that binds it; None
     while none does.
     """
@@ -286,7 +285,7 @@ class Ended:
     result: Any = None
     error: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
-    """Added to those of its beginning."""
+    """Added to the details of its beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,8 +316,8 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class Compensation:
-    """The one compensation of an irreversible call: recorded before it runs, at most once. `status` None: begun, nobody
-    saw it end."""
+    """The one compensation of an irreversible call: recorded before it runs, at most once. `status` None: it began, and
+    its end is not recorded."""
 
     entry: CallID
     trajectory: TrajectoryID

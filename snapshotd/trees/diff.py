@@ -117,7 +117,7 @@ def _enter(view: View, directory: Directory | None, child: Child | None) -> Dire
 
 
 def _pairs(a: View, b: View, dir_a: Directory | None, dir_b: Directory | None, prefix: bytes) -> Iterator[_Pair]:
-    """The names of two directories side by side, sorted; without those that are known to be the same."""
+    """The names of two directories side by side, sorted; without names that are known to be the same."""
     names = a.unlike(dir_a, b, dir_b) if dir_a is not None and dir_b is not None else None
     left, right = _children(a, dir_a, names), _children(b, dir_b, names)
     i = j = 0
@@ -140,7 +140,7 @@ def _children(view: View, directory: Directory | None, names: Collection[bytes] 
 
 
 def _compare(a: View, b: View, pair: _Pair) -> Change | None:
-    """The change of one name, not of what is below it."""
+    """The change of one name, not of the entries below it."""
     if pair.a is None or pair.b is None:
         kind = ChangeKind.ADDED if pair.a is None else ChangeKind.DELETED
         return Change(pair.path, kind, pair.a.entry if pair.a else None, pair.b.entry if pair.b else None)

@@ -6,10 +6,10 @@ sides have a directory they merge name by name, and a directory over anything el
 
 Hard links. Overlayfs knows no links between layers: the names of a group that is shown here in part and lies below in
 part would be two files. A group is shown as a whole or not at all, then. Its entries are equal but for their names, so
-a group can only be torn by names that moved to another place without being written again, which is what the rename of a
-directory does: the names in it keep the number of their group, and so do the ones elsewhere. A count finds such groups:
-fewer names among the changed entries than the group has (`TreeEntry.nlink`). Only then the unchanged part of the tree
-is searched for the rest.
+a group can only be torn by names that moved to another place without being written again, as the rename of a directory
+does: the names in it keep the number of their group, and so do the ones elsewhere. A count finds such groups: fewer
+names among the changed entries than the group has (`TreeEntry.nlink`). Only then the unchanged part of the tree is
+searched for the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from snapshotd.types import Kind, TreeID
 
 
 class _Names:
-    """Unchanged names that are shown because their link group is: the ones of a directory, and those in its
+    """Unchanged names that are shown because their link group is: the ones of a directory, and the ones in its
     sub-directories."""
 
     __slots__ = ("deeper", "files")
@@ -38,8 +38,8 @@ class _Names:
 
 
 class DifferenceDirectory:
-    """A directory of the layer: the handle that `DifferenceView` gives out. `below`: what it merges with; None if
-    nothing."""
+    """A directory of the layer: the handle that `DifferenceView` gives out. `below`: the directory that it merges with;
+    None if there is none."""
 
     __slots__ = ("below", "linked", "stored")
 

@@ -8,7 +8,7 @@ _BYTES = 1 << 18
 
 
 class Gather:
-    """Call `flush` at the end: what was not handed on by then is lost."""
+    """Call `flush` at the end; the gathered rest is lost otherwise."""
 
     def __init__(self, sink: Callable[[bytes], object]) -> None:
         self._sink = sink

@@ -170,7 +170,7 @@ class Directory:
     """A merged directory: the layers' directories it is made of, newest first, and where the search for more of it
     ended.
 
-    `stopped`: nothing below the last layer can belong to it. Else `rest` is what its lower part is called there: one
+    `stopped`: nothing below the last layer can belong to it. Otherwise `rest` is the name of its lower part there: one
     name (in the parent's lower part), or with `absolute` a path from the root.
     """
 
@@ -277,7 +277,7 @@ class Lookup:
         return Directory(parent, tuple(found), stopped, search.absolute, search.parts)
 
     def _in_layer(self, base: Node, search: _Search) -> Node | None:
-        """Walk what is searched for below `base`: one name, or all components of a path."""
+        """Walk the searched parts below `base`: one name, or all components of a path."""
         node: Node | None = base
         left = len(search.parts)  # counted from the end: a redirect on the way may change how many come before
         while left and node is not None:
@@ -293,7 +293,7 @@ class Lookup:
         try:
             fd = open_dir(self.handles.fd(base), name)
         except OSError as exc:
-            if exc.errno in (errno.ENOTDIR, errno.ELOOP):  # a whiteout, a link or a file: hides what lies below
+            if exc.errno in (errno.ENOTDIR, errno.ELOOP):  # a whiteout, a link or a file: hides everything below
                 search.stop = True
             elif exc.errno not in _NO_SUCH_NAME:
                 raise
@@ -361,7 +361,7 @@ def is_whiteout(dir_fd: int, name: bytes, st: os.stat_result) -> bool:
 
 
 def make_whiteout(dir_fd: int, name: bytes) -> None:
-    """Delete `name` of the layers below, in a directory of a layer that is being made. OSError.
+    """Delete `name` of the layers below, in a directory of a half-made layer. OSError.
 
     The kernel filters whiteouts from listings of directories that it merges, and of directories that were copied up. A
     layer may come to stand where nothing below has its directory, so the directory gets the mark of a copy whose origin

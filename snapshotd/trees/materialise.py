@@ -108,8 +108,8 @@ class Frame:
 
 
 class Writer:
-    """Writes entries of `view` into a target. `whiteouts` as in `materialise`; `threads`: whether files may be made by
-    several; `shift`: how much higher ids are in the target."""
+    """Writes entries of `view` into a target. `whiteouts` as in `materialise`; `threads`: True if several threads may
+    make files; `shift`: the number by which ids are higher in the target."""
 
     def __init__(self, view: View, *, whiteouts: bool, threads: bool = True, shift: int = 0) -> None:
         self._view, self._whiteouts, self._shift = view, whiteouts, shift
@@ -457,18 +457,18 @@ def shifted_acl(value: bytes, shift: int) -> bytes:
 
 
 def _is_as_made(what: int | str | bytes, entry: Entry, owner: tuple[int, int], follow: bool) -> bool:
-    """Set the time of what was just made, and say whether it has the rest already, as nearly every file has."""
+    """Set the time of a new file, and return True if its other metadata are right already, as in nearly every file."""
     try:
         os.utime(what, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=follow)
     except OSError:
-        return False  # the long way says what is wrong
+        return False  # the long way reports the error
     st = os.stat(what, follow_symlinks=follow)
     right = (st.st_uid, st.st_gid) == owner and st.st_mtime_ns == entry.mtime_ns
     return right and (not follow or stat.S_IMODE(st.st_mode) == entry.mode)
 
 
 def _without_acls(dir_fd: int) -> None:
-    """The target's own access list is not the snapshot's, and whatever is made in the target would inherit the default
+    """The target's own access list is not the snapshot's, and every new entry in the target would inherit the default
     one."""
     for name in ("system.posix_acl_default", "system.posix_acl_access"):
         try:
@@ -479,7 +479,7 @@ def _without_acls(dir_fd: int) -> None:
 
 
 def _shown(directory: Node, name: bytes) -> str:
-    """A path below the target for people: printable whatever its bytes are, and not endless."""
+    """A path below the target for people: always printable, and of limited length."""
     names, at = ([name] if name else []), directory
     while at.parent is not None:
         names.append(at.name)

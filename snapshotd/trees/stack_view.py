@@ -1,7 +1,7 @@
 """A stack of sealed layers as a view, without mounting it.
 
 Equal to what the kernel shows through a mount (tests/model/test_overlay_view.py compares the two), except:
-`trusted.overlay.*` attributes never show, and a merged directory's inode number is that of its topmost source.
+`trusted.overlay.*` attributes never show, and a merged directory has the inode number of its topmost source.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ class StoredView(View):
 
     Raises NotFound (no such tree), DataLoss; a part of the tree that is missing is DataLoss. Directories are loaded
     when they are read, so that damage in one does not hide the others: reading any attribute of a listed directory but
-    its kind loads that directory. `ctime_ns` is the mtime, the size of a directory 0. Memory: what the repository
-    remembers. Errors name the file.
+    its kind loads that directory. `ctime_ns` is the mtime, the size of a directory 0. Memory: the repository's caches.
+    Errors name the file.
     """
 
     parallel = True
@@ -295,7 +295,7 @@ class StoredView(View):
         return DataLoss(f"file {self._where(child.source[0], child.name)}: {why}")
 
     def _where(self, directory: StoredDirectory, *names: bytes) -> str:
-        """A path for people, and whose it is."""
+        """A path for people, and its owner."""
         found, at = list(names), directory
         while at.parent is not None:
             found.append(at.name)
@@ -376,5 +376,5 @@ def _file_number(entry: TreeEntry) -> int:
 
 
 def _public_xattrs(entry: TreeEntry) -> dict[bytes, bytes]:
-    """Overlayfs's own never come out, whoever put them in."""
+    """Attributes of overlayfs itself never come out, from any source."""
     return {name: value for name, value in entry.xattrs if not name.startswith(PRIVATE_PREFIX)}
