@@ -284,7 +284,7 @@ class Database:
         may have it open."""
         busy = self.pragma("wal_checkpoint(TRUNCATE)")
         if busy:
-            raise Conflict(f"{self.name} is in use by another process: close whatever else reads it")
+            raise Conflict(f"{self.name} is in use by another process: close the other program")
 
     def problems(self) -> list[str]:
         """The problems that SQLite's own checks find; [] if there are none. Reads the whole file, over a connection of
@@ -457,7 +457,7 @@ def _meaning(exc: apsw.Error, number: int, what: str, form: Form) -> SnapshotdEr
         said = f"{what} cannot be read or written ({exc}; {os.strerror(number)}): check the disk"
         return OSError(number or errno.EIO, said) if form.durable_commits else DataLoss(said)
     if isinstance(exc, apsw.BusyError | apsw.LockedError):
-        return Conflict(f"{what} is locked by another process: close whatever else has it open")
+        return Conflict(f"{what} is locked by another process: close the other program")
     if isinstance(exc, apsw.ReadOnlyError | apsw.PermissionsError | apsw.CantOpenError):
         return NotPermitted(f"{what} cannot be opened ({exc}): check that it exists, its owner and mode")
     if isinstance(exc, apsw.SQLError) and str(exc).startswith("no such "):

@@ -80,8 +80,8 @@ def writer(db: Database, trajectory_id: TrajectoryID, fence: int | None) -> Writ
     trajectory, present, head, line = row
     if fence is not None and fence < present:
         raise Conflict(
-            f"trajectory {short(trajectory_id)} cannot be written any more by who holds token {fence}, because another writer has "
-            f"{present}, and its head is {short(head)} by now: fork from {short(head)}, or let that one end first"
+            f"trajectory {short(trajectory_id)} cannot be written any more with fence token {fence}, because another writer has token "
+            f"{present}, and its head is {short(head)} by now: fork from {short(head)}, or let that writer end first"
         )
     return Writer(trajectory, line, head)
 

@@ -58,9 +58,7 @@ def refuse_input(advice: str) -> None:
     is empty so far: a pipe that a job of CI or a service has inherited. `advice`: how to go on."""
     source = standard_input()
     if source is not None and waiting_bytes(source.fileno()):
-        raise UsageError(
-            f"standard input has data, and would not be sent: {advice}, or say `< /dev/null` if nobody is to have it"
-        )
+        raise UsageError(f"standard input has data that would not be sent: {advice}, or add `< /dev/null` to drop it")
 
 
 def standard_input() -> BinaryIO | None:

@@ -82,11 +82,11 @@ COMMANDS: dict[str, dict[str, str]] = {
         "policy": "Show or set which snapshots keep their files.",
         "prune": "Give up the files of snapshots that no policy keeps, and free the space.",
         "check": "Verify the repository.",
-        "repair": "Rebuild what is damaged in the repository from what is not.",
+        "repair": "Rebuild damaged parts of the repository from intact ones.",
     },
     "service": {
         "doctor": "Say what this machine lacks, and the fix for each.",
-        "setup": "Install what is missing, where that is possible.",
+        "setup": "Install missing system packages, where that is possible.",
         "daemon": "Be the daemon, ask after it, stop it, or put another in its place.",
         "version": "Print the versions of client and daemon.",
         "completion": "Print the completion script for a shell.",

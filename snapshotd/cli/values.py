@@ -281,7 +281,7 @@ def sandbox_options(function: F) -> F:
             type=Name(),
             default=DEFAULT_TENANT,
             show_default=True,
-            help="Whose values of the store its agents reach, and those of its forks.",
+            help="Tenant of the store that its agents, and the agents of its forks, read and write.",
         ),
         click.option(
             "--network",

@@ -67,7 +67,7 @@ def _open(part: Path) -> int:
                     return fd
             except BlockingIOError as exc:
                 os.close(fd)
-                raise Conflict(f"somebody else is just writing {part}; wait for it, or name another file") from exc
+                raise Conflict(f"another process is writing {part}; wait for it, or name another file") from exc
             except BaseException:
                 os.close(fd)
                 raise

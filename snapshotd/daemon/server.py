@@ -290,7 +290,7 @@ def _tell(ready_fd: int | None, news: dict[str, object]) -> None:
         os.write(ready_fd, json.dumps(news).encode() + b"\n")
         os.close(ready_fd)
     except OSError:
-        log.warning("nobody waits for the daemon to be ready any more")
+        log.warning("no process waits for the daemon to be ready any more")
 
 
 def _notify_systemd() -> None:

@@ -44,7 +44,7 @@ def drain(stream: Readable, limit: int, what: str) -> None:
     while data := stream.read(_STEP_BYTES):
         limit -= len(data)
         if limit < 0:
-            raise LimitExceeded(f"{what} goes on and on after the end of what is in it; it is damaged or hostile")
+            raise LimitExceeded(f"{what} does not stop after the end of its content; it is damaged or hostile")
 
 
 def _exactly(stream: Readable, size: int) -> bytes:

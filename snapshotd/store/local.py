@@ -200,7 +200,7 @@ class LocalStore(Store):
         except OSError as exc:
             if exc.errno in (errno.ELOOP, errno.ENXIO):
                 raise DataLoss(
-                    f"{self._where(key)} is not a regular file; somebody replaced it, run `snapshotd check`"
+                    f"{self._where(key)} is not a regular file, so another program has replaced it; run `snapshotd check`"
                 ) from exc
             raise
         kind = os.fstat(fd).st_mode
@@ -208,7 +208,9 @@ class LocalStore(Store):
             os.close(fd)
             if stat.S_ISDIR(kind):
                 raise missing
-            raise DataLoss(f"{self._where(key)} is not a regular file; somebody replaced it, run `snapshotd check`")
+            raise DataLoss(
+                f"{self._where(key)} is not a regular file, so another program has replaced it; run `snapshotd check`"
+            )
         return fd
 
     def keys(self, prefix: str = "") -> Iterator[str]:

@@ -130,7 +130,7 @@ class Connection:
     def _nonsense(self, what: str) -> SnapshotdUnavailable:
         self.close()  # the next bytes could mean anything
         return SnapshotdUnavailable(
-            "The snapshotd daemon answered what nobody understands ({}), so it is not known what was recorded; "
+            "The snapshotd daemon sent an answer that this library does not understand ({}), so the request may or may not be recorded; "
             "look at `snapshotd log` on the host and start the agent again.".format(what)
         )
 

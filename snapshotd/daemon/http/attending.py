@@ -61,7 +61,7 @@ async def attend(request: Request, caller: Caller, lines: Lines | None = None) -
         pass
     except (LimitExceeded, ValueError, KeyError, TypeError) as exc:
         log.warning(
-            "a client says what is no part of the API; its connection is given up",
+            "a client sent a line that is no part of the API; its connection is given up",
             extra={"fields": {"reason": repr(exc)[:200]}},
         )
     caller.leave()

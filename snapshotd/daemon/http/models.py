@@ -136,7 +136,7 @@ class Snapshot(Answer):
         description="Whose conversation, journal and state it continues, where that is not its parent: after a rewind or an edit."
     )
     warnings: list[str] = Field(
-        description="What its stored files lack of those that the sandbox had, one sentence each."
+        description="Parts of the sandbox's files that the stored ones lack, one sentence each."
     )
 
     @staticmethod
@@ -395,7 +395,7 @@ class SandboxFields(Request):
     tenant: str = Field(
         t.DEFAULT_TENANT,
         max_length=64,
-        description="Whose values of the store its agents, and those of its forks, reach.",
+        description="Tenant of the store that its agents, and the agents of its forks, read and write.",
     )
 
     def sandbox(self) -> SandboxRequest:

@@ -89,7 +89,7 @@ class Effect(Answer):
     result: Any
     compensation: list[str] | None = Field(description="The command that undoes it, if there is one.")
     compensated: t.CallStatus | None = Field(
-        description="How the compensation ended. Null: it was not run; unknown: nobody saw it end."
+        description="How the compensation ended. Null: it was not run; unknown: its end is not recorded."
     )
 
     @staticmethod
@@ -117,8 +117,8 @@ class RewindPreview(Answer):
     files: list[Json] = Field(
         description="Changes as in /diff, from the head to what would be there; at most as many as were asked for."
     )
-    file_count: int = Field(description="All of them.")
-    messages: list[Message] = Field(description="Those that would go.")
+    file_count: int = Field(description="Number of all changes.")
+    messages: list[Message] = Field(description="The messages that would go.")
     effects: list[Effect] = Field(description="Irreversible calls that would be left behind, newest first.")
 
     @staticmethod
@@ -347,7 +347,9 @@ class EditRequest(Request):
 
 
 class ApproveRequest(Request):
-    by: str | None = Field(None, min_length=1, max_length=200, description="Who decides; else the user who asks.")
+    by: str | None = Field(
+        None, min_length=1, max_length=200, description="Name of the decider; default: the requesting user."
+    )
     reason: str | None = Field(None, max_length=10_000)
     arguments: Any = Field(None, description="Run it with these instead; leave them out to run it as asked.")
 
@@ -356,7 +358,9 @@ class ApproveRequest(Request):
 
 
 class DenyRequest(Request):
-    by: str | None = Field(None, min_length=1, max_length=200, description="Who decides; else the user who asks.")
+    by: str | None = Field(
+        None, min_length=1, max_length=200, description="Name of the decider; default: the requesting user."
+    )
     reason: str | None = Field(None, max_length=10_000, description="The agent is told.")
 
 

@@ -334,7 +334,7 @@ class Gate:
     def _open(self, ref: str, by: str, reason: str | None) -> Approval:
         if not by or not by.isprintable() or max(len(by), len(reason or "")) > MAX_WORDS:
             raise UsageError(
-                f"who decides must be printable text, and it and the reason have at most {MAX_WORDS} characters"
+                f"the decider's name must be printable text, and the name and the reason have at most {MAX_WORDS} characters"
             )
         approval = self._rows.find(ref)
         if approval.status is ApprovalStatus.PENDING and _has_expired(approval):

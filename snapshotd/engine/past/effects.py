@@ -251,6 +251,6 @@ def _named(ref: str, effects: Sequence[Effect], trajectory: Trajectory) -> Effec
         raise Ambiguous(f"{ref} fits several calls that were left behind: type more characters")
     if not found:
         raise NotFound(
-            f"no call {ref[:40]!r} was left behind in {short(trajectory.id)}; `snapshotd effects` lists those that were"
+            f"no call {ref[:40]!r} was left behind in {short(trajectory.id)}; `snapshotd effects` lists the ones that were"
         )
     return found[0]

@@ -133,7 +133,7 @@ class Retry:
             for entry in self._catalog.own_entries(snapshot.id):
                 if task_of(entry) in again:
                     raise Conflict(
-                        f"the tasks {task.name!r} and {task_of(entry)!r} ran at the same time, so that nobody can tell their files apart; "
+                        f"the tasks {task.name!r} and {task_of(entry)!r} ran at the same time, so that their files cannot be told apart; "
                         "rewind instead (`snapshotd rewind`)"
                     )
         return _Kept(task, line[first], line[last])

@@ -215,7 +215,7 @@ def _bind(directory: int, name: str) -> socket.socket:
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
         try:
             if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-                raise OSError(errno.EEXIST, "somebody replaced the agent socket while it was made", name)
+                raise OSError(errno.EEXIST, "another process replaced the agent socket while it was made", name)
             os.chmod(f"/proc/self/fd/{fd}", 0o666)
         finally:
             os.close(fd)

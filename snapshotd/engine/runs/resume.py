@@ -106,7 +106,7 @@ def _named(ref: str, cut_off: Sequence[Entry], trajectory: Trajectory) -> Entry:
         raise Ambiguous(f"{ref} fits several calls that were cut off: type more characters")
     if not found:
         shown_ids = ", ".join(short(entry.id) for entry in cut_off) or "none"
-        raise NotFound(f"no call {ref[:40]!r} of {short(trajectory.id)} was cut off; those that were: {shown_ids}")
+        raise NotFound(f"no call {ref[:40]!r} of {short(trajectory.id)} was cut off; calls that were: {shown_ids}")
     return found[0]
 
 

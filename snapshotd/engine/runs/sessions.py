@@ -613,7 +613,7 @@ class Sessions:
                 log.left_out.update(outcome.lost_bytes)
         if outcome.exit_code is None:
             raise SandboxFailed(
-                "its program has ended and nobody knows how: its exit code is lost, because the keeper was killed; its output and files "
+                "its program has ended and its exit code is lost, because the keeper was killed; its output and files "
                 "are with the last snapshot"
             )
         return TrajectoryStatus.FINISHED if outcome.exit_code == 0 else TrajectoryStatus.FAILED

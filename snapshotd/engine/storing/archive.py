@@ -148,7 +148,7 @@ class Archive:
                     raise type(why)(f"snapshot {short(snapshot)} is captured, but cannot be stored: {why.message}")
                 wanted &= set(self._context.catalog.unstored())
         if wanted:
-            raise InternalError("the daemon is going down; what is captured is stored after the next start")
+            raise InternalError("the daemon is going down; captured snapshots are stored after the next start")
 
     def close(self) -> None:
         """End. Captured snapshots stay captured until the next start. Idempotent."""

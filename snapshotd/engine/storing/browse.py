@@ -77,7 +77,7 @@ class Browse:
             return True  # the mount went with its namespace
         except OSError as exc:
             raise Conflict(
-                f"what is mounted on {str(directory)!r} cannot be taken away: {exc.strerror}; `umount -l` it"
+                f"the mount on {str(directory)!r} cannot be taken away: {exc.strerror}; `umount -l` it"
             ) from exc
 
 

@@ -157,7 +157,7 @@ class Upkeep:
                 # its tree.
                 result = self._archiver.check(self._roots(readers=False), read_data=read_data, progress=progress)
             report = self._report(result)
-        remedy = "`snapshotd daemon --rebuild-catalog` makes it again from what is stored"
+        remedy = "`snapshotd daemon --rebuild-catalog` makes it again from the stored snapshots"
         found = [
             Damage(None, None, f"the catalog is damaged ({problem}); {remedy}")
             for problem in self._context.catalog.problems()

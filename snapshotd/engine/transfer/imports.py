@@ -382,7 +382,7 @@ class _Importer:
         wanted = set(snapshot.call.outputs)
         for blob in reader.outputs():
             if blob not in wanted or blob in self._outputs:
-                raise UsageError(f"the bundle is malformed: nobody has asked for the output {blob}")
+                raise UsageError(f"the bundle is malformed: the output {blob} is not expected there")
             with self._context.spool.writer() as writer:
                 for piece in reader.pieces():
                     writer.write(piece)

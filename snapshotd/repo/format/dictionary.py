@@ -34,6 +34,6 @@ def load() -> bytes:
     found = _HEADER + _FILE.read_bytes()
     if xxhash.xxh3_128_hexdigest(found) != _CHECKSUM:
         raise InternalError(
-            f"{_FILE} is not as it was installed, and what is stored cannot be read without it: install snapshotd again"
+            f"{_FILE} is not as it was installed, and stored data cannot be read without it: install snapshotd again"
         )
     return found

@@ -22,7 +22,7 @@ from snapshotd.types import short
     "approvals",
     examples=["snapshotd approvals", "snapshotd approvals --watch", "snapshotd approve $(snapshotd approvals -q)"],
 )
-@click.option("--all", "everything", is_flag=True, help="Also those that are decided, expired or stale.")
+@click.option("--all", "everything", is_flag=True, help="Also decided, expired and stale ones.")
 @click.option("--watch", is_flag=True, help="Go on, with a line for each that is asked or decided, until Ctrl-C.")
 @click.option("-q", "--quiet", is_flag=True, help="Only ids.")
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")

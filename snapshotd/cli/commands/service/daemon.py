@@ -52,7 +52,7 @@ _EXAMPLES = [
 @click.option(
     "--rebuild-catalog",
     is_flag=True,
-    help="Make a damaged catalog.db again from what is stored, and end; the old one is kept beside it.",
+    help="Make a damaged catalog.db again from the stored snapshots, and end; the old one is kept beside it.",
 )
 @click.option("--ready-fd", type=int, hidden=True)
 @json_option

@@ -44,7 +44,7 @@ from snapshotd.cli.values import complete_snapshot
 @click.option(
     "--since",
     metavar="ID",
-    help="Only what came after this snapshot; whoever imports it must have that.",
+    help="Only the snapshots after this one; the importing side must have it.",
     shell_complete=complete_snapshot,
 )
 @json_option

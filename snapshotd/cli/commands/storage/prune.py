@@ -55,7 +55,9 @@ def command(
     policy = policy_of(options)
     asks = not dry_run and not force
     if asks and not sys.stdin.isatty():
-        refuse("a prune removes files for good and nobody can be asked here; look with --dry-run, then give --force")
+        refuse(
+            "a prune removes files for good, and there is no terminal to ask at; look with --dry-run, then give --force"
+        )
     client = connect(ctx)
     if asks:
         with Meter("looking what would go", quiet=as_json) as meter:

@@ -17,7 +17,7 @@ from snapshotd.errors import DataLoss
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> int:
-    """Rebuild what is damaged in the repository from what is not.
+    """Rebuild damaged parts of the repository from intact ones.
 
     Takes the index and the catalog from the packs, and contents from layers that still hold them. Snapshots that cannot
     be brought back are marked as lost and listed, and the exit code is then 20. On a healthy repository it does
