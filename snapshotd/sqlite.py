@@ -46,8 +46,8 @@ Value = str | bytes | int | float | None
 
 OLDEST_SQLITE = (3, 51, 3)
 _CHECKSUM_BYTES = 8
-"""At the end of each page, which SQLite leaves to its checksum layer (https://sqlite.org/cksumvfs.html). It verifies
-reads of a database whose pages have this number of bytes."""
+"""Bytes at the end of each page, which SQLite leaves to its checksum layer (https://sqlite.org/cksumvfs.html). It
+verifies reads of a database whose pages have this number of bytes."""
 _BUSY_TIMEOUT_MS = 10_000
 _CHECKPOINT_PAGES = 1000
 """`flush` copies the WAL into the database from this many 4 KiB pages on (SQLite's own default)."""
@@ -415,7 +415,8 @@ def _reserved(connection: apsw.Connection, count: int) -> int:
 
 @cache
 def _load_checksums() -> None:
-    """For every connection from now on. Files without checksums are read and written as without it. Unsupported."""
+    """Load the checksum layer for every connection from now on. Files without checksums are read and written as without
+    it. Unsupported."""
     try:
         with closing(apsw.Connection(":memory:")) as connection:
             apsw.sqlite_extra.load(connection, "cksumvfs")

@@ -27,7 +27,7 @@ ApprovalID = NewType("ApprovalID", str)
 ID_HEX_CHARS = 32
 """Length of every id: 128 random bits in lower-case hexadecimal."""
 SHORT_ID_CHARS = 12
-"""How many characters of an id people are shown (as docker does)."""
+"""Number of characters of an id that people are shown (as docker does)."""
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """The form of names and tags. It excludes paths, options and control sequences."""
@@ -106,7 +106,7 @@ class ApprovalStatus(StrEnum):
 
 
 class SnapshotState(StrEnum):
-    """How durable a snapshot is: survives a daemon crash; survives power loss; known to be gone (with the power, or
+    """Durability of a snapshot: survives a daemon crash; survives power loss; known to be gone (with the power, or
     damaged on disk); or its files were given up by a retention policy (call and conversation are still there)."""
 
     CAPTURED = "captured"
@@ -185,8 +185,8 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class FileChanges:
-    """How a snapshot's files differ from its parent's. `bytes` is the content size of added and changed regular
-    files."""
+    """The differences between a snapshot's files and its parent's. `bytes` is the content size of added and changed
+    regular files."""
 
     added: int = 0
     changed: int = 0
@@ -277,7 +277,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a journal entry ended. See `Entry`."""
+    """The outcome of a journal entry. See `Entry`."""
 
     id: CallID
     status: CallStatus
@@ -358,14 +358,14 @@ class Snapshot:
     pause_ns: int
     created_at_ns: int
     method: str = "pivot"
-    """How it was captured: `pivot`, `copy` (live processes), `unchanged` (shares its parent's stack) or `build`."""
+    """The way it was captured: `pivot`, `copy` (live processes), `unchanged` (shares its parent's stack) or `build`."""
     files: FileChanges | None = None
     """None until the background count is done."""
     tags: tuple[str, ...] = ()
     base: SnapshotID | None = None
-    """Where its tree is derived from: the tree of `base` (None: of the image) with the first `own_layers` layers of the
-    stack applied, the last of them first. The archive needs this, because the rest of the stack may have been merged,
-    and need not exist."""
+    """The origin of its tree: the tree of `base` (None: of the image) with the first `own_layers` layers of the stack
+    applied, the last of them first. The archive needs this, because the rest of the stack may have been merged, and
+    need not exist."""
     own_layers: int = 0
     tree: TreeID | None = None
     """Its files in the repository. None unless `stored`."""

@@ -114,7 +114,7 @@ class _Memory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._versions: Dict[Tuple[str, str], List[Tuple[Any, float]]] = {}
-        """By namespace and key: values and when they expire. A deletion is a version that has expired."""
+        """Values and their expiry times, by namespace and key. A deletion is a version that has expired."""
 
     def get(self, namespace: str, key: str, version: Optional[int]) -> Dict[str, Any]:
         versions = self._versions.get((namespace, key), [])

@@ -57,7 +57,8 @@ class Session:
         self.on_replayed: List[Callable[[], None]] = []
         """Called after an answer from the record: values read before may have changed."""
         self.refusal: Optional[str] = None
-        """Why nothing may be recorded now, if so: every request is refused with this sentence (compensate.py)."""
+        """Reason why nothing may be recorded now, if there is one: every request is refused with this sentence
+        (compensate.py)."""
         self._lock = threading.RLock()
         """Re-entrant, so that a finaliser which runs in the middle of a request is refused (`_busy`) and does not wait
         for itself."""
@@ -144,7 +145,7 @@ class Session:
         return (self._link if connection is None else connection).fileno()
 
     def reconnect(self, connection: Optional[Link] = None) -> None:
-        """That connection, or the session's own, was found closed between requests: connect again. Raises as
+        """Connect again: the connection, or the session's own, was found closed between requests. Raises as
         `request`."""
         with self._exclusively("hello"), _signals_deferred():
             link = self._link if connection is None else connection
@@ -190,8 +191,8 @@ class Session:
                 self._busy = False
 
     def after_fork(self) -> None:
-        """In the child: the parent's connections and calls are the parent's, and its lock may be held by a thread that
-        does not exist here."""
+        """Runs in the forked child: the parent keeps its connections and calls, and a thread that does not exist here
+        may hold its lock."""
         self._lock = threading.RLock()
         self._busy = False
         self._link.disconnect()

@@ -26,7 +26,7 @@ from snapshotd.agent.spec import Compensation, Key, Spec
 F = TypeVar("F", bound=Callable[..., Any])
 
 ITEMS_LIMIT = 10000
-"""How many of a generator's items its record holds; later ones are passed on, not recorded, and counted."""
+"""Number of a generator's items that its record holds; later ones are passed on, not recorded, and counted."""
 
 
 @overload

@@ -195,7 +195,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def count_snapshots(self, trajectory_id: TrajectoryID) -> int:
-        """How many the trajectory has of its own. NotFound."""
+        """Number of the trajectory's own snapshots. NotFound."""
 
     @abstractmethod
     def all_snapshots(self) -> Iterator[Snapshot]:

@@ -67,7 +67,7 @@ def _begin_with(db: Database, trajectory: int, snapshot: Snapshot, origin: int |
 
 
 def set_began(db: Database, trajectory: int, began: SnapshotID | None) -> None:
-    """Where a replay of a trajectory (in row `trajectory`) begins. NotFound."""
+    """Set the snapshot at which a replay of a trajectory (in row `trajectory`) begins. NotFound."""
     if began is not None:
         db.write("UPDATE trajectories SET began = ? WHERE pk = ?", (snapshot_numbers(db, began)[0], trajectory))
 

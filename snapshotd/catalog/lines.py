@@ -28,7 +28,7 @@ def add_line(db: Database, trajectory: int, origin: int | None, kept: int) -> in
 
 
 class Position(NamedTuple):
-    """Where a snapshot (in row `number`) lies. `state`: the row of its agent's state."""
+    """The place of a snapshot (in row `number`). `state`: the row of its agent's state."""
 
     number: int
     line: int

@@ -35,8 +35,7 @@ from snapshotd.types import (
 Row = tuple[Any, ...]
 
 MAX_JSON_DEPTH = 200
-"""How deep a stored JSON value may nest. json reads and writes recursively, and the interpreter stops at about 1,000
-frames."""
+"""Greatest depth of a stored JSON value."""
 
 IMAGE_COLUMNS = "i.id, i.name, i.source, i.source_id, i.bytes, i.files, i.created_at_ns, i.env, i.workdir, i.tree"
 IMAGE_SELECT = f"SELECT {IMAGE_COLUMNS} FROM images i"
@@ -100,7 +99,7 @@ def _too_deep() -> str:
 
 
 def _depth(value: Any) -> int:
-    """How deep a JSON value nests, counted up to one more than is allowed. Iterative."""
+    """Depth of a JSON value, counted up to one more than is allowed. Iterative."""
     deepest, todo = 0, [(value, 1)]
     while todo and deepest <= MAX_JSON_DEPTH:
         item, depth = todo.pop()

@@ -1,4 +1,4 @@
-"""How a changed path reads: one line for people, one object for programs."""
+"""The text of a changed path: one line for people, one object for programs."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class Pids(click.ParamType):  # type: ignore[type-arg]
 
 
 class ForkCount(click.ParamType):  # type: ignore[type-arg]
-    """How many forks: 1 to 256."""
+    """Number of forks: 1 to 256."""
 
     name = "n"
 

@@ -25,7 +25,7 @@ START_TIMEOUT_S = 60.0
 """Recovery after a crash looks at every sandbox that was running; an empty state directory takes about half a
 second."""
 _POLL_S = 0.02
-"""Nothing tells us when a socket begins to listen, or a lock is free within a time."""
+"""Interval of polling: no event tells that a socket begins to listen, or that a lock is free within a time."""
 
 
 def start_daemon(state_dir: Path, socket_path: Path, timeout_s: float = START_TIMEOUT_S) -> None:

@@ -19,7 +19,7 @@ from snapshotd.errors import Conflict, UsageError
 
 RECONNECT_VARIABLE = "SNAPSHOTD_RECONNECT_S"
 RECONNECT_S = 600.0
-"""How long to go on without getting anywhere, unless told otherwise."""
+"""Time to go on without progress, by default."""
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.02, 0.5
 _HELD_S = 10.0
 """A connection that held for so long has got somewhere, even if the agent said nothing: its daemon did not die of our
@@ -63,8 +63,8 @@ class Following:
         self._pause_s = 0.0
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """All of them until `finished`, or until there are no more although the trajectory does not run. The request is
-        sent at once."""
+        """All events until `finished`, or until no more come although the trajectory does not run. The request is sent
+        at once."""
         return self._events(self._lines())
 
     def _events(self, lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:

@@ -22,7 +22,7 @@ class _Recorded:
 
 
 RECORDED: Final = _Recorded()
-"""In place of a value that is to stay as it is recorded, where None is a value."""
+"""Stands for "leave the value as it is recorded", where None is a value."""
 
 
 class Mind(Verbs):

@@ -27,7 +27,7 @@ def path_of(data: Json) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """How a snapshot's files differ from its parent's."""
+    """The differences between a snapshot's files and its parent's."""
 
     added: int
     changed: int
@@ -177,7 +177,7 @@ class SandboxInfo:
 
 @dataclass(frozen=True, slots=True)
 class ExecInfo:
-    """How a command ended. `snapshot` is None for one in a throw-away fork."""
+    """The result of a command. `snapshot` is None for one in a throw-away fork."""
 
     exit_code: int
     snapshot: SnapshotInfo | None

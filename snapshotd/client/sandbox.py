@@ -243,7 +243,7 @@ class Sandbox:
 
     @property
     def info(self) -> TrajectoryInfo:
-        """How it stands now (asks the daemon)."""
+        """Its present state (asks the daemon)."""
         return self._client.trajectory(self.id)
 
     def exec(

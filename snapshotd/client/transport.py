@@ -250,7 +250,7 @@ class Conversation:
         return _events(_accepted(answer))
 
     def break_off(self) -> None:
-        """From another thread than the one that reads: end it for both sides."""
+        """End the connection for both sides; called from another thread than the reading one."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

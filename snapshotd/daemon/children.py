@@ -25,7 +25,7 @@ from snapshotd.store.open import open_store
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the state of one daemon lies. `store_url`: of the packs."""
+    """The places of one daemon's state. `store_url`: of the packs."""
 
     state_dir: Path
     layers_root: Path

@@ -47,15 +47,15 @@ log = logging.getLogger("snapshotd.daemon")
 EngineFactory = Callable[[Path], Engine]
 T = TypeVar("T")
 _DRAIN_S = 30
-"""How long answers in flight may take once the engine is closed; their clients are slow, not their commands."""
+"""Time for answers in flight after the engine is closed; their clients are slow, not their commands."""
 _BACKLOG = 1024
 _OPEN_FILES = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where to serve, and how to say so. `ready_fd` gets one JSON line, `{"ready":pid}` or `{"error":{...}}`, and is
-    closed."""
+    """The places to serve at, and the ways to report. `ready_fd` gets one JSON line, `{"ready":pid}` or
+    `{"error":{...}}`, and is closed."""
 
     state_dir: Path
     socket_path: Path
@@ -220,7 +220,7 @@ class _Server(uvicorn.Server):
         self.close_failed = False
 
     def stop_soon(self) -> None:
-        """From any thread: the beginning of the end. The second time: the end."""
+        """Begin to stop; may be called from any thread. The second time: the end."""
         if self.should_exit:
             log.warning("told twice to stop: leaving at once")
             os._exit(1)

@@ -54,10 +54,10 @@ CONTAINER_IDS = IdMap(base=1_700_000_000, count=65_536)
 _GATEWAY_MEMORY = Budget()
 """Memory budget that the gateways of all sandboxes share."""
 _STORE_URL, _LOCAL = "store_url", "local"
-"""Where packs lie by default: in the state directory itself."""
+"""Default place of packs: the state directory itself."""
 _SWITCH_INTERVAL_S = 0.0005
-"""How long a busy thread may hold the interpreter against one that answers a tool call; every system call of a pivot
-gives it up once."""
+"""Time for which a busy thread may hold the interpreter against one that answers a tool call; every system call of a
+pivot gives it up once."""
 _LIBRARY_TEXT = b'"""snapshotd inside a sandbox: only `snapshotd.agent` is here."""\n'
 
 
@@ -137,7 +137,7 @@ def rebuild_catalog(state_dir: Path, progress: Callable[[str], object]) -> rebui
 
 
 def _known_store_url(state_dir: Path) -> str:
-    """From the catalog if it can still tell, else from the environment, else the usual place."""
+    """The store's URL: from the catalog if it can still tell, else from the environment, else the default."""
     try:
         catalog = SqliteCatalog(state_dir / "catalog.db")
     except SnapshotdError:
@@ -155,7 +155,8 @@ def _local_url(state_dir: Path) -> str:
 
 
 def _store_url(state_dir: Path, catalog: Catalog) -> str:
-    """Where the packs lie. Decided once for a state directory: another place would not have its packs. UsageError."""
+    """URL of the store that holds the packs. Decided once for a state directory: another place would not have its
+    packs. UsageError."""
     wanted, known = os.environ.get("SNAPSHOTD_STORE", ""), catalog.get_meta(_STORE_URL)
     if known is None:
         known = wanted or _LOCAL

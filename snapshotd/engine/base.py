@@ -70,7 +70,8 @@ ProviderKind = Literal["openai", "anthropic"]
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """Where the gateway forwards requests of one API to. `api_key` stays in the daemon, encrypted at rest."""
+    """The provider to which the gateway forwards requests of one API. `api_key` stays in the daemon, encrypted at
+    rest."""
 
     kind: ProviderKind
     base_url: str
@@ -184,7 +185,7 @@ class FileEdit:
 
 @dataclass(frozen=True, slots=True)
 class EditRequest:
-    """How the new snapshot differs from the one it is made from. `messages`: whole conversation in place of the old one
+    """The differences between the new snapshot and its source. `messages`: whole conversation in place of the old one
     (None: as it is); `drop_messages`: how many to leave out at its end; `add_messages`: to append. `result`: a
     one-element tuple, another result of its tool call. `state`: keys to set (a value of None removes one). `env`: to
     set for all commands and the agent."""

@@ -96,7 +96,7 @@ class Secrecy:
         return DEFAULT_TENANT if recorded is None else self.of(trajectory).reveal_text(recorded)
 
     def changed(self, trajectory: TrajectoryID) -> None:
-        """Its environment is another one now."""
+        """Forget caches: the trajectory's environment has changed."""
         with self._lock:
             for owner in (trajectory, SHARED):
                 self._funnels.pop((trajectory, owner), None)

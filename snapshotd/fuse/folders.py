@@ -22,8 +22,8 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tree begins. `open_view` makes the view (the mount closes it); ids are shown shifted by `shift`. Places
-    with one `key` show the same tree and share its view."""
+    """A place where a tree begins. `open_view` makes the view (the mount closes it); ids are shown shifted by `shift`.
+    Places with one `key` show the same tree and share its view."""
 
     key: object
     open_view: Callable[[], View]
@@ -34,7 +34,7 @@ class Folder(ABC):
     """A directory that belongs to no tree. Both methods may raise the errors of reading the catalog or repository."""
 
     timeout_s: float = FOREVER_S
-    """How long the kernel may believe an answer about this folder's entries."""
+    """Time for which the kernel may believe an answer about this folder's entries."""
 
     @abstractmethod
     def find(self, name: bytes) -> Item | None:

@@ -109,7 +109,7 @@ class Node:
         return self.tree.view.entry_of(self.directory) if self.child is None else self.child.entry
 
     def path(self) -> str:
-        """Where it lies in the mount, for messages."""
+        """Its path in the mount, for messages."""
         parts, at = [], self
         while at.parent is not None:
             parts.append(at.name)

@@ -107,7 +107,7 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long to wait for a provider: for a connection, between two pieces of a reply, for taking a piece of the
+    """Times to wait for a provider: for a connection, between two pieces of a reply, for taking a piece of the
     request."""
 
     connect_s: float = 10.0
@@ -213,7 +213,7 @@ class TurnRequest:
         return tuple(self.memo.of(self.api.value, item, self.reader.normal) for item in self.items)
 
     def matching_prefix(self, known: Sequence[bytes]) -> int:
-        """How many leading messages have the digests `known`, in order. Stops at the first that differs."""
+        """Number of leading messages that have the digests `known`, in order. Stops at the first that differs."""
         for number, (ours, theirs) in enumerate(zip(self.digests, known, strict=False)):
             if ours != theirs:
                 return number
@@ -335,8 +335,7 @@ class Recorded:
 
 
 class GatewayHandler(Protocol):
-    """The handler of turns. Called from connection threads, also at the same time; may block (the agent waits, nobody
-    else).
+    """The handler of turns. Called from connection threads, also at the same time; may block (only the agent waits).
 
     Both may raise a SnapshotdError.
     """
@@ -404,5 +403,5 @@ class Gateway(ABC):
 
 
 GatewayFactory = Callable[[socket, GatewayHandler], Gateway]
-"""How the engine gets a gateway: it makes the listening socket, in the sandbox's network, and hands it over (`close`
-closes it)."""
+"""Makes a gateway for the engine: the engine makes the listening socket, in the sandbox's network, and hands it over
+(`close` closes it)."""

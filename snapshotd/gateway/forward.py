@@ -58,7 +58,7 @@ def _tls() -> ssl.SSLContext:
 
 
 def target(provider: Provider, upstream: Upstream, path: str, query: str) -> str:
-    """Where a request for `path` (with `/v1`) goes."""
+    """The provider's URL for a request for `path` (with `/v1`)."""
     base = upstream.base_url.rstrip("/")
     has_path = urlsplit(base).path != ""
     if provider is Provider.ANTHROPIC:
@@ -121,7 +121,7 @@ class Forwarder:
 
     @property
     def aborted(self) -> str | None:
-        """Why it was aborted, if it was."""
+        """The reason of the abort, if it was aborted."""
         return self._aborted
 
     def abort(self, reason: str) -> None:

@@ -25,7 +25,7 @@ IDLE_S = 300.0
 """Between requests."""
 HEAD_S = 30.0
 STALL_S = 60.0
-"""For the next piece of a body, and for taking any of an answer."""
+"""Time for the next piece of a body, and for taking any part of an answer."""
 BODY_S = 300.0
 _PIECE_BYTES = 64 << 10
 _LINGER_S = 2.0

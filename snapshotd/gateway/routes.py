@@ -22,7 +22,7 @@ _PASSED = {"/v1/embeddings": Provider.OPENAI, "/v1/messages/count_tokens": Provi
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request goes. With a dialect it is a turn; without one, it is passed on without a record."""
+    """The route of a request. With a dialect it is a turn; without one, it is passed on without a record."""
 
     provider: Provider
     dialect: Dialect | None = None

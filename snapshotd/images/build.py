@@ -109,8 +109,8 @@ def build_root(recipe: Recipe, root: Path, progress: Callable[[str], None]) -> N
 
 
 def _command(recipe: Recipe, root: Path, own_mirrors: bool) -> list[str]:
-    """In a mount and process namespace of its own, bound to this thread's life: no build outlives the daemon, no mount
-    stays."""
+    """The command that builds, in a mount and process namespace of its own, bound to this thread's life: no build
+    outlives the daemon, no mount stays."""
     command = [
         "setpriv",
         "--pdeathsig",
@@ -139,8 +139,8 @@ def _command(recipe: Recipe, root: Path, own_mirrors: bool) -> list[str]:
 
 
 def _host_apt_settings() -> list[tuple[str, str]]:
-    """How this machine's package manager reaches the network (proxies, retries, checks of dates). Not kept in the
-    image."""
+    """The settings with which this machine's package manager reaches the network (proxies, retries, checks of dates).
+    Not kept in the image."""
     result = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=False)
     return _APT_SETTINGS.findall(result.stdout)
 

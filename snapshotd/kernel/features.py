@@ -196,4 +196,4 @@ FEATURES: tuple[Feature, ...] = (
     Feature("user namespaces", "3.8", "container root without rights on the host", user_namespaces),
     Feature("id-mapped overlay", "6.13", "user namespaces over shared layers", id_mapped_overlay),
 )
-"""In the order in which one needs the one before."""
+"""Each probe comes after the ones that it needs."""

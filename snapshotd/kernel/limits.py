@@ -1,4 +1,4 @@
-"""How often a container ran into the limits of its cgroup. Works on version 1, version 2 and the hybrid of both.
+"""Counts of a container's hits at the limits of its cgroup. Works on version 1, version 2 and the hybrid of both.
 
 Source: Documentation/admin-guide/cgroup-v2.rst (`memory.events`, `pids.events`) and cgroup-v1/memory.rst
 (`memory.oom_control`).

@@ -1,4 +1,4 @@
-"""How the C library keeps memory that is free, and how often Python looks for some."""
+"""Settings of the C library for free memory, and of Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def give_back() -> bool:
 
 
 def collect_rarely() -> None:
-    """For a process in which next to nothing refers to itself: archiving makes many small values that live until the
-    next batch, and the collector would go through all of them again and again."""
+    """For a process with next to no cycles among its values: archiving makes many small values that live until the next
+    batch, and the collector would go through all of them again and again."""
     gc.set_threshold(100_000)
 
 

@@ -1,9 +1,9 @@
 """Priority among the threads of this process.
 
 Python runs one thread at a time. A step that seals a layer makes some hundred system calls and gives the interpreter up
-at each of them; a thread that walks a large tree meanwhile takes it every time, and an agent stands still for so much
-longer. So a thread that keeps an agent waiting works in `first()`, and work that may take long calls `give_way()`
-between two entries.
+at each of them; a thread that walks a large tree meanwhile takes it every time, and an agent stands still for that
+time. So a thread that keeps an agent waiting works in `first()`, and work that may take long calls `give_way()` between
+two entries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _going_first = 0
 
 class _Own(threading.local):
     depth = 0
-    """How many `first` this thread is in."""
+    """Number of `first` blocks that this thread is in."""
     goes_on_until = 0.0
     """It has waited, and does not again before this (by the monotonic clock)."""
 

@@ -1,5 +1,4 @@
-"""How much a live upper takes, where the file system does not count that itself. Its sandbox goes on writing
-meanwhile."""
+"""Disk use of a live upper, for file systems that do not count it themselves. Its sandbox goes on writing meanwhile."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ MAX_SUBMOUNTS = 256
 
 
 class Busy(Exception):  # noqa: N818 - an answer, not a defect
-    """Why the root cannot be sealed: a file is open for writing through it, or a mount in it was moved. Nothing has
+    """The root cannot be sealed: a file is open for writing through it, or a mount in it was moved. Nothing has
     changed; take the copy path."""
 
 

@@ -290,7 +290,7 @@ class LayerStore:
             self._pins.add(layer)
 
     def lazy(self, layer: LayerID) -> LazyOpener | None:
-        """How to open a layer that is still lazy; None for any other."""
+        """The opener of a layer that is still lazy; None for any other."""
         return self._lazy.get(layer)
 
     def any_lazy(self, stack: Stack) -> bool:

@@ -31,7 +31,7 @@ def swap_is_counted() -> bool:
 
 
 def directories(path: str) -> list[Path]:
-    """Where the cgroup `path` ("/a/b") exists, one directory per hierarchy."""
+    """Directories of the cgroup `path` ("/a/b"), one per hierarchy."""
     found = (point / path.lstrip("/") for point in hierarchies())
     return [directory for directory in found if directory.is_dir()]
 

@@ -35,7 +35,7 @@ _END_DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RuncContainer:
-    """How runc knows a container: its program, its state directory (`--root`), and the name in there."""
+    """A container as runc knows it: its program, its state directory (`--root`), and the name in there."""
 
     runc: str
     state_dir: Path

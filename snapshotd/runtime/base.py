@@ -110,8 +110,7 @@ class Process(ABC):
     """The end of the pipe to write to, blocking, which the caller owns and must close; None without
     `ExecSpec.stdin`."""
     linger_s: float = 0.0
-    """How long after the command's end its last output may still be on its way through the driver. 0: pipes straight
-    from the command."""
+    """Time after the command's end for which its last output may still be on its way through the driver."""
 
     @abstractmethod
     def wait(self, timeout_s: float | None = None) -> int | None:

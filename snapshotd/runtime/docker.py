@@ -197,7 +197,7 @@ class DockerRuntime(Runtime):
             return found
 
     def _runc_container(self, container_id: ContainerID) -> RuncContainer:
-        """How runc knows the container. SandboxFailed when it is gone."""
+        """The container as runc knows it. SandboxFailed when it is gone."""
         with self._lock:
             known = self._known.get(container_id)
         if known is not None:

@@ -6,9 +6,9 @@ speak to it.
 SOCKET is the path of its socket, the others are inherited descriptors: the listening socket, already with one
 connection waiting; the directory of the socket, which only root can enter; the mount namespace to live in.
 
-One thread. A child subreaper in a session of its own: what `runc exec --detach` leaves behind becomes its child and is
-reaped at once, for a pid namespace can only end when somebody has reaped all of it. Exit codes of commands stay until
-their key is dropped, those of unknown processes while they are among the newest thousand.
+One thread. A child subreaper in a session of its own: processes that `runc exec --detach` leaves behind become its
+children and are reaped at once, because a pid namespace can only end when all its processes are reaped. Exit codes of
+commands stay until their key is dropped, those of unknown processes while they are among the newest thousand.
 
 Requests are one JSON object per packet, descriptors beside it; one answer each: an object with `error` (a sentence) or
 `none` (no such key), or what the method of the request's name says. An open connection keeps the process alive, as does

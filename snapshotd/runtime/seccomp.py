@@ -57,7 +57,7 @@ setsockopt shutdown socketpair
 """
 
 _ABSENT = ("clone3", "io_setup")
-"""As if the kernel did not have them: programs do without."""
+"""These calls fail as if the kernel did not have them: programs do without."""
 _NAMESPACE_FLAGS = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 _CLONE_NEWTIME = 0x80

@@ -118,7 +118,7 @@ class Anchors:
         return hits
 
     def _beginning_inside(self, literal: bytes) -> list[tuple[int, int]]:
-        """At which offset within `literal` which literals can begin."""
+        """Offsets within `literal` at which other literals can begin, with their indexes."""
         return [
             (offset, index)
             for offset in range(len(literal))

@@ -181,7 +181,7 @@ SHAPES: tuple[Shape, ...] = (
         likely=_is_literal,
     ),
 )
-"""In the order in which they are tried where the same anchor begins several of them."""
+"""Tried in this order if the same anchor begins several of them."""
 
 _MARKER = Shape(
     "marker", ("[sec",), (*text("ret:"), Run("[A-Za-z0-9_.-]", 1, 64), *text(":"), Run("[0-9a-f]", 16, 16), *text("]"))

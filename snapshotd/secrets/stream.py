@@ -65,7 +65,7 @@ def reveal_stream(chunks: Iterable[bytes], original: Callable[[bytes], bytes]) -
 
 
 def _unfinished_from(data: bytes) -> int:
-    """Where a marker begins that more data would complete. It can only be at the last bracket, for there is none inside
-    a marker."""
+    """Position of a marker's beginning that more data would complete. It can only be at the last bracket, for there is
+    none inside a marker."""
     at = data.rfind(_HEAD[:1], max(0, len(data) - MARKER_MAX_BYTES))
     return at if at >= 0 and (_HEAD.startswith(data[at:]) or _UNFINISHED.match(data, at)) else len(data)

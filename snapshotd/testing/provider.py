@@ -204,7 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def log_message(self, *_: Any) -> None:
-        """Silent: standard error belongs to whoever started us."""
+        """Silent: standard error belongs to the parent process."""
 
     def do_GET(self) -> None:
         if self.path == "/control/requests":

@@ -132,7 +132,7 @@ class _Applying:
             self._left[child.entry.inode] = self._left.get(child.entry.inode, child.entry.nlink) - 1
 
     def _names_of(self, torn: set[tuple[int, int]]) -> list[bytes]:
-        """Where the names of link groups lie in the view, in the order of a walk."""
+        """Paths of the names of link groups in the view, in the order of a walk."""
         found: list[bytes] = []
         stack: list[tuple[bytes, Directory, list[Child]]] = []
 

@@ -42,7 +42,7 @@ megabytes of data spread over an 8 EiB file are years of reading."""
 _MOST_UNFINISHED, _MOST_UNFINISHED_ENTRIES = 128, 16_384
 """Directories, with all their entries in memory."""
 _MOST_FILES = 1024
-"""That are offered to other processes at once."""
+"""Number of files that are offered to other processes at once."""
 _MOST_WARNINGS = 100
 _MOST_WARNED_PATH_BYTES = 1000
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

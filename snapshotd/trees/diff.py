@@ -51,7 +51,7 @@ def diff(a: View, b: View, path: bytes = b"") -> Iterator[Change]:
 
 
 def count(changes: Iterable[Change]) -> FileChanges:
-    """How many files, links and special nodes changed; directories do not count.
+    """Numbers of files, links and special nodes that changed; directories do not count.
 
     A directory that became a file is one added file, the reverse one deleted. `bytes`: size of added and changed
     regular files.

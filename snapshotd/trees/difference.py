@@ -176,7 +176,7 @@ class DifferenceView(View):
         return {link for link, count in shown.items() if count < names[link]}
 
     def _find_names(self, torn: set[int]) -> _Names:
-        """Where the unchanged names of these groups are. Directories (of equal content) that hold none are read
+        """The places of the unchanged names of these groups. Directories (of equal content) that hold none are read
         once."""
         root = _Names()
         without: set[tuple[TreeID, TreeID | None]] = set()

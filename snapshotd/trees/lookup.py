@@ -1,4 +1,4 @@
-"""How overlayfs finds a name in a stack of layers, done in user space on directory descriptors.
+"""The lookup of a name in a stack of layers as overlayfs does it, in user space on directory descriptors.
 
 Source: the kernel's fs/overlayfs/namei.c (ovl_lookup, ovl_lookup_layer, ovl_lookup_single) for the options of
 `kernel.mounts`: redirect_dir=on, metacopy=off, index=off, trusted xattrs. The rules, for a name in a merged directory:

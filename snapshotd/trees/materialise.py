@@ -60,7 +60,7 @@ _BATCH_BYTES = 2 << 20
 _WAITING_BATCHES = 16
 """Each holds a descriptor. Enough that no thread waits for the one that walks."""
 _OPEN_ENDS = 4096
-"""How many directories may wait for their metadata."""
+"""Number of directories that may wait for their metadata."""
 _MAX_THREADS = 4
 _T = TypeVar("_T")
 
@@ -259,7 +259,7 @@ class Writer:
             raise
 
     def _write_batch(self, target: Node, children: list[Child], dir_fd: int) -> tuple[int, int]:
-        """In a thread of the pool. Returns the number of files and their bytes."""
+        """Runs in a thread of the pool. Returns the number of files and their bytes."""
         files = size = 0
         try:
             loaded = self._view.load_children(children)

@@ -235,8 +235,8 @@ class StoredView(View):
             )
 
     def _extents(self, child: Child) -> tuple[tuple[tuple[int, int], ...], list[int]]:
-        """Where the file's data lie, and where each of these pieces begins in its content. The last answer is
-        remembered: a file in a million pieces may be read in small steps."""
+        """The extents of the file's data, and the beginning of each in its content. The last answer is remembered: a
+        file in a million pieces may be read in small steps."""
         entry: TreeEntry = child.source[1]
         layout = self._layout  # read once: another thread may set it
         if layout[0] is entry:

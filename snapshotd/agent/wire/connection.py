@@ -160,7 +160,7 @@ class Connection:
 
 
 def socket_path() -> str:
-    """Where the daemon listens: `SNAPSHOTD_AGENT_SOCKET`, or the place it has in every sandbox."""
+    """The daemon's socket: `SNAPSHOTD_AGENT_SOCKET`, or the place it has in every sandbox."""
     return os.environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET
 
 

@@ -129,7 +129,7 @@ class Link:
         return connection
 
     def _stood_s(self) -> float:
-        """For how long the connection that was lost has been there; 0 if there was none."""
+        """Age of the lost connection; 0 if there was none."""
         return 0.0 if self._connection is None or self._greeted_at_s is None else time.monotonic() - self._greeted_at_s
 
 

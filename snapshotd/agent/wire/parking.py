@@ -60,7 +60,7 @@ class _File:
 
 
 class Place:
-    """Where a parked process was. `unpark` empties it as it goes, so that it can be called again if it is
+    """The place where a parked process was. `unpark` empties it as it goes, so that it can be called again if it is
     interrupted."""
 
     __slots__ = ("cwd", "files")

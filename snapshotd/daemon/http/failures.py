@@ -17,7 +17,7 @@ _ROOM_BYTES = 16 << 20
 
 
 def set_log_place(place: str) -> None:
-    """Where people find the log; named in every InternalError."""
+    """The place of the log, for people; named in every InternalError."""
     global _log_place
     _log_place = place
 

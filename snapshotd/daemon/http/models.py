@@ -354,7 +354,7 @@ class LimitsRequest(Request):
 
 
 class ProviderFields(Request):
-    """Where requests of one model API are forwarded to."""
+    """The provider to which requests of one model API are forwarded."""
 
     kind: ProviderKind
     base_url: str | None = Field(None, max_length=4096, description="Else the provider's own.")

@@ -306,7 +306,7 @@ class FileFields(Request):
 
 
 class EditRequest(Request):
-    """How the new snapshot differs from the one it is made from."""
+    """The differences between the new snapshot and its source."""
 
     files: list[FileFields] = Field(default_factory=list, max_length=_ITEMS_MAX)
     messages: list[MessageFields] | None = Field(None, description="A whole conversation in place of the old one.")

@@ -24,14 +24,14 @@ from snapshotd.kernel import cgroup
 
 log = logging.getLogger("snapshotd.daemon")
 _LINGER_S = 1.0
-"""How long a refused peer may take to read why."""
+"""Time that a refused peer has to read the reason."""
 _UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid (unix(7))
 
 PEER_PID = "peer_pid"
-"""Where a request's state (`request.state`) holds the id of the process that made its connection, in the daemon's pid
+"""Field of a request's state (`request.state`) with the id of the process that made its connection, in the daemon's pid
 namespace; 0 if it lives outside of that. It is alive as long as it waits for the answer."""
 PEER_UID = "peer_uid"
-"""Where a request's state holds that process's user id."""
+"""Field of a request's state with that process's user id."""
 
 SandboxPredicate = Callable[[int], bool]
 """True if the process with this id (in the daemon's pid namespace) lives in one of our sandboxes."""
@@ -66,7 +66,7 @@ def in_sandbox_of(engine: Engine) -> SandboxPredicate:
 
 
 def refusal(pid: int, uid: int, is_sandboxed: SandboxPredicate, own_uid: int) -> str | None:
-    """Why a peer with these credentials may not connect, as a sentence; None if it may.
+    """Reason why a peer with these credentials may not connect, as a sentence; None if it may.
 
     `pid` 0 is a process of an outer pid namespace (the host of a daemon that runs in a container); a sandbox never
     looks like that, since its pid namespace is always inside the daemon's.

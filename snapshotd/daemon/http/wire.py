@@ -37,14 +37,14 @@ taken."""
 FORK_MAX = 256
 """Most sandboxes one fork may start."""
 PRUNE_GRACE_S = 600.0
-"""How old a pack must be for a prune to touch it, unless told otherwise."""
+"""Age from which a prune may touch a pack, by default."""
 LOG_MAX = 1 << 31
 """Most snapshots a log can be asked for by number; without a number it gives all."""
 
 PROVIDER_URLS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com"}
 """Model providers that a sandbox can be given, and where their own APIs are."""
 PREVIEW_FILES = 1000
-"""How many changed files a preview or an approval lists unless told otherwise."""
+"""Number of changed files that a preview or an approval lists, by default."""
 LIST_MAX = 1_000_000
 """The most they list."""
 
@@ -63,7 +63,7 @@ _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
 def socket_path_of(state_dir: Path) -> Path:
-    """Where the daemon of a state directory listens, unless told otherwise."""
+    """Path of the socket of a state directory's daemon, by default."""
     return state_dir / "snapshotd.sock"
 
 
@@ -73,7 +73,7 @@ def lock_path_of(state_dir: Path) -> Path:
 
 
 def log_path_of(state_dir: Path) -> Path:
-    """Where a daemon writes its log, one JSON object per line, unless it runs with --foreground."""
+    """Path of a daemon's log, one JSON object per line, unless it runs with --foreground."""
     return state_dir / "daemon.log"
 
 

@@ -83,8 +83,8 @@ class Gateways:
         sandbox.gateway = self._make(listener, calls, upstreams)
 
     def _listener(self, sandbox: Sandbox) -> socket.socket:
-        """Where its gateway listens: the socket outlives the daemon, so that clients wait for the next one and are not
-        refused."""
+        """The socket on which the sandbox's gateway listens: it outlives the daemon, so that clients wait for the next
+        one and are not refused."""
         key = f"{sandbox.container.id}{_LISTENER}"
         sandbox.kept.append(key)
         held = self._context.keeper.held(key)

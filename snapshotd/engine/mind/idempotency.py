@@ -15,7 +15,7 @@ from snapshotd.types import CallStatus, Entry, SideEffect, Trajectory
 
 
 class Keys:
-    """Each is given out once. Thread-safe."""
+    """Keys that are given out once each. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -72,7 +72,7 @@ class ModelCalls:
         self._context, self._recorder, self._gate = context, recorder, gate
         self._dialogs: list[_Dialog] = []
         self._began = 0
-        """How many there have been."""
+        """Number of conversations so far."""
         self._tools: dict[str, Open] = {}
         """Tool calls that the model has asked for and the agent not answered, by the provider's id."""
         self._unclosed: set[str] = set()

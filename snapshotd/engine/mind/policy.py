@@ -62,7 +62,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """Where approvals are announced. `secret`: key of the HMAC over each body; None: not signed."""
+    """The URL at which approvals are announced. `secret`: key of the HMAC over each body; None: not signed."""
 
     url: str
     secret: str | None = None
@@ -81,7 +81,7 @@ class Ruling:
 class Policy:
     rules: tuple[Rule, ...] = ()
     expires_s: float | None = None
-    """How long an approval waits where no rule says; None: for ever."""
+    """Time for which an approval waits if no rule gives one; None: for ever."""
     webhook: Webhook | None = None
 
     def judge(self, tool: str, arguments: Any, side_effect: SideEffect) -> Ruling:
@@ -157,7 +157,7 @@ def parse(text: str, source: str) -> Policy:
 
 
 def _rule_lines(text: str) -> list[int]:
-    """In which lines the rules begin, for messages."""
+    """Line numbers at which the rules begin, for messages."""
     return [number for number, line in enumerate(text.splitlines(), 1) if re.match(r"\s*\[\[\s*rule\s*\]\]", line)]
 
 

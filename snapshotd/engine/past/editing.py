@@ -257,7 +257,7 @@ def _concealed(message: Message, conceal: Callable[[Any], Any]) -> Message:
 
 
 def _shared(recorded: Iterable[Message], wanted: list[Message], limit: int) -> int:
-    """How many messages at the beginning are the recorded ones."""
+    """Number of leading messages that equal the recorded ones."""
     count = 0
     for old, new in zip(islice(recorded, limit), wanted, strict=False):
         if old != new:

@@ -90,7 +90,7 @@ class AgentHandler(Protocol):
         ended already. `again`, here and below: the first such request may or may not have arrived."""
 
     def body_writer(self, call_id: str) -> BodyWriter:
-        """Where a large result of a call goes."""
+        """The writer for a large result of a call."""
 
     def call_end(self, pid: int, call_id: str, outcome: Outcome) -> str:
         """A call that this connection began is over: take the snapshot (unless it was a model call) and return the

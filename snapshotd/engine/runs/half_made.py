@@ -56,7 +56,7 @@ def left_behind(catalog: Catalog) -> list[Trajectory]:
 
 
 def forget_list(catalog: Catalog) -> None:
-    """All that was left behind is gone."""
+    """Empty the list: all incomplete trajectories are removed."""
     if _listed(catalog):
         catalog.set_meta(_META_KEY, "[]")
 

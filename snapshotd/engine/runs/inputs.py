@@ -99,7 +99,7 @@ def open_agent(agent: Path) -> int:
 
 
 def _inside(agent: Path, workspace: Path | None) -> PurePosixPath | None:
-    """Where the agent's file lies in the workspace, or None if it lies elsewhere."""
+    """Place of the agent's file in the workspace; None if it lies elsewhere."""
     if workspace is None:
         return None
     try:

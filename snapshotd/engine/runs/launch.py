@@ -29,11 +29,11 @@ from snapshotd.runtime.base import Container, ContainerSpec, Runtime
 from snapshotd.types import ContainerID, SandboxSpec, Snapshot, Stack, Trajectory, new_id
 
 WARM_CONTAINERS = int(os.environ.get("SNAPSHOTD_WARM", "2"))
-"""How many spare containers are kept for each kind of sandbox lately used. 0 turns it off."""
+"""Number of spare containers for each kind of sandbox lately used."""
 REFILL_DELAY_S = 0.25
 """Making a spare takes a processor for some 50 ms; the caller that took the last one is about to start a command."""
 WARM_KINDS = 2
-"""For how many kinds; the least recently used kind's spares are destroyed."""
+"""Number of kinds with spares; the least recently used kind's spares are destroyed."""
 
 
 @dataclass(slots=True)

@@ -214,7 +214,7 @@ class Sessions:
                     self._thrown_away.notify_all()
 
     def _unregister(self, sandbox: Sandbox) -> None:
-        """Unless another one has been started for its trajectory meanwhile: that one's stay."""
+        """Does nothing if another sandbox has been started for its trajectory meanwhile: that one stays registered."""
         trajectory = sandbox.trajectory.id
         with self._lock:
             if self._live.get(trajectory) is sandbox:
@@ -348,7 +348,7 @@ class Sessions:
             with sandbox.lock:
                 if (
                     sandbox.claimed == head
-                ):  # else somebody without a claim moved the head, and another has claimed that
+                ):  # otherwise a writer without a claim moved the head, and another has claimed that
                     sandbox.claimed = None
 
     def _exec(

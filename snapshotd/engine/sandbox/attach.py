@@ -65,7 +65,7 @@ def drop_kept(context: Context, unwanted: Callable[[str], bool]) -> None:
 
 
 def record_of(context: Context, container: ContainerID) -> LiveRecord:
-    """Where the live record of a container is, or would be."""
+    """Place of a container's live record, which may not exist."""
     return LiveRecord(context.run_dir / _DIRECTORY / container)
 
 

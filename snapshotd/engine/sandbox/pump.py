@@ -204,8 +204,8 @@ class _Attended:
 
 
 def _read(process: Process, streams: dict[int, _Stream], open_fds: set[int], done_fd: int, attended: _Attended) -> None:
-    """Until the command has ended and its output is here: at end of file, or when nothing has come for `linger_s` after
-    the end."""
+    """Read until the command has ended and its output is here: at end of file, or when nothing has come for `linger_s`
+    after the end."""
     ended_at: float | None = None
     late_bytes = 0
     with selectors.DefaultSelector() as selector:

@@ -17,8 +17,8 @@ MAX_FDS = 512
 
 
 def blocker(cgroup: Cgroup, init_pid: int, root_id: int, parked: set[int]) -> str | None:
-    """Why the container cannot be pivoted, or None. `root_id` is the id of the mount at its root. SandboxFailed when it
-    is gone.
+    """Reason why the container cannot be pivoted, or None. `root_id` is the id of the mount at its root. SandboxFailed
+    when it is gone.
 
     Cost: a few reads per live process.
     """

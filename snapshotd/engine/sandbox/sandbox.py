@@ -7,7 +7,8 @@
     head         the trajectory's head: the snapshot that the next one's parent will be
 
 Everything that changes these three happens under `lock`. A command that a client runs owns them from its start to its
-commit (`Sandbox.command`): meanwhile steps may be taken, but nobody gives the sandbox another root or another past.
+commit (`Sandbox.command`): meanwhile steps may be taken, but no other thread gives the sandbox another root or another
+past.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class Sandbox:
     _roots: tuple[Root, ...] = ()
     """The roots in `live`: the present root last, or the one that it is about to become."""
     ended_for: list[str] = field(default_factory=list)
-    """Why processes of the present command were ended, if that was for the disk that they took
+    """Reasons why processes of the present command were ended, if that was for the disk that they took
     (engine/sandbox/disk_watch.py)."""
     closed: bool = False
     """No more steps. Set under `lock`."""
@@ -203,7 +204,7 @@ class Sandbox:
         return self.capture_copy(reason)
 
     def revive(self) -> None:
-        """Where the process died that served files of the root: go on on a root that is served again, or written. As
+        """If the process that served files of the root has died, go on on a root that is served again, or written. As
         long as something is alive that is not parked, everything stays as it is. Caller holds `lock`. Errors as
         `capture`."""
         if not self.lazy or (self.lazy_by is not None and self.lazy_by is self.server_of_lazy()):
@@ -221,7 +222,7 @@ class Sandbox:
             self.store.remove(old)
 
     def blocker(self, layout: Layout | None = None) -> str | None:
-        """Why the sandbox cannot be pivoted now, or None."""
+        """Reason why the sandbox cannot be pivoted now, or None."""
         root_id = (layout or layout_of(self.target)).root_id
         return blocker(self.cgroup, self.container.pid, root_id, self.server.parked_pids())
 

@@ -63,10 +63,10 @@ class Archive:
         self._waiters = 0
         self._rounds = 0
         self._backlog = len(context.catalog.unstored())
-        """How many snapshots are captured and not stored, or were removed since the last batch."""
+        """Number of snapshots that are captured and not stored, or were removed since the last batch."""
         self._failures = 0
         self.failure: SnapshotdError | None = None
-        """Why the last batch could not be stored; None when it could."""
+        """Reason why the last batch could not be stored; None when it could."""
         self._storing = threading.Lock()
         self._strikes: Counter[SnapshotID] = Counter()
         self._stuck: dict[SnapshotID, SnapshotdError] = {}
@@ -91,8 +91,8 @@ class Archive:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is between the repository and the catalog inside: every object there is either referred to or
-        rubbish."""
+        """Inside the block nothing is between the repository and the catalog: every object there is either referred to
+        or garbage."""
         with self._storing:
             self._archiver.begin()
             yield
@@ -306,7 +306,7 @@ class Archive:
         self._stuck[snapshot_id] = why
 
     def _tree(self, snapshot: Snapshot, image: TreeID, done: dict[SnapshotID, _Done]) -> ArchivedTree:
-        """Its own layers on its base's tree; where the base has none (any more), all layers on the image's."""
+        """Its own layers on its base's tree; if the base has no tree (any more), all layers on the image's."""
         outputs = snapshot.call.outputs
         if snapshot.base is None:
             return self._archiver.tree(tuple(reversed(snapshot.stack.layers)), image, outputs)

@@ -79,7 +79,7 @@ class Archiver:
             self._epochs.clear()
 
     def count(self, before: TreeID, after: TreeID) -> FileChanges:
-        """How many files differ between two stored trees."""
+        """Number of files that differ between two stored trees."""
         return FileChanges(**self._child.ask({"op": "count", "before": before, "after": after}))
 
     def prune(self, roots: Roots, *, grace_s: float, dry_run: bool, progress: Progress) -> Reclaimed:

@@ -268,7 +268,7 @@ class Cold:
 
 
 def gone(snapshot: Snapshot) -> SnapshotdError:
-    """Why a snapshot has no files (any more)."""
+    """The error that tells why a snapshot has no files (any more)."""
     if snapshot.state is SnapshotState.PRUNED:
         return NotFound(
             f"the files of snapshot {short(snapshot.id)} were given up by the retention policy; its call and conversation are still there, "

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def budget_bytes(context: Context) -> int:
-    """How much the layers may take."""
+    """Space that the layers may take."""
     if BUDGET:
         return int(BUDGET)
     st = os.statvfs(context.store.root)

@@ -136,8 +136,8 @@ class _Read:
         self._settle()
 
     def _settle(self) -> None:
-        """Where records tell different things about an image or a trajectory, the latest counts; but a name once lost
-        is lost."""
+        """If records contradict each other about an image or a trajectory, the latest counts; but a name once lost is
+        lost."""
         records = [record for _, record in self.snapshots.values()]
         for record in sorted(records, key=lambda one: (one.snapshot.created_at_ns, one.snapshot.seq, one.snapshot.id)):
             image, known = record.image, self.images.get(record.image.id)

@@ -178,7 +178,7 @@ def _dump(document: dict[str, Any], unknown: Mapping[str, Any] | None) -> bytes:
 
 
 def _limits(limits: Limits) -> dict[str, Any]:
-    """Without the disk's where it is the daemon's own, as records had it before there was one."""
+    """The limits; the disk's is left out if it is the daemon's own, because older records have none."""
     return {name: value for name, value in asdict(limits).items() if name != "disk_bytes" or value}
 
 

@@ -143,7 +143,7 @@ def _decide(
 
 
 def _unmet(policy: RetentionPolicy) -> str:
-    """Why no rule keeps a snapshot, in words."""
+    """Reason why no rule keeps a snapshot, in words."""
     parts = []
     if policy.keep_last is not None:
         parts.append(f"not among the newest {policy.keep_last}")

@@ -68,7 +68,7 @@ class Facts:
 
 
 class Source(Protocol):
-    """Where the snapshots to export come from. Everything it gives must stay there until the export is over."""
+    """The source of the snapshots to export. Everything it gives must stay there until the export is over."""
 
     def facts(self, snapshot: Snapshot, *, whole: bool) -> Facts:
         """The snapshot's additions to the conversation and the agent's state, or (`whole`) both up to it; and the

@@ -95,7 +95,7 @@ class _Taken:
 
 @dataclass(slots=True)
 class _Line:
-    """Where the line of snapshots stands: the last one, the last one with files, and the layers of that."""
+    """State of the line of snapshots: the last one, the last one with files, and the layers of that."""
 
     stack: Stack
     parent: SnapshotID | None = None
@@ -105,7 +105,7 @@ class _Line:
     whole: bool = True
     """Nothing lies below: the next layer is a whole tree."""
     levels: list[int] = field(default_factory=list)
-    """How often each of our layers on top of the stack was merged, newest first; the whole tree is not among them."""
+    """Number of merges of each of our layers on top of the stack, newest first; the whole tree is not among them."""
 
 
 def import_bundle(

@@ -1,5 +1,4 @@
-"""How an object becomes a frame: raw, compressed, or a delta, whichever is clearly smallest; and read back before it
-counts."""
+"""Objects as frames: raw, compressed, or a delta, whichever is clearly smallest; and read back before they count."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ def may_be_delta(plain_bytes: int, base_bytes: int) -> bool:
 
 
 def max_depth(plain_bytes: int, base_bytes: int) -> int:
-    """How many deltas may have to be undone to read the object."""
+    """Greatest number of deltas to undo for reading the object."""
     return min(MAX_CHAIN, MAX_CHAIN_BYTES // max(plain_bytes, base_bytes, 1))
 
 

@@ -23,10 +23,9 @@ damage early; what an object is, its id proves.
 Ids are not stored because every byte of a delta counts: the index has them, and without it they follow from the plain
 bytes. Only a list's does not (it is that of the content), and a record must prove that it was made with the key,
 because records are believed without anything that refers to them: a frame may lie in a content. Four bytes name a
-delta's base: where several objects begin with them, what is decoded with the wrong one is at worst an object that
-nobody refers to, under the id that it really has. Packs of version 1 are the same, but no frame in them uses the
-dictionary (dictionary.py). A pack is written once, as a whole, under the key `packs/<first two characters of the
-id>/<id>`; it never changes.
+delta's base: if several objects begin with them, decoding with the wrong one gives at worst an unreferenced object,
+under its true id. Packs of version 1 are the same, but no frame in them uses the dictionary (dictionary.py). A pack is
+written once, as a whole, under the key `packs/<first two characters of the id>/<id>`; it never changes.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ STORED_ID_BYTES: dict[ObjectKind, int] = {
     ObjectKind.TREE: 0,
     ObjectKind.RECORD: 8,
 }
-"""How much of an object's id is in its frame."""
+"""Length of the part of an object's id that is in its frame."""
 CHECKSUM_BYTES = 4
 _KIND_MASK, _DELTA, _ZSTD, _ONE_BLOCK, _DICTIONARY = 0x07, 0x08, 0x10, 0x20, 0x40
 MAX_HEADER_BYTES = 1 + 5 + 5 + ID_BYTES + BASE_BYTES
@@ -129,7 +128,7 @@ def made_at_s(pack_id: bytes) -> float:
 
 
 def pack_key(pack_id: bytes) -> str:
-    """Where a pack lies in the store."""
+    """Key of a pack in the store."""
     name = pack_id.hex()
     return f"{PREFIX}{name[:2]}/{name}"
 
@@ -324,7 +323,7 @@ class _Search:
         return _verified(self._view, frame)
 
     def next_intact(self, at: int) -> int:
-        """Where the next intact frame or the end is, after a damaged frame."""
+        """Place of the next intact frame or of the end, after a damaged frame."""
         view = self._view
         try:
             end = at + _decode_header(view, at).stored

@@ -35,7 +35,7 @@ up."""
 MAX_DEPTH = 250
 """A longer chain of deltas in an index is damage. The writer makes far shorter ones."""
 _LOOK_EVERY_S = 0.05
-"""How long a new index may go unnoticed."""
+"""Time for which a new index may go unnoticed."""
 _PIECE_BYTES = 1 << 20
 _CONTENT = (ObjectKind.CHUNK, ObjectKind.LIST)
 _NAMES = {ObjectKind.CHUNK: "content", ObjectKind.LIST: "content", ObjectKind.TREE: "tree", ObjectKind.RECORD: "record"}
@@ -252,7 +252,7 @@ class PackReader(Repository):
         return [part for one in level for part in one.parts]
 
     def find(self, raw: bytes) -> Entry | None:
-        """Where an object is; None if there is none."""
+        """The place of an object; None if there is none."""
         index = self.open_index()
         entry = index.find(raw) if index is not None else None
         if entry is None and index is not None and not index.writable:

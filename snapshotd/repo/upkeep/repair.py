@@ -39,7 +39,7 @@ from snapshotd.store.base import Store
 from snapshotd.types import BlobID, TreeID
 
 DAMAGED = "damaged/"
-"""Where damaged packs are kept, in the store."""
+"""Prefix of damaged packs in the store."""
 
 Progress = Callable[[str], object]
 

@@ -27,7 +27,7 @@ from snapshotd.repo.writing.packer import BATCH_BYTES, FILE_MAX_BYTES, FILES_MAX
 _log = logging.getLogger(__name__)
 _MOST_PROCESSES = 4
 _MOST_BATCHES = 3
-"""On their way to one process at a time."""
+"""Number of batches on their way to one process at a time."""
 _MOST_FAILED = 6
 
 Saved = str | tuple[str, list[tuple[bytes, int]]] | None
@@ -48,7 +48,7 @@ class Packers:
         self._argv = list(argv)
         self._told = told
         self._failed = 0
-        """How often one was started in vain, since all were ready."""
+        """Number of failed starts since all processes were ready."""
         self._peers: list[_Peer | None] = [None] * min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
         self._open: dict[int, _Batch] = {}
         """By process: the batch that it gets when it is full, or when a caller waits for it."""
@@ -181,7 +181,7 @@ class Packers:
         self._told(entries, [PackRow(bytes.fromhex(pack), size, count) for pack, size, count in answer["packs"]])
 
     def _lost(self, peer: _Peer) -> None:
-        """Its files are left to the writer, unless it has taken some that are not durable."""
+        """Leaves the files of a dead process to the writer. Lost: the process held objects that are not durable."""
         peer.kill()
         self._peers[peer.number] = None
         if peer.holds:

@@ -64,8 +64,8 @@ def command(
 
 
 def _older(client: Snapshotd, first: SnapshotInfo) -> int:
-    """How many snapshots its trajectory has before this one. They are numbered without gaps, a fork's from where it
-    began."""
+    """Number of snapshots that its trajectory has before this one. They are numbered without gaps, a fork's from where
+    it began."""
     forked_from = client.trajectory(first.trajectory).forked_from
     return first.seq if forked_from is None else first.seq - client.snapshot(forked_from).seq - 1
 

@@ -26,7 +26,7 @@ _EXAMPLES = [
     "snapshotd edit a1b2c3 --result result.json --state attempts=0 --name second-try",
 ]
 _TAIL = 20
-"""How many messages the editor is given: more would hide the rest of the document."""
+"""Number of messages that the editor shows: more would hide the rest of the document."""
 _RESULT_BYTES = 1 << 20
 
 

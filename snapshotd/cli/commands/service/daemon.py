@@ -90,7 +90,7 @@ def command(
 
 
 def _rebuild(client: Snapshotd, as_json: bool) -> int:
-    """Without a daemon: it cannot start on a damaged catalog."""
+    """Runs without a daemon: it cannot start on a damaged catalog."""
     from snapshotd.daemon import server, wiring
 
     def progress(text: str) -> None:
@@ -141,7 +141,7 @@ def _status(client: Snapshotd, as_json: bool) -> int:
 
 
 def _stop(client: Snapshotd, as_json: bool) -> int:
-    """By signal, not through the API, so that a daemon of any version can be stopped."""
+    """Stop by a signal, not through the API, so that a daemon of any version can be stopped."""
     pid = _end(client.state_dir, signal.SIGTERM, STOP_TIMEOUT_S)
     if pid is None:
         raise DaemonUnavailable(f"no daemon serves the state directory {client.state_dir}, so there is none to stop")
@@ -153,7 +153,7 @@ def _stop(client: Snapshotd, as_json: bool) -> int:
 
 
 def _restart(client: Snapshotd, as_json: bool) -> int:
-    """Without a word to the old one, so that one that hangs can be replaced, too."""
+    """Restart without a request to the old daemon, so that a hanging one can be replaced, too."""
     from snapshotd.client.autostart import start_daemon
 
     stopped = _end(client.state_dir, signal.SIGKILL, KILL_TIMEOUT_S)
