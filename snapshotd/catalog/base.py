@@ -251,7 +251,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def state(self, snapshot_id: SnapshotID) -> dict[str, Any]:
-        """The agent's state as it was saved with a snapshot, or with the newest before it in its line; {} at the
+        """The agent's state as it was saved with a snapshot, or with the nearest one that it continues; {} at the
         beginning. NotFound."""
 
     @abstractmethod

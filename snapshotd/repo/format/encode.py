@@ -123,7 +123,7 @@ def encode_all(jobs: Iterable[Job]) -> list[Encoded]:
 
 
 def _in_bulk(job: Job) -> int:
-    """The level, if all objects compressed together with this one share it; else 0."""
+    """The level, if the object is compressed together with others of this level; else 0."""
     return job.level if job.level <= BULK_LEVEL and job.base is None and not job.similar and job.data else 0
 
 
