@@ -11,8 +11,8 @@
       VersionMismatch      10    426   client and daemon, or a file on disk, come from other versions
       LimitExceeded        11    413   a bound was reached (count, size, depth)
       OutOfSpace           12    507   the disk is full
-      Diverged             13    409   a replayed program did something else than what is recorded
-      Undecided            14    409   nobody knows whether an irreversible call happened; a person has to say
+      Diverged             13    409   a replayed program left the recorded path
+      Undecided            14    409   an irreversible call may or may not have happened; a person has to decide
       Denied               15    403   a person or a policy said no
       SandboxFailed       125    502   the container could not be started or died (docker's 125)
       CommandNotRunnable  126    422   found, but it cannot be run (docker's 126)
@@ -30,7 +30,7 @@ import errno
 from typing import ClassVar
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-"""What the system calls `OutOfSpace`: the disk is full, or somebody's quota."""
+"""Errors of system calls that become `OutOfSpace`: the disk is full, or a user's quota."""
 
 
 class SnapshotdError(Exception):

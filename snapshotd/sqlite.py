@@ -1,4 +1,4 @@
-"""SQLite as snapshotd uses it: how a file is made, opened, committed to and flushed, and what SQLite's errors mean.
+"""SQLite as snapshotd uses it: making, opening, committing to and flushing a file, and the meaning of SQLite's errors.
 Knows no table.
 
 Only this module uses apsw. The standard library's SQLite is not used: versions before 3.51.3 can corrupt a database in
@@ -46,13 +46,14 @@ Value = str | bytes | int | float | None
 
 OLDEST_SQLITE = (3, 51, 3)
 _CHECKSUM_BYTES = 8
-"""At the end of each page, which SQLite leaves to its checksum layer (https://sqlite.org/cksumvfs.html). It verifies
-what it reads of a database whose pages have so many."""
+"""Bytes at the end of each page, which SQLite leaves to its checksum layer (https://sqlite.org/cksumvfs.html). It
+verifies reads of a database whose pages have this number of bytes."""
 _BUSY_TIMEOUT_MS = 10_000
 _CHECKPOINT_PAGES = 1000
 """`flush` copies the WAL into the database from this many 4 KiB pages on (SQLite's own default)."""
 _CHECKPOINT_LIMIT_PAGES = 8000
-"""A commit does it itself from here on, so that the WAL stays bounded (32 MiB) even if nobody flushes."""
+"""From this length on a commit does the checkpoint itself, so that the WAL stays bounded (32 MiB) even without
+flushes."""
 _PRAGMAS = """
 PRAGMA mmap_size = 0;          -- a file error must be an error code, never SIGBUS
 PRAGMA trusted_schema = OFF;
@@ -64,11 +65,11 @@ _BESIDE = ("-wal", "-shm", "-journal")
 class Form:
     """A kind of database.
 
-    `what`: with its article, for messages. `application_id`, `version`: what the file says of itself; a version from
-    `oldest` on can be read. `remedy`: what to do when it is damaged. `durable_commits`: a commit survives power loss
-    when it has returned, and a disk that fails is an OSError, after which nobody knows what is durable; else `flush`
-    makes commits durable, and a failing disk is DataLoss. `pragmas`: further ones. `checksums_from`: the version from
-    which on each page has a checksum, so that no changed byte is believed.
+    `what`: with its article, for messages. `application_id`, `version`: the marks in the file; a version from `oldest`
+    on can be read. `remedy`: what to do when it is damaged. `durable_commits`: a commit survives power loss when it has
+    returned, and a disk that fails is an OSError, after which any commit may be lost; else `flush` makes commits
+    durable, and a failing disk is DataLoss. `pragmas`: further ones. `checksums_from`: the version from which on each
+    page has a checksum, so that no changed byte is believed.
     """
 
     what: str
@@ -101,7 +102,7 @@ class Database:
         self._wal_pages = 0
         self._lost: str | None = None
         self.checksummed = False
-        """Whether its pages have checksums."""
+        """True if the database's pages have checksums."""
         self._flushing = threading.Lock()
         try:
             self._open()
@@ -137,15 +138,13 @@ class Database:
             sync_dir(path.parent)  # the WAL's name
 
     def _check_checksums(self, since: int, version: int) -> None:
-        """What has to have checksums has them. An older file gets them before it becomes one of a newer version, if
-        nobody else has it open."""
+        """A file of a version with checksums must have them. An older file gets them before it becomes one of a newer
+        version, if no other process has it open."""
         with self._translated():
             if version < since and self._write:
                 _reserved(self.connection, _CHECKSUM_BYTES)
                 try:
-                    self.connection.execute(
-                        "PRAGMA journal_mode = DELETE"
-                    ).fetchall()  # what is in a WAL would have none
+                    self.connection.execute("PRAGMA journal_mode = DELETE").fetchall()  # pages in a WAL would have none
                 except apsw.BusyError:
                     return
                 for step in (
@@ -206,8 +205,8 @@ class Database:
         return rows[0] if rows else None
 
     def read_page(self, sql: str, values: Sequence[Value], *, rows: int, size: int) -> list[Row]:
-        """The first rows: at most `rows`, ending early once their texts add up to `size` characters. Not for who holds
-        `lock`."""
+        """The first rows: at most `rows`, ending early once their texts add up to `size` characters. Not for a holder
+        of `lock`."""
         turns.give_way()  # not below: a step may wait for the lock
         page: list[Row] = []
         with self.lock, self._translated():
@@ -239,8 +238,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """What is written inside becomes visible together at the end, or, on any exception, not at all. Does not
-        nest."""
+        """Writes inside become visible together at the end, or, on any exception, not at all. Does not nest."""
         with self.lock:
             conn = self.connection
             with self._translated():
@@ -258,10 +256,10 @@ class Database:
         """Return when everything committed so far survives power loss. Nothing to do where commits are durable.
 
         Otherwise a commit only appends to the WAL file (synchronous=NORMAL). One fsync of that file makes all its
-        commits durable: after power loss SQLite replays it up to the last whole transaction. What was moved from the
-        WAL into the database earlier was synced there by SQLite before the WAL was reused. The fsync runs without the
-        lock, so commits go on meanwhile (they may wait 5-50 ms otherwise). A failed fsync is final, because the kernel
-        forgets the dirty pages: DataLoss now and at every later flush.
+        commits durable: after power loss SQLite replays it up to the last whole transaction. Pages that were moved from
+        the WAL into the database earlier were synced there by SQLite before the WAL was reused. The fsync runs without
+        the lock, so commits go on meanwhile (they may wait 5-50 ms otherwise). A failed fsync is final, because the
+        kernel forgets the dirty pages: DataLoss now and at every later flush.
         """
         with self._flushing:
             connection = self.connection
@@ -282,15 +280,15 @@ class Database:
                     connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def fold(self) -> None:
-        """Put everything that is in the WAL into the file itself, durably, which `close` only tries. Nobody else may
-        have it open."""
+        """Put everything that is in the WAL into the file itself, durably; `close` only tries this. No other process
+        may have it open."""
         busy = self.pragma("wal_checkpoint(TRUNCATE)")
         if busy:
-            raise Conflict(f"{self.name} is in use by another process: close whatever else reads it")
+            raise Conflict(f"{self.name} is in use by another process: close the other program")
 
     def problems(self) -> list[str]:
-        """What SQLite's own checks find; [] if all is well. Reads the whole file, over a connection of its own: so
-        nobody waits for the lock, and a page that is damaged on the disk is not answered from memory."""
+        """The problems that SQLite's own checks find; [] if there are none. Reads the whole file, over a connection of
+        its own: so no thread waits for the lock, and a page that is damaged on the disk is not answered from memory."""
         connection = self.connection
         try:
             with self._translated():
@@ -329,8 +327,8 @@ class Database:
 
 
 def create(path: Path, form: Form, script: str = "") -> None:
-    """A new database at `path`, for its owner alone, durable and in WAL mode, filled by `script`. Replaces what is
-    there (close it before). NotFound (no such folder), NotPermitted, OutOfSpace, Unsupported (SQLite is too old),
+    """A new database at `path`, for its owner alone, durable and in WAL mode, filled by `script`. Replaces an existing
+    one (close it before). NotFound (no such folder), NotPermitted, OutOfSpace, Unsupported (SQLite is too old),
     OSError."""
     _check_sqlite()
     with creating(f"{form.what} {path}"):
@@ -358,7 +356,7 @@ def creating(what: str) -> Iterator[None]:
 
 def _create(path: Path, form: Form, script: str) -> None:
     new = path.with_name(path.name + ".new")
-    remove(new)  # of a creation that was cut off
+    remove(new)  # left by a creation that was cut off
     try:
         os.close(
             os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -382,7 +380,7 @@ def _create(path: Path, form: Form, script: str) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-        for suffix in _BESIDE:  # of a database that was taken away
+        for suffix in _BESIDE:  # files of a database that was taken away
             Path(f"{path}{suffix}").unlink(missing_ok=True)
         new.rename(path)
     except BaseException:
@@ -392,15 +390,15 @@ def _create(path: Path, form: Form, script: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a database that nobody has open, with what SQLite keeps beside it. Not an error for what is not there.
+    """Remove a database that is not open anywhere, with SQLite's files beside it. A missing one is no error.
     OSError."""
     for suffix in ("", *_BESIDE):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
 def set_aside(path: Path, kept: Path) -> None:
-    """Give a database that nobody has open, and that may not be there, another name in its folder, with what SQLite
-    keeps beside it. The file goes first: cut off half way, there is no database without the log that belongs to it.
+    """Give a database that is not open anywhere, and may be missing, another name in its folder, with SQLite's files
+    beside it. The file goes first: cut off half way, there is no database without the log that belongs to it.
     OSError."""
     for suffix in ("", *_BESIDE):
         with suppress(FileNotFoundError):
@@ -417,7 +415,8 @@ def _reserved(connection: apsw.Connection, count: int) -> int:
 
 @cache
 def _load_checksums() -> None:
-    """For every connection from now on. Files without checksums are read and written as without it. Unsupported."""
+    """Load the checksum layer for every connection from now on. Files without checksums are read and written as without
+    it. Unsupported."""
     try:
         with closing(apsw.Connection(":memory:")) as connection:
             apsw.sqlite_extra.load(connection, "cksumvfs")
@@ -459,7 +458,7 @@ def _meaning(exc: apsw.Error, number: int, what: str, form: Form) -> SnapshotdEr
         said = f"{what} cannot be read or written ({exc}; {os.strerror(number)}): check the disk"
         return OSError(number or errno.EIO, said) if form.durable_commits else DataLoss(said)
     if isinstance(exc, apsw.BusyError | apsw.LockedError):
-        return Conflict(f"{what} is locked by another process: close whatever else has it open")
+        return Conflict(f"{what} is locked by another process: close the other program")
     if isinstance(exc, apsw.ReadOnlyError | apsw.PermissionsError | apsw.CantOpenError):
         return NotPermitted(f"{what} cannot be opened ({exc}): check that it exists, its owner and mode")
     if isinstance(exc, apsw.SQLError) and str(exc).startswith("no such "):

@@ -27,13 +27,13 @@ ApprovalID = NewType("ApprovalID", str)
 ID_HEX_CHARS = 32
 """Length of every id: 128 random bits in lower-case hexadecimal."""
 SHORT_ID_CHARS = 12
-"""How many characters of an id people are shown (as docker does)."""
+"""Number of characters of an id that people are shown (as docker does)."""
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-"""What a name or tag may be. Nothing that could be a path, an option or a control sequence."""
+"""The form of names and tags. It excludes paths, options and control sequences."""
 
 DEFAULT_TENANT = "default"
-"""Whose values the key-value store means when nobody says."""
+"""Tenant of the key-value store if the user names none."""
 
 
 def new_id() -> str:
@@ -47,7 +47,7 @@ def short(any_id: str) -> str:
 
 
 class Kind(StrEnum):
-    """What a directory entry is."""
+    """The kind of a directory entry."""
 
     FILE = "file"
     DIRECTORY = "directory"
@@ -59,7 +59,7 @@ class Kind(StrEnum):
 
 
 class Network(StrEnum):
-    """What a sandbox can reach: nothing, or the outside through NAT."""
+    """The network that a sandbox can reach: none, or the outside through NAT."""
 
     NONE = "none"
     BRIDGE = "bridge"
@@ -67,7 +67,7 @@ class Network(StrEnum):
 
 class CallStatus(StrEnum):
     """The one terminal outcome of a tool call. `interrupted`: its sandbox was ended under it. `unknown`: it began, and
-    nobody saw its end."""
+    its end was not recorded."""
 
     DONE = "done"
     FAILED = "failed"
@@ -76,8 +76,8 @@ class CallStatus(StrEnum):
 
 
 class SideEffect(StrEnum):
-    """What running a tool again would do. `local`: only files, which are rolled back with it; `idempotent`: nothing,
-    under the same key; `irreversible`: it would happen twice."""
+    """The effect of running a tool a second time. `local`: only files, which are rolled back with it; `idempotent`:
+    none, under the same key; `irreversible`: it happens twice."""
 
     LOCAL = "local"
     IDEMPOTENT = "idempotent"
@@ -85,7 +85,7 @@ class SideEffect(StrEnum):
 
 
 class EntryKind(StrEnum):
-    """What a journal entry records: a tool call, a model call, a question to a person, a task's end, a named
+    """The event that a journal entry records: a tool call, a model call, a question to a person, a task's end, a named
     snapshot."""
 
     TOOL = "tool"
@@ -96,8 +96,7 @@ class EntryKind(StrEnum):
 
 
 class ApprovalStatus(StrEnum):
-    """`pending` is the only one that changes. `stale`: what it was asked for is not what would run any more (arguments
-    or files changed)."""
+    """`pending` is the only one that changes. `stale`: it no longer fits the call (arguments or files changed)."""
 
     PENDING = "pending"
     APPROVED = "approved"
@@ -107,7 +106,7 @@ class ApprovalStatus(StrEnum):
 
 
 class SnapshotState(StrEnum):
-    """How durable a snapshot is: survives a daemon crash; survives power loss; known to be gone (with the power, or
+    """Durability of a snapshot: survives a daemon crash; survives power loss; known to be gone (with the power, or
     damaged on disk); or its files were given up by a retention policy (call and conversation are still there)."""
 
     CAPTURED = "captured"
@@ -119,7 +118,7 @@ class SnapshotState(StrEnum):
 class TrajectoryStatus(StrEnum):
     """`running`: its sandbox is up. `stopped`: no sandbox, goes on from its head. `finished`/`failed`: its agent ended.
 
-    `interrupted`: its sandbox went away without anybody asking (crash of daemon or machine).
+    `interrupted`: its sandbox went away without a request (crash of daemon or machine).
     """
 
     RUNNING = "running"
@@ -140,8 +139,8 @@ class IdMap:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Resource limits of one sandbox. `memory_bytes` counts swap too; `cpus` is in whole processors (0.5 = half of
-    one). `disk_bytes` is what all its layers above the image may take together; 0: half of the file system that holds
-    the layers."""
+    one). `disk_bytes`: limit of all its layers above the image together; 0: half of the file system that holds the
+    layers."""
 
     memory_bytes: int = 2 << 30
     cpus: float = 2.0
@@ -151,7 +150,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """Everything that decides what container a sandbox needs. Equal specs can share a warm container."""
+    """Everything that decides a sandbox's container. Equal specs can share a warm container."""
 
     image: ImageID
     runtime: str
@@ -175,7 +174,7 @@ class AgentSpec:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """What a snapshot's root is made of: sealed layers, newest first, over an image's root."""
+    """The layers of a snapshot's root: sealed layers, newest first, over an image's root."""
 
     image: ImageID
     layers: tuple[LayerID, ...] = ()
@@ -186,8 +185,8 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class FileChanges:
-    """How a snapshot's files differ from its parent's. `bytes` is the content size of added and changed regular
-    files."""
+    """The differences between a snapshot's files and its parent's. `bytes` is the content size of added and changed
+    regular files."""
 
     added: int = 0
     changed: int = 0
@@ -232,7 +231,7 @@ class ToolCall:
 
     @property
     def outputs(self) -> tuple[BlobID, ...]:
-        """Those of the three that it has."""
+        """The outputs that the call has, at most three."""
         return tuple(blob for blob in (self.output, self.stdout, self.stderr) if blob is not None)
 
 
@@ -248,10 +247,10 @@ class Message:
 class Entry:
     """One entry of a journal: an intent, durable before it is carried out, and its one outcome.
 
-    `status` None: nobody has seen it end (yet). UNKNOWN: it was cut off; a replay passes over it. A TOOL, TASK or
-    CHECKPOINT entry ends with a snapshot of its own, whose call has the outputs; `result` holds what others answered (a
-    model's reply, a decision), and what a person said a cut-off call's result is. `facts`: recorded values (`now`,
-    `random`, `uuid`) that the program asked for since the entry before. `details`: JSON of the kind: usage and cost of
+    `status` None: its end is not recorded (yet). UNKNOWN: it was cut off; a replay passes over it. A TOOL, TASK or
+    CHECKPOINT entry ends with a snapshot of its own, whose call has the outputs; `result` holds answers from outside (a
+    model's reply, a decision), and the result that a person gave for a cut-off call. `facts`: recorded values (`now`,
+    `random`, `uuid`) that the program requested since the entry before. `details`: JSON of the kind: usage and cost of
     a model call, `compensate`, `task`, ... `after`: the head when it began. `snapshot`: the one that binds it; None
     while none does.
     """
@@ -278,7 +277,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a journal entry ended. See `Entry`."""
+    """The outcome of a journal entry. See `Entry`."""
 
     id: CallID
     status: CallStatus
@@ -286,7 +285,7 @@ class Ended:
     result: Any = None
     error: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
-    """Added to those of its beginning."""
+    """Added to the details of its beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,8 +316,8 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class Compensation:
-    """The one compensation of an irreversible call: recorded before it runs, at most once. `status` None: begun, nobody
-    saw it end."""
+    """The one compensation of an irreversible call: recorded before it runs, at most once. `status` None: it began, and
+    its end is not recorded."""
 
     entry: CallID
     trajectory: TrajectoryID
@@ -359,26 +358,26 @@ class Snapshot:
     pause_ns: int
     created_at_ns: int
     method: str = "pivot"
-    """How it was captured: `pivot`, `copy` (live processes), `unchanged` (shares its parent's stack) or `build`."""
+    """The way it was captured: `pivot`, `copy` (live processes), `unchanged` (shares its parent's stack) or `build`."""
     files: FileChanges | None = None
     """None until the background count is done."""
     tags: tuple[str, ...] = ()
     base: SnapshotID | None = None
-    """Where its tree is derived from: the tree of `base` (None: of the image) with the first `own_layers` layers of the
-    stack applied, the last of them first. What the archive needs to know: the rest of the stack may have been merged,
-    and need not exist."""
+    """The origin of its tree: the tree of `base` (None: of the image) with the first `own_layers` layers of the stack
+    applied, the last of them first. The archive needs this, because the rest of the stack may have been merged, and
+    need not exist."""
     own_layers: int = 0
     tree: TreeID | None = None
     """Its files in the repository. None unless `stored`."""
     follows: SnapshotID | None = None
-    """Whose conversation, journal and state it continues, where that is not its parent: after a rewind of the
-    conversation, the snapshot that was gone back to; of an edited one, what came before the one that was edited."""
+    """The snapshot whose conversation, journal and state it continues, if that is not its parent. After a rewind of the
+    conversation, it is the target of the rewind; for an edited snapshot, it is the one before the original."""
     warnings: tuple[str, ...] = ()
-    """What its stored files lack of those that the sandbox had, one sentence each."""
+    """Parts of the sandbox's files that the stored ones lack, one sentence each."""
 
     @property
     def continues(self) -> SnapshotID | None:
-        """Whose conversation, journal and state it continues."""
+        """The snapshot whose conversation, journal and state it continues."""
         return self.follows or self.parent
 
 

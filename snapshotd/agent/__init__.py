@@ -16,17 +16,17 @@ names parts of the work, `now`, `random`, `randint` and `uuid` are recorded, `ap
 the run.
 
 A program that is started again in a resumed or forked sandbox runs from its top: recorded calls are answered from the
-record, until it comes to what was not done yet. So it has to do the same again up to there: what comes from outside of
-it (time, chance, files it did not make) goes through a tool or a fact.
+record, until it reaches a call that is not recorded yet. So it has to do the same again up to there: any input from
+outside (time, chance, files it did not make) goes through a tool or a fact.
 
 Outside a sandbox the same program runs unchanged: nothing is recorded, and one line on stderr says so.
 
 Files, from the surface down: tools.py (`tool`), models.py (`model`), subtasks.py (`task`, `tasks`), conversation.py
 (`message`, `messages`, `checkpoint`), states.py (`state`), facts.py (`now`, ...), approvals.py (`approve`), keyvalue.py
-(`store`); calls.py (one call, its intent and outcome), spec.py (what is known about a tool before it is called),
-replay.py (records as outcomes); session.py (this process's requests), parking.py (open files and working directory
-while the root is switched), link.py (connections that outlive a daemon), connection.py (bytes on the socket), values.py
-(Python values to JSON), terminal.py (approvals outside of a sandbox). compensate.py runs what undoes a call. command.py
+(`store`); calls.py (one call, its intent and outcome), spec.py (facts about a tool before it is called), replay.py
+(records as outcomes); session.py (this process's requests), parking.py (open files and working directory while the root
+is switched), link.py (connections that outlive a daemon), connection.py (bytes on the socket), values.py (Python values
+to JSON), terminal.py (approvals outside of a sandbox). compensate.py runs the function that undoes a call. command.py
 and holder.py are `snapshotd-agent`, the same for programs in other languages. The protocol is in
 docs/agent-protocol.md.
 """

@@ -12,8 +12,8 @@ from snapshotd.agent.wire.values import ARGUMENT_LIMIT_BYTES, arguments, bound, 
 
 
 class Approval:
-    """What a person decided; true if they agreed. `by`: who; `reason`: why not; `answer`: what else they said. Each
-    None if not given."""
+    """A person's decision; true if they agreed. `by`: the person; `reason`: their reason to refuse; `answer`: anything
+    else that they said. Each None if not given."""
 
     __slots__ = ("answer", "approved", "by", "reason")
 
@@ -33,7 +33,7 @@ class Approval:
 def approve(question: str, details: Any = None, expires_s: Optional[float] = None) -> Approval:
     """Ask a person, and return their decision. It survives restarts of everything; in a replay it is the recorded one.
 
-    `details`: a JSON value that the person sees, up to 64 KiB. `expires_s`: after so many seconds it counts as denied.
+    `details`: a JSON value that the person sees, up to 64 KiB. `expires_s`: seconds after which it counts as denied.
     Other threads go on meanwhile; in a coroutine, await it in a thread (`asyncio.to_thread`), or its event loop stands
     still. Outside of a sandbox the terminal is asked; without one it is denied. Raises SnapshotdError or
     SnapshotdUnavailable.

@@ -3,8 +3,8 @@
 A call from within another call is part of that: it runs as a plain function, without a record or snapshot of its own.
 "Within" follows the context (contextvars): awaited coroutines, tasks and `asyncio.to_thread` belong to the outer call
 as long as it runs; a thread that a tool starts by itself does not, and neither does a process started by `spawn`. A
-forked child of a running tool is part of that tool. What must not run twice, or not without being asked for, cannot
-hide in another call like this: it is refused there.
+forked child of a running tool is part of that tool. Some calls must not run twice, or not without a question: such a
+call is refused within another call, where it would be hidden.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from snapshotd.agent.wire.values import arguments, bound, clean, encode, outputs
 
 ERROR_LIMIT_BYTES = 64 << 10
 MODEL_REQUEST_LIMIT_BYTES = 7 << 20
-"""Bound of a model call's arguments: leaves room below the 8 MiB that the protocol allows. What is cut has its length
-and SHA-256."""
+"""Bound of a model call's arguments: leaves room below the 8 MiB that the protocol allows. A text that is cut has its
+length and SHA-256."""
 PIECE_BYTES = 512 << 10
-"""Of one `output` request; base64 makes it a third longer, and a line is at most 1 MiB."""
+"""Size of one `output` request; base64 makes it a third longer, and a line is at most 1 MiB."""
 
 innermost: "ContextVar[Optional[Call]]" = ContextVar("snapshotd_call", default=None)
 subtask: "ContextVar[Optional[str]]" = ContextVar("snapshotd_task", default=None)
@@ -71,9 +71,9 @@ class Call:
         self.pid = os.getpid()
         self.recorded = False
         self.replayed: Optional[Replayed] = None
-        """What is recorded of it: then it does not run."""
+        """The recorded outcome, if there is one: then the function does not run."""
         self.usage: Dict[str, Any] = {}
-        """What the program says that a model call used; `reported`: what the model's reply says."""
+        """Usage of a model call as the program reports it; `reported`: as the model's reply reports it."""
         self.reported: Dict[str, Any] = {}
         self.connection: Optional[Link] = None
         """The one it has to be ended on, if that is not the session's own."""
@@ -99,7 +99,7 @@ class Call:
         self._end(fields, result, result)
 
     def failed(self, error: BaseException, result: Any = None) -> None:
-        """Record the exception, and what there was before it, and return when the snapshot is taken."""
+        """Record the exception and the result before it, and return when the snapshot is taken."""
         try:
             message = clean(str(error))
         except Exception:  # noqa: BLE001 - foreign code: an exception's __str__ may raise anything
@@ -188,7 +188,8 @@ async def begin_async(spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any],
 def _send(
     spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any], extra: Dict[str, Any]
 ) -> "Tuple[Call, Optional[Tuple[Waiting, Dict[str, Any]]]]":
-    """Record the intent. With a second part, somebody has to be waited for: it, and the arguments that were sent."""
+    """Record the intent. If a person has to answer, the second part is the wait for them, with the arguments that were
+    sent."""
     outer = current_call()
     if outer is not None and outer.root.open:
         if spec.side_effect != "local" or spec.approve:
@@ -257,7 +258,7 @@ def within() -> Dict[str, Any]:
 
 
 def emit(data: Union[str, bytes], stream: str = "stdout") -> None:
-    """Pass on a piece of output of the running tool to whoever follows; it is kept with the call. `stream`: `stdout` or
+    """Pass on a piece of output of the running tool to its followers; it is kept with the call. `stream`: `stdout` or
     `stderr`.
 
     Outside of tools and sandboxes nothing happens. Raises SnapshotdError or SnapshotdUnavailable.
@@ -274,8 +275,8 @@ def emit(data: Union[str, bytes], stream: str = "stdout") -> None:
 
 
 def record_usage(**usage: float) -> None:
-    """Record what the running model call used, by convention `input_tokens`, `output_tokens`, `cost_usd`; added to what
-    its reply says. Outside of model calls nothing happens."""
+    """Record the usage of the running model call, by convention `input_tokens`, `output_tokens`, `cost_usd`; it is
+    added to the usage in its reply. Outside of model calls nothing happens."""
     call = current_call()
     if call is not None and call.spec.kind == "model":
         call.usage.update({clean(name): plain(amount) for name, amount in usage.items()})

@@ -168,7 +168,7 @@ def _fields(options: argparse.Namespace) -> Dict[str, Any]:
 
 
 def _ask_outside(options: argparse.Namespace) -> None:
-    """The terminal decides about what is gated. Denied."""
+    """The terminal decides about gated calls. Denied."""
     if options.question or options.approve:
         decision = terminal.ask(options.question or "Run {}?".format(options.name), options.arguments)
         if not decision["approved"]:

@@ -1,9 +1,9 @@
 """`python3 -m snapshotd.agent.compensate FILE FUNCTION`: undo a call, by the function that was its `compensate`.
 
 The call comes as JSON in SNAPSHOTD_CALL (`name`, `arguments`, `result`, `key`) and is handed to the function as a dict.
-FILE is imported as a module, in its package if it lies in one. What the function does is part of the compensation,
-which the daemon records: it makes no records of its own. Exit status 0 if the function returned, 1 if it raised, 2 for
-a wrong invocation.
+FILE is imported as a module, in its package if it lies in one. Actions of the function are part of the compensation,
+which the daemon records: the function makes no records of its own. Exit status 0 if the function returned, 1 if it
+raised, 2 for a wrong invocation.
 """
 
 from __future__ import annotations

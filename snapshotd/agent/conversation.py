@@ -16,7 +16,7 @@ def message(role: str, content: Any) -> None:
     """Append one message to the conversation. It belongs to the next snapshot and all later ones.
 
     `role`: 1 to 64 printable characters (`system`, `user`, `assistant`, `tool`, ...). `content`: any JSON value of up
-    to 8 MiB; what is not JSON becomes its `repr`. In a replay it is compared with the recorded one and not added again.
+    to 8 MiB; other values become their `repr`. In a replay it is compared with the recorded one and not added again.
     Raises SnapshotdError or SnapshotdUnavailable.
     """
     value = plain(content)
@@ -31,7 +31,7 @@ def messages() -> List[Dict[str, Any]]:
     """The conversation so far, oldest first, as `{"role": ..., "content": ...}`; in a fork it begins with the inherited
     part.
 
-    Outside of a sandbox: what this process appended.
+    Outside of a sandbox: the messages that this process appended.
     """
     if not session.inside():
         return [dict(entry) for entry in session.outside_messages]

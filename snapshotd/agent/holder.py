@@ -1,15 +1,15 @@
 """A call that is begun by one process and ended by another: `snapshotd-agent begin` and `end`.
 
-A call is ended on the connection that began it, so somebody has to keep that open: a small process in the background,
-the holder, to which `end` and `output` speak over an abstract unix socket named after the call. It needs nothing of the
-root: its working directory is /, it has no files open, and an abstract socket is no file. It ends with its call, or
-when the daemon is gone and does not come back.
+A call is ended on the connection that began it. A small background process, the holder, keeps that open; `end` and
+`output` speak to it over an abstract unix socket named after the call. It needs nothing of the root: its working
+directory is /, it has no files open, and an abstract socket is no file. It ends with its call, or when the daemon is
+gone and does not come back.
 
 A holder is one more live process, so while a call is held no other process can be parked, and snapshots take the slower
 way.
 
-Who may speak to it: processes of the same user in the same pid namespace. Both sides check that, since in a sandbox
-with the host's network abstract sockets are shared with the host.
+Processes of the same user in the same pid namespace may speak to it. Both sides check that, since in a sandbox with the
+host's network abstract sockets are shared with the host.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def start(fields: Dict[str, Any], body: Optional[bytes]) -> Dict[str, Any]:
     os.waitpid(child, 0)
     with os.fdopen(
         reading, "rb"
-    ) as pipe:  # if we are gone before the answer, the holder finds nobody there and gives the call up
+    ) as pipe:  # if we are gone before the answer, the holder cannot deliver it and gives the call up
         said = pipe.read()
     if not said:
         raise SnapshotdUnavailable("The process that holds the call ended before it began; try again.")
@@ -57,7 +57,7 @@ def start(fields: Dict[str, Any], body: Optional[bytes]) -> Dict[str, Any]:
 
 
 def forward(call: str, op: str, fields: Dict[str, Any], result: Any = None) -> Dict[str, Any]:
-    """Have the holder of a call make a request on its connection. SnapshotdError (`NotFound`) if nobody holds it."""
+    """Have the holder of a call make a request on its connection. SnapshotdError (`NotFound`) if no holder has it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connected:
         try:
             connected.connect(_address(call))
@@ -108,7 +108,7 @@ def _hold(fields: Dict[str, Any], body: Optional[bytes], writing: int) -> None:
 
 
 def _begun(fields: Dict[str, Any], body: Optional[bytes]) -> Tuple[Dict[str, Any], Optional[Link]]:
-    """What the daemon said, and the connection of its own that the call has then."""
+    """The daemon's answer, and the connection of its own that the call has then."""
     try:
         if fields.get("approve"):
             waiting = session.wait("call_begin", fields, body)
@@ -119,7 +119,7 @@ def _begun(fields: Dict[str, Any], body: Optional[bytes]) -> Tuple[Dict[str, Any
 
 
 def _let_go(kept: List[int]) -> None:
-    """Hold nothing of whoever started us: no folder, no files, no terminal, no signals of it."""
+    """Let go of everything inherited from the parent process: its folder, files, terminal and signals."""
     os.chdir("/")
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)

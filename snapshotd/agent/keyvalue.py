@@ -25,8 +25,8 @@ class StoredValue(NamedTuple):
 
 
 class Store:
-    """Use the module's `store`. Thread-safe. A namespace is a path such as `team/notes`; a search in `team` finds what
-    is below it.
+    """Use the module's `store`. Thread-safe. A namespace is a path such as `team/notes`; a search in `team` also finds
+    the namespaces below it.
 
     Every method may raise SnapshotdError (`Conflict`: another version than `expected_version`; 0 means that the key
     must not exist) and SnapshotdUnavailable. Values are JSON of up to 1 MiB; TypeError or ValueError for others.
@@ -37,7 +37,7 @@ class Store:
         self._outside = _Memory()
 
     def get(self, key: str, default: Any = None, *, namespace: str = "default", version: Optional[int] = None) -> Any:
-        """The newest value, or that of `version`; `default` if there is none."""
+        """The newest value, or the one of `version`; `default` if there is none."""
         found = self.entry(key, namespace=namespace, version=version)
         return default if found is None else found.value
 
@@ -94,8 +94,8 @@ class Store:
         limit: int = 100,
         after: str = "",
     ) -> List[StoredValue]:
-        """Values in the order of their keys: keys that begin with `prefix` and come behind `after`, of which those
-        fields (dotted paths) equal the values in `where`."""
+        """Values in the order of their keys. Their keys begin with `prefix` and come behind `after`, and their fields
+        (dotted paths) equal the values in `where`."""
         fields: Dict[str, Any] = {"namespace": namespace, "prefix": prefix, "limit": limit}
         if where:
             fields["where"] = strict(where)
@@ -114,7 +114,7 @@ class _Memory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._versions: Dict[Tuple[str, str], List[Tuple[Any, float]]] = {}
-        """By namespace and key: values and when they expire. A deletion is a version that has expired."""
+        """Values and their expiry times, by namespace and key. A deletion is a version that has expired."""
 
     def get(self, namespace: str, key: str, version: Optional[int]) -> Dict[str, Any]:
         versions = self._versions.get((namespace, key), [])

@@ -32,11 +32,11 @@ def model(
         reply = model("gpt", request, call=lambda: client.create(**request))
 
     The function may be sync, async, a generator of chunks, or return an iterator of chunks (sync or async; recorded to
-    its end, which the program has to reach). What a provider's library returns is recorded as JSON if it has
+    its end, which the program has to reach). The return value of a provider's library is recorded as JSON if it has
     `model_dump` or `to_dict`; its usage is found if it is OpenAI's or Anthropic's form, else say it with
     `record_usage`. Requests are recorded up to 7 MiB.
 
-    Raises what the function raises, SnapshotdError and SnapshotdUnavailable.
+    Raises the function's exceptions, SnapshotdError and SnapshotdUnavailable.
     """
     if call is not None:
         if not isinstance(function, str):
@@ -168,7 +168,7 @@ class _AsyncStream:
 
 
 def _dumped(value: Any, depth: int) -> Any:
-    """A reply as JSON: what providers' libraries return knows how."""
+    """A reply as JSON: objects of providers' libraries can convert themselves."""
     if depth > _DEPTH or isinstance(value, (str, int, float, type(None))):
         return value
     if isinstance(value, dict):

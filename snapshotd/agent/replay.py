@@ -1,9 +1,9 @@
-"""Records as outcomes: what a recorded call returned or raised, for a program that is started again.
+"""Records as outcomes: the return value or exception of a recorded call, for a program that is started again.
 
-A replayed call returns the JSON value that was recorded, so a tuple comes back as a list; what `subprocess.run`
-returned comes back as that. It raises an exception of the recorded type if the program has one: a built-in exception,
-one that the tool's module knows by that name, or the only loaded one of that name. An exception class whose constructor
-wants more than a message is made without it, so that `except` clauses and `str` work and other attributes are missing.
+A replayed call returns the JSON value that was recorded, so a tuple comes back as a list; a result of `subprocess.run`
+comes back as one. It raises an exception of the recorded type if the program has one: a built-in exception, one that
+the tool's module knows by that name, or the only loaded one of that name. An exception class whose constructor wants
+more than a message is made without it, so that `except` clauses and `str` work and other attributes are missing.
 Otherwise ReplayedError is raised.
 """
 

@@ -18,7 +18,7 @@ from snapshotd.agent.wire.link import Link
 from snapshotd.agent.wire.values import clean, encode, plain
 
 KEPT_BYTES = 8 << 20
-"""Of each stream, in the recorded result; all of it is passed through and streamed."""
+"""Bytes of each stream in the recorded result; all of it is passed through and streamed."""
 _PIECE_BYTES = 64 << 10
 _POLL_S = 0.05
 _VARIABLE_BYTES = 96 << 10
@@ -32,8 +32,7 @@ def run(fields: Dict[str, Any], command: List[str], arguments: Any) -> int:
     shell gives it.
 
     The command finds its idempotency key in SNAPSHOTD_KEY and `arguments` as JSON in SNAPSHOTD_ARGUMENTS, as the
-    approver left them, if they fit; where there are none, the command itself is what is recorded and what the approver
-    may change."""
+    approver left them, if they fit; without them, the command itself is recorded, and the approver may change it."""
     sent = {"command": [clean(part) for part in command]} if arguments is None else arguments
     body = put(fields, "arguments", sent)
     connection: Optional[Link] = None
@@ -81,7 +80,7 @@ def status_of(code: int) -> int:
 
 
 def _again(replayed: Replayed) -> int:
-    """What the command did before: its output and exit status."""
+    """Repeat the recorded command's output and exit status."""
     result = replayed.result if isinstance(replayed.result, dict) else {}
     for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
         exact = result.get("base64", {}).get(name)
@@ -137,8 +136,8 @@ class _Streams:
         self._sizes = {"stdout": 0, "stderr": 0}
 
     def pump(self, process: "subprocess.Popen[bytes]") -> Dict[str, bytes]:
-        """Pass everything on until the command has ended and both streams have, or nothing comes any more: a process
-        that it left in the background may keep them open. Returns what is kept of each."""
+        """Pass all output on until the command and both streams have ended, or no output comes any more: a process that
+        the command left in the background may keep them open. Returns the kept part of each stream."""
         with selectors.DefaultSelector() as selector:
             for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
                 assert pipe is not None
@@ -166,7 +165,7 @@ class _Streams:
             stream.buffer.write(data)
             stream.flush()
         except OSError:
-            pass  # nobody reads our output; the record has it
+            pass  # our reader has gone; the record has the output
         room = KEPT_BYTES - self._sizes[name]
         self._sizes[name] += len(data)
         if room > 0:

@@ -1,14 +1,14 @@
 """This process's one session with the daemon: inside or outside of a sandbox, the connection, and parking around the
 requests that wait for a snapshot.
 
-All requests of a process go through one lock: while one thread is parked, every other thread that wants something of us
+All requests of a process go through one lock: while one thread is parked, every other thread that calls this library
 sleeps in that lock, which parking.py recognises. A request that waits for a person (`wait`) keeps the lock only if the
 process could be parked, when nothing else of it runs anyway; otherwise it waits on a connection of its own, and other
-threads go on. What only the daemon's policy gates waits like any other request: other threads run on until they want
-something recorded. A forked child starts over with its own connection.
+threads go on. A request that only the daemon's policy gates waits like any other request: other threads run on until
+they want something recorded. A forked child starts over with its own connection.
 
-A daemon that goes away during a request is waited for (link.py), parked if the process was, with the lock held if it
-was: whoever wants something recorded waits, and the rest of the program goes on.
+If the daemon goes away during a request, the process waits for the next one (link.py), still parked and still with the
+lock if it had them: threads that record something wait, and the rest of the program goes on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from snapshotd.agent.wire.link import Link, Steps, begin, finish
 
 _NAMED = ("message", "fact", "output", "store_get", "store_put", "store_delete", "store_search")
 """Requests that do or record something each time, and have no call id of their own to be known by when they are sent
-again: these get a `rid`. (What the store answered is recorded.)"""
+again: these get a `rid`. (The store's answers are recorded.)"""
 
 _DEFERRED = [
     signal.SIGINT,
@@ -53,12 +53,12 @@ class Session:
         """The conversation of a program that runs outside of a sandbox, so that `messages` works there too."""
         self.body_limit_bytes = 1 << 30
         self.replaying = False
-        """Whether the daemon answers from the journal: from `hello` until an answer says that the program is live."""
+        """True if the daemon answers from the journal: from `hello` until an answer says that the program is live."""
         self.on_replayed: List[Callable[[], None]] = []
-        """Called after an answer that put a recorded call in the place of one: what was read before may have
-        changed."""
+        """Called after an answer from the record: values read before may have changed."""
         self.refusal: Optional[str] = None
-        """Why nothing may be recorded now, if so: every request is refused with this sentence (compensate.py)."""
+        """Reason why nothing may be recorded now, if there is one: every request is refused with this sentence
+        (compensate.py)."""
         self._lock = threading.RLock()
         """Re-entrant, so that a finaliser which runs in the middle of a request is refused (`_busy`) and does not wait
         for itself."""
@@ -67,14 +67,14 @@ class Session:
         self._own: Set[Link] = set()
         """Connections of requests that wait for a person, and of the calls they began."""
         self.was_inside = False
-        """Whether a daemon has greeted this process, or the one that it is a fork of."""
+        """True if a daemon has greeted this process, or the one that it is a fork of."""
         self.patient = _library_belongs_to(socket_path())
-        """Whether a daemon that is away is waited for: in a sandbox, or since one has greeted this process; until
-        waiting was in vain."""
+        """True if the library waits for a daemon that is away: in a sandbox, or since one has greeted this process;
+        until a wait was in vain."""
         self._outside = False
 
     def inside(self) -> bool:
-        """Whether a daemon records this process. The first False of a process writes its one line of warning."""
+        """True if a daemon records this process. The first False of a process writes its one line of warning."""
         if self.was_inside:
             return True
         if self._outside:
@@ -89,7 +89,7 @@ class Session:
         return False
 
     def leave(self) -> None:
-        """From now on this process is outside, without a warning: what it does is part of something that is recorded
+        """From now on this process is outside, without a warning: its work is part of a call that is recorded
         elsewhere."""
         self.was_inside, self._outside = False, True
 
@@ -145,7 +145,7 @@ class Session:
         return (self._link if connection is None else connection).fileno()
 
     def reconnect(self, connection: Optional[Link] = None) -> None:
-        """That connection, or the session's own, was found closed between requests: connect again. Raises as
+        """Connect again: the connection, or the session's own, was found closed between requests. Raises as
         `request`."""
         with self._exclusively("hello"), _signals_deferred():
             link = self._link if connection is None else connection
@@ -191,8 +191,8 @@ class Session:
                 self._busy = False
 
     def after_fork(self) -> None:
-        """In the child: the parent's connections and calls are the parent's, and its lock may be held by a thread that
-        does not exist here."""
+        """Runs in the forked child: the parent keeps its connections and calls, and a thread that does not exist here
+        may hold its lock."""
         self._lock = threading.RLock()
         self._busy = False
         self._link.disconnect()
@@ -202,8 +202,8 @@ class Session:
 
 
 class Waiting:
-    """A request that a person answers. `connection` is the one that belongs to it alone, if it has one: a call that it
-    began has to be ended there; whoever holds this releases it in the end."""
+    """A request that a person answers. `connection`: its own one, if it has one. A call that it began has to be ended
+    there; the holder of this object releases the connection at the end."""
 
     def __init__(
         self, owner: Session, connection: Optional[Link], steps: Optional[Steps], answer: Optional[Dict[str, Any]]
@@ -308,8 +308,8 @@ def _signals_deferred() -> Iterator[None]:
 
 
 def _library_belongs_to(path: str) -> bool:
-    """Whether this file lies below the socket's folder, as in every sandbox: then a missing socket is a daemon that is
-    away."""
+    """True if this file lies below the socket's folder, as in every sandbox: a missing socket then means that the
+    daemon is away."""
     return os.path.abspath(__file__).startswith(os.path.dirname(os.path.abspath(path)).rstrip("/") + "/")
 
 
@@ -320,7 +320,7 @@ def warn(text: str) -> None:
             sys.stderr.write("snapshotd: {}\n".format(text))
             sys.stderr.flush()
     except (OSError, ValueError):
-        pass  # the program closed its stderr: there is nobody to tell
+        pass  # the program closed its stderr, so the warning is lost
 
 
 session = Session()

@@ -1,5 +1,5 @@
-"""What is known about a tool before it is called: its name, its parameters, and what `@tool` was told about side
-effects."""
+"""Facts about a tool that are known before it is called: its name, its parameters, and its side effects as given to
+`@tool`."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class Spec:
     def edited(
         self, args: Tuple[Any, ...], kwargs: Dict[str, Any], sent: Dict[str, Any], new: Any
     ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
-        """The arguments to run with after somebody changed them from `sent` to `new`, both as recorded. What is equal
-        in both stays the object it was. TypeError when they cannot be the arguments of this function."""
+        """The arguments to run with after the approver changed them from `sent` to `new`, both as recorded. A value
+        that is equal in both stays the object it was. TypeError when they cannot be the arguments of this function."""
         if not isinstance(new, dict):
             raise TypeError("The arguments that the approver gave to {} are not an object.".format(self.name))
         before = self.bind(args, kwargs)
@@ -105,7 +105,7 @@ class Spec:
         return bound.args, bound.kwargs
 
     def key_of(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[str]:
-        """The program's own idempotency key of a call: what `key` returns for its arguments, or `key` formatted with
+        """The program's own idempotency key of a call: the result of `key` for its arguments, or `key` formatted with
         them."""
         if self.key is None:
             return None
@@ -115,23 +115,23 @@ class Spec:
     # -- what a model call does otherwise (models.py) --
 
     def recorded(self, value: Any) -> Any:
-        """What of a result or a generator's item is recorded."""
+        """The part of a result or a generator's item that is recorded."""
         return value
 
     def saw(self, call: "Call", value: Any) -> None:
         """The running call has produced a result or an item."""
 
     def ended(self, call: "Call", result: Any) -> Any:
-        """The function has returned: record the result, and return what the program gets."""
+        """The function has returned: record the result, and return the program's value."""
         call.done(result)
         return result
 
     def outcome(self, replayed: Replayed) -> Any:
-        """What the program gets for a recorded call: its result, or its exception is raised."""
+        """The program's outcome for a recorded call: returns its result, or raises its exception."""
         return replayed.outcome(self.scope)
 
     def item(self, recorded: Any) -> Any:
-        """What the program gets for a recorded item."""
+        """The program's value for a recorded item."""
         return restored(recorded)
 
 

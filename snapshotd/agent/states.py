@@ -67,7 +67,7 @@ class State(MutableMapping[str, Any]):
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
         if session.was_inside:
-            self._values = None  # what the parent has may be another's by now
+            self._values = None  # another process may have changed the parent's values by now
 
 
 state = State()

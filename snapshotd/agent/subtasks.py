@@ -38,7 +38,7 @@ class Task:
         self.name = None if name is None else label("A task's name", name)
         self.depends = [label("A task's name", other) for other in depends]
         self.result: Any = None
-        """What the task came to, a JSON value: recorded when it completes."""
+        """The task's result, a JSON value: recorded when it completes."""
         self._call: Optional[Call] = None
         self._token: "Optional[Token[Optional[str]]]" = None
 
@@ -67,7 +67,7 @@ class Task:
         return self._exit(error)
 
     def _body(self) -> None:
-        """What stands in for the function of a `with` block."""
+        """Stands in for the function of a `with` block."""
 
     def _declared(self, spec: Spec) -> Spec:
         """The task is in progress. The daemon refuses it (Conflict) if it depends on one that has not completed."""
@@ -114,7 +114,7 @@ class _Tasks:
             @task("build", depends=["plan"])                # or @task; the function, sync or async, is the task
             task.plan("plan", "build")                      # declares tasks that are still to be done: pending
 
-        A task completes when its block or function ends, fails with the exception that leaves it, or is skipped. One
+        A task completes when its block or function ends, fails with the exception that leaves it, or is skipped. A task
         whose dependency has not completed is refused (SnapshotdError, `Conflict`). In a replay a decorated function
         that completed is not run: its recorded result is returned. The block of a `with` always runs; its calls are
         answered from the record. Tools and models called in it are recorded as parts of it. `name`: 1 to 200 printable

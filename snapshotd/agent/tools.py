@@ -26,7 +26,7 @@ from snapshotd.agent.spec import Compensation, Key, Spec
 F = TypeVar("F", bound=Callable[..., Any])
 
 ITEMS_LIMIT = 10000
-"""How many of a generator's items its record holds; later ones are passed on, not recorded, and counted."""
+"""Number of a generator's items that its record holds; later ones are passed on, not recorded, and counted."""
 
 
 @overload
@@ -53,13 +53,13 @@ def tool(
     stay as they are.
 
     Any function: sync, async, generator (recorded from the first item asked for to the last), method. The recorded
-    result is JSON, with `repr` for what is not; what `subprocess.run` returned or raised also sets the call's exit
+    result is JSON, with `repr` for other values; a result or exception of `subprocess.run` also sets the call's exit
     code. A program that is started again gets the recorded outcome instead of a run (replay.py): return JSON values
     where the program looks at their type.
 
     `name`: 1 to 200 printable characters, by default the function's own.
-    `side_effect`: what running it again would do. `local`: it only changes files, which go back with it; `idempotent`:
-    nothing, under the same idempotency key (`current_call().key`); `irreversible`: it would happen twice.
+    `side_effect`: the effect of running it a second time. `local`: it only changes files, which go back with it;
+    `idempotent`: none, under the same idempotency key (`current_call().key`); `irreversible`: it happens twice.
     `approve`: True or a question: a person has to agree to each call first. Raises Denied if they do not. The approver
     may change the arguments. Under asyncio other tasks go on meanwhile, and so do other threads.
     `compensate`: how to undo a call: a command (list of texts), or a function of a module's top level that takes one
@@ -69,8 +69,8 @@ def tool(
     `"order-{number}"`, or a function of them.
 
     The wrapped function raises SnapshotdUnavailable when the daemon goes away and does not come back, and
-    SnapshotdError when it refuses (disk full, a program that does something else than what is recorded); before the
-    function ran if the intent could not be recorded, and instead of its result if the outcome could not.
+    SnapshotdError when it refuses (disk full, a program that leaves the recorded path); before the function ran if the
+    intent could not be recorded, and instead of its result if the outcome could not.
     """
     options: Dict[str, Any] = {"side_effect": side_effect, "approve": approve, "compensate": compensate, "key": key}
     if function is None:
@@ -154,7 +154,7 @@ async def _awaited(spec: Spec, call: Call, work: Awaitable[Any]) -> Any:
 
 
 class Items:
-    """What a generator has yielded, as it is recorded."""
+    """The items that a generator has yielded, as they are recorded."""
 
     def __init__(self) -> None:
         self.items: List[Any] = []
@@ -171,8 +171,8 @@ class Items:
 
 
 def items_of(replayed: Replayed) -> List[Any]:
-    """The items to yield again; of a result that is no record of a generator (somebody put it in its place), a list's
-    own."""
+    """The items to yield again; for a result that is no record of a generator (a person has edited it), the items of
+    the list."""
     result = replayed.result
     found = result.get("items") if isinstance(result, dict) else result
     return found if isinstance(found, list) else []

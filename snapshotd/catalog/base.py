@@ -48,9 +48,9 @@ from snapshotd.types import (
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRow:
-    """Everything that is recorded with one snapshot: `messages` are those it added to the conversation that it
-    continues, which it takes over up to `snapshot.messages - len(messages)`; `entries` are the journal entries it
-    binds, in the order in which they began; `state` is None where it is that of what it continues."""
+    """Everything that is recorded with one snapshot. `messages`: the ones it added to the conversation that it
+    continues, which it takes over up to `snapshot.messages - len(messages)`; `entries`: the journal entries it binds,
+    in the order in which they began; `state`: None if it is the state of the snapshot that it continues."""
 
     snapshot: Snapshot
     messages: tuple[Message, ...] = ()
@@ -60,7 +60,7 @@ class SnapshotRow:
 
 
 class Catalog(ABC):
-    """See the module's text for what holds for all methods."""
+    """The module's text holds for all methods."""
 
     @abstractmethod
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def problems(self) -> list[str]:
-        """What is damaged in the catalog's own file, in words; [] if all is well. Reads the whole of it."""
+        """The damages in the catalog's own file, in words; [] if there are none. Reads the whole of it."""
 
     @abstractmethod
     def get_meta(self, key: str) -> str | None:
@@ -137,28 +137,28 @@ class Catalog(ABC):
 
     @abstractmethod
     def lease(self, trajectory_id: TrajectoryID) -> int:
-        """A new fencing token for the trajectory's one writer, greater than any before; who holds an older one cannot
+        """A new fencing token for the trajectory's one writer, greater than any before; a holder of an older one cannot
         write any more. NotFound."""
 
     @abstractmethod
     def check_removable(self, trajectory_id: TrajectoryID) -> None:
-        """Whether `remove_trajectory` would remove it now: the same errors."""
+        """Raises the errors that `remove_trajectory` would raise now; changes nothing."""
 
     @abstractmethod
     def remove_trajectory(self, trajectory_id: TrajectoryID) -> None:
         """Forget a trajectory with its snapshots, calls, messages and tags. NotFound; Conflict while a fork of one of
         its snapshots exists (the message names it), or while a captured snapshot elsewhere has one of its snapshots as
-        `base` (after a rewind to it). Snapshots elsewhere that are not captured lose such a base. Layers and blobs are
-        the caller's to collect."""
+        `base` (after a rewind to it). Snapshots elsewhere that are not captured lose such a base. The caller collects
+        layers and blobs."""
 
     @abstractmethod
     def restore_rows(
         self, images: Iterable[Image], trajectories: Sequence[Trajectory], snapshots: Iterable[SnapshotRow]
     ) -> None:
-        """Add what was recorded elsewhere, or earlier, as it is: states, trees, records and tags included; all or none.
-        Parents and bases come before the snapshots that name them, or are here already; so do images. A trajectory's
-        `head` is one of its own snapshots or its `forked_from`. Conflict when an id, name or tag is taken; NotFound for
-        what is named and is nowhere."""
+        """Add rows that were recorded elsewhere, or earlier, unchanged: states, trees, records and tags included; all
+        or none. Parents and bases come before the snapshots that name them, or are here already; so do images. A
+        trajectory's `head` is one of its own snapshots or its `forked_from`. Conflict when an id, name or tag is taken;
+        NotFound for a named row that does not exist."""
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
@@ -178,9 +178,9 @@ class Catalog(ABC):
         entry `ended`, adds `entries` (complete ones, that had no beginning of their own), binds every ended entry of
         the line that no snapshot binds yet, saves `state` (None: unchanged) and moves the head: together or not at all.
 
-        The conversation continues that of `snapshot.continues`, of which `snapshot.messages - len(messages)` messages
-        are kept: all of them, or with `snapshot.follows` any number. With `follows` a new line of conversation and
-        journal begins there, and entries that are unbound stay with the old line for good.
+        The conversation continues the one of `snapshot.continues` and keeps `snapshot.messages - len(messages)` of its
+        messages: all of them, or with `snapshot.follows` any number. With `follows` a new line of conversation and
+        journal begins there, and unbound entries stay with the old line for good.
         Conflict when the head is not `expected_head`, or `fence` is older than the trajectory's; the message names the
         head. NotFound: `ended` is no open entry."""
 
@@ -195,7 +195,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def count_snapshots(self, trajectory_id: TrajectoryID) -> int:
-        """How many the trajectory has of its own. NotFound."""
+        """Number of the trajectory's own snapshots. NotFound."""
 
     @abstractmethod
     def all_snapshots(self) -> Iterator[Snapshot]:
@@ -207,16 +207,19 @@ class Catalog(ABC):
 
     @abstractmethod
     def set_state(self, snapshot_ids: Iterable[SnapshotID], state: SnapshotState) -> None:
-        """Record durability. Unknown ids are ignored. Whatever does not become `stored` has no tree afterwards."""
+        """Record durability. Unknown ids are ignored. A snapshot in any other state than `stored` has no tree
+        afterwards."""
 
     @abstractmethod
     def unstored(self) -> list[SnapshotID]:
-        """Snapshots in state `captured`, oldest first: what the archive has still to do. Cost: those, not all."""
+        """Snapshots in state `captured`, oldest first: the archive's remaining work. Cost: proportional to these, not
+        to all."""
 
     @abstractmethod
     def set_stored(self, snapshot_id: SnapshotID, tree: TreeID, record: RecordID, warnings: Sequence[str] = ()) -> None:
-        """Record that a snapshot is in the repository, with its tree, its record, and what the tree lacks: state
-        `stored`. Only a captured (or lost) snapshot changes. Not an error when it is gone. Durable after `flush`."""
+        """Record that a snapshot is in the repository, with its tree, its record, and warnings about files that the
+        tree lacks: state `stored`. Only a captured (or lost) snapshot changes. Not an error when it is gone. Durable
+        after `flush`."""
 
     @abstractmethod
     def set_pruned(self, snapshot_ids: Iterable[SnapshotID]) -> None:
@@ -243,16 +246,18 @@ class Catalog(ABC):
 
     @abstractmethod
     def conversation(self, snapshot_id: SnapshotID, start: int = 0) -> Iterator[Message]:
-        """The conversation up to a snapshot, from message number `start`, across forks and rewinds. NotFound. Cost:
-        what it yields, and one look per fork or rewind on the way."""
+        """The conversation up to a snapshot, from message number `start`, across forks and rewinds. NotFound. Cost: the
+        messages that it yields, and one query per fork or rewind on the way."""
 
     @abstractmethod
     def state(self, snapshot_id: SnapshotID) -> dict[str, Any]:
-        """The agent's state as it was saved with a snapshot, or what it continues; {} at the beginning. NotFound."""
+        """The agent's state as it was saved with a snapshot, or with the nearest one that it continues; {} at the
+        beginning. NotFound."""
 
     @abstractmethod
     def own_state(self, snapshot_id: SnapshotID) -> dict[str, Any] | None:
-        """The agent's state if this snapshot changed it; None where it is that of what it continues. NotFound."""
+        """The agent's state if this snapshot changed it; None if it has the state of the snapshot that it continues.
+        NotFound."""
 
     # -- journals ------------------------------------------------------------------------------------------------------
 
@@ -282,11 +287,11 @@ class Catalog(ABC):
     @abstractmethod
     def journal(self, snapshot_id: SnapshotID, since: SnapshotID | None = None) -> Iterator[Entry]:
         """The journal up to a snapshot, in the order in which entries began, across forks and rewinds; with `since`,
-        only what was bound after that snapshot (which lies on the way; else everything). NotFound."""
+        only the entries bound after that snapshot (if it lies on the way; else all). NotFound."""
 
     @abstractmethod
     def unbound(self, trajectory_id: TrajectoryID) -> list[Entry]:
-        """The entries of the trajectory's present line that no snapshot binds: open ones, and those that ended since
+        """The entries of the trajectory's present line that no snapshot binds: open ones, and the ones that ended since
         the head. NotFound."""
 
     # -- parts ---------------------------------------------------------------------------------------------------------
@@ -325,7 +330,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def tags(self) -> dict[str, SnapshotID]:
-        """Every tag and what it names."""
+        """Every tag and its snapshot."""
 
     # -- what is referenced --------------------------------------------------------------------------------------------
 
@@ -339,7 +344,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def unstored_blobs(self) -> set[BlobID]:
-        """The blobs that calls of captured snapshots refer to: what must stay in the spool."""
+        """The blobs that calls of captured snapshots refer to: they must stay in the spool."""
 
     @abstractmethod
     def referenced_trees(self) -> set[TreeID]:
@@ -355,7 +360,7 @@ class Catalog(ABC):
 
 
 class Approvals(ABC):
-    """What waits for a person, and what was decided. Goes with its trajectory."""
+    """Questions to a person, and the decisions. They go with their trajectory."""
 
     @abstractmethod
     def add(self, approval: Approval) -> None:
@@ -392,12 +397,12 @@ class Approvals(ABC):
 
 
 class Compensations(ABC):
-    """Which irreversible calls were compensated. At most one each. Goes with its trajectory; that of an
+    """Compensations of irreversible calls, at most one each. A compensation goes with its trajectory; that of an
     ancestor's call stays with the call, and belongs to the ancestor from then on."""
 
     @abstractmethod
     def begin(self, compensation: Compensation) -> None:
-        """Conflict: the call has one already, whatever became of it."""
+        """Conflict: the call has one already, with any outcome."""
 
     @abstractmethod
     def end(
@@ -411,7 +416,7 @@ class Compensations(ABC):
 
 class KeyValues(ABC):
     """The key-value store across trajectories: outlives runs, and every trajectory. Versions of a key begin at 1 and
-    only grow, also across deletion. What has expired reads as if it were not there, and `sweep` removes it."""
+    only grow, also across deletion. An expired value reads as if it were not there, and `sweep` removes it."""
 
     @abstractmethod
     def put(
@@ -427,8 +432,8 @@ class KeyValues(ABC):
         request: str | None = None,
     ) -> StoredValue:
         """A new version. `expected_version` 0: the key must not exist; else the version it must have. Conflict (naming
-        the version). `request`, here and below: what the caller calls this change, to ask for it again when it does not
-        know whether it was made. One that was made is not made again, and is answered as before."""
+        the version). `request`, here and below: the caller's name for this change. The caller repeats it when it does
+        not know if the change was made; a change that was made is not made again, and gets the same answer."""
 
     @abstractmethod
     def get(self, tenant: str, namespace: str, key: str, *, now_ns: int, version: int | None = None) -> StoredValue:
@@ -469,4 +474,4 @@ class KeyValues(ABC):
 
     @abstractmethod
     def sweep(self, *, now_ns: int, keep_versions: int) -> int:
-        """Remove what expired, and versions of a key beyond the newest `keep_versions`. Returns how many."""
+        """Remove expired values, and versions of a key beyond the newest `keep_versions`. Returns their number."""

@@ -25,7 +25,7 @@ FROM snapshots h JOIN stacks k ON k.pk = h.stack JOIN images i ON i.pk = k.image
 
 
 class Writer(NamedTuple):
-    """Who may write to a trajectory: its row, its present line, its head."""
+    """The writer's place in a trajectory: its row, its present line, its head."""
 
     trajectory: int
     line: int
@@ -67,21 +67,21 @@ def _begin_with(db: Database, trajectory: int, snapshot: Snapshot, origin: int |
 
 
 def set_began(db: Database, trajectory: int, began: SnapshotID | None) -> None:
-    """Where a replay of a trajectory (in row `trajectory`) begins. NotFound."""
+    """Set the snapshot at which a replay of a trajectory (in row `trajectory`) begins. NotFound."""
     if began is not None:
         db.write("UPDATE trajectories SET began = ? WHERE pk = ?", (snapshot_numbers(db, began)[0], trajectory))
 
 
 def writer(db: Database, trajectory_id: TrajectoryID, fence: int | None) -> Writer:
-    """NotFound; Conflict: somebody else has a later fencing token."""
+    """NotFound; Conflict: another writer has a later fencing token."""
     row = db.read_one(_WRITER_SELECT, (trajectory_id,))
     if row is None:
         raise no("trajectory", trajectory_id)
     trajectory, present, head, line = row
     if fence is not None and fence < present:
         raise Conflict(
-            f"trajectory {short(trajectory_id)} cannot be written any more by who holds token {fence}, because another writer has "
-            f"{present}, and its head is {short(head)} by now: fork from {short(head)}, or let that one end first"
+            f"trajectory {short(trajectory_id)} cannot be written any more with fence token {fence}, because another writer has token "
+            f"{present}, and its head is {short(head)} by now: fork from {short(head)}, or let that writer end first"
         )
     return Writer(trajectory, line, head)
 
@@ -120,7 +120,7 @@ def commit(
 def _place(
     db: Database, snapshot: Snapshot, messages: int, own: Writer, state: dict[str, Any] | None
 ) -> tuple[rows.Place, int]:
-    """Where a snapshot goes, and how many messages of what it continues it keeps."""
+    """The snapshot's place, and the number of messages that it keeps of the snapshot it continues."""
     row = db.read_one(_HEAD_SELECT, (own.head,))
     assert row is not None
     head, position, stack, saved, image, layers = row

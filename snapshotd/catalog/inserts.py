@@ -48,8 +48,8 @@ def add_stack(db: Database, stack: Stack) -> int:
 
 
 def add_snapshot(db: Database, snapshot: Snapshot, place: rows.Place, record: RecordID | None = None) -> int:
-    """Insert a snapshot with its tags, not yet as anybody's head; its row. NotFound (its base), Conflict (a tag is
-    taken)."""
+    """Insert a snapshot with its tags, not yet as the head of a trajectory. Returns its row. NotFound (its base),
+    Conflict (a tag is taken)."""
     base = None
     if snapshot.base is not None:
         base = place.parent if snapshot.base == snapshot.parent else snapshot_numbers(db, snapshot.base)[0]

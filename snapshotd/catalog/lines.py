@@ -1,7 +1,7 @@
-"""Lines: what a snapshot's conversation and journal consist of, read from their beginning across forks and rewinds.
+"""Lines: the parts of a snapshot's conversation and journal, read from their beginning across forks and rewinds.
 
-A line continues its origin (a snapshot of another line, or of an earlier part of the same trajectory), of which it
-keeps so many messages. Inside a line, snapshots are numbered as they came, so "up to this snapshot" is a comparison of
+A line continues its origin (a snapshot of another line, or of an earlier part of the same trajectory) and keeps a
+number of its messages. Inside a line, snapshots are numbered as they came, so "up to this snapshot" is a comparison of
 row numbers.
 """
 
@@ -28,7 +28,7 @@ def add_line(db: Database, trajectory: int, origin: int | None, kept: int) -> in
 
 
 class Position(NamedTuple):
-    """Where a snapshot (in row `number`) lies. `state`: the row of its agent's state."""
+    """The place of a snapshot (in row `number`). `state`: the row of its agent's state."""
 
     number: int
     line: int

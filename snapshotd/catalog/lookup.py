@@ -1,4 +1,4 @@
-"""Finding rows: by id, by prefix, by whatever a person typed; and the sentences for what is not there."""
+"""Finding rows: by id, by prefix, by a user's ref; and the error messages for missing ones."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def owner(db: Database, name: str) -> Row | None:
 
 
 def named(db: Database, ref: str) -> Row | None:
-    """(snapshot id, trajectory id, ...) of what is called exactly `ref`. Ambiguous: an older version gave it to a
-    snapshot and to a trajectory."""
+    """(snapshot id, trajectory id, ...) of the row with exactly the name `ref`. Ambiguous: an older version gave it to
+    a snapshot and to a trajectory."""
     if not searchable(ref):
         return None
     tag, name = tagged(db, ref), owner(db, ref)
@@ -90,7 +90,7 @@ def by_prefix(db: Database, wanted: str, ref: str) -> Row:
 
 
 def no(kind: str, ref: str) -> NotFound:
-    """The error for what is not there, to be raised."""
+    """The error for a missing row, for the caller to raise."""
     shown = ref if NAME_PATTERN.fullmatch(ref) else repr(ref[:80])
     where = {
         "image": "`snapshotd image ls` lists them",
@@ -108,7 +108,7 @@ def id_range(prefix: str) -> tuple[str, str]:
 
 
 def searchable(ref: str) -> bool:
-    """Whether it can be a value in the database at all; a string with lone surrogates matches nothing."""
+    """True if it can be a value in the database at all; a string with lone surrogates matches nothing."""
     return isinstance(rows.encode_text(ref), str)
 
 

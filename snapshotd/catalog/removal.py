@@ -23,7 +23,7 @@ _USERS = (
         "SELECT t.id FROM trajectories t JOIN snapshots s ON s.pk = t.began WHERE s.trajectory = ?1",
     ),
 )
-"""What keeps a trajectory, and who does. Rows of its own do not count."""
+"""The reasons that keep a trajectory, and the rows that give them. The trajectory's own rows do not count."""
 _BUILT_ON_IT = "FROM snapshots b JOIN snapshots s ON s.base = b.pk WHERE b.trajectory = ?1 AND s.trajectory <> ?1"
 """Snapshots of others that derive their trees from its (after a rewind to one)."""
 
@@ -32,7 +32,7 @@ UPDATE compensations SET trajectory = (SELECT l.trajectory FROM entries e JOIN l
 WHERE trajectory = ?1
 AND EXISTS (SELECT 1 FROM entries e JOIN lines l ON l.pk = e.line WHERE e.id = compensations.entry AND l.trajectory <> ?1)
 """
-"""What a fork has made up for stays with the call, which is an ancestor's: it must not be made up for again."""
+"""A fork's compensation stays with the call, which is an ancestor's: the call must not be compensated again."""
 
 
 def check_removable(db: Database, trajectory_id: TrajectoryID) -> int:
@@ -62,7 +62,7 @@ def check_removable(db: Database, trajectory_id: TrajectoryID) -> int:
 def remove_trajectory(db: Database, trajectory_id: TrajectoryID) -> None:
     """See `Catalog.remove_trajectory`."""
     own: Row = (check_removable(db, trajectory_id),)
-    db.write(  # what is stored needs no base; a lost one could only be derived from all of its layers
+    db.write(  # a stored snapshot needs no base; a lost one could only be derived from all of its layers
         "UPDATE snapshots SET base = NULL,"
         " own_layers = (SELECT json_array_length(layers) FROM stacks WHERE stacks.pk = snapshots.stack)"
         f" WHERE pk IN (SELECT s.pk {_BUILT_ON_IT})",

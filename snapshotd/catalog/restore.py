@@ -45,13 +45,13 @@ def _connect(db: Database, trajectory: Trajectory) -> None:
 
 
 class _Snapshots:
-    """Snapshots as they come, each after what it names."""
+    """Snapshots in an order in which each comes after the ones that it names."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
         self._owners: dict[TrajectoryID, int] = {}
         self._stacks: dict[SnapshotID, tuple[Stack, int]] = {}
-        """Of what was restored: most share their parent's."""
+        """Stacks of the restored snapshots: most share their parent's."""
 
     def add(self, row: SnapshotRow) -> None:
         db, snapshot = self._db, row.snapshot

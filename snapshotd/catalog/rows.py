@@ -1,6 +1,6 @@
 """Records to rows and back. Pure: no database here.
 
-Whatever is read back and does not decode is damage (DataLoss): the columns were written by this module.
+A value that does not decode is damage (DataLoss): this module wrote the columns.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from snapshotd.types import (
 Row = tuple[Any, ...]
 
 MAX_JSON_DEPTH = 200
-"""How deep a stored JSON value may nest. json reads and writes recursively, and the interpreter stops at about 1,000
-frames."""
+"""Greatest depth of a stored JSON value."""
 
 IMAGE_COLUMNS = "i.id, i.name, i.source, i.source_id, i.bytes, i.files, i.created_at_ns, i.env, i.workdir, i.tree"
 IMAGE_SELECT = f"SELECT {IMAGE_COLUMNS} FROM images i"
@@ -82,7 +81,8 @@ MESSAGE_INSERT = "INSERT INTO messages (line, position, role, content) VALUES (?
 
 
 def encode_json(value: Any) -> str:
-    """Compact ASCII JSON. UsageError for what is not JSON (NaN included), LimitExceeded for what nests too deep."""
+    """Compact ASCII JSON. UsageError for a value that is not JSON (NaN included), LimitExceeded for one that nests too
+    deep."""
     try:
         text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     except (ValueError, TypeError) as exc:
@@ -99,7 +99,7 @@ def _too_deep() -> str:
 
 
 def _depth(value: Any) -> int:
-    """How deep a JSON value nests, counted up to one more than is allowed. Iterative."""
+    """Depth of a JSON value, counted up to one more than is allowed. Iterative."""
     deepest, todo = 0, [(value, 1)]
     while todo and deepest <= MAX_JSON_DEPTH:
         item, depth = todo.pop()
@@ -171,7 +171,7 @@ def _decode_agent(text: str | None) -> AgentSpec | None:
 
 @contextmanager
 def intact(kind: str, row: Row) -> Iterator[None]:
-    """Inside, what does not decode is damage of the thing whose id `row` begins with."""
+    """Inside the block, a decoding error is damage of the row's object, whose id `row` begins with."""
     try:
         yield
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as exc:

@@ -1,8 +1,8 @@
 """The catalog in one SQLite file. See `base.py` for the meaning of each method, `schema.py` for the tables,
 `database.py` for durability.
 
-Cost: every lookup and `commit_snapshot` is O(log n) in the size of the catalog; a list costs what it returns;
-`referenced_*` scan once.
+Cost: every lookup and `commit_snapshot` is O(log n) in the size of the catalog; a list costs time in proportion to its
+length; `referenced_*` scan once.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class SqliteValues(KeyValues):
         after: str = "",
     ) -> list[StoredValue]:
         """As in `base`. A key that several namespaces have is never torn apart: the last one's values come all, beyond
-        `limit` if need be. Cost: the keys of the namespace and those below it, and the values that are looked into."""
+        `limit` if need be. Cost: the keys of the namespace and those below it, and the values that are decoded."""
         fits = _filter(where or {})
         found: list[StoredValue] = []
         with self._db.lock:
@@ -219,7 +219,7 @@ def _decode(row: Row) -> StoredValue:
 
 
 def _filter(where: Mapping[str, Any]) -> Callable[[Any], bool]:
-    """Whether a value has all these fields. UsageError: a wanted value is no scalar."""
+    """The predicate: True if a value has all these fields. UsageError: a wanted value is no scalar."""
     for path, wanted in where.items():
         if not (wanted is None or isinstance(wanted, str | bool | int | float)):
             raise UsageError(

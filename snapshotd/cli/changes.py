@@ -1,4 +1,4 @@
-"""How a changed path reads: one line for people, one object for programs."""
+"""The text of a changed path: one line for people, one object for programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def change_line(change: ChangeInfo) -> str:
 
 
 def change_path(change: ChangeInfo) -> str:
-    """The path with a mark of what it is, as `ls -F` has them."""
+    """The path with a mark of its kind, as `ls -F` has them."""
     entry = change.after or change.before
     mark = {"directory": "/", "symlink": "@", "fifo": "|", "socket": "="}.get(entry.kind if entry else "", "")
     return printable_path(change.path) + mark

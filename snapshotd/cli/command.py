@@ -1,5 +1,5 @@
-"""What every command has: the global options after its name, examples in its help, one-sentence errors, its exit
-codes."""
+"""The parts that every command has: the global options after its name, examples in its help, one-sentence errors, its
+exit codes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 
 
 
 class Failure(Exception):  # noqa: N818 - carries an error, is none
-    """An error on its way to `main`, with what the command knows about how to report it."""
+    """An error on its way to `main`, with the command's own way to report it."""
 
     def __init__(self, error: SnapshotdError, exit_code: int, as_json: bool) -> None:
         super().__init__(error.message)
@@ -45,27 +45,24 @@ class Failure(Exception):  # noqa: N818 - carries an error, is none
 
 
 class ReaderGone(Exception):  # noqa: N818 - what happened, and no failure of ours
-    """Whoever read our output has gone away."""
+    """The reader of our output has gone away."""
 
 
 def drop_output(stream: TextIO | None = None) -> None:
-    """From now on, what goes to standard output (or `stream`) goes nowhere: Python would fail again when it flushes at
-    exit."""
+    """From now on, standard output (or `stream`) is dropped: Python would fail again when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
 
 
 def refuse_input(advice: str) -> None:
-    """UsageError when standard input has data that nobody would get. A terminal is no such, nor what is empty so far: a
-    pipe that a job of CI or a service has inherited. `advice`: how to go on."""
+    """UsageError when standard input has data that no program would read. A terminal is fine, and so is an input that
+    is empty so far: a pipe that a job of CI or a service has inherited. `advice`: how to go on."""
     source = standard_input()
     if source is not None and waiting_bytes(source.fileno()):
-        raise UsageError(
-            f"standard input has data, and would not be sent: {advice}, or say `< /dev/null` if nobody is to have it"
-        )
+        raise UsageError(f"standard input has data that would not be sent: {advice}, or add `< /dev/null` to drop it")
 
 
 def standard_input() -> BinaryIO | None:
-    """Standard input as it comes, unbuffered; None if whoever started us has closed it."""
+    """Standard input as it comes, unbuffered; None if the parent process has closed it."""
     try:
         return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
     except (AttributeError, OSError, ValueError):
@@ -73,7 +70,7 @@ def standard_input() -> BinaryIO | None:
 
 
 def waiting_bytes(fd: int) -> int:
-    """So much can be read at once, and is not typed by a person."""
+    """Number of bytes that can be read at once and that no person typed."""
     mode = os.fstat(fd).st_mode
     if stat.S_ISREG(mode):
         return max(0, os.fstat(fd).st_size - os.lseek(fd, 0, os.SEEK_CUR))
@@ -83,7 +80,8 @@ def waiting_bytes(fd: int) -> int:
 
 
 def no_space(exc: OSError) -> OutOfSpace:
-    """What to say when there is no room for our output, which is dropped from now on. Any other error is raised."""
+    """The error to report when there is no room for our output, which is dropped from now on. Any other error is
+    raised."""
     if exc.errno not in _FULL:
         raise exc
     drop_output()
@@ -94,7 +92,7 @@ class Command(click.Command):
     """A command of ours.
 
     `examples`: command lines for the help. `docker_codes`: docker's exit codes, for commands that run something: 125
-    for every failure of ours, 126 and 127 for programs that cannot be run. `splits`: what follows the first `--` is
+    for every failure of ours, 126 and 127 for programs that cannot be run. `splits`: arguments after the first `--` are
     kept apart (`after_dashes`).
     """
 
@@ -158,7 +156,7 @@ class Command(click.Command):
 
 
 def declare(name: str, *, examples: Sequence[str], **attrs: Any) -> Callable[[Callable[..., Any]], Command]:
-    """Declare a command of ours. Its docstring's first line is what `snapshotd --help` says about it."""
+    """Declare a command of ours. Its docstring's first line is its line in `snapshotd --help`."""
     return click.command(name, cls=Command, examples=examples, **attrs)
 
 
@@ -211,7 +209,7 @@ def wants_json(ctx: click.Context) -> bool:
 
 
 def after_dashes(ctx: click.Context) -> list[str] | None:
-    """What followed `--`; None without it."""
+    """The arguments after `--`; None without it."""
     after: list[str] | None = ctx.meta.get(_AFTER)
     return after
 
@@ -224,7 +222,7 @@ def connect(ctx: click.Context, *, autostart: bool = True) -> Snapshotd:
 
 
 def is_local(ctx: click.Context) -> bool:
-    """Whether paths mean the same to the daemon: nobody named a socket, which could belong to a daemon in a
+    """True if paths mean the same to the daemon: the user named no socket, which could belong to a daemon in a
     container."""
     return _SOCKET not in ctx.meta and SOCKET_VARIABLE not in os.environ
 

@@ -17,7 +17,7 @@ _SHORT_CHARS = 60
 
 
 def json_file(path: str, what: str) -> Any:
-    """The JSON value in a file of this machine, or on standard input (`-`). UsageError says `what` it was to be."""
+    """The JSON value in a file of this machine, or on standard input (`-`). UsageError calls it `what`."""
     return json_value(file_bytes(path, what).decode(errors="replace"), f"{what} in {path}")
 
 
@@ -37,7 +37,7 @@ def file_bytes(path: str, what: str) -> bytes:
 
 
 def json_value(text: str, what: str) -> Any:
-    """UsageError for what is not JSON."""
+    """UsageError for a text that is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as exc:

@@ -31,7 +31,7 @@ class RawOutput:
     """Writes a program's output where it belongs."""
 
     def write(self, stream: str, data: bytes) -> None:
-        """BrokenPipeError when whoever read the stream has gone away; what is written to it later goes nowhere."""
+        """BrokenPipeError when the stream's reader has gone away; later output to it is dropped."""
         target = sys.stdout if stream == "stdout" else sys.stderr
         try:
             target.buffer.write(data)
@@ -76,7 +76,7 @@ class Interruption:
 
 @contextlib.contextmanager
 def patience(seconds: float = 3.0) -> Iterator[None]:
-    """Say what is probably going on when starting something takes long."""
+    """Explain a long start: print the likely reason."""
     timer = threading.Timer(
         seconds,
         lambda: note(
@@ -99,11 +99,10 @@ def note(text: str) -> None:
 def follow(
     client: Snapshotd, trajectory: str, *, as_json: bool, quiet: bool, stop_on_interrupt: bool, wait: Wait | None = None
 ) -> int:
-    """Show a run until it has finished. Returns what the command's exit code should be: the agent's, 130 when
-    interrupted.
+    """Show a run until it has finished. Returns the command's exit code: the agent's, 130 when interrupted.
 
-    With `wait`, its `finished` comes when that has happened, and has `state`. BrokenPipeError when nobody reads what is
-    shown any more: with `stop_on_interrupt` the run was stopped before.
+    With `wait`, `finished` comes after that, and has `state`. BrokenPipeError when the output's reader has gone away:
+    with `stop_on_interrupt` the run was stopped before.
     """
     replay = Replay()
     events = client.events(trajectory, on_lost=None if quiet else lambda: _tell_lost(replay))
@@ -141,8 +140,8 @@ class Replay:
         self._shown = False
 
     def line(self, event: dict[str, Any]) -> str | None:
-        """What to say of an event: nothing for a replayed call, how many there were when the program is live or has
-        ended."""
+        """The line to print for an event: none for a replayed call; the number of replayed calls when the program is
+        live or has ended."""
         if event["event"] == "replayed":
             self._count += 1
             if sys.stderr.isatty():

@@ -85,17 +85,17 @@ COMMANDS: dict[str, dict[str, str]] = {
         "policy": "Show or set which snapshots keep their files.",
         "prune": "Give up the files of snapshots that no policy keeps, and free the space.",
         "check": "Verify the repository.",
-        "repair": "Rebuild what is damaged in the repository from what is not.",
+        "repair": "Rebuild damaged parts of the repository from intact ones.",
     },
     "service": {
         "doctor": "Say what this machine lacks, and the fix for each.",
-        "setup": "Install what is missing, where that is possible.",
+        "setup": "Install missing system packages, where that is possible.",
         "daemon": "Be the daemon, ask after it, stop it, or put another in its place.",
         "version": "Print the versions of client and daemon.",
         "completion": "Print the completion script for a shell.",
     },
 }
-"""Folder to names to what each command does: the first line of its docstring (a test compares them)."""
+"""Folder to names of commands to their summaries: the first lines of their docstrings (a test compares them)."""
 
 FOLDERS: dict[str, str] = {name: folder for folder, commands in COMMANDS.items() for name in commands}
 
@@ -154,9 +154,9 @@ def cli() -> None:
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run one command line. Returns the exit code; never raises what a user could cause."""
+    """Run one command line. Returns the exit code; never raises an error that a user could cause."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started us
+        if getattr(sys, name) is None:  # the parent process closed it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -1,5 +1,5 @@
-"""Long work on standard error: a bar where that is a terminal, else lines; of those that only count, one now and then
-and the last."""
+"""Progress of long work on standard error: a bar if it is a terminal, else lines; of lines that only count, some and
+the last."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _COUNT_EVERY_S = 5.0
 
 
 class Meter:
-    """`with Meter("exporting best") as meter:` shows the bar, `meter.line(text)` says where it is, and what it counts
-    moves the bar.
+    """`with Meter("exporting best") as meter:` shows the bar, `meter.line(text)` describes the present step, and its
+    counts move the bar.
 
     Lines and counts may come from different threads. With `quiet`, nothing is shown.
     """
@@ -64,7 +64,7 @@ class Meter:
         self._bar.update(self._task, description=printable(text))
 
     def moved(self, count: int) -> None:
-        """So many bytes have been moved, all in all."""
+        """Total number of bytes moved so far."""
         if self._bar is None or self._task is None:
             return
         if self._total_bytes is not None:

@@ -1,4 +1,4 @@
-"""What a command that made one snapshot says about it."""
+"""The output of a command that made one snapshot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COUNT_S = 0.5
 
 
 def counted(client: Snapshotd, taken: SnapshotInfo) -> SnapshotInfo:
-    """The same with its changes counted, if the daemon does that so soon that nobody feels the wait."""
+    """The same with its changes counted, if the daemon counts them within a short wait."""
     deadline = time.monotonic() + _COUNT_S
     while taken.files is None and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""How things look to people: ids, sizes, times, tables, and names that may hold anything."""
+"""Texts for people: ids, sizes, times, tables, and names that may hold anything."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def milliseconds(value: float) -> str:
 
 
 def ago(iso: str) -> str:
-    """How long ago a time of the API was: `3 minutes ago`."""
+    """Time since a time of the API: `3 minutes ago`."""
     seconds = int((datetime.now(UTC) - datetime.fromisoformat(iso)).total_seconds())
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= 2 * length:

@@ -27,7 +27,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _SECONDS_MOST = 10_000 * 366 * 86400.0
 _COUNT_MOST = 1 << 53
 _DIGITS_MOST = 16
-"""Longer numbers are above `_COUNT_MOST`, and those of thousands of digits are refused by `int` in its own words."""
+"""Longer numbers are above `_COUNT_MOST`; `int` would refuse numbers with thousands of digits in its own words."""
 
 
 class Memory(click.ParamType):  # type: ignore[type-arg]
@@ -150,7 +150,7 @@ class Pids(click.ParamType):  # type: ignore[type-arg]
 
 
 class ForkCount(click.ParamType):  # type: ignore[type-arg]
-    """How many forks: 1 to 256."""
+    """Number of forks: 1 to 256."""
 
     name = "n"
 
@@ -183,7 +183,7 @@ class Variable(click.ParamType):  # type: ignore[type-arg]
 
 
 class Secret(Variable):
-    """`NAME=VALUE`, or `NAME` for the value it has here. What is wrong with it is said without its value."""
+    """`NAME=VALUE`, or `NAME` for the value it has here. Error messages never show its value."""
 
     name = "name[=value]"
 
@@ -281,7 +281,7 @@ def sandbox_options(function: F) -> F:
             type=Name(),
             default=DEFAULT_TENANT,
             show_default=True,
-            help="Whose values of the store its agents reach, and those of its forks.",
+            help="Tenant of the store that its agents, and the agents of its forks, read and write.",
         ),
         click.option(
             "--network",

@@ -1,4 +1,4 @@
-"""`--wait`: what a command that makes a snapshot waits for."""
+"""`--wait`: the durability that a command waits for when it makes a snapshot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def wait_option(function: F) -> F:
 
 
 def state_of(client: Snapshotd, *refs: str) -> str:
-    """How durable these snapshots are together: the state of the first that is not stored, if there is one."""
+    """Common durability of these snapshots: the state of the first that is not stored, if there is one."""
     states = [client.snapshot(ref).state for ref in refs]
     return next((state for state in states if state != "stored"), "stored")
 

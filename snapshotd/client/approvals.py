@@ -1,4 +1,4 @@
-"""The verbs of what waits for a person."""
+"""The verbs for calls that wait for a person."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Approvals(Verbs):
     """Part of `Snapshotd`."""
 
     def approvals(self, status: str | None = None) -> list[ApprovalInfo]:
-        """Oldest first; with `status` (pending, approved, denied, expired, stale) only those."""
+        """Oldest first; with `status` (pending, approved, denied, expired, stale) only the ones with it."""
         return [
             ApprovalInfo.of(item) for item in self._transport.request("GET", "/approvals", query={"status": status})
         ]
@@ -27,8 +27,8 @@ class Approvals(Verbs):
     def approve(
         self, ref: str, *, by: str | None = None, reason: str | None = None, arguments: Any = RECORDED
     ) -> ApprovalInfo:
-        """Let the call run, with other `arguments` if they are given. `by`: who decides; else this process's user.
-        Conflict: decided already, or the trajectory's files are others by now (it is stale then)."""
+        """Let the call run, with other `arguments` if they are given. `by`: the decider's name; default: this process's
+        user. Conflict: decided already, or the trajectory's files have changed since (the approval is stale then)."""
         body = {"by": by, "reason": reason, **({} if arguments is RECORDED else {"arguments": arguments})}
         return ApprovalInfo.of(self._transport.request("POST", f"{_path(ref)}/approve", body=body))
 
@@ -37,8 +37,8 @@ class Approvals(Verbs):
         return ApprovalInfo.of(self._transport.request("POST", f"{_path(ref)}/deny", body={"by": by, "reason": reason}))
 
     def watch(self) -> Iterator[dict[str, Any]]:
-        """What outside tools wait for, of all trajectories, from this call on: `approval` events (a person is asked, or
-        has decided), and `finished` ones. Who does not keep up loses the oldest (an event `lost` has their `count`).
+        """Events for outside tools, of all trajectories, from this call on: `approval` (a person is asked, or has
+        decided) and `finished`. A client that does not keep up loses the oldest (an event `lost` has their `count`).
         Ends with DaemonUnavailable, or when the daemon stops; close it to leave."""
         return _news(self._transport.lines("GET", "/watch"))
 

@@ -25,14 +25,14 @@ START_TIMEOUT_S = 60.0
 """Recovery after a crash looks at every sandbox that was running; an empty state directory takes about half a
 second."""
 _POLL_S = 0.02
-"""Nothing tells us when a socket begins to listen, or a lock is free within a time."""
+"""Interval of polling: no event tells that a socket begins to listen, or that a lock is free within a time."""
 
 
 def start_daemon(state_dir: Path, socket_path: Path, timeout_s: float = START_TIMEOUT_S) -> None:
     """Start a daemon and return when it answers, or when another one that was just starting does.
 
-    Of many who ask for it at once (all who followed a run at a daemon that died), one starts it and the others wait.
-    DaemonUnavailable when not root or when it takes longer than `timeout_s`; else the very error that the daemon died
+    If many clients ask at once (all that followed a run at a daemon that died), one starts it and the others wait.
+    DaemonUnavailable when not root or when it takes longer than `timeout_s`; otherwise the error that the daemon died
     of.
     """
     if os.geteuid() != 0:
@@ -46,8 +46,8 @@ def start_daemon(state_dir: Path, socket_path: Path, timeout_s: float = START_TI
                 _spawn_and_wait(state_dir, socket_path, deadline)
                 return
             except Conflict:
-                # Somebody else holds the state directory: a daemon that is just ending, or one that was not started by
-                # a command.
+                # Another process holds the state directory: a daemon that is just ending, or one that was not started
+                # by a command.
                 if _answers_or_ends(state_dir, socket_path, deadline):
                     return
                 if time.monotonic() > deadline:
@@ -56,8 +56,8 @@ def start_daemon(state_dir: Path, socket_path: Path, timeout_s: float = START_TI
 
 @contextlib.contextmanager
 def _one_at_a_time(state_dir: Path, deadline: float) -> Iterator[None]:
-    """Whoever may start a daemon holds a lock on the directory itself: it ends with its process and leaves nothing
-    behind."""
+    """A client that starts a daemon holds a lock on the directory itself: the lock ends with the process and leaves
+    nothing behind."""
     make_state_dir(state_dir)
     fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -142,13 +142,14 @@ def _spawn(state_dir: Path, socket_path: Path, ready_fd: int) -> subprocess.Pope
 
 
 def _open_log(state_dir: Path) -> BinaryIO:
-    """What Python prints before the daemon's own log is set up, or when it crashes, goes into the same file."""
+    """The daemon's log. Python's output before the daemon's own log is set up, or at a crash, goes into the same
+    file."""
     fd = os.open(log_path_of(state_dir), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     return os.fdopen(fd, "ab")
 
 
 def _read_line(fd: int, deadline: float) -> bytes | None:
-    """What the daemon says, b"" if it died without a word, None if it says nothing before the deadline."""
+    """The daemon's line, b"" if it died without a word, None if it is silent until the deadline."""
     data = b""
     while not data.endswith(b"\n"):
         left = deadline - time.monotonic()

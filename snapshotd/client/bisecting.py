@@ -103,7 +103,7 @@ class _Bisection:
         return 0, last
 
     def _places(self, low: int, high: int) -> list[int]:
-        """Those to test next, which divide what is left into equal parts."""
+        """Places to test next; they divide what is left into equal parts."""
         left = [place for place in range(low + 1, high) if place not in self.untestable]
         parts = min(self.parallel, len(left)) + 1
         return sorted({left[len(left) * part // parts] for part in range(1, parts)}) if left else []

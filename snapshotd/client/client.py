@@ -70,11 +70,11 @@ class Snapshotd(Mind, Approvals, Values):
     never when only a socket was named, since its daemon then lives elsewhere (a container, a service) and would find
     its place taken.
 
-    Every method may raise DaemonUnavailable, VersionMismatch and NotPermitted besides what it says, and NotFound or
+    Every method may raise DaemonUnavailable, VersionMismatch and NotPermitted besides its own errors, and NotFound or
     Ambiguous for a ref: a tag, a name, or a unique prefix of an id. Local paths may be relative to the working
     directory.
 
-    Methods that make a snapshot take `wait`. With "stored" they return when it survives power loss, and raise
+    Methods that make a snapshot take `wait`. With "stored" they return when the snapshot survives power loss, and raise
     OutOfSpace, DataLoss or InternalError when it cannot be stored; it is captured all the same.
     """
 
@@ -111,8 +111,7 @@ class Snapshotd(Mind, Approvals, Values):
         wait: Wait = "captured",
         **sandbox: Any,
     ) -> TrajectoryInfo:
-        """Start an agent file with `args`, or a `command`; `events` follows it. More keywords are those of
-        `sandbox_fields`.
+        """Start an agent file with `args`, or a `command`; `events` follows it. Further keywords: see `sandbox_fields`.
 
         If this process goes away before the answer, the run is stopped again unless `detach`. `wait` is for the
         snapshots so far, the first at least; for the others, call `flush` when the run has finished.
@@ -136,8 +135,8 @@ class Snapshotd(Mind, Approvals, Values):
     ) -> Iterator[dict[str, Any]]:
         """The events of a run from its beginning; with `follow`, until `finished`.
 
-        Who follows outlives the daemon: when it goes away, `on_lost` is called, and the next daemon (the first request
-        starts it, where a daemon may be started) goes on behind the last event. DaemonUnavailable when for
+        A follower outlives the daemon: when the daemon goes away, `on_lost` is called, and the next daemon (the first
+        request starts it, where a daemon may be started) goes on behind the last event. DaemonUnavailable when for
         SNAPSHOTD_RECONNECT_S seconds (600 if not set; with 0 at once) no daemon could be followed, or the error that
         keeps one from starting; Conflict when another run of the trajectory has begun in the meantime. An agent that
         did not outlive its daemon has a `finished` whose status is `interrupted`.
@@ -170,12 +169,12 @@ class Snapshotd(Mind, Approvals, Values):
         away.
 
         CommandNotFound and CommandNotRunnable leave no snapshot. `on_output` gets raw output as it comes; if it raises
-        BrokenPipeError, nobody reads that stream any more, and the command meets a broken pipe when it writes again.
-        `stdin` is read by a thread of its own, as far as the command takes it; one that is unbuffered (`read` gives
-        what there is) reaches it at once.
+        BrokenPipeError, this process stops reading that stream, and the command meets a broken pipe when it writes
+        again. A thread of its own reads `stdin`, as far as the command takes it; unbuffered input (`read` returns the
+        bytes at hand) reaches the command at once.
 
-        With `if_head`, only while that snapshot is the trajectory's head: of several who ask so at the same time one
-        runs, the others get a Conflict that names the head.
+        With `if_head` the command runs only if that snapshot is the trajectory's head: of several such requests at one
+        time one runs, and the others get a Conflict that names the head.
         """
         check_wait(wait)
         path = f"/trajectories/{ref_segment(ref, 'trajectory')}/exec"
@@ -253,8 +252,8 @@ class Snapshotd(Mind, Approvals, Values):
     ) -> ForkInfo:
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args` the
         program starts in each; `{index}` in an argument is the fork's number from 0. With `resume` it is replayed up to
-        the snapshot (with `args`, if given) and goes on from there. `wait` is for the snapshot they begin at and what
-        they have so far. UsageError before anything starts."""
+        the snapshot (with `args`, if given) and goes on from there. `wait` covers the snapshot that they begin at and
+        their snapshots so far. UsageError before anything starts."""
         check_wait(wait)
         if not 1 <= n <= FORK_MAX:
             raise UsageError(f"{n} forks were asked for, but one fork makes 1 to {FORK_MAX}; nothing was started")
@@ -298,7 +297,7 @@ class Snapshotd(Mind, Approvals, Values):
         return TrajectoryInfo.of(self._transport.request("GET", f"/trajectories/{ref_segment(ref, 'trajectory')}"))
 
     def log(self, ref: str, last: int | None = None) -> list[SnapshotInfo]:
-        """A trajectory's own snapshots, oldest first; with `last` (1 or more), only so many of the newest."""
+        """A trajectory's own snapshots, oldest first; with `last` (1 or more), only this number of the newest."""
         query = {"last": None if last is None else str(last)}
         found = self._transport.request("GET", f"/trajectories/{ref_segment(ref, 'trajectory')}/log", query=query)
         return [SnapshotInfo.of(item) for item in found]
@@ -318,7 +317,7 @@ class Snapshotd(Mind, Approvals, Values):
         return self._transport.pieces("GET", f"/snapshots/{ref_segment(ref)}/output/{which}")
 
     def diff(self, a: str, b: str | None = None) -> Iterator[ChangeInfo]:
-        """What changed from `a` to `b`; with one ref, from its parent to it."""
+        """The changes from `a` to `b`; with one ref, from its parent to it."""
         for event in self._transport.lines("GET", "/diff", query=_pair(a, b)):
             if event.get("event") == "end":
                 return
@@ -397,7 +396,7 @@ class Snapshotd(Mind, Approvals, Values):
     # -- durable storage -----------------------------------------------------------------------------------------------
 
     def usage(self) -> UsageInfo:
-        """What takes space."""
+        """Disk use."""
         return UsageInfo.of(self._transport.request("GET", "/usage"))
 
     def policy(self, trajectory: str | None = None) -> Policy:
@@ -405,8 +404,8 @@ class Snapshotd(Mind, Approvals, Values):
         return Policy.of(self._transport.request("GET", "/policy", query=_line(trajectory)))
 
     def set_policy(self, policy: Policy | None, trajectory: str | None = None) -> Policy:
-        """Set the global policy, or a trajectory's own; None removes it. Nothing goes before the next prune. Returns
-        what holds now. UsageError for a number that makes no sense."""
+        """Set the global policy, or a trajectory's own; None removes it. No files go before the next prune. Returns the
+        policy that holds now. UsageError for a number out of range."""
         if policy is not None:
             return Policy.of(
                 self._transport.request("PUT", "/policy", query=_line(trajectory), body=dataclasses.asdict(policy))
@@ -422,9 +421,9 @@ class Snapshotd(Mind, Approvals, Values):
         grace_s: float = PRUNE_GRACE_S,
         progress: Progress | None = None,
     ) -> PruneInfo:
-        """Give up the files of snapshots that no rule keeps, and collect what nothing refers to. `policy` instead of
-        those that are set. Packs younger than `grace_s` stay as they are, until a later prune. Goes on when this
-        process goes away."""
+        """Give up the files of snapshots that no rule keeps, and collect objects that nothing refers to. `policy`
+        replaces the stored policies. Packs younger than `grace_s` stay as they are, until a later prune. Goes on when
+        this process goes away."""
         body = {
             "policy": None if policy is None else dataclasses.asdict(policy),
             "dry_run": dry_run,
@@ -443,8 +442,8 @@ class Snapshotd(Mind, Approvals, Values):
         )
 
     def repair(self, *, progress: Progress | None = None) -> RepairInfo:
-        """Rebuild what is damaged from what is not. Does nothing to a healthy repository. Goes on when this process
-        goes away."""
+        """Rebuild damaged parts from intact ones. Does nothing to a healthy repository. Goes on when this process goes
+        away."""
         return RepairInfo.of(
             self._work("POST", "/repair", None, progress, "the repair", "`snapshotd check` shows how it stands")[
                 "report"
@@ -462,10 +461,10 @@ class Snapshotd(Mind, Approvals, Values):
         progress: Progress | None = None,
     ) -> tuple[str, ...]:
         """Write a snapshot (with `whole`: its trajectory up to it) as one file: a `bundle` for `import_bundle` (with
-        `since`: only what came after that snapshot), an `oci` image for `docker load`, or the plain `tar`. Returns
-        warnings: what the form cannot hold.
+        `since`: only the snapshots after that one), an `oci` image for `docker load`, or the plain `tar`. Returns
+        warnings: files that the form cannot hold.
 
-        Whatever is raised, also in the middle, what was written is not whole.
+        If anything is raised, also in the middle, the output is not whole.
         """
         query = {"form": form, "whole": "true" if whole else None, "since": None if since is None else check_ref(since)}
         for item in self._transport.frames("GET", f"/snapshots/{ref_segment(ref)}/export", query=query):
@@ -516,10 +515,10 @@ class Snapshotd(Mind, Approvals, Values):
         wait: Wait = "captured",
         progress: Progress | None = None,
     ) -> ImportInfo:
-        """Take a bundle in, all or nothing, from a local file or an open one. Tags come along; one that means something
-        else here stays as it is, with a warning. If all is here already, that is answered, with `snapshots` 0.
+        """Take a bundle in, all or nothing, from a local file or an open one. Tags come along; a tag that is taken here
+        stays as it is, with a warning. If all snapshots are here already, the answer names them, with `snapshots` 0.
         UsageError (malformed), NotFound (the snapshot it builds on is not here), Conflict (parts of it are here
-        already), LimitExceeded, VersionMismatch; what reading the source raises."""
+        already), LimitExceeded, VersionMismatch; and errors of reading the source."""
         check_wait(wait)
         if isinstance(source, str | Path):
             try:
@@ -601,9 +600,10 @@ def sandbox_fields(
     providers: Sequence[Provider] = (),
     tenant: str = DEFAULT_TENANT,
 ) -> dict[str, Any]:
-    """What a new sandbox is made of, as the API takes it. `memory` and `disk` in bytes; None means the daemon's
-    default. `secrets` are environment whose values are recorded nowhere in plain; `providers` are what the recording
-    gateway forwards model requests to; `tenant` is whose values of the key-value store its agents reach."""
+    """The fields of a new sandbox, as the API takes them. `memory` and `disk` in bytes; None means the daemon's
+    default. `secrets` are environment whose values are recorded nowhere in plain; `providers` are the model providers
+    that the recording gateway forwards to; `tenant` is the tenant of the key-value store that its agents read and
+    write."""
     limits = {"memory_bytes": memory, "cpus": cpus, "pids": pids, "disk_bytes": disk}
     return {
         "image": image,

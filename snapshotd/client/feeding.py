@@ -21,8 +21,8 @@ class Readable(Protocol):
 
 
 class Feeder:
-    """A thread that reads the input and says it. It may stay in `read` when the command has ended: nothing waits for
-    it. `failure`: what reading has raised, which breaks the conversation off."""
+    """A thread that reads the input and sends it. It may stay in `read` when the command has ended: nothing waits for
+    it. `failure`: the error of reading, which breaks the conversation off."""
 
     def __init__(self, conversation: Conversation, source: Readable) -> None:
         self._conversation, self._source = conversation, source
@@ -32,7 +32,7 @@ class Feeder:
         threading.Thread(target=self._run, name="stdin", daemon=True).start()
 
     def taken(self, count: int) -> None:
-        """The command has taken so much more."""
+        """The command has taken `count` further bytes."""
         with self._room:
             self._bytes += count
             self._room.notify()

@@ -1,8 +1,8 @@
 """Following a run beyond the end of the daemon that it was followed at.
 
 The events of a run are an append-only file in the state directory, which every daemon serves from its beginning. So a
-follower whose connection ends too early asks again, passes over what it has seen, and goes on behind it. That these
-really are the events it has seen, and not those of another run of the same trajectory, a digest tells.
+follower whose connection ends too early asks again, passes over the events that it has seen, and goes on behind them. A
+digest proves that these are the same events, and not the ones of another run of the same trajectory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from snapshotd.errors import Conflict, UsageError
 
 RECONNECT_VARIABLE = "SNAPSHOTD_RECONNECT_S"
 RECONNECT_S = 600.0
-"""How long to go on without getting anywhere, unless told otherwise."""
+"""Time to go on without progress, by default."""
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.02, 0.5
 _HELD_S = 10.0
 """A connection that held for so long has got somewhere, even if the agent said nothing: its daemon did not die of our
@@ -27,7 +27,7 @@ request."""
 
 
 def reconnect_s() -> float:
-    """What SNAPSHOTD_RECONNECT_S says. UsageError when it makes no sense."""
+    """The value of SNAPSHOTD_RECONNECT_S. UsageError when it is no number of seconds."""
     text = os.environ.get(RECONNECT_VARIABLE, "")
     try:
         seconds = float(text) if text else RECONNECT_S
@@ -52,9 +52,8 @@ class Following:
         patience_s: float,
         on_lost: Callable[[], object] | None,
     ) -> None:
-        """`ask` requests all events as lines and `runs` says whether the trajectory still does; both raise DaemonAway
-        for a daemon that is not there, and whatever else they raise ends the following. `what` names the run in
-        errors."""
+        """`ask` requests all events as lines, and `runs` is true while the trajectory runs. Both raise DaemonAway if
+        the daemon is not there; any other error of theirs ends the following. `what` names the run in errors."""
         self._ask, self._runs, self._what, self._on_lost = ask, runs, what, on_lost
         self._patience_s = patience_s
         self._count = 0
@@ -64,8 +63,8 @@ class Following:
         self._pause_s = 0.0
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """All of them until `finished`, or until there are no more although the trajectory does not run. The request is
-        sent at once."""
+        """All events until `finished`, or until no more come although the trajectory does not run. The request is sent
+        at once."""
         return self._events(self._lines())
 
     def _events(self, lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
@@ -92,7 +91,7 @@ class Following:
         return lines
 
     def _unseen(self, lines: Iterator[bytes]) -> Iterator[bytes]:
-        """Those behind the ones that were seen before. Conflict when these begin otherwise."""
+        """The lines behind the ones that were seen before. Conflict when these begin otherwise."""
         again = hashlib.blake2b(digest_size=16)
         known = self._count
         passed = 0
@@ -117,8 +116,8 @@ class Following:
             )
 
     def _again(self, lost: DaemonAway) -> Iterator[bytes]:
-        """The lines of the next daemon. Raises `lost`, or what kept us from a daemon since then, when that takes too
-        long."""
+        """The lines of the next daemon. Raises `lost`, or the newest error of connecting to a daemon, when that takes
+        too long."""
         while True:
             self._wait(lost)
             try:

@@ -13,7 +13,7 @@ from snapshotd.daemon.http.wire import PREVIEW_FILES, check_ref
 from snapshotd.errors import DaemonUnavailable, UsageError
 
 Mode = Literal["files", "conversation", "both"]
-"""What goes back in a rewind: the files, the agent's mind (conversation, journal and state), or both."""
+"""The part that a rewind takes back: the files, the agent's mind (conversation, journal and state), or both."""
 
 
 class _Recorded:
@@ -22,15 +22,15 @@ class _Recorded:
 
 
 RECORDED: Final = _Recorded()
-"""In place of a value that is to stay as it is recorded, where None is a value."""
+"""Stands for "leave the value as it is recorded", where None is a value."""
 
 
 class Mind(Verbs):
     """Part of `Snapshotd`."""
 
     def journal(self, ref: str) -> Iterator[JournalInfo]:
-        """The journal up to a snapshot (of a trajectory: with what its head does not bind yet), from the program's
-        beginning."""
+        """The journal up to a snapshot (of a trajectory: with the entries that its head does not bind yet), from the
+        program's beginning."""
         for event in self._transport.lines("GET", f"/snapshots/{ref_segment(ref)}/journal"):
             if event.get("event") == "end":
                 return
@@ -52,9 +52,9 @@ class Mind(Verbs):
         """Start a trajectory's program again from the top, replay what is recorded up to its head, and let it run on.
         Returns when it is started; `events` follows it.
 
-        Undecided: nobody knows whether an irreversible call happened. Say of each, by its id or a prefix of it, that it
-        is to run again (`retry`), to be passed over as if it had returned None (`skip`), or what it returned
-        (`results`). Conflict: it runs, or has finished; UsageError: there is no program.
+        Undecided: an irreversible call may or may not have happened. Decide each by its id or a prefix of it: run it
+        again (`retry`), skip it as if it had returned None (`skip`), or give its result (`results`). Conflict: it runs,
+        or has finished; UsageError: there is no program.
         """
         decisions: list[Json] = [{"call": call, "action": "retry"} for call in retry]
         decisions += [{"call": call, "action": "skip"} for call in skip]
@@ -99,7 +99,7 @@ class Mind(Verbs):
     def preview_rewind(
         self, ref: str, to: str, *, mode: Mode = "both", max_files: int = PREVIEW_FILES
     ) -> RewindPreview:
-        """What `rewind` would do. Changes nothing."""
+        """The effect that `rewind` would have. Changes nothing."""
         query: dict[str, str | None] = {"to": check_ref(to), "mode": mode, "max_files": str(max_files)}
         return RewindPreview.of(self._transport.request("GET", self._line(ref, "rewind"), query=query))
 
@@ -151,9 +151,9 @@ class Mind(Verbs):
     def retry(
         self, ref: str, task: str, *, compensate: bool = True, resume: bool = True, wait: Wait = "captured"
     ) -> SnapshotInfo:
-        """Go back to before a task began (files and mind), compensate what it did, and let the program go on from there
-        (unless `resume` is false). Tasks that completed after it and do not depend on it stay completed, with their
-        files. NotFound: no such task."""
+        """Go back to before a task began (files and mind), compensate its irreversible calls, and let the program go on
+        from there (unless `resume` is false). Tasks that completed after it and do not depend on it stay completed,
+        with their files. NotFound: no such task."""
         check_wait(wait)
         body = {"task": task, "compensate": compensate, "resume": resume}
         return self._settled(

@@ -18,11 +18,11 @@ PART_SUFFIX = ".part"
 @contextmanager
 def part_file(path: Path) -> Iterator[Callable[[bytes], object]]:
     """Give a function that writes to `path` + ".part". At the end of the block the file is durable and has its name, in
-    place of an older one; when the block raises, it is removed. Mode 0600: what agents left in their files is nobody
-    else's business.
+    place of an older one; when the block raises, it is removed. Mode 0600: files of agents are no business of other
+    users.
 
-    What is no regular file (a pipe, /dev/null) is written to as it is. UsageError when the file cannot be made,
-    Conflict when somebody else is just writing it, OutOfSpace.
+    A pipe or another special file (/dev/null) is written to as it is. UsageError when the file cannot be made, Conflict
+    when another process is writing it, OutOfSpace.
     """
     if _is_special(path):
         with _told(path), path.open("wb", buffering=0) as special:
@@ -67,7 +67,7 @@ def _open(part: Path) -> int:
                     return fd
             except BlockingIOError as exc:
                 os.close(fd)
-                raise Conflict(f"somebody else is just writing {part}; wait for it, or name another file") from exc
+                raise Conflict(f"another process is writing {part}; wait for it, or name another file") from exc
             except BaseException:
                 os.close(fd)
                 raise
@@ -97,7 +97,7 @@ def _writer(fd: int, path: Path) -> Callable[[bytes], object]:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """The system's errors as ours. That a pipe's reader is gone stays what it is."""
+    """The system's errors as ours. BrokenPipeError (a pipe's reader is gone) passes through unchanged."""
     try:
         yield
     except (SnapshotdError, BrokenPipeError):

@@ -1,4 +1,4 @@
-"""What the client answers with: the API's JSON as typed, frozen records. Times are ISO 8601 text in UTC, durations
+"""The client's results: the API's JSON as typed, frozen records. Times are ISO 8601 text in UTC, durations
 milliseconds.
 
 Unknown members are ignored, so that a daemon may say more than its client knows.
@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 def plain(cls: type[T], data: Json, **made: Any) -> T:
-    """`cls` from the members of `data` with its fields' names; `made` holds those that are records themselves."""
+    """`cls` from the members of `data` with its fields' names; `made`: the fields that are records themselves."""
     names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     return cls(**{name: made[name] if name in made else data[name] for name in names})
 
@@ -27,7 +27,7 @@ def path_of(data: Json) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """How a snapshot's files differ from its parent's."""
+    """The differences between a snapshot's files and its parent's."""
 
     added: int
     changed: int
@@ -42,7 +42,7 @@ class Files:
 @dataclass(frozen=True, slots=True)
 class DamagedOutput:
     """An output that was damaged on disk and is gone: stdout, stderr or output; its length (None: unknown) and the hash
-    of what it held."""
+    of its content."""
 
     output: str
     bytes: int | None
@@ -55,8 +55,8 @@ class DamagedOutput:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A recorded tool call. `status` is done, failed, interrupted or unknown; `outputs` names what can be had from
-    `Snapshotd.output`, `damaged` what was there and cannot."""
+    """A recorded tool call. `status` is done, failed, interrupted or unknown; `outputs` names the ones that
+    `Snapshotd.output` returns, `damaged` the ones that are gone."""
 
     name: str
     arguments: Any
@@ -77,8 +77,8 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """`files` is None until the daemon has counted what changed, in the background. `state` is captured, stored, lost
-    or pruned."""
+    """`files` is None until the daemon has counted the changes, in the background. `state` is captured, stored, lost or
+    pruned."""
 
     id: str
     parent: str | None
@@ -95,9 +95,10 @@ class SnapshotInfo:
     image: str
     layers: int
     follows: str | None
-    """Whose conversation, journal and state it continues, where that is not its parent: after a rewind or an edit."""
+    """The snapshot whose conversation, journal and state it continues, if that is not its parent: after a rewind or an
+    edit."""
     warnings: tuple[str, ...]
-    """What its stored files lack of those that the sandbox had, one sentence each."""
+    """Parts of the sandbox's files that the stored ones lack, one sentence each."""
 
     @classmethod
     def of(cls, data: Json) -> SnapshotInfo:
@@ -176,7 +177,7 @@ class SandboxInfo:
 
 @dataclass(frozen=True, slots=True)
 class ExecInfo:
-    """How a command ended. `snapshot` is None for one in a throw-away fork."""
+    """The result of a command. `snapshot` is None for one in a throw-away fork."""
 
     exit_code: int
     snapshot: SnapshotInfo | None
@@ -244,7 +245,7 @@ class MessageInfo:
 
 @dataclass(frozen=True, slots=True)
 class RestoreInfo:
-    """What a restore wrote. `warnings` names everything the target could not hold."""
+    """The result of a restore. `warnings` names everything the target could not hold."""
 
     files: int
     directories: int
@@ -272,8 +273,8 @@ class ImageInfo:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Which snapshots keep their files: those that any rule keeps; without any rule, all. What each field means is said
-    in the engine's `RetentionPolicy`."""
+    """The rules that decide which snapshots keep their files: a snapshot keeps them if any rule keeps it; without
+    rules, all do. The engine's `RetentionPolicy` explains each field."""
 
     keep_last: int | None = None
     keep_within_s: float | None = None
@@ -298,7 +299,7 @@ class Provider:
 
 @dataclass(frozen=True, slots=True)
 class UsageInfo:
-    """What takes space, in bytes. `states` is how many snapshots are captured, stored, lost and pruned."""
+    """Disk use in bytes. `states`: number of snapshots that are captured, stored, lost and pruned."""
 
     layer_bytes: int
     layer_budget_bytes: int
@@ -314,7 +315,7 @@ class UsageInfo:
 
 @dataclass(frozen=True, slots=True)
 class PrunedInfo:
-    """A snapshot whose files go, or went, and why."""
+    """A snapshot that loses, or lost, its files, and why."""
 
     snapshot: str
     trajectory: str
@@ -329,7 +330,7 @@ class PrunedInfo:
 
 @dataclass(frozen=True, slots=True)
 class PruneInfo:
-    """What a prune did, or with `dry_run` would do."""
+    """The result of a prune, or with `dry_run` its plan."""
 
     dry_run: bool
     snapshots: tuple[PrunedInfo, ...]
@@ -360,7 +361,7 @@ class DamageInfo:
 
 @dataclass(frozen=True, slots=True)
 class CheckInfo:
-    """What a check read and found. `snapshots` are all that cannot be read in full."""
+    """The result of a check. `snapshots` are all that cannot be read in full."""
 
     objects: int
     packs: int
@@ -380,7 +381,7 @@ class CheckInfo:
 
 @dataclass(frozen=True, slots=True)
 class RepairInfo:
-    """What a repair did, and the snapshots it could not bring back."""
+    """The result of a repair, and the snapshots that it could not bring back."""
 
     actions: tuple[str, ...]
     lost: tuple[str, ...]
@@ -392,7 +393,7 @@ class RepairInfo:
 
 @dataclass(frozen=True, slots=True)
 class ExportInfo:
-    """What an export wrote. `warnings` names what its form cannot hold."""
+    """The result of an export. `warnings` names everything that its form cannot hold."""
 
     bytes: int
     warnings: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What the client answers with about the agent's mind. As in results.py."""
+"""The client's results about the agent's mind. See results.py for the rules."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from snapshotd.client.results import ChangeInfo, Json, MessageInfo, TrajectoryIn
 @dataclass(frozen=True, slots=True)
 class JournalInfo:
     """One entry of a journal. `kind` is tool, model, question, task or checkpoint; `side_effect` local, idempotent or
-    irreversible; `status` done, failed, unknown (cut off), or None: nobody has seen it end. `snapshot` binds it; None
-    while none does."""
+    irreversible; `status` done, failed, unknown (cut off), or None: no end is recorded. `snapshot` binds it; None while
+    none does."""
 
     id: str
     kind: str
@@ -55,8 +55,8 @@ class TaskInfo:
 @dataclass(frozen=True, slots=True)
 class EffectInfo:
     """An irreversible call that was left behind. `status` None: cut off. `compensation` is the command that undoes it;
-    `compensated` what became of that: None (not run), done, failed, interrupted (its sandbox was ended), or unknown
-    (nobody saw it end)."""
+    `compensated` is its outcome: None (not run), done, failed, interrupted (its sandbox was ended), or unknown (no end
+    is recorded)."""
 
     trajectory: str
     call: str
@@ -76,8 +76,8 @@ class EffectInfo:
 
 @dataclass(frozen=True, slots=True)
 class RewindPreview:
-    """What a rewind would do: `files` that change (at most so many as were asked for, `file_count` all of them),
-    `messages` that go, `effects` that cannot be undone, newest first."""
+    """The effect that a rewind would have: `files` that change (at most as many as the caller asked for; `file_count`
+    is the number of all), `messages` that go, `effects` that cannot be undone, newest first."""
 
     head: str
     target: str
@@ -100,9 +100,8 @@ class RewindPreview:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalInfo:
-    """A question that a person has to decide. `status` is pending, approved, denied, expired or stale (what it was
-    asked for is not what would run any more). `edited`: the arguments that the approver put in their place, as a tuple
-    of one."""
+    """A question that a person has to decide. `status` is pending, approved, denied, expired or stale (it no longer
+    fits the call or the files). `edited`: the arguments that the approver put in their place, as a tuple of one."""
 
     id: str
     trajectory: str

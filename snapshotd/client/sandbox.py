@@ -30,8 +30,8 @@ from snapshotd.types import DEFAULT_TENANT
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """How a command ended. `stdout` and `stderr` are text with U+FFFD for what is not UTF-8; the raw bytes are in
-    `*_bytes`.
+    """The result of a command. `stdout` and `stderr` are text with U+FFFD for bytes that are not UTF-8; the raw bytes
+    are in `*_bytes`.
 
     `snapshot_id` is the snapshot that holds everything the command did; None for a command in a throw-away fork.
     """
@@ -77,7 +77,7 @@ class Snapshot:
         return self.info.id
 
     def diff(self, other: Snapshot | str | None = None) -> list[ChangeInfo]:
-        """What changed from this snapshot to `other`; without it, from the parent to this one."""
+        """The changes from this snapshot to `other`; without it, from the parent to this one."""
         return list(self._client.diff(self.id, None if other is None else _id(other)))
 
     def patch(self, other: Snapshot | str | None = None) -> bytes:
@@ -163,7 +163,7 @@ class Files:
         return self.read(path).decode(encoding)
 
     def exists(self, path: str | bytes) -> bool:
-        """Whether it is a regular file. A directory gives False."""
+        """True if the path is a regular file. A directory gives False."""
         try:
             for _ in self._client.cat(self._trajectory, _in_workspace(path)):
                 break
@@ -214,7 +214,7 @@ class Sandbox:
     ) -> Sandbox:
         """Start a sandbox. `workspace` is copied to /workspace, `memory` and `disk` are in bytes, `network` is none or
         bridge, `secrets` are environment that is recorded nowhere in plain, `providers` are for the recording gateway,
-        `tenant` is whose values of the store its agents reach. With `wait="stored"`, here and in the
+        `tenant` is the tenant of the store that its agents read and write. With `wait="stored"`, here and in the
         methods that make a snapshot, they return when it survives power loss."""
         client = client or Snapshotd()
         info, _ = client.create(
@@ -243,7 +243,7 @@ class Sandbox:
 
     @property
     def info(self) -> TrajectoryInfo:
-        """How it stands now (asks the daemon)."""
+        """Its present state (asks the daemon)."""
         return self._client.trajectory(self.id)
 
     def exec(
@@ -272,7 +272,7 @@ class Sandbox:
         )
 
     def snapshots(self, last: int | None = None) -> list[Snapshot]:
-        """Oldest first; with `last`, only so many of the newest."""
+        """Oldest first; with `last`, only this number of the newest."""
         return [Snapshot(self._client, info) for info in self._client.log(self.id, last)]
 
     def head(self) -> Snapshot:
@@ -301,7 +301,7 @@ class Sandbox:
         )
 
     def preview_rewind(self, to: Snapshot | str, *, mode: Mode = "both") -> RewindPreview:
-        """What `rewind` would do. Changes nothing."""
+        """The effect that `rewind` would have. Changes nothing."""
         return self._client.preview_rewind(self.id, _id(to), mode=mode)
 
     def undo(self, *, wait: Wait = "captured") -> Snapshot:

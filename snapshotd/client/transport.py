@@ -1,4 +1,4 @@
-"""HTTP over the daemon's unix socket: requests, answers, streams, and what their failures mean. Standard library only.
+"""HTTP over the daemon's unix socket: requests, answers, streams, and their errors. Standard library only.
 
 Every request has a connection of its own (about 0.05 ms on a unix socket), so a `Transport` may be used from any number
 of threads.
@@ -53,7 +53,7 @@ _LOST = (
 
 
 class DaemonAway(DaemonUnavailable):
-    """Nobody answered, or the connection ended before the answer did. A successor may be there soon."""
+    """No daemon answered, or the connection ended before the answer did. A successor may be there soon."""
 
     @property
     def code(self) -> str:
@@ -75,8 +75,8 @@ class _Connection(http.client.HTTPConnection):
 
 
 class Transport:
-    """The way to one daemon. `start` is called once per failed connection to bring a daemon up; it raises what prevents
-    that."""
+    """The way to one daemon. `start` is called once per failed connection to bring a daemon up; it raises the error
+    that prevents that."""
 
     def __init__(self, socket_path: Path, start: Callable[[], None] | None = None) -> None:
         """UsageError when the path is too long for a socket."""
@@ -95,15 +95,15 @@ class Transport:
     def lines(
         self, method: str, path: str, *, body: Any = None, query: dict[str, str | None] | None = None
     ) -> Iterator[dict[str, Any]]:
-        """One request whose answer is one JSON object per line. The request is sent at once; iterate, or close, what is
-        returned.
+        """One request whose answer is one JSON object per line. The request is sent at once; iterate over the answer,
+        or close it.
 
         An `error` event is raised as the error it carries.
         """
         return _events(self._answer(method, path, body, query))
 
     def raw_lines(self, method: str, path: str, *, query: dict[str, str | None] | None = None) -> Iterator[bytes]:
-        """The same without a look into the lines; `event_of` is what one says."""
+        """The same with undecoded lines; `event_of` decodes one."""
         return _lines(self._answer(method, path, None, query))
 
     def pieces(self, method: str, path: str, *, query: dict[str, str | None] | None = None) -> Iterator[bytes]:
@@ -121,9 +121,9 @@ class Transport:
     def upload(
         self, path: str, read: Callable[[int], bytes], *, query: dict[str, str | None] | None = None
     ) -> Iterator[dict[str, Any]]:
-        """One POST whose body is what `read(count)` gives, of any length, until it gives nothing. The answer is one
-        JSON object per line and comes while a thread still reads and sends. What `read` raises is raised here, and the
-        daemon takes the request for broken off.
+        """One POST whose body is the bytes that `read(count)` returns, of any length, until it returns none. The answer
+        is one JSON object per line and comes while a thread still reads and sends. Errors of `read` are raised here,
+        and the daemon takes the request for broken off.
 
         An `error` event is raised as the error it carries. Leaving the iteration early breaks the request off.
         """
@@ -250,7 +250,7 @@ class Conversation:
         return _events(_accepted(answer))
 
     def break_off(self) -> None:
-        """From another thread than the one that reads: end it for both sides."""
+        """End the connection for both sides; called from another thread than the reading one."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -265,8 +265,8 @@ class Conversation:
 
 
 class Sender:
-    """Sends a request's body in chunks (RFC 9112, 7.1) from a thread of its own. `failure` is what reading the body
-    raised."""
+    """Sends a request's body in chunks (RFC 9112, 7.1) from a thread of its own. `failure` is the error of reading the
+    body."""
 
     def __init__(self, connection: socket.socket, read: Callable[[int], bytes]) -> None:
         self._connection = connection
@@ -335,7 +335,7 @@ def _headers() -> dict[str, str]:
 
 
 def _accepted(answer: http.client.HTTPResponse) -> http.client.HTTPResponse:
-    """The answer, if it is no error and from a daemon of our version; else what it says is raised."""
+    """The answer, if it is no error and from a daemon of our version; else its error is raised."""
     if answer.status >= 400:
         with answer, _lost_means_unavailable():
             text = answer.read()
@@ -401,7 +401,7 @@ def _lines(answer: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 def event_of(line: bytes) -> dict[str, Any]:
-    """What a line of an answer says. An `error` event is raised as the error it carries."""
+    """The event of an answer's line. An `error` event is raised as the error it carries."""
     event: dict[str, Any] = json.loads(line)
     if event.get("event") == "error":
         raise error_of(event)

@@ -1,5 +1,5 @@
-"""What the verbs of the client are made of: the way to the daemon, refs and paths for it, and waiting until something
-is stored."""
+"""The parts of the client's verbs: the way to the daemon, refs and paths for it, and waiting until a snapshot is
+stored."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from snapshotd.daemon.http.wire import check_ref
 from snapshotd.errors import UsageError
 
 Wait = Literal["captured", "stored"]
-"""What a method that makes a snapshot waits for: that it survives a crash of the daemon, or power loss too."""
+"""Durability that a method waits for when it makes a snapshot: `captured` survives a crash of the daemon, `stored` also
+a power loss."""
 
 
 class Verbs:
-    """Base of the parts of `Snapshotd`, each of which holds the verbs of one subject."""
+    """Base of the parts of `Snapshotd`; each part holds the verbs of one subject."""
 
     _transport: Transport
 
@@ -30,7 +31,7 @@ class Verbs:
         return SnapshotInfo.of(self._transport.request("GET", f"/snapshots/{ref_segment(ref)}"))
 
     def _settled(self, taken: SnapshotInfo, wait: Wait) -> SnapshotInfo:
-        """The snapshot as it is when what was waited for has happened."""
+        """The snapshot as it is after the wait."""
         if wait == "captured":
             return taken
         self.flush(taken.trajectory)
@@ -43,7 +44,7 @@ def check_wait(wait: str) -> None:
 
 
 def ref_segment(ref: str, what: str = "snapshot or trajectory") -> str:
-    """A ref as one segment of a URL path. NotFound for what cannot be one."""
+    """A ref as one segment of a URL path. NotFound for a text that cannot be a ref."""
     return segment(check_ref(ref, what))
 
 
@@ -52,7 +53,7 @@ def local_path(path: str | Path) -> Path:
 
 
 def absolute(path: str | Path | None) -> str | None:
-    """A local path as the daemon, whose working directory is another, can take it."""
+    """A local path in a form that is valid for the daemon, which has another working directory."""
     return None if path is None else os.path.abspath(path)
 
 

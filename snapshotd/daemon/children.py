@@ -7,7 +7,7 @@
     lazy      serves layers that are not written yet, through FUSE (fuse/)
     browse    shows snapshots as folders, through FUSE
 
-Each imports what it needs: with all of it a packer would take twice as long to start.
+Each role imports only its own modules: with all modules a packer would take twice as long to start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from snapshotd.store.open import open_store
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the state of one daemon lies. `store_url`: of the packs."""
+    """The places of one daemon's state. `store_url`: of the packs."""
 
     state_dir: Path
     layers_root: Path

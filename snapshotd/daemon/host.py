@@ -1,4 +1,5 @@
-"""What the daemon needs of the host before it does anything: root, a kernel, and a mount namespace of its own."""
+"""The daemon's demands on the host, checked before it does anything: root, a kernel, and a mount namespace of its
+own."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def check_kernel(release: str) -> None:
 
 
 def enter_own_mount_namespace() -> None:
-    """Give this process mounts that nobody else sees, while those of the host still arrive; adopt orphans of its
+    """Give this process mounts that no other process sees, while the host's mounts still arrive; adopt orphans of its
     children.
 
     Everything mounted for sandboxes then vanishes with the daemon, also after kill -9. From the main thread, before
@@ -50,6 +51,6 @@ def enter_own_mount_namespace() -> None:
 
 
 def host_mounts() -> int | None:
-    """A descriptor of the mount namespace that this process was started in, for what is to outlive it; None while it is
-    still there."""
+    """A descriptor of the mount namespace that this process was started in, for processes that outlive it; None while
+    it is still there."""
     return _left

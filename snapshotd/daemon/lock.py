@@ -15,7 +15,7 @@ from snapshotd.errors import NO_ROOM, Conflict, NotPermitted, UsageError
 def make_state_dir(state_dir: Path) -> None:
     """Create the state directory (0700) and its parents (0755) as far as they are missing.
 
-    NotPermitted when it exists and somebody else could write into it; UsageError when it is not a directory.
+    NotPermitted when it exists and another user could write into it; UsageError when it is not a directory.
     """
     try:
         state_dir.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -38,7 +38,7 @@ def make_state_dir(state_dir: Path) -> None:
 
 
 class StateLock:
-    """The exclusive lock on a state directory, held until `release` or the end of the process, whatever kills it."""
+    """The exclusive lock on a state directory, held until `release` or any end of the process."""
 
     def __init__(self, state_dir: Path) -> None:
         """Take the lock without waiting. Conflict, naming the holder, when another daemon has it."""
@@ -60,7 +60,8 @@ class StateLock:
                 raise
 
     def sign(self) -> None:
-        """Write down who holds the lock. On a full disk that may have failed at first, when the file was empty."""
+        """Write the holder's name into the lock file. On a full disk an earlier attempt may have failed and left the
+        file empty."""
         line = f"{os.getpid()}\n".encode()
         os.pwrite(self._fd, line, 0)  # over the old one: emptied first, the file would need a new block
         os.ftruncate(self._fd, len(line))

@@ -47,29 +47,29 @@ log = logging.getLogger("snapshotd.daemon")
 EngineFactory = Callable[[Path], Engine]
 T = TypeVar("T")
 _DRAIN_S = 30
-"""How long answers in flight may take once the engine is closed; their clients are slow, not their commands."""
+"""Time for answers in flight after the engine is closed; their clients are slow, not their commands."""
 _BACKLOG = 1024
 _OPEN_FILES = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where to serve, and how to say so. `ready_fd` gets one JSON line, `{"ready":pid}` or `{"error":{...}}`, and is
-    closed."""
+    """The places to serve at, and the ways to report. `ready_fd` gets one JSON line, `{"ready":pid}` or
+    `{"error":{...}}`, and is closed."""
 
     state_dir: Path
     socket_path: Path
     foreground: bool = False
     ready_fd: int | None = None
     is_sandboxed: SandboxPredicate | None = None
-    """Who is refused for living in a sandbox; None asks the engine."""
+    """Decides if a peer is refused because it lives in a sandbox; None asks the engine."""
 
 
 def serve(options: ServerOptions, open_engine: EngineFactory) -> int:
     """Be the daemon until told to stop. Returns the exit code. Call from the main thread before any other is started.
 
-    NotPermitted (not root), Unsupported (kernel), Conflict (another daemon), UsageError (paths); what `open_engine`
-    raises. Each is also told to `ready_fd`.
+    NotPermitted (not root), Unsupported (kernel), Conflict (another daemon), UsageError (paths); errors of
+    `open_engine`. Each error is also written to `ready_fd`.
     """
 
     def isolated(state_dir: Path) -> Engine:
@@ -84,7 +84,7 @@ def serve(options: ServerOptions, open_engine: EngineFactory) -> int:
 def alone(state_dir: Path, action: Callable[[Path], T]) -> T:
     """Do something to a state directory in place of its daemon. Call from the main thread before any other is started.
 
-    NotPermitted, Unsupported, Conflict (a daemon serves it); what `action` raises.
+    NotPermitted, Unsupported, Conflict (a daemon serves it); errors of `action`.
     """
     check_host()
     make_state_dir(state_dir)
@@ -97,7 +97,7 @@ def alone(state_dir: Path, action: Callable[[Path], T]) -> T:
 
 
 def serve_here(options: ServerOptions, open_engine: EngineFactory) -> int:
-    """`serve` without what needs root: no check of the host, no mount namespace."""
+    """`serve` without the steps that need root: no check of the host, no mount namespace."""
     if options.ready_fd is not None:
         os.set_inheritable(options.ready_fd, False)  # a child of ours that kept it would keep the client waiting
     check_socket_path(options.socket_path)
@@ -131,9 +131,9 @@ def serve_here(options: ServerOptions, open_engine: EngineFactory) -> int:
 
 
 def leave_session_keyring() -> None:
-    """Go on with an empty one: sandboxes are given this process's, and it is the client's who started it. (Their filter
-    lets no call reach it, but the kernel itself looks there.) Counts for this thread and what it starts, so it comes
-    before all others."""
+    """Go on with an empty session keyring: sandboxes inherit this process's, which belongs to the client that started
+    the daemon. (Their filter lets no call reach it, but the kernel itself looks there.) Counts for this thread and what
+    it starts, so it comes before all others."""
     with contextlib.suppress(OSError):  # a kernel without keyrings, or a container around us that has none
         call("keyctl", KEYCTL_JOIN_SESSION_KEYRING, None)
 
@@ -141,7 +141,7 @@ def leave_session_keyring() -> None:
 def bind(path: Path) -> socket.socket:
     """A listening socket at `path`, mode 0600, in place of a stale one. The caller holds the state directory's lock.
 
-    Conflict when somebody listens there or something else than a socket is in the way; UsageError when it cannot be
+    Conflict when another process listens there or a file that is no socket is in the way; UsageError when it cannot be
     made.
     """
     _remove_stale(path)
@@ -220,7 +220,7 @@ class _Server(uvicorn.Server):
         self.close_failed = False
 
     def stop_soon(self) -> None:
-        """From any thread: the beginning of the end. The second time: the end."""
+        """Begin to stop; may be called from any thread. The second time: the end."""
         if self.should_exit:
             log.warning("told twice to stop: leaving at once")
             os._exit(1)
@@ -275,7 +275,7 @@ def _announce(options: ServerOptions) -> None:
 
 @contextlib.contextmanager
 def told_to(ready_fd: int | None) -> Iterator[None]:
-    """Tell a failure to whoever waits for the daemon to be ready."""
+    """Report a failure to the process that waits for the daemon to be ready."""
     try:
         yield
     except SnapshotdError as exc:
@@ -290,7 +290,7 @@ def _tell(ready_fd: int | None, news: dict[str, object]) -> None:
         os.write(ready_fd, json.dumps(news).encode() + b"\n")
         os.close(ready_fd)
     except OSError:
-        log.warning("nobody waits for the daemon to be ready any more")
+        log.warning("no process waits for the daemon to be ready any more")
 
 
 def _notify_systemd() -> None:
@@ -306,14 +306,14 @@ def _notify_systemd() -> None:
 
 
 def _set_limits() -> None:
-    """Those of this process and of what it starts, commands in sandboxes included.
+    """The resource limits of this process and of everything that it starts, commands in sandboxes included.
 
     Open files: a sandbox costs about ten descriptors, and 256 are a fork. No higher: some children close every possible
     one.
 
-    Core dumps: 1 byte, which tells the kernel to start no program for them (0 does not: fs/coredump.c). It would be the
-    host's, as root, with whatever an attacker puts into the memory of a process that he crashes. Our own memory has
-    secrets in it.
+    Core dumps: 1 byte, which tells the kernel to start no program for them (0 does not: fs/coredump.c). That program
+    would be the host's, run as root, and its input is the memory of a process that an attacker has filled and crashed.
+    Our own memory has secrets in it.
     """
     with contextlib.suppress(ValueError):  # it may be 0 already, for good
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))

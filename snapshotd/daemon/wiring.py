@@ -47,22 +47,22 @@ RUN_ROOT = Path("/run/snapshotd")
 """Sockets and bundles of all instances; must be searchable by everyone, since container root may be an unprivileged
 host id."""
 SHARE_ROOT = Path("/var/lib/snapshotd-share")
-"""What sandboxes see read-only. Not below /run, which is often mounted noexec, nor in the state directory, which only
-root may search."""
+"""Directory that sandboxes see read-only. It is not below /run, which is often mounted noexec, nor in the state
+directory, which only root may search."""
 CONTAINER_IDS = IdMap(base=1_700_000_000, count=65_536)
 """Host ids of container ids: far above what useradd and other engines hand out, and one range for all sandboxes."""
 _GATEWAY_MEMORY = Budget()
-"""What the gateways of all sandboxes share."""
+"""Memory budget that the gateways of all sandboxes share."""
 _STORE_URL, _LOCAL = "store_url", "local"
-"""Where packs lie by default: in the state directory itself."""
+"""Default place of packs: the state directory itself."""
 _SWITCH_INTERVAL_S = 0.0005
-"""How long a busy thread may hold the interpreter against one that answers a tool call; every system call of a pivot
-gives it up once."""
+"""Time for which a busy thread may hold the interpreter against one that answers a tool call; every system call of a
+pivot gives it up once."""
 _LIBRARY_TEXT = b'"""snapshotd inside a sandbox: only `snapshotd.agent` is here."""\n'
 
 
 def open_engine(state_dir: Path) -> Engine:
-    """The engine of a state directory, recovered from whatever happened before. The caller holds the directory's lock.
+    """The engine of a state directory, recovered from any earlier end. The caller holds the directory's lock.
 
     Raises Unsupported (something is missing on this machine), DataLoss, VersionMismatch, OutOfSpace.
     """
@@ -109,8 +109,8 @@ def open_engine(state_dir: Path) -> Engine:
 
 def rebuild_catalog(state_dir: Path, progress: Callable[[str], object]) -> rebuild.Report:
     """Move the catalog aside and make a new one from the repository, whose index is repaired first. Layers are dropped:
-    nobody knows any more which of them were whole. The caller is alone with the state directory. DataLoss (not even the
-    key is there), OutOfSpace."""
+    no record is left that tells if they are whole. The caller is alone with the state directory. DataLoss (not even the key
+    is there), OutOfSpace."""
     store = layer_store.prepare(state_dir)
     try:
         url = _known_store_url(state_dir)
@@ -137,7 +137,7 @@ def rebuild_catalog(state_dir: Path, progress: Callable[[str], object]) -> rebui
 
 
 def _known_store_url(state_dir: Path) -> str:
-    """From the catalog if it can still tell, else from the environment, else the usual place."""
+    """The store's URL: from the catalog if it can still tell, else from the environment, else the default."""
     try:
         catalog = SqliteCatalog(state_dir / "catalog.db")
     except SnapshotdError:
@@ -155,7 +155,8 @@ def _local_url(state_dir: Path) -> str:
 
 
 def _store_url(state_dir: Path, catalog: Catalog) -> str:
-    """Where the packs lie. Decided once for a state directory: another place would not have its packs. UsageError."""
+    """URL of the store that holds the packs. Decided once for a state directory: another place would not have its
+    packs. UsageError."""
     wanted, known = os.environ.get("SNAPSHOTD_STORE", ""), catalog.get_meta(_STORE_URL)
     if known is None:
         known = wanted or _LOCAL
@@ -189,11 +190,11 @@ def _run_dir(instance: str) -> Path:
 
 
 def _share(share: Path) -> Path:
-    """What every sandbox sees at /run/snapshotd/share: the init binary and the in-sandbox library. Brought up to date
-    at every start.
+    """The directory that every sandbox sees at /run/snapshotd/share: the init binary and the in-sandbox library. It is
+    brought up to date at every start.
 
-    Sandboxes of an earlier daemon may still be looking at it: directories stay the same ones, and a file that changed
-    is replaced at once.
+    Sandboxes of an earlier daemon may still use it: directories stay the same ones, and a changed file is replaced at
+    once.
     """
     init = next((path for path in CATATONIT if os.path.exists(path)), None)
     if init is None:
@@ -209,7 +210,7 @@ def _share(share: Path) -> Path:
     for directory in sorted({share.parent, *directories}):
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o755)
-    for path in sorted(share.rglob("*"), reverse=True):  # what lies in a directory before the directory
+    for path in sorted(share.rglob("*"), reverse=True):  # entries of a directory before the directory
         if path.is_dir() and path not in directories:
             path.rmdir()
         elif not path.is_dir() and path.relative_to(share) not in wanted:

@@ -1,11 +1,11 @@
-"""What the product means: the requests and answers of the engine, and the engine itself as a specification.
+"""The specification of the engine: its requests, its answers and `Engine` itself.
 
 The daemon's API is a thin skin over `Engine`; the CLI and the client say the same words over HTTP.
-`ref` is what a person types: a tag, a name, or a unique prefix of an id. Snapshot refs accept trajectories (their
+`ref` is a user's name for a thing: a tag, a name, or a unique prefix of an id. Snapshot refs accept trajectories (their
 head).
 
-Errors: those of `errors.py`; every method may raise NotFound/Ambiguous for a ref. Nothing has changed when a method
-raises, unless it says so.
+Errors: the classes of `errors.py`; every method may raise NotFound/Ambiguous for a ref. Nothing has changed when a
+method raises, unless it says so.
 Concurrency: every method may be called from any thread.
 """
 
@@ -70,7 +70,8 @@ ProviderKind = Literal["openai", "anthropic"]
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """Where the gateway forwards requests of one API to. `api_key` stays in the daemon, encrypted at rest."""
+    """The provider to which the gateway forwards requests of one API. `api_key` stays in the daemon, encrypted at
+    rest."""
 
     kind: ProviderKind
     base_url: str
@@ -79,7 +80,7 @@ class Provider:
 
 @dataclass(frozen=True, slots=True)
 class SandboxRequest:
-    """What every new sandbox needs. `workspace` is a host folder whose content is copied to /workspace."""
+    """The request for a new sandbox. `workspace` is a host folder whose content is copied to /workspace."""
 
     image: str = "default"
     runtime: str = "auto"
@@ -93,7 +94,7 @@ class SandboxRequest:
     providers: tuple[Provider, ...] = ()
     """Model providers that the recording gateway forwards to; none: no gateway."""
     tenant: str = DEFAULT_TENANT
-    """Whose values of the key-value store its agents reach, and those of its forks."""
+    """Tenant of the key-value store that the sandbox's agents, and the agents of its forks, read and write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class SandboxInfo:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a person says about a call whose outcome nobody knows. `call`: its id, or a unique prefix. `retry`: run it
+    """A person's answer about a call whose outcome is unknown. `call`: its id, or a unique prefix. `retry`: run it
     again; `skip`: go on as if it had returned null; `result`: it happened, and this is its result."""
 
     call: str
@@ -150,8 +151,8 @@ RewindMode = Literal["files", "conversation", "both"]
 @dataclass(frozen=True, slots=True)
 class Effect:
     """An irreversible call that a rewind, fork or retry leaves behind: it cannot be taken back, at most compensated.
-    `status` None: cut off. `compensation`: its registered command; `compensated`: what became of it (None: not run;
-    UNKNOWN: begun, nobody saw it end)."""
+    `status` None: cut off. `compensation`: its registered command; `compensated`: its outcome (None: not run; UNKNOWN:
+    it began, and its end was not recorded)."""
 
     trajectory: TrajectoryID
     entry: Entry
@@ -161,8 +162,8 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class RewindPreview:
-    """What a rewind would do. `files`: at most so many as were asked for, `file_count` all of them; `messages` are
-    those that go; `effects` newest first."""
+    """The effect of a rewind, before it runs. `files`: at most as many changes as the caller asked for, `file_count`:
+    the number of all changes; `messages`: the messages that the rewind removes; `effects`: newest first."""
 
     head: SnapshotID
     target: SnapshotID
@@ -175,7 +176,7 @@ class RewindPreview:
 
 @dataclass(frozen=True, slots=True)
 class FileEdit:
-    """`content` None: remove the path. `mode` None: that of the file that is there, or 0644."""
+    """`content` None: remove the path. `mode` None: the present file's mode, or 0644."""
 
     path: bytes
     content: bytes | None
@@ -184,7 +185,7 @@ class FileEdit:
 
 @dataclass(frozen=True, slots=True)
 class EditRequest:
-    """How the new snapshot differs from the one it is made from. `messages`: whole conversation in place of the old one
+    """The differences between the new snapshot and its source. `messages`: whole conversation in place of the old one
     (None: as it is); `drop_messages`: how many to leave out at its end; `add_messages`: to append. `result`: a
     one-element tuple, another result of its tool call. `state`: keys to set (a value of None removes one). `env`: to
     set for all commands and the agent."""
@@ -213,8 +214,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalView:
-    """An approval with what a person needs to decide it: the files that changed since the trajectory's last approval
-    (or its beginning)."""
+    """An approval, with the facts that a person needs for a decision: the files that changed since the trajectory's
+    last approval (or its beginning)."""
 
     approval: Approval
     trajectory: Trajectory
@@ -224,14 +225,15 @@ class ApprovalView:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """Which snapshots keep their files. A snapshot is kept if any rule keeps it; a field that is None keeps nothing by
-    itself, and a policy in which all are None keeps everything. Heads, tagged and named ones, the first of a
-    trajectory, what a fork began from and what a running sandbox stands on are always kept.
+    """The rules that decide which snapshots keep their files. A snapshot keeps them if any rule keeps it. A field that
+    is None keeps nothing by itself; a policy with no field set keeps everything. Some snapshots are always kept: heads,
+    tagged and named ones, the first of a trajectory, the origin of a fork, and the snapshot that a running sandbox
+    stands on.
 
-    `keep_last`: the newest N of each trajectory. `keep_within_s`: those younger than this. `keep_every`: milestones,
+    `keep_last`: the newest N of each trajectory. `keep_within_s`: the ones younger than this. `keep_every`: milestones,
     every K-th (`seq` divisible by K). `keep_failed`: the newest N of each trajectory whose call failed. `max_bytes` is
-    a limit, not a rule, and only that of the global policy counts: of what only rules keep, the oldest go until the
-    repository fits.
+    a limit, not a rule, and only the global policy's counts: the oldest snapshots that only rules keep lose their files
+    until the repository fits.
     """
 
     keep_last: int | None = None
@@ -243,7 +245,7 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class PrunedSnapshot:
-    """One line of a prune: what goes and why."""
+    """One line of a prune: a snapshot that loses its files, and why."""
 
     snapshot: SnapshotID
     trajectory: TrajectoryID
@@ -254,8 +256,8 @@ class PrunedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """`freed_bytes`: what the packs shrink by (also counts rubbish of earlier removals). With `dry_run` nothing has
-    changed."""
+    """`freed_bytes`: amount by which the packs shrink (garbage of earlier removals included). With `dry_run` nothing
+    has changed."""
 
     dry_run: bool
     snapshots: tuple[PrunedSnapshot, ...]
@@ -263,7 +265,7 @@ class PruneReport:
     freed_bytes: int
     evicted_layer_bytes: int
     repository_bytes: int
-    """Of all packs, after (or before, if dry) the prune."""
+    """Size of all packs after the prune (dry run: before it)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +282,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """`snapshots` are all whose files (or outputs) cannot be read in full."""
+    """`snapshots`: the ones whose files (or outputs) cannot be read in full."""
 
     objects: int
     packs: int
@@ -291,7 +293,8 @@ class CheckReport:
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What a repair did, one sentence each (none: nothing was wrong), and what it could not bring back."""
+    """The result of a repair. `actions`: one sentence each, empty if there was no damage; `lost`: snapshots that it
+    could not bring back."""
 
     actions: tuple[str, ...]
     lost: tuple[SnapshotID, ...]
@@ -306,7 +309,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What takes space, in bytes: sealed layers, images, packs, spool; and how many snapshots are in each state."""
+    """Disk use in bytes (sealed layers, images, packs, spool), and the number of snapshots in each state."""
 
     layer_bytes: int
     layer_budget_bytes: int
@@ -347,8 +350,8 @@ class Engine(ABC):
         """Run a command as a tool call in a trajectory's sandbox (started from its head if it is stopped) and take the
         snapshot. CommandNotFound and CommandNotRunnable leave no snapshot. A command whose sandbox is ended under it
         (`stop`, or its program's end) is killed and recorded as interrupted, with what it has printed and written. With
-        `expected_head`, Conflict (naming the head) when the head is another one, before the command runs: of several
-        writers that saw one head, one wins. It goes on when the `caller` is gone."""
+        `expected_head`, Conflict (naming the head) when the head is another one, before the command runs: if several
+        writers saw one head, one wins. The command goes on when the `caller` is gone."""
 
     @abstractmethod
     def exec_snapshot(
@@ -370,27 +373,27 @@ class Engine(ABC):
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args`, the
         trajectory's program (or, where it has none, `args` as a command) is started in each; `{index}` in an argument
         is the fork's number from 0. With `resume` the program (with `args`, if given) is replayed up to the snapshot
-        and goes on from there; where it does something else than what is recorded, it goes on live from the last
-        snapshot that matched. UsageError: there is no program to resume."""
+        and goes on from there; if it leaves the recorded path, it goes on live from the last snapshot that matched.
+        UsageError: there is no program to resume."""
 
     @abstractmethod
     def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:
-        """Go on with a trajectory whose program is not running: start it again from the top, replay what is recorded up
-        to the head, and let it run on. Returns when it is started; `events` follows it. Conflict: it runs, or has
+        """Go on with a trajectory whose program is not running: start it again from the top, replay the journal up to
+        the head, and let it run on. Returns when it is started; `events` follows it. Conflict: it runs, or has
         finished; UsageError: it has no program; Undecided: the outcome of irreversible calls is unknown and `decisions`
         does not say (the message names each)."""
 
     @abstractmethod
     def rewind(self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False) -> Snapshot:
-        """Go back to snapshot `to`, in place: recorded as a new snapshot, nothing is destroyed, and `undo` takes it
-        back. What changed since the head is captured first. With `compensate` the registered compensations of the
-        irreversible calls that are left behind run before, newest first, each at most once. Conflict while a process
-        other than init lives in the sandbox, or `to` is not of this trajectory's history; SandboxFailed: a compensation
-        failed (what ran stays recorded, nothing was rewound)."""
+        """Go back to snapshot `to`, in place: the rewind is recorded as a new snapshot, nothing is destroyed, and
+        `undo` takes it back. Changes since the head are captured first. With `compensate` the registered compensations
+        of the irreversible calls that are left behind run before the rewind, newest first, each at most once. Conflict
+        while a process other than init lives in the sandbox, or `to` is not of this trajectory's history;
+        SandboxFailed: a compensation failed (what ran stays recorded, nothing was rewound)."""
 
     @abstractmethod
     def preview_rewind(self, ref: str, to: str, *, mode: RewindMode = "both", max_files: int = 1000) -> RewindPreview:
-        """What `rewind` would do; changes nothing."""
+        """Returns the effect that `rewind` would have; changes nothing."""
 
     @abstractmethod
     def undo(self, ref: str) -> Snapshot:
@@ -444,16 +447,16 @@ class Engine(ABC):
 
     @abstractmethod
     def log(self, ref: str, last: int | None = None) -> list[Snapshot]:
-        """A trajectory's own snapshots, oldest first; with `last`, only so many of the newest. Here and in `snapshot`,
-        `files` is None until the background has counted what changed, for which nobody waits."""
+        """A trajectory's own snapshots, oldest first; with `last`, only this number of the newest. Here and in
+        `snapshot`, `files` is None until a background thread has counted the changes; no call waits for that."""
 
     @abstractmethod
     def all_snapshots(self) -> list[Snapshot]: ...
 
     @abstractmethod
     def journal(self, ref: str) -> list[Entry]:
-        """The journal up to a snapshot (of a trajectory: with what its head does not bind yet), from the program's
-        beginning."""
+        """The journal up to a snapshot (of a trajectory: with the entries that its head does not bind yet), from the
+        program's beginning."""
 
     @abstractmethod
     def state(self, ref: str) -> dict[str, Any]:
@@ -514,9 +517,9 @@ class Engine(ABC):
 
     @abstractmethod
     def watch(self) -> Iterator[Event]:
-        """What outside tools wait for, from now on, of all trajectories: `approval` events (with `trajectory`), and
-        `finished`. Never ends by itself; a consumer that does not keep up loses the oldest (an event `lost` says how
-        many)."""
+        """Events for outside tools, from now on, of all trajectories: `approval` (with `trajectory`) and `finished`.
+        The iterator never ends by itself. A consumer that does not keep up loses the oldest events; an event `lost`
+        says how many."""
 
     # -- key-value store -----------------------------------------------------------------------------------------------
 
@@ -571,9 +574,9 @@ class Engine(ABC):
     def prune(
         self, policy: RetentionPolicy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink
     ) -> PruneReport:
-        """Give up the files of snapshots that no rule keeps, and collect what nothing refers to. `policy` instead of
-        the ones set. Packs younger than the grace period stay as they are. DataLoss: the repository is damaged; nothing
-        was collected."""
+        """Give up the files of snapshots that no rule keeps, and collect objects that nothing refers to. `policy`
+        replaces the stored policies. Packs younger than the grace period stay as they are. DataLoss: the repository is
+        damaged; nothing was collected."""
 
     @abstractmethod
     def check(self, *, read_data: bool, progress: ProgressSink) -> CheckReport:
@@ -582,8 +585,8 @@ class Engine(ABC):
 
     @abstractmethod
     def repair(self, progress: ProgressSink) -> RepairReport:
-        """Rebuild the index and the catalog's rows from packs where they are damaged, store again what the layers still
-        hold, and mark what is gone as lost. On a healthy repository it does nothing."""
+        """Rebuild the index and the catalog's rows from packs where they are damaged, store again the contents that
+        layers still hold, and mark snapshots that are gone as lost. On a healthy repository it does nothing."""
 
     @abstractmethod
     def export(
@@ -597,8 +600,8 @@ class Engine(ABC):
         progress: ProgressSink,
     ) -> tuple[str, ...]:
         """Write a snapshot (with `whole`: its trajectory up to it) as one file. `bundle` is for `import_bundle`; with
-        `since` it holds only what came after that snapshot. `oci` is an image for `docker load`, `tar` the plain tree.
-        Returns warnings (what the form cannot hold). UsageError for a combination that makes no sense."""
+        `since` it holds only the snapshots after that one. `oci` is an image for `docker load`, `tar` the plain tree.
+        Returns warnings (files that the form cannot hold). UsageError for a combination that makes no sense."""
 
     @abstractmethod
     def import_bundle(self, read: Callable[[int], bytes], name: str | None, progress: ProgressSink) -> Imported:

@@ -1,5 +1,5 @@
-"""Whoever asked for a command, while it runs: what it sends to the command's standard input, which output it does not
-read any more, and whether it is still there.
+"""The caller of a running command, seen from the daemon: the input that it sends, the output streams that it has
+stopped reading, and its presence.
 
 One thread tells (`send`, `end_input`, `close_output`, `leave`), another one (the pump) listens: `fd` is readable when
 there is something new.
@@ -17,11 +17,11 @@ Stream = Literal["stdout", "stderr"]
 
 
 class Caller:
-    """See the module's text. Memory: what was sent and is not taken yet; whoever sends keeps that small."""
+    """See the module's text. Memory: the input that was sent and not taken yet; the sender keeps that small."""
 
     def __init__(self, *, gives_input: bool = False, taken: Callable[[int], object] = lambda _: None) -> None:
-        """`gives_input`: the command's standard input is what is sent, else it is empty. `taken` is told how many bytes
-        more the command's pipe has taken."""
+        """`gives_input`: the command reads the sent input, else its standard input is empty. `taken` is told the number
+        of further bytes that the command's pipe has taken."""
         self.gives_input, self.taken = gives_input, taken
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         weakref.finalize(self, os.close, self.fd)
@@ -44,8 +44,8 @@ class Caller:
         self._tell()
 
     def close_output(self, stream: Stream) -> None:
-        """Nobody reads this stream any more: the command is told as with any pipe, by SIGPIPE or EPIPE when it writes
-        again."""
+        """The caller stops reading this stream. The command learns it as with any pipe: its next write raises SIGPIPE
+        or fails with EPIPE."""
         with self._lock:
             self._unread.add(stream)
         self._tell()
@@ -76,12 +76,12 @@ class Caller:
 
     @property
     def waiting(self) -> bool:
-        """Whether something of the input can be passed on now: data, or its end."""
+        """True if there is input to pass on now: data, or the end of the input."""
         return bool(self._waiting) or self._ended
 
     def pass_on(self, fd: int) -> bool:
-        """Write what waits to the command's pipe, as much as that takes without blocking. False when there is nothing
-        more to write, ever: the input has ended, or the command has closed its side."""
+        """Write waiting input to the command's pipe, as much as the pipe takes without blocking. False when there is
+        nothing more to write, ever: the input has ended, or the command has closed its side."""
         ended = self._ended  # read first: nothing is sent after the end
         with self._lock:
             data = bytes(self._waiting)

@@ -1,5 +1,4 @@
-"""What the parts of the engine share: the stores, the runtimes and where things lie. Built once, in
-daemon/wiring.py."""
+"""The stores, runtimes and paths that the parts of the engine share. Built once, in daemon/wiring.py."""
 
 from __future__ import annotations
 

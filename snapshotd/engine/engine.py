@@ -143,9 +143,9 @@ class LocalEngine(MindVerbs):
         self._disk_watch = DiskWatch(context, self._sessions.launched)
 
     def _store_what_has_no_layers(self) -> None:
-        """Before anybody asks for them: snapshots captured on a layer that was still being rebuilt when the daemon
-        died. What lies below their own layers is in the repository alone, so they have no files until they are
-        stored."""
+        """Runs before the first request, for snapshots captured on a layer that was still being rebuilt when the daemon
+        died. The files below their own layers are in the repository alone, so these snapshots cannot be read until they
+        are stored."""
         if all(self._cold.is_hot(self._catalog.get_snapshot(snapshot)) for snapshot in self._catalog.unstored()):
             return
         try:
@@ -336,7 +336,7 @@ class LocalEngine(MindVerbs):
         reserve.adjust(self._context.state_dir)
 
     def _check_whole(self, ref: str, trajectory: Trajectory) -> None:
-        """UsageError: `ref` names one snapshot of the trajectory. Nobody means all of them by that."""
+        """UsageError: `ref` names one snapshot of the trajectory, and `rm` removes whole trajectories only."""
         if ref in (trajectory.name, trajectory.id):
             return
         snapshot = self._catalog.resolve_snapshot(ref)
@@ -357,11 +357,11 @@ class LocalEngine(MindVerbs):
         retention.set_policy(self._catalog, trajectory, None)
         self._context.events.remove(trajectory)
         self._context.secrecy.forget(trajectory)
-        if layers:  # not of a fork that changed nothing: a sweep looks at the layers of everybody
+        if layers:  # a fork that changed nothing has no layers, and a sweep looks at everyone's
             self._sweep()
 
     def _sweep(self) -> None:
-        """Until nothing more goes: when layers went, those that were merged of them can go, too."""
+        """Repeats while layers go: removed layers may free merged ones."""
         while gone := self._context.store.sweep(lambda: needed.referenced_layers(self._context)):
             self._merger.forget(gone)
 
@@ -564,7 +564,7 @@ class LocalEngine(MindVerbs):
         self._catalog.close()
         release(self._context.store)
         for directory in (self._context.run_dir, self._context.share_dir):
-            shutil.rmtree(directory, ignore_errors=True)  # made anew at the next start; what cannot go now is no loss
+            shutil.rmtree(directory, ignore_errors=True)  # files that stay do no harm: the next start makes it anew
 
 
 def _check_name(name: str | None) -> None:

@@ -1,9 +1,9 @@
 """The events of runs: one append-only file of JSON lines per trajectory, which any number of readers can follow.
 
-A reader that comes late or comes back reads from the beginning; one that is slow holds nobody up; memory does not grow
-with output. After `MAX_BYTES` of one run only snapshots, warnings and the end are recorded. The whole output stays with
-the exit snapshot: an event `rest`, which no follower sees, names that snapshot, and `completed` takes what is missing
-from there.
+A reader that comes late or comes back reads from the beginning; a slow reader holds up nothing else; memory does not
+grow with output. After `MAX_BYTES` of one run only snapshots, warnings and the end are recorded. The whole output stays
+with the exit snapshot: an event `rest`, which no follower sees, names that snapshot, and `completed` takes the missing
+output from there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FULL = {
 
 
 class EventLog:
-    """Of one run. Thread-safe."""
+    """The event log of one run. Thread-safe."""
 
     def __init__(self, path: Path, watch: Watch | None = None) -> None:
         """`watch` is told of the end."""
@@ -44,7 +44,7 @@ class EventLog:
 
     @property
     def full(self) -> bool:
-        """Whether no more output is recorded."""
+        """True if the log has reached its size limit: no more output is recorded."""
         return self._bytes >= MAX_BYTES
 
     def append(self, event: Event) -> None:
@@ -89,7 +89,7 @@ class EventLog:
 
 
 def _without_half_a_line(path: Path) -> int:
-    """Cut off what a daemon that was killed left of its last line. The length of the rest, in bytes."""
+    """Cut off the half line that a killed daemon left at the end. Returns the length of the rest, in bytes."""
     with open(path, "rb+") as f:
         end = f.seek(0, os.SEEK_END)
         while end:
@@ -131,7 +131,7 @@ def _size(event: Event) -> int:
 
 
 def _behind(pieces: Iterator[bytes], passed: int) -> Iterator[bytes]:
-    """What comes after the first `passed` bytes, in pieces of one size, however it is stored."""
+    """Yields the bytes after the first `passed`, in pieces of one size, however the input is cut."""
     held = bytearray()
     for piece in pieces:
         held += piece[passed:]
@@ -144,7 +144,7 @@ def _behind(pieces: Iterator[bytes], passed: int) -> Iterator[bytes]:
 
 
 class EventLogs:
-    """The logs of all runs of a state directory, and what is watched of all of them. `directory` is made if missing."""
+    """The logs of all runs of a state directory, and the watch over all of them. `directory` is made if missing."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -154,8 +154,7 @@ class EventLogs:
         self._lock = threading.Lock()
 
     def begin(self, trajectory: TrajectoryID, *, afresh: bool = False) -> EventLog:
-        """Start (or go on with) the log of a run. `afresh`: another run than the one before, whose events are
-        forgotten."""
+        """Start (or go on with) the log of a run. `afresh`: a new run; the events of the one before are forgotten."""
         with self._lock:
             log = self._live.get(trajectory)
             if log is None or log.finished or afresh:
@@ -165,8 +164,8 @@ class EventLogs:
             return log
 
     def tell(self, trajectory: TrajectoryID, event: Event) -> None:
-        """An event that outside tools wait for, too: into the trajectory's log, if a run of it goes on, and to
-        everybody who watches."""
+        """Record an event that outside tools wait for, too: in the trajectory's log, if a run of it goes on, and to
+        every watcher."""
         log = self.live(trajectory)
         if log is not None:
             log.append(event)

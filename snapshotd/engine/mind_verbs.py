@@ -40,7 +40,7 @@ from snapshotd.types import (
 
 
 class Mind:
-    """What the verbs are made of."""
+    """The parts that the verbs call."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Mind:
         values.start_sweeping()
 
     def close(self) -> None:
-        """No call waits any longer, and nobody watches. Idempotent."""
+        """End all waiting calls and all watches. Idempotent."""
         self.gate.close()
         self.context.events.watch.close()
         self.values.close()
@@ -79,7 +79,7 @@ class Mind:
         return [*catalog.journal(trajectory.head, since=trajectory.began), *catalog.unbound(trajectory.id)]
 
     def view(self, approval: Approval, max_files: int) -> ApprovalView:
-        """See `Engine.approval`. Where the files of what it is compared with were given up, none are listed."""
+        """See `Engine.approval`. No files are listed if the snapshot to compare with has given up its own."""
         trajectory = self.context.catalog.get_trajectory(approval.trajectory)
         since = self._compared_with(approval, trajectory)
         files: tuple[Change, ...] = ()
@@ -106,7 +106,7 @@ class Mind:
 
 
 class MindVerbs(Engine):
-    """The part of the engine that is about the mind. Who inherits it sets `_mind`."""
+    """The part of the engine that is about the mind. A subclass sets `_mind`."""
 
     _mind: Mind
 

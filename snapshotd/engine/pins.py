@@ -1,4 +1,4 @@
-"""Snapshots that somebody is about to use, or is reading: a prune leaves them alone, and decides while none is being
+"""Pins: snapshots that are in use, or about to be. A prune leaves them alone, and makes its decisions while no pin is
 taken."""
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Pins:
         self._trees: Counter[TreeID] = Counter()
 
     def pin(self, snapshot_id: SnapshotID) -> tuple[Snapshot, Callable[[], None]]:
-        """The snapshot as it is now, and what lets go of it (call once). Its files stay until then, even if it is
-        removed. NotFound."""
+        """The snapshot as it is now, and the function that unpins it (call once). Its files stay until then, even if it
+        is removed. NotFound."""
         with self._lock:
             snapshot = self._read(snapshot_id)
             self._pinned[snapshot_id] += 1
@@ -41,19 +41,19 @@ class Pins:
 
     @contextmanager
     def frozen(self) -> Iterator[set[SnapshotID]]:
-        """What is pinned, and for the length of the block nothing more is."""
+        """The pinned snapshots. No snapshot can be pinned or unpinned inside the block."""
         with self._lock:
             yield set(self._pinned)
 
     def trees(self) -> set[TreeID]:
-        """The trees of what is pinned."""
+        """The trees of the pinned snapshots."""
         with self._lock:
             return set(self._trees)
 
     def _unpin(self, snapshot: Snapshot) -> None:
         with self._lock:
             self._pinned[snapshot.id] -= 1
-            self._pinned += Counter()  # drops what is at zero
+            self._pinned += Counter()  # drops counts of zero
             if snapshot.tree is not None:
                 self._trees[snapshot.tree] -= 1
                 self._trees += Counter()

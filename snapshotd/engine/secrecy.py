@@ -1,8 +1,8 @@
-"""Secrets of trajectories: what is recorded holds markers, what runs sees the originals (docs/secrets.md).
+"""Secrets of trajectories: records hold markers, running commands see the originals (docs/secrets.md).
 
-A trajectory's environment is recorded with markers in place of its secrets and of what looks like one. From it come the
-values that everything recorded for the trajectory is searched for. Names that begin with `PROVIDER` are for the gateway
-and `TENANT` is for the store: they never enter a sandbox.
+A trajectory's environment is recorded with markers in place of its secrets and of values that look like one. All
+records of the trajectory are searched for these values. Names that begin with `PROVIDER` are for the gateway and
+`TENANT` is for the store: they never enter a sandbox.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from snapshotd.types import DEFAULT_TENANT, AgentSpec, BlobID, Trajectory, Traje
 
 PROVIDER = "SNAPSHOTD_PROVIDER_"
 TENANT = "SNAPSHOTD_TENANT"
-"""Whose values of the key-value store a trajectory's agents reach, where that is not the default: part of the recorded
-environment, so that resumptions and forks have it too."""
+"""Environment name of the tenant: the share of the key-value store that a trajectory's agents read and write, if it is
+not the default. It is part of the recorded environment, so resumptions and forks have it too."""
 _REMEMBERED = 256
 """Funnels; making one costs a millisecond."""
 SHARED = TrajectoryID("0" * 32)
-"""Owner of the secrets in what belongs to no trajectory (the key-value store)."""
+"""Owner of the secrets in data that belong to no trajectory (the key-value store)."""
 
 Env = tuple[tuple[str, str], ...]
 
@@ -77,26 +77,26 @@ class Secrecy:
             return funnel
 
     def concealed(self, trajectory: Trajectory, agent: AgentSpec) -> AgentSpec:
-        """A program as it is recorded: its arguments may hold what the trajectory's environment does."""
+        """A program as it is recorded: its arguments may hold secrets of the trajectory's environment."""
         return replace(agent, argv=tuple(map(self.of(trajectory).conceal_text, agent.argv)))
 
     def shared(self, trajectory: Trajectory | None = None) -> Funnel:
-        """The funnel of what belongs to no trajectory; what this one puts there is searched for its secrets."""
+        """The funnel for data that belong to no trajectory; data from `trajectory` are searched for its secrets."""
         return self._redactor.funnel(SHARED) if trajectory is None else self._funnel(trajectory, SHARED)
 
     def inside(self, trajectory: Trajectory) -> dict[str, str]:
-        """What its commands find in their environment."""
+        """The environment of the trajectory's commands, with secrets revealed."""
         funnel, env = self.of(trajectory), dict(trajectory.env)
         names = (name for name, _ in trajectory.env if name != TENANT and not name.startswith(PROVIDER))
         return {name: funnel.reveal_text(env[name]) for name in names}
 
     def tenant(self, trajectory: Trajectory) -> str:
-        """Whose values of the key-value store its agents reach."""
+        """The tenant of the key-value store that the trajectory's agents read and write."""
         recorded = dict(trajectory.env).get(TENANT)
         return DEFAULT_TENANT if recorded is None else self.of(trajectory).reveal_text(recorded)
 
     def changed(self, trajectory: TrajectoryID) -> None:
-        """Its environment is another one now."""
+        """Forget caches: the trajectory's environment has changed."""
         with self._lock:
             for owner in (trajectory, SHARED):
                 self._funnels.pop((trajectory, owner), None)
@@ -119,7 +119,7 @@ def _named(variable: str) -> str:
 
 
 class ConcealedWriter:
-    """Writes into the spool what is free of secrets. `shown` is given the same, piece by piece."""
+    """Writes text into the spool with its secrets redacted. `shown` gets the same, piece by piece."""
 
     def __init__(self, spool: Spool, funnel: Funnel, shown: Callable[[bytes], None] = lambda data: None) -> None:
         self._writer: BlobWriter = spool.writer()
@@ -127,7 +127,7 @@ class ConcealedWriter:
         self._concealer = funnel.concealer(self._pass_on)
 
     def restore(self, data: bytes) -> None:
-        """What was shown before, by an earlier daemon."""
+        """Continue with the bytes that an earlier daemon has already shown."""
         self._writer.write(data)
 
     def _pass_on(self, data: bytes) -> None:

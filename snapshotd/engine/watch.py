@@ -1,5 +1,5 @@
-"""What outside tools wait for, of all trajectories at once: a bounded queue for each that watches. Nobody who is slow
-holds anybody up."""
+"""Events of all trajectories for outside tools. Each watcher has a bounded queue, so a slow one holds up neither the
+daemon nor other watchers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Watch:
         self._closed = False
 
     def publish(self, event: Event) -> None:
-        """Hand an event to everybody who watches now. Never blocks."""
+        """Hand an event to every watcher. Never blocks."""
         with self._changed:
             for subscription in self._subscriptions:
                 if len(subscription.events) >= MAX_WAITING:

@@ -1,8 +1,8 @@
-"""Copy a host folder into a directory: a workspace, or a root file system that somebody unpacked.
+"""Copy a host folder into a directory: a workspace, or an unpacked root file system.
 
-The folder may change, or be made to change, while it is read: every entry is held by an O_PATH descriptor before it is
-looked at, so what was looked at is what is read, and no link is followed. The walk holds two descriptors whatever the
-depth: it goes up by `..` and checks that it arrived where it came from.
+The folder may change, also by an attacker, while it is read. So every entry is held by an O_PATH descriptor before its
+status is read: the file that was checked is the one that is read, and no link is followed. The walk holds two
+descriptors whatever the depth: it goes up by `..` and checks that it arrived where it came from.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def ingest_folder(source: Path, target_fd: int) -> IngestReport:
     directory `target_fd`.
 
     Content by reflink where the file systems can, holes kept; owner, mode, times, hard links and extended attributes
-    too. Left out, with a warning: sockets, device nodes, overlay marks, host labels, what vanishes while it is read. A
+    too. Left out, with a warning: sockets, device nodes, overlay marks, host labels, files that vanish meanwhile. A
     file that keeps changing is copied as it was last read, with a warning.
 
-    Raises NotFound, UsageError (not a folder, or it holds the target), NotPermitted (naming what cannot be read),
+    Raises NotFound, UsageError (not a folder, or it holds the target), NotPermitted (naming the unreadable file),
     LimitExceeded, OutOfSpace. The target then holds part of the folder.
     """
     source_fd = _open_source(source)
@@ -238,8 +238,8 @@ class _FolderIngest:
         self.tally.files += 1
 
     def _linked(self, st: os.stat_result, path: bytes, name: bytes) -> bool:
-        """Whether another name of this file was copied before, and is now linked. Later names need the first, so it is
-        remembered."""
+        """True if another name of this file was copied before, and this one is now a link to it. The first name is
+        remembered for later ones."""
         first = self._links.setdefault(_identity(st), (path, _stamp(st)))
         if first[0] == path or first[1] != _stamp(st):
             return False
@@ -271,7 +271,7 @@ class _FolderIngest:
             os.close(source)
 
     def _content(self, source: int, target: int, path: bytes) -> os.stat_result:
-        """Copy until the file looks the same before and after, at most three times. Returns what it looked like."""
+        """Copy until the file looks the same before and after, at most three times. Returns its status."""
         for _ in range(_TRIES):
             before = os.fstat(source)
             with nodes.writing(path):

@@ -1,4 +1,5 @@
-"""What both ways of bringing foreign content in share: the report, the rules for attributes, and words for errors."""
+"""The parts that both ways of bringing in foreign content share: the report, the rules for attributes, and the texts of
+errors."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from snapshotd.errors import NO_ROOM, LimitExceeded, NotPermitted, OutOfSpace, S
 from snapshotd.kernel import files
 
 ID_LIMIT = 65536
-"""Ids from here on do not exist inside a sandbox (its user namespace has 65,536); overlayfs would show them as
-nobody's."""
+"""Ids from here on do not exist inside a sandbox (its user namespace has 65,536); overlayfs would show them as the user
+nobody."""
 _KEPT_XATTRS = frozenset({b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"})
 ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")
 _WARNINGS_LIMIT = 100
@@ -23,8 +24,8 @@ _WARNINGS_LIMIT = 100
 
 @dataclass(frozen=True, slots=True)
 class IngestReport:
-    """What was brought in. `files` counts everything but directories; `bytes` is logical content. One sentence per
-    warning."""
+    """The result of bringing content in. `files` counts everything but directories; `bytes` is logical content. One
+    sentence per warning."""
 
     files: int
     directories: int
@@ -33,8 +34,8 @@ class IngestReport:
 
 
 class Tally:
-    """Counts while content comes in, and gathers what was left out. Repeated reasons become one warning with a
-    count."""
+    """Counts while content comes in, and gathers warnings about parts that were left out. Repeated reasons become one
+    warning with a count."""
 
     def __init__(self) -> None:
         self.files = self.directories = self.bytes = 0
@@ -93,7 +94,7 @@ def _sentence(path: bytes, exc: OSError) -> SnapshotdError:
 
 
 def keep_xattr(name: bytes) -> bool:
-    """Whether an attribute is content. Overlay marks would forge deletions and renames; labels are the host's matter.
+    """True if an attribute is content. Overlay marks would forge deletions and renames; labels are the host's matter.
 
     `user.overlay.*` is left out too: an unprivileged program can set it, and an overlay mounted with `userxattr` would
     obey it.
@@ -102,7 +103,7 @@ def keep_xattr(name: bytes) -> bool:
 
 
 def set_xattrs(fd: int, path: bytes, xattrs: dict[bytes, bytes], tally: Tally) -> None:
-    """Give what `fd` (not a symbolic link; O_PATH is fine) holds the attributes that `keep_xattr` allows; count the
+    """Give the file of `fd` (not a symbolic link; O_PATH is fine) the attributes that `keep_xattr` allows; count the
     others."""
     is_content = stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFREG, stat.S_IFDIR)
     for name, value in xattrs.items():
@@ -128,7 +129,7 @@ def allowed_ids(uid: int, gid: int, tally: Tally) -> tuple[int, int]:
 
 
 def drop_xattrs(fd: int, names: Iterable[bytes | str]) -> None:
-    """Remove attributes from what `fd` holds; not an error where they are missing or not supported."""
+    """Remove attributes from the file of `fd`; not an error where they are missing or not supported."""
     for name in names:
         try:
             os.removexattr(files.fd_path(fd), name)
@@ -140,7 +141,7 @@ def drop_xattrs(fd: int, names: Iterable[bytes | str]) -> None:
 def set_metadata(
     fd: int, path: bytes, *, owner: tuple[int, int], mode: int, mtime_ns: int, xattrs: dict[bytes, bytes], tally: Tally
 ) -> None:
-    """Owner, mode, attributes and modification time of what `fd` (O_PATH is fine; not a symbolic link) holds.
+    """Set owner, mode, attributes and modification time of the file of `fd` (O_PATH is fine; not a symbolic link).
 
     Order matters: chown clears setuid and file capabilities; times come last.
     """

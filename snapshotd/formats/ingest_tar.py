@@ -1,11 +1,11 @@
-"""Bring a root file system tar, or one layer of an image, into a directory, whatever it tries.
+"""Bring a root file system tar, or one layer of an image, safely into a directory.
 
 The archive is an attacker's. Every directory is reached from the target's own descriptor, one component at a time and
 never through a link, every entry is made new under its parent's descriptor (an older one of that name is removed first,
-never written through), and owner, mode, attributes and times go through the descriptor of the thing that was made.
+never written through), and owner, mode, attributes and times go through the descriptor of the new entry.
 
 Archives go by directory, so the directories on the way to the current member are held, and each gets its time back when
-it is left: nothing is remembered of those that were left, and paths of any length can be reached.
+it is left: left directories take no memory, and paths of any length can be reached.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def ingest_tar(
 ) -> IngestReport:
     """Apply a plain (not compressed) tar to the directory that `target_fd` (O_PATH is fine) holds.
 
-    Later members replace earlier ones and what is there already. With `oci_whiteouts`, `.wh.NAME` deletes NAME and
-    `.wh..wh..opq` empties its directory of what earlier archives put there (image layers are applied in order into one
+    Later members replace earlier ones and existing files. With `oci_whiteouts`, `.wh.NAME` deletes NAME and
+    `.wh..wh..opq` empties its directory of the entries of earlier archives (image layers are applied in order into one
     directory). With `overlay_marks`, the target is a layer of ours and a character device 0:0 is a deletion in it.
     Other device nodes are kept as nodes; overlay's attributes are left out with a warning.
 
@@ -97,8 +97,8 @@ def clean_path(raw: bytes, what: str, limit: int = PATH_MAX) -> bytes:
 
 
 class _Held:
-    """A directory on the way to the current member. `mtime_ns` is what it gets when it is left; `inherits`: what is
-    made in it gets an access list from it (and must not keep that)."""
+    """A directory on the way to the current member. `mtime_ns`: the time that it gets when it is left; `inherits`: new
+    entries in it get an access list from it (and must not keep that)."""
 
     __slots__ = ("inherits", "mtime_ns", "node")
 
@@ -165,8 +165,8 @@ class _TarIngest:
     # -- reaching a directory ------------------------------------------------------------------------------------------
 
     def _go(self, path: bytes, member: Member, *, make: bool = True) -> None:
-        """Hold the directory `path`; what is missing is made (0755, root's, as old as the member). FileNotFoundError
-        without `make`."""
+        """Hold the directory `path`; missing directories are made (0755, root's, as old as the member).
+        FileNotFoundError without `make`."""
         if path == self._at:
             return
         wanted, have = path.split(b"/") if path else [], self._at.split(b"/") if self._at else []
@@ -341,7 +341,7 @@ class _TarIngest:
             files.remove_tree(parent, name)
             try:
                 os.link(source_name, name, src_dir_fd=source_fd, dst_dir_fd=parent, follow_symlinks=False)
-            except FileNotFoundError as exc:  # it lay below what this member replaces
+            except FileNotFoundError as exc:  # it lay below a path that this member replaces
                 raise _no_target(shown, member.link, exc) from exc
         finally:
             os.close(source_fd)
@@ -366,7 +366,7 @@ class _TarIngest:
     # -- deletions of earlier layers -----------------------------------------------------------------------------------
 
     def _whiteout(self, parent: bytes, name: bytes, member: Member) -> None:
-        """Delete what earlier archives put there; never what this one did (OCI image specification, "Whiteouts")."""
+        """Delete entries of earlier archives, never entries of this one (OCI image specification, "Whiteouts")."""
         victim = name[len(_WHITEOUT) :]
         if name != _OPAQUE and (name.startswith(_OTHER_MARKS) or victim in (b"", b".", b"..")):
             self.tally.count("a mark of the aufs file system was left out")
@@ -390,7 +390,8 @@ class _TarIngest:
             self._empty(path)
 
     def _empty(self, path: bytes) -> None:
-        """Remove everything below a directory but what this archive made, and what leads to it."""
+        """Remove everything below a directory but the entries of this archive and the directories on the way to
+        them."""
         pending = [path]
         while pending:
             path = pending.pop()
@@ -414,8 +415,8 @@ class _TarIngest:
 
 
 def _write(fd: int, member: Member, reader: TarReader) -> None:
-    """A file's content; pieces of zeros become holes, so that a bomb of zeros takes no space; but not where a file says
-    what is a hole."""
+    """A file's content; pieces of zeros become holes, so that a bomb of zeros takes no space; but not in a file that
+    lists its holes."""
     keep = member.extents is not None
     extents = iter(member.extents if member.extents is not None else array("q", [0, member.size]))
     offset = left = 0

@@ -4,7 +4,7 @@ Why not the standard library's `tarfile`: it reads a header record of any claime
 extension header, keeps every member, decodes names to text, and its header parsing has needed denial-of-service fixes
 (CVE-2024-6232, CVE-2025-8194) that older releases of Python 3.11 lack.
 This reader takes ustar, GNU long names, GNU base-256 numbers, pax records, attributes as star and libarchive write them
-and GNU's sparse files of version 1.0, and refuses by name what it does not know.
+and GNU's sparse files of version 1.0, and refuses, by name, forms that it does not know.
 Source: POSIX.1-2017 pax, "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Basic Tar Format" and
 "Storing Sparse Files"; libarchive's tar(5).
 """
@@ -29,12 +29,12 @@ MAX_HEADER_BYTES = 32 << 20
 """All extension headers of one member together: a path, a link target and the extended attributes (XFS holds 64 KiB in
 each)."""
 MAX_EXTENTS = 1 << 20
-"""Pieces of data in one sparse file; the map of so many takes 16 MiB."""
+"""Pieces of data in one sparse file; a map of this size takes 16 MiB."""
 MAX_EXTENSIONS = 16
 PIECE_BYTES = 1 << 20
 _SECOND_NS = 10**9
 _TIME_LIMIT_S = 1 << 62
-"""Times beyond are cut to that. The kernel cuts others to what the file system holds (ext4: the years 1901 to 2446)."""
+"""Times beyond are cut to that. The kernel cuts others to the file system's range (ext4: the years 1901 to 2446)."""
 _ZERO_BLOCK = bytes(BLOCK)
 _RECORD = re.compile(rb"([1-9][0-9]{0,7}) ([^=\n]{1,1024})=")
 _DECIMAL = re.compile(rb"(-?)([0-9]{1,20})(?:\.([0-9]{0,32}))?")
@@ -97,7 +97,7 @@ class Member:
 
 
 class TarReader:
-    """Iterate over the members; while at a file, `pieces()` gives its content (what is not taken is skipped).
+    """Iterate over the members; while at a file, `pieces()` gives its content (the untaken rest is skipped).
 
     Errors: UsageError (damaged, truncated or of a kind we refuse, naming the member), LimitExceeded. Memory: about 2
     MiB.
@@ -109,7 +109,7 @@ class TarReader:
         self._left = 0
         self._padding = 0
         self.ended_by_marker = False
-        """Whether the archive's end marker was there; without one it may have been cut off between two members."""
+        """True if the archive's end marker was read; without one it may have been cut off between two members."""
 
     def __iter__(self) -> Iterator[Member]:
         while True:
@@ -215,7 +215,7 @@ class TarReader:
             kind = MemberKind.DIRECTORY  # how archives before POSIX said it
         size = _pax_int(records, b"size", block[124:136], path, self._offset)
         if kind is not MemberKind.FILE:
-            size = 0  # as GNU tar and Go read it: no data follow such a header whatever it says
+            size = 0  # as GNU tar and Go read it: no data follow such a header, even if it gives a size
         stored, extents = size, None
         mtime = records.get(b"mtime")
         seconds = _number(block[136:148], self._offset) * _SECOND_NS if mtime is None else _pax_time(mtime, path)

@@ -51,7 +51,7 @@ END = bytes(2 * BLOCK)
 
 
 class Marks(Enum):
-    """What a character device 0:0, and a name that begins with `.wh.`, are in the stream."""
+    """The meaning of a character device 0:0, and of a name that begins with `.wh.`, in the stream."""
 
     NONE = "none"
     """The view is a whole tree: there are no such devices (one is left out), names are names."""
@@ -59,7 +59,7 @@ class Marks(Enum):
     """The view is an image's layer: the device is written as the empty file `.wh.NAME`; an entry that has such a name
     is left out, and so is a path that no container engine could make."""
     OVERLAY = "overlay"
-    """The view is a layer for our own use: the device is written as it is, names are names. What `ingest_tar` takes as
+    """The view is a layer for our own use: the device is written as it is, names are names. `ingest_tar` reads it with
     `overlay_marks`."""
 
 
@@ -68,8 +68,8 @@ def write_tree(view: View, write: Callable[[bytes], object], *, marks: Marks = M
     sorted.
 
     `write` gets pieces of up to some MiB. Returns warnings, one sentence for each thing the format cannot hold:
-    sockets, attributes or a path beyond the bounds of our own reader (`tar_reader`). Raises what the view and `write`
-    raise, and DataLoss for a file that is shorter than recorded; the stream is cut off then.
+    sockets, attributes or a path beyond the bounds of our own reader (`tar_reader`). Raises the errors of the view and
+    of `write`, and DataLoss for a file that is shorter than recorded; the stream is cut off then.
     """
     writer = _Writer(view, write, marks)
     writer.run()
@@ -142,7 +142,7 @@ class _Writer:
     # -- entries -------------------------------------------------------------------------------------------------------
 
     def _fits(self, frame: _Frame, child: Child) -> bool:
-        """Whether the entry's name can be in the stream; a warning says why not."""
+        """True if the entry's name can be in the stream; otherwise a warning says why."""
         if frame.length + len(child.name) > self._path_limit:
             self._warn(
                 frame.path_to(child.name), f"was left out, because its path is longer than {self._path_limit} bytes"
@@ -317,7 +317,7 @@ class _Writer:
         )
 
     def _xattr_records(self, path: bytes, xattrs: dict[bytes, bytes], used: int) -> list[tuple[bytes, bytes]]:
-        """The attributes by name; a plain name in the way everybody reads, any other in libarchive's."""
+        """The attributes by name; a plain name in the common form, any other in libarchive's."""
         found = []
         for name in sorted(xattrs):
             value = xattrs[name]
@@ -353,7 +353,7 @@ class _Writer:
 
 
 def _extents(fd: int, size: int, gap: int) -> Iterator[tuple[int, int]]:
-    """(offset, length) of a file's data, in order; what is less than `gap` apart is one piece. A hole at the end is
+    """(offset, length) of a file's data, in order; pieces less than `gap` apart are joined. A hole at the end is
     followed by (size, 0), which makes GNU tar give the file its length."""
     seek = partial(os.lseek, fd)
     start = end = position = 0
@@ -389,7 +389,7 @@ def _block(
     link: bytes = b"",
     device: tuple[int, int] = (0, 0),
 ) -> bytes:
-    """A ustar header. What does not fit is in the pax header and is 0 or cut here."""
+    """A ustar header. A value that does not fit is in the pax header and is 0 or cut here."""
     fields = b"".join(
         (
             name[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0"),
@@ -430,7 +430,7 @@ def _decimal_time(time_ns: int) -> bytes:
 
 
 def _must_escape(path: bytes) -> bool:
-    """Whether a long name is not UTF-8, which is what pax records are unless they say otherwise."""
+    """True if a long name is not UTF-8, the encoding of pax records unless they say otherwise."""
     if len(path) <= _NAME_BYTES:
         return False
     try:
@@ -441,7 +441,7 @@ def _must_escape(path: bytes) -> bool:
 
 
 def _is_plain(name: bytes) -> bool:
-    """Whether an attribute's name means the same to every reader: GNU tar takes `%` for an escape, `=` ends the
+    """True if an attribute's name means the same to every reader: GNU tar takes `%` for an escape, `=` ends the
     name."""
     try:
         return name.decode().isprintable() and not (b"=" in name or b"%" in name)

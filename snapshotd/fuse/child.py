@@ -1,5 +1,5 @@
-"""The daemon's side of a process that serves a mount: start it, see whether it lives, end it, and take away what a dead
-one left."""
+"""The daemon's side of a process that serves a mount: start it, check that it lives, end it, and take away the mount of
+a dead one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Child:
     """
 
     def __init__(self, command: Sequence[str]) -> None:
-        """Start it and wait until it has mounted. Raises what it could not do, by its type (UsageError: no such
+        """Start it and wait until it has mounted. Raises the child's error, by its type (UsageError: no such
         directory); Unsupported when it ends, or says nothing within `START_DEADLINE_S`; InternalError when it is
         killed."""
         self._closing = threading.Lock()
@@ -58,12 +58,12 @@ class Child:
         return not self._killed and self._process.poll() is None
 
     def kill(self) -> None:
-        """End it at once: whoever waits for its mount gets an error now."""
+        """End it at once: a thread that waits for its mount gets an error now."""
         self._killed = True
         self._process.kill()
 
     def drop(self, name: bytes) -> None:
-        """Let it forget an entry of the mount's root that nobody uses any more. Returns at once."""
+        """Let it forget an entry of the mount's root that is not used any more. Returns at once."""
         assert self._process.stdin is not None
         try:
             os.write(self._process.stdin.fileno(), name + b"\n")  # shorter than PIPE_BUF, so never in parts
@@ -120,8 +120,8 @@ class Child:
 
 
 def detach_dead(directory: Path) -> bool:
-    """Take away what processes left on a directory that served mounts there and died, as the calling thread sees the
-    directory. False when there is no such mount: nothing else is touched. OSError."""
+    """Take away the mounts of dead processes on a directory, as the calling thread sees the directory. False when there
+    is no such mount: nothing else is touched. OSError."""
     point, found = os.fsencode(os.path.realpath(directory)), False
     while True:
         there = [mount for mount in mounts.read_mountinfo("thread-self") if mount.point == point]

@@ -1,4 +1,4 @@
-"""What lies above the trees of a mount: folders made of names, links, and places where a tree begins."""
+"""The folders above the trees of a mount: they hold names, links, and places where a tree begins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeAlias
 from snapshotd.trees.view import View
 
 FOREVER_S = 365 * 24 * 3600.0
-"""How long the kernel may keep what never changes."""
+"""Time for which the kernel may keep an entry that never changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tree begins. `open_view` makes the view (the mount closes it); ids are shown shifted by `shift`. Places
-    with one `key` show the same tree and share its view."""
+    """A place where a tree begins. `open_view` makes the view (the mount closes it); ids are shown shifted by `shift`.
+    Places with one `key` show the same tree and share its view."""
 
     key: object
     open_view: Callable[[], View]
@@ -31,10 +31,10 @@ class Place:
 
 
 class Folder(ABC):
-    """A directory that belongs to no tree. Both methods may raise what reading the catalog or repository raises."""
+    """A directory that belongs to no tree. Both methods may raise the errors of reading the catalog or repository."""
 
     timeout_s: float = FOREVER_S
-    """How long the kernel may believe an answer about this folder's entries."""
+    """Time for which the kernel may believe an answer about this folder's entries."""
 
     @abstractmethod
     def find(self, name: bytes) -> Item | None:

@@ -1,9 +1,9 @@
 """Owner ids as the kernel wants them on a mount that cannot be id-mapped: shifted by hand, in attributes and inside of
 xattrs.
 
-A tree holds the container's ids (0..65535). A container in a user namespace lives at host ids `shift`..., so what a
-mount shows must be shifted. Layers on disk get this from id-mapped clones; libfuse 3.14 does not offer
-FUSE_ALLOW_IDMAP. With shift 0 nothing changes.
+A tree holds the container's ids (0..65535). A container in a user namespace lives at host ids `shift`..., so ids in a
+mount must be shifted. Layers on disk get this from id-mapped clones; libfuse 3.14 does not offer FUSE_ALLOW_IDMAP. With
+shift 0 nothing changes.
 
 Source: linux/posix_acl_xattr.h, linux/capability.h (vfs_cap_data, vfs_ns_cap_data).
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 
 UNMAPPED_ID = 0xFFFFFFFE
-"""What an id becomes that has no place above the shift: mapped in no container, so it shows as nobody there."""
+"""The id that stands for any id without a place above the shift: no container maps it, so it shows as nobody there."""
 
 _ACL_NAMES = (b"system.posix_acl_access", b"system.posix_acl_default")
 _ACL_VERSION = 2
@@ -27,7 +27,7 @@ _MAGIC = struct.Struct("<I")
 _SIZES = {_REVISION_1: 12, _REVISION_2: 20, _REVISION_3: 24}
 
 PRIVATE_PREFIX = b"trusted.overlay."
-"""Names that would steer overlayfs: never shown, whatever a tree holds."""
+"""Names that would steer overlayfs: never shown, even if a tree holds them."""
 
 
 def shifted_id(value: int, shift: int) -> int:

@@ -1,9 +1,8 @@
 """The lazy lower layer: a cold snapshot's difference from its image as a directory for overlayfs, at once, through
 FUSE.
 
-One child process serves all layers. Its death hurts whoever reads through it (ENOTCONN at once) and nobody else:
-`start` again makes a new mount. Only names that lie below the mount are asked for with a deadline, because the daemon
-would wait for its own child.
+One child process serves all layers. Its death hurts only processes that read through it (ENOTCONN at once): `start`
+makes a new mount. The daemon looks up names below the mount with a deadline, because it would wait for its own child.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ class LazyMount:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Mount, unless it is mounted and alive. What a dead process left is detached first. Takes about 0.5 s: a
+        """Mount, unless it is mounted and alive. The mount of a dead process is detached first. Takes about 0.5 s: a
         Python starts. Unsupported where FUSE does not work; InternalError when the process is killed meanwhile."""
         self._started()
 
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """True if the process runs."""
         child = self._child
         return child is not None and child.alive()
 
@@ -51,8 +50,8 @@ class LazyMount:
         return child.pid if child is not None and child.alive() else None
 
     def open_layer(self, tree: TreeID, below: TreeID, shift: int) -> int:
-        """The root of what `tree` changes over `below`, as an O_PATH descriptor: a lower layer for
-        `kernel.mounts.overlay`, to be put directly above that of `below`. The caller closes it. Ids are shifted by
+        """The root of the changes from `below` to `tree`, as an O_PATH descriptor: a lower layer for
+        `kernel.mounts.overlay`, to be put directly above the layer of `below`. The caller closes it. Ids are shifted by
         `shift` already: it must not be id-mapped. Mounts if need be, with the errors of `start`; SandboxFailed when the
         process does not answer in `OPEN_DEADLINE_S` (it is killed then), or cannot read the trees."""
         child = self._started()
@@ -61,14 +60,14 @@ class LazyMount:
         except OSError as exc:
             if exc.errno not in mounts.GONE or not child.alive():
                 raise _unreadable(tree, exc) from exc
-        child.kill()  # it had died, and nobody had noticed yet
+        child.kill()  # it had died unnoticed
         try:
             return self._open(self._started(), layer_name(tree, below, shift))
         except OSError as exc:
             raise _unreadable(tree, exc) from exc
 
     def server(self) -> object | None:
-        """Names the process that serves now, None when none does: what another one had opened is gone."""
+        """Names the process that serves now; None if there is none. Layers that another process had opened are gone."""
         child = self._child
         return child if child is not None and child.alive() else None
 
@@ -81,7 +80,7 @@ class LazyMount:
             child.drop(layer_name(tree, below, shift))
 
     def close(self) -> None:
-        """Unmount and end the process. Whoever still uses a layer gets ENOTCONN. Idempotent."""
+        """Unmount and end the process. A process that still uses a layer gets ENOTCONN. Idempotent."""
         with self._lock:
             self._end()
 

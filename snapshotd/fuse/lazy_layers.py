@@ -16,7 +16,7 @@ _NO_ID = 0xFFFFFFFF
 
 
 def layer_name(tree: TreeID, below: TreeID, shift: int) -> bytes:
-    """The name under which the mount shows what `tree` changes over `below`, ids shifted."""
+    """The name under which the mount shows the changes from `below` to `tree`, ids shifted."""
     return f"{shift}.{tree}.{below}".encode()
 
 

@@ -1,8 +1,8 @@
-"""Mounting, serving and unmounting one file system, in a process of its own. What it and the process that started it
-say:
+"""Mounting, serving and unmounting one file system, in a process of its own. It talks with the process that started it
+by three streams:
 
-    standard input    closes, also because who held it was killed: the mount goes and the process ends
-                      a line: the name of an entry of the mount's root that nobody uses any more. The kernel is asked to forget it and all
+    standard input    closes, also when its holder was killed: the mount goes and the process ends
+                      a line: the name of an entry of the mount's root that is not used any more. The kernel is asked to forget it and all
                       below it, which frees memory there and here
     standard output   `mounted`, once, when the mount is there; or `failed <error> <message>`
     standard error    the log
@@ -37,9 +37,9 @@ T = TypeVar("T")
 
 _MAX_SAID_BYTES = 2000
 READ_AHEAD_KB = 1024
-"""The kernel's default of 128 would make eight requests of what can be one."""
+"""With the kernel's default of 128 one request would become eight."""
 _MAX_TASKS = 64
-"""Requests in work at once. Each has a buffer of 1 MiB, of which requests without data to write touch one page."""
+"""Requests in work at once. Each has a buffer of 1 MiB; a request without data to write touches one page of it."""
 
 
 class Mounted:
@@ -66,25 +66,22 @@ class Mounted:
         self._within(lambda: self._mount(mount_point, options))
 
     def serve(self) -> None:
-        """Until somebody unmounts it, or standard input closes, or SIGTERM or SIGINT comes."""
+        """Serve until the mount is unmounted, standard input closes, or SIGTERM or SIGINT comes."""
         threading.Thread(target=self._follow_parent, name="parent", daemon=True).start()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: os._exit(0) if self._gone() else None)
         try:
             trio.run(pyfuse3.main, 1, _MAX_TASKS)
         except OSError as exc:
-            if exc.errno not in (
-                errno.ENODEV,
-                errno.ECONNABORTED,
-            ):  # what reading says after unmounting and after an abort
+            if exc.errno not in (errno.ENODEV, errno.ECONNABORTED):  # read errors after unmounting and after an abort
                 raise
         finally:
             self.detach()
             pyfuse3.close(unmount=False)
 
     def detach(self) -> None:
-        """Take the mount away if it is still there; who uses it keeps it until this process ends. Never another
-        mount."""
+        """Take the mount away if it is still there; a process that uses it keeps it until this process ends. Never
+        another mount."""
         try:
             self._within(self._detach_here)
         except ProcessLookupError:
@@ -107,7 +104,7 @@ class Mounted:
                     if exc.errno != errno.ENOENT:  # the kernel does not know it (any more)
                         _log.warning("the kernel does not forget %s: %s", ascii(name), exc)
         self.detach()
-        os._exit(0)  # whatever the other threads are doing
+        os._exit(0)  # the other threads cannot delay the end
 
     def _within(self, action: Callable[[], T]) -> T:
         return action() if self._namespace is None else namespaces.in_known_mount_namespace(self._namespace, action)
@@ -159,7 +156,7 @@ def serve(
         _say("mounted")
     except BrokenPipeError:
         mounted.detach()
-        return  # whoever wanted it has gone
+        return  # the parent process has gone
     except OSError:
         mounted.detach()
         raise

@@ -1,10 +1,10 @@
-"""The files and directories that the kernel knows of a mount: their numbers, and how often it knows them.
+"""The files and directories that the kernel knows of a mount: their numbers, and the kernel's reference counts.
 
 A number is a hash, so that it is the same when the kernel forgets a file and asks again (`rsync -H` and `git` compare
 them over time): of the parent's number and the name; for hard links of the tree's root and the link group, so that all
 names have one number. 56 bits: overlayfs needs the uppermost ones. Two snapshots never share a number, though they may
 share everything else: one directory in two places would confuse the kernel.
-Bounded by the kernel: what it forgets is dropped here, and a tree's view is closed with its last node.
+Bounded by the kernel: nodes that it forgets are dropped here, and a tree's view is closed with its last node.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Source:
         self.key = key
         self.users = 0
         self._reading: trio.Event | None = None
-        """Of the thread that uses the view now: set when it has ended. Not a lock: those are handed from one waiter to
-        the next, so that two who only look whether it is free would never see it so."""
+        """Set when the thread that uses the view now has ended. It is no lock: a lock is handed from one waiter to the
+        next, so a task that only checks if it is free would never see it so."""
 
     async def idle(self) -> None:
         """Return when no thread uses the view."""
@@ -62,7 +62,7 @@ class Source:
 
 
 class Tree:
-    """One tree that is being shown, and how many nodes come from it."""
+    """A tree in use, and the number of nodes that come from it."""
 
     __slots__ = ("live", "root_number", "shift", "source", "view")
 
@@ -109,7 +109,7 @@ class Node:
         return self.tree.view.entry_of(self.directory) if self.child is None else self.child.entry
 
     def path(self) -> str:
-        """Where it lies in the mount, for messages."""
+        """Its path in the mount, for messages."""
         parts, at = [], self
         while at.parent is not None:
             parts.append(at.name)
@@ -132,7 +132,7 @@ class Nodes:
         return len(self._nodes)
 
     def get(self, number: int) -> Node:
-        """KeyError: the kernel asks for what it never heard of, or has forgotten."""
+        """KeyError: the kernel asks for a number that it never got, or has forgotten."""
         return self._nodes[number]
 
     def of_item(self, parent: Node, name: bytes, item: Item) -> Node:
@@ -143,8 +143,8 @@ class Nodes:
         return node
 
     def open_place(self, node: Node) -> None:
-        """Open the tree that begins at a node which is `known`, if there is one and it is not open. Raises what opening
-        raises."""
+        """Open the tree that begins at a node which is `known`, if there is one and it is not open. Raises the errors
+        of opening."""
         if isinstance(node.item, Place) and node.tree is None:
             key = node.item.key
             source = self._sources.get(key)
@@ -177,7 +177,7 @@ class Nodes:
         node.lookups += 1
 
     def forget(self, numbers: Sequence[tuple[int, int]]) -> None:
-        """The kernel has forgotten (number, so many times) each."""
+        """The kernel has dropped (number, count) references each."""
         for number, times in numbers:
             node = self._nodes.get(number)
             if node is None or number == ROOT_NUMBER:

@@ -1,10 +1,10 @@
-"""The file system: what the kernel asks, answered from folders and views. Read-only.
+"""The file system: requests of the kernel, answered from folders and views. Read-only.
 
-What a view shows never changes, so the kernel may keep all of it for ever: names, attributes, pages, the absence of a
-name. A view serves one thread at a time. Most requests use it right in the event loop, once no thread does
-(`Source.idle`): handing a request to a thread costs more than answering it. Reads that are large, or any while the
-store is slow, go to a thread. Errors: a handler may raise nothing but FUSEError, so this is one of the places that
-catch everything: whatever has no errno of its own, and lost data, is EIO for the reader and a line in the log.
+A view never changes, so the kernel may keep all of it for ever: names, attributes, pages, the absence of a name. A view
+serves one thread at a time. Most requests use it right in the event loop, once no thread does (`Source.idle`): handing
+a request to a thread costs more than answering it. Reads that are large, or any while the store is slow, go to a
+thread. Errors: a handler may raise nothing but FUSEError, so this is one of the places that catch everything: lost
+data, and an exception without an errno of its own, become EIO for the reader and a line in the log.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _INLINE_BYTES = 128 << 10
 _SLOW_S, _SLOW_FOR_S = 0.02, 1.0
 """A small read that takes longer than the first sends all reads to threads for the second."""
 _DOTS = 2
-"""`.` and `..` come first in every listing: entry i of a directory has position i + 2, and the position after it is
-what is handed out."""
+"""`.` and `..` come first in every listing: entry i of a directory has position i + 2, and the kernel gets the position
+after it."""
 
 
 @dataclass(slots=True)
 class _Listing:
     """An open directory. A folder is listed when it is opened. A tree's directory is listed when it is read first, and
-    once for all who have it open: a sandbox may open the largest it finds as often as it likes."""
+    once for all its open descriptors: a sandbox may open the largest directory any number of times."""
 
     node: Node
     names: Sequence[Any] | None = None
@@ -284,7 +284,7 @@ class TreeOperations(pyfuse3.Operations):
 
     @_answers
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
-        """Full: nothing can be written. How large it is nobody knows without walking everything."""
+        """Full: nothing can be written. The size is unknown without a walk over everything."""
         data = pyfuse3.StatvfsData()
         data.f_bsize = data.f_frsize = _BLOCK_BYTES
         data.f_blocks = data.f_bfree = data.f_bavail = 0
@@ -322,7 +322,7 @@ class TreeOperations(pyfuse3.Operations):
         result.st_mode = _FORMATS[entry.kind] | entry.mode
         result.st_nlink = (
             1 if entry.kind is Kind.DIRECTORY else max(1, entry.nlink)
-        )  # 1: nobody counts sub-directories here
+        )  # 1: sub-directories are not counted here
         result.st_uid = shifted_id(entry.uid, shift) if shift else entry.uid
         result.st_gid = shifted_id(entry.gid, shift) if shift else entry.gid
         result.st_rdev = entry.rdev

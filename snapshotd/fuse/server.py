@@ -1,9 +1,9 @@
-"""What the child processes run: a lazy lower layer for sandboxes, or snapshots to browse.
+"""The program of the FUSE child processes: a lazy lower layer for sandboxes, or snapshots to browse.
 
-folders.py      what lies above the trees of a mount
+folders.py      the folders above the trees of a mount
 lazy_layers.py  ... of the lazy lower
 history.py      ... of the folder to browse
-nodes.py        what the kernel knows of a mount
+nodes.py        the inodes of a mount that the kernel knows
 ids.py          owner ids shifted for containers in a user namespace
 operations.py   the kernel's questions, answered from views
 mount.py        mounting, serving, unmounting
@@ -25,8 +25,8 @@ from snapshotd.trees.difference import DifferenceView
 from snapshotd.trees.stored_view import StoredView
 
 LAZY_OPTIONS = {"default_permissions", "nosuid", "nodev"}
-"""Overlayfs asks with the credentials of who mounted it and heeds its own mount's flags only: nobody but root needs to
-get in here, and setuid programs work in the sandbox all the same."""
+"""Overlayfs reads with its mounter's credentials and heeds its own mount's flags only: only root needs access here, and
+setuid programs work in the sandbox all the same."""
 
 
 def serve_lazy(repository: Repository, mount_point: Path) -> None:
@@ -34,7 +34,7 @@ def serve_lazy(repository: Repository, mount_point: Path) -> None:
     FUSE).
 
     Hard link groups may be torn between such a layer and the image, as a copy-up would tear them: finding all names of
-    all groups first takes reading every changed directory, which for 50,000 files is 0.5 s, and a fork shall begin in
+    all groups first takes reading every changed directory, which for 50,000 files is 0.5 s, and a fork must begin in
     0.15 s.
     """
     open_view = partial(DifferenceView, repository, whole_groups=False)

@@ -82,7 +82,7 @@ class AnthropicMessages(Dialect):
 
 
 def _usage(usage: dict[str, Any]) -> Usage:
-    """Their `input_tokens` leave out those read from, or written to, the cache."""
+    """Their `input_tokens` leave out tokens that were read from, or written to, the cache."""
     plain, read, written = (
         tokens(usage.get(name)) for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
     )

@@ -1,25 +1,25 @@
-"""The recording gateway: a model endpoint inside a sandbox that forwards to the real provider and tells a handler what
-passed.
+"""The recording gateway: a model endpoint inside a sandbox that forwards to the real provider and reports the traffic
+to a handler.
 
-It speaks OpenAI chat completions and responses, and Anthropic messages, plain and streamed, so that an agent nobody
-rewrote is captured by two environment variables (`OPENAI_BASE_URL`, `ANTHROPIC_BASE_URL`). docs/gateway.md has the
-routes and what is recorded.
+It speaks OpenAI chat completions and responses, and Anthropic messages, plain and streamed, so that an unchanged agent
+is captured by two environment variables (`OPENAI_BASE_URL`, `ANTHROPIC_BASE_URL`). docs/gateway.md describes the routes
+and the records.
 
 Order, for one turn: the whole request is read and parsed -> `GatewayHandler.turn` -> forwarded (or replayed, or
 refused) -> the reply is passed on as it arrives -> `GatewayHandler.replied` -> the reply's last bytes are passed on. So
 the handler has recorded a reply before the agent can act on it: no request built on a reply overtakes the record of
 that reply.
 
-Keys: the provider's key is set on the way out and masked on the way back. The agent's own credentials are dropped. No
-header of either side is part of what the handler is told.
+Keys: the provider's key is set on the way out and masked on the way back. The agent's own credentials are dropped. The
+handler gets no header of either side.
 
-Trust: whatever connects is an attacker inside the sandbox. Connections, heads, bodies, JSON values and waiting are
-bounded; what one connection sends never affects another, except that all share the memory budget.
+Trust: every client is an attacker inside the sandbox. Connections, heads, bodies, JSON values and waiting are bounded;
+data from one connection never affect another, except that all share the memory budget.
 
 Concurrency: one thread per connection; the handler is called from all of them, also at the same time.
 Errors: a `SnapshotdError` from the handler becomes an HTTP error in the shape of the provider's API, with the status of
 its class, marked `x-should-retry: false` so that the providers' clients report it at once instead of trying again.
-Durability: none. What the handler stores is stored.
+Durability: none of its own; the handler stores.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from snapshotd.types import Message
 
 CONNECTION_LIMIT = 64
 BODY_LIMIT_BYTES = 64 << 20
-"""Of one request."""
+"""Size limit of one request."""
 MEMORY_LIMIT_BYTES = 512 << 20
-"""Of all requests that are being read or answered, parsed values included. A gateway that is given a `Budget` shares
-its limit."""
+"""Limit of all requests that are being read or answered, parsed values included. A gateway that is given a `Budget`
+shares its limit."""
 REPLAY_LIMIT_BYTES = 8 << 20
-"""Of one reply, to be kept as it came. A longer one is passed on and read, but cannot be replayed."""
+"""Size limit of one reply that is kept as it came. A longer one is passed on and read, but cannot be replayed."""
 NO_RETRY = ("x-should-retry", "false")
 """Header that the OpenAI and Anthropic clients obey: they do not repeat the request. Their default repeats every
 409."""
 
 
 class Api(StrEnum):
-    """Whose words a request speaks. The values are stored: they never change."""
+    """The API whose words a request speaks. The values are stored: they never change."""
 
     CHAT = "openai-chat"
     RESPONSES = "openai-responses"
@@ -70,10 +70,10 @@ class Provider(StrEnum):
 class Upstream:
     """A real provider. Raises UsageError for a base URL that is not one.
 
-    `base_url` is what the provider's own client would be given: `https://api.openai.com/v1`,
+    `base_url`: the URL that the provider's own client would use: `https://api.openai.com/v1`,
     `https://api.anthropic.com`, or any compatible service, with or without a path, with or without a slash at its end.
     For OpenAI a missing path means `/v1`. `api_key` is sent as `Authorization: Bearer` (OpenAI) or `x-api-key`
-    (Anthropic); None sends none. `headers` replace what the agent sends under the same names.
+    (Anthropic); None sends none. `headers` replace the agent's headers of the same names.
     """
 
     base_url: str
@@ -107,7 +107,7 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long to wait for a provider: for a connection, between two pieces of a reply, for taking a piece of the
+    """Times to wait for a provider: for a connection, between two pieces of a reply, for taking a piece of the
     request."""
 
     connect_s: float = 10.0
@@ -149,30 +149,30 @@ class Usage:
 
 
 class ItemReader(Protocol):
-    """What a dialect knows about one item of a conversation (a message; for the Responses API any input item)."""
+    """A dialect's knowledge about one item of a conversation (a message; for the Responses API any input item)."""
 
     def message(self, item: dict[str, Any]) -> Message:
         """The catalog form: role, and the provider's JSON as content."""
 
     def normal(self, item: dict[str, Any]) -> Any:
-        """What decides whether two items are the same message, without what clients change when they send a message
-        again."""
+        """The normal form that two items share if they are the same message: without the parts that clients change when
+        they send a message again."""
 
     def results(self, item: dict[str, Any]) -> Iterable[tuple[str, Any, bool]]:
-        """Tool results that it carries: call id, content, whether it is an error."""
+        """Tool results that it carries: call id, content, and True for an error."""
 
     def calls(self, item: dict[str, Any]) -> Iterable[ModelCall]:
         """Tool calls of the model that it carries."""
 
     def from_model(self, item: dict[str, Any]) -> bool:
-        """Whether a model wrote it."""
+        """True if a model wrote the item."""
 
     def read_again(self, request: TurnRequest, recorded: Recorded) -> ReplyContent:
-        """What a recorded reply of status 200 to a request says: the same as when it came."""
+        """The content of a recorded reply of status 200 to a request: the same as when it came."""
 
 
 VOLATILE_PARAMS = frozenset({"metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
-"""Parameters that do not change what is asked, and may differ when a program runs again."""
+"""Parameters that do not change the question to the model, and may differ when a program runs again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,8 +183,8 @@ class TurnRequest:
     `params` is every field of the body but the model, the stream flag and the conversation (tools, temperature, ...),
     as it came. `items` is the conversation on the wire, the system prompt first; `message(i)` belongs to `items[i]`.
     `previous` is the id of the reply (Responses API: `previous_response_id`, or the id of a `conversation`) that the
-    messages continue; if it is not None, the messages are only the new ones. `store` says whether the provider was
-    asked to remember the reply. Threads: may be read by several.
+    messages continue; if it is not None, the messages are only the new ones. `store`: True if the provider was asked to
+    remember the reply. Threads: may be read by several.
     """
 
     api: Api
@@ -213,7 +213,7 @@ class TurnRequest:
         return tuple(self.memo.of(self.api.value, item, self.reader.normal) for item in self.items)
 
     def matching_prefix(self, known: Sequence[bytes]) -> int:
-        """How many leading messages have the digests `known`, in order. Stops at the first that differs."""
+        """Number of leading messages that have the digests `known`, in order. Stops at the first that differs."""
         for number, (ours, theirs) in enumerate(zip(self.digests, known, strict=False)):
             if ours != theirs:
                 return number
@@ -242,10 +242,10 @@ class TurnRequest:
 
     @cached_property
     def tool_results(self) -> list[ToolResult]:
-        """The results that this request hands to the model: those after the model's last words.
+        """The results that this request hands to the model: the ones after the model's last words.
 
         Where calls and results alternate without any other words of the model between (some clients of the Responses
-        API write parallel calls so), older results may be among them: their ids are known to whoever recorded them.
+        API write parallel calls so), older results may be among them: the recorder knows their ids.
         """
         first = len(self.items)
         while first and not self._ends_results(self.items[first - 1]):
@@ -271,30 +271,30 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReplyContent:
-    """What a reply says, as far as it could be read."""
+    """The content of a reply, as far as it could be read."""
 
     messages: tuple[Message, ...] = ()
     """In catalog form: one for chat and messages, one per output item for the Responses API. Empty when nothing was
     said."""
     digests: tuple[bytes, ...] = ()
-    """Of `messages`, as they will be in the next request that carries them."""
+    """Digests of `messages`, as they will be in the next request that carries them."""
     calls: tuple[ModelCall, ...] = ()
-    """Tool calls that the agent is asked to make (not those that the provider makes itself)."""
+    """Tool calls that the agent is asked to make (not the ones that the provider makes itself)."""
     stop_reason: str | None = None
     usage: Usage = Usage()
     response_id: str | None = None
     model: str | None = None
     error: str | None = None
-    """What the provider says went wrong, or why the reply cannot be read."""
+    """The provider's error, or the reason why the reply cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnReply:
     """The end of a forwarded turn.
 
-    `status` is what the agent was sent: the provider's, or 502 and 504 where the provider gave none.
-    `complete`: everything the provider meant to send has come, its status whatever it is. Else `error` says who cut it,
-    and `content` is what came until then.
+    `status`: the one that the agent got, which is the provider's, or 502 and 504 if the provider gave none.
+    `complete`: everything that the provider meant to send has come, with any status. Otherwise `error` names the side
+    that cut it, and `content` is the part until then.
     `body` is every byte of the reply, for `Recorded`; None if it was longer than the replay limit (`body_bytes` says
     how long).
     """
@@ -311,7 +311,7 @@ class TurnReply:
 
     @property
     def failed(self) -> bool:
-        """Whether the agent got no reply that it can go on with; its client may send the same request again."""
+        """True if the agent got no reply that it can go on with; its client may send the same request again."""
         return not self.complete or self.error is not None or not 200 <= self.status < 300
 
     @property
@@ -335,7 +335,7 @@ class Recorded:
 
 
 class GatewayHandler(Protocol):
-    """What turns mean. Called from connection threads, also at the same time; may block (the agent waits, nobody else).
+    """The handler of turns. Called from connection threads, also at the same time; may block (only the agent waits).
 
     Both may raise a SnapshotdError.
     """
@@ -372,7 +372,7 @@ class Budget:
             return True
 
     def give(self, amount: int) -> None:
-        """Give back what `take` took."""
+        """Give back memory that `take` took."""
         with self._lock:
             self._left += amount
 
@@ -383,7 +383,7 @@ class Gateway(ABC):
     @property
     @abstractmethod
     def port(self) -> int:
-        """Of the listening socket: agents use `http://127.0.0.1:PORT/v1` (OpenAI) and `http://127.0.0.1:PORT`
+        """Port of the listening socket: agents use `http://127.0.0.1:PORT/v1` (OpenAI) and `http://127.0.0.1:PORT`
         (Anthropic)."""
 
     @abstractmethod
@@ -403,5 +403,5 @@ class Gateway(ABC):
 
 
 GatewayFactory = Callable[[socket, GatewayHandler], Gateway]
-"""How the engine gets a gateway: it makes the listening socket, in the sandbox's network, and hands it over (`close`
-closes it)."""
+"""Makes a gateway for the engine: the engine makes the listening socket, in the sandbox's network, and hands it over
+(`close` closes it)."""

@@ -1,13 +1,13 @@
 """A dialect: how one API writes requests, replies, streams and errors. One module each: `openai_chat`,
 `openai_responses`, `anthropic`.
 
-Everything here reads what others wrote: an agent in a sandbox, or a provider that may be any program. A reader takes
-what has the expected shape and passes over the rest; only what makes a request meaningless is refused (UsageError).
-Nothing raises for a reply.
+All input here is foreign: it comes from an agent in a sandbox, or from a provider that may be any program. A reader
+takes what has the expected shape and passes over the rest; only a part that makes a request meaningless is refused
+(UsageError). Nothing raises for a reply.
 
-`normal` forms drop what clients change when they send a message again: null and empty fields, ids and marks that the
-provider adds, cache marks that move from turn to turn; one text part is the same as a text; a call's arguments are
-compared as JSON, not as text.
+`normal` forms drop the parts that clients change when they send a message again: null and empty fields, ids and marks
+that the provider adds, cache marks that move from turn to turn; one text part is the same as a text; a call's arguments
+are compared as JSON, not as text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StreamReader(ABC):
     """Puts a streamed reply together, one event at a time."""
 
     settled = False
-    """The model has said everything; what may follow is the provider's epilogue (counts, an end mark)."""
+    """The model has said everything; only the provider's epilogue may follow (counts, an end mark)."""
     finished = False
     """The stream's own end mark, or an error that ends it, was there. Nothing of interest follows."""
 
@@ -48,7 +48,7 @@ class StreamReader(ABC):
 
     @abstractmethod
     def reply(self) -> dict[str, Any]:
-        """What has come so far, in the shape of a plain reply."""
+        """The reply so far, in the shape of a plain reply."""
 
 
 class Dialect(ItemReader, ABC):
@@ -57,7 +57,7 @@ class Dialect(ItemReader, ABC):
     api: Api
     provider: Provider
     path: str
-    """Of its requests."""
+    """Path of its requests."""
     conversation_fields: frozenset[str]
     """Fields of the body that `items` takes its entries from, or `previous`."""
 
@@ -71,11 +71,12 @@ class Dialect(ItemReader, ABC):
 
     @abstractmethod
     def content(self, reply: dict[str, Any]) -> ReplyContent:
-        """What a plain reply of status 200 says; without digests."""
+        """The content of a plain reply of status 200; without digests."""
 
     @abstractmethod
     def reply_items(self, reply: dict[str, Any]) -> list[dict[str, Any]]:
-        """The reply as items of a conversation: what the agent will send back in its next request."""
+        """The reply as items of a conversation, in the form in which the agent will send them back in its next
+        request."""
 
     def read_request(self, body: dict[str, Any], body_bytes: int, memo: DigestMemo) -> TurnRequest:
         """The request in a parsed body. Raises UsageError for one that no provider could answer, or that cannot be
@@ -98,11 +99,11 @@ class Dialect(ItemReader, ABC):
         return None
 
     def stores(self, body: dict[str, Any]) -> bool:
-        """Whether the provider is asked to remember the reply."""
+        """True if the request asks the provider to remember the reply."""
         return False
 
     def read_reply(self, reply: Any, request: TurnRequest) -> ReplyContent:
-        """What a plain reply, or one put together from a stream, says."""
+        """The content of a plain reply, or of one put together from a stream."""
         if not isinstance(reply, dict):
             return ReplyContent(error="the reply is not a JSON object")
         found = self.content(reply)
@@ -187,7 +188,7 @@ def index(value: Any) -> int | None:
 
 
 def without(item: dict[str, Any], names: Iterable[str] = ()) -> dict[str, Any]:
-    """A copy without the named fields, and without those that are null or empty lists."""
+    """A copy without the named fields, and without fields that are null or empty lists."""
     return {name: value for name, value in item.items() if name not in names and value is not None and value != []}
 
 

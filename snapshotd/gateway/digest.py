@@ -14,13 +14,13 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circula
 
 
 def canonical_json(value: Any) -> bytes:
-    """One byte string for equal values: sorted keys, no spaces, ASCII. `value` is what `json_body` parsed, so it has a
+    """One byte string for equal values: sorted keys, no spaces, ASCII. `value` comes from `json_body`, so it has a
     limited depth."""
     return _ENCODER.encode(value).encode("ascii")
 
 
 def digest_of(value: Any, key: bytes = b"") -> bytes:
-    """HMAC-SHA-256 of the canonical JSON: 32 bytes. With a secret key, digests at rest do not let anybody test
+    """HMAC-SHA-256 of the canonical JSON: 32 bytes. With a secret key, a reader of stored digests cannot test
     guesses."""
     return hmac.digest(key, canonical_json(value), "sha256")
 

@@ -31,7 +31,7 @@ HUNG_UP = "the agent hung up"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What all exchanges of a gateway share."""
+    """The settings that all exchanges of a gateway share."""
 
     handler: GatewayHandler
     upstreams: Mapping[str, Upstream]
@@ -50,7 +50,7 @@ class Exchange:
         self._settings = settings
         self._http = request
         self.provider = routes.family(request.path, request.header(b"anthropic-version") is not None)
-        """Whose shape errors have."""
+        """The provider whose error format is used."""
 
     def run(self) -> None:
         """Answer. Raises SnapshotdError, Gone, or Refused (the memory is used up)."""

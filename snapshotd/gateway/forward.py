@@ -1,7 +1,7 @@
 """Requests to the real provider, with httpx2 (the maintained continuation of httpx; the providers' own clients use it).
 
-One `Forwarder` per connection of an agent: it keeps its connection to the provider open, and `abort` cuts what it waits
-for from any thread. httpx2 is imported at the first request: it takes a tenth of a second, and a daemon without
+One `Forwarder` per connection of an agent: it keeps its connection to the provider open, and `abort` cuts its present
+wait from any thread. httpx2 is imported at the first request: it takes a tenth of a second, and a daemon without
 gateways never needs it.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class UpstreamFailed(Exception):  # noqa: N818 - what happened, not a defect
-    """The provider gave no answer. `status` is what the agent is told: 502 or 504."""
+    """The provider gave no answer. `status`: the agent's answer, 502 or 504."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -40,8 +40,7 @@ class Cut(Exception):  # noqa: N818 - what happened, not a defect
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A provider's answer whose body is on its way. `pieces` may raise Cut. `headers` are those for the agent; keys are
-    masked."""
+    """A provider's answer whose body is on its way. `pieces` may raise Cut. `headers`: the agent's; keys are masked."""
 
     status: int
     headers: list[Header]
@@ -59,13 +58,13 @@ def _tls() -> ssl.SSLContext:
 
 
 def target(provider: Provider, upstream: Upstream, path: str, query: str) -> str:
-    """Where a request for `path` (with `/v1`) goes."""
+    """The provider's URL for a request for `path` (with `/v1`)."""
     base = upstream.base_url.rstrip("/")
     has_path = urlsplit(base).path != ""
     if provider is Provider.ANTHROPIC:
         base = base.removesuffix("/v1")
     elif has_path:
-        path = path.removeprefix("/v1")  # an OpenAI base URL ends with its version, whatever that is called
+        path = path.removeprefix("/v1")  # an OpenAI base URL ends with its version, under any name
     return base + path + (f"?{query}" if query else "")
 
 
@@ -78,8 +77,8 @@ class Forwarder:
         self._lock = threading.Lock()
         self._aborted: str | None = None
         self._connection: socket.socket | None = None
-        """A duplicate of the connection to the provider: shutting it down wakes whoever reads from it, and its number
-        is ours."""
+        """A duplicate of the connection to the provider: shutting it down wakes its reader, and no other thread closes
+        its number."""
 
     @contextmanager
     def send(
@@ -122,11 +121,11 @@ class Forwarder:
 
     @property
     def aborted(self) -> str | None:
-        """Why it was aborted, if it was."""
+        """The reason of the abort, if it was aborted."""
         return self._aborted
 
     def abort(self, reason: str) -> None:
-        """Cut what is being waited for, and everything later. The first `reason` is the one that errors give."""
+        """Cut the present wait, and every later one. Errors give the first `reason`."""
         with self._lock:
             self._aborted = self._aborted or reason
             if self._connection is not None:

@@ -17,7 +17,7 @@ NODE_LIMIT = 1_000_000
 """Values in one body: a conversation of 10,000 messages has about 100,000. A body of `[[],[],` takes fifty times its
 size when parsed."""
 NODE_BYTES = 100
-"""What one parsed value costs in memory, roughly (CPython: 56 for an empty list or a short text, and its place in a
+"""Memory that one parsed value costs, roughly (CPython: 56 for an empty list or a short text, and its place in a
 container)."""
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -38,7 +38,7 @@ def parse(body: bytes) -> Any:
     """The value of a body that `count_values` found within `NODE_LIMIT`.
 
     Lone surrogates, which some clients send when they cut a text in the middle of a character, become U+FFFD. Raises
-    UsageError for what is not JSON and LimitExceeded for what is nested too deeply.
+    UsageError for a body that is not JSON and LimitExceeded for one that is nested too deeply.
     """
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_refuse, parse_float=_finite)
@@ -59,7 +59,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def parse_or_none(body: bytes) -> Any:
-    """Like `parse`, with every bound checked, and None for what cannot be read."""
+    """Like `parse`, with every bound checked, and None for an unreadable body."""
     try:
         return parse(body) if count_values(body) <= NODE_LIMIT else None
     except (UsageError, LimitExceeded):
@@ -67,8 +67,7 @@ def parse_or_none(body: bytes) -> Any:
 
 
 def parse_text(text: str) -> Any:
-    """What a text means as JSON, or the text itself where it is no JSON: the arguments of a tool call, which a model
-    wrote."""
+    """A text as JSON, or the text itself if it is no JSON: the arguments of a tool call, which a model wrote."""
     value = parse_or_none(text.encode("utf-8", "replace"))
     return text if value is None else value
 

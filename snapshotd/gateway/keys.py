@@ -1,4 +1,4 @@
-"""Headers and keys at the border: what of the agent's goes out, what of the provider's comes in."""
+"""Headers and keys at the border: the agent's headers that go out, and the provider's that come in."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _PASSED_ON = frozenset(
 )
 _PASSED_ON_PREFIXES = (b"x-ratelimit-", b"ratelimit-", b"anthropic-ratelimit-")
 _SECRET_NAMES = ("auth", "key", "token", "secret", "cookie")
-"""What the name of a header with a secret contains."""
+"""Parts of a header's name that mark a secret."""
 _SECRET_MIN_BYTES = 8
 """A shorter "key" (`none`, `local`) is a word that replies may hold, and protects nothing."""
 
@@ -77,7 +77,7 @@ def outgoing(headers: Iterable[Header], provider: Provider, upstream: Upstream) 
 
 
 def incoming(headers: Iterable[Header]) -> list[Header]:
-    """The headers of a reply for the agent: those it needs. Not whose account it is, no cookies."""
+    """The headers of a reply that the agent needs. No names of accounts, no cookies."""
     return [
         (name, value)
         for name, value in headers
@@ -103,14 +103,14 @@ class KeyMask:
         self._held = b""
 
     def feed(self, piece: bytes) -> bytes:
-        """What of all bytes so far can be shown now and has not been shown."""
+        """The bytes so far that can be shown now and have not been shown."""
         data = self._masked(self._held + piece)
         keep = max((self._overlap(data, secret) for secret in self._secrets), default=0)
         self._held = data[len(data) - keep :]
         return data[: len(data) - keep]
 
     def flush(self) -> bytes:
-        """What was kept back, at the end of the stream."""
+        """The bytes kept back, at the end of the stream."""
         data, self._held = self._held, b""
         return data
 

@@ -85,8 +85,7 @@ class OpenAIResponses(Dialect):
         return kind.endswith("_call") or kind in ("reasoning", "compaction", "mcp_list_tools", "mcp_approval_request")
 
     def calls(self, item: dict[str, Any]) -> Iterable[ModelCall]:
-        """Calls that the agent makes have a `call_id`; those that the provider makes itself (web search, ...) have
-        not."""
+        """Calls for the agent have a `call_id`; calls that the provider makes itself (web search, ...) have none."""
         kind, call_id = _kind(item), text(item.get("call_id"))
         if not kind.endswith("_call") or call_id is None:
             return

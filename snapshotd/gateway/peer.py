@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection from inside a sandbox, with h11: whole requests in, answers out, everything bounded.
 
-A peer that dawdles is cut off: it has a while for a head, for every piece of a body, for the whole body, and for taking
-what it asked for.
+A slow peer is cut off: there is a time limit for a head, for every piece of a body, for the whole body, and for taking
+the answer.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ IDLE_S = 300.0
 """Between requests."""
 HEAD_S = 30.0
 STALL_S = 60.0
-"""For the next piece of a body, and for taking any of an answer."""
+"""Time for the next piece of a body, and for taking any part of an answer."""
 BODY_S = 300.0
 _PIECE_BYTES = 64 << 10
 _LINGER_S = 2.0
 _LINGER_BYTES = 4 << 20
 _PATH = re.compile(r"/[A-Za-z0-9._~:@/-]{0,500}")
-"""No escapes: whatever a provider would make of them, it is not what was allowed."""
+"""No escapes: a provider could read them as a path that is not allowed."""
 
 
 class Gone(Exception):  # noqa: N818 - the ordinary end of a connection
@@ -39,7 +39,7 @@ class Gone(Exception):  # noqa: N818 - the ordinary end of a connection
 
 
 class Refused(Exception):  # noqa: N818 - carries the error that is shown
-    """What was sent is no request, or too much; the connection cannot go on after the answer."""
+    """The client sent no request, or too much; the connection cannot go on after the answer."""
 
     def __init__(self, error: SnapshotdError, status: int | None = None) -> None:
         super().__init__(error.message)
@@ -49,7 +49,7 @@ class Refused(Exception):  # noqa: N818 - carries the error that is shown
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One request, complete. `path` has no escapes and no `..`; `query` is what followed the question mark."""
+    """One request, complete. `path` has no escapes and no `..`; `query`: the text after the question mark."""
 
     method: str
     path: str
@@ -117,7 +117,7 @@ class Peer:
         self._taken += amount
 
     def release(self) -> None:
-        """Give back what was reserved."""
+        """Give back reserved memory."""
         self._budget.give(self._taken)
         self._taken = 0
 
@@ -151,11 +151,12 @@ class Peer:
 
     @property
     def answering(self) -> bool:
-        """Whether an answer has begun and not ended: all that can be done about an error is to cut it."""
+        """True if an answer has begun and not ended: an error can then only cut it."""
         return self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE, h11.DONE)
 
     def linger(self) -> None:
-        """Read a little of what the peer is still sending, so that it sees the answer and not a reset connection."""
+        """Read a little of the data that the peer is still sending, so that it sees the answer and not a reset
+        connection."""
         deadline, left = time.monotonic() + _LINGER_S, _LINGER_BYTES
         try:
             self._socket.shutdown(socket.SHUT_WR)

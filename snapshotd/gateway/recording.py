@@ -1,4 +1,4 @@
-"""What is learnt from a reply while it passes: its bytes, up to a limit, and what they say."""
+"""Records a reply while it passes: its bytes, up to a limit, and its content."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from snapshotd.gateway.dialect import Dialect
 from snapshotd.gateway.sse import EventReader
 
 READ_LIMIT_BYTES = 64 << 20
-"""Of a stream that is put together. Past it a reply is passed on and not read any more."""
+"""Size limit of a stream that is put together. Past it a reply is passed on and not read any more."""
 
 
 class Recording:
@@ -41,16 +41,16 @@ class Recording:
 
     @property
     def hold(self) -> bool:
-        """Whether the agent must wait for the rest until the reply is recorded: it could act on what it would get.
+        """True if the agent must wait for the rest until the reply is recorded, because it could act on the rest.
 
-        A plain reply as a whole, up to the limit; of a stream what the provider sends after the model's last words.
+        A plain reply waits as a whole, up to the limit; of a stream, the part after the model's last words waits.
         """
         limit = READ_LIMIT_BYTES if self.streamed else self._limit
         return self.body_bytes <= limit and (self._stream.settled or not self.streamed)
 
     @property
     def finished(self) -> bool:
-        """Whether the stream said that it is over. Its connection may stay open for a while."""
+        """True if the stream has announced its end. Its connection may stay open for a while."""
         return self.streamed and self._stream.finished
 
     def reply(self, failure: str | None, started_at_ns: int, duration_ns: int) -> TurnReply:

@@ -1,5 +1,5 @@
-"""Which requests are answered, and how. Everything else is refused: with the daemon's key, a sandbox may use models and
-nothing more."""
+"""The requests that are answered, and their handling. Every other request is refused: with the daemon's key, a sandbox
+may use models and nothing more."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PASSED = {"/v1/embeddings": Provider.OPENAI, "/v1/messages/count_tokens": Provi
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request goes. With a dialect it is a turn; without, it is passed on and not told to anybody."""
+    """The route of a request. With a dialect it is a turn; without one, it is passed on without a record."""
 
     provider: Provider
     dialect: Dialect | None = None
@@ -41,5 +41,6 @@ def find(request: HttpRequest) -> Route | None:
 
 
 def family(path: str, anthropic_header: bool) -> Provider:
-    """Whose shape an answer has: the header `anthropic-version` comes with every request of an Anthropic client."""
+    """The provider whose format an answer has: the header `anthropic-version` comes with every request of an Anthropic
+    client."""
     return Provider.ANTHROPIC if anthropic_header or path.startswith("/v1/messages") else Provider.OPENAI

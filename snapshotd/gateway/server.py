@@ -44,9 +44,9 @@ _BUSY_ANSWER = (
 class GatewayServer(Gateway):
     """Serves one sandbox from construction until `close`. See `base.py`.
 
-    `listener` is a listening TCP socket; it belongs to the server from now on. `upstreams`: by `Provider`; what is
-    missing can be replayed only. `budget`: memory to share with other gateways. `digest_key`: secret that message
-    digests depend on.
+    `listener` is a listening TCP socket; it belongs to the server from now on. `upstreams`: by `Provider`; a missing
+    one can be replayed only. `budget`: memory to share with other gateways. `digest_key`: secret that message digests
+    depend on.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class GatewayServer(Gateway):
         self._lock = threading.Lock()
         self._connections: set[_Connection] = set()
         self._threads: list[threading.Thread] = []
-        """Every thread that may still run, for `close`; those that have ended are dropped when the next one starts."""
+        """Every thread that may still run, for `close`; ended ones are dropped when the next one starts."""
         self._closing = threading.Event()
         self._closed = threading.Event()
         listener.settimeout(None)
@@ -207,7 +207,7 @@ class _Connection:
         return True
 
     def _refuse(self, refused: Refused) -> None:
-        """Say why, and let it go: what else it sends has no meaning."""
+        """Answer with the reason, and close: further data of the peer have no meaning."""
         provider = family("", any(name == b"anthropic-version" for name, _ in self._peer.head))
         try:
             if not self._peer.answering:

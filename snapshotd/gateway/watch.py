@@ -1,5 +1,5 @@
-"""Notices that a peer hung up while its thread waits for somebody else: nobody would read the answer, and a model costs
-money."""
+"""Notices that a peer hung up while its thread waits for the provider: the answer would have no reader, and a model
+costs money."""
 
 from __future__ import annotations
 

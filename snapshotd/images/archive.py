@@ -1,4 +1,4 @@
-"""Image archives: what `docker save` writes, and OCI image layouts (as a tar or as a folder). Layers are applied in
+"""Image archives: the output of `docker save`, and OCI image layouts (as a tar or as a folder). Layers are applied in
 order.
 
 Every blob is checked against the digest that names it, and every layer's plain content against its diff id; layouts are
@@ -35,7 +35,7 @@ _ANY_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _LEADS = re.compile(
     rb"(\./)?(blobs(/.*)?|oci-layout|index\.json|manifest\.json|repositories|[0-9a-f]{64}(/.*|\.json|\.tar)?)/?"
 )
-"""What the first member of an image archive is called; a root file system begins otherwise."""
+"""Names that the first member of an image archive can have; a root file system begins otherwise."""
 
 
 class Blobs(Protocol):
@@ -94,7 +94,7 @@ class ImageArchive:
 
 
 def looks_like_archive(first_member: bytes) -> bool:
-    """Whether a tar that begins with this member holds an image rather than a root file system."""
+    """True if a tar that begins with this member holds an image rather than a root file system."""
     return _LEADS.fullmatch(first_member) is not None
 
 

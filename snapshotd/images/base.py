@@ -1,14 +1,14 @@
 """Images: the root file systems that sandboxes start from, and every way to get one.
 
-An image's content is foreign and hostile; once the catalog knows an image, its files never change. Names: what Docker's
-references look like, which our own names are a part of. Only environment and working directory of a foreign
-configuration are used.
+An image's content is foreign and hostile; once the catalog knows an image, its files never change. Names: the form of
+Docker's references, which includes our own names. Only environment and working directory of a foreign configuration are
+used.
 
-Durability: on return an image survives power loss; before, nothing of it is visible, and what a crash left is removed
-at the next start. Concurrency: thread-safe. Images are made one at a time: the second of two that need the same missing
-one waits and finds it. Errors: NotFound, Ambiguous; UsageError (malformed, damaged or hostile source; the message names
-the member), NotPermitted, Unsupported (a program or engine is missing), LimitExceeded, OutOfSpace. Nothing is left
-behind by a failure.
+Durability: on return an image survives power loss; before, nothing of it is visible, and the next start removes the
+leftovers of a crash. Concurrency: thread-safe. Images are made one at a time: the second of two that need the same
+missing one waits and finds it. Errors: NotFound, Ambiguous; UsageError (malformed, damaged or hostile source; the
+message names the member), NotPermitted, Unsupported (a program or engine is missing), LimitExceeded, OutOfSpace.
+Nothing is left behind by a failure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ImageRows(Protocol):
 
 
 class Images(ABC):
-    """See the module's text for what holds for all methods."""
+    """The module's text holds for all methods."""
 
     @abstractmethod
     def list(self) -> list[Image]:
@@ -50,10 +50,10 @@ class Images(ABC):
 
     @abstractmethod
     def ensure(self, name: str, progress: Progress) -> Image:
-        """The image that `name` stands for, made if need be: one we have, else a recipe that comes with snapshotd, else
-        a Docker image.
+        """The image that `name` stands for, made if need be: an existing one, else a recipe that comes with snapshotd,
+        else a Docker image.
 
-        NotFound says what to do next. Building takes a minute, importing seconds; having it already, microseconds.
+        NotFound names the next step. Building takes a minute, importing seconds; having it already, microseconds.
         """
 
     @abstractmethod

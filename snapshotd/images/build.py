@@ -1,11 +1,11 @@
 """Build a root file system from a recipe with mmdebstrap: Debian packages, no image registry, one recipe gives one
 tree.
 
-What makes it reproducible (found by building twice and comparing): packages come out the same; what differs is
-everything stamped with the time of the build, so those times are set to one date, and the dates inside files (shadow)
-follow SOURCE_DATE_EPOCH. Removed are caches, logs, package lists, the bootstrapper's own configuration and what it
-copies from the host (host name, resolver). Python's byte code is the same in both builds and stays: without it every
-first import would write into the sandbox and show up as changed files.
+The build is reproducible (checked by building twice and comparing). Packages come out the same; only times of the build
+differ, so file times are set to one date, and the dates inside files (shadow) follow SOURCE_DATE_EPOCH. The build
+removes caches, logs, package lists, the bootstrapper's own configuration and the files that it copies from the host
+(host name, resolver). Python's byte code is the same in both builds and stays: without it every first import would
+write into the sandbox and show up as changed files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from snapshotd.kernel import files
 _SILENCE_S = 900
 """The package manager gives up on a mirror after minutes; longer silence means that something hangs."""
 _LINES_SHOWN = 5
-"""Of what a script printed that failed."""
+"""Number of lines shown of a failed script's output."""
 _EXCLUDED = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/lintian/*")
 _KEPT = ("/usr/share/doc/*/copyright", "/usr/share/locale/locale.alias")
 _EMPTIED = (b"var/cache/apt", b"var/cache/ldconfig", b"var/lib/apt/lists", b"dev", b"tmp")
@@ -109,8 +109,8 @@ def build_root(recipe: Recipe, root: Path, progress: Callable[[str], None]) -> N
 
 
 def _command(recipe: Recipe, root: Path, own_mirrors: bool) -> list[str]:
-    """In a mount and process namespace of its own, bound to this thread's life: no build outlives the daemon, no mount
-    stays."""
+    """The command that builds, in a mount and process namespace of its own, bound to this thread's life: no build
+    outlives the daemon, no mount stays."""
     command = [
         "setpriv",
         "--pdeathsig",
@@ -139,8 +139,8 @@ def _command(recipe: Recipe, root: Path, own_mirrors: bool) -> list[str]:
 
 
 def _host_apt_settings() -> list[tuple[str, str]]:
-    """How this machine's package manager reaches the network (proxies, retries, checks of dates). Not kept in the
-    image."""
+    """The settings with which this machine's package manager reaches the network (proxies, retries, checks of dates).
+    Not kept in the image."""
     result = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=False)
     return _APT_SETTINGS.findall(result.stdout)
 
@@ -151,7 +151,7 @@ def _source_lines(mirrors: list[Mirror]) -> str:
 
 
 def _run(command: list[str], recipe: Recipe, sources: str, progress: Callable[[str], None]) -> None:
-    """Run to the end, passing on what it says. The addresses go through standard input: they may hold a password."""
+    """Run to the end, passing on its output. The addresses go through standard input: they may hold a password."""
     kept = ("PATH", "HOME", "TMPDIR", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
     env = {name: os.environ[name] for name in kept if name in os.environ}
     env["PATH"] = env.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin"
@@ -234,7 +234,7 @@ def _each(root_fd: int, path: bytes, action: Callable[[int, bytes], None]) -> No
 
 
 def _write_sources(root_fd: int, mirrors: list[Mirror]) -> None:
-    """The image's own package sources: the same archives, without anybody's password."""
+    """The image's own package sources: the same archives, without passwords."""
     if not mirrors:
         return  # the bootstrapper wrote its defaults
     fd = files.make_dirs(root_fd, b"etc/apt/sources.list.d")

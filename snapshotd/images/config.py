@@ -1,4 +1,4 @@
-"""What is taken from a foreign image's configuration: its environment and working directory, checked; nothing else."""
+"""The part of a foreign image's configuration that is used: its environment and working directory, checked."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from snapshotd.formats.tar_reader import Readable
 
 _XZ_MEMORY_BYTES = 256 << 20
 _ZSTD_WINDOW_BYTES = 128 << 20
-"""What `zstd --long=27` needs; a hostile frame can ask for 2 GiB."""
+"""The window of `zstd --long=27`; a hostile frame can ask for 2 GiB."""
 _STEP_BYTES = 1 << 18
 _ZSTD_STEP_BYTES = 1 << 10
 """A block of 4 bytes can stand for 128 KiB, so this much can become 32 MiB in memory."""
@@ -39,12 +39,12 @@ def plain(stream: Readable, what: str) -> Readable:
 
 
 def drain(stream: Readable, limit: int, what: str) -> None:
-    """Read what is left of a stream: a tar ends before its file does. LimitExceeded when that is more than `limit`
+    """Read the rest of a stream: a tar ends before its file does. LimitExceeded when the rest is longer than `limit`
     bytes."""
     while data := stream.read(_STEP_BYTES):
         limit -= len(data)
         if limit < 0:
-            raise LimitExceeded(f"{what} goes on and on after the end of what is in it; it is damaged or hostile")
+            raise LimitExceeded(f"{what} does not stop after the end of its content; it is damaged or hostile")
 
 
 def _exactly(stream: Readable, size: int) -> bytes:

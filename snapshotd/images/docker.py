@@ -19,11 +19,11 @@ _TIMEOUT_S = 300
 """Before an engine sends the first byte of an export it mounts the image, which can take long on slow disks."""
 _CHUNK_BYTES = 1 << 20
 LABEL = "snapshotd.image-import"
-"""On the containers that are made here, so that a person who finds one after a crash knows what it is."""
+"""Label on the containers that are made here: it explains them to a person who finds one after a crash."""
 
 
 def _reason(exc: BaseException) -> str:
-    """What the operating system said, which the SDK wraps in three of its own errors."""
+    """The operating system's message, which the SDK wraps in three of its own errors."""
     while exc.__context__ is not None:
         exc = exc.__context__
     return exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
@@ -49,8 +49,8 @@ class DockerImages:
             client.close()
 
     def inspect(self, name: str) -> ImageConfig:
-        """What image a name stands for now. NotFound (with what to type), Unsupported (no engine), UsageError (other
-        machine's)."""
+        """The configuration of the image that a name stands for now. NotFound (with what to type), Unsupported (no
+        engine), UsageError (other machine's)."""
         with self._client() as client:
             try:
                 attributes = client.images.get(name).attrs

@@ -1,4 +1,4 @@
-"""The SHA-256 of a stream, while somebody else reads it."""
+"""The SHA-256 of a stream, computed while another reader consumes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PIECE_BYTES = 1 << 20
 
 
 class HashingReader:
-    """A stream that knows the hash of what was read from it."""
+    """A stream that knows the hash of the bytes read from it."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
@@ -22,7 +22,7 @@ class HashingReader:
         return data
 
     def hexdigest(self) -> str:
-        """Of what was read so far."""
+        """Digest of the bytes read so far."""
         return self._hash.hexdigest()
 
     def finish(self) -> str:

@@ -1,4 +1,4 @@
-"""Recipes: folders that say what an image holds, and the mirrors that its packages come from.
+"""Recipes: folders that describe an image's content, and the mirrors that its packages come from.
 
     <name>/image.toml    suite, packages, variant, env, workdir
     <name>/files/        optional tree that is copied over the root (root's, readable by all, executable where it is here)
@@ -130,8 +130,8 @@ def _env(folder: Path, env: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _digest(folder: Path) -> str:
-    """Over what decides the image: image.toml, customize and files/ (names, kinds, executable bits, content), and the
-    architecture."""
+    """Digest of everything that decides the image: image.toml, customize and files/ (names, kinds, executable bits,
+    content), and the architecture."""
     digest = hashlib.sha256(b"\0".join((b"snapshotd recipe", BUILDER_VERSION, platform.machine().encode())))
     for path in sorted((folder / "image.toml", folder / "customize", *(folder / "files").rglob("*")), key=os.fsencode):
         try:

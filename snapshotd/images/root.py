@@ -1,7 +1,7 @@
-"""An image's root directory: making it fit to be a sandbox's lowest layer, and counting what is in it.
+"""An image's root directory: making it fit to be a sandbox's lowest layer, and counting its files.
 
 The files are foreign. Nothing here follows a symbolic link: the container's mount points must be real directories,
-because whatever is mounted on them later is mounted by root.
+because root mounts on them later.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _FILES = (b"etc/hosts", b"etc/hostname", b"etc/resolv.conf")
 def prepare_root(root_fd: int) -> None:
     """Make sure that everything a container mounts on is there: directories, and three files in /etc.
 
-    What exists stays as it is, times of changed directories included. UsageError when a mount point is a link or a
-    file. A /etc/resolv.conf that is a link is left alone: the container driver then leaves it alone too.
+    Existing entries stay as they are, times of changed directories included. UsageError when a mount point is a link or
+    a file. A /etc/resolv.conf that is a link is left alone: the container driver then leaves it alone too.
     """
     for path, mode in _MOUNT_POINTS:
         _directory(root_fd, path, mode, "a sandbox mounts its own there")
@@ -100,8 +100,8 @@ def _times_kept(dir_fd: int) -> Iterator[None]:
 
 
 def walk(root_fd: int) -> Iterator[tuple[int, bytes, os.stat_result]]:
-    """Every entry below a root that nobody changes: descriptor of its directory, name, stat; a directory comes after
-    what is in it.
+    """Every entry below a root that does not change: descriptor of its directory, name, stat; a directory comes after
+    its entries.
 
     Iterative, two descriptors at a time, any depth.
     """
@@ -161,8 +161,8 @@ def measure(root_fd: int) -> tuple[int, int]:
 
 
 def settle_times(root_fd: int, since_ns: int, to_ns: int) -> None:
-    """Set the modification time of everything changed since `since_ns` (by a build) to `to_ns`; what a package brought
-    keeps its own."""
+    """Set the modification time of everything changed since `since_ns` (by a build) to `to_ns`; files of packages keep
+    their own."""
     for fd, name, st in walk(root_fd):
         if st.st_mtime_ns >= since_ns:
             os.utime(name, ns=(to_ns, to_ns), dir_fd=fd, follow_symlinks=False)

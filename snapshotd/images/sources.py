@@ -1,5 +1,5 @@
-"""Where a foreign image can lie on this machine: a folder, a root file system tar, an image archive. Told apart by what
-is in them."""
+"""Sources of foreign images on this machine: a folder, a root file system tar, an image archive. Their content tells
+them apart."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Source:
 
 @contextmanager
 def open_source(path: Path, scratch: Path, progress: Callable[[str], None]) -> Iterator[Source]:
-    """Find out what `path` holds. `scratch` is where a compressed image archive is unpacked, to be read out of order.
+    """Find out the kind of `path`. `scratch` is where a compressed image archive is unpacked, to be read out of order.
 
-    Raises NotFound, NotPermitted, UsageError (what is in it is no image, or damaged), LimitExceeded.
+    Raises NotFound, NotPermitted, UsageError (its content is no image, or damaged), LimitExceeded.
     """
     if path.is_dir():
         if (path / "oci-layout").is_file() or (path / "index.json").is_file():

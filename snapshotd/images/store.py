@@ -4,7 +4,7 @@
     <layers>/images/.tmp-<image id>/root   being made or removed; rubbish after a crash
 
 Write order: files, then durable (syncfs), then renamed to their final name, then the catalog's row, which is the
-commit. Removal goes the other way round. What no row refers to is removed when the store is opened, so only one process
+commit. Removal goes the other way round. Opening the store removes the files that no row refers to, so only one process
 may open it (the daemon, under its lock).
 
 Concurrency: thread-safe. Images are made one at a time: the second of two runs that need the same missing image waits
@@ -38,13 +38,13 @@ from snapshotd.kernel import files
 from snapshotd.types import Image, ImageID, new_id
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,254}")
-"""An image's name: what Docker's references look like, which our own names are a part of."""
+"""An image's name: the form of Docker's references, which includes our own names."""
 _TMP = ".tmp-"
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What a new image's row says besides its files."""
+    """The fields of a new image's row besides its files."""
 
     name: str
     source: str
@@ -189,8 +189,8 @@ class ImageStore(Images):
             return self._make(facts, lambda _: None, prepare=False)
 
     def _make(self, facts: _Facts, fill: Callable[[Path], None], *, prepare: bool = True) -> Image:
-        """Make an image: `fill` gets the empty root directory, `prepare` adds what every sandbox needs. Nothing is left
-        behind when it fails."""
+        """Make an image: `fill` gets the empty root directory, `prepare` adds the files that every sandbox needs.
+        Nothing is left behind when it fails."""
         image_id = ImageID(new_id())
         tmp = self._dir / f"{_TMP}{image_id}"
         try:
@@ -264,7 +264,7 @@ def _default_name(path: Path) -> str:
 
 
 def _copy_root(source: Path, target: Path) -> None:
-    """Copy an image's root, sharing its extents where the file system can. The tree is ours and nobody changes it."""
+    """Copy an image's root, sharing its extents where the file system can. The tree is ours and does not change."""
     program = shutil.which("cp")
     if program is None:
         raise InternalError("the program cp is missing on this machine")

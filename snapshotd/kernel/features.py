@@ -1,5 +1,5 @@
-"""What this kernel can do, found out by doing it. Every probe makes the system call, undoes it, and leaves nothing
-behind.
+"""The features of this kernel, found out by using them. Every probe makes the system call, undoes it, and leaves
+nothing behind.
 
 A probe returns None when the feature works, else the reason in a few words. None of them raises for a missing feature.
 """
@@ -80,7 +80,7 @@ def mount_setattr(directory: Path) -> str | None:
 
 
 def user_namespaces(_: Path) -> str | None:
-    """User namespaces with a map of 65,536 ids: container root is nobody on the host."""
+    """User namespaces with a map of 65,536 ids: container root has no rights on the host."""
     try:
         os.close(namespaces.user_namespace(_PROBE_MAP))
     except OSError as exc:
@@ -157,7 +157,7 @@ def freezer() -> tuple[int, str] | str:
 
 
 def fuse() -> str | None:
-    """Whether /dev/fuse can be opened."""
+    """None if /dev/fuse can be opened, else the reason."""
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
     except OSError as exc:
@@ -166,7 +166,7 @@ def fuse() -> str | None:
 
 
 def reflink(directory: Path) -> str | None:
-    """Whether files in `directory` can share extents (FICLONE)."""
+    """None if files in `directory` can share extents (FICLONE), else the reason."""
     try:
         with tempfile.TemporaryFile(dir=directory) as source, tempfile.TemporaryFile(dir=directory) as target:
             source.write(b"\0" * 4096)
@@ -177,8 +177,8 @@ def reflink(directory: Path) -> str | None:
 
 
 def project_quotas(directory: Path) -> str | None:
-    """Whether what lies in `directory` can be given limits; where files cannot be reflinked there, whether an XFS image
-    could."""
+    """None if files in `directory` can be given limits, else the reason; if files cannot be reflinked there, the answer
+    is about an XFS image."""
     if reflink(directory) is not None:
         return None if os.path.exists("/proc/fs/xfs/xqmstat") else "this kernel's XFS has no quotas, or is not loaded"
     fd = os.open(directory, files.DIR_FLAGS)
@@ -196,4 +196,4 @@ FEATURES: tuple[Feature, ...] = (
     Feature("user namespaces", "3.8", "container root without rights on the host", user_namespaces),
     Feature("id-mapped overlay", "6.13", "user namespaces over shared layers", id_mapped_overlay),
 )
-"""In the order in which one needs the one before."""
+"""Each probe comes after the ones that it needs."""

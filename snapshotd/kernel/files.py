@@ -40,7 +40,7 @@ def open_in_root(root_fd: int, path: bytes, flags: int) -> int:
     """Open `path` as a process would whose root is `root_fd`: links are followed and stay inside. Mounts below are not
     entered.
 
-    Raises OSError: ELOOP, EXDEV (a mount), and open's own. What is found may be a fifo or a device: hold it with O_PATH
+    Raises OSError: ELOOP, EXDEV (a mount), and open's own. The file may be a fifo or a device: hold it with O_PATH
     first.
     """
     return _open(root_fd, path, flags, 0, _IN_ROOT)
@@ -76,7 +76,7 @@ def open_deep(dir_fd: int, path: bytes) -> int:
 
 
 def make_dirs(dir_fd: int, path: bytes, mode: int = 0o755) -> int:
-    """Open the directory `path` below `dir_fd`, creating what is missing. Returns a descriptor for reading.
+    """Open the directory `path` below `dir_fd`, creating missing directories. Returns a descriptor for reading.
 
     Raises OSError (ENOTDIR or ELOOP where a component is not a directory).
     """
@@ -154,19 +154,18 @@ def _copy_range(source_fd: int, target_fd: int, offset: int, length: int) -> int
 
 
 def fd_path(fd: int) -> str:
-    """A path that names exactly what `fd` holds, for calls that take no O_PATH descriptor (xattrs of links, chmod)."""
+    """A path that names exactly the file of `fd`, for calls that take no O_PATH descriptor (xattrs of links, chmod)."""
     return f"/proc/self/fd/{fd}"
 
 
 SHADOWS = ("trusted.SGI_ACL_FILE", "trusted.SGI_ACL_DEFAULT")
 """Under these names XFS lists its stored form of system.posix_acl_access and _default once more, for root
-(fs/xfs/xfs_xattr.c). They are not the file's: another file system would show them as attributes that nobody has given
-it."""
+(fs/xfs/xfs_xattr.c). They are no attributes of the file: on another file system they would appear as foreign ones."""
 
 
 def read_xattrs(path_fd: int) -> dict[bytes, bytes]:
-    """Extended attributes of what `path_fd` (O_PATH is fine) holds, but `SHADOWS`. Raises OSError (E2BIG: more than the
-    kernel lists)."""
+    """Extended attributes of the file of `path_fd` (O_PATH is fine), but `SHADOWS`. Raises OSError (E2BIG: more than
+    the kernel lists)."""
     path = fd_path(path_fd)
     try:
         names = os.listxattr(path)
@@ -191,7 +190,7 @@ def copy_metadata(source: os.stat_result, xattrs: dict[bytes, bytes], target_fd:
 
 
 def is_empty_dir(dir_fd: int) -> bool:
-    """Whether the directory holds nothing. One getdents call for an empty one."""
+    """True if the directory holds nothing. One getdents call for an empty one."""
     with os.scandir(dir_fd) as entries:
         return next(entries, None) is None
 
@@ -199,9 +198,9 @@ def is_empty_dir(dir_fd: int) -> bool:
 def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> None:
     """Delete `name` below `dir_fd` and everything in it, of any depth, never leaving it and never following a link.
 
-    `one_device`: something may be mounted in it; raises OSError EBUSY then, and what is mounted is not touched (the
-    rest may be gone). Not an error when it is missing. Iterative, one descriptor per level up to 200 levels, then it
-    flattens: what lies deeper is moved up before it is removed, so that neither recursion nor descriptors grow with an
+    `one_device`: something may be mounted in it; raises OSError EBUSY then, and the mount is not touched (the rest may
+    be gone). Not an error when it is missing. Iterative, one descriptor per level up to 200 levels, then it flattens:
+    deeper entries are moved up before they are removed, so that neither recursion nor descriptors grow with an
     attacker's tree.
     """
     name = os.fsencode(name)
@@ -220,7 +219,7 @@ def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> 
         while stack:
             fd, own_name, left = stack[-1]
             if not left:
-                left += _remove_files(fd)  # once more after the last: for what has come meanwhile, or was moved up
+                left += _remove_files(fd)  # once more: for entries that came meanwhile, or were moved up
             if not left:
                 stack.pop()
                 os.close(fd)
@@ -302,9 +301,9 @@ def sync_dir(path: Path) -> None:
 
 def create_file(path: Path, data: bytes) -> None:
     """A small new file of the daemon's own, for its owner alone: durable with its name on return, and never half there.
-    Replaces what is there. OSError."""
+    Replaces an existing file. OSError."""
     new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)  # of a creation that was cut off
+    new.unlink(missing_ok=True)  # left by a creation that was cut off
     fd = os.open(new, _CREATE, 0o600)
     try:
         write_all(fd, data)

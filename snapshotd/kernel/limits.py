@@ -1,4 +1,4 @@
-"""How often a container ran into the limits of its cgroup. Works on version 1, version 2 and the hybrid of both.
+"""Counts of a container's hits at the limits of its cgroup. Works on version 1, version 2 and the hybrid of both.
 
 Source: Documentation/admin-guide/cgroup-v2.rst (`memory.events`, `pids.events`) and cgroup-v1/memory.rst
 (`memory.oom_control`).
@@ -25,7 +25,8 @@ class Hits:
 
 
 def hits(pid: int) -> Hits:
-    """Those of the cgroup of `pid`. What cannot be read (the process is gone, a controller is off) counts as none."""
+    """The hits of the cgroup of `pid`. A counter that cannot be read (the process is gone, a controller is off) counts
+    as none."""
     try:
         lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
     except (FileNotFoundError, ProcessLookupError):

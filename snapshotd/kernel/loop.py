@@ -23,14 +23,14 @@ def device_of(image: Path) -> str | None:
     OSError.
 
     By identity: the path that sysfs shows is one of the mount namespace that attached it, such as of a container that
-    was killed. Its last part is the file's name everywhere, as long as nobody renames the file.
+    was killed. Its last part is the file's name everywhere, as long as the file is not renamed.
     """
     st = os.stat(image)
     for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
         name = backing.parts[3]
         try:
             if not backing.read_text().strip().endswith(f"/{image.name}"):
-                continue  # what is behind it need not be asked: opening a device delays its release
+                continue  # a foreign device is not opened: opening one delays its release
         except OSError:
             continue  # detached meanwhile
         ensure_node(name)
@@ -43,8 +43,8 @@ def ensure_free_node() -> None:
     """Make sure that the node of the device which is attached next is there. Raises OSError.
 
     The kernel adds devices when all are taken; their nodes appear in the host's /dev, not in one that a container got
-    at its start. Somebody else may take the device before the caller does: then the caller's attempt fails and it asks
-    again.
+    at its start. Another process may take the device before the caller does: then the caller's attempt fails and it
+    tries again.
     """
     control = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
     try:

@@ -1,4 +1,4 @@
-"""How the C library keeps memory that is free, and how often Python looks for some."""
+"""Settings of the C library for free memory, and of Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KEPT_BYTES, _PAD_BYTES, _HEAP_BYTES = 128 << 20, 16 << 20, 32 << 20
 
 
 def keep_freed() -> bool:
-    """From now on what this process frees is given out again instead of going back to the kernel, up to 128 MiB.
+    """From now on this process reuses memory that it frees instead of giving it back to the kernel, up to 128 MiB.
     Buffers of up to 32 MiB come from there, too, and all threads share it. A page that the kernel gives anew is a
     fault, and is cleared: without this, archiving 300 MiB meets twice as many. False when the C library has no such
     settings (musl); then nothing has changed."""
@@ -19,20 +19,20 @@ def keep_freed() -> bool:
 
 
 def share_freed() -> bool:
-    """From now on all threads share what is free. Without this each of many threads keeps what it needed at its
+    """From now on all threads share free memory. Without this each of many threads keeps as much as it needed at its
     busiest. False as in `keep_freed`."""
     return _set((_ARENA_MAX, 1))
 
 
 def give_back() -> bool:
-    """Return what is free to the kernel now, whatever was said about keeping it. False as in `keep_freed`."""
+    """Return free memory to the kernel now, also after `keep_freed`. False as in `keep_freed`."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return trim is not None and trim(0) == 1
 
 
 def collect_rarely() -> None:
-    """For a process in which next to nothing refers to itself: archiving makes many small values that live until the
-    next batch, and the collector would go through all of them again and again."""
+    """For a process with next to no cycles among its values: archiving makes many small values that live until the next
+    batch, and the collector would go through all of them again and again."""
     gc.set_threshold(100_000)
 
 

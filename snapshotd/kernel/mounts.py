@@ -1,4 +1,4 @@
-"""Mounts by file descriptor: overlays, id-mapped clones, sealing, moving, and reading what is mounted.
+"""Mounts by file descriptor: overlays, id-mapped clones, sealing, moving, and listing mounts.
 
 Source: Documentation/filesystems/overlayfs.rst, mount_setattr(2), open_tree(2); design notes in docs/architecture.md.
 """
@@ -20,7 +20,7 @@ OVERLAY_OPTIONS: tuple[tuple[str, str], ...] = (
     ("xino", "auto"),
 )
 GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNREFUSED)
-"""What a FUSE mount answers whose process is gone."""
+"""Errors of a FUSE mount whose process is gone."""
 _OVERLAY_NEEDS_BYTES = 1 << 20
 """Free space with which no file system refuses a directory and an attribute: XFS reserves some hundred blocks for
 them."""
@@ -122,7 +122,7 @@ def detach(path: bytes | str) -> None:
 
 
 def answers(place: int | bytes) -> bool:
-    """Whether the process that serves a FUSE mount is there. Asks for its size, which no cache knows. Waits as long as
+    """True if the process that serves a FUSE mount is there. Asks for its size, which no cache knows. Waits as long as
     the process does not answer."""
     try:
         os.statvfs(place)
@@ -146,8 +146,8 @@ class MountPoint:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What hangs in a process's root: the id of the mount at "/", and (point, id) of the mounts directly in it, in
-    mount order. Of several on one point the id is that of the topmost."""
+    """The mounts in a process's root: the id of the mount at "/", and (point, id) of the mounts directly in it, in
+    mount order. If several lie on one point, the id is the topmost one's."""
 
     root_id: int
     points: tuple[tuple[bytes, int], ...]
@@ -184,7 +184,7 @@ def layout(pid: int) -> Layout:
             line.split(b" ", 5) for line in f.read().split(b"\n")[:-1]
         ]  # a name may hold any other line break, unescaped
     top = {line[4]: int(line[0]) for line in lines}
-    root = next((line[0] for line in reversed(lines) if line[4] == b"/"), b"-1")  # of several, the last lies on top
+    root = next((line[0] for line in reversed(lines) if line[4] == b"/"), b"-1")  # the last one at "/" lies on top
     return Layout(
         int(root), tuple((_unescape(line[4]), top[line[4]]) for line in lines if line[1] == root and line[4] != b"/")
     )

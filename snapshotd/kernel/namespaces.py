@@ -21,7 +21,7 @@ def in_mount_namespace(ns_fd: int, action: Callable[[], T]) -> T:
     """Run `action` in a thread of its own that has joined the mount namespace; the rest of the process stays where it
     is.
 
-    The thread's root and working directory are the namespace's root. What `action` raises is raised here.
+    The thread's root and working directory are the namespace's root. Errors of `action` are raised here.
     Cost: about 0.1 ms for the thread.
     """
 
@@ -34,7 +34,7 @@ def in_mount_namespace(ns_fd: int, action: Callable[[], T]) -> T:
 
 
 def mount_namespace_of(pid: int) -> tuple[int, int]:
-    """What names the mount namespace of a process, as long as it is there. OSError when the process is gone."""
+    """The name of a process's mount namespace, valid while the namespace exists. OSError when the process is gone."""
     found = os.stat(f"/proc/{pid}/ns/mnt")
     return found.st_dev, found.st_ino
 
@@ -64,7 +64,7 @@ def in_known_mount_namespace(namespace: tuple[int, int], action: Callable[[], T]
 
 def in_network_namespace(pid: int, action: Callable[[], T]) -> T:
     """Run `action` in a thread of its own that has joined the network namespace of a process: sockets it makes belong
-    there for good. What `action` raises is raised here; OSError when the process is gone."""
+    there for good. Errors of `action` are raised here; OSError when the process is gone."""
     ns_fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
     def joined() -> T:
@@ -100,7 +100,7 @@ _CLONE_NEWUSER = 0x10000000
 
 
 def user_namespace(id_map: IdMap) -> int:
-    """A file descriptor of a user namespace that maps `id_map` and nobody lives in; only for id-mapped mounts.
+    """A file descriptor of a user namespace that maps `id_map` and has no processes; only for id-mapped mounts.
 
     Container ids 0..count-1 on disk appear as host ids base..base+count-1. One more extent maps id `count` to host id
     0, without which overlayfs cannot create its work directory (EOVERFLOW, and the mount falls back to read-only).
@@ -112,9 +112,10 @@ def user_namespace(id_map: IdMap) -> int:
 def owned_user_namespace(id_map: IdMap, owner: int) -> int:
     """A file descriptor of a user namespace to live in, which belongs to the host's user `owner`.
 
-    What is counted by user (inotify, pending signals, message queues, locked memory) counts in every namespace above as
-    well, for that one's owner. So what lives in a namespace that root has made takes from root of the host: 128 inotify
-    instances, and systemd has none. Raises OSError. The helper process that makes it is gone on return.
+    The kernel also counts resources per user (inotify, pending signals, message queues, locked memory) in every
+    namespace above, for that namespace's owner. So a process in a namespace that root has made takes from root of the
+    host: 128 inotify instances, and systemd has none. Raises OSError. The helper process that makes it is gone on
+    return.
     """
     return _user_namespace(f"0 {id_map.base} {id_map.count}\n", owner)
 

@@ -1,7 +1,7 @@
 """The uplink of a network namespace: taken down and brought up again, with its routes.
 
 An interface that is down passes nothing and keeps its IPv4 addresses. The kernel drops the routes through it; the
-connected ones come back with it, those with a gateway do not, so they are remembered. IPv6 addresses and routes are
+connected ones come back with it, the ones with a gateway do not, so they are remembered. IPv6 addresses and routes are
 lost with the interface (unless `net.ipv6.conf.*.keep_addr_on_down` is set): neither driver gives a sandbox any.
 Interfaces and routes by ioctl (netdevice(7), `struct rtentry` of linux/route.h): one call each, no program needed.
 """
@@ -76,15 +76,15 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Uplink:
-    """What `take_down` took: the interfaces that were up, and the routes that do not come back with them."""
+    """The parts that `take_down` took: the interfaces that were up, and the routes that do not come back with them."""
 
     interfaces: tuple[str, ...]
     routes: tuple[Route, ...]
 
 
 def take_down(pid: int) -> Uplink:
-    """Take every interface but loopback down in the network namespace of a process. OSError; what was taken down before
-    it stays down."""
+    """Take every interface but loopback down in the network namespace of a process. OSError; the interfaces before the
+    failed one stay down."""
 
     def down(control: socket.socket) -> Uplink:
         found = [name for _, name in socket.if_nameindex() if _flags(control, name) & (_UP | _LOOPBACK) == _UP]
@@ -128,8 +128,8 @@ def _set_flags(control: socket.socket, name: str, flags: int) -> None:
 
 
 def _routes() -> list[Route]:
-    """Those through a gateway. The columns are hexadecimal numbers in the machine's byte order (fib_route_seq_show in
-    the kernel)."""
+    """The routes through a gateway. The columns are hexadecimal numbers in the machine's byte order (fib_route_seq_show
+    in the kernel)."""
     found = []
     with open(_TABLE) as table:
         next(table, None)

@@ -1,4 +1,4 @@
-"""What /proc says about single processes. Standard library only: the keeper's process imports it."""
+"""Facts about single processes, from /proc. Standard library only: the keeper's process imports it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stat_fields(pid: int) -> list[bytes]:
 
 
 def never_executed(fields: list[bytes]) -> bool:
-    """Whether a process has not gone through execve(2) since it was forked; true for ever of one that ended before it.
+    """True if a process has not gone through execve(2) since it was forked; for ever true of one that ended before it.
 
     The kernel's mark PF_FORKNOEXEC (field 9, `flags`) tells that and, unlike names, cannot be set by a program.
     """
@@ -40,7 +40,7 @@ def start_time(pid: int) -> int:
 
 
 def wait_status(pid: int, pidfd: int) -> int | None:
-    """How a process ended whose parent is another, as wait(2) says it. None when the kernel does not tell: it still
+    """The exit status of another process's child, as wait(2) gives it. None when the kernel does not tell: it still
     runs, or its parent has reaped it and the kernel is older than 6.15. The caller may look into any process
     (CAP_SYS_PTRACE)."""
     info = bytearray(_PIDFD_INFO.size)

@@ -1,5 +1,5 @@
-"""Project quotas: how much what lies below a directory may take. XFS and ext4 keep them alike, where they are mounted
-with `prjquota`.
+"""Project quotas: limits for the disk use below a directory. XFS and ext4 keep them alike, where they are mounted with
+`prjquota`.
 
 Source: quotactl(2), ioctl_fs(2) FS_IOC_FSSETXATTR, linux/dqblk_xfs.h. Descriptors are those of directories opened for
 reading.
@@ -31,14 +31,14 @@ _STATV_BYTES = 160
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What a project takes."""
+    """The disk use of a project."""
 
     bytes: int
     inodes: int
 
 
 def enforced(fd: int) -> bool:
-    """Whether the file system keeps limits of projects."""
+    """True if the file system enforces project limits."""
     state = ctypes.create_string_buffer(b"\1", _STATV_BYTES)  # the answer's version
     try:
         _quotactl(fd, _Q_XGETQSTATV, 0, state)
@@ -48,26 +48,26 @@ def enforced(fd: int) -> bool:
 
 
 def join(fd: int, project: int) -> None:
-    """Count a directory, and what is made in it from now on, to a project. OSError."""
+    """Count a directory, and new entries in it from now on, to a project. OSError."""
     flags, size, extents, _, cow, rest = _FSXATTR.unpack(fcntl.ioctl(fd, _FS_IOC_FSGETXATTR, b"\0" * _FSXATTR.size))
     fcntl.ioctl(fd, _FS_IOC_FSSETXATTR, _FSXATTR.pack(flags | _PROJINHERIT, size, extents, project, cow, rest))
 
 
 def used(fd: int, project: int) -> Used:
-    """What a project takes on the file system that holds `fd`. OSError."""
+    """The disk use of a project on the file system that holds `fd`. OSError."""
     answer = ctypes.create_string_buffer(_DISK_QUOTA.size)
     try:
         _quotactl(fd, _Q_XGETQUOTA, project, answer)
     except OSError as exc:
         if exc.errno in (errno.ENOENT, errno.ESRCH):
-            return Used(0, 0)  # nobody has heard of it
+            return Used(0, 0)  # the file system does not know the project
         raise
     values = _DISK_QUOTA.unpack(answer.raw)
     return Used(values[8] * 512, values[9])
 
 
 def limit(fd: int, project: int, size_bytes: int, inodes: int) -> None:
-    """Let a project take no more than this. Whoever writes beyond it is told ENOSPC (XFS) or EDQUOT (ext4). OSError."""
+    """Set the limits of a project. A write beyond them fails with ENOSPC (XFS) or EDQUOT (ext4). OSError."""
     blocks = size_bytes // 512
     values = (_VERSION, _PROJ_QUOTA, _HARD_LIMITS, project, blocks, 0, inodes, *[0] * 17, b"")
     _quotactl(fd, _Q_XSETQLIM, project, ctypes.create_string_buffer(_DISK_QUOTA.pack(*values), _DISK_QUOTA.size))

@@ -85,7 +85,7 @@ class OpenHow(ctypes.Structure):
 
 
 class Statx(ctypes.Structure):
-    """Of the answer only where the mount's id is (include/uapi/linux/stat.h)."""
+    """The kernel's answer, with the field of the mount's id alone (include/uapi/linux/stat.h)."""
 
     _fields_ = [
         ("mask", ctypes.c_uint32),

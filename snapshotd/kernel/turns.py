@@ -1,8 +1,8 @@
-"""Who goes first among the threads of this process.
+"""Priority among the threads of this process.
 
 Python runs one thread at a time. A step that seals a layer makes some hundred system calls and gives the interpreter up
-at each of them; a thread that walks a large tree meanwhile takes it every time, and an agent stands still for so much
-longer. So whoever keeps an agent waiting does it in `first()`, and work that may take long calls `give_way()` between
+at each of them; a thread that walks a large tree meanwhile takes it every time, and an agent stands still for that
+time. So a thread that keeps an agent waiting works in `first()`, and work that may take long calls `give_way()` between
 two entries.
 """
 
@@ -21,7 +21,7 @@ _going_first = 0
 
 class _Own(threading.local):
     depth = 0
-    """How many `first` this thread is in."""
+    """Number of `first` blocks that this thread is in."""
     goes_on_until = 0.0
     """It has waited, and does not again before this (by the monotonic clock)."""
 
@@ -31,8 +31,8 @@ _own = _Own()
 
 @contextlib.contextmanager
 def first() -> Iterator[None]:
-    """Inside, this thread goes before those that give way. May be nested; nothing is locked, and nobody waits for
-    long."""
+    """Inside the block, this thread goes before threads that give way. May be nested; no lock is taken, and no thread
+    waits for long."""
     global _going_first
     with _changed:
         _going_first += 1
@@ -48,9 +48,9 @@ def first() -> Iterator[None]:
 
 
 def give_way() -> None:
-    """Wait until no thread goes first, or for 20 ms; whoever waited goes on for as long before it waits again, so steps
-    without a pause between them cost it half of the time at most. Does nothing in a thread that goes first itself.
-    Costs next to nothing if nobody does."""
+    """Wait until no thread goes first, or for 20 ms; after a wait the thread runs for as long before it waits again, so
+    steps without a pause between them cost it at most half of the time. Does nothing in a thread that goes first
+    itself. Costs next to nothing if no thread goes first."""
     if not _going_first or _own.depth:
         return
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Make a layer that changes a stack, by writing through an overlay that nobody else sees.
+"""Make a layer that changes a stack, by writing through an overlay that no other process sees.
 
 The overlay is a detached mount: no process has it in its namespace, and it is gone when the layer is done. So overlayfs
 itself keeps the marks right (whiteouts, opaque directories, hard links), and no running sandbox notices before it is
@@ -17,10 +17,10 @@ from snapshotd.types import LayerID, Stack
 
 
 def amend(store: LayerStore, stack: Stack, write: Callable[[int], object]) -> LayerID:
-    """A sealed layer for the top of `stack`, with what `write` changes in the directory that it is given: the root of
-    the whole tree, for reading and writing. The caller holds the stack's layers, and unpins the new one.
+    """A sealed layer for the top of `stack`, with the changes that `write` makes in its directory: the root of the
+    whole tree, for reading and writing. The caller holds the stack's layers, and unpins the new one.
 
-    Ids are the container's. Raises what `write` raises, NotFound (a layer is gone), OSError; then nothing is left
+    Ids are the container's. Raises the errors of `write`, NotFound (a layer is gone), OSError; then nothing is left
     behind.
     """
     layer = store.create()

@@ -1,14 +1,15 @@
 """The copy path: capture a live upper while processes go on using it.
 
 Taken when the root cannot be pivoted (live processes, open writers). The result is a layer that holds everything the
-upper holds, so it stands on the same stack as the upper does; the upper stays where it is. Two passes: the first copies
-while processes run, the second, frozen, looks at every entry again and copies only what changed meanwhile. What did not
-change since the last capture is hard-linked from that capture's layer, which is immutable. The pause is a walk of the
-upper (a few microseconds an entry) plus what changed in the meantime.
+upper holds, so it stands on the same stack as the upper does; the upper stays where it is. The first pass copies while
+processes run. The second pass, with the processes frozen, checks every entry again and copies only the ones that
+changed meanwhile. Files that did not change since the last capture are hard-linked from that capture's layer, which is
+immutable. The pause is a walk of the upper (a few microseconds an entry) plus the copies of the second pass.
 
-What counts as unchanged: same inode, size, ctime and mtime as when it was last copied. The look is taken before the
-copy, and since Linux 6.13 a change after a look always gives a new ctime. Files under a shared writable mapping can
-change without one: `volatile` names them and they are copied every time, whichever of a file's names it gives.
+A file counts as unchanged if its inode, size, ctime and mtime are the same as at its last copy. Its status is read
+before the copy, and since Linux 6.13 a change after that always gives a new ctime. Files under a shared writable
+mapping can change without one: `volatile` names them and they are copied every time, whichever of a file's names it
+gives.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _signature(st: os.stat_result) -> Signature:
 
 @dataclass(slots=True)
 class Mirror:
-    """A finished capture: its layer, and what every entry of the upper looked like when it was copied."""
+    """A finished capture: its layer, and the status of every entry of the upper when it was copied."""
 
     layer: LayerID
     seen: dict[bytes, Signature]
@@ -84,7 +85,7 @@ def capture(
 
 
 class _Copier:
-    """Makes `target` equal to `source`; `run` may be called again and then does only what changed."""
+    """Makes `target` equal to `source`; `run` may be called again and then copies only changed entries."""
 
     def __init__(self, source: int, target: int, old: int, old_seen: dict[bytes, Signature]) -> None:
         self._source, self._target = source, target
@@ -104,7 +105,7 @@ class _Copier:
                 if not tolerant or exc.errno in (*NO_ROOM, errno.EIO):
                     raise
                 if path not in self.seen:  # a directory that changes while it is listed may show a name twice
-                    self._remove(path)  # what was made of it: the next pass takes what it does not know for absent
+                    self._remove(path)  # a half-made copy; the next pass takes unknown names for absent
                 continue
             self.seen[path] = _signature(st)
             if stat.S_ISDIR(st.st_mode):
@@ -112,12 +113,13 @@ class _Copier:
         for path in sorted(before.keys() - self.seen.keys(), reverse=True):
             self._remove(path)
         if tolerant:
-            return  # what the next pass makes in a directory would inherit its default access control list
+            return  # entries that the next pass makes in a directory would inherit its default access control list
         for path in reversed(directories):  # children first, or writing them would change their parent's times again
             self._dress_directory(path)
 
     def _inodes(self, paths: set[bytes]) -> set[tuple[int, int]]:
-        """What the names hold, where they hold something: every other name of the same file has changed with it."""
+        """Inodes of the files that the names hold, if they hold one: every other name of the same file has changed with
+        it."""
         found: set[tuple[int, int]] = set()
         for path in paths:
             try:
@@ -261,7 +263,7 @@ def _meaningful(xattrs: dict[bytes, bytes]) -> dict[bytes, bytes]:
 
 
 def _xattrs(source: int, name: bytes) -> dict[bytes, bytes]:
-    """Those to copy. LimitExceeded: the kernel does not list them."""
+    """The extended attributes to copy. LimitExceeded: the kernel does not list them."""
     try:
         return _meaningful(files.read_xattrs(source))
     except OSError as exc:

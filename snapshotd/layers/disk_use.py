@@ -1,5 +1,4 @@
-"""How much a live upper takes, where the file system does not count that itself. Its sandbox goes on writing
-meanwhile."""
+"""Disk use of a live upper, for file systems that do not count it themselves. Its sandbox goes on writing meanwhile."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ from snapshotd.trees.lookup import Handles, Node
 
 
 def measure(root_fd: int, most: Used) -> Used:
-    """What the tree takes, or something above `most` once it is more than that in bytes or inodes. A file with several
-    names counts once. What changes while it is looked at is counted or not. Memory and time: one entry for each inode
-    up to `most`."""
+    """Disk use of the tree, or a value above `most` as soon as it has more bytes or inodes than that. A file with
+    several names counts once. A file that changes during the walk may or may not be counted. Memory and time: one entry
+    for each inode up to `most`."""
     handles = Handles()
     seen: set[int] = set()
     size = inodes = 0

@@ -81,7 +81,7 @@ def _path(directory: Node, name: bytes) -> bytes | None:
 
 
 def torn(upper_fd: int, known: Iterable[Group]) -> list[Group]:
-    """Those groups of which the sealed layer holds several names as different files that look alike. Cost: an lstat per
+    """The groups with several names that the sealed layer holds as different files that look alike. Cost: an lstat per
     name."""
     found = []
     for group in known:
@@ -100,7 +100,7 @@ def relink(upper_fd: int, candidates: Iterable[Group], parent: View) -> int:
     """Link each candidate's names again that are one file in `parent` and equal in the sealed layer. Returns how many
     names were linked.
 
-    The layer must be sealed and not in use by anybody who could write. Directory times stay as they are.
+    The layer must be sealed, and no writer may use it. Directory times stay as they are.
     """
     linked = 0
     for group in candidates:

@@ -1,10 +1,10 @@
-"""Combine adjacent layers into one that means the same, whatever lies above and below them.
+"""Combine adjacent layers into one that means the same above and below any other layers.
 
 Files are hard-linked, so a merge costs directories and links, not bytes. That raises the link count and changes the
 ctime of the linked files, in the layers merged too. Directory inodes are new.
 
-Why one directory can stand for many: a lookup that comes from above finds the same names, and goes on below the last
-merged layer under the same name or path as it would have after the last of them. A directory's own marks are therefore
+One directory can stand for many because a lookup from above finds the same names, and goes on below the last merged
+layer under the same name or path as it would have after the last of them. A directory's own marks are therefore
 recomputed from where its search ended (`Directory.stopped`, `.rest`), and whiteouts stay wherever something below could
 come into view.
 """
@@ -167,8 +167,8 @@ class _Merger:
 
 
 def _redirect(directory: Directory, parent: Directory, name: bytes) -> bytes | None:
-    """What the merged directory `name`, whose lower part may exist, needs as a redirect; None if that has its natural
-    path."""
+    """The redirect that the merged directory `name` needs, whose lower part may exist; None if that part lies at its
+    natural path."""
     if not directory.absolute:
         return None if directory.rest[0] == name else directory.rest[0]
     path = directory.path_below()

@@ -33,14 +33,14 @@ from snapshotd.types import IdMap, LayerID, Stack
 CONVENIENCES = (b"/etc/resolv.conf", b"/etc/hosts", b"/etc/hostname")
 """Files that a runtime mounts for comfort; an image that has something else in their place goes without them."""
 _MOVED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENAMETOOLONG)
-"""What is found in the place of a mount whose directory was renamed."""
+"""Errors for a mount point whose directory was moved or replaced."""
 MAX_CACHED_LOWERS = 64
 MAX_SUBMOUNTS = 256
 """A container's own mounts are about thirty; docker adds a few per volume."""
 
 
 class Busy(Exception):  # noqa: N818 - an answer, not a defect
-    """Why the root cannot be sealed: a file is open for writing through it, or a mount in it was moved. Nothing has
+    """The root cannot be sealed: a file is open for writing through it, or a mount in it was moved. Nothing has
     changed; take the copy path."""
 
 
@@ -94,7 +94,7 @@ class Target:
                 os.close(self.retired.popleft())
 
     def trim(self) -> None:
-        """Close what was used longest ago, beyond `MAX_CACHED_LOWERS`."""
+        """Close the lowers that were used longest ago, beyond `MAX_CACHED_LOWERS`."""
         while len(self.lowers) > MAX_CACHED_LOWERS:
             os.close(self.lowers.popitem(last=False)[1])
 
@@ -153,8 +153,7 @@ def pivot(
 
 
 def settle(target: Target) -> None:
-    """Undo what a pivot had begun whose process was killed in the middle of it, or finish it. OSError,
-    SandboxFailed."""
+    """Undo or finish a pivot whose process was killed in the middle. OSError, SandboxFailed."""
     found = mounts.read_mountinfo(target.pid)
     prepared = sum(mount.point == b"/proc" and mount.fs_type == "overlay" for mount in found)
     retired = sum(mount.point == b"/" for mount in found) - 1
@@ -167,7 +166,7 @@ def settle(target: Target) -> None:
             mounts.detach(b".")  # the root before this one, which lies on top until it is detached
 
     namespaces.in_mount_namespace(target.mount_ns_fd, uncover)
-    namespaces.in_mount_namespace(target.mount_ns_fd, mounts.unseal_here)  # whose "/" is what is left
+    namespaces.in_mount_namespace(target.mount_ns_fd, mounts.unseal_here)  # the root that is now at "/"
 
 
 @contextlib.contextmanager
@@ -201,7 +200,7 @@ def _lower(target: Target, store: LayerStore, layer: LayerID) -> int:
 
 
 def layout_of(target: Target) -> mounts.Layout:
-    """What hangs in the container's root now. SandboxFailed when the container is gone, or has more mounts than any of
+    """The mounts in the container's root. SandboxFailed when the container is gone, or has more mounts than any of
     ours."""
     try:
         found = mounts.layout(target.pid)
@@ -215,9 +214,9 @@ def layout_of(target: Target) -> mounts.Layout:
 
 
 def _clones(points: tuple[tuple[bytes, int], ...], opened: ExitStack) -> list[tuple[bytes, int]]:
-    """The sub-mounts, each as a tree of its own. FileNotFoundError when one is no longer what lies on its point: a
-    clone of a directory of the root would be a mount of it that sealing does not reach, and through which the sandbox
-    could change a snapshot afterwards."""
+    """The sub-mounts, each as a tree of its own. FileNotFoundError when one no longer lies on its point: a clone of a
+    directory of the root would be a mount that sealing does not reach, and the sandbox could change a snapshot through
+    it afterwards."""
     trees = []
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     opened.callback(os.close, root)
@@ -264,7 +263,7 @@ def _switch(new_root: int, points: tuple[tuple[bytes, int], ...], owner: int, *,
             sc.call("pivot_root", b".", b".")
         except BaseException:
             if attached:
-                mounts.detach(b"/proc")  # the new root is what lies on top there
+                mounts.detach(b"/proc")  # the new root lies on top there
             if seal:
                 mounts.unseal_here()
             raise

@@ -4,13 +4,13 @@
     <root>/<layer id>/work      overlayfs's own scratch directory; only while the layer is live
     <root>/images/<image id>/root
 
-A layer directory exists before any catalog row mentions it and is removed after the last row is gone, so whatever is
-here and not referenced is rubbish: `sweep` removes it. `root` is on a reflink file system where possible (`prepare`):
+A layer directory exists before any catalog row mentions it and is removed after the last row is gone, so an
+unreferenced layer is garbage: `sweep` removes it. `root` is on a reflink file system where possible (`prepare`):
 copy-up of a big file is then O(1) (opening a 512 MiB file for writing: 0.1 ms on XFS against 369 ms on ext4).
 
-A layer in use is *held*: by a sandbox that stands on it, a view that reads it. `evict` takes what nobody holds. Three
-facts about a layer are on its own directory: the time of its last use (mtime), its size (an xattr), and whether it is
-whole (it is there under its id).
+A layer in use is *held*: by a sandbox that stands on it, a view that reads it. `evict` takes layers that are not held.
+Three facts about a layer are on its own directory: the time of its last use (mtime), its size (an xattr), and whether
+it is whole (it is there under its id).
 
 A *lazy* layer is not there yet: its content is served from elsewhere (a FUSE mount) until `publish` puts the real one
 in its place.
@@ -41,19 +41,20 @@ from snapshotd.types import ImageID, LayerID, Stack, new_id
 
 MAX_IMAGE_BYTES, MIN_IMAGE_BYTES = 1 << 40, 1 << 30
 IMAGE_SHARE = 0.9
-"""The sparse XFS image may grow to this part of what was free when it was made. It takes only what is written; a
-sandbox that fills it meets "no space left" inside, before the disk below is full and the image's own journal fails."""
+"""The sparse XFS image may grow to this part of the space that was free when it was made. It takes only written blocks;
+a sandbox that fills it meets "no space left" inside, before the disk below is full and the image's own journal
+fails."""
 _MOUNT_TRIES = 5
 """A device that was seen may be detached, and a free one taken, before the mount: in a busy container more than
 once."""
 READY_LAYERS = 4
 DISK_SHARE = 0.5
-"""How much of the file system that holds the layers one sandbox may take, where nobody says how much."""
+"""Part of the layers' file system that one sandbox may take if no limit is given."""
 DISK_LEAST_BYTES = 16 << 20
-"""What a sandbox at its limit may still write in a step, so that it can remove things and say so."""
+"""Space that a sandbox at its limit may still use in a step, so that it can remove files and report."""
 _BYTES_PER_INODE = 4096
 _FIRST_PROJECT = 1 << 24
-"""Projects below are left to whoever else uses the file system."""
+"""Projects below this are left to other users of the file system."""
 _SIZE = "trusted.snapshotd.bytes"
 _TRASH = ".evicted-"
 LazyOpener = Callable[[int], int]
@@ -62,23 +63,23 @@ PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class LayerStore:
-    """See the module's text. `root` must exist; `kind` says what it is on: `reflink`, `loop-xfs` or `plain`."""
+    """See the module's text. `root` must exist; `kind`: its file system: `reflink`, `loop-xfs` or `plain`."""
 
     def __init__(self, root: Path, kind: str, *, trims: bool = False) -> None:
         """`trims`: the space of layers that go is given back to the disk on which the image lies."""
         self.root = root
         self.kind = kind
         self.failed = False
-        """The file system below reported an error: what was not synced may be gone when it is mounted again."""
+        """The file system below reported an error: unsynced data may be gone when it is mounted again."""
         self._fd = os.open(root, files.DIR_FLAGS)
         os.makedirs(root / "images", mode=0o700, exist_ok=True)
 
         self._pins: set[LayerID] = set()
         self._held: Counter[LayerID] = Counter()
         self._spared: set[LayerID] = set()
-        """What a sweep would have removed, had nobody held it."""
+        """Layers that a sweep would have removed if they had not been held."""
         self.on_unneeded: Callable[[], object] = lambda: None
-        """Called when such a layer is released, so that somebody sweeps again. It must not block."""
+        """Called when such a layer is released, so that a thread sweeps again. It must not block."""
         self._lazy: dict[LayerID, LazyOpener] = {}
         self._sized: dict[LayerID, int] | None = None
         self._unnoted: dict[LayerID, int] = {}
@@ -218,7 +219,7 @@ class LayerStore:
             self.on_unneeded()
 
     def is_held(self, layer: LayerID) -> bool:
-        """Whether somebody holds the layer right now."""
+        """True if the layer is held right now."""
         with self._lock:
             return self._held[layer] > 0
 
@@ -237,7 +238,7 @@ class LayerStore:
                 self._sized[layer] = size_bytes
 
     def sized_bytes(self) -> int:
-        """What all layers take whose size is known. Cost: nothing per layer on disk, but for the first time."""
+        """Disk use of all layers whose size is known. Cost: nothing per layer on disk, but for the first time."""
         with self._lock:
             return sum(self._known_sizes().values())
 
@@ -287,11 +288,11 @@ class LayerStore:
             self._pins.add(layer)
 
     def lazy(self, layer: LayerID) -> LazyOpener | None:
-        """How to open a layer that is still lazy; None for any other."""
+        """The opener of a layer that is still lazy; None for any other."""
         return self._lazy.get(layer)
 
     def any_lazy(self, stack: Stack) -> bool:
-        """Whether a layer of a stack is still lazy."""
+        """True if a layer of the stack is still lazy."""
         return any(layer in self._lazy for layer in stack.layers)
 
     def publish(self, made: LayerID, layer: LayerID) -> None:
@@ -314,8 +315,8 @@ class LayerStore:
     # -- live layers ---------------------------------------------------------------------------------------------------
 
     def room(self, stack: Stack, disk_bytes: int) -> quota.Used:
-        """How much may be written above `stack` by a sandbox whose layers may take `disk_bytes` together (0:
-        `DISK_SHARE`). A layer whose size is not known yet counts as nothing."""
+        """The space above `stack` for a sandbox whose layers may take `disk_bytes` together (0: `DISK_SHARE`). A layer
+        whose size is not known yet counts as nothing."""
         disk_bytes = disk_bytes or self._disk_bytes
         with self._lock:
             known = self._known_sizes()
@@ -344,7 +345,7 @@ class LayerStore:
             raise _space(exc, "limit a layer") from exc
 
     def _free_project(self) -> int:
-        """A number that no file has. Those of an earlier daemon's layers are passed over."""
+        """A project id that no file has. Ids of an earlier daemon's layers are passed over."""
         with self._lock:
             while quota.used(self._fd, self._project).inodes:
                 self._project += 1
@@ -368,7 +369,7 @@ class LayerStore:
             os.close(below)
 
     def unchanged(self, layer: LayerID, stack: Stack) -> bool:
-        """Whether a live upper holds nothing: no entry, and its root directory looks like the stack's. One readdir, two
+        """True if a live upper holds nothing: no entry, and its root directory looks like the stack's. One readdir, two
         stats."""
         below = self._open_top(stack)
         try:
@@ -389,7 +390,7 @@ class LayerStore:
         files.remove_tree(self._fd, f"{layer}/work")
 
     def remove(self, layer: LayerID) -> None:
-        """Delete a layer. Not an error when it is missing, or somebody else deletes it just now. Cost: proportional to
+        """Delete a layer. Not an error when it is missing, or another thread deletes it just now. Cost: proportional to
         its entries."""
         with self._lock:
             self._pins.discard(layer)
@@ -398,8 +399,8 @@ class LayerStore:
         self._empty_trash(layer)
 
     def _taken(self, layer: LayerID) -> bool:
-        """Take a layer away from everybody else, so that one deletes it. False when it is not there. Caller holds the
-        lock."""
+        """Take a layer away from all other threads, so that only one deletes it. False when it is not there. Caller
+        holds the lock."""
         try:
             os.rename(layer, _TRASH + layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         except FileNotFoundError:
@@ -436,7 +437,7 @@ class LayerStore:
         return [LayerID(name) for name in os.listdir(self._fd) if name != "images" and not name.startswith(".")]
 
     def sweep(self, referenced: Callable[[], set[LayerID]]) -> list[LayerID]:
-        """Remove every layer that is neither pinned, nor held, nor in `referenced`; returns what was removed.
+        """Remove every layer that is neither pinned, nor held, nor in `referenced`; returns the removed ones.
 
         `referenced` is called after the layers were listed, so a layer that is committed meanwhile is never missed.
         """
@@ -507,7 +508,7 @@ def prepare(state_dir: Path) -> LayerStore:
 
 
 def can_reflink(directory: Path) -> bool:
-    """Whether FICLONE works in `directory`. Leaves nothing behind."""
+    """True if FICLONE works in `directory`. Leaves nothing behind."""
     with tempfile.TemporaryFile(dir=directory) as source, tempfile.TemporaryFile(dir=directory) as target:
         source.write(b"\0" * 4096)
         source.flush()

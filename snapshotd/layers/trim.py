@@ -18,15 +18,15 @@ from snapshotd.kernel import files
 _PAUSE_S = 1.0
 """Layers go in groups, and XFS frees their blocks in the background."""
 _REST = 20
-"""A trim is followed by a pause of so many times its own length."""
+"""A trim is followed by a pause of this many times its own length."""
 _LEAST_BYTES = 64 << 10
 """Free space in smaller pieces is not looked for: each takes a call that punches a hole."""
 _log = logging.getLogger(__name__)
 
 
 class Trimmer:
-    """One thread that trims the file system that holds `fd`: now, for what an earlier daemon left, and after each
-    `wanted`."""
+    """One thread that trims the file system that holds `fd`: now, for space that an earlier daemon freed, and after
+    each `wanted`."""
 
     def __init__(self, fd: int) -> None:
         self._fd = os.dup(fd)
@@ -40,7 +40,7 @@ class Trimmer:
         self._wanted.set()
 
     def close(self) -> None:
-        """End. What was removed a moment ago is the next start's."""
+        """End. Space freed a moment ago is trimmed after the next start."""
         self._closing.set()
         self._wanted.set()
         self._thread.join()

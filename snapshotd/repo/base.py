@@ -7,14 +7,14 @@ An *object* is immutable and known by its id, the keyed BLAKE3-256 of its plain 
 The key is the repository's, and another one is derived from it for each kind, so that a file can never pass as a tree.
 There are:
 
-    content   the bytes of a file or a tool output, of any length. Its id (`BlobID`) is the hash of all its bytes however it is cut.
+    content   the bytes of a file or a tool output, of any length. Its id (`BlobID`) is the hash of all its bytes, however they are cut.
     tree      one directory: its own metadata and its entries, which name contents and further trees (`TreeID`)
     record    a small JSON document about a snapshot, trajectory, image (`RecordID`), from which the catalog can be rebuilt
 
-Durability: what was saved is durable when `flush` has returned, and not before. After a crash, objects whose flush did
-not return are there or not there, each as a whole. A failed flush is fatal for what it covered: OSError, and the writer
-refuses everything after it. Concurrency: one writer per repository, in one process; any number of readers in any number
-of processes, at any time, also during garbage collection. Readers are thread-safe; the writer is not.
+Durability: saved objects are durable when `flush` has returned, and not before. After a crash, objects whose flush did
+not return are there or not there, each as a whole. A failed flush is fatal for everything it covered: OSError, and the
+writer refuses everything after it. Concurrency: one writer per repository, in one process; any number of readers in any
+number of processes, at any time, also during garbage collection. Readers are thread-safe; the writer is not.
 Errors: NotFound (no such object), DataLoss (stored bytes are missing or damaged; names object and pack), OutOfSpace
 (nothing half saved; the writer goes on working when there is space), VersionMismatch (written by a newer version),
 OSError.
@@ -39,12 +39,12 @@ Reader = Callable[[int], bytes]
 
 
 class ObjectKind(IntEnum):
-    """What a frame in a pack holds. The numbers are on disk."""
+    """The kind of a frame in a pack. The numbers are on disk."""
 
     CHUNK = 1
     """A piece of a content, or a whole one that is not larger than a piece."""
     LIST = 2
-    """A large content: which chunks (or further lists) it is made of. Known by the content's id."""
+    """A large content: the list of its chunks (or further lists). Its id is the content's id."""
     TREE = 3
     RECORD = 4
 
@@ -89,8 +89,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a writer has added since it was opened, in bytes and objects: what the packs grew by, and the plain bytes
-    seen."""
+    """Growth since the writer was opened: objects, bytes added to the packs, and plain bytes handed in."""
 
     objects: int
     packed_bytes: int
@@ -106,7 +105,7 @@ class Repository(ABC):
 
     @abstractmethod
     def contains(self, object_id: BlobID | TreeID | RecordID) -> bool:
-        """Whether the index knows the object. Says nothing about its bytes."""
+        """True if the index knows the object. Says nothing about its bytes."""
 
     @abstractmethod
     def load_tree(self, tree_id: TreeID) -> Tree:
@@ -122,7 +121,7 @@ class Repository(ABC):
 
     @abstractmethod
     def stored_bytes(self) -> int:
-        """What all packs take."""
+        """Size of all packs."""
 
     @abstractmethod
     def size_bytes(self, content: BlobID) -> int:
@@ -135,9 +134,9 @@ class Repository(ABC):
         complete."""
 
     def load_many(self, contents: Sequence[BlobID]) -> list[bytes | memoryview | None]:
-        """Small contents at once, verified, in their order: much faster than one by one. None is no answer: it may be
-        large, missing, damaged or something else that `load` gives or explains. Memory: some 20 MiB at most, whatever
-        was asked for. NotFound for what is no id."""
+        """Small contents at once, verified, in their order: much faster than one by one. None is no answer: the content
+        may be large, missing, damaged or something else that `load` returns or explains. Memory: some 20 MiB at most,
+        for any number of contents. NotFound for a text that is no id."""
         return [None] * len(contents)
 
     @abstractmethod
@@ -157,35 +156,37 @@ class PlainFile(NamedTuple):
 
 
 class RepositoryWriter(Repository):
-    """Reading and writing. What was saved can be read at once by this object, by others after `flush`.
+    """Reading and writing. Saved objects can be read at once through this writer, and by others after `flush`.
 
     `previous`: the earlier version of the same thing (same path in the parent's tree), which a delta may be made
-    against. A hint: it may be None, missing or anything. What exists already is not saved again. All of it may return
-    before the bytes are in a file.
+    against. A hint: it may be None, missing or anything. An object that exists already is not saved again. Every method
+    may return before the bytes are in a file.
     """
 
     saved: Saved
     epoch: str
-    """Another one whenever what was not flushed was given up: what was saved in an earlier epoch, and not flushed in
+    """Changes whenever unflushed data were given up: objects that were saved in an earlier epoch, and not flushed in
     it, may be nowhere."""
 
     @abstractmethod
     def save_bytes(self, data: bytes, previous: BlobID | None = None, name: bytes | None = None) -> BlobID:
-        """Save a content that is in memory (any size; meant for up to some MiB). `name`: that of the file, if it is
-        one: when it is new, a delta may be made against another file whose name ends alike. A hint."""
+        """Save a content that is in memory (any size; meant for up to some MiB). `name`: the file's name, if it is a
+        file. A new file may become a delta against another one whose name ends alike. A hint."""
 
     @abstractmethod
     def save_content(self, read: Reader, previous: BlobID | None = None) -> BlobID:
-        """Save a content from a reader, in constant memory. What `read` raises passes through; nothing is kept then."""
+        """Save a content from a reader, in constant memory. Errors that `read` raises pass through; nothing is kept
+        then."""
 
     def save_files(self, dir_fd: int, files: Sequence[PlainFile]) -> Callable[[], list[BlobID | None]] | None:
         """Begin to save the contents of new files in a directory, in other processes. None: there are no such processes
         (yet), or they are not worth it for so little. `dir_fd` is not needed any more on return.
 
-        What is returned waits, and gives their ids in order: None for each that is not what `PlainFile` says (any
-        more), which the caller has to save by itself. Unlike others these contents can be read after `flush` only.
-        InternalError, besides what others raise: such a process was killed; nothing since the last flush is saved, do
-        it again.
+        The returned function waits, and gives their ids in order: None for each file that does not match its
+        `PlainFile` (any more), which the caller has to save by itself. Unlike others these contents can be read after
+        `flush` only.
+        InternalError, besides the other methods' errors: such a process was killed; nothing since the last flush is
+        saved, so save it again.
         """
         return None
 
@@ -207,7 +208,7 @@ class RepositoryWriter(Repository):
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """What must stay: ids, each with its owner (a snapshot's or image's id), which messages name."""
+    """The objects that must stay: ids, each with its owner (a snapshot's or image's id), which messages name."""
 
     trees: Mapping[TreeID, str]
     contents: Mapping[BlobID, str]
@@ -216,8 +217,8 @@ class Roots:
 
 @dataclass(frozen=True, slots=True)
 class Reclaimed:
-    """What a collection did, or would do if dry: `freed_bytes` is by how much the packs shrink, `packs_bytes` what they
-    take afterwards."""
+    """The result of a collection, planned if dry: `freed_bytes` is the amount by which the packs shrink, `packs_bytes`
+    their size afterwards."""
 
     freed_bytes: int
     packs_bytes: int
@@ -270,7 +271,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class RepairResult:
-    """What was done, one sentence each (none: nothing was wrong), and the ids of objects that are gone for good."""
+    """`actions`: one sentence each, empty if there was no damage; `gone`: ids of objects that are lost for good."""
 
     actions: tuple[str, ...]
     gone: tuple[str, ...]
@@ -284,9 +285,9 @@ class RepairResult:
 
 
 class Maintenance(ABC):
-    """The writer's process only. Each may be cut off anywhere and run again. What an archive that failed half way left
-    unflushed is given up by a collection and by a repair, since it may lie in packs, or build upon objects, that go:
-    whoever saved it saves it again."""
+    """The writer's process only. Each may be cut off anywhere and run again. A collection and a repair give up the data
+    that a failed archive left unflushed, since they may lie in packs, or build upon objects, that go; the caller that
+    saved them saves them again."""
 
     @abstractmethod
     def writer(self) -> RepositoryWriter:
@@ -297,9 +298,10 @@ class Maintenance(ABC):
     def collect(
         self, roots: Roots, *, grace_s: float, now: float, dry_run: bool, progress: Callable[[str], object]
     ) -> Reclaimed:
-        """Remove what the roots do not reach, from packs older than the grace period. Deltas keep their bases. Needs
-        room for one pack at most; packs in which nothing lives go first, so it works on a full disk. `now`: seconds
-        since the epoch. DataLoss (naming what) when something that a root needs is missing: then nothing is removed."""
+        """Remove objects that the roots do not reach, from packs older than the grace period. Deltas keep their bases.
+        Needs room for one pack at most; packs in which nothing lives go first, so it works on a full disk. `now`:
+        seconds since the epoch. DataLoss (naming the object) when an object that a root needs is missing: then nothing
+        is removed."""
 
     @abstractmethod
     def check(self, roots: Roots, *, read_data: bool, progress: Callable[[str], object]) -> CheckResult:
@@ -352,7 +354,7 @@ class Spool(ABC):
 
     @abstractmethod
     def writer(self) -> BlobWriter:
-        """Begin a blob. Its memory use is constant whatever its size."""
+        """Begin a blob. Memory use is constant for any size."""
 
     def save_blob(self, data: bytes) -> BlobID:
         """Store bytes that are in memory already."""
@@ -372,8 +374,8 @@ class Spool(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Return when everything saved so far is durable against power loss. A failure is fatal for what was not
-        flushed: OSError."""
+        """Return when everything saved so far is durable against power loss. A failure is fatal for all unflushed
+        blobs: OSError."""
 
     @abstractmethod
     def blobs(self) -> Iterator[BlobID]:

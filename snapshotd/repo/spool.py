@@ -5,7 +5,7 @@
     <directory>/tmp/                blobs being written; emptied at open, so one process at a time may own a directory
 
 A blob's id is the keyed BLAKE3-256 of its plain bytes, in hexadecimal. The key is 32 random bytes per repository:
-whoever controls the content (an agent does) can neither foretell an id nor search for two contents with the same one.
+an agent that controls the content can neither foretell an id nor search for two contents with the same one.
 
 `spool_format.py` has the bytes of a blob file, `key.py` those of the key file.
 
@@ -41,10 +41,11 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _BLOB_ID = re.compile(r"[0-9a-f]{64}")
 _SHORT_BYTES = 128 << 10
-"""What is not longer is compressed at once: nearly every output, which takes some MiB less memory than a stream."""
+"""An output up to this size is compressed in memory at once: nearly every output, and it takes some MiB less memory
+than a stream."""
 _MAX_HELD = 16
-"""How many new files are kept open for `flush` to sync one by one (each 1-5 ms); more than that are synced by one
-syncfs."""
+"""Number of new files that stay open for `flush` to sync one by one (each 1-5 ms); with more, one syncfs syncs them
+all."""
 
 
 class FileSpool(Spool):
@@ -85,7 +86,7 @@ class FileSpool(Spool):
                 os.close(fd)
             self._held.clear()
             self._fds.clear()
-            self._root = self._blobs = self._tmp = -1  # a late user must not meet whatever gets these numbers next
+            self._root = self._blobs = self._tmp = -1  # a late user must not meet new files under these numbers
 
     def writer(self) -> BlobWriter:
         return _Writer(self)
@@ -165,7 +166,7 @@ class FileSpool(Spool):
                     os.fsync(fd)
                     os.rename(temporary, path, src_dir_fd=self._tmp, dst_dir_fd=self._blobs)
             with self._lock:
-                stale = self._held.pop(blob_id, None)  # of a file that was removed or replaced since
+                stale = self._held.pop(blob_id, None)  # descriptor of a file that was removed or replaced since
                 keep = not self._sync_all and len(self._held) < _MAX_HELD
                 if keep:
                     self._held[blob_id] = fd
@@ -297,7 +298,7 @@ class _Writer(BlobWriter):
         return blob_id
 
     def _let_go(self) -> None:
-        """Of what it takes: whoever refers to this may be collected much later."""
+        """Free the writer's memory: a caller may keep its object for long."""
         self._zstd = None
         self._short.clear()
 
@@ -320,7 +321,7 @@ class _Writer(BlobWriter):
 
     @contextmanager
     def _space(self) -> Iterator[None]:
-        """Whatever fails inside leaves nothing behind."""
+        """If the block fails, nothing is left behind."""
         try:
             with _disk(f"a blob in {self._repository.directory}"):
                 yield
@@ -331,7 +332,7 @@ class _Writer(BlobWriter):
 
 
 def _path(blob_id: BlobID) -> str:
-    """Where a blob lies below blobs/. NotFound for what is no blob id (which could be a path otherwise)."""
+    """Path of a blob below blobs/. NotFound for a text that is no blob id (it could be any path)."""
     if not _BLOB_ID.fullmatch(blob_id):
         raise NotFound(f"{blob_id[:80]!r} is not the id of a blob")
     return f"{blob_id[:2]}/{blob_id}"

@@ -52,11 +52,11 @@ class Header(NamedTuple):
 
 
 class FrameError(Exception):
-    """The frame is not what the header says."""
+    """The frame does not match its header."""
 
 
 class _Source:
-    """The frame of an open blob file as a source for the decompressor; hashes what passes."""
+    """The frame of an open blob file as a source for the decompressor; hashes the bytes on their way."""
 
     def __init__(self, fd: int, length: int) -> None:
         self._fd, self._offset, self._left = fd, HEADER_BYTES, length
@@ -98,9 +98,8 @@ def read_header(fd: int, where: str) -> Header:
 def unpack(fd: int, header: Header) -> Iterator[bytes]:
     """The plain bytes of an open blob file in pieces of at most 1 MiB, never more than the header declares.
 
-    Raises FrameError, possibly only after the last piece, when size or checksum of the frame are not what the header
-    says: no piece is good before the end. ZstdError where the frame does not decompress. Memory: the window and one
-    piece.
+    Raises FrameError, possibly only after the last piece, when size or checksum of the frame do not match the header:
+    no piece is good before the end. ZstdError where the frame does not decompress. Memory: the window and one piece.
     """
     frame = _Source(fd, header.frame_bytes)
     left = header.plain_bytes

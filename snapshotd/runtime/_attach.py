@@ -17,8 +17,8 @@ _WHOLE_ID_RANGE = 2**32 - 1
 def attached(container_id: ContainerID, pid: int, is_ours: Callable[[str], bool]) -> tuple[Container, int] | None:
     """The container whose init is process `pid`, and a pidfd of that; None when it does not run any more.
 
-    The number may have been given to any other process since it was recorded: the container's init is the first of a
-    pid namespace below this one, and `is_ours` says so of the path of one of its cgroups.
+    The kernel may have given the number to another process since it was recorded. So two checks: the container's init
+    is the first of a pid namespace below this one, and `is_ours` accepts the path of one of its cgroups.
     """
     try:
         pidfd = os.pidfd_open(pid)

@@ -25,13 +25,13 @@ def hierarchies() -> tuple[Path, ...]:
 
 
 def swap_is_counted() -> bool:
-    """Whether a limit on memory plus swap can be set. False on version 1 without `swapaccount=1`."""
+    """True if a limit on memory plus swap can be set. False on version 1 without `swapaccount=1`."""
     memory = next((point for point in hierarchies() if (point / "memory.limit_in_bytes").exists()), None)
     return memory is None or (memory / "memory.memsw.limit_in_bytes").exists()
 
 
 def directories(path: str) -> list[Path]:
-    """Where the cgroup `path` ("/a/b") exists, one directory per hierarchy."""
+    """Directories of the cgroup `path` ("/a/b"), one per hierarchy."""
     found = (point / path.lstrip("/") for point in hierarchies())
     return [directory for directory in found if directory.is_dir()]
 
@@ -57,8 +57,8 @@ def thaw(path: str) -> None:
 
 
 def kill(path: str) -> None:
-    """SIGKILL to every process of the cgroup, again for those that were just being made. Returns before they have
-    ended."""
+    """SIGKILL to every process of the cgroup, repeated for processes that were just being forked. Returns before they
+    have ended."""
     for directory in directories(path):
         for pid in processes(directory):
             _kill_member(pid, path)
@@ -75,7 +75,7 @@ def processes(directory: Path) -> list[int]:
 
 
 def _kill_member(pid: int, path: str) -> None:
-    """Kill `pid` if it still is a member, so that a number that was given away meanwhile hits nobody else."""
+    """Kill `pid` if it still is a member, so that a reused number hits no other process."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
@@ -92,7 +92,7 @@ def _kill_member(pid: int, path: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Kill whatever is left in the cgroup and remove its directories, nested ones included.
+    """Kill the remaining processes of the cgroup and remove its directories, nested ones included.
 
     Raises SandboxFailed when processes are still there after 10 s (stuck in the kernel).
     """

@@ -1,4 +1,4 @@
-"""What every driver refuses before it starts anything."""
+"""Requests that every driver refuses before it starts anything."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from snapshotd.types import IdMap
 
 
 def check_exec(spec: ExecSpec) -> None:
-    """Raise UsageError for what no runtime can carry: no command, a relative directory, NUL, text that is not UTF-8,
-    odd names."""
+    """Raise UsageError for a command that no runtime can carry: no command, a relative directory, NUL, text that is not
+    UTF-8, odd names."""
     if not spec.argv:
         raise UsageError("the command is empty; name a program")
     if not spec.cwd.startswith("/"):

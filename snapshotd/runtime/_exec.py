@@ -1,4 +1,4 @@
-"""Commands in a container that runc made, whoever asked it to: this daemon or a Docker engine.
+"""Commands in a container that runc made, for this daemon or for a Docker engine.
 
 The command gets two pipes of the daemon as its very own standard output and error (`runc exec --detach` keeps
 descriptors), and becomes a child of the daemon, which is a child subreaper; its exit code comes from waitid on a pidfd.
@@ -35,7 +35,7 @@ _END_DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RuncContainer:
-    """How runc knows a container: its program, its state directory (`--root`), and the name in there."""
+    """A container as runc knows it: its program, its state directory (`--root`), and the name in there."""
 
     runc: str
     state_dir: Path
@@ -47,7 +47,7 @@ class RuncContainer:
 
     @property
     def known(self) -> bool:
-        """Whether runc has state of it: it was made and not removed."""
+        """True if runc has state of the container: it was made and not removed."""
         return (self.state_dir / self.name / "state.json").exists()
 
 

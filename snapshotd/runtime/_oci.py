@@ -1,5 +1,5 @@
-"""The OCI configuration of a sandbox: a pure function of its spec. Same isolation as Docker's defaults, less what
-nobody needs here.
+"""The OCI configuration of a sandbox: a pure function of its spec. Same isolation as Docker's defaults, less the parts
+that are not needed here.
 
 Source: opencontainers/runtime-spec config.md and config-linux.md.
 """
@@ -19,7 +19,7 @@ from snapshotd.types import IdMap, Limits, Network
 STUB_DIRS = ("proc", "sys", "dev", "run/snapshotd", "tmp", "etc")
 RESOLV_CONF = "resolv.conf"
 """Name of the file in a container's run directory that becomes /etc/resolv.conf where there is a network."""
-"""What the stub root holds: mount points, and what an OCI runtime looks for."""
+"""Content of the stub root: mount points, and the files that an OCI runtime expects."""
 INIT_ARGV = (f"{SHARE_DIR}/init", "-P")
 """`-P`: no child of its own, only reap (catatonit's pause mode)."""
 
@@ -58,7 +58,7 @@ _MOUNT_FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a container is put: its read-only root and its cgroup, whether a limit on swap can be set there, and with
+    """The place of a container: its read-only root and its cgroup, True if a limit on swap can be set there, and with
     an id map the path of its user namespace."""
 
     root: Path
@@ -91,7 +91,7 @@ def process(spec: ExecSpec) -> dict[str, Any]:
     """The `process` object of one command, complete: nothing is taken from the container's own."""
     held = (
         list(CAPABILITIES) if spec.user == 0 else []
-    )  # else an unprivileged user could run what only root may reach: execve is still us
+    )  # otherwise an unprivileged user could run programs that only root may reach: execve runs as us
     return {
         "terminal": False,
         "user": {"uid": spec.user, "gid": spec.group, "additionalGids": list(spec.groups)},
@@ -114,8 +114,8 @@ def process(spec: ExecSpec) -> dict[str, Any]:
 
 @cache
 def _rlimits() -> list[dict[str, Any]]:
-    """1048576 open files where this process may grant limits, which takes CAP_SYS_RESOURCE (in a user namespace of
-    somebody else's for lower ones, too); else what it has itself, by inheritance."""
+    """1048576 open files where this process may grant limits, which takes CAP_SYS_RESOURCE (in a foreign user namespace
+    also for lower limits); else what it has itself, by inheritance."""
     status = Path("/proc/self/status").read_text()
     effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
     if not effective >> _CAP_SYS_RESOURCE & 1:

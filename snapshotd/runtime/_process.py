@@ -100,7 +100,7 @@ def wait_for_execve(pid: int, timeout_s: float) -> bool:
         try:
             fields = stat_fields(pid)
         except (FileNotFoundError, ProcessLookupError):
-            return True  # ended and reaped by somebody else: whatever it did, nothing more can be learnt here
+            return True  # another process has reaped it: its exit code cannot be learnt here
         if not never_executed(fields):
             return True
         if fields[0] in (b"Z", b"X") or time.monotonic() > deadline:
@@ -124,7 +124,7 @@ def reap(pidfd: int, timeout_s: float) -> int | None:
 
 
 def exit_code(pid: int, pidfd: int) -> int | None:
-    """The exit code of a process that has ended, whoever is its parent; None when that is lost."""
+    """The exit code of a process that has ended, with any parent; None when the code is lost."""
     code = reap(pidfd, 0)
     if code is not None:
         return code
@@ -138,12 +138,12 @@ def exit_code(pid: int, pidfd: int) -> int | None:
 
 
 class Command(Process):
-    """A command that runc started, whoever is its parent."""
+    """A command that runc started, with any parent."""
 
     @property
     @abstractmethod
     def reaped(self) -> bool:
-        """Whether nothing is left to wait for."""
+        """True if nothing is left to wait for."""
 
     @abstractmethod
     def executes(self, timeout_s: float) -> bool:
@@ -197,11 +197,11 @@ class ChildProcess(Command):
 
 
 class Children:
-    """Every command that has not been reaped, by container. One for the whole process, because children belong to the
+    """Every command that has not been reaped, by container. One for the whole daemon, because children belong to the
     process.
 
-    Needed because a container's init cannot end before all processes of its pid namespace have been reaped, those
-    included whose parent is outside of it (the kernel's zap_pid_ns_processes waits for them); callers may never call
+    It is needed because a container's init cannot end before all processes of its pid namespace have been reaped, also
+    the ones whose parent is outside of it (the kernel's zap_pid_ns_processes waits for them); callers may never call
     `wait`.
     """
 
@@ -212,15 +212,15 @@ class Children:
         self._suspects: dict[tuple[int, bytes], frozenset[object]] = {}
 
     def add(self, container_id: ContainerID, process: Command) -> None:
-        """Remember a command; forget those that have ended."""
+        """Remember a command; forget ended ones."""
         with self._lock:
             known = self._of.setdefault(container_id, [])
             known[:] = [p for p in known if not _ended(p)]
             known.append(process)
 
     def reap_all(self, container_id: ContainerID) -> bool:
-        """Reap the commands of a container that have ended; False when some still run. Exit codes stay with whoever
-        holds them."""
+        """Reap the commands of a container that have ended; False when some still run. Exit codes stay with the holders
+        of the commands."""
         with self._lock:
             left = [p for p in self._of.pop(container_id, []) if not _ended(p)]
             if left:
@@ -229,7 +229,8 @@ class Children:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """Around everything between the start of runc and `add`: what runc makes in here is not swept."""
+        """Around everything between the start of runc and `add`: `sweep` spares the processes that runc makes
+        meanwhile."""
         token = object()
         with self._lock:
             self._starting.add(token)
@@ -240,10 +241,10 @@ class Children:
                 self._starting.discard(token)
 
     def sweep(self) -> None:
-        """Reap what a runc that failed left to us: zombies of its own stages that never became anybody's command.
+        """Reap the leftovers of a failed runc: zombies of its own stages that never became a command.
 
-        Stage 1 is never a command. Stage 2 may be one that somebody is about to `add`: it is taken once all starts that
-        were under way when it was first seen are over.
+        Stage 1 is never a command. Stage 2 may be one that a thread is about to `add`: it is reaped once all starts
+        that were under way when it was first seen are over.
         """
         with self._lock:
             known = {process.pid for processes in self._of.values() for process in processes}
@@ -280,14 +281,14 @@ def _reap_zombie(pid: int) -> None:
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
     except ChildProcessError:
-        pass  # somebody was faster
+        pass  # another thread was faster
 
 
 def _ended(process: Command) -> bool:
     try:
         return process.reaped or process.wait(0) is not None
     except SandboxFailed:
-        return True  # the exit code is lost; whoever waits for it is told
+        return True  # the exit code is lost; the waiting thread gets that answer
 
 
 CHILDREN = Children()

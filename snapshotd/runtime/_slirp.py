@@ -3,7 +3,7 @@ addresses of the host.
 
 Inside: tap0 10.0.2.100/24, gateway 10.0.2.2 (the host's own loopback cannot be reached through it), name server
 10.0.2.3, which forwards to the host's resolvers. One process per container; it outlives the daemon and is found again
-by its process id and start time. It parses what the sandbox sends, so it runs with a seccomp filter, without
+by its process id and start time. It parses the sandbox's packets, so it runs with a seccomp filter, without
 capabilities, in an empty root (its own options).
 """
 

@@ -15,7 +15,7 @@ from snapshotd.types import ContainerID, short
 
 _END_DEADLINE_S = 10.0
 _SWEEP_AFTER_S = 0.02
-"""Processes end within milliseconds; later than this, one may be held by what runc left behind."""
+"""Processes end within milliseconds; later than this, a leftover of runc may hold one."""
 
 
 def end_all(container_id: ContainerID, cgroups: Collection[str], init_pidfd: int | None) -> None:
@@ -49,12 +49,12 @@ def end_all(container_id: ContainerID, cgroups: Collection[str], init_pidfd: int
             raise SandboxFailed(
                 f"processes {left} of container {short(container_id)} do not end (stuck in the kernel); try again"
             )
-        time.sleep(delay)  # no one event tells that the last of several processes has ended
+        time.sleep(delay)  # no single event tells that the last of several processes has ended
         delay = min(delay * 2, 0.01)
 
 
 def remove_files(directory: Path) -> None:
-    """Remove a container's directory of short-lived files, while commands that are being refused still clean up in it.
+    """Remove a container's directory of short-lived files, while refused commands still clean up in it.
 
     Not an error when it is missing. Raises OSError.
     """

@@ -1,9 +1,9 @@
-"""Containers: what a driver must do. Two drivers stand behind this: `runc` (no engine needed) and `docker`.
+"""Containers: the specification of a driver. Two drivers stand behind this: `runc` (no engine needed) and `docker`.
 
 Model. A *container* is namespaces, a cgroup and an init process, and nothing else of interest: it starts on a tiny,
-read-only stub root and knows no image. The engine then pivots it into a stack of layers (`layers/pivot.py`), which is
-why one container can be prepared before anybody knows what it will hold. Drivers never see layers; they share with
-`layers` only the init's process id and the id map.
+read-only stub root and knows no image. The engine then pivots it into a stack of layers (`layers/pivot.py`), so a
+container can be prepared before its content is known. Drivers never see layers; they share with `layers` only the
+init's process id and the id map.
 
 Lifecycle. create -> (pivoted by the engine) -> exec, any number, in parallel -> destroy.
 
@@ -11,7 +11,7 @@ Isolation, the same for both drivers: own pid, mount, uts, ipc, net and cgroup n
 memory, cpu and pids limits; `CAPABILITIES` only; no-new-privileges; default seccomp; masked and read-only proc paths.
 
 Paths inside every container: `SHARE_DIR` (read-only: `init`, and `lib/` with the in-sandbox library) and `SOCKET_PATH`
-(unix socket to the daemon; whoever connects is that container).
+(unix socket to the daemon; it identifies the container).
 
 Concurrency: every method may be called from several threads; calls on one container may overlap.
 Errors: `SandboxFailed` when the container cannot be made or is gone; `Unsupported` when the machine lacks the runtime.
@@ -45,18 +45,20 @@ CAPABILITIES: tuple[str, ...] = (
     "CAP_SETUID",
     "CAP_SYS_CHROOT",
 )
-"""What building, installing and testing software needs. Docker's default set less MKNOD, NET_RAW and AUDIT_WRITE."""
+"""The capabilities for building, installing and testing software. Docker's default set less MKNOD, NET_RAW and
+AUDIT_WRITE."""
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """What to create. `run_dir` is a host directory, made by the caller, that appears as `RUN_DIR` in the container.
+    """The specification of a new container. `run_dir` is a host directory, made by the caller, that appears as
+    `RUN_DIR` in the container.
 
     `run_dir` and its parents must be searchable by everyone (0711), since container root may be an unprivileged host
     id. `share_dir` is a host directory with `init` and `lib/`, bind-mounted read-only as `SHARE_DIR`.
-    `image_name` is for people only: what `docker ps` shows.
+    `image_name` is for people only: `docker ps` shows it.
     """
 
     id: ContainerID
@@ -89,7 +91,7 @@ class ExecSpec:
     group: int = 0
     groups: Sequence[int] = ()
     stdin: bool = False
-    """Whether its standard input is a pipe (`Process.stdin_fd`). Without, it is empty."""
+    """True if the command's standard input is a pipe (`Process.stdin_fd`). Otherwise it is empty."""
 
 
 class Process(ABC):
@@ -108,8 +110,7 @@ class Process(ABC):
     """The end of the pipe to write to, blocking, which the caller owns and must close; None without
     `ExecSpec.stdin`."""
     linger_s: float = 0.0
-    """How long after the command's end its last output may still be on its way through the driver. 0: pipes straight
-    from the command."""
+    """Time after the command's end for which its last output may still be on its way through the driver."""
 
     @abstractmethod
     def wait(self, timeout_s: float | None = None) -> int | None:
@@ -125,22 +126,22 @@ class Process(ABC):
 
 
 class Keeper(ABC):
-    """What outlives a daemon: commands started with `Runtime.exec(..., keep=key)`, their pipes, and descriptors, each
-    under its own key.
+    """Keeps descriptors and commands beyond a daemon's life: commands started with `Runtime.exec(..., keep=key)`, their
+    pipes, and single descriptors, each under its own key.
 
-    A key is 1 to 128 characters. Nothing runs before the first thing is kept; as long as a daemon is connected or
-    something is held, it goes on, and the next daemon finds it all. `SandboxFailed` when the keeper cannot be started
-    or was killed meanwhile; looking for what is not there is no error. Thread-safe.
+    A key is 1 to 128 characters. The keeper starts when the first thing is kept. It goes on as long as a daemon is
+    connected or it holds something, and the next daemon finds everything. `SandboxFailed` when the keeper cannot be
+    started or was killed meanwhile; looking for a missing key is no error. Thread-safe.
     """
 
     @abstractmethod
     def process(self, key: str) -> Process | None:
-        """A kept command, with duplicates of the read ends of its pipes for the caller to close. Its end can be waited
-        for until its key is dropped, whoever started it. None when there is none."""
+        """A kept command, with duplicates of the read ends of its pipes for the caller to close. Any daemon can wait
+        for its end until its key is dropped. None when there is none."""
 
     @abstractmethod
     def hold(self, key: str, fd: int) -> None:
-        """Hold a duplicate of a descriptor, in place of what was held under the key."""
+        """Hold a duplicate of a descriptor, in place of an earlier one under the key."""
 
     @abstractmethod
     def held(self, key: str) -> int | None:
@@ -153,7 +154,7 @@ class Keeper(ABC):
 
     @abstractmethod
     def drop(self, key: str) -> None:
-        """Close what is held under a key. Ends no command; a process already in hand can be waited for and killed as
+        """Close the descriptors under a key. Ends no command; a process already in hand can be waited for and killed as
         before."""
 
     @abstractmethod
@@ -193,10 +194,10 @@ class Runtime(ABC):
 
     @abstractmethod
     def attach(self, container_id: ContainerID) -> Container | None:
-        """A container that an earlier daemon made, if its init still runs; None otherwise, and then `destroy` is what
-        is left to do.
+        """A container that an earlier daemon made, if its init still runs; None otherwise; the caller then calls
+        `destroy`.
 
-        From now on it is as any other. Commands of the earlier daemon run on; those it kept are the keeper's to give.
+        From now on it is like any other container. Commands of the earlier daemon run on; the keeper has the kept ones.
         """
 
     @abstractmethod

@@ -1,7 +1,8 @@
 """The `docker` driver: containers of a Docker engine on this machine, 20.10 or newer. The only owner of the docker SDK.
 
-A container is made from a stub image (empty directories; imported once, no registry) that carries the name of what will
-run in it, so that `docker ps`, `docker logs`, `docker exec` and `docker stats` show sandboxes as people expect:
+A container is made from a stub image (empty directories; imported once, no registry) that carries the name of the image
+that will run in it, so that `docker ps`, `docker logs`, `docker exec` and `docker stats` show sandboxes as people
+expect:
     name `snapshotd-<short id>`, image `snapshotd/<image name>`, labels snapshotd.instance and snapshotd.container.
 The engine makes and removes containers; commands are started through its runc (see `_exec.py` for why).
 """
@@ -196,7 +197,7 @@ class DockerRuntime(Runtime):
             return found
 
     def _runc_container(self, container_id: ContainerID) -> RuncContainer:
-        """How runc knows the container. SandboxFailed when it is gone."""
+        """The container as runc knows it. SandboxFailed when it is gone."""
         with self._lock:
             known = self._known.get(container_id)
         if known is not None:
@@ -297,7 +298,7 @@ class DockerRuntime(Runtime):
                 time.sleep(0.02)
 
     def _is_init(self, proc_fd: int, container_id: ContainerID) -> bool:
-        """Whether a /proc/PID directory belongs to the container: the engine's id is in the path of its cgroup."""
+        """True if a /proc/PID directory belongs to the container: the engine's id is in the path of its cgroup."""
         with self._lock:
             known = self._known.get(container_id)
         fd = os.open("cgroup", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_fd)
@@ -383,8 +384,8 @@ def _cgroup_paths(pid: int, docker_id: str) -> set[str]:
 
 
 def find_runc(docker_id: str, pid: int) -> RuncContainer:
-    """How runc knows a Docker container whose init is `pid`: containerd's shim, the init's parent, works in a directory
-    that says so.
+    """The runc container of a Docker container whose init is `pid`: the working directory of containerd's shim, the
+    init's parent, names it.
 
     Source: containerd's runtime v2; `options.json` holds runc's root and program, the directory above is named after
     the namespace. Raises SandboxFailed when no state of runc is found: the engine uses another OCI runtime.

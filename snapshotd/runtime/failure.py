@@ -1,4 +1,4 @@
-"""What a runtime said when it could not start something, turned into the project's errors. Pure; no driver is imported.
+"""Turns a runtime's message about a failed start into the project's errors. Pure; no driver is imported.
 
 runc writes one line into its log, or, when the very last step fails, to the command's standard error. The reason always
 stands at the end, so only ends are compared: the names before it belong to the caller and may hold any text.
@@ -91,7 +91,7 @@ def _tail(text: str) -> str:
 
 
 def removal_may_work_again(status: int | None, text: str) -> bool:
-    """Whether an engine's refusal to remove a container is about something that is just passing.
+    """True if an engine's refusal to remove a container has a passing reason.
 
     409: another removal is under way. "is not running": the container ended between the engine's look and its kill
     (seen on 20.10 with status 500, eight containers at once).

@@ -1,7 +1,8 @@
 """The daemon's side of the keeper (keeper_main.py): starts it, finds the one that an earlier daemon started, asks it.
 
 Every request has a connection of its own, so threads do not wait for each other; one more stays open as the lifeline.
-Who connects, and who makes the socket, holds a lock on its directory, as the keeper does when it ends (see there).
+A process that connects, or makes the socket, holds a lock on the socket's directory, as the keeper does when it ends
+(see there).
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ class KeeperClient(base.Keeper):
         self._look({"do": "drop", "key": key})
 
     def status(self, key: str, pid: int) -> tuple[int, bool] | None:
-        """The exit code of a command that has ended, and whether it ever ran its program. None when nobody knows."""
+        """The exit code of a command that has ended, and True if it ever ran its program. None when the keeper does not
+        know."""
         found = self._look({"do": "status", "key": key, "pid": pid})
         return None if found is None or found[0]["code"] is None else (found[0]["code"], found[0]["executed"])
 
@@ -205,7 +207,7 @@ class KeeperClient(base.Keeper):
             try:
                 yield fd
             finally:
-                fcntl.flock(fd, fcntl.LOCK_UN)  # a process that is just being started may have a copy of the descriptor
+                fcntl.flock(fd, fcntl.LOCK_UN)  # a process that is just starting may have a copy of the descriptor
         finally:
             os.close(fd)
 
@@ -226,7 +228,7 @@ class KeeperClient(base.Keeper):
         """Make the socket and the process behind it. The lifeline is connected before: should this daemon die now, its
         end is seen."""
         if self._lifeline is not None:
-            self._forget_lifeline()  # somebody removed the socket of a keeper that lives
+            self._forget_lifeline()  # a process removed the socket of a living keeper
         self._path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as listener:
             listener.bind(str(self._path))
@@ -261,7 +263,7 @@ class KeeperClient(base.Keeper):
 
 
 def _hung_up(connection: socket.socket) -> bool:
-    """Whether the other side has closed. The connection does not block any more."""
+    """True if the other side has closed. The connection does not block any more."""
     connection.setblocking(False)
     try:
         return connection.recv(1) == b""
@@ -281,7 +283,7 @@ class KeptCommand(Command):
         self.pid = status["pid"]
         self.stdout_fd, self.stderr_fd, *pidfd = fds
         self._pidfd = pidfd[0] if pidfd else None
-        """None: it had ended before anybody could open one."""
+        """None: it had ended before its descriptor could be opened."""
         if self._pidfd is not None:
             weakref.finalize(self, os.close, self._pidfd)  # not earlier: another thread may be waiting on it
         self._lock = threading.Lock()

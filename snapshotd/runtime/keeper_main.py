@@ -6,9 +6,9 @@ speak to it.
 SOCKET is the path of its socket, the others are inherited descriptors: the listening socket, already with one
 connection waiting; the directory of the socket, which only root can enter; the mount namespace to live in.
 
-One thread. A child subreaper in a session of its own: what `runc exec --detach` leaves behind becomes its child and is
-reaped at once, for a pid namespace can only end when somebody has reaped all of it. Exit codes of commands stay until
-their key is dropped, those of unknown processes while they are among the newest thousand.
+One thread. A child subreaper in a session of its own: processes that `runc exec --detach` leaves behind become its
+children and are reaped at once, because a pid namespace can only end when all its processes are reaped. Exit codes of
+commands stay until their key is dropped, those of unknown processes while they are among the newest thousand.
 
 Requests are one JSON object per packet, descriptors beside it; one answer each: an object with `error` (a sentence) or
 `none` (no such key), or what the method of the request's name says. An open connection keeps the process alive, as does
@@ -52,8 +52,8 @@ Answer = tuple[dict[str, Any], list[int]]
 
 
 class _Kept:
-    """What lies under one key: a command with the read ends of its pipes and, unless it had ended before, its pidfd; or
-    a descriptor."""
+    """The descriptors under one key: a command with the read ends of its pipes and, unless it had ended before, its
+    pidfd; or a single descriptor."""
 
     __slots__ = ("code", "executed", "fds", "pid")
 
@@ -66,7 +66,7 @@ class _Kept:
 
     @property
     def runs(self) -> bool:
-        """Whether it is a command that has not ended."""
+        """True if it is a command that has not ended."""
         return self.pid != 0 and self.code is None
 
     def status(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class _Kept:
 
 
 class _Run:
-    """A helper (`runc exec`) under way, and what is to be done at its end."""
+    """A helper (`runc exec`) under way, and the work at its end."""
 
     __slots__ = ("client", "deadline", "fds", "key", "killed", "pid_file")
 
@@ -111,7 +111,7 @@ class KeeperProcess:
         self._clients: set[socket.socket] = set()
         self._kept: dict[str, _Kept] = {}
         self._commands: dict[int, _Kept] = {}
-        """Those that have not ended, by process id."""
+        """Commands that have not ended, by process id."""
         self._parting: socket.socket | None = None
         self._runs: dict[int, _Run] = {}
         self._ended: dict[int, tuple[int, bool]] = {}
@@ -129,7 +129,7 @@ class KeeperProcess:
         self._listen()
 
     def run(self) -> None:
-        """Until nobody is connected and nothing is held."""
+        """Serve until no daemon is connected and nothing is held."""
         while not (self._idle() and self._leave()):
             for key, _ in self._selector.select(self._until_deadline()):
                 key.data()
@@ -150,7 +150,7 @@ class KeeperProcess:
         return not (self._clients or self._kept or self._runs)
 
     def _leave(self) -> bool:
-        """Decide on the end under the lock. False when somebody has connected meanwhile."""
+        """Decide on the end under the lock. False when a daemon has connected meanwhile."""
         fcntl.flock(self._directory_fd, fcntl.LOCK_EX)
         self._accept()
         if self._clients:
@@ -163,7 +163,7 @@ class KeeperProcess:
         return True  # the lock ends with the process
 
     def _stay(self) -> None:
-        """Somebody came when another had said bye: that one is told so."""
+        """A daemon has connected after another said bye: tell the other that the keeper stays."""
         if self._parting is not None:
             parting, self._parting = self._parting, None
             self._adopt(parting)
@@ -187,7 +187,7 @@ class KeeperProcess:
         try:
             client, _ = self._listener.accept()
         except OSError:
-            return  # nobody waits any more
+            return  # the client has gone
         client.setblocking(False)
         self._adopt(client)
 
@@ -203,7 +203,7 @@ class KeeperProcess:
         self._selector.unregister(client)
         for run in self._runs.values():
             if run.client is client:
-                run.client = None  # its command is kept all the same: whoever comes next finds it
+                run.client = None  # its command is kept all the same: the next daemon finds it
         client.close()
         self._listen()
 
@@ -225,7 +225,7 @@ class KeeperProcess:
         except (ValueError, KeyError, TypeError, RecursionError, OSError) as exc:
             answer = {"error": f"the keeper refused: {exc}"}, []
         finally:
-            _close(fds)  # those that nobody has taken
+            _close(fds)  # the descriptors that no request has taken
         if answer is not None:
             self._send(client, answer)
 
@@ -236,7 +236,8 @@ class KeeperProcess:
             self._forget(client)  # gone, or it does not read its answers
 
     def _answer(self, client: socket.socket, data: bytes, fds: list[int]) -> Answer | None:
-        """Do what is asked. Takes what it keeps out of `fds`. None: the answer comes later, or never."""
+        """Carry out the request. Takes descriptors that it keeps out of `fds`. None: the answer comes later, or
+        never."""
         request = json.loads(data)
         name = request["do"]
         if name == "run":
@@ -302,7 +303,7 @@ class KeeperProcess:
             if info is None:
                 return  # none that has ended
             pid = info.si_pid
-            executed = not never_executed(stat_fields(pid))  # nobody can tell once it is reaped
+            executed = not never_executed(stat_fields(pid))  # the kernel forgets it when the process is reaped
             os.waitid(os.P_PID, pid, os.WEXITED)
             self._note_end(pid, info.si_status if info.si_code == os.CLD_EXITED else 128 + info.si_status, executed)
 
@@ -381,7 +382,7 @@ class KeeperProcess:
 
     def _status(self, request: dict[str, Any], _: list[int]) -> Answer:
         """As `process`, without descriptors; known for a while after `drop`."""
-        self._reap()  # whoever asks has seen the end
+        self._reap()  # the asking daemon has seen the end
         kept, pid = self._kept.get(request["key"]), int(request["pid"])
         if kept is not None and kept.pid == pid:
             return kept.status(), []
@@ -391,7 +392,7 @@ class KeeperProcess:
         return {"pid": pid, "code": code, "executed": executed}, []
 
     def _hold(self, request: dict[str, Any], fds: list[int]) -> Answer:
-        """Keep the descriptor under the key, in place of what was there."""
+        """Keep the descriptor under the key, in place of an earlier one."""
         key = self._new_key(request)
         if len(fds) != 1:
             raise ValueError("one descriptor is held under a key")
@@ -412,7 +413,7 @@ class KeeperProcess:
         return {"keys": sorted(key for key in self._kept if key > after)[:KEYS_PER_ANSWER]}, []
 
     def _drop(self, request: dict[str, Any], _: list[int]) -> Answer:
-        """Close what is held under a key. A command goes on, and its exit code stays among those of unknown
+        """Close the descriptors under a key. A command goes on, and its exit code stays among those of unknown
         processes."""
         self._let_go(request["key"])
         return {}, []
@@ -453,4 +454,4 @@ def main(path: str, *descriptors: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
-    os._exit(0)  # somebody waits for the end, and there is nothing to clean up
+    os._exit(0)  # a daemon waits for the end, and there is nothing to clean up

@@ -38,7 +38,8 @@ not start."""
 _OWNERS = 1 << 20
 """Users of the host that user namespaces may belong to."""
 _STRIPES = 64
-"""Locks by which the removals of one container follow one another; those of different containers run side by side."""
+"""Locks that make the removals of one container follow one another; removals of different containers run side by
+side."""
 
 
 class RuncRuntime(Runtime):
@@ -201,8 +202,8 @@ class RuncRuntime(Runtime):
     @contextmanager
     def _user_namespace(self, container_id: ContainerID) -> Iterator[str | None]:
         """The path of a new one, for as long as it takes to start the container in it. Each belongs to a user of its
-        own, beyond those of the id map: what one container takes of what the kernel counts by user, neither root nor
-        another container misses."""
+        own, beyond the ids of the map, because the kernel counts some resources by user: one container cannot use up
+        root's or another container's."""
         if self._id_map is None:
             yield None
             return

@@ -1,7 +1,7 @@
 """The system calls that a sandbox may make: an allow-list as data, in the form that an OCI runtime takes.
 
-Everything that building, testing and debugging software uses is allowed; what is not listed fails with EPERM. Left out
-on purpose: mounting in every form, namespaces (clone and unshare with namespace flags, setns), keyrings, bpf,
+Everything that building, testing and debugging software uses is allowed; any other call fails with EPERM. Left out on
+purpose: mounting in every form, namespaces (clone and unshare with namespace flags, setns), keyrings, bpf,
 perf_event_open, kexec, modules, reboot, swap, setting clocks, quotas, opening files by handle, userfaultfd, io_uring,
 fanotify_init, raw port access, and sockets of the families AF_ALG and AF_VSOCK. clone3 answers ENOSYS: its flags lie in
 memory, where a filter cannot look, and every C library falls back to clone; so does io_setup, for asynchronous I/O has
@@ -57,7 +57,7 @@ setsockopt shutdown socketpair
 """
 
 _ABSENT = ("clone3", "io_setup")
-"""As if the kernel did not have them: programs do without."""
+"""These calls fail as if the kernel did not have them: programs do without."""
 _NAMESPACE_FLAGS = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 _CLONE_NEWTIME = 0x80
@@ -69,7 +69,7 @@ _ARCHITECTURES = {"x86_64": ["SCMP_ARCH_X86_64"], "aarch64": ["SCMP_ARCH_AARCH64
 
 
 def allowed() -> list[str]:
-    """Names of the calls that are allowed whatever their arguments."""
+    """Names of the calls that are allowed with any arguments."""
     return sorted(" ".join((_FILES, _MEMORY, _PROCESSES, _SIGNALS_AND_TIME, _WAITING_AND_IPC, _NETWORK)).split())
 
 

@@ -1,1 +1,2 @@
-"""Secrets in what is recorded: found, replaced by markers, kept encrypted, and put back for who recorded them."""
+"""Secrets in records: found, replaced by markers, kept encrypted, and put back for the trajectories that recorded
+them."""

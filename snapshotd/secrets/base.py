@@ -1,14 +1,14 @@
-"""The vault: where the originals of redacted secrets are, and what stands in their place.
+"""The vault: it holds the originals of redacted secrets, and markers stand in their place.
 
-A secret in recorded text is replaced by a *marker*, `[secret:NAME:DIGEST]`. NAME says what it is (`github-token`,
+A secret in recorded text is replaced by a *marker*, `[secret:NAME:DIGEST]`. NAME is its kind (`github-token`,
 `env-OPENAI_API_KEY`), DIGEST is the first 64 bits of a keyed hash of the value: equal secrets of one state directory
-have equal digests, and without the vault's key nobody can test a guess. The vault holds, for each trajectory, the
+have equal digests, and a guess cannot be tested without the vault's key. The vault holds, for each trajectory, the
 original of every marker that the trajectory has recorded.
 
 A marker is revealed only to trajectories that recorded it (a fork passes its ancestors too). Markers are plain text
-that anybody can write, so a marker by itself is no claim to the secret behind it.
+that any program can write, so a marker by itself is no claim to the secret behind it.
 
-Durability: what `keep` returned survives `kill -9` of the process, and power loss after the next `flush`.
+Durability: a secret that `keep` has returned survives `kill -9` of the process, and power loss after the next `flush`.
 Concurrency: all methods are thread-safe; one process opens a vault at a time.
 Errors: DataLoss when key, file or a row is damaged or belongs to another key; NotPermitted; OutOfSpace (nothing
 changed); VersionMismatch.
@@ -24,24 +24,24 @@ from typing import NamedTuple
 from snapshotd.types import TrajectoryID
 
 MARKER = re.compile(r"\[secret:([A-Za-z0-9][A-Za-z0-9_.-]{0,63}):([0-9a-f]{16})\]")
-"""What a marker looks like. Groups: name, digest."""
+"""The form of a marker. Groups: name, digest."""
 MARKER_BYTES = re.compile(MARKER.pattern.encode())
 MARKER_MAX_BYTES = len("[secret::]") + 64 + 16
 
 
 class Found(NamedTuple):
-    """A secret in a text: what kind it is, and its bytes as they stand there."""
+    """A secret in a text: its kind, and its bytes as they stand there."""
 
     name: str
     value: bytes
 
 
 class Vault(ABC):
-    """See the module's text for what holds for all methods."""
+    """The module's text holds for all methods."""
 
     @abstractmethod
     def marker(self, found: Found) -> str:
-        """What stands for a secret. Keeps nothing; about 1 us."""
+        """The marker that stands for a secret. Keeps nothing; about 1 us."""
 
     @abstractmethod
     def keep(self, trajectory: TrajectoryID, found: Sequence[Found]) -> list[str]:
@@ -62,7 +62,7 @@ class Vault(ABC):
 
     @abstractmethod
     def forget(self, trajectory: TrajectoryID) -> None:
-        """Delete what a trajectory has kept. Not an error when that is nothing."""
+        """Delete a trajectory's secrets. None is no error."""
 
     @abstractmethod
     def flush(self) -> None:

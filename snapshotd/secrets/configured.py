@@ -15,8 +15,8 @@ MIN_VALUE_BYTES = 6
 """Shorter values stand in too many texts that have nothing to do with them."""
 MAX_VALUES = 256
 MAX_TOTAL_BYTES = 32 << 10
-"""Of all values of a trajectory together. Searching for all their forms takes about 80 MB of memory then (300 MB if
-they are nothing but characters that are escaped everywhere), and 0.2 MB for ten API keys."""
+"""Limit for all values of a trajectory together. At the limit, searching for all their forms takes about 80 MB of
+memory (300 MB if they are nothing but characters that are escaped everywhere); ten API keys take 0.2 MB."""
 _GO_JSON = {ord(char): f"\\u{ord(char):04x}" for char in "&<>\u2028\u2029"}
 
 
@@ -106,8 +106,8 @@ def _lower_escapes(quoted: str) -> str:
 
 
 def _base64_forms(value: bytes) -> Iterator[bytes]:
-    """What base64 of any text with the value in it contains: for each of three places where the value can begin, the
-    characters that depend on it alone. Up to two characters beside them hold a few of its bits."""
+    """The text that base64 of any text with the value in it contains: for each of three places where the value can
+    begin, the characters that depend on it alone. Up to two characters beside them hold a few of its bits."""
     for offset in range(3):
         for alphabet in (base64.b64encode, base64.urlsafe_b64encode):
             encoded = alphabet(bytes(offset) + value)

@@ -1,4 +1,4 @@
-"""The key of a vault: one file, made once, for its owner alone, and what is derived from it.
+"""The key of a vault: one file, made once, for its owner alone, and the keys derived from it.
 
 Bytes: magic "snapsec1", the 32 bytes of the key, BLAKE3-128 of the 40 bytes above.
 """

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ahocorasick_rs import BytesAhoCorasick, MatchKind
 
 LOOK_BACK = 48
-"""So many bytes before a place decide whether it is a boundary."""
+"""Number of bytes before a place that decide if it is a boundary."""
 _BOUNDARY = re.compile(
     rb"""(?:\\(?:[bfnrt]|u[0-9A-Fa-f]{4})|(?:\x1b|\\(?:u001[bB]|x1[bB]|033|e))\[[0-9;:]{0,40}[A-Za-z])\Z"""
 )
@@ -20,7 +20,7 @@ _BOUNDARY = re.compile(
 
 
 def may_follow(data: bytes, at: int, not_after: bytes) -> bool:
-    """Whether data[at:] can begin something that never directly follows these bytes: the last letter of an escape is no
+    """True if data[at:] can begin something that never directly follows these bytes: the last letter of an escape is no
     such byte."""
     return not (at and data[at - 1] in not_after) or _BOUNDARY.search(data, max(0, at - LOOK_BACK), at) is not None
 
@@ -74,7 +74,7 @@ class Needles:
         """The spans from `start` on that no further data can change, and the position from which on everything is still
         open.
 
-        A search that goes on there, with more data, finds what one search in the whole would have found. With `final`
+        A search that goes on there, with more data, finds the same spans as one search in the whole. With `final`
         nothing is open.
         """
         if self._search is None:
@@ -104,8 +104,8 @@ class Anchors:
         longest first."""
         hits = []
         extra = False
-        # A search for all overlaps at once takes five times as long. What this one passes over begins inside something
-        # that it finds.
+        # A search for all overlaps at once takes five times as long. A match that this one passes over begins inside
+        # another match that it finds.
         for index, begin, end in self._search.find(data, start):
             hits.append((begin, end, index))
             for offset, other in self._inside[index]:
@@ -118,7 +118,7 @@ class Anchors:
         return hits
 
     def _beginning_inside(self, literal: bytes) -> list[tuple[int, int]]:
-        """At which offset within `literal` which literals can begin."""
+        """Offsets within `literal` at which other literals can begin, with their indexes."""
         return [
             (offset, index)
             for offset in range(len(literal))

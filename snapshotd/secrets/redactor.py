@@ -1,8 +1,8 @@
-"""The funnel: everything that is recorded for a trajectory goes in through it, and what an agent needs again comes out
-through it.
+"""The funnel: everything recorded for a trajectory goes in through it, and everything that an agent needs again comes
+out through it.
 
-A text that went in once may go in again: markers stay as they are. What came in and had no markers of its own comes out
-unchanged.
+A text that went in once may go in again: markers stay as they are. A text that came in without markers of its own comes
+out unchanged.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from snapshotd.secrets.stream import Concealer, reveal_stream
 from snapshotd.types import TrajectoryID
 
 MAX_JSON_LEVELS = 256
-"""Lists and objects within each other. Above what the engine takes from anybody (200), with room for its own
-envelopes."""
+"""Lists and objects within each other. Above the engine's limit for input (200), with room for its own envelopes."""
 _REMEMBERED = 10_000
 _AWS_KEY = re.compile(r"(?i)(?:aws)?[_-]?secret[_-]?access[_-]?key")
 _AWS_VALUE = re.compile(r"[A-Za-z0-9/+]{40}")
@@ -45,7 +44,7 @@ class Redactor:
 
 
 class Funnel:
-    """Conceals and reveals for one trajectory. Thread-safe. What is concealed has been kept in the vault before it is
+    """Conceals and reveals for one trajectory. Thread-safe. The vault has kept a secret before its concealed form is
     returned."""
 
     def __init__(
@@ -58,8 +57,8 @@ class Funnel:
         self._kept: set[str] = set()
 
     def conceal_text(self, text: str) -> str:
-        """The text with a marker in place of every secret. Any text, lone surrogates included. Raises what `Vault.keep`
-        raises."""
+        """The text with a marker in place of every secret. Any text, lone surrogates included. Raises the errors of
+        `Vault.keep`."""
         if len(text) < MIN_VALUE_BYTES:
             return text
         data = text.encode(errors="surrogatepass")
@@ -75,7 +74,7 @@ class Funnel:
         return _rewritten(value, self.conceal_text, self._conceal_field)
 
     def reveal_text(self, text: str) -> str:
-        """The text with the originals of those markers that this trajectory or an ancestor recorded. Others stay.
+        """The text with the originals of the markers that this trajectory or an ancestor recorded. Other markers stay.
         DataLoss as the vault."""
         return MARKER.sub(lambda match: self._original(match[0]), text) if "[secret:" in text else text
 
@@ -84,7 +83,7 @@ class Funnel:
         return _rewritten(value, self.reveal_text, lambda _key, text: self.reveal_text(text))
 
     def concealer(self, write: Callable[[bytes], object]) -> Concealer:
-        """For a stream of bytes, of any encoding: call its `write` with what comes and `finish` at the end; the rest
+        """For a stream of bytes, of any encoding: call its `write` with each piece and `finish` at the end; the output
         goes to `write`."""
         return Concealer(Scan(self._patterns), self._marked, write)
 
@@ -100,7 +99,7 @@ class Funnel:
         return concealed
 
     def _marked(self, pieces: list[bytes | Found]) -> bytes:
-        """The pieces with markers for secrets, after those have been kept."""
+        """The pieces with markers for secrets; the vault keeps the secrets first."""
         markers = {found: self._vault.marker(found) for found in pieces if isinstance(found, Found)}
         new = [found for found, marker in markers.items() if marker not in self._kept]
         if new:
@@ -119,7 +118,7 @@ class Funnel:
 
 
 def _rewritten(value: Any, change: Callable[[str], str], change_field: Callable[[str, str], str]) -> Any:
-    """A copy of a JSON value with its texts changed. Iterative, because the value is anybody's."""
+    """A copy of a JSON value with its texts changed. Iterative, because the value may be hostile."""
     result = [None]
     todo: list[tuple[Any, Any, Any, int]] = [(value, result, 0, 0)]
     while todo:

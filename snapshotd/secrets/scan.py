@@ -1,8 +1,9 @@
-"""One pass over a stream of bytes: which parts are secrets, decided as early as what follows can no longer matter.
+"""One pass over a stream of bytes that finds its secrets. It decides on each part as soon as later bytes can no longer
+matter.
 
-Configured values and shapes are searched independently. Where they overlap, the configured value is the secret, and
-what sticks out of the shape is one too. A marker that is there already stays. The result does not depend on how the
-stream is cut.
+Configured values and shapes are searched independently. Where they overlap, the configured value is the secret, and the
+parts of the shape that stick out are secrets too. A marker that is there already stays. The result does not depend on
+how the stream is cut.
 """
 
 from __future__ import annotations
@@ -15,38 +16,37 @@ from snapshotd.secrets.needles import LOOK_BACK
 from snapshotd.secrets.shapes import NAMES, Shapes, Span
 
 PIECE_BYTES = 64 << 10
-"""What is given to `Scan.feed` at once is bounded, because a hostile text has a candidate every few bytes."""
+"""Limit of one `Scan.feed`, because a hostile text has a candidate every few bytes."""
 
 
 class Patterns:
-    """What is searched for. Immutable, for any number of scans at a time."""
+    """The patterns of a search. Immutable, for any number of scans at a time."""
 
     def __init__(self, configured: Configured) -> None:
         self.configured = configured
         self.shapes = Shapes(NAMES | configured.names)
 
     def none_in(self, data: bytes) -> bool:
-        """Whether this, as a whole text, surely holds neither secrets nor markers."""
+        """True if this, as a whole text, surely holds neither secrets nor markers."""
         return not self.configured.needles.find(data, 0, True)[0] and not self.shapes.find(data, 0, True)[0]
 
 
 class Scan:
-    """The state of one stream. Holds back what may be the beginning of a secret: at most about twice the longest
-    one."""
+    """The state of one stream. Holds back bytes that may begin a secret: at most about twice the longest one."""
 
     def __init__(self, patterns: Patterns) -> None:
         self._patterns = patterns
         self._data = b""
         self._given = 0
-        """So much of the data has been returned. What is before it (`LOOK_BACK` bytes) is there for those who look
-        back."""
+        """Bytes of the data that were returned. The bytes before (`LOOK_BACK`) stay for patterns that look back."""
         self._configured_from = 0
         self._shapes_from = 0
         self._configured: list[Span] = []
         self._shaped: list[Span] = []
 
     def feed(self, data: bytes, final: bool = False) -> list[bytes | Found]:
-        """The next piece of the stream; returns what is decided now, in order. With `final` that is everything."""
+        """The next piece of the stream; returns the parts that are decided now, in order. With `final` all of them
+        are."""
         self._data += data
         configured = self._patterns.configured
         spans, self._configured_from = configured.needles.find(self._data, self._configured_from, final)
@@ -100,7 +100,7 @@ def _moved(span: Span, by: int) -> Span:
 
 
 def _clear_of(spans: Iterable[Span], others: list[Span]) -> Iterator[Span]:
-    """Those spans that touch none of the others. Both are in order and without overlaps."""
+    """The spans that touch none of the others. Both are in order and without overlaps."""
     at = 0
     for span in spans:
         while at < len(others) and others[at].end <= span.begin:
@@ -110,7 +110,7 @@ def _clear_of(spans: Iterable[Span], others: list[Span]) -> Iterator[Span]:
 
 
 def _without(spans: Iterable[Span], cuts: list[Span]) -> Iterator[Span]:
-    """What remains of the spans outside of the cuts. Both are in order and without overlaps."""
+    """The parts of the spans outside of the cuts. Both are in order and without overlaps."""
     at = 0
     for begin, end, name in spans:
         while at < len(cuts) and cuts[at].end <= begin:

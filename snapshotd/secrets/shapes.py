@@ -1,9 +1,9 @@
-"""What tokens look like: a literal that they begin with, or that stands before them, and runs of characters of bounded
+"""The shapes of tokens: a literal that they begin with, or that stands before them, and runs of characters of bounded
 length.
 
-Every shape is a sequence of parts, none of which can give back what it took (possessive), so that trying one takes
-linear time whatever the text is. From the same parts comes a second expression that says whether a text that ends here
-could still become a match.
+Every shape is a sequence of parts. No part gives back characters that it took (possessive), so trying one takes linear
+time for any text. A second expression, made of the same parts, says if a text that ends here could still become a
+match.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _is_mixed(value: bytes) -> bool:
 
 
 def _is_basic(value: bytes) -> bool:
-    """Whether this is base64 of `user:password`."""
+    """True if this is base64 of `user:password`."""
     try:
         return b":" in base64.b64decode(value.rstrip(b"=") + b"=" * (-len(value.rstrip(b"=")) % 4))
     except binascii.Error:
@@ -181,7 +181,7 @@ SHAPES: tuple[Shape, ...] = (
         likely=_is_literal,
     ),
 )
-"""In the order in which they are tried where the same anchor begins several of them."""
+"""Tried in this order if the same anchor begins several of them."""
 
 _MARKER = Shape(
     "marker", ("[sec",), (*text("ret:"), Run("[A-Za-z0-9_.-]", 1, 64), *text(":"), Run("[0-9a-f]", 16, 16), *text("]"))
@@ -221,7 +221,7 @@ def _whole(parts: tuple[Part, ...]) -> str:
 
 
 def _unfinished(parts: tuple[Part, ...]) -> str:
-    """Matches what is the beginning of a match and ends with the data, or ends there and could go on."""
+    """Matches the beginning of a match that ends with the data, or a match that ends there and could go on."""
     pattern = r"(?!)"
     for part in reversed(parts):
         if isinstance(part, Not):
@@ -293,12 +293,12 @@ class Shapes:
         before, (value, end) = match.start(), match.span(1)
         if self._has_marker(data, begin, match.end(), value):
             return []
-        # What stands before the secret part may hold secrets of its own: the user of a URL can be a token.
+        # The text before the secret part may hold secrets of its own: the user of a URL can be a token.
         inner = [Span(a + before, b + before, name) for a, b, name in self.find(data[before:value], 0, True)[0]]
         return [*inner, Span(value, end, _own_name(match[1]) or shape.name)]
 
     def _has_marker(self, data: bytes, begin: int, end: int, beyond: int) -> bool:
-        """Whether a marker that is left as it is lies within data[begin:end] and ends after `beyond`."""
+        """True if a marker that is left as it is lies within data[begin:end] and ends after `beyond`."""
         return any(
             marker.end() > beyond and marker[1] in self._marker_names
             for marker in MARKER_BYTES.finditer(data, begin, end)
@@ -310,7 +310,7 @@ _OPEN: list[Span] = []
 
 
 def _own_name(value: bytes) -> str | None:
-    """The name of the shape that a value has by itself, whatever stood before it."""
+    """The name of the shape that a value has by itself, without the text before it."""
     for begin, end, index in _anchors.find(value, 0):
         for rule in _BY_ANCHOR[index] if begin == 0 else ():
             match = None if rule.shape.context else rule.whole.match(value, end)

@@ -18,9 +18,9 @@ class Concealer:
     """Takes a stream in pieces of any size and writes it on with markers in place of secrets. Made by
     `Funnel.concealer`.
 
-    What is written does not depend on how the stream came. Everything is passed on at once but what may be the
-    beginning of a secret: mostly none or a few bytes, and, within a token or a private key, all of it so far.
-    Thread-safe: the stream is in the order of calls.
+    The output does not depend on how the stream is cut into pieces. Every byte is passed on at once unless it may begin
+    a secret: usually none or a few bytes wait, and within a token or a private key all of it so far. Thread-safe: the
+    stream is in the order of calls.
     """
 
     def __init__(
@@ -31,16 +31,16 @@ class Concealer:
         self._write = write
         self._lock = threading.Lock()
         self.decided = 0
-        """So many bytes of the stream are passed on, or are just being; what was given beyond is held back."""
+        """Bytes of the stream that are passed on, or are being passed on; later bytes are held back."""
 
     def write(self, data: bytes) -> None:
-        """Raises what the vault or the given `write` raises; the stream is then of no more use."""
+        """Raises the errors of the vault and of the given `write`; the stream is then of no more use."""
         with self._lock:
             for start in range(0, len(data), PIECE_BYTES):
                 self._pass_on(self._scan.feed(data[start : start + PIECE_BYTES]))
 
     def finish(self) -> None:
-        """The stream has ended: write what was held back. The same errors as `write`. To be called once."""
+        """The stream has ended: write the bytes that were held back. The same errors as `write`. To be called once."""
         with self._lock:
             self._pass_on(self._scan.feed(b"", final=True))
 
@@ -65,7 +65,7 @@ def reveal_stream(chunks: Iterable[bytes], original: Callable[[bytes], bytes]) -
 
 
 def _unfinished_from(data: bytes) -> int:
-    """Where a marker begins that more data would complete. It can only be at the last bracket, for there is none inside
-    a marker."""
+    """Position of a marker's beginning that more data would complete. It can only be at the last bracket, for there is
+    none inside a marker."""
     at = data.rfind(_HEAD[:1], max(0, len(data) - MARKER_MAX_BYTES))
     return at if at >= 0 and (_HEAD.startswith(data[at:]) or _UNFINISHED.match(data, at)) else len(data)

@@ -53,7 +53,7 @@ class FileVault(Vault):
         of `load_key`."""
         self._path = directory / DATABASE_NAME
         self._sizes: dict[TrajectoryID, tuple[int, int]] = {}
-        """Of trajectories that this process has kept something for: number and bytes of what they have."""
+        """Number and bytes of the secrets of each trajectory that this process has kept secrets for."""
         with creating(f"{_FORM.what} {self._path}"):
             exists = self._path.exists()
             self._key = load_key(directory / KEY_NAME, may_create=not exists)

@@ -30,8 +30,8 @@ class Store(ABC):
 
     @abstractmethod
     def put(self, key: str, parts: Sequence[bytes | bytearray | memoryview]) -> None:
-        """Store the joined parts under a new key. Conflict if the key has a value; if that value is the same, it counts
-        as success (a retry of a put whose answer was lost). OutOfSpace: nothing is under the key."""
+        """Store the joined parts under a new key. Conflict if the key has another value; the same value counts as
+        success (a retry of a put whose answer was lost). OutOfSpace: nothing is under the key."""
 
     @abstractmethod
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""What a key is, checked in one place, and what all stores have in common."""
+"""The form of a key, checked in one place, and the parts that all stores share."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Part = bytes | bytearray | memoryview
 
 
 def is_part(name: str) -> bool:
-    """Whether `name` may stand between two slashes of a key."""
+    """True if `name` may stand between two slashes of a key."""
     return PART_PATTERN.fullmatch(name) is not None and name not in (".", "..")
 
 
 def is_key(key: str) -> bool:
-    """Whether `key` is well formed (see base.py)."""
+    """True if `key` is well formed (see base.py)."""
     return 1 <= len(key) <= MAX_KEY_CHARS and all(is_part(part) for part in key.split("/"))
 
 

@@ -5,7 +5,8 @@
 
 A value is complete and synced under its temporary name before it gets its final one, and the folder is synced after
 that; so at any instant the key has nothing or the whole value. An fsync that failed is not tried again: the kernel may
-have dropped what it could not write, and would report success. The file is removed and the caller told.
+have dropped the data that it could not write, and would report success. The file is removed and the caller gets the
+error.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from snapshotd.store.keys import as_views, checked_key, checked_range, is_key, i
 
 _TMP = "@tmp"
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # not to hang on a fifo that somebody put there
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # not to hang on a fifo that another process put there
 _MAX_PARTS = 1024
 """IOV_MAX of Linux: how many parts one writev takes."""
 _LARGE_BYTES, _DONTCACHE = 4 << 20, 0x80
-"""From here on a value does not stay in memory when it is on the disk (RWF_DONTCACHE of Linux 6.14): nobody reads it
-soon, and it would take the place of files that sandboxes work with."""
+"""From here on a value does not stay in memory when it is on the disk (RWF_DONTCACHE of Linux 6.14): it is not read
+soon, and would take the place of files that sandboxes work with."""
 _COMPARE_BYTES = 1 << 20
 
 
@@ -39,8 +40,8 @@ class LocalStore(Store):
     """Any number of these, in any number of processes, may use one directory at the same time."""
 
     def __init__(self, directory: Path) -> None:
-        """Open the store in `directory`, creating it (with its parents, mode 0700) if there is none. Removes what dead
-        processes left half written. Errors: OutOfSpace, OSError (not a directory, not permitted)."""
+        """Open the store in `directory`, creating it (with its parents, mode 0700) if there is none. Removes
+        half-written values of dead processes. Errors: OutOfSpace, OSError (not a directory, not permitted)."""
         self.directory = directory
         self._lock = threading.Lock()
         self._synced: set[str] = set()
@@ -67,7 +68,7 @@ class LocalStore(Store):
             for fd in self._fds:
                 os.close(fd)
             self._fds.clear()
-            self._root = self._tmp = -1  # a late user must not meet whatever gets these numbers next
+            self._root = self._tmp = -1  # a late user must not meet new files under these numbers
 
     def _remove_leftovers(self) -> None:
         for name in os.listdir(self._tmp):
@@ -115,9 +116,7 @@ class LocalStore(Store):
                 return
             try:
                 os.fsync(folder_fd)
-            except (
-                OSError
-            ):  # nobody knows whether the name is durable: take it back rather than let a retry believe in it
+            except OSError:  # the name may not be durable: take it back rather than let a retry believe in it
                 with suppress(OSError):
                     os.unlink(name, dir_fd=folder_fd)
                 raise
@@ -201,7 +200,7 @@ class LocalStore(Store):
         except OSError as exc:
             if exc.errno in (errno.ELOOP, errno.ENXIO):
                 raise DataLoss(
-                    f"{self._where(key)} is not a regular file; somebody replaced it, run `snapshotd check`"
+                    f"{self._where(key)} is not a regular file, so another program has replaced it; run `snapshotd check`"
                 ) from exc
             raise
         kind = os.fstat(fd).st_mode
@@ -209,7 +208,9 @@ class LocalStore(Store):
             os.close(fd)
             if stat.S_ISDIR(kind):
                 raise missing
-            raise DataLoss(f"{self._where(key)} is not a regular file; somebody replaced it, run `snapshotd check`")
+            raise DataLoss(
+                f"{self._where(key)} is not a regular file, so another program has replaced it; run `snapshotd check`"
+            )
         return fd
 
     def keys(self, prefix: str = "") -> Iterator[str]:
@@ -232,8 +233,8 @@ class LocalStore(Store):
                 )
 
     def _children(self, path: str) -> list[str]:
-        """Keys and folders (with a slash at the end) right below a folder, in the order of their bytes. What no store
-        makes is left out."""
+        """Keys and folders (with a slash at the end) right below a folder, in the order of their bytes. Names that no
+        store makes are left out."""
         try:
             fd = files.open_beneath(self._root, path.encode().rstrip(b"/"), files.DIR_FLAGS)
         except (FileNotFoundError, NotADirectoryError):
@@ -261,7 +262,7 @@ class LocalStore(Store):
             try:
                 with suppress(FileNotFoundError, IsADirectoryError):
                     os.unlink(name, dir_fd=folder_fd)
-                os.fsync(folder_fd)  # also when it is gone: whoever removed it may have died before syncing
+                os.fsync(folder_fd)  # also when it is gone: the process that removed it may have died before syncing
             finally:
                 os.close(folder_fd)
 
@@ -271,7 +272,8 @@ class LocalStore(Store):
 
 @contextmanager
 def _disk(what: str) -> Iterator[None]:
-    """Name what failed; a full disk is OutOfSpace, a medium that cannot be read or written DataLoss or OSError."""
+    """Name the failed operation; a full disk is OutOfSpace, a medium that cannot be read or written DataLoss or
+    OSError."""
     try:
         yield
     except OSError as exc:
@@ -293,7 +295,7 @@ def _start_of(process: str) -> str | None:
 
 
 def _leads_to(child: str, prefix: str) -> bool:
-    """Whether `child` is a folder on the way to the keys that begin with `prefix`."""
+    """True if `child` is a folder on the way to the keys that begin with `prefix`."""
     return child.endswith("/") and prefix.startswith(child)
 
 

@@ -19,7 +19,7 @@ def open_store(url: str) -> Store:
     """The store at `url`: `file:///path`, `s3://bucket/prefix[?endpoint=...][&region=...]` or `memory:` (a new one each
     time).
 
-    Errors: UsageError (no such form; nothing was touched), and those of the store's constructor.
+    Errors: UsageError (no such form; nothing was touched), and the errors of the store's constructor.
     """
     try:
         parts = urlsplit(url)

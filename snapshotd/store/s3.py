@@ -1,9 +1,9 @@
 """Values as objects of a bucket of an S3-compatible service (extra `s3`).
 
 Needs conditional writes (`If-None-Match: *` on PutObject; Amazon S3 since 2024, MinIO, Ceph, R2): without them two
-writers could replace each other's value. Whether the service honours them is tried once per store, before the first
-put, on the object `<prefix>PROBE` (upper case is in no key). Every put carries its SHA-256 and MD5, which the service
-checks; what it answers is compared.
+writers could replace each other's value. The store tests this once, before its first put, on the object `<prefix>PROBE`
+(upper case is in no key). Every put carries its SHA-256 and MD5, which the service checks; its answers are compared
+with them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _FORBIDDEN = ("AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatc
 _FULL = ("QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "507")
 _CUT = ("XAmzContentSHA256Mismatch", "BadDigest", "IncompleteBody", "InvalidDigest")
 _TRIES = 4
-"""How often what botocore does not try again by itself (a body that breaks off, a race of two conditional puts) is done
-in all."""
+"""Number of tries for operations that botocore does not repeat by itself (a body that breaks off, a race of two
+conditional puts)."""
 
 
 class S3Store(Store):
@@ -96,7 +96,7 @@ class S3Store(Store):
             self._conditional = True
 
     def _put_new(self, key: str, body: bytes) -> bool:
-        """Put unless the key is taken (False then). The answer was checked against what was sent."""
+        """Put unless the key is taken (False then). The answer was checked against the sent body."""
         sha256 = base64.b64encode(hashlib.sha256(body).digest()).decode()
         md5 = hashlib.md5(body, usedforsecurity=False)
         sent = {
@@ -292,7 +292,7 @@ class _TakenError(Exception):
 
 
 class _RacingError(Exception):
-    """Somebody is putting the same key at this moment."""
+    """Another process is putting the same key at this moment."""
 
 
 class _PastEndError(Exception):

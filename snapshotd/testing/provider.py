@@ -5,24 +5,24 @@ streamed.
 
 prints its URL and serves until it is ended. The script is JSON: a list of steps, or an object:
 
-    steps     what the model says, in order
+    steps     the model's replies, in order
     models    {name: steps}: other steps for requests that name this model
-    by        which step a request gets: "turns" (default): the number of replies that its conversation holds already, so that a resumed
+    by        the step that a request gets: "turns" (default): the number of replies that its conversation holds already, so that a resumed
               or forked agent meets the same step again; "results": the number of tool results; "sequence": the next one
-    api_key   what requests must carry; without it, anything goes
+    api_key   the key that requests must carry; without it, any key is accepted
 
 A step:
 
-    text         what the model says
+    text         the text of the reply
     calls        [{name, arguments, id?}]: tools that it wants called
     usage        {input, output, cached}: tokens
     piece_chars  length of a stream's deltas (8)
     hold         name of a gate: the reply waits until it is released; with `hold_after`: N, a stream waits after its N-th event
     delay_s      wait before the reply
-    failures     what happens to the first requests that meet this step, one entry each, before it is played as it stands. An entry is laid
+    failures     the first requests that meet this step get one entry each, before it is played as it stands. An entry is laid
                  over the step: {"status": 429, "headers": {...}, "message": ..., "type": ...} an error, {"drop": true} the connection ends
                  without an answer, {"cut_after": N} it ends after N events of a stream, or N bytes of a plain reply.
-                 What a step has of these itself happens every time.
+                 A step that has one of these itself plays it every time.
 
 Besides: `GET /control/requests` (everything asked so far: path, headers, body, step, attempt), `POST
 /control/release/GATE`, `POST /control/reset` (forgets requests, attempts and gates). `/v1/models`, `/v1/embeddings` and
@@ -204,7 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def log_message(self, *_: Any) -> None:
-        """Silent: standard error belongs to whoever started us."""
+        """Silent: standard error belongs to the parent process."""
 
     def do_GET(self) -> None:
         if self.path == "/control/requests":

@@ -1,5 +1,5 @@
-"""How a scripted reply is written in each of the three APIs, plain and as a stream. Ids follow from the step: same
-step, same bytes."""
+"""The form of a scripted reply in each of the three APIs, plain and as a stream. Ids follow from the step: same step,
+same bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model says at one step. `piece_chars`: how long the deltas of a stream are."""
+    """The model's reply at one step. `piece_chars`: length of a stream's deltas."""
 
     step: int
     model: str
@@ -51,11 +51,11 @@ class Wire:
     path: str
 
     def turns(self, body: dict[str, Any]) -> int:
-        """How many replies of the model the request's conversation holds."""
+        """Number of the model's replies that the request's conversation holds."""
         return sum(message.get("role") == "assistant" for message in _objects(body.get("messages")))
 
     def results(self, body: dict[str, Any]) -> int:
-        """How many tool results it holds."""
+        """Number of tool results that it holds."""
         return sum(message.get("role") == "tool" for message in _objects(body.get("messages")))
 
     def plain(self, reply: Reply) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Bring a directory to another state in place: what a comparison says has changed is written, the rest is left alone.
+"""Bring a directory to another state in place: changes found by a comparison are written, the rest is left alone.
 
-Nothing is followed and nothing is opened that was there before but directories, each by descriptor from the one above.
-A path that is replaced is removed and made anew, so whatever had it open, or linked, keeps what it had.
+No link is followed, and no existing file is opened but directories, each by descriptor from the one above. A replaced
+path is removed and made anew, so a process or link that holds the old file keeps it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ _DEFAULT_ACL = "system.posix_acl_default"
 def apply(root_fd: int, changes: Iterable[Change], view: View, *, shift: int = 0) -> RestoreReport:
     """Write the `changes` that `diff.diff(before, view)` found into `root_fd`, a directory with the files of `before`.
 
-    Removes what is gone, replaces what differs, with all metadata; directories in which names came, went or were
+    Removes deleted paths, and replaces changed ones with all metadata; directories in which names came, went or were
     replaced get their time from `view`. Names of one hard link group of `view` are one file afterwards as soon as one
-    of them is written. Other paths are not touched, so the directory may differ from `before` in what did not change;
-    what a changed path lies in must be there. `shift`: how much higher ids are in the directory than in `view`: the
-    root of a container with a user namespace, seen from outside. What cannot be held becomes a warning, as in
-    `materialise`; so does what is mounted somewhere in the directory, which is never touched. Raises OutOfSpace,
-    DataLoss, FileNotFoundError or NotADirectoryError (of a directory that is missing), OSError. Then a part is done.
-    Nobody else may write to the directory meanwhile. Not durable on return. Memory: the changed names that have several
-    links, and one directory per level. Time: what changed; and one walk through `view` if a link group changed in part.
+    of them is written. Other paths are not touched, so the directory may differ from `before` where nothing changed;
+    the directories on the way to a changed path must be there. `shift`: the number by which ids in the directory are
+    higher than in `view`, if it is the root of a container with a user namespace, seen from outside. Metadata that the
+    target cannot hold become a warning, as in `materialise`; so does a mount somewhere in the directory, which is never
+    touched. Raises OutOfSpace, DataLoss, FileNotFoundError or NotADirectoryError (of a directory that is missing),
+    OSError. After an error a part is done. The caller keeps others from writing to the directory meanwhile. Not durable
+    on return. Memory: the changed names that have several links, and one directory per level. Time: proportional to
+    the changes; and one walk through `view` if a link group changed in part.
     """
     applying = _Applying(root_fd, view, shift)
     try:
@@ -131,7 +132,7 @@ class _Applying:
             self._left[child.entry.inode] = self._left.get(child.entry.inode, child.entry.nlink) - 1
 
     def _names_of(self, torn: set[tuple[int, int]]) -> list[bytes]:
-        """Where the names of link groups lie in the view, in the order of a walk."""
+        """Paths of the names of link groups in the view, in the order of a walk."""
         found: list[bytes] = []
         stack: list[tuple[bytes, Directory, list[Child]]] = []
 
@@ -157,8 +158,8 @@ class _Applying:
     # -- directories ---------------------------------------------------------------------------------------------------
 
     def _go_to(self, parts: list[bytes]) -> bool:
-        """Make the directory `parts` the present one. Those that are left are complete. False if something is mounted
-        on the way."""
+        """Make the directory `parts` the present one. Directories that are left behind are complete. False if something
+        is mounted on the way."""
         common = 0
         while common < len(parts) and common + 1 < len(self._way) and self._way[common + 1].name == parts[common]:
             common += 1
@@ -167,7 +168,7 @@ class _Applying:
         return all(self._enter(name) for name in parts[common:])
 
     def _enter(self, name: bytes) -> bool:
-        """Go one down. False, and what is below counts as done, if something is mounted there."""
+        """Go down one directory. False if something is mounted there; everything below then counts as done."""
         frame = self._writer.enter(self._way[-1].frame, name)
         if os.fstat(self._writer.fd(frame)).st_dev != self._device:
             self._writer.warn(self._way[-1].frame, name, "was left as it is, because something is mounted there")

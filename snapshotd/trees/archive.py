@@ -1,13 +1,13 @@
 """Apply one sealed layer to a stored tree: the stored tree that the overlay shows.
 
 The rules are those of `lookup`, for one layer over a lower tree that is resolved already: whiteouts remove a name,
-directories merge with the lower directory that their name or redirect leads to, everything else replaces. What the
-layer does not mention is not looked at: an unchanged sub-directory is the same object, and a layer of one file costs
-the directories on that file's path.
+directories merge with the lower directory that their name or redirect leads to, everything else replaces. Names that
+the layer does not mention are not looked at: an unchanged sub-directory is the same object, and a layer of one file
+costs the directories on that file's path.
 
-A layer never changes while it is read, but everything in it was made by an attacker who is root in a container: only
-held descriptors are descended from, no link is followed, nothing but regular files and directories is opened, and what
-was opened is compared with the listing.
+A layer never changes while it is read, but everything in it was made by an attacker who is root in a container: the
+walk descends only from held descriptors, follows no link, opens only regular files and directories, and compares each
+opened file with the listing.
 
     archive.py          the walk and the entries
     archive_data.py     sparse files
@@ -42,7 +42,7 @@ megabytes of data spread over an 8 EiB file are years of reading."""
 _MOST_UNFINISHED, _MOST_UNFINISHED_ENTRIES = 128, 16_384
 """Directories, with all their entries in memory."""
 _MOST_FILES = 1024
-"""That are offered to other processes at once."""
+"""Number of files that are offered to other processes at once."""
 _MOST_WARNINGS = 100
 _MOST_WARNED_PATH_BYTES = 1000
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -54,7 +54,7 @@ Files = list[tuple[bytes, os.stat_result]]
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What `apply` has made of a layer.
+    """The result of `apply`.
 
     `entries`: names in the layer, whiteouts included. `bytes`: what the layer occupies on disk, an inode with several
     names once. `warnings`: one sentence for everything that could not be recorded (at most 100, and one that counts the
@@ -79,15 +79,15 @@ def apply(
     """Save the tree that shows when the layer `layer_fd` (a directory) lies over the tree `parent` (None: over
     nothing).
 
-    `salt`: makes the numbers of the layer's hard link groups its own; the same for the same layer, another for any
-    other, and not known to whoever filled the layer. `progress(n)`: n more bytes of content were read; with 0 after
-    each directory. What it raises passes through. `marks=False`: the directory is an image's root, where nothing is
-    overlayfs's mark; `parent` must be None then (ValueError).
+    `salt`: makes the numbers of the layer's hard link groups its own: the same for the same layer, another for any
+    other, and unknown to the agent that filled the layer. `progress(n)`: n more bytes of content were read; with 0
+    after each directory. Errors that it raises pass through. `marks=False`: the directory is an image's root, where
+    nothing is overlayfs's mark; `parent` must be None then (ValueError).
 
     Not durable on return: `writer.flush` is the caller's. Errors leave objects that nothing refers to. Raises OSError
     (ESTALE, ENOTDIR, EXDEV: the layer changed while it was read, or something is mounted in it; EINVAL, EACCES: a
     malformed redirect), DataLoss (a file is shorter than its size), LimitExceeded (a file with too many, too wide
-    holes), and what the writer raises. Cost: every entry of the layer once, a second lstat of each if any has several
+    holes), and the writer's errors. Cost: every entry of the layer once, a second lstat of each if any has several
     names; the parent's trees on the way. Descriptors: at most `lookup.MAX_OPEN_DIRS` and a few.
     """
     if not marks and parent is not None:
@@ -127,18 +127,18 @@ class _Directory:
     node: Node
     own: TreeEntry
     previous: TreeID | None
-    """The lower directory, or what had this path before; a hint."""
+    """The lower directory, or an earlier one at this path; a hint."""
     known: Mapping[bytes, TreeEntry]
     """The entries of `previous`, for hints."""
     merged: bool
-    """Whether `previous` shows through."""
+    """True if `previous` shows through."""
     result: dict[bytes, TreeEntry]
     xattr_bytes_left: int
     above: _Directory | None
     pending: list[tuple[bytes, tuple[int, int]]] | None = None
     """Sub-directories of the layer still to be done, last first: name and inode."""
     saving: list[tuple[Files, Callable[[], list[BlobID | None]]]] = field(default_factory=list)
-    """Files that other processes save, and what gives their contents' ids."""
+    """Files that other processes save, and the function that returns their contents' ids."""
     entries: int = 0
     """When it was wholly looked at, but for its sub-directories."""
 
@@ -174,7 +174,7 @@ class _Archiver:
         self._groups: dict[int, Group] | None = None
         self._stack: list[_Directory] = []
         self._unfinished: deque[_Directory] = deque()
-        """What is wholly looked at, each after all that is in it; the first waits for its files."""
+        """Directories that were read to the end, each after everything in it; the first one waits for its files."""
         self._unfinished_entries = 0
         self._handles = Handles()
         try:
@@ -215,7 +215,7 @@ class _Archiver:
     # -- directories ---------------------------------------------------------------------------------------------------
 
     def _begin(self, name: bytes, node: Node, parent: _Directory | None) -> None:
-        """Look at everything in a directory but what is in its sub-directories, and put it on the stack."""
+        """Read a directory's own entries, without its sub-directories' entries, and put it on the stack."""
         fd = self._handles.fd(node)
         st = os.fstat(fd)
         xattr_names = list_xattrs(fd)
@@ -234,7 +234,7 @@ class _Archiver:
     def _lower(
         self, name: bytes, fd: int, xattr_names: list[str] | None, parent: _Directory | None
     ) -> tuple[TreeID | None, bool]:
-        """The lower directory that shows through; else the best hint for what was here before. Marks on the root do not
+        """The lower directory that shows through; else the best hint for an earlier version. Marks on the root do not
         count."""
         if parent is None:
             return self._parent, self._parent is not None
@@ -308,7 +308,7 @@ class _Archiver:
             directory.result[name] = entry
 
     def _put_saved(self, directory: _Directory, files: Files, contents: list[BlobID | None]) -> None:
-        """Note the files that other processes have saved, and save those that they have not."""
+        """Note the files that other processes have saved, and save the others."""
         for (name, st), content in zip(files, contents, strict=True):
             if content is None:
                 self._put(directory, self._handles.fd(directory.node), name, st)
@@ -394,7 +394,7 @@ class _Archiver:
             return None
         if extents is None and size <= _SMALL_FILE_BYTES:
             data = os.pread(fd, size, 0)
-            if len(data) == size:  # nearly always; else the reader says what is wrong
+            if len(data) == size:  # nearly always; otherwise the reader reports the error
                 if self._progress is not None:
                     self._progress(size)
                 return self._writer.save_bytes(data, previous, name)

@@ -1,6 +1,6 @@
-"""What a regular file of a layer holds: where its data lies, and a reader of nothing but that.
+"""The data of a regular file of a layer: a map of its extents, and a reader of these alone.
 
-Sources: lseek(2) for SEEK_DATA and SEEK_HOLE. A hole, an unwritten extent and what lies beyond the end all read as
+Sources: lseek(2) for SEEK_DATA and SEEK_HOLE. A hole, an unwritten extent and the space beyond the end all read as
 zeros, so it is safe to take a hole for data and never the other way round.
 """
 
@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterator, Sequence
 from snapshotd.errors import DataLoss
 
 MOST_EXTENTS = 4096
-"""Extents kept of one file. What is more than that is joined over the smallest gaps, whose zeros are then stored as
-data."""
+"""Extents kept of one file. Beyond that number, extents are joined over the smallest gaps, whose zeros are then stored
+as data."""
 
 Extents = tuple[tuple[int, int], ...]
 """(offset, length) of data in ascending order, none empty, none touching another."""
 
 
 def find_extents(fd: int, size: int) -> tuple[Extents | None, int]:
-    """Where the data of a file of `size` bytes lies (None: everywhere), and how many bytes of holes count as data for
-    lack of extents.
+    """The extents of the data of a file of `size` bytes (None: everywhere), and the number of bytes of holes that count
+    as data for lack of extents.
 
-    At most `MOST_EXTENTS`. Cost: two lseek per extent on disk, whatever the size; memory is bounded. Raises OSError
-    (EIO: the file system contradicts itself).
+    At most `MOST_EXTENTS`. Cost: two lseek per extent on disk, for any size; memory is bounded. Raises OSError (EIO:
+    the file system contradicts itself).
     """
     if size == 0 or os.lseek(fd, 0, os.SEEK_HOLE) >= size:
         return None, 0
@@ -43,8 +43,8 @@ def find_extents(fd: int, size: int) -> tuple[Extents | None, int]:
                 yield start - last, last, start
             last = end
 
-    # The largest gaps that were seen so far contain those that are largest in the end: one pass, and memory for those
-    # kept.
+    # The largest gaps that were seen so far contain those that are largest in the end: one pass, and memory for the
+    # kept ones.
     kept = sorted(gap[1:] for gap in heapq.nlargest(MOST_EXTENTS - 1, gaps()))
     if first < 0:
         return (), 0
@@ -106,7 +106,7 @@ class DataReader:
         return data
 
     def read_all(self) -> bytes:
-        """Everything at once, for what is known to be small."""
+        """Everything at once, for a file that is known to be small."""
         pieces = []
         while piece := self(1 << 30):
             pieces.append(piece)

@@ -23,8 +23,8 @@ _MOST_LINK = (1 << 64) - 1
 
 @dataclass(slots=True)
 class Group:
-    """One inode with several names in a layer. `entry` is what was recorded for the first of them, so that its data is
-    read once."""
+    """One inode with several names in a layer. `entry`: the record of the first name, so that its data are read
+    once."""
 
     link: int
     names: int

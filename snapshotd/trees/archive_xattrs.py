@@ -1,4 +1,4 @@
-"""Extended attributes of a layer's entries, within bounds, and what to say about those that cannot be recorded.
+"""Extended attributes of a layer's entries, within bounds, and warnings about the ones that cannot be recorded.
 
 Source: xattr(7). An agent can give a file so many attributes that the kernel refuses to list them (E2BIG over 64 KiB of
 names, seen on XFS and btrfs), and on XFS each listed name may have a value of 64 KiB: gigabytes in one entry of a tree
@@ -36,8 +36,8 @@ def list_xattrs(target: int | bytes) -> list[str] | None:
 
 
 def read_xattrs(target: int | bytes, names: list[str] | None, most_bytes: int) -> tuple[Xattrs, int, list[str]]:
-    """Those of `names` (from `list_xattrs`) that belong to the tree, sorted; their bytes; what is missing, as parts of
-    sentences."""
+    """The members of `names` (from `list_xattrs`) that belong to the tree, sorted; their size in bytes; and the missing
+    ones, as parts of sentences."""
     if names is None:
         return (), 0, ["has more extended attributes than the kernel lists; none of them is recorded"]
     found, problems, total = [], [], 0

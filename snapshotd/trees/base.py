@@ -3,7 +3,7 @@
 A *layer* is the sealed upper directory of an overlay: exactly what changed since the parent. A *stack* is layers,
 newest first, over an image's root. Overlayfs marks in a layer: a character device 0:0 is a whiteout; the xattr
 `trusted.overlay.opaque=y` hides the directories below; `trusted.overlay.redirect` says where a renamed directory's
-lower part lies. Nobody writes into a sealed layer. The kernel lists a whiteout as a name that cannot be opened where
+lower part lies. A sealed layer is never written to. The kernel lists a whiteout as a name that cannot be opened where
 nothing below has its directory. So a directory with whiteouts carries `trusted.overlay.origin`, which makes the kernel
 filter them anywhere (`lookup.make_whiteout`; the kernel itself sets it when it copies up).
 
@@ -14,7 +14,7 @@ filter them anywhere (`lookup.make_whiteout`; the kernel itself sets it when it 
     view.py         read a tree, wherever it lies: the interface
     stack_view.py   a stack as a view, without mounting it
     stored_view.py  a stored tree as a view
-    difference.py   what differs between two stored trees as a view: a layer that never was a directory
+    difference.py   the difference between two stored trees as a view: a layer that never was a directory
     archive.py      apply a sealed layer to a stored tree: the tree of the snapshot
     diff.py         compare two views
     hunks.py        find changed lines, in bounded time
@@ -52,7 +52,7 @@ _KINDS = {
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One entry of a tree. Ids are the container's. `mode` is permission bits only (12 bits, setuid and sticky
-    included). A directory's `size` is 0: what file systems say of it is about themselves.
+    included). A directory's `size` is 0: file systems give it sizes of their own.
 
     `inode` is (device, inode number) of the file that backs it: equal for the names of one hard link group inside one
     layer, and equal between two views when the very same file backs both.
@@ -87,8 +87,8 @@ class Entry:
 
 @dataclass(slots=True)
 class Child:
-    """An entry of a directory of a view, and what the view needs to read it without another lookup. Not to be changed
-    (not frozen, because that doubles the cost of making one, and a listing makes many)."""
+    """An entry of a directory of a view, and the data that the view needs to read it without another lookup. Not to be
+    changed (not frozen, because that doubles the cost of making one, and a listing makes many)."""
 
     name: bytes
     entry: Entry
@@ -118,7 +118,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What a restore wrote. `warnings` names everything the target could not hold, one sentence each."""
+    """The result of a restore. `warnings`: one sentence for everything that the target could not hold."""
 
     files: int
     directories: int

@@ -34,10 +34,10 @@ def diff(a: View, b: View, path: bytes = b"") -> Iterator[Change]:
     """The changes from `a` to `b` at and below `path`, parents before children, siblings by the bytes of their names.
 
     Paths are from the views' roots. One change per path: a directory that became a file (or the reverse) is one
-    CHANGED, followed by a DELETED (or ADDED) for each entry that was (or is) in it. What counts as a change: see
-    `Change`. Raises FileNotFoundError if neither view has `path`, and the errors of `View`. Extended attributes that
-    the kernel cannot list (more than 64 KiB of names) count as changed unless the same file backs both sides. Memory:
-    the listings on the way to the current entry.
+    CHANGED, followed by a DELETED (or ADDED) for each entry that was (or is) in it. `Change` defines the changes that
+    count. Raises FileNotFoundError if neither view has `path`, and the errors of `View`. Extended attributes that the
+    kernel cannot list (more than 64 KiB of names) count as changed unless the same file backs both sides. Memory: the
+    listings on the way to the current entry.
     """
     parts = [part for part in path.split(b"/") if part]
     if not parts:
@@ -51,7 +51,7 @@ def diff(a: View, b: View, path: bytes = b"") -> Iterator[Change]:
 
 
 def count(changes: Iterable[Change]) -> FileChanges:
-    """How many files, links and special nodes changed; directories do not count.
+    """Numbers of files, links and special nodes that changed; directories do not count.
 
     A directory that became a file is one added file, the reverse one deleted. `bytes`: size of added and changed
     regular files.
@@ -117,7 +117,7 @@ def _enter(view: View, directory: Directory | None, child: Child | None) -> Dire
 
 
 def _pairs(a: View, b: View, dir_a: Directory | None, dir_b: Directory | None, prefix: bytes) -> Iterator[_Pair]:
-    """The names of two directories side by side, sorted; without those that are known to be the same."""
+    """The names of two directories side by side, sorted; without names that are known to be the same."""
     names = a.unlike(dir_a, b, dir_b) if dir_a is not None and dir_b is not None else None
     left, right = _children(a, dir_a, names), _children(b, dir_b, names)
     i = j = 0
@@ -140,7 +140,7 @@ def _children(view: View, directory: Directory | None, names: Collection[bytes] 
 
 
 def _compare(a: View, b: View, pair: _Pair) -> Change | None:
-    """The change of one name, not of what is below it."""
+    """The change of one name, not of the entries below it."""
     if pair.a is None or pair.b is None:
         kind = ChangeKind.ADDED if pair.a is None else ChangeKind.DELETED
         return Change(pair.path, kind, pair.a.entry if pair.a else None, pair.b.entry if pair.b else None)
@@ -151,7 +151,8 @@ def _compare(a: View, b: View, pair: _Pair) -> Change | None:
 
 
 def _metadata(entry: Entry) -> tuple[object, ...]:
-    """What counts of an entry's status. A link's mode means nothing, a directory's size is the file system's affair."""
+    """The part of an entry's status that counts. A link's mode means nothing, a directory's size is the file system's
+    affair."""
     mode = 0 if entry.kind is Kind.SYMLINK else entry.mode
     size = entry.size if entry.kind is Kind.FILE else 0
     rdev = entry.rdev if entry.kind in _DEVICES else 0

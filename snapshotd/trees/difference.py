@@ -1,4 +1,4 @@
-"""What differs between two stored trees, as the layer that makes one of the other.
+"""The difference between two stored trees, as the layer that makes one of the other.
 
 Put over a directory that holds the tree `below`, the layer gives `tree`: it has the entries that differ, and a whiteout
 (a character device 0:0) for each name that is in `below` only. It needs no opaque and no redirect marks: where both
@@ -6,10 +6,10 @@ sides have a directory they merge name by name, and a directory over anything el
 
 Hard links. Overlayfs knows no links between layers: the names of a group that is shown here in part and lies below in
 part would be two files. A group is shown as a whole or not at all, then. Its entries are equal but for their names, so
-a group can only be torn by names that moved to another place without being written again, which is what the rename of a
-directory does: the names in it keep the number of their group, and so do the ones elsewhere. Whether there are such
-groups is found by counting: fewer names among the changed entries than the group has (`TreeEntry.nlink`). Only then the
-unchanged part of the tree is searched for the rest.
+a group can only be torn by names that moved to another place without being written again, as the rename of a directory
+does: the names in it keep the number of their group, and so do the ones elsewhere. A count finds such groups: fewer
+names among the changed entries than the group has (`TreeEntry.nlink`). Only then the unchanged part of the tree is
+searched for the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from snapshotd.types import Kind, TreeID
 
 
 class _Names:
-    """Unchanged names that are shown because their link group is: the ones of a directory, and those in its
+    """Unchanged names that are shown because their link group is: the ones of a directory, and the ones in its
     sub-directories."""
 
     __slots__ = ("deeper", "files")
@@ -38,8 +38,8 @@ class _Names:
 
 
 class DifferenceDirectory:
-    """A directory of the layer: the handle that `DifferenceView` gives out. `below`: what it merges with; None if
-    nothing."""
+    """A directory of the layer: the handle that `DifferenceView` gives out. `below`: the directory that it merges with;
+    None if there is none."""
 
     __slots__ = ("below", "linked", "stored")
 
@@ -138,7 +138,7 @@ class DifferenceView(View):
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _entries(self, directory: DifferenceDirectory) -> Iterator[TreeEntry]:
-        """What the directory shows, in order."""
+        """The entries that the directory shows, in order."""
         for entry, other in self._pairs(directory):
             name = entry.name if entry is not None else other.name if other is not None else b""
             shown = _difference(entry, other, _is_linked(directory, name))
@@ -176,7 +176,7 @@ class DifferenceView(View):
         return {link for link, count in shown.items() if count < names[link]}
 
     def _find_names(self, torn: set[int]) -> _Names:
-        """Where the unchanged names of these groups are. Directories (of equal content) that hold none are read
+        """The places of the unchanged names of these groups. Directories (of equal content) that hold none are read
         once."""
         root = _Names()
         without: set[tuple[TreeID, TreeID | None]] = set()
@@ -200,7 +200,8 @@ class DifferenceView(View):
 
 
 def _difference(entry: TreeEntry | None, other: TreeEntry | None, linked: bool) -> TreeEntry | None:
-    """What the layer shows for a name that is `entry` above and `other` below (None: not there). None: nothing.
+    """The entry that the layer shows for a name that is `entry` above and `other` below (None: not there). None:
+    nothing.
 
     `linked`: shown even if both are equal.
     """

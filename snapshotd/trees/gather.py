@@ -8,15 +8,15 @@ _BYTES = 1 << 18
 
 
 class Gather:
-    """Call `flush` at the end: what was not handed on by then is lost."""
+    """Call `flush` at the end; the gathered rest is lost otherwise."""
 
     def __init__(self, sink: Callable[[bytes], object]) -> None:
         self._sink = sink
         self._gathered = bytearray()
 
     def write(self, data: bytes) -> None:
-        """Take `data`, and hand on what there is when it is 256 KiB or more. What is as large by itself is not
-        copied."""
+        """Take `data`, and hand on the gathered bytes when they are 256 KiB or more. A piece that is as large by itself
+        is not copied."""
         if len(data) >= _BYTES:
             self.flush()
             self._sink(data)

@@ -1,9 +1,9 @@
-"""Find changed lines in bounded time, whatever the lines are, and group them into hunks.
+"""Find changed lines, in bounded time for any lines, and group them into hunks.
 
 The standard library's difflib is cubic on hostile input (minutes for 10,000 lines). So: cut the common head and tail,
 split at lines that occur once on both sides (as patience diff does, O(n log n)), look for the shortest edit between
-those (Myers, "An O(ND) Difference Algorithm and Its Variations", 1986) while a total budget of steps lasts; what is
-left is replaced as a whole.
+those (Myers, "An O(ND) Difference Algorithm and Its Variations", 1986) while a total budget of steps lasts; the rest is
+replaced as a whole.
 """
 
 from __future__ import annotations

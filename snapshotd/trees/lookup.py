@@ -1,4 +1,4 @@
-"""How overlayfs finds a name in a stack of layers, done in user space on directory descriptors.
+"""The lookup of a name in a stack of layers as overlayfs does it, in user space on directory descriptors.
 
 Source: the kernel's fs/overlayfs/namei.c (ovl_lookup, ovl_lookup_layer, ovl_lookup_single) for the options of
 `kernel.mounts`: redirect_dir=on, metacopy=off, index=off, trusted xattrs. The rules, for a name in a merged directory:
@@ -170,7 +170,7 @@ class Directory:
     """A merged directory: the layers' directories it is made of, newest first, and where the search for more of it
     ended.
 
-    `stopped`: nothing below the last layer can belong to it. Else `rest` is what its lower part is called there: one
+    `stopped`: nothing below the last layer can belong to it. Otherwise `rest` is the name of its lower part there: one
     name (in the parent's lower part), or with `absolute` a path from the root.
     """
 
@@ -192,7 +192,7 @@ class Directory:
 
 
 class _Search:
-    """What a lookup carries from layer to layer (the kernel's struct ovl_lookup_data)."""
+    """The state that a lookup carries from layer to layer (the kernel's struct ovl_lookup_data)."""
 
     __slots__ = ("absolute", "parts", "stop")
 
@@ -277,7 +277,7 @@ class Lookup:
         return Directory(parent, tuple(found), stopped, search.absolute, search.parts)
 
     def _in_layer(self, base: Node, search: _Search) -> Node | None:
-        """Walk what is searched for below `base`: one name, or all components of a path."""
+        """Walk the searched parts below `base`: one name, or all components of a path."""
         node: Node | None = base
         left = len(search.parts)  # counted from the end: a redirect on the way may change how many come before
         while left and node is not None:
@@ -293,7 +293,7 @@ class Lookup:
         try:
             fd = open_dir(self.handles.fd(base), name)
         except OSError as exc:
-            if exc.errno in (errno.ENOTDIR, errno.ELOOP):  # a whiteout, a link or a file: hides what lies below
+            if exc.errno in (errno.ENOTDIR, errno.ELOOP):  # a whiteout, a link or a file: hides everything below
                 search.stop = True
             elif exc.errno not in _NO_SUCH_NAME:
                 raise
@@ -352,7 +352,7 @@ def entry_path(dir_fd: int, name: bytes) -> bytes:
 
 
 def is_whiteout(dir_fd: int, name: bytes, st: os.stat_result) -> bool:
-    """Whether the entry `name` (its status is `st`) says that the name does not exist."""
+    """True if the entry `name` (its status is `st`) says that the name does not exist."""
     if stat.S_ISCHR(st.st_mode):
         return st.st_rdev == 0
     if stat.S_ISREG(st.st_mode) and st.st_size == 0:
@@ -361,7 +361,7 @@ def is_whiteout(dir_fd: int, name: bytes, st: os.stat_result) -> bool:
 
 
 def make_whiteout(dir_fd: int, name: bytes) -> None:
-    """Delete `name` of the layers below, in a directory of a layer that is being made. OSError.
+    """Delete `name` of the layers below, in a directory of a half-made layer. OSError.
 
     The kernel filters whiteouts from listings of directories that it merges, and of directories that were copied up. A
     layer may come to stand where nothing below has its directory, so the directory gets the mark of a copy whose origin
@@ -372,5 +372,5 @@ def make_whiteout(dir_fd: int, name: bytes) -> None:
 
 
 def public_xattrs(names: Iterable[str]) -> list[str]:
-    """Those names that belong to the tree rather than to overlayfs or to the file system below."""
+    """The names that belong to the tree rather than to overlayfs or to the file system below."""
     return [name for name in names if not os.fsencode(name).startswith(PRIVATE_PREFIX) and name not in SHADOWS]

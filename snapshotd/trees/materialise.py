@@ -1,13 +1,13 @@
-"""Write a view into a directory, with everything that can be kept: modes, owners, times, attributes, links, holes,
-special nodes.
+"""Write a view into a directory, with everything that the target can keep: modes, owners, times, attributes, links,
+holes, special nodes.
 
-The tree is an attacker's and the target is the host's: everything goes through directory descriptors, nothing is
-followed, nothing that exists is opened. What comes out is exact, set-user-id programs and device nodes included;
-whoever restores must keep others away from it.
+The tree is an attacker's and the target is the host's: every call goes through directory descriptors, follows no link,
+and opens no existing file. The result is exact, set-user-id programs and device nodes included; the user who restores
+must keep others away from it.
 
-One thread walks the tree and makes the directories. Where the view allows it (`View.parallel`), files are made by a few
-more, in batches of one directory: nearly all the time is spent in system calls, decompression and hashing, none of
-which holds the interpreter's lock.
+One thread walks the tree and makes the directories. If the view allows it (`View.parallel`), some more threads make the
+files, in batches of one directory: they spend nearly all their time in system calls, decompression and hashing, which
+do not hold the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _BATCH_BYTES = 2 << 20
 _WAITING_BATCHES = 16
 """Each holds a descriptor. Enough that no thread waits for the one that walks."""
 _OPEN_ENDS = 4096
-"""How many directories may wait for their metadata."""
+"""Number of directories that may wait for their metadata."""
 _MAX_THREADS = 4
 _T = TypeVar("_T")
 
@@ -69,12 +69,12 @@ def materialise(view: View, path: bytes, target_fd: int, *, whiteouts: bool = Fa
     """Write the directory `path` of `view` into the empty directory `target_fd`, which gets its metadata, too.
 
     File data is reflinked where both lie on one file system that can, else copied without filling holes. Names of one
-    hard link group are linked again. What the target cannot hold (a name, an owner, an attribute, a time's precision,
-    sockets) becomes a warning that names the path; the rest is written. Not durable on return.
+    hard link group are linked again. Anything that the target cannot hold (a name, an owner, an attribute, a time's
+    precision, sockets) becomes a warning that names the path; the rest is written. Not durable on return.
     `whiteouts`: the target is a layer for overlayfs. Character devices 0:0 are made, which are whiteouts there (and are
     left out with a warning otherwise), and so are sockets, since the layer stands for the tree itself.
     Raises FileNotFoundError, NotADirectoryError (of `path`), ValueError (target not empty), OutOfSpace, DataLoss,
-    OSError (EIO). On an error the target holds a part. Nobody else may write to the target meanwhile.
+    OSError (EIO). On an error the target holds a part. The caller keeps others from writing to the target meanwhile.
     Memory: the listings on the way to the current entry, and a few MiB per processor.
     """
     if not is_empty_dir(target_fd):
@@ -108,8 +108,8 @@ class Frame:
 
 
 class Writer:
-    """Writes entries of `view` into a target. `whiteouts` as in `materialise`; `threads`: whether files may be made by
-    several; `shift`: how much higher ids are in the target."""
+    """Writes entries of `view` into a target. `whiteouts` as in `materialise`; `threads`: True if several threads may
+    make files; `shift`: the number by which ids are higher in the target."""
 
     def __init__(self, view: View, *, whiteouts: bool, threads: bool = True, shift: int = 0) -> None:
         self._view, self._whiteouts, self._shift = view, whiteouts, shift
@@ -156,7 +156,7 @@ class Writer:
         return self.report()
 
     def report(self) -> RestoreReport:
-        """What was written so far."""
+        """The report of everything written so far."""
         more = (f"{self._unlisted} more warnings are not listed.",) if self._unlisted else ()
         return RestoreReport(self._files, self._directories, self._bytes, (*self._warnings, *more))
 
@@ -196,7 +196,7 @@ class Writer:
         self._finish_dir(frame)
 
     def is_linked(self, frame: Frame, child: Child) -> bool:
-        """Whether the name in the target is a link to the one of its group that was written."""
+        """True if the name in the target is a link to the written name of its group."""
         first = self._links.get(child.entry.inode)
         if first is None:
             return False
@@ -258,7 +258,7 @@ class Writer:
             raise
 
     def _write_batch(self, target: Node, children: list[Child], dir_fd: int) -> tuple[int, int]:
-        """In a thread of the pool. Returns the number of files and their bytes."""
+        """Runs in a thread of the pool. Returns the number of files and their bytes."""
         files = size = 0
         try:
             loaded = self._view.load_children(children)
@@ -381,9 +381,10 @@ class Writer:
         name is empty.
 
         Owner, mode, attributes, time, in this order: chown clears set-user-id and capabilities, all of them change the
-        ctime only. What is right already is left alone: most files have the owner and mode that they were made with.
+        ctime only. Metadata that are right already are left alone: most files have the owner and mode that they were
+        made with.
         """
-        follow = entry.kind is not Kind.SYMLINK  # whose mode means nothing
+        follow = entry.kind is not Kind.SYMLINK  # a link's mode means nothing
         uid, gid = entry.uid + self._shift, entry.gid + self._shift
         if not xattrs and _is_as_made(what, entry, (uid, gid), follow):
             return
@@ -418,8 +419,8 @@ class Writer:
             self._warn(target, name, f"lost its {what} ({exc.strerror})")
 
     def _attempt(self, target: Node, name: bytes, action: Callable[[], _T]) -> _T | None:
-        """What `action` gives, which makes the entry `name` of `target`; None and a warning if the target cannot hold
-        it."""
+        """The result of `action`, which makes the entry `name` of `target`; None and a warning if the target cannot
+        hold it."""
         try:
             return action()
         except OSError as exc:
@@ -455,18 +456,18 @@ def shifted_acl(value: bytes, shift: int) -> bytes:
 
 
 def _is_as_made(what: int | str | bytes, entry: Entry, owner: tuple[int, int], follow: bool) -> bool:
-    """Set the time of what was just made, and say whether it has the rest already, as nearly every file has."""
+    """Set the time of a new file, and return True if its other metadata are right already, as in nearly every file."""
     try:
         os.utime(what, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=follow)
     except OSError:
-        return False  # the long way says what is wrong
+        return False  # the long way reports the error
     st = os.stat(what, follow_symlinks=follow)
     right = (st.st_uid, st.st_gid) == owner and st.st_mtime_ns == entry.mtime_ns
     return right and (not follow or stat.S_IMODE(st.st_mode) == entry.mode)
 
 
 def _without_acls(dir_fd: int) -> None:
-    """The target's own access list is not the snapshot's, and whatever is made in the target would inherit the default
+    """The target's own access list is not the snapshot's, and every new entry in the target would inherit the default
     one."""
     for name in ("system.posix_acl_default", "system.posix_acl_access"):
         try:
@@ -477,7 +478,7 @@ def _without_acls(dir_fd: int) -> None:
 
 
 def _shown(directory: Node, name: bytes) -> str:
-    """A path below the target for people: printable whatever its bytes are, and not endless."""
+    """A path below the target for people: always printable, and of limited length."""
     names, at = ([name] if name else []), directory
     while at.parent is not None:
         names.append(at.name)

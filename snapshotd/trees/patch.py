@@ -35,15 +35,15 @@ MAX_COMPARED_LINES = 20_000
 Write = Callable[[bytes], object]
 _BLOCK_BYTES = 1 << 20
 _ROWS = 50
-"""Lines of a binary patch between two looks at whether somebody else is to go first."""
+"""Lines of a binary patch between two calls of `give_way`."""
 _NO_BLOB = b"0" * 40
 _NO_NEWLINE = b"\n\\ No newline at end of file\n"
 _ESCAPES = {7: b"\\a", 8: b"\\b", 9: b"\\t", 10: b"\\n", 11: b"\\v", 12: b"\\f", 13: b"\\r", 34: b'\\"', 92: b"\\\\"}
 
 
 def write_patch(a: View, b: View, root: bytes, write: Write) -> int:
-    """Write what changed below the directory `root` from `a` to `b`, with paths relative to it. Returns how many
-    changes lie outside.
+    """Write the changes below the directory `root` from `a` to `b`, with paths relative to it. Returns the number of
+    changes outside of it.
 
     `write` gets pieces of up to some MiB. Raises NotADirectoryError (`root` is none), LimitExceeded (a file over
     MAX_FILE_BYTES; a part of the patch may have been written then) and the errors of `View`. A missing `root` is an
@@ -72,7 +72,7 @@ def _write_changes(a: View, b: View, root: bytes, write: Write) -> int:
         else:
             before, after = _blob(a, change.path, change.before), _blob(b, change.path, change.after)
             if after is not None and change.before is not None and change.before.kind is Kind.DIRECTORY:
-                waiting = change.path, after  # after the deletion of what was in the directory
+                waiting = change.path, after  # after the deletion of the directory's entries
             else:
                 _write_change(_relative(change.path, prefix), before, after, write)
     if waiting is not None:
@@ -82,7 +82,7 @@ def _write_changes(a: View, b: View, root: bytes, write: Write) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Blob:
-    """One version of what git knows as a file: a regular file or a link."""
+    """One version of a file in git's sense: a regular file or a link."""
 
     view: View
     path: bytes
@@ -103,7 +103,7 @@ class _Blob:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What one pass over a version tells."""
+    """The facts that one pass over a version finds."""
 
     sha1: bytes = _NO_BLOB
     binary: bool = False
@@ -145,7 +145,7 @@ def _write_change(path: bytes, before: _Blob | None, after: _Blob | None, write:
     old, new = _facts(before), _facts(after)
     same_mode = before is not None and after is not None and before.mode == after.mode
     if same_mode and old.sha1 == new.sha1:
-        return  # only what a patch cannot say has changed
+        return  # only properties that a patch cannot express have changed
     name_a, name_b = _quoted(b"a/" + path), _quoted(b"b/" + path)
     write(b"diff --git " + name_a + b" " + name_b + b"\n")
     if before is None:

@@ -1,7 +1,7 @@
 """A stack of sealed layers as a view, without mounting it.
 
 Equal to what the kernel shows through a mount (tests/model/test_overlay_view.py compares the two), except:
-`trusted.overlay.*` attributes never show, and a merged directory's inode number is that of its topmost source.
+`trusted.overlay.*` attributes never show, and a merged directory has the inode number of its topmost source.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class StackView(View):
         return tuple(node.inode for node in directory.sources), self._stacks[directory.sources[0].layer]
 
     def unlike(self, directory: Directory, other: View, others: Directory) -> Collection[bytes] | None:
-        """What the two have below their own layers they have in common, redirects included; so only names that the
-        layers above it hold, as entries or as whiteouts, can differ. Cost: a listing of each of those."""
+        """The layers below their own are common to both views, redirects included; so only names in the layers above
+        can differ, as entries or as whiteouts. Cost: a listing of each layer above."""
         if not isinstance(other, StackView):
             return None
         shared = 0

@@ -1,8 +1,8 @@
 """A tree in the repository as a view.
 
-Nothing lies in a directory anywhere: listings are the repository's tree objects, file data its contents, both verified
-by it. What of a tree cannot be (a name with a slash, extents beyond the end of their file) is damage, like bytes that
-do not match their hash.
+No directory on disk holds the tree: listings are the repository's tree objects, and file data its contents; the
+repository verifies both. An impossible part of a tree (a name with a slash, extents beyond the end of their file) is
+damage, like bytes that do not match their hash.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class StoredView(View):
 
     Raises NotFound (no such tree), DataLoss; a part of the tree that is missing is DataLoss. Directories are loaded
     when they are read, so that damage in one does not hide the others: reading any attribute of a listed directory but
-    its kind loads that directory. `ctime_ns` is the mtime, the size of a directory 0. Memory: what the repository
-    remembers. Errors name the file.
+    its kind loads that directory. `ctime_ns` is the mtime, the size of a directory 0. Memory: the repository's caches.
+    Errors name the file.
     """
 
     parallel = True
@@ -234,8 +234,8 @@ class StoredView(View):
             )
 
     def _extents(self, child: Child) -> tuple[tuple[tuple[int, int], ...], list[int]]:
-        """Where the file's data lie, and where each of these pieces begins in its content. The last answer is
-        remembered: a file in a million pieces may be read in small steps."""
+        """The extents of the file's data, and the beginning of each in its content. The last answer is remembered: a
+        file in a million pieces may be read in small steps."""
         entry: TreeEntry = child.source[1]
         layout = self._layout  # read once: another thread may set it
         if layout[0] is entry:
@@ -294,7 +294,7 @@ class StoredView(View):
         return DataLoss(f"file {self._where(child.source[0], child.name)}: {why}")
 
     def _where(self, directory: StoredDirectory, *names: bytes) -> str:
-        """A path for people, and whose it is."""
+        """A path for people, and its owner."""
         found, at = list(names), directory
         while at.parent is not None:
             found.append(at.name)
@@ -375,5 +375,5 @@ def _file_number(entry: TreeEntry) -> int:
 
 
 def _public_xattrs(entry: TreeEntry) -> dict[bytes, bytes]:
-    """Overlayfs's own never come out, whoever put them in."""
+    """Attributes of overlayfs itself never come out, from any source."""
     return {name: value for name, value in entry.xattrs if not name.startswith(PRIVATE_PREFIX)}

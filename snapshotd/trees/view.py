@@ -5,8 +5,9 @@
 
 Paths are bytes relative to the root; b"" is the root, surplus slashes do not count, `.` and `..` are not followed (they
 do not exist), links are never followed. Every method raises OSError: FileNotFoundError, NotADirectoryError (a component
-is not a directory), EIO, ESTALE (a layer changed, which nobody may do); those on stored trees raise DataLoss (naming
-object and pack) as well. Paths and directories of any length and depth. One thread at a time, but see `View.parallel`.
+is not a directory), EIO, ESTALE (a layer changed, which must not happen); methods of stored trees raise DataLoss
+(naming object and pack) as well. Paths and directories of any length and depth. One thread at a time, but see
+`View.parallel`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class View(ABC):
     """See the module's text."""
 
     parallel: bool = False
-    """Whether any number of threads may read files (`copy_child`, `xattrs_of` and the like) while one thread lists
+    """True if any number of threads may read files (`copy_child`, `xattrs_of` and the like) while one thread lists
     directories."""
 
     def __enter__(self) -> View:
@@ -138,7 +139,7 @@ class View(ABC):
         return None
 
     def some(self, directory: Directory, names: Collection[bytes]) -> tuple[Child, ...]:
-        """Those of the directory's `children` that have one of the names."""
+        """The directory's `children` that have one of the names."""
         return tuple([child for child in self.children(directory) if child.name in names])
 
     def content_of(self, child: Child) -> object | None:
@@ -158,11 +159,11 @@ class View(ABC):
     @abstractmethod
     def copy_child(self, child: Child, target_fd: int) -> int:
         """Write a regular file's data into an empty file (sharing extents where possible, holes left out, length set).
-        Returns the file's logical size. Errors like `open`, and those of writing."""
+        Returns the file's logical size. Errors like `open`, and errors of writing."""
 
     def load_children(self, children: Sequence[Child]) -> Sequence[bytes | memoryview | None]:
         """The whole data of small regular files at once, where that is faster than `copy_child` for each. None is no
-        answer and no error: `copy_child` gives the data, or says what is wrong. Memory: some 20 MiB at most."""
+        answer and no error: `copy_child` returns the data, or raises the error. Memory: some 20 MiB at most."""
         return [None] * len(children)
 
     @abstractmethod
@@ -199,7 +200,7 @@ class PathCache:
         self._long: list[tuple[bytes, Directory]] = []
 
     def resolve(self, parts: Sequence[bytes]) -> Directory:
-        """The directory that the components lead to. Raises what `enter` raises."""
+        """The directory that the components lead to. Raises the errors of `enter`."""
         if sum(map(len, parts)) + len(parts) > _LONG_PATH_BYTES:
             return self._resolve_long(parts)
         at, done = self._root, 0

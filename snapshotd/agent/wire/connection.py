@@ -16,9 +16,10 @@ from snapshotd.agent.wire.values import encode
 SOCKET_VARIABLE = "SNAPSHOTD_AGENT_SOCKET"
 DEFAULT_SOCKET = "/run/snapshotd/agent.sock"
 VERSION = 2
-"""Of the protocol."""
+"""Version of the protocol."""
 LIBRARY = "0.1.0"
-"""Of this library, told to the daemon. The same as `snapshotd.__version__`, which does not exist inside a sandbox."""
+"""Version of this library, told to the daemon. The same as `snapshotd.__version__`, which does not exist inside a
+sandbox."""
 LINE_LIMIT_BYTES = 1 << 20
 INLINE_LIMIT_BYTES = 32 << 10
 """Longer JSON values travel as a body behind the request's line, so that the daemon can stream them."""
@@ -36,8 +37,8 @@ class SnapshotdError(RuntimeError):
 
 
 class SnapshotdUnavailable(SnapshotdError):  # noqa: N818 - the name users catch; reads as what happened
-    """The daemon cannot be reached, or went away during a request and did not come back. What that request recorded is
-    not known."""
+    """The daemon cannot be reached, or went away during a request and did not come back. The request may or may not
+    have been recorded."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "DaemonUnavailable")
@@ -127,9 +128,9 @@ class Connection:
         return answer  # type: ignore[no-any-return]
 
     def _nonsense(self, what: str) -> SnapshotdUnavailable:
-        self.close()  # nobody knows what would come next
+        self.close()  # the next bytes could mean anything
         return SnapshotdUnavailable(
-            "The snapshotd daemon answered what nobody understands ({}), so it is not known what was recorded; "
+            "The snapshotd daemon sent an answer that this library does not understand ({}), so the request may or may not be recorded; "
             "look at `snapshotd log` on the host and start the agent again.".format(what)
         )
 
@@ -159,7 +160,7 @@ class Connection:
 
 
 def socket_path() -> str:
-    """Where the daemon listens: `SNAPSHOTD_AGENT_SOCKET`, or the place it has in every sandbox."""
+    """The daemon's socket: `SNAPSHOTD_AGENT_SOCKET`, or the place it has in every sandbox."""
     return os.environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET
 
 
@@ -171,11 +172,11 @@ def _identity(fd: int) -> Tuple[int, int]:
 def _connect(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if sock.fileno() <= 2:  # the program closed a standard stream: what it prints must not become protocol
+        if sock.fileno() <= 2:  # the program closed a standard stream: its output must not become protocol
             high = socket.socket(fileno=fcntl.fcntl(sock.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
             sock.close()
             sock = high
-        sock.settimeout(None)  # whatever socket.setdefaulttimeout says: a snapshot takes as long as it takes
+        sock.settimeout(None)  # overrides socket.setdefaulttimeout: a snapshot may take long
         if len(os.fsencode(path)) <= _PATH_LIMIT_BYTES:
             sock.connect(path)
         else:

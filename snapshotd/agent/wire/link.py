@@ -33,15 +33,15 @@ _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 
 Steps = Generator[Optional[float], None, Any]
-"""What is left of a request. Each step gives the seconds to wait before the next one, or None when that will wait for
-an answer on the link's descriptor; the generator returns the answer."""
+"""The steps that remain of a request. Each step gives the seconds to wait before the next one, or None when that will
+wait for an answer on the link's descriptor; the generator returns the answer."""
 
 
 class Owner(Protocol):
-    """What a link needs of the process that it belongs to (session.py)."""
+    """The interface that a link needs of its process (session.py)."""
 
     patient: bool
-    """Whether a daemon that is away is waited for."""
+    """True if the link waits for a daemon that is away."""
 
     def greeted(self, answer: Dict[str, Any]) -> None:
         """A daemon has answered `hello`."""
@@ -129,16 +129,16 @@ class Link:
         return connection
 
     def _stood_s(self) -> float:
-        """For how long the connection that was lost has been there; 0 if there was none."""
+        """Age of the lost connection; 0 if there was none."""
         return 0.0 if self._connection is None or self._greeted_at_s is None else time.monotonic() - self._greeted_at_s
 
 
 class _Outage:
-    """How long one request waits for a daemon that is away, and in what steps.
+    """The wait of one request for a daemon that is away, in steps.
 
-    Only the waiting counts, not the time with a connection: a snapshot may take long, a person longer. But a daemon
-    that goes away over and over, perhaps of this very request, is not waited for longer than one that is away; only a
-    connection that stood for as long as that is a new beginning.
+    Only the waiting counts, not the time with a connection: a snapshot may take long, a person longer. A daemon that
+    goes away over and over, perhaps because of this very request, gets no more patience than one that stays away; only
+    a connection that stood for as long as the limit starts the wait anew.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -181,8 +181,8 @@ def _unavailable(op: Optional[str], error: OSError, waited_s: float) -> Snapshot
 
 
 def _patience_s() -> float:
-    """How long to wait for a daemon that went away: `SNAPSHOTD_RECONNECT_S`, 0 for not at all. What is no number of
-    seconds counts as the default."""
+    """Seconds to wait for a daemon that went away: `SNAPSHOTD_RECONNECT_S`, 0 for not at all. Any text that is no
+    number of seconds counts as the default."""
     try:
         given = float(os.environ.get(PATIENCE_VARIABLE, DEFAULT_PATIENCE_S))
     except ValueError:

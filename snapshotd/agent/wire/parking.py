@@ -5,8 +5,8 @@ processes"). So before the request that ends a call this process leaves its work
 the number of every file and directory it has open on the root mount; after the answer it opens them again in the new
 root, with the same flags, at the same offset, under the same number, and returns to its working directory.
 
-Parking must never change what the program does, so it happens only when nobody can notice. `park` declines, with a
-reason, when
+Parking must never change what the program does, so it happens only when no thread or process can notice.
+`park` declines, with a reason, when
   - the root is not an overlay mount, or /proc does not say so (not a sandbox, or a chroot in one);
   - another process lives besides init: it may share our file offsets, and the daemon cannot switch its root anyway;
   - another thread could run. Every other thread has to sleep in a futex wait without a timeout: then only a thread of
@@ -60,7 +60,7 @@ class _File:
 
 
 class Place:
-    """Where a parked process was. `unpark` empties it as it goes, so that it can be called again if it is
+    """The place where a parked process was. `unpark` empties it as it goes, so that it can be called again if it is
     interrupted."""
 
     __slots__ = ("cwd", "files")
@@ -190,7 +190,7 @@ def _others_asleep() -> None:
 
 
 def _asleep(task: str) -> bool:
-    """Whether a thread sleeps in futex(FUTEX_WAIT) without a timeout."""
+    """True if a thread sleeps in futex(FUTEX_WAIT) without a timeout."""
     try:
         fields = _read(b"/proc/self/task/" + task.encode() + b"/syscall").split()
     except FileNotFoundError:

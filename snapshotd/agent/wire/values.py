@@ -1,5 +1,5 @@
-"""Python values as JSON. What JSON cannot hold becomes its `repr`; nothing a tool is given or returns can make this
-fail.
+"""Python values as JSON. A value that JSON cannot hold becomes its `repr`; no argument or result of a tool can make
+this fail.
 
 `encode` writes compact UTF-8. Lone surrogates (file names that are not UTF-8) become backslash escapes, since the
 daemon takes valid Unicode only; NaN and the infinities, and integers beyond 64 bits, become text.
@@ -13,7 +13,7 @@ import re
 from typing import Any, Dict, List
 
 ARGUMENT_LIMIT_BYTES = 64 << 10
-"""Bound of one argument's JSON text; what is cut off is replaced by its length and SHA-256."""
+"""Bound of one argument's JSON text; a longer one is cut, and its length and SHA-256 follow."""
 REQUEST_LIMIT_BYTES = 768 << 10
 """Bound of all arguments of a call together; leaves room below the 1 MiB that the protocol allows for a line."""
 DEPTH_LIMIT = 32
@@ -97,8 +97,8 @@ class _Converter:
 
 
 def outputs(holder: Any) -> Dict[str, Any]:
-    """`stdout` and `stderr` of what `subprocess.run` returned or raised, as text; `bytes` names those that were bytes,
-    and `base64` has the ones that are not UTF-8 besides."""
+    """`stdout` and `stderr` of a result or exception of `subprocess.run`, as text; `bytes` names the streams that were
+    bytes, and `base64` also has the ones that are not UTF-8."""
     fields: Dict[str, Any] = {}
     for name in ("stdout", "stderr"):
         output = getattr(holder, name)
@@ -122,8 +122,7 @@ def restored_outputs(fields: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def restored(value: Any) -> Any:
-    """A recorded result as the program gets it again: the JSON value, but what `subprocess.run` returned is that
-    again."""
+    """A recorded result as the program gets it again: the JSON value, or a result of `subprocess.run`."""
     if isinstance(value, dict) and value.get("type") == COMPLETED and {"args", "returncode"} <= set(value):
         import subprocess  # only programs that use it have such a record
 

@@ -1,5 +1,5 @@
-"""What a client says while its command runs: input, and which output it does not read any more. And whether the client
-is still there."""
+"""The client's part while its command runs: the input that it sends, the output streams that it has stopped reading,
+and its presence."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Lines:
 
 
 async def attend(request: Request, caller: Caller, lines: Lines | None = None) -> None:
-    """Pass on what the client says in `lines` until it is gone, and say that."""
+    """Pass the client's `lines` on until it is gone, and report its end."""
     try:
         if lines is not None:
             async for line in lines.rest():
@@ -61,7 +61,7 @@ async def attend(request: Request, caller: Caller, lines: Lines | None = None) -
         pass
     except (LimitExceeded, ValueError, KeyError, TypeError) as exc:
         log.warning(
-            "a client says what is no part of the API; its connection is given up",
+            "a client sent a line that is no part of the API; its connection is given up",
             extra={"fields": {"reason": repr(exc)[:200]}},
         )
     caller.leave()

@@ -1,4 +1,4 @@
-"""How an exception becomes an answer: ours as they are, everything else as an InternalError whose traceback is in the
+"""Exceptions as answers: our own errors unchanged, every other exception as an InternalError whose traceback is in the
 log."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ROOM_BYTES = 16 << 20
 
 
 def set_log_place(place: str) -> None:
-    """Where people find the log; named in every InternalError."""
+    """The place of the log, for people; named in every InternalError."""
     global _log_place
     _log_place = place
 
@@ -47,7 +47,7 @@ def failure_of(exc: BaseException) -> SnapshotdError:
 
 
 def _is_full() -> bool:
-    """Whether the file system of the state directory has no room to speak of."""
+    """True if the file system of the state directory is nearly full."""
     try:
         st = os.statvfs(os.path.dirname(_log_place))
     except OSError:

@@ -1,4 +1,4 @@
-"""What every request passes first: the version check, the bound on its body, and one line in the log."""
+"""The gate that every request passes first: the version check, the bound on its body, and one line in the log."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The API's words: what requests and answers look like in JSON, and how they are made from the engine's values.
+"""The API's words: requests and answers as JSON, and their conversion from the engine's values.
 
 Times are ISO 8601 in UTC, durations milliseconds, sizes bytes. Sandbox paths are bytes: `path` is their text with
-U+FFFD for what is not UTF-8, and `path_b64` (base64) is there exactly when that lost something.
+U+FFFD for bytes that are not UTF-8, and `path_b64` (base64) is there exactly when that lost something.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def milliseconds(duration_ns: int) -> float:
 
 
 class Answer(BaseModel):
-    """Base of what is answered."""
+    """Base of all answers."""
 
     model_config = ConfigDict(frozen=True)
 
 
 class Request(BaseModel):
-    """Base of what is asked for: unknown members are refused."""
+    """Base of all requests: unknown members are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -136,7 +136,7 @@ class Snapshot(Answer):
         description="Whose conversation, journal and state it continues, where that is not its parent: after a rewind or an edit."
     )
     warnings: list[str] = Field(
-        description="What its stored files lack of those that the sandbox had, one sentence each."
+        description="Parts of the sandbox's files that the stored ones lack, one sentence each."
     )
 
     @staticmethod
@@ -354,14 +354,14 @@ class LimitsRequest(Request):
 
 
 class ProviderFields(Request):
-    """Where requests of one model API are forwarded to."""
+    """The provider to which requests of one model API are forwarded."""
 
     kind: ProviderKind
     base_url: str | None = Field(None, max_length=4096, description="Else the provider's own.")
     api_key: SecretStr | None = Field(None, max_length=4096, description="Stays in the daemon.")
 
     def provider(self) -> Provider:
-        """UsageError names what is malformed, and never the key."""
+        """UsageError names the malformed part, and never the key."""
         url = self.base_url or PROVIDER_URLS[self.kind]
         if not _URL.fullmatch(url):
             raise UsageError(
@@ -371,7 +371,7 @@ class ProviderFields(Request):
 
 
 class SandboxFields(Request):
-    """What every new sandbox needs."""
+    """The request for a new sandbox."""
 
     image: str = Field(
         "default", min_length=1, max_length=1024, description="Name or id of an image, or a Docker image name."
@@ -395,11 +395,11 @@ class SandboxFields(Request):
     tenant: str = Field(
         t.DEFAULT_TENANT,
         max_length=64,
-        description="Whose values of the store its agents, and those of its forks, reach.",
+        description="Tenant of the store that its agents, and the agents of its forks, read and write.",
     )
 
     def sandbox(self) -> SandboxRequest:
-        """UsageError names what is malformed."""
+        """UsageError names the malformed part."""
         if self.name is not None and not t.NAME_PATTERN.fullmatch(self.name):
             raise UsageError(
                 f"{self.name!r} cannot be a name: use up to 64 letters, digits and ._- , starting with a letter or digit"

@@ -20,7 +20,7 @@ from snapshotd.types import DEFAULT_TENANT
 Json = dict[str, Any]
 _DEPTH_MAX = 64
 _VALUES_MAX = 200_000
-"""The bounds of what an agent may record (docs/agent-protocol.md), so that a person cannot make what no agent could
+"""The bounds of an agent's records (docs/agent-protocol.md), so that a person cannot make a record that no agent could
 read."""
 _ITEMS_MAX = 10_000
 _TTL_MAX_S = 100 * 366 * 86400
@@ -35,7 +35,7 @@ def time_or_none(at_ns: int | None) -> str | None:
 
 
 def entry_json(entry: t.Entry) -> Json:
-    """One entry of a journal. `status` null: nobody has seen it end; `snapshot` null: no snapshot binds it yet."""
+    """One entry of a journal. `status` null: no end is recorded; `snapshot` null: no snapshot binds it yet."""
     return {
         "id": entry.id,
         "kind": entry.kind.value,
@@ -89,7 +89,7 @@ class Effect(Answer):
     result: Any
     compensation: list[str] | None = Field(description="The command that undoes it, if there is one.")
     compensated: t.CallStatus | None = Field(
-        description="How the compensation ended. Null: it was not run; unknown: nobody saw it end."
+        description="How the compensation ended. Null: it was not run; unknown: its end is not recorded."
     )
 
     @staticmethod
@@ -109,7 +109,7 @@ class Effect(Answer):
 
 
 class RewindPreview(Answer):
-    """What a rewind would do."""
+    """The effect that a rewind would have."""
 
     head: str
     target: str
@@ -117,8 +117,8 @@ class RewindPreview(Answer):
     files: list[Json] = Field(
         description="Changes as in /diff, from the head to what would be there; at most as many as were asked for."
     )
-    file_count: int = Field(description="All of them.")
-    messages: list[Message] = Field(description="Those that would go.")
+    file_count: int = Field(description="Number of all changes.")
+    messages: list[Message] = Field(description="The messages that would go.")
     effects: list[Effect] = Field(description="Irreversible calls that would be left behind, newest first.")
 
     @staticmethod
@@ -179,7 +179,7 @@ class Approval(Answer):
 
 
 class ApprovalView(Answer):
-    """An approval with what a person needs to decide it."""
+    """An approval, with the facts that a person needs for a decision."""
 
     approval: Approval
     trajectory: Trajectory
@@ -306,7 +306,7 @@ class FileFields(Request):
 
 
 class EditRequest(Request):
-    """How the new snapshot differs from the one it is made from."""
+    """The differences between the new snapshot and its source."""
 
     files: list[FileFields] = Field(default_factory=list, max_length=_ITEMS_MAX)
     messages: list[MessageFields] | None = Field(None, description="A whole conversation in place of the old one.")
@@ -322,7 +322,7 @@ class EditRequest(Request):
     resume: bool = Field(False, description="Let the program go on from there.")
 
     def request(self) -> base.EditRequest:
-        """UsageError names what is malformed."""
+        """UsageError names the malformed part."""
         if self.messages is not None and self.drop_messages:
             raise UsageError(
                 "a whole conversation was given, so there is nothing to drop; give `messages` or `drop_messages`"
@@ -347,7 +347,9 @@ class EditRequest(Request):
 
 
 class ApproveRequest(Request):
-    by: str | None = Field(None, min_length=1, max_length=200, description="Who decides; else the user who asks.")
+    by: str | None = Field(
+        None, min_length=1, max_length=200, description="Name of the decider; default: the requesting user."
+    )
     reason: str | None = Field(None, max_length=10_000)
     arguments: Any = Field(None, description="Run it with these instead; leave them out to run it as asked.")
 
@@ -356,7 +358,9 @@ class ApproveRequest(Request):
 
 
 class DenyRequest(Request):
-    by: str | None = Field(None, min_length=1, max_length=200, description="Who decides; else the user who asks.")
+    by: str | None = Field(
+        None, min_length=1, max_length=200, description="Name of the decider; default: the requesting user."
+    )
     reason: str | None = Field(None, max_length=10_000, description="The agent is told.")
 
 
@@ -381,7 +385,7 @@ class SearchRequest(Request):
 
 def check_json(value: Any, what: str) -> Any:
     """`value`, if every reader of JSON can keep it: finite numbers, text without lone surrogates, bounded depth and
-    count. UsageError and LimitExceeded say `what` it is."""
+    count. UsageError and LimitExceeded call it `what`."""
     level, count = [value], 0
     for _ in range(_DEPTH_MAX + 1):
         below: list[Any] = []

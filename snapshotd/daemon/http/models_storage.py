@@ -1,4 +1,4 @@
-"""The API's words about durable storage: policies, usage, and what prune, check, repair and import report."""
+"""The API's words about durable storage: policies, usage, and the reports of prune, check, repair and import."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from snapshotd.engine import base
 from snapshotd.types import SnapshotState
 
 _COUNT_MAX = 1 << 53
-"""What every reader of JSON keeps exactly."""
+"""Largest integer that every reader of JSON keeps exactly."""
 _SECONDS_MAX = 10_000 * 366 * 86400
 
 
 class Policy(Request):
-    """Which snapshots keep their files: those that any rule keeps. Without any rule, all of them."""
+    """The rules that decide which snapshots keep their files: a snapshot keeps them if any rule keeps it. Without
+    rules, all of them do."""
 
     keep_last: int | None = Field(None, ge=0, le=_COUNT_MAX, description="The newest of each trajectory.")
     keep_within_s: float | None = Field(
@@ -70,7 +71,7 @@ class MountRequest(Request):
 
 
 class Usage(Answer):
-    """What takes space, in bytes, and how many snapshots are in each state."""
+    """Disk use in bytes, and the number of snapshots in each state."""
 
     layer_bytes: int
     layer_budget_bytes: int

@@ -1,7 +1,7 @@
-"""Who may talk to the daemon: root, or the daemon's own user, and nobody from inside a sandbox.
+"""The peer check: root and the daemon's own user may talk to the daemon, and no process inside a sandbox may.
 
-The socket's mode (0600) already keeps other users out; this also holds when someone widens it, or hands it into a
-container.
+The socket's mode (0600) already keeps other users out; this check also holds when a user widens the mode, or hands the
+socket into a container.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from snapshotd.kernel import cgroup
 
 log = logging.getLogger("snapshotd.daemon")
 _LINGER_S = 1.0
-"""How long a refused peer may take to read why."""
+"""Time that a refused peer has to read the reason."""
 _UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid (unix(7))
 
 PEER_PID = "peer_pid"
-"""Where a request's state (`request.state`) holds the id of the process that made its connection, in the daemon's pid
+"""Field of a request's state (`request.state`) with the id of the process that made its connection, in the daemon's pid
 namespace; 0 if it lives outside of that. It is alive as long as it waits for the answer."""
 PEER_UID = "peer_uid"
-"""Where a request's state holds that process's user id."""
+"""Field of a request's state with that process's user id."""
 
 SandboxPredicate = Callable[[int], bool]
-"""Whether a process, by its id in the daemon's pid namespace, lives in one of our sandboxes."""
+"""True if the process with this id (in the daemon's pid namespace) lives in one of our sandboxes."""
 
 
 def in_sandbox(pid: int) -> bool:
-    """Whether the process's cgroup is one of the runc driver's ("/snapshotd-..."). One that is gone counts: nobody can
-    tell any more."""
+    """True if the process's cgroup is one of the runc driver's ("/snapshotd-..."). A process that is gone counts as
+    inside, because nothing can be known of it any more."""
     text = cgroup.path_of(pid)
     return text is None or "/snapshotd-" in text
 
 
 def in_sandbox_of(engine: Engine) -> SandboxPredicate:
-    """`in_sandbox`, and for every driver: whether the process shares the cgroup of a live sandbox's init.
+    """`in_sandbox`, extended to every driver: true if the process shares the cgroup of a live sandbox's init.
 
-    A process of the daemon's own pid namespace is in none, which spares the usual client the search.
+    A process of the daemon's own pid namespace is in no sandbox, so usual clients need no search.
     """
     own_namespace = os.readlink("/proc/self/ns/pid")
 
@@ -66,7 +66,7 @@ def in_sandbox_of(engine: Engine) -> SandboxPredicate:
 
 
 def refusal(pid: int, uid: int, is_sandboxed: SandboxPredicate, own_uid: int) -> str | None:
-    """Why a peer with these credentials may not connect, as a sentence; None if it may.
+    """Reason why a peer with these credentials may not connect, as a sentence; None if it may.
 
     `pid` 0 is a process of an outer pid namespace (the host of a daemon that runs in a container); a sandbox never
     looks like that, since its pid namespace is always inside the daemon's.
@@ -87,7 +87,7 @@ def credentials(connection: socket.socket) -> tuple[int, int]:
 
 
 def protocol_class(is_sandboxed: SandboxPredicate = in_sandbox) -> type[H11Protocol]:
-    """uvicorn's HTTP protocol with the peer check in front: whoever is refused gets one 403 and no request is ever
+    """uvicorn's HTTP protocol with the peer check in front: a refused peer gets one 403, and none of its requests is
     read."""
     own_uid = os.geteuid()
 

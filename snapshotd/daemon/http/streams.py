@@ -84,7 +84,7 @@ class Channel:
         try:
             self._loop.call_soon_threadsafe(self._arrived.set)
         except RuntimeError:
-            pass  # the loop is closed: the daemon has ended, and nobody reads any more
+            pass  # the loop is closed: the daemon has ended, and no client reads any more
 
     # -- the event loop's side -----------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ Emit = Callable[[dict[str, Any]], bool]
 
 
 Write = Callable[[bytes], None]
-"""Sends raw bytes; raises ClientGone when nobody takes them."""
+"""Sends raw bytes; raises ClientGone when the client is gone."""
 
 
 async def ndjson(
@@ -172,8 +172,8 @@ async def ndjson(
     """Answer with one JSON object per line. A failure before the first is an ordinary error answer; later, an `error`
     event.
 
-    With `uploading`, the producer reads the request's body (`Upload`) while it answers. `attend` receives what the
-    client sends, beside, and ends when the client is gone.
+    With `uploading`, the producer reads the request's body (`Upload`) while it answers. `attend` receives the client's
+    lines at the same time, and ends when the client is gone.
     """
     channel = Channel()
 
@@ -298,8 +298,8 @@ class Upload:
 
 
 class _Uploading(StreamingResponse):
-    """An answer that leaves the request's body to its reader, where starlette's own takes it to see whether the client
-    is gone."""
+    """An answer that leaves the request's body to its reader. Starlette's own answer would read the body to notice that
+    the client is gone."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.stream_response(send)

@@ -1,7 +1,7 @@
-"""What `GET /watch` gives: the engine's events, taken once by one thread and handed to every client that watches.
+"""The events of `GET /watch`: one thread takes them from the engine and hands them to every client that watches.
 
-A client that does not keep up loses the oldest and is told how many. One that is gone is noticed within `ALIVE_S`,
-whether anything happens or not: a line goes out that often.
+A client that does not keep up loses the oldest and is told their number. The daemon notices within `ALIVE_S` that a
+client is gone, because it writes a line that often even without events.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Watcher:
 
 
 class Watchers:
-    """Those who watch one engine. Thread-safe."""
+    """The clients that watch one engine. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -60,7 +60,7 @@ class Watchers:
             self._changed.notify_all()
 
     def _next(self, watcher: _Watcher) -> list[Event] | None:
-        """What waits for a watcher; empty when nothing came for a while, None at the end."""
+        """The events that wait for a watcher; empty when none came for a while, None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: watcher.events or self._closed, timeout=ALIVE_S)
             ready = list(watcher.events)
@@ -71,7 +71,7 @@ class Watchers:
             return None if self._closed and not ready else ready
 
     def _run(self, events: Iterator[Event]) -> None:
-        """This is the top of a thread: a defect ends what is watched, and is in the log."""
+        """This is the top of a thread: a defect ends all watches, and is logged."""
         try:
             for event in events:
                 with self._changed:

@@ -1,4 +1,5 @@
-"""What client and daemon must agree on: the API's version, its headers and where its files lie. Standard library only.
+"""The agreement between client and daemon: the API's version, its headers and the places of its files. Standard library
+only.
 
 `API_VERSION` is `major.minor`. Both sides send it in every request and answer; they must be equal, because the CLI and
 the daemon come from one package and a daemon that outlived an upgrade is better replaced than half understood.
@@ -26,30 +27,31 @@ BODY_MAX_BYTES = 8 << 20
 """Largest request body. Linux allows about 2 MiB of arguments to a program; as JSON, escaped, they can grow
 fourfold."""
 UPLOAD_PATH = "/import"
-"""The one request whose body may have any size: it is read piece by piece, and whoever reads it sets the bounds."""
+"""The one request whose body may have any size: it is read piece by piece, and its reader sets the bounds."""
 ATTENDED = "/attended"
-"""Ends the path of a request that goes on while it is answered: one JSON object per line, what the client says while
-its command runs. Each line is bounded, their number is not."""
+"""Ends the path of a request that goes on while it is answered: one JSON object per line, from the client while its
+command runs. Each line is bounded, their number is not."""
 STDIN_WINDOW_BYTES = 256 << 10
-"""So much of a command's standard input may be on its way; the daemon says how much more the command has taken."""
+"""Bytes of a command's standard input that may be on their way; the daemon reports further bytes that the command has
+taken."""
 FORK_MAX = 256
 """Most sandboxes one fork may start."""
 PRUNE_GRACE_S = 600.0
-"""How old a pack must be for a prune to touch it, unless told otherwise."""
+"""Age from which a prune may touch a pack, by default."""
 LOG_MAX = 1 << 31
 """Most snapshots a log can be asked for by number; without a number it gives all."""
 
 PROVIDER_URLS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com"}
 """Model providers that a sandbox can be given, and where their own APIs are."""
 PREVIEW_FILES = 1000
-"""How many changed files a preview or an approval lists unless told otherwise."""
+"""Number of changed files that a preview or an approval lists, by default."""
 LIST_MAX = 1_000_000
 """The most they list."""
 
 FRAMES = "application/vnd.snapshotd.frames"
-"""Media type of an answer that mixes raw bytes and events. It is a sequence of frames: one byte that says what it is,
-the length of its content (32 bits, big endian), the content. The last frame is an event, `result` or `error`; without
-one the answer is not whole."""
+"""Media type of an answer that mixes raw bytes and events. It is a sequence of frames: one byte for its kind, the
+length of its content (32 bits, big endian), the content. The last frame is an event, `result` or `error`; without one
+the answer is not whole."""
 FRAME_HEADER = struct.Struct(">BI")
 FRAME_DATA = 0
 FRAME_EVENT = 1
@@ -61,7 +63,7 @@ _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
 def socket_path_of(state_dir: Path) -> Path:
-    """Where the daemon of a state directory listens, unless told otherwise."""
+    """Path of the socket of a state directory's daemon, by default."""
     return state_dir / "snapshotd.sock"
 
 
@@ -71,7 +73,7 @@ def lock_path_of(state_dir: Path) -> Path:
 
 
 def log_path_of(state_dir: Path) -> Path:
-    """Where a daemon writes its log, one JSON object per line, unless it runs with --foreground."""
+    """Path of a daemon's log, one JSON object per line, unless it runs with --foreground."""
     return state_dir / "daemon.log"
 
 

@@ -1,4 +1,5 @@
-"""Look at the machine and name every piece that snapshotd misses, with the fix; and install what can be installed."""
+"""Check the machine and name every piece that snapshotd misses, with the fix; install the pieces that can be
+installed."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ class Check:
 
 
 def diagnose(state_dir: Path) -> list[Check]:
-    """Check everything, what is needed first. `state_dir` need not exist: then its nearest parent is looked at.
+    """Check everything, most important first. `state_dir` need not exist: then its nearest parent is checked.
 
     Real probes (the system call is made), under a second together; nothing is left behind and nothing is changed.
     """
@@ -259,7 +260,7 @@ def _python() -> Check:
 
 
 def _policy(state_dir: Path) -> Check:
-    """Which calls a person is asked about (docs/policy.md)."""
+    """The policy file: the rules for which calls a person is asked about (docs/policy.md)."""
     path = state_dir / policy.FILE_NAME
     try:
         rules = len(policy.PolicyFile(path).read().rules)

@@ -6,7 +6,7 @@ Standard library only and runs before anything is installed, so that the Makefil
     python3 -m snapshotd.engine.host.packages develop     what the tests need besides
     python3 -m snapshotd.engine.host.packages --install develop
 
-A package counts as there when what we want from it is there, whoever installed it: Docker's own packages, for one,
+A package counts as installed when its programs or files are there, from any source: Docker's own packages, for one,
 would be torn out by Debian's docker.io.
 """
 
@@ -28,13 +28,14 @@ COMPOSE_PLUGINS = ("/usr/libexec/docker/cli-plugins/docker-compose", "/usr/lib/d
 
 @dataclass(frozen=True)
 class Package:
-    """One package: what is looked for (a program's name, or paths of which one must exist), and what it is for."""
+    """One package: the program or files that show its presence (a program's name, or paths; one of them must exist),
+    and its purpose."""
 
     name: str
     provides: tuple[str, ...]
     purpose: str
     level: str = "run"
-    """Who needs it: one of `LEVELS`' groups."""
+    """The group of packages that this one belongs to; `LEVELS` lists the groups."""
 
     def missing(self) -> bool:
         return not any(os.path.exists(p) if p.startswith("/") else shutil.which(p, path=_PATH) for p in self.provides)
@@ -91,11 +92,11 @@ LEVELS = {
     "demo": ("venv", "run", "demo"),
     "develop": ("venv", "run", "demo", "develop"),
 }
-"""What one wants to do, and the groups of packages that it takes."""
+"""Purpose to the groups of packages that it needs."""
 
 
 def missing(level: str) -> list[Package]:
-    """The packages of a level (one of `LEVELS`) whose programs are not here."""
+    """The packages of a level (one of `LEVELS`) whose programs are missing."""
     return [package for package in PACKAGES if package.level in LEVELS[level] and package.missing()]
 
 

@@ -18,7 +18,7 @@ State = dict[str, Any]
 
 
 class AgentState:
-    """Thread-safe. What is kept has gone through the funnel."""
+    """Thread-safe. The stored values have gone through the funnel."""
 
     def __init__(self, sandbox: Sandbox, funnel: Funnel) -> None:
         self._sandbox, self._funnel = sandbox, funnel
@@ -48,7 +48,7 @@ class AgentState:
         return next(task for task in self._sandbox.state["tasks"] if task["name"] == name)
 
     def change(self, change: Callable[[State], State]) -> None:
-        """Replace the state by what `change` makes of it. LimitExceeded."""
+        """Replace the state by the result of `change`. LimitExceeded."""
         with self._sandbox.lock:
             state = change(self._sandbox.state)
             size = len(json.dumps(state))

@@ -1,11 +1,11 @@
 """Calls that wait for a person.
 
 A gated call takes a snapshot, records an approval that is bound to (tool, digest of the arguments, snapshot), and
-waits. The approval is a row: it survives the daemon, and the same call finds it again, under whatever id it is
-repeated. One approval lets one call run, once: an approved one whose call has been recorded as begun is spent, and in
-the run that has its answer only the call that got it gets it again.
+waits. The approval is a row: it survives the daemon, and a repeated call finds it again, under any id. One approval
+lets one call run, once. It is spent when its call has been recorded as begun. Inside a run, only the call that got the
+answer gets it again.
 
-Whoever approves has seen those arguments and those files. If the files are others by then, the approval is stale: the
+The approver has seen those arguments and those files. If the files have changed by then, the approval is stale: the
 approver is told, and the call asks anew.
 """
 
@@ -45,9 +45,9 @@ from snapshotd.types import (
 QUESTION = "question"
 """The tool's name of an approval that no call stands behind: the program asks a person something."""
 MAX_WORDS = 4000
-"""Characters of a reason or of who decided."""
+"""Characters of a reason, or of the decider's name."""
 _LOOK_S = 0.25
-"""How often a waiting call looks whether its caller has gone away."""
+"""Seconds between two checks of a waiting call for its caller."""
 _NS = 1_000_000_000
 _NOTHING = ("approval", "resume")
 """Snapshots after which a call that waits is where it was."""
@@ -57,7 +57,8 @@ Step = Callable[[ToolCall], Snapshot]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`approval` is the one that lets the call run; None: nobody had to be asked. `arguments`: what to run it with."""
+    """`approval` is the one that lets the call run; None: no person had to be asked. `arguments`: the ones to run it
+    with."""
 
     approval: Approval | None
     arguments: Any
@@ -65,7 +66,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a call wants to have decided."""
+    """A call's question to a person."""
 
     call: CallID
     tool: str
@@ -92,12 +93,12 @@ class Gate:
         self._changed = threading.Condition()
         self._waiting: dict[ApprovalID, _Waiter] = {}
         self._delivered: dict[ApprovalID, tuple[Sandbox, CallID]] = {}
-        """Which call of a run has its outcome: no entry says so yet, and of a question from inside a call none ever
-        does."""
+        """The call of a run that got the approval's outcome. Its journal entry does not say so yet; a question from
+        inside a call never gets an entry."""
         self._closed = False
 
     def close(self) -> None:
-        """No call waits any longer; what is pending stays so. Idempotent."""
+        """No call waits any longer; pending approvals stay pending. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -117,12 +118,12 @@ class Gate:
         step: Step,
         cancelled: threading.Event,
     ) -> Verdict:
-        """Whether a call may run, after a person was asked if the policy or the program (`asked`: True, or the
-        question) says so.
+        """Returns if the call may run. A person is asked first if the policy or the program says so (`asked`: True, or
+        the question).
 
-        `step` takes a snapshot of the sandbox; `cancelled`: the caller is gone. Nothing of the call is recorded yet.
-        Denied (the policy, a person, or nobody in time); Conflict (cancelled, or the sandbox ended: the approval stays
-        pending); UsageError (the policy cannot be understood).
+        `step` takes a snapshot of the sandbox; `cancelled`: the caller is gone. The call itself is not recorded yet.
+        Denied (by the policy, by a person, or because no person decided in time); Conflict (cancelled, or the sandbox
+        ended: the approval stays pending); UsageError (the policy cannot be understood).
         """
         ruling = self.policy.read().judge(name, arguments, side_effect)
         if ruling.action == "deny":
@@ -160,7 +161,7 @@ class Gate:
         return self._ask(sandbox, wanted, step, cancelled)
 
     def _ask(self, sandbox: Sandbox, wanted: _Asked, step: Step, cancelled: threading.Event) -> Approval:
-        """The decided approval, of whatever outcome but stale: then it is asked anew."""
+        """The decided approval. A stale one is not returned: the call asks anew."""
         while True:
             approval = self._known(sandbox, wanted, step) or self._new(sandbox, wanted, step)
             decided = None
@@ -180,13 +181,13 @@ class Gate:
         self._delivered[approval.id] = (sandbox, call)
 
     def _has_another(self, approval: Approval, sandbox: Sandbox, call: CallID) -> bool:
-        """Whether another call of this run has the outcome."""
+        """True if another call of this run got the outcome."""
         run, to = self._delivered.get(approval.id, (None, call))
         return run is sandbox and to != call
 
     def _known(self, sandbox: Sandbox, wanted: _Asked, step: Step) -> Approval | None:
-        """An approval that was asked for this before, and that still fits: taken over. Others that nobody waits for
-        become stale."""
+        """An earlier approval for the same call that still fits: this call takes it over. Other ones that no call waits
+        for become stale."""
         for approval in reversed(self._rows.list(None, sandbox.trajectory.id)):
             if (approval.tool, approval.digest) != (wanted.tool, wanted.digest) or self._spent(approval, wanted.call):
                 continue
@@ -205,8 +206,8 @@ class Gate:
         return None
 
     def _is_here(self, snapshot: SnapshotID, head: SnapshotID) -> bool:
-        """Whether nothing happened after a snapshot but that others asked, were denied, or that the program was
-        resumed."""
+        """True if nothing has happened after the snapshot but other questions, denials, and resumptions of the
+        program."""
         at = self._context.catalog.get_snapshot(head)
         while at.id != snapshot and (at.call.name in _NOTHING or self._was_denied(at)) and at.parent is not None:
             at = self._context.catalog.get_snapshot(at.parent)
@@ -220,7 +221,7 @@ class Gate:
         )
 
     def _spent(self, approval: Approval, call: CallID) -> bool:
-        """Whether an approval lets nothing run any more."""
+        """True if the approval lets no call run any more."""
         if approval.status is ApprovalStatus.PENDING:
             return False
         if approval.status is not ApprovalStatus.APPROVED:
@@ -281,8 +282,8 @@ class Gate:
                 self._changed.wait(_LOOK_S)
 
     def _same_files(self, approval: Approval, sandbox: Sandbox, step: Step) -> bool:
-        """Whether the sandbox holds the files that the approval is bound to. Takes a snapshot where that cannot be seen
-        without."""
+        """True if the sandbox holds the files that the approval is bound to. Takes a snapshot first if files have
+        changed since the last one."""
         with sandbox.lock:
             if not sandbox.closed and sandbox.changed:
                 step(marker("approval", {"tool": approval.tool, "approval": approval.id}))
@@ -298,7 +299,7 @@ class Gate:
     # -- people --------------------------------------------------------------------------------------------------------
 
     def list(self, status: ApprovalStatus | None) -> list[Approval]:
-        """Oldest first. Those whose time is over are expired from now on."""
+        """Oldest first. Pending approvals whose time is over become expired here."""
         for approval in self._rows.list(ApprovalStatus.PENDING):
             if _has_expired(approval):
                 self._expire(approval)
@@ -327,13 +328,13 @@ class Gate:
         return self._decide(approval, ApprovalStatus.DENIED, by, self._concealer(approval)(reason))
 
     def _concealer(self, approval: Approval) -> Callable[[Any], Any]:
-        """What a person says of an agent's secrets is recorded as what the agent says."""
+        """Conceals a person's words with the funnel of the approval's trajectory, as it conceals the agent's."""
         return self._context.secrecy.of(self._context.catalog.get_trajectory(approval.trajectory)).conceal
 
     def _open(self, ref: str, by: str, reason: str | None) -> Approval:
         if not by or not by.isprintable() or max(len(by), len(reason or "")) > MAX_WORDS:
             raise UsageError(
-                f"who decides must be printable text, and it and the reason have at most {MAX_WORDS} characters"
+                f"the decider's name must be printable text, and the name and the reason have at most {MAX_WORDS} characters"
             )
         approval = self._rows.find(ref)
         if approval.status is ApprovalStatus.PENDING and _has_expired(approval):
@@ -365,7 +366,7 @@ class Gate:
         reason: str | None,
         edited: tuple[Any] | None = None,
     ) -> Approval:
-        """Record an outcome; if another came first, that one is answered when nobody in particular decides this."""
+        """Record an outcome; if another outcome came first, that one is returned when no person decides this one."""
         try:
             decided = self._rows.decide(approval.id, status, at_ns=time.time_ns(), by=by, reason=reason, edited=edited)
         except Conflict:
@@ -393,7 +394,7 @@ class Gate:
 
 
 def digest(tool: str, arguments: Any) -> str:
-    """What binds an approval to a call: SHA-256 of the canonical JSON of [tool, arguments], hexadecimal."""
+    """Digest that binds an approval to a call: SHA-256 of the canonical JSON of [tool, arguments], hexadecimal."""
     text = json.dumps([tool, arguments], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -1,4 +1,5 @@
-"""The daemon's side of the in-sandbox library: what an agent's requests mean. One `AgentCalls` serves one container."""
+"""The daemon's side of the in-sandbox library: it carries out an agent's requests. One `AgentCalls` serves one
+container."""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ from snapshotd.secrets.redactor import Funnel
 from snapshotd.types import BlobID, CallID, EntryKind, Message, ToolCall
 
 MAX_REPLAYED_BYTES = 64 << 20
-"""Of a recorded result that is handed out again: the daemon holds it in memory."""
+"""Size limit of a recorded result that is handed out again: the daemon holds it in memory."""
 _QUESTION = "approve"
 _STORE = "store"
 
 
 @dataclass(slots=True)
 class _Output:
-    """What a running call has printed so far."""
+    """Output so far of a running call."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     writers: dict[str, ConcealedWriter] = field(default_factory=dict)
@@ -60,7 +61,7 @@ class AgentCalls:
     def __init__(self, context: Context) -> None:
         self._context = context
         self.open = threading.Event()
-        """Nobody is greeted before it is set."""
+        """The daemon answers no agent before this is set."""
         self.open.set()
         self._sandbox: Sandbox | None = None
         self._gate: Gate | None = None
@@ -98,7 +99,7 @@ class AgentCalls:
         return entry.snapshot or self._bound().head
 
     def restore(self) -> None:
-        """What the calls that are open have printed so far, from the events of the run."""
+        """Restore the output so far of the open calls, from the events of the run."""
         assert self.recorder is not None
         for event in self._context.events.follow(self._bound().trajectory.id, wait=False):
             call_id = event.get("call")
@@ -271,8 +272,9 @@ class AgentCalls:
             self._stream(call_id, output, stream).write(data)
 
     def _stream(self, call_id: str, output: _Output, stream: Literal["stdout", "stderr"]) -> ConcealedWriter:
-        """Where one stream of a call goes. One concealer for all of its pieces: a secret may begin in one and end in
-        another. What it holds back when the daemon is killed is not shown and not kept."""
+        """The writer for one stream of a call. All pieces of the stream pass one concealer, because a secret may begin
+        in one piece and end in another. If the daemon is killed, the bytes that the concealer holds back are neither
+        shown nor kept."""
         trajectory = self._bound().trajectory
 
         def shown(data: bytes) -> None:
@@ -288,7 +290,7 @@ class AgentCalls:
         return output.writers[stream]
 
     def lost(self, pid: int, call_ids: tuple[str, ...]) -> None:
-        """A connection ended with calls open. Nobody will end them."""
+        """A connection ended with calls open. Their ends will never come."""
         if self.recorder is not None:
             self.recorder.pending.lost(call_ids)
         for call_id in call_ids:
@@ -402,8 +404,8 @@ class AgentCalls:
         within: str | None,
         rid: str | None = None,
     ) -> Answer:
-        """What the program itself asks the store is a recorded fact: a replay neither sees newer values nor writes
-        again. What a call asks is not: it is answered as a whole."""
+        """A request that the program itself makes to the store is a recorded fact: a replay neither sees newer values
+        nor writes again. A request from inside a call is not recorded: the replay answers the whole call."""
         self._bound()
         if self.recorder is None or within is not None:
             return self._stored(op, fields, rid)

@@ -25,13 +25,13 @@ from snapshotd.kernel.namespaces import in_network_namespace
 from snapshotd.types import Network, short
 
 PORT = 11411
-"""Where the endpoint listens inside: nobody is there before the sandbox's first program."""
+"""Port of the endpoint inside the sandbox: no process uses ports before the sandbox's first program."""
 _BACKLOG = 64
 _LISTENER = ".gateway"
 """Behind a container's id: the keeper's name of the socket."""
 _KEY = "_KEY"
 NO_KEY = "kept-by-snapshotd"
-"""What agents find in place of a key: their clients want one."""
+"""Placeholder that agents find in place of a key, because their clients want one."""
 
 GatewayMaker = Callable[[socket.socket, GatewayHandler, Mapping[str, Upstream]], Gateway]
 
@@ -41,7 +41,7 @@ def provider_env(providers: Iterable[Provider]) -> tuple[tuple[tuple[str, str], 
     is none."""
     plain, secret = [], []
     for provider in providers:
-        Upstream(provider.base_url, provider.api_key)  # refuses what is malformed
+        Upstream(provider.base_url, provider.api_key)  # refuses malformed values
         name = PROVIDER + provider.kind.upper()
         plain.append((name, provider.base_url))
         if provider.api_key:
@@ -56,7 +56,7 @@ class Gateways:
         self._context, self._gate, self._make = context, gate, make
 
     def environment(self, sandbox: Sandbox) -> dict[str, str]:
-        """What the commands of a sandbox need to find its gateway; nothing if it has none."""
+        """Environment variables by which a sandbox's commands find its gateway; empty if it has none."""
         if sandbox.gateway is None:
             return {}
         families = self._upstreams(sandbox)
@@ -69,8 +69,8 @@ class Gateways:
         return env
 
     def open(self, sandbox: Sandbox, recorder: Recorder, record: LiveRecord | None = None) -> None:
-        """Give a sandbox its gateway, if its trajectory has providers. `record`: of an earlier daemon, whose gateway is
-        gone on with. SandboxFailed."""
+        """Give a sandbox its gateway, if its trajectory has providers. `record`: an earlier daemon's, to go on with its
+        gateway. SandboxFailed."""
         upstreams = self._upstreams(sandbox)
         if not upstreams:
             return
@@ -83,8 +83,8 @@ class Gateways:
         sandbox.gateway = self._make(listener, calls, upstreams)
 
     def _listener(self, sandbox: Sandbox) -> socket.socket:
-        """Where its gateway listens: the socket outlives the daemon, so that clients wait for the next one and are not
-        refused."""
+        """The socket on which the sandbox's gateway listens: it outlives the daemon, so that clients wait for the next
+        one and are not refused."""
         key = f"{sandbox.container.id}{_LISTENER}"
         sandbox.kept.append(key)
         held = self._context.keeper.held(key)
@@ -112,8 +112,8 @@ class Gateways:
 
 
 def _cut_off(sandbox: Sandbox) -> Callable[[], None]:
-    """Take the sandbox's network away: in a replay its program runs its tools again, and what they did outside is done.
-    Returns what gives it back. SandboxFailed."""
+    """Take the sandbox's network away: in a replay its program runs its tools again, and their effects outside must not
+    happen twice. Returns the function that gives the network back. SandboxFailed."""
     name, pid = short(sandbox.trajectory.id), sandbox.container.pid
     try:
         uplink = network.take_down(pid)

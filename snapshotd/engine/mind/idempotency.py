@@ -1,4 +1,4 @@
-"""The idempotency keys of calls that were cut off: whoever makes such a call again has to make it under the same one.
+"""The idempotency keys of calls that were cut off: such a call must be repeated under the same key.
 
 The journal alone knows them: any snapshot may bind a cut-off call before it runs again, and any daemon may go on with
 the program.
@@ -15,7 +15,7 @@ from snapshotd.types import CallStatus, Entry, SideEffect, Trajectory
 
 
 class Keys:
-    """Each is given out once. Thread-safe."""
+    """Keys that are given out once each. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,14 +25,15 @@ class Keys:
         self._of.setdefault((name, canonical(arguments)), []).append(key)
 
     def take(self, name: str, arguments: Any) -> str | None:
-        """The key for such a call, in the order in which they were first made."""
+        """The key for such a call; equal calls get their keys in the order in which they were first made."""
         with self._lock:
             left = self._of.get((name, canonical(arguments)))
             return left.pop(0) if left else None
 
 
 def cut_off(catalog: Catalog, trajectory: Trajectory) -> Keys:
-    """Those of a trajectory's own calls: a fork makes its own, and what it has from its source may have ended there."""
+    """The keys of the trajectory's own calls that were cut off. A fork draws its own keys, because a call of its source
+    may have ended there."""
     unknown: dict[str, Entry] = {}
     used: set[str] = set()
     for entries in (catalog.journal(trajectory.head, since=trajectory.began), catalog.unbound(trajectory.id)):

@@ -1,4 +1,4 @@
-"""The key-value store across trajectories: what names and values may be. The rest is the catalog's
+"""The key-value store across trajectories: checks of names and values. The catalog does the rest
 (`catalog.base.KeyValues`)."""
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 
 
 class KeyValueStore:
-    """The verbs of the store, each checked first. Thread-safe. UsageError (malformed names), LimitExceeded, and what
-    the catalog raises."""
+    """The verbs of the store, each checked first. Thread-safe. UsageError (malformed names), LimitExceeded, and the
+    catalog's errors."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._values = catalog.values
@@ -126,7 +126,7 @@ class KeyValueStore:
     # -- upkeep --------------------------------------------------------------------------------------------------------
 
     def start_sweeping(self) -> None:
-        """Remove what has expired, and old versions, now and every ten minutes, in the background until `close`."""
+        """Remove expired values and old versions, now and every ten minutes, in the background until `close`."""
         self._thread = threading.Thread(target=self._sweep, name="sweep-values")
         self._thread.start()
 
@@ -160,7 +160,7 @@ def _check_tenant(tenant: str) -> None:
 
 
 def _check(tenant: str, namespace: str, key: str | None = None) -> None:
-    """UsageError naming what is malformed."""
+    """UsageError naming the malformed part."""
     _check_tenant(tenant)
     parts = namespace.split("/")
     if len(parts) > MAX_NAMESPACE_PARTS or not all(_is_word(part) for part in parts):

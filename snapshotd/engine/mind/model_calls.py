@@ -1,4 +1,4 @@
-"""What passes the recording gateway, in the journal: the mind of an agent that nobody rewrote, read from the wire.
+"""The journal of an agent that does not use our library: the recording gateway reads its mind from the wire.
 
     a request with tool results   ends the tool calls of the turn before it, each with a snapshot, while the model already thinks
     a request                     is a MODEL entry: its outline (the messages themselves are the conversation)
@@ -57,7 +57,7 @@ class _Dialog:
 
 @dataclass(slots=True)
 class _Turn:
-    """A turn that is being forwarded."""
+    """A turn in the course of forwarding."""
 
     opened: Open
     dialog: _Dialog
@@ -72,13 +72,13 @@ class ModelCalls:
         self._context, self._recorder, self._gate = context, recorder, gate
         self._dialogs: list[_Dialog] = []
         self._began = 0
-        """How many there have been."""
+        """Number of conversations so far."""
         self._tools: dict[str, Open] = {}
         """Tool calls that the model has asked for and the agent not answered, by the provider's id."""
         self._unclosed: set[str] = set()
-        """Of these, those that an earlier daemon opened: their results may have been sent to it."""
+        """The calls among them that an earlier daemon opened: the agent may have sent it their results."""
         self._resumed: set[int] = set()
-        """Conversations of an earlier daemon with which nobody has gone on yet."""
+        """Conversations of an earlier daemon that no request has continued yet."""
         self._turns: dict[int, _Turn] = {}
         self._lock = threading.Lock()
 
@@ -155,7 +155,7 @@ class ModelCalls:
                 asked=False,
                 expires_s=None,
                 step=self._recorder.step,
-                cancelled=threading.Event(),  # the gate looks whether the sandbox has ended
+                cancelled=threading.Event(),  # the gate notices the sandbox's end
             )
         except Denied as denied:
             self._recorder.refused(intent, denied.message, {"gateway": True, OF_MODEL: model.id})
@@ -166,8 +166,7 @@ class ModelCalls:
             self._tools[call.id] = opened
 
     def _results(self, request: TurnRequest, known: int) -> list[ToolResult]:
-        """The tool results that a request brings, and those it brought to an earlier daemon that did not get to
-        them."""
+        """The tool results that a request brings, and the ones that an earlier daemon received and did not process."""
         with self._lock:
             missed = (
                 [result for result in request.results_since(0) if result.id in self._unclosed] if self._unclosed else []
@@ -210,7 +209,7 @@ class ModelCalls:
     # -- replay --------------------------------------------------------------------------------------------------------
 
     def _replayed_result(self, result: ToolResult) -> bool:
-        """Whether a tool's end is recorded: then the files are as they were."""
+        """True if the journal records the tool's end. The files are then as they were."""
         with self._lock:
             met = self._tools.get(result.id)
         if not self._recorder.replaying or met is None:
@@ -222,8 +221,8 @@ class ModelCalls:
         return True
 
     def _again(self, request: TurnRequest, dialog: _Dialog, known: int, entry: Entry) -> Recorded:
-        """A recorded reply, with the tools that it asks for: the agent runs them again, and if nobody saw them end, it
-        is for real."""
+        """A recorded reply, with the tools that it asks for: the agent runs them again, and a tool whose end is not
+        recorded runs for real."""
         recorded = _recorded(entry)
         content = request.reader.read_again(request, recorded) if entry.status is CallStatus.DONE else ReplyContent()
         self._heard(dialog, known, [*request.digests[known:], *content.digests])
@@ -249,8 +248,8 @@ class ModelCalls:
         self._heard(dialog, at, content.digests)
 
     def _unheard(self, request: TurnRequest, dialog: _Dialog, known: int, outline: dict[str, Any]) -> Recorded | None:
-        """A reply that is recorded and that the agent has not got, because the daemon was killed meanwhile, so that it
-        asks the same again. What else had to be done with it is done now, as far as it was not."""
+        """Returns a recorded reply that the agent never received: the daemon was killed in between, and the agent
+        repeats its request. The rest of the reply's recording is completed here, as far as it is missing."""
         self._resumed.discard(dialog.number)
         entry = self._recorder.reply(request.model[:200], outline) if known == len(request.digests) else None
         if entry is None:
@@ -273,8 +272,8 @@ class ModelCalls:
             self._recorder.sandbox.live.wire(fields)
 
     def restore(self, record: LiveRecord) -> None:
-        """Go on where the gateway of an earlier daemon was killed. What was being forwarded is asked again by its
-        client."""
+        """Go on where the gateway of an earlier daemon was killed. A request that was being forwarded is repeated by
+        its client."""
         dialogs: dict[int, _Dialog] = {}
         for line in live.wire(record.directory):
             if "dialog" in line:
@@ -293,7 +292,7 @@ class ModelCalls:
         self._began = max(dialogs, default=-1) + 1
 
     def _dialog(self, request: TurnRequest) -> tuple[_Dialog, int]:
-        """The conversation that a request goes on with, and how many of its messages are known."""
+        """The conversation that a request continues, and the number of its messages that are known."""
         with self._lock:
             found = max(self._dialogs, key=lambda one: request.matching_prefix(one.digests), default=None)
             known = 0 if found is None else request.matching_prefix(found.digests)
@@ -309,15 +308,15 @@ class ModelCalls:
 
 
 def _rid(dialog: _Dialog, at: int, number: int, message: Message) -> str:
-    """What a message is known by if it comes again: its place, and what it says, since an agent may take back the last
-    ones."""
+    """Name under which a message is recognised if it comes again: its place and a hash of its content, since an agent
+    may take back its last messages."""
     text = json.dumps([message.role, message.content], sort_keys=True)
     return f"{dialog.number}:{at}:{number}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _outline(request: TurnRequest) -> dict[str, Any]:
-    """A request in little: what a replay compares, and what a person sees where it differs. Without what tools
-    answered."""
+    """A short form of a request: a replay compares it, and a person sees it where the two differ. It leaves out the
+    results of tools."""
     first = next(
         (number for number, item in enumerate(request.items) if request.reader.from_model(item)), len(request.items)
     )

@@ -1,4 +1,4 @@
-"""What an agent did and said since the head of its trajectory: open calls, recorded values that wait for the next
+"""The agent's actions and words since the head of its trajectory: open calls, recorded values that wait for the next
 entry, and messages, which the next snapshot binds.
 
 All of it is in memory, and noted in the sandbox's live record as it happens, so that the daemon that comes after this
@@ -23,7 +23,7 @@ from snapshotd.types import CallID, Entry, EntryKind, Message, SideEffect, Snaps
 T = TypeVar("T")
 MAX_OPEN_CALLS = 1024
 MAX_PENDING_BYTES = 64 << 20
-"""Of messages since the last snapshot, as JSON: what the daemon holds in memory for one sandbox."""
+"""Limit for the messages since the last snapshot, as JSON: the daemon holds them in memory for one sandbox."""
 MAX_FACTS = 100_000
 """Recorded values since the last entry."""
 _REMEMBERED = 64
@@ -48,7 +48,8 @@ class _Fact:
 
 
 class Pending:
-    """Of one sandbox; everything under the sandbox's lock. What it is given has gone through the funnel."""
+    """The pending records of one sandbox; the sandbox's lock guards everything. All input has gone through the
+    funnel."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -56,15 +57,15 @@ class Pending:
         self._facts: list[_Fact] = []
         self._requests: deque[str] = deque(maxlen=_REMEMBERED)
         self.unclaimed: set[str] = set()
-        """Open calls that an earlier daemon heard of, and whose process has not come back yet."""
+        """Open calls that an earlier daemon recorded, and whose process has not come back yet."""
         sandbox.residue = self._residue
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     def begin(self, entry: Entry, record: Callable[[Entry], None]) -> Open:
         """Open a call: `record` writes the intent, with the values that were waiting. A task is recorded when it ends:
-        what happens in it has entries of its own, and the first of them takes the values. LimitExceeded, Conflict; what
-        `record` raises: then they wait on."""
+        events inside it have entries of their own, and the first of them takes the values. LimitExceeded, Conflict;
+        errors of `record`: the values then wait on."""
         with self._sandbox.lock:
             if len(self._open) >= MAX_OPEN_CALLS:
                 raise LimitExceeded(f"{MAX_OPEN_CALLS} tool calls are open at once; end some before beginning another")
@@ -81,7 +82,7 @@ class Pending:
         return opened
 
     def taking(self, entry: Entry, record: Callable[[Entry], T]) -> T:
-        """Record an entry, with the values that were waiting. What `record` raises: then they wait on."""
+        """Record an entry, with the values that were waiting. If `record` raises, the values go on waiting."""
         with self._sandbox.lock:
             return self._taking(entry, record)[1]
 
@@ -108,14 +109,14 @@ class Pending:
         return opened
 
     def lost(self, call_ids: Iterable[str]) -> None:
-        """Nobody will end these calls: their outcome is unknown, and their files belong to whatever snapshot comes
-        next."""
+        """The ends of these calls will never come: their outcome is unknown, and their files belong to the next
+        snapshot."""
         with self._sandbox.lock:
             for call_id in call_ids:
                 self._open.pop(call_id, None)
 
     def claim(self, call_ids: Iterable[str]) -> set[str]:
-        """Those of these calls that nobody else goes on with: their process has come back."""
+        """Returns the calls among these that no other process goes on with: their own process has come back."""
         with self._sandbox.lock:
             claimed = self.unclaimed.intersection(call_ids)
             self.unclaimed -= claimed
@@ -139,7 +140,7 @@ class Pending:
         return value
 
     def answered(self, rid: str | None) -> tuple[Any] | None:
-        """What a request had recorded, as a one-element tuple, where it comes again; None for a new one."""
+        """The recorded answer of a repeated request, as a one-element tuple; None for a new request."""
         with self._sandbox.lock:
             return next(((fact.value,) for fact in self._facts if rid is not None and fact.rid == rid), None)
 
@@ -178,7 +179,7 @@ class Pending:
             self._sandbox.live.note(self._sandbox.head, fields)
 
     def _residue(self) -> dict[str, Any]:
-        """What a snapshot that was just taken does not bind."""
+        """The pending records that the snapshot just taken does not bind."""
         tasks = {
             call_id: {
                 "said": opened.said,
@@ -193,7 +194,7 @@ class Pending:
     def restore(
         self, record: live.LiveRecord, head: SnapshotID, entries: Iterable[Entry], known: Callable[[str], bool]
     ) -> None:
-        """Go on with what an earlier daemon noted since `head`. `entries`: open ones of the catalog. `known`: whether
+        """Go on with the notes of an earlier daemon since `head`. `entries`: the catalog's open ones. `known`: tells if
         the catalog has an entry of that id."""
         with self._sandbox.lock:
             for entry in entries:
@@ -212,7 +213,7 @@ class Pending:
         elif "fact" in line:
             self._facts.append(_Fact(**line["fact"]))
         elif "answered" in line:
-            pass  # of the store; once it was not the catalog that knew
+            pass  # older live records note the store's answers here; the catalog has them now
         elif "begun" in line:
             if "task" in line:
                 self._reopen(_as_task(line["begun"], line["task"]), 0)

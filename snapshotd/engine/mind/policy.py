@@ -1,8 +1,8 @@
-"""Which calls need a person: the file `policy.toml` in the state directory (docs/policy.md).
+"""The rules for calls that need a person: the file `policy.toml` in the state directory (docs/policy.md).
 
-Rules are tried in order, the first that matches decides; where none does, nobody is asked. The file is read again when
-it has changed. A file that cannot be understood decides nothing: every call that could be gated is refused until it is
-mended, with the line that is wrong.
+Rules are tried in order and the first that matches decides; if none matches, the call runs without a question. The file
+is read again when it has changed. A file that cannot be understood decides nothing: every call that could be gated is
+refused until it is mended, with the line that is wrong.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ FILE_NAME = "policy.toml"
 MAX_BYTES = 1 << 20
 MAX_RULES = 1000
 MAX_MATCHED_CHARS = 64 << 10
-"""Of an argument's text; a longer one matches no pattern by what lies behind, and is refused where a pattern asks for
-it."""
+"""Longest text of an argument that is searched for a pattern. A longer one meets no `allow` rule with a pattern on it,
+and every other rule with one."""
 MAX_PATTERN_CHARS = 1000
 
 Action = Literal["approve", "allow", "deny"]
@@ -46,7 +46,7 @@ class Rule:
     reason: str | None = None
 
     def matches(self, tool: str, arguments: Any, side_effect: SideEffect) -> bool:
-        """Whether the rule is about this call."""
+        """True if the rule covers this call."""
         if not fnmatch.fnmatchcase(tool, self.tool) or self.side_effect not in (None, side_effect):
             return False
         return all(self._contains(pattern, path, arguments) for path, pattern in self.arguments)
@@ -56,13 +56,13 @@ class Rule:
         if text is None:
             return False
         if len(text) > MAX_MATCHED_CHARS:
-            return self.action != "allow"  # what cannot be looked at whole is not let through by it
+            return self.action != "allow"  # a text that cannot be checked whole is never allowed by it
         return pattern.search(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """Where approvals are announced. `secret`: key of the HMAC over each body; None: not signed."""
+    """The URL at which approvals are announced. `secret`: key of the HMAC over each body; None: not signed."""
 
     url: str
     secret: str | None = None
@@ -70,7 +70,7 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What the policy says about a call. `reason` is the rule's."""
+    """The policy's answer for a call. `reason` is the rule's."""
 
     action: Action
     expires_s: float | None = None
@@ -81,7 +81,7 @@ class Ruling:
 class Policy:
     rules: tuple[Rule, ...] = ()
     expires_s: float | None = None
-    """How long an approval waits where no rule says; None: for ever."""
+    """Time for which an approval waits if no rule gives one; None: for ever."""
     webhook: Webhook | None = None
 
     def judge(self, tool: str, arguments: Any, side_effect: SideEffect) -> Ruling:
@@ -103,7 +103,7 @@ class PolicyFile:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self) -> Policy:
-        """The policy as the file says it now; no file: nobody is asked. UsageError, naming file and line."""
+        """The policy in the file now; without a file, no call is gated. UsageError, naming file and line."""
         with self._lock:
             try:
                 st = os.stat(self.path)
@@ -157,7 +157,7 @@ def parse(text: str, source: str) -> Policy:
 
 
 def _rule_lines(text: str) -> list[int]:
-    """In which lines the rules begin, for messages."""
+    """Line numbers at which the rules begin, for messages."""
     return [number for number, line in enumerate(text.splitlines(), 1) if re.match(r"\s*\[\[\s*rule\s*\]\]", line)]
 
 
@@ -236,7 +236,7 @@ def _wrong(source: str, where: str, what: str) -> UsageError:
 
 
 def _text_at(arguments: Any, path: str) -> str | None:
-    """What a dotted path leads to, as text: a text as it is, anything else as JSON. None: nothing is there. Digits
+    """The value at a dotted path, as text: a text as it is, anything else as JSON. None: the path leads nowhere. Digits
     index a list; the empty path is the whole."""
     at = arguments
     for part in path.split(".") if path else ():

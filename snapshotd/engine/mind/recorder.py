@@ -1,14 +1,14 @@
 """The mind of one sandbox as it is recorded: journal, conversation and state, and their replay when a program was
 started again.
 
-Whoever speaks for the agent (calls.py: the in-sandbox library; gateways.py: the wire to a model) says here what begins,
-what ended and what was said, and is told whether it happened before. Order of writing: the intent is durable before
-`begin` returns; a tool call's outcome, its files, the messages before it and the state are one commit (step.py); a
-model's reply is durable when `end` returns.
+The speakers for the agent (calls.py: the in-sandbox library; gateways.py: the wire to a model) report here each begin,
+each end and each message, and learn if it happened before. Order of writing: the intent is durable before `begin`
+returns; a tool call's outcome, its files, the messages before it and the state are one commit (step.py); a model's
+reply is durable when `end` returns.
 
 In a replay every call is answered from the journal and the root is switched to the recorded one, so that the program
-finds what it found. Where the journal ends, the program goes live on the newest files of the trajectory. A program that
-does something else than what is recorded is refused (a resume), or goes live right there, as a branch (a fork).
+finds the same files. Where the journal ends, the program goes live on the newest files of the trajectory. A program
+that leaves the recorded path is refused (a resume), or goes live right there, as a branch (a fork).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _CHANGED_BY_PEOPLE = ("edit", "retry")
 
 
 class Recorder:
-    """Of one live sandbox, from `adopt` to its end. Thread-safe."""
+    """The recorder of one live sandbox, from `adopt` to its end. Thread-safe."""
 
     def __init__(
         self,
@@ -74,10 +74,10 @@ class Recorder:
         self._context, self.sandbox, self._listener, self._places = context, sandbox, listener, places
         self._catalog = context.catalog
         self.funnel = context.secrecy.of(sandbox.trajectory)
-        """Everything is recorded through it; what is told to the program is revealed."""
+        """All records go in through it; answers to the program are revealed."""
         self.state = AgentState(sandbox, self.funnel)
         self._lock = threading.RLock()
-        """Of the replay; taken before the sandbox's."""
+        """Guards the replay; taken before the sandbox's lock."""
         self.pending = Pending(sandbox)
         self._resumption, self._keys = resumption, keys
         self._replay = None if resumption is None else Replay(resumption.entries)
@@ -90,9 +90,9 @@ class Recorder:
         self._went_live = False
         """The next answer has to say so."""
         self.before_live: Callable[[], None] = lambda: None
-        """What has to be done when a replay ends."""
+        """Called when a replay ends, before the program goes live."""
         self.after_live: Callable[[], None] = lambda: None
-        """And what then."""
+        """Called when the program has gone live."""
         self.diverged: Diverged | None = None
         """Set once a resumed program has done something else; nothing of it is recorded any more."""
 
@@ -104,13 +104,13 @@ class Recorder:
 
     @property
     def retraces(self) -> bool:
-        """Whether recorded calls are still to be met, each with another root."""
+        """True if recorded calls are still to be met, each with another root."""
         replay = self._replay
         return replay is not None and not replay.exhausted
 
     def replayed(self, kind: EntryKind, name: str, arguments: Any, task: str | None = None) -> Recorded | None:
-        """The recorded outcome of what begins now (in `task`), with the root switched to it; None: it has to be run.
-        Diverged."""
+        """The recorded outcome of the call that begins now (in `task`), with the root switched to it; None: it has to
+        be run. Diverged."""
         with self._lock:
             self._check_diverged()
             if self._replay is None and self._kept.empty:
@@ -162,7 +162,8 @@ class Recorder:
         return Recorded(self._revealed(entry), own)
 
     def _met_kept(self, entry: Entry) -> Recorded:
-        """Of a task that stayed completed when another was retried: its files and values are there already."""
+        """The answer for a task that stayed completed when another task was retried: its files and values are in the
+        sandbox already."""
         if entry.kind is EntryKind.TASK and entry.snapshot is not None:
             task = tasks.find(self._catalog.state(entry.snapshot), entry.name)
             self.state.change(lambda state: tasks.keep(state, [task]))
@@ -183,7 +184,7 @@ class Recorder:
         self._live()
 
     def _carry_over(self, head: Snapshot) -> None:
-        """What was changed in the state by a person, after all that the program has met."""
+        """Apply to the state the changes that people made after everything that the program has met."""
         changes, reached = [], self._reached
         while reached is not None and head.id != reached.id and head.continues is not None:
             before = self._catalog.get_snapshot(head.continues)
@@ -204,7 +205,7 @@ class Recorder:
         self.after_live()
 
     def take_live(self) -> bool:
-        """Whether the answer that is being made is the first after a replay."""
+        """True if the answer in the making is the first one after a replay."""
         with self._lock:
             went_live, self._went_live = self._went_live, False
             return went_live
@@ -254,8 +255,8 @@ class Recorder:
         self._live()
 
     def finish(self) -> Diverged | None:
-        """The program has ended. What it left unmet of a replay is told, and nothing of the end must be recorded
-        then."""
+        """The program has ended. Returns Diverged if recorded entries are left that it did not meet; the caller must
+        then record nothing of its end."""
         with self._lock:
             if self.diverged is None and self._replay is not None:
                 try:
@@ -308,7 +309,7 @@ class Recorder:
         )
 
     def cut_off(self, call_id: str) -> None:
-        """A call that was being carried out by a daemon that was killed: whoever wanted it asks again."""
+        """A daemon was killed while it carried out this call: its caller asks again."""
         if self.pending.opened(call_id) is not None:
             self.pending.lost([call_id])
             ended = Ended(
@@ -336,7 +337,7 @@ class Recorder:
         return None
 
     def reopened(self, call_id: str) -> Open | None:
-        """A call that has begun and that nobody saw end; its process asks again."""
+        """The open call, if it has begun and its end is not recorded; its process asks again."""
         opened = self.pending.opened(call_id)
         if opened is not None:
             return opened
@@ -350,7 +351,7 @@ class Recorder:
 
     @property
     def settled(self) -> bool:
-        """Whether it is live, with nothing left of a replay: then another daemon can go on with it."""
+        """True if the program is live and nothing of a replay is left: another daemon can go on with it."""
         return self._replay is None and self._kept.empty and self.diverged is None
 
     def _key(self, intent: Intent, call_id: CallID) -> str:
@@ -380,7 +381,7 @@ class Recorder:
             raise
 
     def _keep_outcome(self, ended: Ended) -> None:
-        """It happened, outside of the sandbox, and there is no snapshot (the disk is full?): at least nobody must do it
+        """Record a call that had effects outside but has no snapshot (the disk is full?), so that it does not run
         again."""
         try:
             self._catalog.end_entry(self.sandbox.trajectory.id, ended, fence=self.sandbox.fence)
@@ -480,22 +481,22 @@ class Recorder:
         return Open(entry, time.perf_counter_ns())
 
     def live_if_exhausted(self) -> bool:
-        """Go live now, before the next call begins, if everything recorded has been met. Whether things happen from
-        here on."""
+        """Go live now, before the next call begins, if everything recorded has been met. Returns True if calls are live
+        from here on."""
         with self._lock:
             if self._replay is not None and self._replay.exhausted:
                 self._go_live()
             return self._replay is None
 
     def said(self, count: int) -> None:
-        """A replayed program knows of so many more messages."""
+        """A replayed program knows `count` more messages."""
         with self._lock:
             if self._retelling is not None:
                 self._retelling.skip(count)
 
     def met(self, messages: Sequence[Message]) -> None:
-        """What a replayed program said or heard, read from the wire: appended where the conversation does not hold it
-        yet, because it was not bound to a snapshot when everything ended, or because the program has just gone live."""
+        """Messages of a replayed program, read from the wire. They are appended where the conversation does not hold
+        them yet: no snapshot had bound them at the end, or the program has just gone live."""
         with self._lock, self.sandbox.lock:
             known = 0 if self._retelling is None else max(0, self.sandbox.message_count - self._retelling.position)
             self.said(len(messages))
@@ -518,8 +519,8 @@ class Recorder:
         return None if known is None else (self.funnel.reveal(known[0]),)
 
     def message(self, message: Message, within: str | None = None, rid: str | None = None) -> None:
-        """Append to the conversation; in a replay, meet what was appended. `within`: the running call that says it,
-        which a replay does not run again: it counts what was said."""
+        """Append to the conversation; in a replay, match the recorded message. `within`: the running call that sends
+        it. A replay does not run that call again, so the call counts its messages."""
         message = self._concealed(message)
         with self._lock:
             self._check_diverged()
@@ -531,7 +532,8 @@ class Recorder:
         return Message(self.funnel.conceal_text(message.role), self.funnel.conceal(message.content))
 
     def _meets(self, message: Message) -> bool:
-        """Whether this message is the recorded one that comes next. A new one only after everything recorded."""
+        """True if this message is the recorded one that comes next. A new message is allowed only after everything
+        recorded."""
         assert self._replay is not None
         assert self._retelling is not None
         try:
@@ -570,7 +572,7 @@ class Recorder:
         return self.state.set_task(name, status, depends, note, self._at())
 
     def _at(self) -> SnapshotID:
-        """Where the program is: at the head, or at what has been replayed."""
+        """The program's place: the head, or the last replayed snapshot."""
         if self._replay is not None and self._reached is not None:
             return self._reached.id
         return self.sandbox.head

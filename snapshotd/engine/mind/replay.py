@@ -1,5 +1,4 @@
-"""What a program that was started again from the top meets: the recorded entries of its journal, matched with what it
-asks for.
+"""The recorded entries of a journal, matched with the requests of a program that was started again from the top.
 
 Pure: nothing here reads or writes anything. Entries are matched by kind, name and arguments in the order in which they
 began. Where calls ran side by side the order in which they come again is left open, within each run of calls that
@@ -23,8 +22,8 @@ _OUTCOMES = (CallStatus.DONE, CallStatus.FAILED)
 DENIED = "denied"
 """Detail of an entry of a call that was not let run: it is refused again where a program meets it again."""
 OF_MODEL = "model"
-"""Detail of a denied call behind the gateway: the model's entry whose reply asked for it, and did not reach the
-agent."""
+"""Detail of a denied call behind the gateway: the entry of the model call whose reply asked for it, and which the agent
+never received."""
 REPLY_DENIED = "reply_denied"
 """Detail of such a model's entry while it is replayed: why the agent did not get the reply. It is not recorded."""
 KEPT = "kept"
@@ -42,8 +41,8 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """What a program that is started again has to meet. `began`: where it starts; `head`: where its trajectory stands;
-    `branching`: it may do something else."""
+    """The recorded past that a restarted program has to meet. `began`: its first snapshot; `head`: the trajectory's
+    present head; `branching`: the program may leave the recorded path."""
 
     began: Snapshot
     head: Snapshot
@@ -77,7 +76,8 @@ class Replay:
 
     @property
     def loose(self) -> bool:
-        """Whether what is left ended after the last snapshot: what was said in between is in none, and lost."""
+        """True if all remaining entries ended after the last snapshot: no snapshot binds the messages between them, so
+        they are lost."""
         return all(entry.snapshot is None for entry in self._left)
 
     @property
@@ -130,7 +130,7 @@ class Replay:
 
 
 def _with_denials(entries: list[Entry]) -> Iterable[Entry]:
-    """The entries, those of models with what was denied of their replies."""
+    """The entries; a model's entry carries the denials of its reply."""
     why = {
         entry.details[OF_MODEL]: entry.error
         for entry in entries
@@ -142,13 +142,15 @@ def _with_denials(entries: list[Entry]) -> Iterable[Entry]:
 
 
 def _passed_over(entry: Entry) -> bool:
-    """Met by other means, or by none: what was denied behind the gateway, the agent has never heard of."""
+    """True if the entry is matched by other means, or not at all: an agent behind the gateway never learns of a denied
+    call."""
     return KEPT in entry.details or (DENIED in entry.details and "gateway" in entry.details)
 
 
 def _without_repeated(entries: Iterable[Entry]) -> list[Entry]:
     """Without the failed requests on the wire that their sender repeated until they were answered, and without those at
-    the end: a program that runs again asks once. What failed for good, and the program went on, fails again."""
+    the end: a program that runs again asks once. A request that failed for good fails again, if the program went on
+    after it."""
     left: list[Entry] = []
     answered: set[tuple[str, str]] = set()
     for entry in reversed(list(entries)):
@@ -175,11 +177,11 @@ class Kept:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is left to be met."""
+        """True if nothing is left to be met."""
         return not any(self._of.values())
 
     def take(self, kind: EntryKind, name: str, arguments: Any, task: str | None) -> Entry | None:
-        """Take what was recorded of a call in this task; of the end of a task: of this name."""
+        """Take the recorded entry of a call in this task; for the end of a task, the entry of that name."""
         left = self._of.get(name if kind is EntryKind.TASK else task or "", [])
         wanted = canonical(arguments)
         for index, entry in enumerate(left):
@@ -196,8 +198,8 @@ class Kept:
 
 
 def _runs(entries: Iterable[Entry]) -> dict[CallID, int]:
-    """Numbers of the runs of calls that overlapped, one after the other. A task counts as its end: what is in it has
-    its own order."""
+    """Numbers of the runs of calls that overlapped, one after the other. A task counts as its end: its inside has an
+    order of its own."""
     runs: dict[CallID, int] = {}
     number, horizon = 0, None
     for entry in entries:

@@ -1,8 +1,8 @@
-"""The conversation that a replayed program tells again: what it says is compared with what is recorded, and not
+"""The conversation that a replayed program tells again: its messages are compared with the recorded ones, and not
 recorded twice.
 
-Where a person has edited the conversation (editing.py), the program still says what it said the first time: those
-messages are passed over, and the edited ones stand.
+Where a person has edited the conversation (editing.py), the program still sends its first messages: those messages are
+passed over, and the edited ones stand.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Retelling:
         self._pass_over(0)
 
     def skip(self, count: int) -> None:
-        """The program knows of so many more messages without saying them again."""
+        """The program knows `count` more messages without sending them again."""
         for _ in range(count):
             if self._edited and self.position == self._edited[0].start and self._edited[0].said:
                 self._pass_over(1)

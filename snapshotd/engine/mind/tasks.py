@@ -96,14 +96,14 @@ def find(state: dict[str, Any], name: str) -> Task:
 def dependents(tasks: Sequence[Task], name: str) -> set[str]:
     """The tasks that depend on one, directly or not; it is not among them itself."""
     found: set[str] = set()
-    for task in tasks:  # declared after what they depend on
+    for task in tasks:  # tasks come after the ones they depend on
         if found.union((name,)).intersection(task.depends):
             found.add(task.name)
     return found
 
 
 def keep(state: dict[str, Any], tasks: Sequence[Task]) -> dict[str, Any]:
-    """The state with these tasks as they are, in the place of what it says of them, or at its end."""
+    """The state with these tasks as they are: in the place of its own versions of them, or at its end."""
     if not tasks:
         return state
     kept = {task.name: _item(task) for task in tasks}
@@ -112,7 +112,7 @@ def keep(state: dict[str, Any], tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def carry(state: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """The state with what differs in its values and tasks from `before` to `after`."""
+    """The state with the differences in values and tasks from `before` to `after` applied."""
     values, old, new = dict(state.get("values", {})), before.get("values", {}), after.get("values", {})
     for key in old.keys() - new.keys():
         values.pop(key, None)

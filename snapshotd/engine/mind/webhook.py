@@ -1,5 +1,5 @@
-"""Announces events to a URL of the operator's choice, in the background: no call ever waits for it, and what cannot be
-delivered is logged.
+"""Announces events to a URL of the operator's choice, in the background: no call ever waits for it, and failed
+deliveries are logged.
 
 Each is one POST of a JSON object. With a secret, the header `X-Snapshotd-Signature: sha256=HEX` holds the HMAC-SHA256
 of the body.
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The body is for the host that was named, and for nobody it points to."""
+    """Sends the body to the named host only, and to no host that it redirects to."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -48,7 +48,7 @@ class Webhooks:
         self._opener = urllib.request.build_opener(_NoRedirects())
 
     def send(self, webhook: Webhook, event: dict[str, Any]) -> None:
-        """Have an event delivered. Never blocks; what does not fit into the queue is dropped, and logged."""
+        """Have an event delivered. Never blocks; an event that does not fit into the queue is dropped and logged."""
         with self._lock:
             if self._closing.is_set():
                 return
@@ -61,7 +61,7 @@ class Webhooks:
             _log.error("an event was not announced: %d wait for the webhook already", MAX_QUEUED)
 
     def close(self) -> None:
-        """Give up what waits. Idempotent."""
+        """Give up the waiting events. Idempotent."""
         with self._lock:
             self._closing.set()
             thread = self._thread

@@ -1,8 +1,8 @@
 """Another past: a new trajectory that begins at a snapshot as if something had been different there.
 
 The trajectory is a fork of the snapshot, and its first own snapshot (marker `edit`) has the changes: files as one more
-layer, the rest as a mind that follows the snapshot. Where the result of the snapshot's own call is another, the mind
-follows what came before it, and the journal gets that call again, with the other result.
+layer, the rest as a mind that follows the snapshot. If the edit changes the result of the snapshot's own call, the mind
+follows the snapshot before it, and the journal gets that call again, with the new result.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Editing:
         kept: int,
         entries: list[Entry] | None,
     ) -> None:
-        """Make the fork what is wanted, in one step; or take it back."""
+        """Make the edits in the fork, in one step; or remove the fork."""
         try:
             sandbox = self._sessions.find(trajectory.id)
             assert sandbox is not None
@@ -113,7 +113,7 @@ class Editing:
     # -- mind ----------------------------------------------------------------------------------------------------------
 
     def _entries(self, source: Snapshot, request: EditRequest, conceal: Callable[[Any], Any]) -> list[Entry] | None:
-        """What the snapshot's entries become where the result of its call is another; None: they stay."""
+        """The snapshot's entries with the call's new result; None: the entries stay."""
         if request.result is None:
             return None
         own = self._catalog.own_entries(source.id)
@@ -134,7 +134,7 @@ class Editing:
     def _messages(
         self, source: Snapshot, follows: Snapshot, request: EditRequest, conceal: Callable[[Any], Any]
     ) -> tuple[int, list[Message]]:
-        """How many messages of `follows` stay, and what comes behind them."""
+        """Number of messages of `follows` that stay, and the messages that come after them."""
         if not 0 <= request.drop_messages <= source.messages:
             raise UsageError(
                 f"cannot leave out {request.drop_messages} messages: the conversation has {source.messages}"
@@ -232,7 +232,7 @@ def _remove(directory: int, name: bytes, shown: str) -> None:
 
 
 def _write(directory: int, name: bytes, shown: str, content: bytes, mode: int | None) -> None:
-    """What is there keeps its owner and attributes. Its other names keep the old content, as for any program in an
+    """An existing file keeps its owner and attributes. Its other names keep the old content, as for any program in an
     overlay."""
     try:
         there = stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
@@ -257,7 +257,7 @@ def _concealed(message: Message, conceal: Callable[[Any], Any]) -> Message:
 
 
 def _shared(recorded: Iterable[Message], wanted: list[Message], limit: int) -> int:
-    """How many messages at the beginning are the recorded ones."""
+    """Number of leading messages that equal the recorded ones."""
     count = 0
     for old, new in zip(islice(recorded, limit), wanted, strict=False):
         if old != new:
@@ -267,7 +267,7 @@ def _shared(recorded: Iterable[Message], wanted: list[Message], limit: int) -> i
 
 
 def _summary(source: Snapshot, request: EditRequest) -> dict[str, Any]:
-    """What was changed, for people: no contents."""
+    """Summary of the changes for people, without contents."""
     paths = [item.path[:200].decode(errors="backslashreplace") for item in request.files[:100]]
     said = request.messages is not None or bool(request.drop_messages or request.add_messages)
     return {

@@ -1,9 +1,9 @@
 """Irreversible calls that a trajectory has left behind, and their compensation.
 
-What is left behind: calls that the history before a rewind holds and the one after it does not. Nothing can take them
-back; a registered command may make up for one. It runs in the trajectory's sandbox with the call in `SNAPSHOTD_CALL`,
-at most once for each call, whatever happens: that it begins is recorded before it does, and one that nobody saw end is
-not run again.
+A call is left behind if the history before a rewind holds it and the history after it does not. It cannot be taken
+back; a registered command may make up for it. The command runs in the trajectory's sandbox with the call in
+`SNAPSHOTD_CALL`, at most once for each call, whatever happens: its begin is recorded before it runs, and a command
+whose end was not recorded does not run again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from snapshotd.types import (
 COMPENSATE = "compensate"
 """Name of the recorded tool call, for the policy too."""
 MAX_CALL_BYTES = 96 << 10
-"""Of `SNAPSHOTD_CALL`; the kernel takes 128 KiB for one variable."""
+"""Size limit of `SNAPSHOTD_CALL`; the kernel takes 128 KiB for one variable."""
 MAX_ARGV_ITEMS, MAX_ARGV_BYTES = 256, 64 << 10
 _MIN_PREFIX = 4
 
@@ -62,7 +62,7 @@ class Effects:
     # -- which ones ----------------------------------------------------------------------------------------------------
 
     def beyond(self, trajectory: Trajectory, target: Snapshot) -> list[Effect]:
-        """What going back from the trajectory's head to `target` leaves behind, newest first."""
+        """The effects that going back from the trajectory's head to `target` leaves behind, newest first."""
         present = [*self._catalog.journal(trajectory.head), *self._catalog.unbound(trajectory.id)]
         return self._effects(trajectory.id, present, self._catalog.journal(target.id))
 
@@ -77,7 +77,7 @@ class Effects:
                 yield from self._catalog.journal(snapshot.parent, since=snapshot.follows)
 
     def _effects(self, trajectory: TrajectoryID, entries: Iterable[Entry], held: Iterable[Entry]) -> list[Effect]:
-        """A call that `retry` has kept is the one that it was recorded as first, on whatever line."""
+        """A call that `retry` has kept counts as the call that was recorded first, on any line."""
         known = {_origin(entry) for entry in held}
         found = {_origin(e): e for e in entries if e.side_effect is SideEffect.IRREVERSIBLE and _happened(e)}
         left = [replace(entry, id=origin) for origin, entry in found.items() if origin not in known]
@@ -108,8 +108,8 @@ class Effects:
         return self.run(trajectory, wanted)
 
     def run(self, trajectory: Trajectory, effects: Sequence[Effect]) -> list[Effect]:
-        """Run what is registered and has not run yet, in the order that is given; returns `effects` as they are then.
-        SandboxFailed: one failed (those behind it have not run); Denied."""
+        """Run the registered compensations that have not run yet, in the given order; returns the new `effects`.
+        SandboxFailed: one failed (the ones after it have not run); Denied."""
         sandbox: Sandbox | None = None
         for effect in effects:
             if effect.compensation is None or effect.compensated is not None:
@@ -193,8 +193,8 @@ class Effects:
         )
 
     def result(self, entry: Entry, limit_bytes: int) -> tuple[Any, bool]:
-        """What a call returned, and whether that is known: not if there is more than `limit_bytes` of it, if it is no
-        JSON, or if it is damaged."""
+        """A call's result, and True if it is known. It is unknown if it is longer than `limit_bytes`, no JSON, or
+        damaged."""
         if entry.snapshot is None:
             return entry.result, True
         call = self._catalog.get_snapshot(entry.snapshot).call
@@ -240,7 +240,8 @@ def _origin(entry: Entry) -> CallID:
 
 
 def _happened(entry: Entry) -> bool:
-    """Or may have: nobody knows of one that was cut off, until a person says that it was to be passed over."""
+    """True if the call happened or may have happened: a call that was cut off counts, until a person decides to skip
+    it."""
     return entry.kind is EntryKind.TOOL and entry.details.get("decided") != "skip" and DENIED not in entry.details
 
 
@@ -250,6 +251,6 @@ def _named(ref: str, effects: Sequence[Effect], trajectory: Trajectory) -> Effec
         raise Ambiguous(f"{ref} fits several calls that were left behind: type more characters")
     if not found:
         raise NotFound(
-            f"no call {ref[:40]!r} was left behind in {short(trajectory.id)}; `snapshotd effects` lists those that were"
+            f"no call {ref[:40]!r} was left behind in {short(trajectory.id)}; `snapshotd effects` lists the ones that were"
         )
     return found[0]

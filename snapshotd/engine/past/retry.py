@@ -1,10 +1,9 @@
-"""One failed subtask again, alone: back to before it began, without what others completed meanwhile.
+"""Retry one failed subtask alone: go back to before it began, and keep the work that other tasks completed meanwhile.
 
 A task that completed after the one that is retried, and does not depend on it, stays completed: the files that changed
-while it ran are written over those that are gone back to, as a layer of their own, its values of the state are set, and
-what it recorded is in the journal, so that the program is answered from there, or skips it. That is only right if it
-did not build on what the retried task had done: a path (or a value) that was changed outside of it before, and by it
-then, is refused, before anything happens.
+while it ran become a layer over the files before the retried task, its values are set in the state, and its entries go
+into the journal, from which the program is answered. That is only right if it did not build on the work of the retried
+task: a path (or a value) that was changed outside of it before, and by it then, is refused, before anything happens.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from snapshotd.trees.base import Change
 from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Kind, Snapshot, SnapshotID, Trajectory, new_id, short
 
 MAX_PATHS = 250_000
-"""Of one comparison; more would take too much memory."""
+"""Paths in one comparison; more would take too much memory."""
 MAX_RESULT_BYTES = 8 << 20
 _OUTCOMES = (CallStatus.DONE, CallStatus.FAILED)
 
@@ -134,7 +133,7 @@ class Retry:
             for entry in self._catalog.own_entries(snapshot.id):
                 if task_of(entry) in again:
                     raise Conflict(
-                        f"the tasks {task.name!r} and {task_of(entry)!r} ran at the same time, so that nobody can tell their files apart; "
+                        f"the tasks {task.name!r} and {task_of(entry)!r} ran at the same time, so that their files cannot be told apart; "
                         "rewind instead (`snapshotd rewind`)"
                     )
         return _Kept(task, line[first], line[last])
@@ -160,7 +159,7 @@ class Retry:
     # -- files ---------------------------------------------------------------------------------------------------------
 
     def _check_files(self, line: Sequence[Snapshot], kept: Sequence[_Kept]) -> None:
-        """Refuse what builds on a change that will be gone. Conflict, naming the path."""
+        """Refuse kept changes that build on a change that goes. Conflict, naming the path."""
         gone: dict[bytes, Change] = {}
         at = line[0]
         for item in kept:
@@ -194,7 +193,7 @@ class Retry:
     # -- the journal ---------------------------------------------------------------------------------------------------
 
     def _again(self, kept: _Kept) -> list[Entry]:
-        """What was recorded of a kept task, for the new line of the journal."""
+        """The recorded entries of a kept task, for the new line of the journal."""
         recorded = self._catalog.journal(kept.ended.id, since=kept.began.id)
         own = [
             e
@@ -230,7 +229,7 @@ def _bounded(changes: Iterator[Change]) -> Iterator[Change]:
 
 
 def _check_path(task: str, path: bytes, gone: dict[bytes, Change]) -> None:
-    """`gone`: what changed outside of the task, and will not have."""
+    """`gone`: changes outside of the task that will be undone."""
     parts = path.split(b"/")
     for count in range(1, len(parts) + 1):
         change = gone.get(b"/".join(parts[:count]))

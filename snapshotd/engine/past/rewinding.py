@@ -1,8 +1,8 @@
 """Going back in place: the files, the agent's mind, or both, and undoing it. Nothing is destroyed: each is a new
 snapshot.
 
-A rewind does not look at what changes: it gives the sandbox another root and the trajectory another past to continue.
-Its marker has the arguments `to`, `mode` and `from`; the snapshot before it (its parent) is what `undo` goes back to.
+A rewind does not compare files: it gives the sandbox another root and the trajectory another past to continue. Its
+marker has the arguments `to`, `mode` and `from`; `undo` goes back to the snapshot before it (its parent).
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class Rewinding:
             yield
 
     def settle(self, sandbox: Sandbox, *, mind: bool) -> None:
-        """Capture what changed since the head. With `mind` calls that nobody will end any more are over, with an
-        outcome that nobody knows, so that they are remembered on the line that is left."""
+        """Capture the changes since the head. With `mind`, calls whose end can no longer come get an unknown outcome,
+        so that the line that is left behind remembers them."""
         entries = self._cut_off(sandbox) if mind else []
         if sandbox.changed or (mind and (entries or sandbox.pending or sandbox.state_changed)):
             commit_step(self._catalog, sandbox, marker("checkpoint", {"name": "before rewind"}), self._listener)
@@ -153,9 +153,9 @@ class Rewinding:
         change: LayerMaker | None = None,
     ) -> Snapshot:
         """Put the files of a snapshot (None: they stay; with `change`: as `replace_files`) and the mind of another into
-        a settled sandbox, and record it. `state`: instead of that of `follows`.
+        a settled sandbox, and record it. `state`: replaces the one of `follows`.
 
-        Caller holds the lock and has seen to it that nothing lives. On an error everything is as before.
+        Caller holds the lock and has made sure that no process lives. On an error everything is as before.
         """
         head, old_state = sandbox.head, (sandbox.state, sandbox.state_changed)
         cleanup = None if files is None else self.replace_files(sandbox, files, change)
@@ -180,8 +180,8 @@ class Rewinding:
         )
 
     def replace_files(self, sandbox: Sandbox, files: Snapshot, change: LayerMaker | None = None) -> Callable[[], None]:
-        """Give a sandbox the files of a snapshot, instead of what it has. `change`: makes one more layer over them. As
-        `switch`; returns what remains to be done, as `Sandbox.replace_root`."""
+        """Replace a sandbox's files by a snapshot's. `change`: makes one more layer over them. Conditions as for
+        `switch`; returns the clean-up that remains, as `Sandbox.replace_root` does."""
         stack = self._cold.take(files)
         if change is None:
             return sandbox.replace_root(stack, files.id)
@@ -201,7 +201,7 @@ class Rewinding:
         return cleanup
 
     def check_files(self, trajectory: Trajectory, to: Snapshot) -> None:
-        """Whether a snapshot's files can be put into a trajectory's sandbox. DataLoss, Conflict."""
+        """Raises if the snapshot's files cannot be put into the trajectory's sandbox. DataLoss, Conflict."""
         if to.state in (SnapshotState.LOST, SnapshotState.PRUNED):
             raise gone(to)
         if to.stack.image != trajectory.spec.image:
@@ -210,7 +210,7 @@ class Rewinding:
             )
 
     def in_history(self, trajectory: Trajectory, snapshot: Snapshot) -> bool:
-        """Whether a snapshot is one of the trajectory's own, or of those that it was forked from."""
+        """True if the snapshot is one of the trajectory's own, or of the trajectories that it was forked from."""
         own, last = trajectory, None
         while True:
             if snapshot.trajectory == own.id:
@@ -241,7 +241,7 @@ class Rewinding:
         return own.id == trajectory.id
 
     def _is_entry(self, snapshot: Snapshot) -> bool:
-        """Whether a snapshot's call is a tool of the program, that happens to have the name of a marker."""
+        """True if the snapshot's call is a tool of the program that happens to have a marker's name."""
         return any(entry.id == snapshot.call.id for entry in self._catalog.own_entries(snapshot.id))
 
     def _changes(self, trajectory: Trajectory, head: Snapshot, to: Snapshot, max_files: int) -> tuple[Any, int]:
@@ -265,7 +265,7 @@ class Rewinding:
             yield view
 
     def _messages(self, trajectory: Trajectory, head: Snapshot, to: Snapshot) -> tuple[Message, ...]:
-        """What the conversation has now and will not have then."""
+        """The messages that the conversation has now and loses by the rewind."""
         sandbox = self._sessions.find(trajectory.id)
         pending: tuple[Message, ...] = ()
         if sandbox is not None:
@@ -274,7 +274,7 @@ class Rewinding:
         return (*self._catalog.conversation(head.id, self._common(head, to)), *pending)
 
     def _common(self, a: Snapshot, b: Snapshot) -> int:
-        """How many messages two conversations share: as many as they had where they parted, less what was cut since."""
+        """Number of messages that two conversations share: the number at their parting, less the ones cut since."""
         kept_on_the_way: dict[str, int] = {}
         kept, at = b.messages, b
         while True:
@@ -292,7 +292,7 @@ class Rewinding:
             kept, at = self._kept(at, kept), self._catalog.get_snapshot(at.continues)
 
     def _kept(self, snapshot: Snapshot, kept: int) -> int:
-        """Of the messages that a snapshot has, those it took over."""
+        """Number of messages that the snapshot took over from the one it continues, at most `kept`."""
         return (
             min(kept, snapshot.messages - len(self._catalog.own_messages(snapshot.id)))
             if snapshot.follows is not None
@@ -312,5 +312,5 @@ def _both(first: Callable[[], None] | None, second: Callable[[], None]) -> Calla
 
 
 def _blocker(sandbox: Sandbox) -> str | None:
-    """Why a sandbox cannot get another root without anybody in it noticing; who is parked would."""
+    """Reason why a sandbox cannot get another root unnoticed: a parked process would notice, too."""
     return blocker(sandbox.cgroup, sandbox.container.pid, layout_of(sandbox.target).root_id, set())

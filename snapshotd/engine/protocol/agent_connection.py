@@ -54,11 +54,11 @@ _BODY_LIMITS = {
     "state_set": VALUE_LIMIT_BYTES,
     "store_put": VALUE_LIMIT_BYTES,
 }
-"""Of those whose bodies are JSON that the daemon takes into memory."""
+"""Request to the size limit of its JSON body, which the daemon takes into memory."""
 
 
 class Server(Protocol):
-    """What a connection needs of its server."""
+    """The interface that a connection needs of its server."""
 
     handler: AgentHandler
     body_limit_bytes: int
@@ -213,7 +213,7 @@ class Connection:
                 for piece in self.wire.body():
                     writer.write(piece)
             outcome = Outcome(status, result, error[:ERROR_LIMIT_CHARS] if error else error, exit_code, usage)
-            self.open_calls.discard(call_id)  # whatever the handler makes of it, it is over
+            self.open_calls.discard(call_id)  # the call is over, even if the handler fails
             with parking, turns.first():
                 return {"snapshot": self._handler.call_end(self.pid, call_id, outcome)}
         finally:
@@ -353,13 +353,13 @@ class Connection:
 
 
 def _within(request: Request) -> str | None:
-    """The running call in whose body a request was made: what it does belongs to that call, and is not done again in a
-    replay."""
+    """The running call in whose body a request was made: its effects belong to that call, and a replay does not repeat
+    them."""
     return wire.call_id({"call": request.fields["within"]}) if request.fields.get("within") is not None else None
 
 
 def _rid(request: Request) -> str | None:
-    """What the request is called, for the case that it has to be sent again."""
+    """The request's own name: the same when the agent sends it again."""
     return wire.request_name(request.fields)
 
 

@@ -1,4 +1,4 @@
-"""What an agent's requests mean, as a specification: `AgentHandler` is implemented by calls.py, and served by
+"""The meaning of an agent's requests, as a specification: `AgentHandler` is implemented by calls.py, and served by
 agent_protocol.py."""
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ OPEN_CALL_LIMIT = 256
 """Calls of one connection that have begun and not ended."""
 BODY_LIMIT_BYTES = 1 << 30
 MESSAGE_LIMIT_BYTES = 8 << 20
-"""Of a message, arguments, a value of the state or the store: what the daemon takes into memory."""
+"""Limit for a message, arguments, a value of the state or the store: the daemon takes them into memory."""
 VALUE_LIMIT_BYTES = 1 << 20
-"""Of a trajectory's state, and of a value of the store."""
+"""Limit for a trajectory's state, and for a value of the store."""
 PAGE_MESSAGES = 16
 """Messages read at once; with their size limit it bounds the memory of an answer."""
 PAGE_BYTES = 4 << 20
@@ -55,8 +55,8 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A `call_end`. `result` is JSON (bytes; checked), or what `body_writer` returned, complete but not checked to be
-    JSON."""
+    """A `call_end`. `result` is JSON (bytes; checked), or the return value of `body_writer`, complete but not checked
+    to be JSON."""
 
     status: CallStatus
     result: bytes | BodyWriter | None = None
@@ -66,38 +66,39 @@ class Outcome:
 
 
 class AgentHandler(Protocol):
-    """What the requests of one container mean. Any method may raise a SnapshotdError, which the agent is told in one
+    """The handler of one container's requests. Any method may raise a SnapshotdError; the agent is told its one
     sentence.
 
     `pid` is the peer's process id in the daemon's pid namespace. `call_id` is the agent's choice, 32 hexadecimal
     characters, unique among the connection's open calls only: refuse one that the trajectory has seen (Conflict).
-    `cancelled` is set when nobody waits for the answer.
+    `cancelled` is set when no client waits for the answer any more.
     """
 
     def hello(self, pid: int) -> Answer:
         """Facts for the agent: `trajectory`, `snapshot` and `replaying`."""
 
     def claim(self, pid: int, call_ids: tuple[str, ...]) -> set[str]:
-        """A process comes back that had begun these calls on another connection: those that are open and wait for
-        it."""
+        """A process reconnects that had begun these calls on another connection. Returns the calls that are open and
+        wait for it."""
 
     def ended(self, call_id: str) -> str | None:
-        """What `call_end` answered, or would have: for a process that sends it again. None: it has not ended."""
+        """The answer that `call_end` gave or would have given, for a process that sends it again. None: the call has
+        not ended."""
 
     def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event, *, again: bool = False) -> Answer:
-        """Something is about to run: record the intent. May wait for a person. With `replayed` in the answer the call
-        has ended already. `again`, here and below: nobody knows whether the first such request was heard."""
+        """A call is about to run: record the intent. May wait for a person. With `replayed` in the answer the call has
+        ended already. `again`, here and below: the first such request may or may not have arrived."""
 
     def body_writer(self, call_id: str) -> BodyWriter:
-        """Where a large result of a call goes."""
+        """The writer for a large result of a call."""
 
     def call_end(self, pid: int, call_id: str, outcome: Outcome) -> str:
         """A call that this connection began is over: take the snapshot (unless it was a model call) and return the
         head's id."""
 
     def output(self, call_id: str, stream: Literal["stdout", "stderr"], data: bytes, rid: str | None = None) -> None:
-        """What a call that this connection began has printed so far. `rid`, here and below: the request's own name, the
-        same when it is sent again."""
+        """Output so far of a call that this connection began. `rid`, here and below: the request's own name, the same
+        when it is sent again."""
 
     def fact(self, kind: str, value: Any, rid: str | None = None) -> Any:
         """The recorded value, or `value`, which is recorded from now on."""
@@ -144,4 +145,4 @@ class AgentHandler(Protocol):
         within: str | None,
         rid: str | None = None,
     ) -> Answer:
-        """The key-value store; `fields` are those of the request, checked, `value` among them where there is one."""
+        """The key-value store; `fields`: the request's, checked; they include `value` if there is one."""

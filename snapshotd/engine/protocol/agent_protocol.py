@@ -1,10 +1,10 @@
 """The daemon's end of the conversation with agents: one unix socket per container. The requests are in
 docs/agent-protocol.md.
 
-Trust: everything that connects is an attacker who may send anything, in any order, on any number of connections. What
-one connection sends never affects another, and costs the daemon one thread, one line of memory and what the handler
-allows. The socket is the identity: the directory that holds it is only visible in the container, and `admit` is asked
-about each peer's process id besides.
+Trust: everything that connects is an attacker who may send anything, in any order, on any number of connections. Data
+from one connection never affects another, and costs the daemon one thread, one line of memory and the amount that the
+handler allows. The socket is the identity: the directory that holds it is only visible in the container, and `admit` is
+asked about each peer's process id besides.
 
 Concurrency: one thread per connection (at most 64); the handler's methods are called from all of them, also at the same
 time.
@@ -40,7 +40,8 @@ class AgentServer:
 
     `socket_path`: its directory exists and is a host directory; a socket left there by an earlier daemon is replaced.
     `admit(pid)`: whether this process may talk to us (is in the container). Called from the connection's thread.
-    `lost(pid, call_ids)`: called when a connection ended with calls that began and did not end; nobody will end them.
+    `lost(pid, call_ids)`: called when a connection ended with calls that began and did not end; their ends will never
+    come.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class AgentServer:
         self._lock = threading.Lock()
         self._connections: set[Connection] = set()
         self._threads: list[threading.Thread] = []
-        """Every thread that may still run, for `close`; those that have ended are dropped when the next one starts."""
+        """Every thread that may still run, for `close`; ended ones are dropped when the next one starts."""
         self._parked: Counter[int] = Counter()
         self.closing = threading.Event()
         self._name = socket_path.name
@@ -115,7 +116,7 @@ class AgentServer:
 
     @contextmanager
     def parking(self, pid: int, parked: bool, reason: str | None = None) -> Iterator[None]:
-        """Count `pid` as parked inside the block, if it says that it is; else `reason` is what it says about that."""
+        """Count `pid` as parked inside the block, if it claims to be; else `reason` is its explanation."""
         if not parked:
             _LOG.debug("process %d is not parked: %r", pid, (reason or "no reason given")[:200])
             yield
@@ -170,7 +171,7 @@ class AgentServer:
                 )
             )
         except OSError:
-            pass  # it is being turned away; whether it hears why is its own affair
+            pass  # the client is turned away, and may not hear why
         connected.close()
 
     def _serve(self, connection: Connection) -> None:
@@ -200,8 +201,8 @@ def _refusal(error: SnapshotdError) -> bytes:
 def _bind(directory: int, name: str) -> socket.socket:
     """A listening socket `name` in the directory, open to everyone who can reach it.
 
-    The address goes through the directory's descriptor: paths of any length fit, and nobody can swap the directory. The
-    mode is set through a descriptor of the socket itself, since the container may replace the name by a link to
+    The address goes through the directory's descriptor: paths of any length fit, and no process can swap the directory.
+    The mode is set through a descriptor of the socket itself, since the container may replace the name by a link to
     anything at any moment.
     """
     try:
@@ -214,7 +215,7 @@ def _bind(directory: int, name: str) -> socket.socket:
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
         try:
             if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-                raise OSError(errno.EEXIST, "somebody replaced the agent socket while it was made", name)
+                raise OSError(errno.EEXIST, "another process replaced the agent socket while it was made", name)
             os.chmod(f"/proc/self/fd/{fd}", 0o666)
         finally:
             os.close(fd)

@@ -1,7 +1,7 @@
 """Requests from inside a sandbox as bytes: lines, bodies, JSON and its bounds. docs/agent-protocol.md has the table.
 
-Whoever sends them is an attacker. Anything malformed raises `Malformed`, after which the connection is closed; nothing
-here keeps more than a line and one read in memory.
+The sender is an attacker. Anything malformed raises `Malformed`, after which the connection is closed; nothing here
+keeps more than a line and one read in memory.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Wire:
         return request
 
     def body(self) -> Iterator[bytes]:
-        """What is left of the present request's body, in pieces of at most 64 KiB. Disconnected if it does not come."""
+        """The rest of the present request's body, in pieces of at most 64 KiB. Disconnected if it does not come."""
         while self._body_left:
             if not self._buffer and not self._receive(STALL_S):
                 raise Disconnected
@@ -79,7 +79,7 @@ class Wire:
             yield piece
 
     def skip_body(self) -> None:
-        """Read past what is left of the body, so that the next request is found."""
+        """Read past the rest of the body, so that the next request is found."""
         for _ in self.body():
             pass
 
@@ -217,7 +217,7 @@ def parse_request(line: bytes) -> Request:
 
 
 def label(fields: dict[str, Any], key: str, limit: int) -> str:
-    """A printable text of 1 to `limit` characters: what people will see in lists, so nothing that moves a cursor."""
+    """A printable text of 1 to `limit` characters. People see it in lists, so it holds nothing that moves a cursor."""
     value = fields.get(key)
     if not isinstance(value, str) or not 1 <= len(value) <= limit or not value.isprintable():
         raise Malformed(

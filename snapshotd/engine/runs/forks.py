@@ -79,7 +79,7 @@ class Forks:
         return Forked(experiment, tuple(forks))
 
     def resumption(self, owner: Trajectory, source: Snapshot) -> Resumption:
-        """What the program of a fork has to meet. UsageError: there is none."""
+        """The recorded entries that a fork's program has to meet. UsageError: the source has no program."""
         if owner.agent is None or owner.began is None:
             raise UsageError(
                 f"{short(owner.id)} has no program that could be resumed; fork without --resume, or give a command after `--`"

@@ -1,8 +1,7 @@
-"""Trajectories that are recorded before they are what they are to become, so that a crash in between does not leave
-them.
+"""Incomplete trajectories, listed so that they are removed after a crash.
 
-The list is a fact of the catalog: an id is in it before its trajectory is recorded, and until that is complete. What a
-dead daemon has left half made goes at the next start (recover.py).
+The list is a fact of the catalog: an id enters it before its trajectory is recorded, and leaves it when the trajectory
+is complete. The next start removes the incomplete trajectories of a dead daemon (recover.py).
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ class HalfMade:
 
     @contextmanager
     def making(self) -> Iterator[Callable[[TrajectoryID], None]]:
-        """Gives what has to be told of a trajectory before it is recorded. On leaving it is complete; after an error,
-        if it is still there, the next start removes it."""
+        """Yields a function to call with a trajectory's id before it is recorded. On leaving the block it is complete;
+        after an error, if it is still there, the next start removes it."""
         told: list[TrajectoryID] = []
 
         def begin(trajectory: TrajectoryID) -> None:
@@ -51,13 +50,13 @@ class HalfMade:
 
 
 def left_behind(catalog: Catalog) -> list[Trajectory]:
-    """What a dead daemon has not completed: it has no snapshot of its own."""
+    """The trajectories that a dead daemon has not completed: they have no snapshot of their own."""
     found = [_find(catalog, TrajectoryID(trajectory)) for trajectory in _listed(catalog)]
     return [trajectory for trajectory in found if trajectory is not None and trajectory.head == trajectory.forked_from]
 
 
 def forget_list(catalog: Catalog) -> None:
-    """All that was left behind is gone."""
+    """Empty the list: all incomplete trajectories are removed."""
     if _listed(catalog):
         catalog.set_meta(_META_KEY, "[]")
 

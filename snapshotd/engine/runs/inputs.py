@@ -1,5 +1,5 @@
-"""What a new trajectory starts with: one layer with the workspace and the agent's program, over its dependencies, over
-the image."""
+"""The files that a new trajectory starts with: one layer with the workspace and the agent's program, over its
+dependencies, over the image."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _upper(store: LayerStore, layer: LayerID) -> Iterator[int]:
     times = os.fstat(fd)
     try:
         yield fd
-        os.utime(fd, ns=(times.st_atime_ns, times.st_mtime_ns))  # the root is not what changed
+        os.utime(fd, ns=(times.st_atime_ns, times.st_mtime_ns))  # the root itself did not change
     finally:
         os.close(fd)
 
@@ -99,7 +99,7 @@ def open_agent(agent: Path) -> int:
 
 
 def _inside(agent: Path, workspace: Path | None) -> PurePosixPath | None:
-    """Where the agent's file lies in the workspace, or None if it lies elsewhere."""
+    """Place of the agent's file in the workspace; None if it lies elsewhere."""
     if workspace is None:
         return None
     try:

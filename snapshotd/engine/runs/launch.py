@@ -29,16 +29,16 @@ from snapshotd.runtime.base import Container, ContainerSpec, Runtime
 from snapshotd.types import ContainerID, SandboxSpec, Snapshot, Stack, Trajectory, new_id
 
 WARM_CONTAINERS = int(os.environ.get("SNAPSHOTD_WARM", "2"))
-"""How many spare containers are kept for each kind of sandbox lately used. 0 turns it off."""
+"""Number of spare containers for each kind of sandbox lately used."""
 REFILL_DELAY_S = 0.25
-"""Making a spare takes a processor for some 50 ms; whoever took the last one is about to start a command."""
+"""Making a spare takes a processor for some 50 ms; the caller that took the last one is about to start a command."""
 WARM_KINDS = 2
-"""For how many kinds; the least recently used kind's spares are destroyed."""
+"""Number of kinds with spares; the least recently used kind's spares are destroyed."""
 
 
 @dataclass(slots=True)
 class Prepared:
-    """A running container that belongs to nobody yet."""
+    """A running container without a sandbox yet."""
 
     runtime: Runtime
     container: Container
@@ -79,9 +79,9 @@ class Launcher:
     def launch(
         self, trajectory: Trajectory, snapshot: Snapshot, head: Snapshot | None = None
     ) -> tuple[Sandbox, AgentCalls]:
-        """A sandbox on a fresh upper over the snapshot's files, with nothing running but its init. `head`: the
-        trajectory's, where that is another one (a replay begins earlier). SandboxFailed, and what tells that there are
-        no files (DataLoss, NotFound); nothing is left then."""
+        """A sandbox on a fresh upper over the snapshot's files, with its init as the only process. `head`: the
+        trajectory's, if that is another snapshot (a replay begins earlier). SandboxFailed, DataLoss or NotFound (there
+        are no files); after an error nothing is left."""
         stack = self._take(snapshot)
         try:
             prepared = self.take(trajectory.spec)
@@ -218,7 +218,7 @@ class Launcher:
                 for old in evicted:
                     self._discard(old)
         except SnapshotdError:
-            return  # a spare that cannot be made is no loss: whoever needs one meets the same error and reports it
+            return  # a missing spare is no loss: a caller that needs one meets the same error and reports it
         finally:
             with self._lock:
                 self._refilling.discard(spec)
@@ -274,7 +274,7 @@ def _serve(run_dir: Path, calls: AgentCalls, admitted: list[str | None]) -> Agen
 
 
 def alive(sandbox: Sandbox) -> bool:
-    """Whether the sandbox's container still runs."""
+    """True if the sandbox's container still runs."""
     try:
         return not sandbox.closed and sandbox.container.pid in sandbox.cgroup.processes()
     except SandboxFailed:

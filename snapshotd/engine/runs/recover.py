@@ -1,14 +1,13 @@
-"""What the engine does when it opens a state directory that another daemon left, cleanly or not.
+"""Recovery: the engine opens a state directory that another daemon left, cleanly or not.
 
-    1 find the sandboxes whose agents still run and that can be gone on with (attach.py); destroy every other container
-    of this instance:
-      its steps were tied to the daemon that died
-    2 other trajectories that were running are interrupted (their agent) or stopped; their head is their last snapshot
-    3 after a power loss, snapshots that were only captured are lost, and said so; and no layer is trusted any more,
-    since nobody synced it:
-      what is stored comes back from the repository
-    4 trajectories that it had not completed go (half_made.py)
-    5 remove what no catalog row refers to: layers, outputs in the spool, sockets
+    1 find the sandboxes whose agents still run and that the engine can go on with (attach.py); destroy every other
+      container of this instance: its steps were tied to the daemon that died
+    2 other trajectories that were running become interrupted (an agent was at work) or stopped; their head is their
+      last snapshot
+    3 after a power loss, declare snapshots that were only captured lost; drop all layers, since the kernel may not
+      have written them: stored snapshots come back from the repository
+    4 remove trajectories that the daemon had not completed (half_made.py)
+    5 remove everything that no catalog row refers to: layers, outputs in the spool, sockets
 
 Nothing here needs a clean shutdown and everything may be interrupted and run again.
 """
@@ -126,7 +125,7 @@ def _after_boot(context: Context) -> None:
 
 def mark_clean(context: Context) -> None:
     """At the very end of a daemon: from now on the layers survive power loss, too. If they cannot be synced, the next
-    start does not trust them: what was only captured is lost then, and said so."""
+    start does not trust them, and declares snapshots that were only captured lost."""
     try:
         context.store.flush()
         context.spool.flush()

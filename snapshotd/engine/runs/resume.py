@@ -1,8 +1,8 @@
-"""Going on: a trajectory's program is started again from the top and meets what is recorded, up to the head.
+"""Going on: a trajectory's program is started again from the top and meets the recorded entries, up to the head.
 
-What was cut off is settled first, in the journal: a `local` call was rolled back with its files and runs again, an
-`idempotent` one is sent again under its key, and of an `irreversible` one nobody knows whether it happened, so a person
-has to say.
+A call that was cut off is settled first, in the journal: a `local` call was rolled back with its files and runs again,
+an `idempotent` one is sent again under its key, and an `irreversible` one may or may not have happened, so a person has
+to say.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Resumes:
         while True:
             with self._sessions.starting(
                 trajectory.id
-            ):  # or what somebody else is about to start a program in would look idle
+            ):  # otherwise a sandbox in which another thread is about to start a program would look idle
                 trajectory = self._catalog.get_trajectory(trajectory.id)
                 self._check(trajectory)
                 idle = self._sessions.find(trajectory.id)
@@ -62,8 +62,8 @@ class Resumes:
             raise
 
     def entries(self, trajectory: Trajectory, head: Snapshot) -> tuple[Entry, ...]:
-        """What a program that starts again has to meet: the journal from its beginning, and what ended since the
-        head."""
+        """The entries that a restarted program has to meet: the journal from its beginning, and the calls that ended
+        since the head."""
         bound = self._catalog.journal(head.id, since=trajectory.began)
         return (*bound, *(entry for entry in self._catalog.unbound(trajectory.id) if entry.status is not None))
 
@@ -106,7 +106,7 @@ def _named(ref: str, cut_off: Sequence[Entry], trajectory: Trajectory) -> Entry:
         raise Ambiguous(f"{ref} fits several calls that were cut off: type more characters")
     if not found:
         shown_ids = ", ".join(short(entry.id) for entry in cut_off) or "none"
-        raise NotFound(f"no call {ref[:40]!r} of {short(trajectory.id)} was cut off; those that were: {shown_ids}")
+        raise NotFound(f"no call {ref[:40]!r} of {short(trajectory.id)} was cut off; calls that were: {shown_ids}")
     return found[0]
 
 

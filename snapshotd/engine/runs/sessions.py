@@ -94,7 +94,7 @@ class Sessions:
         self._lock = threading.RLock()
         self._thrown_away = threading.Condition(self._lock)
         self._starting: WeakValueDictionary[TrajectoryID, threading.Lock] = WeakValueDictionary()
-        """Each for as long as somebody has it."""
+        """Each lock exists as long as a thread holds or awaits it."""
 
     # -- the set of live sandboxes -------------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class Sessions:
 
     @contextlib.contextmanager
     def throw_away(self, trajectory: Trajectory, snapshot: Snapshot) -> Iterator[Sandbox]:
-        """A sandbox for the time being: no catalog row mentions it, nothing of it is recorded. `close` ends it."""
+        """A temporary sandbox: no catalog row mentions it, nothing of it is recorded. `close` ends it."""
         sandbox, calls = self.launch(trajectory, snapshot)
         try:
             with self._lock:
@@ -213,7 +213,7 @@ class Sessions:
                     self._thrown_away.notify_all()
 
     def _unregister(self, sandbox: Sandbox) -> None:
-        """Unless another one has been started for its trajectory meanwhile: that one's stay."""
+        """Does nothing if another sandbox has been started for its trajectory meanwhile: that one stays registered."""
         trajectory = sandbox.trajectory.id
         with self._lock:
             if self._live.get(trajectory) is sandbox:
@@ -279,7 +279,7 @@ class Sessions:
         sandbox.closed = True
 
     def _replaying(self, trajectory: Trajectory) -> bool:
-        """Whether its program is still being replayed: what the sandbox holds then is nothing new."""
+        """True if the trajectory's program is being replayed: the sandbox's files are then recorded already."""
         recorder = self._recorders.get(trajectory.id)
         return recorder is not None and (recorder.replaying or recorder.diverged is not None)
 
@@ -324,8 +324,7 @@ class Sessions:
 
     @contextlib.contextmanager
     def _claimed(self, sandbox: Sandbox, head: SnapshotID | None) -> Iterator[None]:
-        """Of the writers that name a head, one goes on inside, and nobody that names the same one does before it is
-        done. Conflict."""
+        """Lets one of several writers that name the same head go on; the others raise Conflict until it is done."""
         if head is None:
             yield
             return
@@ -348,7 +347,7 @@ class Sessions:
             with sandbox.lock:
                 if (
                     sandbox.claimed == head
-                ):  # else somebody without a claim moved the head, and another has claimed that
+                ):  # otherwise a writer without a claim moved the head, and another has claimed that
                     sandbox.claimed = None
 
     def _exec(
@@ -498,7 +497,8 @@ class Sessions:
         self._follow_in_thread(sandbox, process, log, began_at_ns, intakes, [])
 
     def _intakes(self, sandbox: Sandbox) -> dict[Stream, Intake]:
-        """Of a program's streams: those of an earlier daemon, if there are any. SandboxFailed."""
+        """The intakes of a program's streams: the earlier daemon's if the keeper holds them, new ones otherwise.
+        SandboxFailed."""
         keeper, found = self._context.keeper, dict[Stream, Intake]()
         try:
             for stream in _STREAMS:
@@ -579,8 +579,8 @@ class Sessions:
     def _ended(
         self, sandbox: Sandbox, outcome: Outcome, began_at_ns: int, log: EventLog, reached: str | None
     ) -> TrajectoryStatus:
-        """The agent's process is gone: take the exit snapshot, unless somebody stopped the sandbox under it. `reached`:
-        its error."""
+        """The agent's process is gone: take the exit snapshot, unless a `stop` has ended the sandbox. `reached`: the
+        message about a limit that was reached."""
         with sandbox.lock:
             sandbox.cut_off()
         recorder = self._recorders.get(sandbox.trajectory.id)
@@ -612,7 +612,7 @@ class Sessions:
                 log.left_out.update(outcome.lost_bytes)
         if outcome.exit_code is None:
             raise SandboxFailed(
-                "its program has ended and nobody knows how: its exit code is lost, because the keeper was killed; its output and files "
+                "its program has ended and its exit code is lost, because the keeper was killed; its output and files "
                 "are with the last snapshot"
             )
         return TrajectoryStatus.FINISHED if outcome.exit_code == 0 else TrajectoryStatus.FAILED
@@ -650,7 +650,7 @@ class Sessions:
         )
 
     def close(self) -> None:
-        """Stop everything, each with a last snapshot, and end what is thrown away. Errors are logged; the rest is
+        """Stop everything, each with a last snapshot, and end throw-away sandboxes. Errors are logged; the rest is
         stopped all the same."""
         with self._lock:
             self._closed = True
@@ -670,7 +670,7 @@ class Sessions:
                 except Exception:  # noqa: BLE001 - as above
                     _log.exception("the sandbox of %s is left behind", sandbox.trajectory.id)
         with self._thrown_away:
-            self._thrown_away.wait_for(lambda: not self._throw_aways, _END_S)  # those who had them notice
+            self._thrown_away.wait_for(lambda: not self._throw_aways, _END_S)  # their threads notice the end
 
 
 def _stopped() -> SandboxFailed:
@@ -683,14 +683,14 @@ def _close(intakes: dict[Stream, Intake]) -> None:
 
 
 def _printed(log: EventLog) -> Iterator[Printed]:
-    """What a run's program has printed so far, as far as it was followed."""
+    """The output that a run's program has printed so far, as far as it was followed."""
     for event in log.follow(wait=False):
         if event["event"] == "output" and "call" not in event:
             yield Printed(event["stream"], base64.b64decode(event["data_b64"]), event.get("shown_bytes", 0))
 
 
 def _reached(sandbox: Sandbox, before: Hits) -> str | None:
-    """Which limit of the sandbox was reached since, how it shows, and what to do. None: no limit was."""
+    """The limit of the sandbox that was reached since `before`: how it shows, and the next step. None: no limit was."""
     now, limits = hits(sandbox.container.pid).since(before), sandbox.trajectory.spec.limits
     if now.killed > 0:
         return (
@@ -730,6 +730,6 @@ def fork_agent(source: Trajectory | None, args: tuple[str, ...], index: int) -> 
 
 
 def free_bytes(path: Path) -> int:
-    """What a file system still takes, for those who are not root."""
+    """Bytes that a file system still takes from users other than root."""
     st = os.statvfs(path)
     return st.f_bavail * st.f_frsize

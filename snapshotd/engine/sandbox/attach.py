@@ -1,9 +1,8 @@
-"""Finding the sandboxes that a killed daemon left, whose agents still run, and making sure that one can go on with
-them.
+"""Finds the sandboxes that a killed daemon left and whose agents still run, and makes sure that this daemon can go on
+with them.
 
-Everything is looked at from outside: which root the container really has, and that nothing of a pivot is half done.
-What cannot be gone on with is ended as any container that is left over; its trajectory is interrupted, and `resume`
-goes on.
+Everything is checked from outside: the container's real root, and that no pivot is half done. A sandbox that the daemon
+cannot go on with is ended like any leftover container; its trajectory is interrupted, and `resume` goes on.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Survivor:
     facts: dict[str, Any]
 
     def give_up(self, context: Context) -> None:
-        """Nobody goes on with it. SandboxFailed."""
+        """End a sandbox that no daemon can go on with. SandboxFailed."""
         _log.warning("the run of %s is interrupted: its sandbox cannot be gone on with", self.trajectory.id)
         self.record.remove()
         self.runtime.destroy(self.container.id)
@@ -66,13 +65,13 @@ def drop_kept(context: Context, unwanted: Callable[[str], bool]) -> None:
 
 
 def record_of(context: Context, container: ContainerID) -> LiveRecord:
-    """Where the live record of a container is, or would be."""
+    """Place of a container's live record, which may not exist."""
     return LiveRecord(context.run_dir / _DIRECTORY / container)
 
 
 def survivors(context: Context) -> list[Survivor]:
-    """Every sandbox that can be gone on with. Its layers are pinned and held from now on. The records of the others are
-    removed."""
+    """Every sandbox that this daemon can go on with. Its layers are pinned and held from now on. The records of the
+    others are removed."""
     return list(_survivors(context))
 
 
@@ -142,7 +141,7 @@ def _settled(
 
 
 def _end_cut_off_commands(cgroup: cgroups.Cgroup, spared: set[int]) -> None:
-    """What clients ran in the sandbox was cut off with the daemon that ran it. Their background children live on, as
+    """Kills clients' commands: they were cut off with the daemon that ran them. Their background children live on, as
     ever."""
     inside = set(cgroup.processes())
     for pid in inside - spared:

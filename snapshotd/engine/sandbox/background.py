@@ -1,7 +1,7 @@
-"""What happens after a step, out of the agent's way: count changed files, tell followers, merge. One thread, one queue,
+"""The work after a step, out of the agent's way: count changed files, tell followers, merge. One thread, one queue,
 oldest first.
 
-Making durable is the archive's (archive.py), which is told of every snapshot here.
+The archive makes snapshots durable (archive.py); this thread tells it of each one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from snapshotd.types import FileChanges, Snapshot, Stack
 
 _log = logging.getLogger(__name__)
 MAX_COUNTED_BEHIND = 16
-"""With more steps than this in the queue, counting in layers (which costs what the stack is deep) would only fall
-further behind."""
+"""Longest queue with which changes are still counted in layers. With a longer one, counting would only fall further
+behind, because its cost grows with the depth of the stack."""
 
 
 @dataclass(slots=True)
@@ -57,11 +57,11 @@ class Background:
         done.wait()
 
     def later(self, action: Callable[[], object]) -> None:
-        """Have something done after what is queued. It must not raise but what it logs itself."""
+        """Queue an action. It logs its own errors and must not raise."""
         self._queue.put(_Job(None, None, action))
 
     def close(self) -> None:
-        """Finish what is queued and end. Idempotent."""
+        """Finish the queue and end. Idempotent."""
         self._queue.put(None)
         self._thread.join()
 

@@ -1,8 +1,8 @@
-"""Ends what runs in a sandbox that takes more disk than its limit, where the file system keeps no project quotas.
+"""Ends the processes of a sandbox that takes more disk than its limit, if the file system keeps no project quotas.
 
-A substitute: where there are quotas, a program is told that no space is left. Here a second passes between two looks,
-in which a sandbox may take what it gets; then its processes are ended as at its memory limit. What they wrote is
-captured like anything else.
+It is a substitute: a project quota tells a program that no space is left. Here a second passes between two checks, in
+which a sandbox may take any space it gets; then its processes are ended as at its memory limit. Their files are
+captured like any others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from snapshotd.types import LayerID, short
 
 _EVERY_S = 1.0
 _REST = 5
-"""After a look, nobody looks for so many times as long as it took."""
+"""After a check, the thread rests for this many times the check's duration."""
 _log = logging.getLogger(__name__)
 
 

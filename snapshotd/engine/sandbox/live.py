@@ -1,14 +1,14 @@
-"""What the next daemon needs to go on with a sandbox whose agent still runs when this one is killed.
+"""The live record: it lets the next daemon go on with a sandbox whose agent still runs when this daemon is killed.
 
-    <run_dir>/live/<container id>/sandbox.json     how its root is made, written before every change of the root; and what runs in it
-                                  pending.ndjson   what its agent did and said since the head: a line each (engine/mind/pending.py)
-                                  state.json       the agent's state, where no snapshot has it yet
-                                  wire.ndjson      what its gateway knows of its conversations (engine/wirebook.py)
+    <run_dir>/live/<container id>/sandbox.json     the layers of its root, written before every change of the root; and its commands
+                                  pending.ndjson   the agent's calls and messages since the head: a line each (engine/mind/pending.py)
+                                  state.json       the agent's state, if no snapshot has it yet
+                                  wire.ndjson      the gateway's knowledge of its conversations (engine/mind/model_calls.py)
 
-Below /run, like the sandbox: it survives the daemon and not the machine. Nothing is synced. What agents say went
-through the funnel before. A sandbox without `sandbox.json` is between two states (a rewind, a replay): whoever comes
-next ends it, and `resume` goes on. A record that cannot be written is given up, and the sandbox with it only if the
-daemon dies.
+It lies below /run, like the sandbox: it survives the daemon and not the machine, and nothing is synced. All text of
+agents has gone through the funnel. A sandbox without `sandbox.json` is between two states (a rewind, a replay): the
+next daemon ends it, and `resume` goes on. If a record cannot be written, the daemon goes on without it; the sandbox is
+lost only if the daemon dies.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _log = logging.getLogger(__name__)
 _VERSION = 1
 _FACTS, _PENDING, _STATE, _WIRE = "sandbox.json", "pending.ndjson", "state.json", "wire.ndjson"
 MAX_PENDING_BYTES = 256 << 20
-"""Of `pending.ndjson`: more since one snapshot is not kept for the next daemon."""
+"""Size limit of `pending.ndjson`: beyond it, records since the last snapshot are not kept for the next daemon."""
 _REWRITE_BYTES = 1 << 20
-"""From here on what is bound is taken out, at the next snapshot."""
+"""From this size on, bound records are removed at the next snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +49,20 @@ class Root:
 
 
 class LiveRecord:
-    """Of one sandbox. The caller holds the sandbox's lock, but for `wire`."""
+    """The live record of one sandbox. The caller holds the sandbox's lock, but for `wire`."""
 
     def __init__(self, directory: Path) -> None:
         """Nothing is written before `open`."""
         self.directory = directory
         self.kept = False
-        """Whether there is a `sandbox.json`."""
+        """True if `sandbox.json` exists."""
         self._pending: BinaryIO | None = None
         self._wire: BinaryIO | None = None
         self._bytes = 0
         self._has_state = False
 
     def open(self) -> None:
-        """Notes are taken from now on, behind those of an earlier daemon."""
+        """Record from now on, behind the notes of an earlier daemon."""
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._pending = open(self.directory / _PENDING, "ab", buffering=0)  # noqa: SIM115 - closed by `remove`
@@ -74,7 +74,8 @@ class LiveRecord:
         self._has_state = (self.directory / _STATE).exists()
 
     def keep(self, facts: dict[str, Any], roots: Sequence[Root]) -> None:
-        """The sandbox has one of these roots, and can be gone on with. `facts`: what else there is to know."""
+        """The sandbox has one of these roots, and another daemon can go on with it. `facts`: everything else that it
+        has to know."""
         if self._pending is not None:
             self._replace(_FACTS, {"version": _VERSION, **facts, "roots": [asdict(root) for root in roots]})
             self.kept = self._pending is not None
@@ -102,8 +103,8 @@ class LiveRecord:
             self._has_state = True
 
     def bound(self, head: SnapshotID, residue: dict[str, Any]) -> None:
-        """A snapshot binds what was pending; it is the head now. The `residue`, which it does not bind, was noted for
-        it before."""
+        """A snapshot binds the pending records; it is the head now. The `residue`, which it does not bind, was noted
+        for it before."""
         if self._pending is None:
             return
         try:
@@ -176,7 +177,7 @@ def read(directory: Path) -> tuple[dict[str, Any], list[Root]] | None:
 
 
 def pending(directory: Path, head: SnapshotID) -> Iterator[dict[str, Any]]:
-    """What was noted since `head`, in order."""
+    """The records noted since `head`, in order."""
     yield from (line for line in _lines(directory / _PENDING) if line["head"] == head)
 
 
@@ -188,7 +189,7 @@ def state(directory: Path, head: SnapshotID) -> dict[str, Any] | None:
 
 
 def wire(directory: Path) -> Iterator[dict[str, Any]]:
-    """What the gateway noted, in order."""
+    """The gateway's records, in order."""
     yield from _lines(directory / _WIRE)
 
 

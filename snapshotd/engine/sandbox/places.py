@@ -1,5 +1,5 @@
-"""Where a program is: giving a running sandbox the files of a recorded snapshot, and finding those with which a
-trajectory goes on."""
+"""Places: gives a running sandbox the files of a recorded snapshot, and finds the files with which a trajectory goes
+on."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from snapshotd.types import Snapshot, SnapshotState, Stack, short
 
 _log = logging.getLogger(__name__)
 _ENDS = ("exit", "stop")
-"""Markers that keep what was there when a program ended or was stopped: also what a call had written that never
-ended."""
+"""Markers that keep the files at a program's end or stop: these include files of a call that never ended."""
 
 
 class Places:
@@ -30,8 +29,8 @@ class Places:
         self._context, self._take = context, take
 
     def newest(self, head: Snapshot) -> Snapshot:
-        """The snapshot with whose files a resumed program goes on: the head, or what came before markers of its own
-        end."""
+        """The snapshot with whose files a resumed program goes on: the head, or the snapshot before the markers of its
+        own end."""
         catalog = self._context.catalog
         while head.call.name in _ENDS and head.parent is not None:
             try:
@@ -42,9 +41,9 @@ class Places:
         return head
 
     def go_to(self, sandbox: Sandbox, snapshot: Snapshot) -> None:
-        """Give a sandbox the files of a snapshot, in place: by switching its root where all that lives in it is parked,
-        else file by file. Waits until no command of a client owns it. Files that a retention policy gave up stay what
-        they are. SandboxFailed, DataLoss."""
+        """Give a sandbox the files of a snapshot, in place: by switching its root if every process in it is parked,
+        else file by file. Waits until no command of a client owns it. If a retention policy gave the snapshot's files
+        up, the sandbox keeps its present ones. SandboxFailed, DataLoss."""
         if snapshot.state is SnapshotState.LOST:
             raise gone(snapshot)
         if snapshot.state is SnapshotState.PRUNED:
@@ -70,8 +69,8 @@ class Places:
         return sandbox.base == snapshot.id or self._context.catalog.get_snapshot(sandbox.base).stack == snapshot.stack
 
     def _rewrite(self, sandbox: Sandbox, snapshot: Snapshot, reason: str) -> None:
-        """What differs is written over, while the sandbox stands still: so its live upper can be looked at as if it
-        were sealed."""
+        """Writes the differing files over the present ones while the sandbox stands still, so that its live upper can
+        be read as if it were sealed."""
         _log.info("the files of %s are rewritten in place because %s", sandbox.trajectory.id, reason)
         store = self._context.store
         sandbox.between_states()
@@ -80,7 +79,7 @@ class Places:
             try:
                 with store.view(sandbox.stack.push(sandbox.upper)) as now, open_view(self._context, snapshot) as wanted:
                     shift = sandbox.container.id_map.base if sandbox.container.id_map else 0
-                    changes = list(diff.diff(now, wanted))  # all of them first: what is written changes the upper
+                    changes = list(diff.diff(now, wanted))  # all of them first: writing changes the upper
                     apply.apply(root, changes, wanted, shift=shift)
             finally:
                 os.close(root)

@@ -1,5 +1,4 @@
-"""Moves a command's output from its pipes to where it belongs: the repository, and whoever is watching. Memory use is
-constant."""
+"""Moves a command's output from its pipes to the repository and to its watchers. Memory use is constant."""
 
 from __future__ import annotations
 
@@ -22,19 +21,19 @@ from snapshotd.types import BlobID
 
 _PIECE_BYTES = 64 << 10
 _LATE_BYTES = 1 << 20
-"""A pipe holds at most this much: what is read beyond it after a command's end was not written by the command."""
+"""A pipe holds at most this much: bytes beyond it that are read after a command's end come from another process."""
 MAX_OUTPUT_BYTES = 4 << 30
-"""Of one stream of one command. What comes after is read and dropped, so that the command is neither stopped nor able
-to fill the disk."""
+"""Output limit of one stream of one command. Bytes beyond it are read and dropped, so that the command is neither
+stopped nor able to fill the disk."""
 
 
 Shown = Callable[[Stream, bytes, int], None]
-"""Like `OutputSink`. The number: with this, so many bytes of the stream, as it came, are shown."""
+"""Like `OutputSink`. The number: raw bytes of the stream that are shown so far, this piece included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """A piece of what an earlier daemon has shown, as it was given to `Shown`."""
+    """A piece of output that an earlier daemon has shown, as `Shown` received it."""
 
     stream: Stream
     data: bytes
@@ -48,7 +47,7 @@ class Outcome:
     stdout: BlobID | None
     stderr: BlobID | None
     lost_bytes: Mapping[Stream, int] = field(default_factory=dict)
-    """So much of a stream is not saved, if any."""
+    """Bytes of each stream that were not saved; streams without a loss are left out."""
 
 
 def pump(
@@ -62,10 +61,10 @@ def pump(
     caller: Caller | None = None,
     abandon: bool = False,
 ) -> Outcome:
-    """Read both streams until the command has ended, then save them. What is saved and shown has gone through `funnel`.
-    `intakes`: where lies what is on its way to `show`, if another daemon may have to go on. `earlier`: what was shown
-    before, by such another one. `caller` gives the command its input, and may stop to read its output; with `abandon`
-    the command is killed when the caller is gone.
+    """Read both streams until the command has ended, then save them. Saved and shown output has gone through `funnel`.
+    `intakes`: hold the output on its way to `show`, if another daemon may have to go on. `earlier`: the output that an
+    earlier daemon has shown. `caller` gives the command its input, and may stop reading its output; with `abandon` the
+    command is killed when the caller is gone.
 
     Background children that keep a stream open do not hold this up; what they write later is read and dropped, so that
     they never meet a broken pipe.
@@ -124,7 +123,8 @@ def pump(
 
 
 class _Stream:
-    """Where one stream of a command comes from, and goes. `shown`: so many bytes of it were shown by another daemon."""
+    """The way of one stream of a command, from its pipe to the spool. `shown`: bytes of it that another daemon has
+    shown."""
 
     def __init__(
         self, fd: int, name: Stream, writer: BlobWriter, funnel: Funnel, show: Shown, intake: Intake | None, shown: int
@@ -138,7 +138,7 @@ class _Stream:
             self._concealer.write(rest)
 
     def take(self) -> int:
-        """Pass on a piece of what has come; how long it is, 0 at the stream's end."""
+        """Pass on a piece of the stream. Returns its length; 0 at the stream's end."""
         data = os.read(self._fd, _PIECE_BYTES) if self._intake is None else self._intake.move(self._fd, _PIECE_BYTES)
         hit("engine.output.moved")
         self._concealer.write(data)
@@ -159,7 +159,7 @@ class _Stream:
 
 
 class _Attended:
-    """What a command's caller says, and how it comes to the command."""
+    """The caller's part in a command: its input, and its presence."""
 
     def __init__(self, process: Process, caller: Caller | None, abandon: bool) -> None:
         self._process, self._caller, self._abandon = process, caller, abandon
@@ -173,7 +173,8 @@ class _Attended:
             selector.register(self._caller.fd, selectors.EVENT_READ)
 
     def take(self, fd: int, selector: selectors.BaseSelector) -> set[Stream] | None:
-        """If `fd` is one of these: do what it is ready for. The streams that the caller does not read from now on."""
+        """If `fd` is one of these, do the work that it is ready for. Returns the streams that the caller stops
+        reading."""
         if self._caller is None or fd not in (self._caller.fd, self._input_fd):
             return None
         unread: set[Stream] = set()
@@ -203,8 +204,8 @@ class _Attended:
 
 
 def _read(process: Process, streams: dict[int, _Stream], open_fds: set[int], done_fd: int, attended: _Attended) -> None:
-    """Until the command has ended and its output is here: at end of file, or when nothing has come for `linger_s` after
-    the end."""
+    """Read until the command has ended and its output is here: at end of file, or when nothing has come for `linger_s`
+    after the end."""
     ended_at: float | None = None
     late_bytes = 0
     with selectors.DefaultSelector() as selector:
@@ -239,7 +240,7 @@ def _read(process: Process, streams: dict[int, _Stream], open_fds: set[int], don
 
 
 def _hang_up(fd: int) -> None:
-    """Close a pipe whose number somebody else will close."""
+    """Close a pipe's end, and keep its number taken, because the caller will close that number."""
     nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(nothing, fd, inheritable=False)
     os.close(nothing)

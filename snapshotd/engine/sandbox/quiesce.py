@@ -2,7 +2,7 @@
 
 A process whose working directory or open files lie below the old root keeps a stale, read-only view of it. So every
 live process must be the container's init, or an agent that is *parked*: waiting in a call to us, with its working
-directory at the root and its files closed (the in-sandbox library does both). What a parked process claims is checked
+directory at the root and its files closed (the in-sandbox library does both). A process's claim to be parked is checked
 here from outside.
 """
 
@@ -17,8 +17,8 @@ MAX_FDS = 512
 
 
 def blocker(cgroup: Cgroup, init_pid: int, root_id: int, parked: set[int]) -> str | None:
-    """Why the container cannot be pivoted, or None. `root_id` is the id of the mount at its root. SandboxFailed when it
-    is gone.
+    """Reason why the container cannot be pivoted, or None. `root_id` is the id of the mount at its root. SandboxFailed
+    when it is gone.
 
     Cost: a few reads per live process.
     """

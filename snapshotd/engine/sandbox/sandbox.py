@@ -7,7 +7,8 @@
     head         the trajectory's head: the snapshot that the next one's parent will be
 
 Everything that changes these three happens under `lock`. A command that a client runs owns them from its start to its
-commit (`Sandbox.command`): meanwhile steps may be taken, but nobody gives the sandbox another root or another past.
+commit (`Sandbox.command`): meanwhile steps may be taken, but no other thread gives the sandbox another root or another
+past.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from snapshotd.runtime.base import Container, Process, Runtime
 from snapshotd.types import LayerID, Message, SnapshotID, Stack, Trajectory, short
 
 CUT_OFF_DEADLINE_S = 10.0
-"""A killed command is captured as fast as any; each that waits for the lock before it may copy what changed."""
+"""A killed command is captured as fast as any; every command before it in the lock's queue may copy changed files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What a capture made: the stack of the new snapshot, how, why not by pivot, and for how long the sandbox stood
-    still."""
+    """The result of a capture: the stack of the new snapshot, the method, the reason if it was not a pivot, and the
+    time for which the sandbox stood still."""
 
     stack: Stack
     method: str
@@ -55,7 +56,7 @@ class Captured:
     own_layers: int
     """See `types.Snapshot`."""
     cleanup: Callable[[], None] | None = None
-    """What remains to be done once the sandbox goes on."""
+    """Clean-up that remains for when the sandbox goes on."""
 
 
 @dataclass(eq=False, slots=True)
@@ -91,12 +92,12 @@ class Sandbox:
     links: Callable[[Stack], Iterable[Group]]
     """The hard link groups that are known of a stack (engine/storing/linkgroups.py)."""
     server_of_lazy: Callable[[], object | None] = lambda: None
-    """Names what serves layers that are not there yet (engine/storing/cold.py)."""
+    """Returns the server of layers that are not on disk yet (engine/storing/cold.py)."""
     fresh: int = 0
     lazy: bool = False
-    """Its root has a layer that was not there yet when it was made."""
+    """True if the root has a layer that was not on disk yet when the root was made."""
     lazy_by: object | None = None
-    """What served that layer then."""
+    """The server of that layer at the time."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     pending_bytes: int = 0
     pending: list[Message] = field(default_factory=list)
@@ -107,7 +108,7 @@ class Sandbox:
     state_changed: bool = False
     """The next snapshot has to save it."""
     commands: list[Command] = field(default_factory=list)
-    """Those of clients that run, or have ended and are not committed yet."""
+    """Clients' commands that run, or that have ended and are not committed yet."""
     ending: bool = False
     """No more commands."""
     changing: threading.Condition = field(init=False)
@@ -119,21 +120,21 @@ class Sandbox:
     gateway: Gateway | None = None
     """Its model endpoint, if its trajectory has providers."""
     live: LiveRecord | None = None
-    """What another daemon would need to go on with it (`outlive`); only of a trajectory with a program."""
+    """The record that lets another daemon go on with the sandbox (`outlive`); only for a trajectory with a program."""
     kept: list[str] = field(default_factory=list)
-    """What the keeper has of it, by name."""
+    """Names of the descriptors that the keeper holds for it."""
     residue: Callable[[], dict[str, Any]] = dict
-    """What is pending beyond a snapshot that was just taken (engine/mind/pending.py)."""
+    """Returns the records that stay pending beyond a snapshot that was just taken (engine/mind/pending.py)."""
     mirror: copying.Mirror | None = None
     own_layers: list[LayerID] = field(default_factory=list)
-    """What is pinned for it: the live upper, and what was made of it and no snapshot has."""
+    """Layers pinned for it: the live upper, and layers made from it that no snapshot has yet."""
     agent_running: bool = False
     _facts: dict[str, Any] | None = None
-    """What `outlive` was given."""
+    """The facts that `outlive` was given."""
     _roots: tuple[Root, ...] = ()
-    """What `live` says: the present root last, or the one that it is about to become."""
+    """The roots in `live`: the present root last, or the one that it is about to become."""
     ended_for: list[str] = field(default_factory=list)
-    """Why processes of the present command were ended, if that was for the disk that they took
+    """Reasons why processes of the present command were ended, if that was for the disk that they took
     (engine/sandbox/disk_watch.py)."""
     closed: bool = False
     """No more steps. Set under `lock`."""
@@ -144,11 +145,12 @@ class Sandbox:
 
     @property
     def changed(self) -> bool:
-        """Whether it holds files that no snapshot has. Caller holds `lock`."""
+        """True if the sandbox holds files that no snapshot has. Caller holds `lock`."""
         return self.fresh > 0 or not self.store.unchanged(self.upper, self.stack)
 
     def room(self, stack: Stack | None = None) -> Used:
-        """How much its live upper may take: what its disk limit leaves above `stack`, or the present one."""
+        """The space that its live upper may take: its disk limit, less the layers of `stack` (None: of the present
+        stack)."""
         return self.store.room(stack or self.stack, self.trajectory.spec.limits.disk_bytes)
 
     @contextlib.contextmanager
@@ -171,8 +173,8 @@ class Sandbox:
 
     def cut_off(self) -> None:
         """The sandbox is about to end: no command begins any more, and those that run are killed. Returns when they are
-        recorded; not later than a while, for a client that does not take its output holds its command up. Caller holds
-        `lock`, which others have meanwhile."""
+        recorded, or after a limit, because a client that does not take its output holds its command up. Caller holds
+        `lock`; other threads take it in between."""
         self.ending = True
         for command in self.commands:
             command.cut_off = True
@@ -185,7 +187,7 @@ class Sandbox:
         self.changing.wait_for(lambda: not self.commands or self.closed)
 
     def capture(self) -> Captured:
-        """Seal or copy what the live upper holds. Caller holds `lock`. On any error the sandbox goes on as before."""
+        """Seal or copy the live upper. Caller holds `lock`. On any error the sandbox goes on as before."""
         start = time.perf_counter_ns()
         if self.store.unchanged(self.upper, self.stack):
             self.revive()
@@ -202,7 +204,7 @@ class Sandbox:
         return self.capture_copy(reason)
 
     def revive(self) -> None:
-        """Where the process died that served files of the root: go on on a root that is served again, or written. As
+        """If the process that served files of the root has died, go on on a root that is served again, or written. As
         long as something is alive that is not parked, everything stays as it is. Caller holds `lock`. Errors as
         `capture`."""
         if not self.lazy or (self.lazy_by is not None and self.lazy_by is self.server_of_lazy()):
@@ -220,7 +222,7 @@ class Sandbox:
             self.store.remove(old)
 
     def blocker(self, layout: Layout | None = None) -> str | None:
-        """Why the sandbox cannot be pivoted now, or None."""
+        """Reason why the sandbox cannot be pivoted now, or None."""
         root_id = (layout or layout_of(self.target)).root_id
         return blocker(self.cgroup, self.container.pid, root_id, self.server.parked_pids())
 
@@ -235,7 +237,7 @@ class Sandbox:
             below = self.merged(stack)
             if self.store.hold(below.layers):
                 return below
-            if below == stack:  # nothing that could have been evicted
+            if below == stack:  # no layer could have been evicted
                 head = short(self.head)
                 raise DataLoss(
                     f"a layer of the sandbox of {short(self.trajectory.id)} is missing in {self.store.root}, so its next step cannot be "
@@ -247,8 +249,8 @@ class Sandbox:
         until it is buried. An upper that is not `changed` becomes no layer; the caller removes it when the old root is
         buried.
 
-        Nothing needs to be frozen: what lives is waiting for us, and whatever wrote all the same between the seal and
-        the switch would get "read-only file system", not into the sealed layer.
+        No freeze is needed: every live process waits for the daemon, and a write between the seal and the switch would
+        fail with "read-only file system" and never reach the sealed layer.
         """
         sealed = self.stack.push(self.upper) if changed else self.stack
         below = self._hold(sealed)
@@ -284,7 +286,7 @@ class Sandbox:
         sealed = captured.stack.layers[: captured.own_layers]
         self.store.unpin(sealed)  # the catalog refers to them now
         self.own_layers = [layer for layer in self.own_layers if layer not in sealed]
-        if captured.method != "copy":  # after a copy the stack is still what it was
+        if captured.method != "copy":  # a copy leaves the stack as it was
             self.base, self.fresh = snapshot, 0
         if self.live is not None:
             self.live.bound(self.head, self.residue())
@@ -292,8 +294,8 @@ class Sandbox:
                 self._keep(self.live, self._facts)
 
     def uncommitted(self, captured: Captured) -> None:
-        """The capture became no snapshot. Caller holds `lock`. What was sealed is the next one's, too; a copy is made
-        again."""
+        """The capture became no snapshot. Caller holds `lock`. A sealed layer goes to the next snapshot as well; a copy
+        is made again."""
         if captured.cleanup is not None:
             captured.cleanup()
         if captured.method == "copy" and self.mirror is not None:
@@ -303,7 +305,7 @@ class Sandbox:
     # -- beyond the daemon ---------------------------------------------------------------------------------------------
 
     def committing(self, snapshot: SnapshotID) -> None:
-        """This snapshot is about to become the head: what it does not bind is noted for it first."""
+        """This snapshot is about to become the head: records that it does not bind are noted for it first."""
         residue = self.residue() if self.live is not None else None
         if self.live is not None and residue:
             self.live.note(snapshot, residue)
@@ -324,21 +326,21 @@ class Sandbox:
         live.keep(facts, self._roots)
 
     def between_states(self) -> None:
-        """Its files are about to be no snapshot's and nobody's: until the next snapshot nobody could go on with it.
-        Caller holds `lock`."""
+        """Drops the live record: the files match no snapshot from here on, so no daemon can go on with the sandbox
+        until the next snapshot. Caller holds `lock`."""
         if self.live is not None:
             self.live.forget()
 
     def _announce(self, upper: LayerID, stack: Stack, lazy: bool, fresh: int, mount_id: int) -> None:
-        """The root is about to become another one: whoever looks after a crash sees by the mount which of the two it
+        """The root is about to become another one: after a crash, the next daemon sees by the mount which of the two it
         is."""
         if self.live is not None and self.live.kept and self._facts is not None:
             self._roots = (*self._roots[:1], Root(mount_id, upper, stack, self.base, fresh, self.head, lazy))
             self.live.keep(self._facts, self._roots)
 
     def _relink(self, sealed: LayerID, parent: Stack) -> None:
-        """Mend hard links that copy-up tore apart, in the layer that was sealed a moment ago and that nobody has looked
-        into yet."""
+        """Mend hard links that copy-up tore apart, in the layer that was sealed a moment ago, before any reader opens
+        it."""
         fd = self.store.read_upper(sealed)
         try:
             candidates = links.torn(fd, self.links(parent))
@@ -349,7 +351,7 @@ class Sandbox:
             os.close(fd)
 
     def capture_copy(self, reason: str) -> Captured:
-        """As `capture`, by copying what changed; `reason`: why not by a pivot. Caller holds `lock`."""
+        """Like `capture`, by copying changed files; `reason`: the obstacle to a pivot. Caller holds `lock`."""
         pauses: list[int] = []
 
         @contextlib.contextmanager
@@ -360,7 +362,7 @@ class Sandbox:
             pauses.append(time.perf_counter_ns() - start)
 
         mirror = copying.capture(self.store, self.upper, self.mirror, stopped(), lambda: writable_mappings(self.cgroup))
-        self.store.hold([mirror.layer])  # the next copy takes from it what has not changed
+        self.store.hold([mirror.layer])  # the next copy links unchanged files from it
         self.store.release(self._mirrored())
         self.mirror = mirror
         self.own_layers.append(mirror.layer)
@@ -381,8 +383,8 @@ class Sandbox:
 
     def replace_root(self, stack: Stack, base: SnapshotID) -> Callable[[], None]:
         """Throw the live upper away and go on from `stack` (held, taken over), the files of snapshot `base`. Caller
-        holds `lock` and has made sure that nothing but init lives. Returns what remains to be done, once and from any
-        thread: letting go of the old root, which takes as long as much was touched there."""
+        holds `lock` and has made sure that no process but init lives. Returns the clean-up that remains, to be called
+        once from any thread: it releases the old root, which takes time in proportion to the inodes touched there."""
         self.between_states()
         lazy, lazy_by = self.store.any_lazy(stack), self.server_of_lazy()
         try:
@@ -403,7 +405,8 @@ class Sandbox:
         return cleanup
 
     def close(self) -> None:
-        """End the container and let go of its layers. Idempotent. What the live upper held beyond the head is gone.
+        """End the container and let go of its layers. Idempotent. Files in the live upper that came after the head are
+        gone.
 
         Not under `lock` beyond the first lines: a call of the agent may be waiting for it, and its connection is waited
         for here.

@@ -1,9 +1,9 @@
-"""What happens after a tool call: one function takes the step, in one order.
+"""The step after a tool call: one function takes it, in one order.
 
     1 outputs are complete in the repository (the caller has done this)
     2 files: seal the live upper as a layer, or copy it, or nothing changed
     3 one catalog transaction: snapshot, tool call, new messages, head      <- the commit point
-    4 tell whoever follows; count, merge and archive in the background
+    4 tell followers; count, merge and archive in the background
 
 Before 3 nothing is visible and everything made is rubbish that `sweep` takes; after it everything can be redone. A
 crash between 2 and 3 loses the step as a whole: files, conversation and call together.
@@ -52,8 +52,8 @@ def commit_step(
     """Take the snapshot after `call`. Safe from any thread; steps of one sandbox happen one after the other.
 
     `ended`, `entries`: journal entries that end with it (`Catalog.commit_snapshot`). `follows`: the mind goes on from
-    that snapshot and not from the head: its conversation (of which the first `keep_messages` stay; None: all), journal
-    and state; pending messages are appended to it, and the sandbox's state is that of the snapshot.
+    that snapshot and not from the head: its journal, its state and its conversation, cut to the first `keep_messages`
+    (None: all of them). Pending messages are appended to it.
 
     Raises Conflict when another writer moved the head, SandboxFailed, OutOfSpace; then no snapshot exists and the
     sandbox goes on. Durability: on return the snapshot is `captured` (survives kill -9); `stored` follows in the

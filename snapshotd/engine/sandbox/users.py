@@ -24,7 +24,7 @@ _NUMBER = re.compile(rb"[0-9]{1,10}")
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who runs a command: numbers in the container, `groups` beyond the first one, and the home directory."""
+    """The user that runs a command: numbers in the container, `groups` beyond the first one, and the home directory."""
 
     user: int
     group: int
@@ -33,7 +33,7 @@ class User:
 
 
 ROOT = User(0, 0, (), "/root")
-"""Who runs a command when nobody was named."""
+"""The user that runs a command if the request names none."""
 
 
 def look_up(container: Container, wanted: str) -> User:
@@ -82,7 +82,7 @@ def _shown(name: str) -> str:
 
 
 def _is(entry: list[bytes], name: str) -> bool:
-    """Whether it is the entry of that name or number."""
+    """True if the entry has that name or number."""
     wanted = name.encode(errors="replace")
     return entry[0] == wanted or (wanted.isdigit() and _id(entry[2]) == _id(wanted))
 

@@ -1,13 +1,13 @@
-"""From captured to stored: a thread that has snapshots archived in the background, oldest first, in batches.
+"""From captured to stored: a thread archives snapshots in the background, oldest first, in batches.
 
     1 the child applies a snapshot's own layers to its base's stored tree, and takes its outputs and its record     (archiver.py)
     2 after a batch one flush: packs durable, then the index
     3 the catalog says `stored`, with the tree; then it is flushed                                                    <- the commit point
-    4 what the spool held for these snapshots goes, and layers beyond the budget are evicted
+    4 the spool drops the outputs of these snapshots, and layers beyond the budget are evicted
 
-What is to do is in the catalog alone (state `captured`), so a crash anywhere costs time, not truth: the batch is done
-again, and what it left in packs is found there or is rubbish. When the disk is full the same batch is tried again
-later; whoever waits is told.
+The work list is in the catalog alone (state `captured`), so a crash anywhere costs time and no data: the batch runs
+again, and finds its chunks in the packs or leaves them as garbage. When the disk is full the same batch is tried again
+later; callers that wait get the error.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from snapshotd.types import BlobID, ImageID, RecordID, Snapshot, SnapshotID, Sna
 _log = logging.getLogger(__name__)
 
 DELAY_S = 0.3
-"""How long after the first captured snapshot a batch begins, unless somebody waits: steps that follow one another share
-a flush."""
+"""Time from the first captured snapshot to the begin of its batch, if no caller waits: steps that follow one another
+share a flush."""
 BATCH = 64
 MAX_BACKLOG = 2048
 """More captured snapshots than this, and steps wait: a disk that cannot keep up must slow the agents down, not fill
@@ -63,14 +63,14 @@ class Archive:
         self._waiters = 0
         self._rounds = 0
         self._backlog = len(context.catalog.unstored())
-        """How many snapshots are captured and not stored, or were removed since the last batch."""
+        """Number of snapshots that are captured and not stored, or were removed since the last batch."""
         self._failures = 0
         self.failure: SnapshotdError | None = None
-        """Why the last batch could not be stored; None when it could."""
+        """Reason why the last batch could not be stored; None when it could."""
         self._storing = threading.Lock()
         self._strikes: Counter[SnapshotID] = Counter()
         self._stuck: dict[SnapshotID, SnapshotdError] = {}
-        """What cannot be stored, and why; tried again after the next start."""
+        """Snapshots that cannot be stored, with the reason; tried again after the next start."""
         self._closed = False
         self._records: dict[TrajectoryID, RecordID] = {}
         if self._backlog:
@@ -85,20 +85,20 @@ class Archive:
             self._soon()
 
     def layer_came_back(self) -> None:
-        """What the layers take beyond their budget goes with the next batch, or soon."""
+        """Evict the layers beyond the budget with the next batch, or soon."""
         with self._changed:
             self._soon()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is between the repository and the catalog inside: every object there is either referred to or
-        rubbish."""
+        """Inside the block nothing is between the repository and the catalog: every object there is either referred to
+        or garbage."""
         with self._storing:
             self._archiver.begin()
             yield
 
     def retry(self) -> None:
-        """The repository was repaired: what could not be stored may be storable now."""
+        """The repository was repaired: try again the snapshots that could not be stored."""
         with self._changed:
             self._strikes.clear()
             self._stuck.clear()
@@ -112,8 +112,8 @@ class Archive:
             self._soon()
 
     def admit(self) -> None:
-        """Wait while far too much is captured and being stored. Returns at once when storing fails: that would be a
-        wait without end."""
+        """Wait while too many snapshots wait to be stored. Returns at once when storing fails, because the wait would
+        have no end."""
         with self._changed:
             while self._backlog > MAX_BACKLOG and self.failure is None and not self._closed:
                 self._changed.wait(1.0)
@@ -148,10 +148,10 @@ class Archive:
                     raise type(why)(f"snapshot {short(snapshot)} is captured, but cannot be stored: {why.message}")
                 wanted &= set(self._context.catalog.unstored())
         if wanted:
-            raise InternalError("the daemon is going down; what is captured is stored after the next start")
+            raise InternalError("the daemon is going down; captured snapshots are stored after the next start")
 
     def close(self) -> None:
-        """End. What is captured stays so until the next start. Idempotent."""
+        """End. Captured snapshots stay captured until the next start. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -238,7 +238,7 @@ class Archive:
                 self._one(snapshot_id, done, images)
             self._archiver.flush()
         except BaseException:
-            self._records.clear()  # those of this batch may not exist
+            self._records.clear()  # the records of this batch may not exist
             raise
         catalog = self._context.catalog
         for image, tree in images.items():
@@ -287,8 +287,8 @@ class Archive:
         )
 
     def _give_up(self, snapshot_id: SnapshotID, why: SnapshotdError) -> None:
-        """A snapshot that cannot be stored must not keep the others from it. What may be an accident is tried again,
-        with the batch."""
+        """A snapshot that cannot be stored must not keep the others from it. An error that may be an accident makes the
+        whole batch run again."""
         if snapshot_id not in self._context.catalog.unstored():
             return  # removed meanwhile
         layers = self._context.catalog.get_snapshot(snapshot_id).stack.layers
@@ -306,7 +306,7 @@ class Archive:
         self._stuck[snapshot_id] = why
 
     def _tree(self, snapshot: Snapshot, image: TreeID, done: dict[SnapshotID, _Done]) -> ArchivedTree:
-        """Its own layers on its base's tree; where the base has none (any more), all layers on the image's."""
+        """Its own layers on its base's tree; if the base has no tree (any more), all layers on the image's."""
         outputs = snapshot.call.outputs
         if snapshot.base is None:
             return self._archiver.tree(tuple(reversed(snapshot.stack.layers)), image, outputs)
@@ -320,7 +320,7 @@ class Archive:
         return self._archiver.tree(tuple(reversed(snapshot.stack.layers)), image, outputs)
 
     def _count(self, done: dict[SnapshotID, _Done]) -> None:
-        """Changed files of those that could not be counted in their layers (a cold sandbox's)."""
+        """Count changed files of snapshots that could not be counted in their layers (a cold sandbox's)."""
         for item in done.values():
             current = self._current(item.snapshot.id)
             if current is None or current.files is not None or current.parent is None:

@@ -1,8 +1,8 @@
 """The child process (see child.py) that owns the repository for writing: archives snapshots, collects garbage, checks
 and repairs.
 
-One process, one request at a time: so nothing is collected while it is being written, and the daemon answers tool calls
-undisturbed. It reads sealed layers, which nobody changes, and the spool, which it never writes.
+One process, one request at a time: so an object is never collected while it is written, and the daemon answers tool
+calls undisturbed. It reads sealed layers, which never change, and the spool, which it never writes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from snapshotd.types import BlobID, FileChanges, ImageID, LayerID, RecordID, Tre
 
 @dataclass(frozen=True, slots=True)
 class ArchivedTree:
-    """A snapshot's tree, the space its own layers take (in the order given), and what could not be taken along."""
+    """A snapshot's tree, the space its own layers take (in the order given), and the warnings."""
 
     tree: TreeID
     layer_bytes: tuple[int, ...]
@@ -35,15 +35,15 @@ class ArchivedTree:
 
 class Archiver:
     """The daemon's end. Nothing is durable before `flush` has returned; after an error since the last flush, everything
-    since is to be done again. Thread-safe."""
+    since then must be archived again. Thread-safe."""
 
     def __init__(self, command: list[str]) -> None:
         self._child = Child(command)
         self._epochs: set[str] = set()
-        """Those in which was archived what the next flush is to make durable."""
+        """Epochs of the child that archived data for the next flush."""
 
     def begin(self) -> None:
-        """Nothing that was archived before is of interest."""
+        """Forget everything archived before: the next flush is not about it."""
         self._epochs.clear()
 
     def _archive(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -79,11 +79,11 @@ class Archiver:
             self._epochs.clear()
 
     def count(self, before: TreeID, after: TreeID) -> FileChanges:
-        """How many files differ between two stored trees."""
+        """Number of files that differ between two stored trees."""
         return FileChanges(**self._child.ask({"op": "count", "before": before, "after": after}))
 
     def prune(self, roots: Roots, *, grace_s: float, dry_run: bool, progress: Progress) -> Reclaimed:
-        """Collect what `roots` do not reach (or only count it)."""
+        """Collect the objects that `roots` do not reach (dry run: only count them)."""
         answer = self._child.ask(
             {"op": "prune", "roots": _roots_json(roots), "grace_s": grace_s, "dry_run": dry_run}, progress
         )
@@ -96,15 +96,15 @@ class Archiver:
         )
 
     def repair(self, progress: Progress) -> RepairResult:
-        """Rebuild what can be rebuilt of the repository itself."""
+        """Rebuild the damaged parts of the repository itself."""
         return RepairResult.from_json(self._child.ask({"op": "repair"}, progress))
 
     def hurry(self, *, waited_for: bool) -> None:
-        """Work at the daemon's own priority while somebody waits, else out of everybody's way."""
+        """Work at the daemon's own priority while a caller waits, else at low priority."""
         self._child.prioritise(0 if waited_for else NICE)
 
     def close(self) -> None:
-        """End the process. What was not flushed is done again after the next start. Idempotent."""
+        """End the process. Data that were not flushed are archived again after the next start. Idempotent."""
         self._child.close()
 
 

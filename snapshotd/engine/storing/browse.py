@@ -19,7 +19,7 @@ _Place = tuple[tuple[int, int], Path]
 
 
 class Browse:
-    """Thread-safe. A mount ends when it is unmounted here or by anybody else, when its process dies, or with the
+    """Thread-safe. A mount ends when it is unmounted (here or by another process), when its process dies, or with the
     daemon."""
 
     def __init__(self, context: Context) -> None:
@@ -66,8 +66,8 @@ class Browse:
                     _log.warning("%s", exc.message)
 
     def _end(self, key: _Place) -> bool:
-        """End what is mounted at a place, and take away what a process left there that died: one of ours, or an earlier
-        daemon's. Whether there was anything. Caller holds the lock."""
+        """End the mount at a place, and take away the dead mount of a killed process: ours, or an earlier daemon's.
+        Returns True if there was one. Caller holds the lock."""
         (namespace, directory), child = key, self._mounts.pop(key, None)
         if child is not None:
             child.close()
@@ -77,7 +77,7 @@ class Browse:
             return True  # the mount went with its namespace
         except OSError as exc:
             raise Conflict(
-                f"what is mounted on {str(directory)!r} cannot be taken away: {exc.strerror}; `umount -l` it"
+                f"the mount on {str(directory)!r} cannot be taken away: {exc.strerror}; `umount -l` it"
             ) from exc
 
 

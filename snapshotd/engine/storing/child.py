@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 Progress = Callable[[str], None]
 Serve = Callable[[dict[str, Any], Progress], dict[str, Any]]
 NICE = 10
-"""Priority of a child's work; whoever waits for it can have it raised (`Child.prioritise`)."""
+"""Priority of a child's work; a caller that waits for it can raise it (`Child.prioritise`)."""
 REST_AFTER_S = 10.0
-"""Who was asked for nothing for so long gives back the memory that it does not use (the archive process, after an image
-and a step of 78 MiB: 119 of 180 MiB)."""
+"""Idle time before a child process frees its unused memory (the archive process, after an image and a step of 78 MiB:
+119 of 180 MiB)."""
 
 
 class Child:
@@ -44,8 +44,8 @@ class Child:
         self._closed = False
 
     def ask(self, request: dict[str, Any], progress: Progress | None = None) -> dict[str, Any]:
-        """The result. Raises what the child raised, by its type; InternalError when it died (the request may be asked
-        again)."""
+        """The result. Raises the child's error, by its type; InternalError when it died (the request may be
+        repeated)."""
         line = json.dumps(request).encode() + b"\n"
         with self._lock:
             if self._closed:
@@ -59,7 +59,7 @@ class Child:
                 answer = _exchange(process, line, progress)
             except (
                 BaseException
-            ):  # of `progress`: the result is still to come, and would be taken for that of the next request
+            ):  # raised by `progress`: the result still comes, and the next request would take it for its own
                 self._end(process)
                 raise
             if answer is None:
@@ -91,7 +91,7 @@ class Child:
                 continue  # it ends, or one of its threads has
 
     def close(self) -> None:
-        """End the process, whatever it does: its work is made so that it can be cut off anywhere. Idempotent."""
+        """End the process at once: its work may be cut off anywhere. Idempotent."""
         self._closed = True
         process = self._process
         if process is not None and process.poll() is None:
@@ -129,14 +129,14 @@ def end(process: subprocess.Popen[bytes]) -> None:
             try:
                 stream.close()
             except BrokenPipeError:
-                pass  # what was still to be written has no reader any more
+                pass  # the unwritten rest has no reader any more
     process.kill()
     process.wait()
 
 
 def _end_with_the_daemon() -> None:
-    """Die as soon as nobody can ask any more, also in the middle of a request. Not PR_SET_PDEATHSIG: that fires when
-    the *thread* ends that started this process, and the first request may come from a passing one."""
+    """Die as soon as the daemon is gone, also in the middle of a request. Not PR_SET_PDEATHSIG: that fires when the
+    *thread* ends that started this process, and the first request may come from a passing one."""
     hung_up = select.poll()
     hung_up.register(sys.stdin.fileno(), 0)
     hung_up.poll()
@@ -167,7 +167,7 @@ def serve(handler: Serve) -> None:
             sys.stdout.buffer.write(json.dumps(value).encode() + b"\n")
             sys.stdout.buffer.flush()
         except BrokenPipeError:
-            os._exit(0)  # the daemon is gone, and with it whoever wanted the answer
+            os._exit(0)  # the daemon is gone, so no answer is needed
 
     for line in _requests():
         try:

@@ -26,9 +26,9 @@ from snapshotd.types import ImageID, LayerID, Snapshot, SnapshotState, Stack, Tr
 _log = logging.getLogger(__name__)
 
 WRITE_DELAY_S = 0.5
-"""How long after a cold snapshot was taken its layer is written, where it can be used before: whoever took it is about
-to start a command, which would wait for processors and disk (at load 14, of 2 processors: 250 ms to the first command's
-output, instead of the hot 54)."""
+"""Delay before the layer of a cold snapshot is written, if it can be used before that: the caller is about to start a
+command, which would wait for processors and disk (at load 14, of 2 processors: 250 ms to the first command's output,
+instead of the hot 54)."""
 
 
 class LazyLayers(Protocol):
@@ -43,10 +43,10 @@ class LazyLayers(Protocol):
         if need be, with the errors of `start`. OSError, SandboxFailed."""
 
     def server(self) -> object | None:
-        """Names the process that serves now, None when none does: what another one had opened is gone."""
+        """Names the process that serves now; None if there is none. Layers that another process had opened are gone."""
 
     def drop_layer(self, tree: TreeID, below: TreeID, shift: int) -> None:
-        """Nobody stands on it any more: what it takes in memory may go."""
+        """Free the memory that the layer takes: no stack uses it any more."""
 
     def close(self) -> None: ...
 
@@ -57,9 +57,9 @@ class _Rebuilt:
 
     layer: LayerID
     served: bool = False
-    """Whether it can be used before it is written."""
+    """True if it can be used before it is written."""
     shifts: set[int] = field(default_factory=set)
-    """How it was opened while it was served."""
+    """The id shifts with which it was opened while it was served."""
     done: threading.Event = field(default_factory=threading.Event)
     failure: SnapshotdError | None = None
 
@@ -100,7 +100,7 @@ class Cold:
 
     def _stored(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot as it is now. It may have been stored, and its layers evicted, since the caller read it. Or it was
-        captured on a layer that was still being written when the daemon died, and storing it is what gives it files
+        captured on a layer that was still being written when the daemon died, and gets its files only by being stored
         (see `_store_what_has_no_layers`)."""
         catalog = self._context.catalog
         now = catalog.get_snapshot(snapshot.id)
@@ -130,7 +130,7 @@ class Cold:
         return RestoreReport(answer["files"], answer["directories"], answer["bytes"], tuple(answer["warnings"]))
 
     def server(self) -> object | None:
-        """Names what serves layers now that are not written yet; None when nothing does."""
+        """Names the server of layers that are not written yet; None if there is none."""
         lazy = self._lazy
         return None if lazy is None else lazy.server()
 
@@ -142,14 +142,14 @@ class Cold:
             }
 
     def is_hot(self, snapshot: Snapshot) -> bool:
-        """Whether the snapshot's layers are all there."""
+        """True if all of the snapshot's layers are on disk."""
         hot = self._context.store.hold(snapshot.stack.layers)
         if hot:
             self._context.store.release(snapshot.stack.layers)
         return hot
 
     def close(self) -> None:
-        """Stop rebuilding; what is not finished is begun again when it is wanted. Idempotent."""
+        """Stop rebuilding; an unfinished layer is begun again when it is needed. Idempotent."""
         with self._lock:
             self._closing.set()
             threads, self._threads = self._threads, []
@@ -206,7 +206,8 @@ class Cold:
         return rebuilt
 
     def _forget_evicted(self) -> None:
-        """What came back and went again: nobody stands on it, in either form. Caller holds the lock."""
+        """Forget layers that came back and were evicted again: no stack uses them, in either form. Caller holds the
+        lock."""
         for (image_id, tree), rebuilt in list(self._rebuilt.items()):
             if (
                 not rebuilt.done.is_set()
@@ -248,7 +249,7 @@ class Cold:
             store.drop_work(made)
             hit("engine.cold.built")
             store.publish(made, rebuilt.layer)
-            store.note_size(rebuilt.layer, answer["bytes"])  # not earlier: what has a size may be evicted
+            store.note_size(rebuilt.layer, answer["bytes"])  # not earlier: a layer with a known size may be evicted
             self._came_back()
         except (SnapshotdError, OSError) as exc:
             rebuilt.failure = (
@@ -267,7 +268,7 @@ class Cold:
 
 
 def gone(snapshot: Snapshot) -> SnapshotdError:
-    """Why a snapshot has no files (any more)."""
+    """The error that tells why a snapshot has no files (any more)."""
     if snapshot.state is SnapshotState.PRUNED:
         return NotFound(
             f"the files of snapshot {short(snapshot.id)} were given up by the retention policy; its call and conversation are still there, "

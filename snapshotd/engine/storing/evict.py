@@ -1,8 +1,8 @@
 """Keeps the layer directory within its budget: layers whose snapshots are stored go, least recently used first. They
 come back on demand.
 
-Never taken: what a live sandbox stands on or a reader has open (held in the layer store), what a snapshot that is not
-stored yet needs, installed dependencies, and images.
+Never evicted: layers that a live sandbox stands on or a reader has open (held in the layer store), layers of a snapshot
+that is not stored yet, installed dependencies, and images.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ BUDGET = os.environ.get("SNAPSHOTD_LAYER_BUDGET", "")
 """In bytes; empty: this part of the file system that holds the layers."""
 BUDGET_SHARE = 0.5
 ROOM_SHARE = 0.1
-"""How much of the budget an eviction frees beyond what is too much."""
+"""Share of the budget that an eviction frees beyond the excess."""
 _log = logging.getLogger(__name__)
 
 
 def budget_bytes(context: Context) -> int:
-    """How much the layers may take."""
+    """Space that the layers may take."""
     if BUDGET:
         return int(BUDGET)
     st = os.statvfs(context.store.root)

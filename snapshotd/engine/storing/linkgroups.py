@@ -1,4 +1,4 @@
-"""Which hard link groups each layer and image has, found out in the background; a seal only looks up what is known
+"""Cache of the hard link groups of each layer and image. The background thread fills it; a seal only reads it
 (layers/links.py)."""
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from snapshotd.layers.links import MAX_NAMES, Group
 from snapshotd.types import Stack
 
 MAX_LAYERS = 1024
-"""Of how many layers it is kept what they have; the stacks of the live sandboxes are what counts."""
+"""Number of layers whose link groups are cached; the stacks of the live sandboxes need theirs."""
 
 
 class LinkGroups:
-    """Thread-safe. What is not known yet is simply not repaired."""
+    """Thread-safe. Groups that are not known yet are not repaired."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker

@@ -21,8 +21,8 @@ _PIECE_BYTES = 1 << 20
 
 
 def open_view(context: Context, snapshot: Snapshot) -> View:
-    """A snapshot's tree: its layers while they are there, else from the repository. Raises what tells why it has none
-    (`cold.gone`)."""
+    """A snapshot's tree: its layers while they are there, else from the repository. Raises the error that tells why it
+    has none (`cold.gone`)."""
     return _in_layers(context, snapshot, snapshot.stack) or _stored(context, snapshot)
 
 
@@ -69,8 +69,8 @@ def pair(context: Context, a: str, b: str | None) -> tuple[View, View]:
 
 
 def open_pair(context: Context, first: Snapshot, second: Snapshot) -> tuple[View, View]:
-    """The trees of two snapshots, in a form in which much of what they share shows without being read: both in layers,
-    or else both from the repository. The caller closes both. Errors as `open_view`."""
+    """The trees of two snapshots, in a form that shows shared parts without reading them: both in layers, or else both
+    from the repository. The caller closes both. Errors as `open_view`."""
     for stacks in dict.fromkeys((shared_stacks(first, second), (first.stack, second.stack))):
         with ExitStack() as opened:
             views = []
@@ -92,9 +92,9 @@ def open_pair(context: Context, first: Snapshot, second: Snapshot) -> tuple[View
 
 
 def shared_stacks(first: Snapshot, second: Snapshot) -> tuple[Stack, Stack]:
-    """Stacks of two snapshots that share all they can: if one was made from the other, it is its own layers on those of
-    the other, whatever of them has been merged in between. So the difference of neighbours costs what a step changed,
-    not what was merged."""
+    """Stacks of two snapshots that share all they can: if one was made from the other, its own layers stand on the
+    layers of the other, even if some were merged in between. So the cost of comparing neighbours depends on the step's
+    changes, not on merges."""
     if second.base == first.id:
         return first.stack, _above(second, first)
     if first.base == second.id:
@@ -148,7 +148,7 @@ ColdRestore = Callable[[TreeID, bytes, Path], RestoreReport]
 
 
 def restore(context: Context, ref: str, to: Path, path: bytes, cold: ColdRestore) -> RestoreReport:
-    """Write into a fresh directory next to `to`, then rename: what stands at `to` is whole or not there.
+    """Write into a fresh directory next to `to`, then rename: `to` is whole or does not exist.
 
     UsageError when `to` exists and is not an empty directory, or its parent is missing.
     """
@@ -202,7 +202,7 @@ def _fill(view: View, path: bytes, parent: int, staging: str, where: Path, cold:
             if isinstance(view, StoredView)
             else materialise.materialise(view, path, target)
         )
-        os.fchmod(target, 0o700)  # setuid programs of a sandbox are nobody's business outside
+        os.fchmod(target, 0o700)  # no user outside may run a sandbox's setuid programs
         return report
     finally:
         os.close(target)

@@ -2,7 +2,7 @@
 
 Like a log-structured merge tree: `FAN_IN` neighbours of one level become one layer of the next level, so a trajectory
 of N snapshots has about FAN_IN * log(N) layers and each file is linked log(N) times. Old snapshots keep their own
-layers; merged ones serve what comes after.
+layers; merged ones serve later snapshots.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ FAN_IN = 8
 128 3.3 ms."""
 
 MAX_DEPTH = 64
-"""Where a step waits for merges rather than grow its stack: everything that looks into a stack costs what it is deep,
-merging it, too, so a worker that has fallen behind would never catch up. The kernel takes 500."""
+"""Depth from which a step waits for merges rather than grow its stack. Every look into a stack costs time in proportion
+to its depth, and so does merging: a worker that has fallen behind would never catch up. The kernel takes 500."""
 
 
 MAX_MERGED = 1024
-"""How many merged runs are remembered, the most recently used: far more than one stack of `MAX_DEPTH` and more has,
-else merging one would never end. What is forgotten would be merged again."""
+"""Number of merged runs in the cache, the most recently used: far more than one stack of `MAX_DEPTH` and more has, else
+merging one would never end. A run that falls out would be merged again."""
 
 
 class Merger:
@@ -113,8 +113,8 @@ class Merger:
         return None
 
     def forget(self, gone: list[LayerID]) -> None:
-        """When layers went, or are about to: drop their merged forms, and those of which a part is gone, so that a
-        sweep can take them."""
+        """Drop the merged forms of layers that went or are about to go, and merged forms that contain such a layer, so
+        that a sweep can take them."""
         lost = set(gone)
         with self._lock:
             for run in [run for run, target in self._merged.items() if target in lost or lost.intersection(run)]:

@@ -1,4 +1,4 @@
-"""Layers that stay whatever the budget: those of snapshots, and those with installed packages."""
+"""Layers that stay under any budget: the layers of snapshots, and the ones with installed packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CACHE_KEY = "dependency_layers"
 
 
 def cached_layers(context: Context) -> dict[str, LayerID]:
-    """Hash of image and requirements to layer; part of what a sweep must keep."""
+    """Hash of image and requirements to layer; a sweep must keep these layers."""
     return {key: LayerID(layer) for key, layer in json.loads(context.catalog.get_meta(CACHE_KEY) or "{}").items()}
 
 

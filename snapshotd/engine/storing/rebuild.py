@@ -1,16 +1,16 @@
 """Bringing a catalog back from the records in the repository.
 
-What hangs together comes back: a snapshot does when its record is readable and its parent does, and what it follows,
-from the first of its line on, because its conversation and journal begin there. Everything else is listed, with its
-tree, which can still be read. What no record tells is made up or gone:
+A snapshot comes back if its record is readable and the snapshots come back that it needs: its parent and the one that
+it follows, down to the first of its line, where its conversation and journal begin. Every other snapshot is listed with
+its tree, which can still be read. Facts that no record holds are made up or gone:
 
 - A trajectory's head is the last of its snapshots that came back; it is `stopped`, or `interrupted` if it has an agent,
   without exit code.
-- A fork that took no snapshot of its own has no record and is gone, and so is whatever was not stored, or in a journal
-  was not bound.
+- A fork that took no snapshot of its own has no record and is gone. Snapshots that were not stored are gone, and
+  journal entries that no snapshot bound.
 - Approvals, compensations and the key-value store are in no record.
-- What was removed and not collected yet comes back. Where that leaves a name to two trajectories, the newer one keeps
-  it; where it is a tag too, it stays the tag's.
+- Removed snapshots that were not collected yet come back. If two trajectories then have one name, the newer one keeps
+  it; if a tag has the name too, the tag keeps it.
 - Tags are those of the latest tags record.
 """
 
@@ -38,7 +38,7 @@ from snapshotd.types import (
 )
 
 _PREFERRED = (SnapshotState.LOST, SnapshotState.STORED, SnapshotState.PRUNED)
-"""Of several records of one snapshot the one whose state is last here counts: a pruned snapshot never goes back."""
+"""Among several records of one snapshot, the one whose state is last here counts: a pruned snapshot never goes back."""
 _NEVER = -(1 << 63)
 
 
@@ -56,9 +56,9 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came back (counts) and what did not. `unreadable`: records with what is wrong with each; whose they were
-    nobody knows. `lost`: came back without their files, because their tree is not in the repository. `unnamed`:
-    trajectories that gave up a name."""
+    """Counts of the parts that came back, and the parts that did not. `unreadable`: records with the fault of each;
+    their trajectories are unknown. `lost`: snapshots that came back without their files, because their tree is not in
+    the repository. `unnamed`: trajectories that gave up a name."""
 
     images: int
     trajectories: int
@@ -77,8 +77,8 @@ def rebuild(
     """Fill a catalog that has no trajectories from records in any order; duplicates do no harm. All or nothing, in one
     transaction.
 
-    `has_tree` tells whether a tree is in the repository. The result depends on which records there are and not on their
-    order. Errors: Conflict (the catalog is not empty), and what `records` itself raises. A damaged record is not an
+    `has_tree` tells whether a tree is in the repository. The result depends on the set of records and not on their
+    order. Errors: Conflict (the catalog is not empty), and errors of `records` itself. A damaged record is not an
     error. Images that are in the catalog already stay as they are. Memory: all records.
     """
     if catalog.trajectories():
@@ -136,8 +136,8 @@ class _Read:
         self._settle()
 
     def _settle(self) -> None:
-        """Where records tell different things about an image or a trajectory, the latest counts; but a name once lost
-        is lost."""
+        """If records contradict each other about an image or a trajectory, the latest counts; but a name once lost is
+        lost."""
         records = [record for _, record in self.snapshots.values()]
         for record in sorted(records, key=lambda one: (one.snapshot.created_at_ns, one.snapshot.seq, one.snapshot.id)):
             image, known = record.image, self.images.get(record.image.id)
@@ -147,7 +147,7 @@ class _Read:
             self.trajectories[record.trajectory.id] = record.trajectory
 
     def images_for(self, lines: list[Trajectory], rows: list[SnapshotRow]) -> list[Image]:
-        """The images that are needed, oldest first, so that the newest of those that had one name in turn gets it."""
+        """The images that are needed, oldest first, so that among images with one name the newest gets it."""
         needed = {line.spec.image for line in lines} | {row.snapshot.stack.image for row in rows}
         return sorted((self.images[one] for one in needed), key=lambda image: (image.created_at_ns, image.id))
 
@@ -157,7 +157,7 @@ def _rank(record_id: RecordID, record: Record) -> tuple[int, bool, RecordID]:
 
 
 class _LineUp:
-    """Which snapshots come back, parents first, otherwise oldest first."""
+    """The snapshots that come back, parents first, otherwise oldest first."""
 
     def __init__(self, read: _Read) -> None:
         self._read = read
@@ -187,7 +187,8 @@ class _LineUp:
                     _push(ready, child)
 
     def _misfit(self, record: Record) -> str | None:
-        """Why a snapshot does not continue its parent and what it follows, which are placed; None if it does."""
+        """Reason why a snapshot does not continue its parent and the snapshot that it follows, which are placed; None
+        if it does."""
         snapshot = record.snapshot
         trajectory = self._read.trajectories[snapshot.trajectory]
         if trajectory.spec.image not in self._read.images:
@@ -224,7 +225,7 @@ class _LineUp:
 
 
 def _needs(snapshot: Snapshot) -> set[SnapshotID]:
-    """What has to be there before it."""
+    """The snapshots that have to be placed before it."""
     return {one for one in (snapshot.parent, snapshot.follows) if one is not None}
 
 

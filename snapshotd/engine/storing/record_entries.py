@@ -1,5 +1,4 @@
-"""Journal entries in a record: to JSON and back. What is read may be hostile; what is not as it must be is a
-ValueError."""
+"""Journal entries in a record: to JSON and back. The input may be hostile; a malformed value raises ValueError."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from snapshotd.engine.storing.record_fields import ANY_TIME, ID, Fields, shallow
 from snapshotd.types import CallID, CallStatus, Entry, EntryKind, SideEffect, Snapshot, SnapshotID, ToolCall
 
 _MAX_NUMBER = 1 << 53
-"""Greatest place in a line: what every reader of JSON keeps exactly, and far from where a catalog could not go on."""
+"""Greatest place in a line: every reader of JSON keeps it exactly, and it is far below the catalog's limit."""
 
 
 def entry_document(entry: Entry, call: ToolCall) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Reading fields of a JSON document that may be damaged or hostile. What is not as it must be is a ValueError that
-names the field."""
+"""Reading fields of a JSON document that may be damaged or hostile. A malformed field raises a ValueError that names
+it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 ID = re.compile(r"[0-9a-f]{32}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_INTEGER = (1 << 63) - 1
-"""What a column of the catalog holds."""
+"""Largest integer in a column of the catalog."""
 
 ANY_TIME = -MAX_INTEGER
 """Least value of times and durations: clocks can be wrong, and set back."""
 MAX_JSON_DEPTH = 200
-"""How deep arguments, messages and other free values may nest: what the catalog takes."""
+"""Depth to which arguments, messages and other free values may nest: the catalog's limit."""
 
 _Enum = TypeVar("_Enum", bound=StrEnum)
 
@@ -58,7 +58,7 @@ class Fields:
         return None if self.value(name) is None else self.within(name)
 
     def text(self, name: str, pattern: re.Pattern[str] | None = None) -> str:
-        """Any text (lone surrogates included), or what matches `pattern` as a whole."""
+        """Any text (lone surrogates included), or a text that matches `pattern` as a whole."""
         value = self.value(name)
         if not isinstance(value, str) or (pattern is not None and not pattern.fullmatch(value)):
             raise ValueError(f"{self._where}.{name} is not what it must be")
@@ -119,7 +119,8 @@ def shallow(value: Any) -> Any:
 
 
 def nests_deeper(value: Any, levels: int) -> bool:
-    """Whether a JSON value nests deeper than so many lists and objects. Iterative, because the value is anybody's."""
+    """True if a JSON value nests deeper than `levels` lists and objects. Iterative, because the value may be
+    hostile."""
     layer, depth = [value], 0
     while layer:
         layer = [item for item in layer if isinstance(item, dict | list)]

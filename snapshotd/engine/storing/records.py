@@ -1,4 +1,4 @@
-"""Records: what the repository keeps about a snapshot besides its files, so that the catalog can be rebuilt from it.
+"""Records: the repository keeps one for each snapshot besides its files, so that the catalog can be rebuilt from them.
 
 One JSON document per stored snapshot, in ASCII, keys in a fixed order, without spaces; equal facts give equal bytes:
 
@@ -14,19 +14,18 @@ One JSON document per stored snapshot, in ASCII, keys in a fixed order, without 
                      "details", "result", "number", "arguments"}, ...],
      "state":      {...} | null}
 
-`messages` are those that the snapshot added, and `start` the position of the first of them in the whole conversation.
-`entries` are those of the journal that it binds, with their places among those of its line; where one has no
-`arguments`, it is the call's entry and has the call's. `damaged` is there only where outputs of the call are gone.
-`state` is the agent's where the snapshot changed it. Where it lies in the line now (head, status, exit code, tags) is
-no part of it. Tags have documents of their own, each with all tags there were at `at_ns`:
+`messages` are the ones that the snapshot added, and `start` is the position of the first of them in the whole
+conversation. `entries` are the journal entries that it binds, with their places in the journal of its line; an entry
+without `arguments` is the call's own and has the call's. `damaged` is there only if outputs of the call are gone.
+`state` is the agent's state, if the snapshot changed it. Facts that change later (head, status, exit code, tags) are no
+part of the record. Tags have documents of their own, each with all tags there were at `at_ns`:
 
     {"format": "snapshotd record", "version": 2, "kind": "tags", "at_ns": n, "tags": {name: snapshot id, ...}}
 
-A field that is not known here is kept when a decoded record is encoded again. A change of meaning is a new version, and
-documents of an older one are brought up to date by `_UPCASTERS` as they are read. Version 1 knew no journal: no
-`began`, `follows`, `entries`, `state`. What is decoded may come from a hostile bundle: every id, name and number is
-checked, so that it can be a path or a row. Errors: DataLoss (malformed), VersionMismatch (a version or kind that a
-newer snapshotd wrote).
+An unknown field is kept when a decoded record is encoded again. A change of meaning is a new version, and `_UPCASTERS`
+bring documents of an older one up to date as they are read. Version 1 had no journal: no `began`, `follows`, `entries`,
+`state`. A record may come from a hostile bundle: every id, name and number is checked, so that it can be a path or a
+row. Errors: DataLoss (malformed), VersionMismatch (a version or kind that a newer snapshotd wrote).
 """
 
 from __future__ import annotations
@@ -81,8 +80,8 @@ _IMAGE_NAME = re.compile(r"[ -~]{0,255}")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a snapshot's record says. `trajectory.head` is this snapshot, its status and exit code are made up;
-    `snapshot.tags` are none. `unknown`: the fields that a newer version added, for `encode`."""
+    """The decoded record of a snapshot. `trajectory.head` is this snapshot; its status and exit code are made up;
+    `snapshot.tags` is empty. `unknown`: the fields that a newer version added, for `encode`."""
 
     snapshot: Snapshot
     trajectory: Trajectory
@@ -112,8 +111,8 @@ def encode(
     entries: Sequence[Entry] = (),
     state: dict[str, Any] | None = None,
 ) -> bytes:
-    """The record of a snapshot that is stored, pruned or lost. `image` is that of its stack, `messages` are those it
-    added, `entries` those it binds, `state` the agent's if it changed it."""
+    """The record of a snapshot that is stored, pruned or lost. `image`: its stack's; `messages`: the ones it added;
+    `entries`: the ones it binds; `state`: the agent's, if it changed."""
     record = Record(snapshot, trajectory, image, tuple(messages), tuple(entries), state)
     _check(record)
     return _dump(_document(record), unknown)
@@ -179,7 +178,7 @@ def _dump(document: dict[str, Any], unknown: Mapping[str, Any] | None) -> bytes:
 
 
 def _limits(limits: Limits) -> dict[str, Any]:
-    """Without the disk's where it is the daemon's own, as records had it before there was one."""
+    """The limits; the disk's is left out if it is the daemon's own, because older records have none."""
     return {name: value for name, value in asdict(limits).items() if name != "disk_bytes" or value}
 
 
@@ -271,8 +270,8 @@ def _pairs(pairs: tuple[tuple[str, str], ...]) -> list[list[str]]:
 
 
 def _leftover(data: Any, known: Any) -> dict[str, Any]:
-    """What objects in `data` hold and the same ones in `known` do not. Lists go by position. As deep as `known` has
-    fields."""
+    """The fields that objects in `data` have and their counterparts in `known` have not. Lists go by position. It goes
+    as deep as `known` has fields."""
     left: dict[str, Any] = {}
     if data is known:
         return left
@@ -307,7 +306,7 @@ def _merge(document: Any, unknown: Mapping[str, Any]) -> None:
 
 
 def _from_1(document: dict[str, Any]) -> None:
-    """Nothing but a snapshot's parent could be continued, and nobody kept a journal."""
+    """In version 1 a snapshot always continues its parent, and there is no journal."""
     if document["kind"] == "snapshot":
         document |= {"entries": [], "state": None}
         Fields(document.get("snapshot"), "snapshot").whole["follows"] = None

@@ -1,8 +1,8 @@
 """Disk space kept back, so that a sandbox that fills the disk cannot keep the daemon from starting, or a user from
-removing things.
+removing files.
 
 A file in the state directory is given up when the disk is full and made again when there is space. It takes
-`MAX_BYTES`, or on a disk with less to spare the `_SHARE`th part of what is free.
+`MAX_BYTES`, or on a disk with less to spare the `_SHARE`th part of the free space.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which snapshots keep their files, and why: the rules of `RetentionPolicy` as pure functions.
+"""Retention: the rules of `RetentionPolicy` as pure functions. They decide which snapshots keep their files, and why.
 
-    protected(catalog, running)                      what must stay, whatever a policy says
+    protected(catalog, running)                      snapshots that stay under any policy
     plan(snapshots, policy, protected=..., now_ns=)  every snapshot with keep or drop, and the reason in words
-    trim(decisions, sizes, max_bytes)                of what only rules keep, the oldest go until the repository fits
+    trim(decisions, sizes, max_bytes)                drops the oldest that only rules keep, until the repository fits
 
 Nothing here changes anything but `set_policy`. `prune --dry-run` and `prune` print and act on the same decisions.
 Only a snapshot that is *stored* is ever dropped. Rules count only snapshots that hold files (stored or captured): a
@@ -24,7 +24,7 @@ from snapshotd.types import ApprovalStatus, CallStatus, Snapshot, SnapshotID, Sn
 META_KEY = "retention"
 """The catalog's fact with the global policy; a trajectory's own is under `retention.<its id>`."""
 COUNT_MAX = 1 << 53
-"""Largest number in a policy: what every reader of JSON keeps exactly."""
+"""Largest number in a policy: every reader of JSON keeps it exactly."""
 SECONDS_MAX = 10_000 * 366 * 86400.0
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -33,7 +33,7 @@ _HOLDS_FILES = frozenset((SnapshotState.STORED, SnapshotState.CAPTURED))
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of one snapshot. `rule`: it is kept by a rule of the policy alone, so `trim` may still drop it."""
+    """The fate of one snapshot. `rule`: it is kept by a rule of the policy alone, so `trim` may still drop it."""
 
     snapshot: Snapshot
     keep: bool
@@ -46,12 +46,12 @@ class Decision:
 
 def protected(catalog: Catalog, running: set[SnapshotID]) -> dict[SnapshotID, str]:
     """Every snapshot that must keep its files, with the reason in words: heads, tagged ones, the first of each
-    trajectory, what a fork began from, where a trajectory's program began (a resume starts it there again), what a
-    pending approval was asked at, the base of every captured snapshot (the archive needs its tree), and `running`, what
-    running sandboxes stand on.
+    trajectory, the origins of forks, the begins of trajectories' programs (a resume starts there again), the snapshots
+    of pending approvals, the base of every captured snapshot (the archive needs its tree), and `running`, the snapshots
+    that running sandboxes stand on.
 
-    One pass over the catalog; memory for one id per trajectory, tag, pending approval and captured snapshot. The answer
-    is as of now: a tag or fork made later is not in it, so the caller holds off those meanwhile or asks again before it
+    One pass over the catalog; memory for one id per trajectory, tag, pending approval and captured snapshot. A tag or
+    fork made later is not in the answer, so the caller keeps them from being made meanwhile or asks again before it
     acts.
     """
     reasons: dict[SnapshotID, str] = dict.fromkeys(running, "a running sandbox stands on it")
@@ -84,8 +84,8 @@ def protected(catalog: Catalog, running: set[SnapshotID]) -> dict[SnapshotID, st
 def plan(
     snapshots: Sequence[Snapshot], policy: RetentionPolicy, *, protected: Mapping[SnapshotID, str], now_ns: int
 ) -> list[Decision]:
-    """A decision for each of `snapshots`, in their order. They may be of several trajectories, whose newest are counted
-    apart; of each trajectory all must be there. `max_bytes` is not looked at: see `trim`.
+    """A decision for each of `snapshots`, in their order. They may come from several trajectories, each with all its
+    snapshots; the newest are counted for each apart. `max_bytes` does not count here: see `trim`.
 
     `keep_failed` keeps, of each trajectory, the newest N snapshots whose tool call failed.
     A policy without any rule (`max_bytes` is a limit, no rule) keeps everything. Cost: n log n.
@@ -103,7 +103,7 @@ def plan(
 
 
 def _kept_by_rules(newest: Sequence[Snapshot], policy: RetentionPolicy, now_ns: int) -> dict[SnapshotID, str]:
-    """What the rules keep of one trajectory's snapshots, newest first, each with the first rule that does."""
+    """The snapshots of one trajectory that the rules keep, newest first, each with the first rule that keeps it."""
     if not _has_rules(policy):
         return dict.fromkeys((item.id for item in newest), "no rule is set")
     kept: dict[SnapshotID, str] = {}
@@ -143,7 +143,7 @@ def _decide(
 
 
 def _unmet(policy: RetentionPolicy) -> str:
-    """Why no rule keeps a snapshot, in words."""
+    """Reason why no rule keeps a snapshot, in words."""
     parts = []
     if policy.keep_last is not None:
         parts.append(f"not among the newest {policy.keep_last}")
@@ -159,12 +159,12 @@ def _unmet(policy: RetentionPolicy) -> str:
 def trim(
     decisions: Sequence[Decision], sizes: Callable[[set[SnapshotID]], int], max_bytes: int | None
 ) -> list[Decision]:
-    """Drop the oldest of what only rules keep, as few as make the repository fit into `max_bytes` (None: any size
-    fits).
+    """Drop the oldest snapshots that only rules keep, as few as make the repository fit into `max_bytes` (None: any
+    size fits).
 
-    `sizes(kept)` says how many bytes the repository takes when exactly these snapshots keep their files; more of them
-    never take less. It is asked log2(n) + 2 times. When all of them together do not suffice, as many go as free
-    anything: the always-kept stay, whatever they take, and nothing is given up for no gain.
+    `sizes(kept)` returns the repository's size in bytes when exactly these snapshots keep their files; more of them
+    never take less. It is asked log2(n) + 2 times. If even dropping all of them is not enough, the ones go whose loss
+    frees space: the always-kept stay at any size, and no snapshot is dropped for no gain.
     """
     if max_bytes is None:
         return list(decisions)
@@ -246,7 +246,7 @@ def _key(trajectory: TrajectoryID | None) -> str:
 
 
 def _check(policy: RetentionPolicy) -> None:
-    """UsageError for a number that makes no sense. `keep_last` 0 does: only what is always kept stays."""
+    """UsageError for a number out of range. `keep_last` may be 0: then only the always-kept stay."""
     for name, least in (("keep_last", 0), ("keep_every", 1), ("keep_failed", 1), ("max_bytes", 1)):
         value = getattr(policy, name)
         if value is not None and (type(value) is not int or not least <= value <= COUNT_MAX):

@@ -1,7 +1,7 @@
 """Keeping the repository small and whole: prune, check, repair, usage. One at a time.
 
 A prune goes in the reverse order of storing: first the catalog says `pruned` and is flushed, then the packs are
-collected, then layers that nobody needs go. Cut off anywhere, the next one finishes it.
+collected, then unneeded layers go. After an interruption anywhere, the next prune finishes it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from snapshotd.repo.base import CheckResult, Roots
 from snapshotd.types import BlobID, RecordID, Snapshot, SnapshotID, SnapshotState, TreeID, short
 
 READERS = "reader"
-"""Owner of a tree that only a reader, or a layer that is being written, still needs."""
+"""Owner of a tree that only a reader, or a layer in the course of writing, still needs."""
 
 
 class Upkeep:
@@ -78,7 +78,7 @@ class Upkeep:
             progress("collecting what nothing refers to")
             with (
                 self._archive.paused()
-            ):  # what is in the repository and not in the catalog yet would be taken for rubbish
+            ):  # data that are in the repository but not in the catalog yet would count as garbage
                 reclaimed = self._archiver.prune(
                     self._roots(without), grace_s=grace_s, dry_run=dry_run, progress=progress
                 )
@@ -103,7 +103,7 @@ class Upkeep:
 
         def size(kept: set[SnapshotID]) -> int:
             without = {d.snapshot.id for d in decisions} - kept
-            # Without grace: what is too young to go now goes with the next prune, and counts as gone here.
+            # Without grace: data too young to go now go with the next prune, and count as gone here.
             with self._archive.paused():
                 return self._archiver.prune(
                     self._roots(without), grace_s=0, dry_run=True, progress=progress
@@ -112,7 +112,7 @@ class Upkeep:
         return retention.trim(decisions, size, limit)
 
     def _record(self, decisions: list[Decision]) -> list[Decision]:
-        """Make the decisions true in the catalog. What came into use since they were made stays after all."""
+        """Make the decisions true in the catalog. Snapshots that came into use since then stay after all."""
         catalog = self._context.catalog
         with self._pins.frozen() as pinned:
             protected = retention.protected(catalog, self._running() | pinned)
@@ -125,8 +125,8 @@ class Upkeep:
     # -- what must stay ------------------------------------------------------------------------------------------------
 
     def _roots(self, without: Iterable[SnapshotID] = (), *, readers: bool = True) -> Roots:
-        """Everything the catalog refers to, and what is being read unless `readers` is false; `without` the files of
-        some snapshots."""
+        """Everything the catalog refers to, and the trees in use by readers unless `readers` is false; `without` the
+        files of some snapshots."""
         catalog = self._context.catalog
         left_out = set(without)
         trees: dict[TreeID, str] = dict.fromkeys(self._pins.trees() | self._cold.trees() if readers else (), READERS)
@@ -156,7 +156,7 @@ class Upkeep:
                 # its tree.
                 result = self._archiver.check(self._roots(readers=False), read_data=read_data, progress=progress)
             report = self._report(result)
-        remedy = "`snapshotd daemon --rebuild-catalog` makes it again from what is stored"
+        remedy = "`snapshotd daemon --rebuild-catalog` makes it again from the stored snapshots"
         found = [
             Damage(None, None, f"the catalog is damaged ({problem}); {remedy}")
             for problem in self._context.catalog.problems()
@@ -174,8 +174,8 @@ class Upkeep:
         )
 
     def _damaged(self, result: CheckResult, snapshots: Iterable[Snapshot]) -> list[SnapshotID]:
-        """All snapshots whose files or outputs a bad owner stands for: several can share one tree, of which only one is
-        named."""
+        """All snapshots whose files or outputs are damaged: several can share one tree or output, and the check names
+        only one owner."""
         owners = set(result.owners)
         by_id = {s.id: s for s in snapshots}
         bad = [by_id[SnapshotID(owner)] for owner in owners if SnapshotID(owner) in by_id]
@@ -231,7 +231,7 @@ class Upkeep:
         return [f"image {image.name or short(image.id)} was stored again from its directory" for image in damaged]
 
     def _output_sizes(self) -> dict[BlobID, int]:
-        """How long outputs are, as far as the index can say: a repair takes what is damaged out of it."""
+        """Sizes of outputs, as far as the index knows them: a repair takes damaged outputs out of it."""
         sizes: dict[BlobID, int] = {}
         for blob in self._roots(readers=False).contents:
             with suppress(DataLoss, NotFound):
@@ -283,7 +283,7 @@ class Upkeep:
 
 
 def _directory_bytes(path: str) -> int:
-    """Of all files below, ours alone: nobody else writes here."""
+    """Disk use of all files below; only this daemon writes here."""
     total = 0
     for directory, _, names in os.walk(path):
         for name in names:

@@ -33,7 +33,7 @@ class Worker:
         self._child = Child([sys.executable, "-m", "snapshotd.engine.storing.worker", str(layers_root), kind])
 
     def count(self, before: Stack, after: Stack) -> FileChanges:
-        """How many files differ. NotFound when a layer was removed meanwhile."""
+        """Number of files that differ. NotFound when a layer was removed meanwhile."""
         answer = self._child.ask({"op": "count", "before": _stack_json(before), "after": _stack_json(after)})
         return FileChanges(**answer)
 

@@ -7,10 +7,10 @@
     snapshotd-bundle.sha256     hash of every byte before, so that a cut or damaged file is found before anything is taken
 
 The whole is a tar, in one gzip stream by default (zlib level 1). Layers are pieces because a tar says sizes first: this
-way nothing has to be gathered on disk. Nothing depends on the clock or the machine: the same snapshots give the same
+way no data have to be gathered on disk. Nothing depends on the clock or the machine: the same snapshots give the same
 bytes.
 
-Writing is here; what a bundle may be when it is read is in `BundleReader`, what becomes of it in imports.py.
+This module writes bundles; `BundleReader` checks and reads them, and imports.py takes them in.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ VERSION = 2
 MAX_SNAPSHOTS = 100_000
 MAX_RECORD_BYTES = 128 << 20
 MAX_RECORD_VALUES = 4_000_000
-"""Commas and opening brackets of a record: what its values take in memory is bounded by that."""
+"""Commas and opening brackets of a record: they bound the memory that its values take."""
 PIECE_BYTES = 8 << 20
 _MAX_HEAD_BYTES = 8 << 20
 _HEAD, _TRAILER = b"snapshotd-bundle.json", b"snapshotd-bundle.sha256"
@@ -58,7 +58,7 @@ _GZIP_WBITS = 31
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a snapshot's record says besides the snapshot itself."""
+    """The content of a snapshot's record besides the snapshot itself."""
 
     trajectory: Trajectory
     image: Image
@@ -68,15 +68,15 @@ class Facts:
 
 
 class Source(Protocol):
-    """Where the snapshots to export come from. Everything it gives must stay there until the export is over."""
+    """The source of the snapshots to export. Everything it gives must stay there until the export is over."""
 
     def facts(self, snapshot: Snapshot, *, whole: bool) -> Facts:
-        """What it added to the conversation and the agent's state, or (`whole`) all up to it; and the journal entries
-        that it binds."""
+        """The snapshot's additions to the conversation and the agent's state, or (`whole`) both up to it; and the
+        journal entries that it binds."""
 
     def layer(self, snapshot: Snapshot, below: Snapshot | None) -> AbstractContextManager[View] | None:
-        """What makes its files of those of `below` (None: of nothing) as a layer; None if they are the same. It has a
-        tree."""
+        """The layer that makes the snapshot's files from the files of `below` (None: from an empty tree); None if they
+        are the same. The snapshot has a tree."""
 
     def output(self, blob: BlobID) -> tuple[int, Iterator[bytes]]:
         """An output: its size and its bytes."""
@@ -120,11 +120,11 @@ def export_bundle(
 ) -> tuple[str, ...]:
     """Write `snapshots`, each the parent of the next and none captured only, as a bundle.
 
-    Without `since` the first one comes with its whole tree, conversation and state, else with what it adds to `since`,
-    which is its parent and has a tree. What the others follow is among them or, with `since`, before them (see
-    `line_of`). Snapshots without files (pruned, lost) go without. Returns warnings, one sentence each: what a tar
-    cannot hold. UsageError (they do not follow each other), LimitExceeded (too many; a record too long). What the
-    source and `write` raise passes through; the bundle is cut off then, which its reader notices.
+    Without `since` the first one comes with its whole tree, conversation and state, else with its additions to `since`,
+    which is its parent and has a tree. A snapshot that another one follows is in the bundle or, with `since`, before it
+    (see `line_of`). Snapshots without files (pruned, lost) go without. Returns warnings, one sentence each: files that
+    a tar cannot hold. UsageError (they do not follow each other), LimitExceeded (too many; a record too long). Errors
+    of the source and of `write` pass through; the bundle is then cut off, which its reader notices.
     """
     if not snapshots or len(snapshots) > MAX_SNAPSHOTS:
         raise LimitExceeded(
@@ -187,9 +187,9 @@ def _head(snapshots: Sequence[Snapshot], since: Snapshot | None) -> bytes:
 
 
 def line_of(catalog: Catalog, snapshot: Snapshot, *, whole: bool, since: SnapshotID | None) -> list[Snapshot]:
-    """What `export_bundle` takes: the snapshot; with `whole` its trajectory up to it, and as much before that as its
-    conversation went back to; with `since` all that came after that one, across forks. UsageError (`since` is not
-    before it; its conversation goes on from what is not), NotFound."""
+    """The snapshots that `export_bundle` takes: this one; with `whole` also its trajectory up to it, and before that as
+    far as its conversation goes back; with `since` also all that came after that one, across forks. UsageError (`since`
+    is not before it; its conversation continues a snapshot outside this line), NotFound."""
     found = [snapshot]
     followed: set[SnapshotID] = set()
     while since is not None or whole:
@@ -217,12 +217,13 @@ def line_of(catalog: Catalog, snapshot: Snapshot, *, whole: bool, since: Snapsho
 
 
 def _followed(first: Snapshot, followed: set[SnapshotID]) -> set[SnapshotID]:
-    """What snapshots follow and must be before the first one, once it is the first one no more."""
+    """The snapshots that the bundle's snapshots follow and that must come before the first one, once the bundle begins
+    earlier."""
     return followed if first.follows is None else {*followed, first.follows}
 
 
 def _not_before(catalog: Catalog, snapshot_id: SnapshotID, wanted: set[SnapshotID]) -> set[SnapshotID]:
-    """Those of `wanted` that are neither the snapshot nor on the way to it."""
+    """The members of `wanted` that are neither the snapshot nor one of its ancestors."""
     left = set(wanted)
     at: SnapshotID | None = snapshot_id
     while at is not None and left:
@@ -295,7 +296,7 @@ class _Writer:
     def _write(self, data: bytes | memoryview) -> None:
         self._hash.update(data)
         with memoryview(data) as whole:
-            for at in range(0, len(whole), _SLICE_BYTES):  # what is packed at once is there some times over
+            for at in range(0, len(whole), _SLICE_BYTES):  # a compressor holds several copies of its input
                 part = whole[at : at + _SLICE_BYTES]
                 packed = bytes(part) if self._packer is None else self._packer.compress(part)
                 if packed:
@@ -427,7 +428,7 @@ class BundleReader:
 
 
 class LayerStream:
-    """The pieces of one layer as a stream; read to the end, it leaves the reader at what follows."""
+    """The pieces of one layer as a stream; read to the end, it leaves the reader at the next part."""
 
     def __init__(self, reader: BundleReader, number: int) -> None:
         self._reader, self._number = reader, number
@@ -459,7 +460,7 @@ class _Stream:
         self._packed = b""
         self._hash = hashlib.sha256()
         self.digest_before_header = self._hash.hexdigest()
-        """The hash of what came before the last header."""
+        """The hash of the bytes before the last header."""
         while len(self._packed) < len(_GZIP) and (piece := read(_READ_BYTES)):
             self._packed += piece
         self._unpacker = zlib.decompressobj(_GZIP_WBITS) if self._packed[: len(_GZIP)] == _GZIP else None
@@ -501,7 +502,7 @@ class _Stream:
 
 
 def _tags(head: dict[str, Any], snapshots: set[str]) -> dict[str, SnapshotID]:
-    """What the head of a bundle calls its snapshots, by name."""
+    """The tags of the bundle's snapshots, by name."""
     tags = head.get("tags") if head["version"] > 1 else {}
     if not isinstance(tags, dict):
         raise UsageError("the bundle is malformed: it does not say which tags its snapshots have")

@@ -40,7 +40,8 @@ _LAYER = "application/vnd.oci.image.layer.v1.tar"
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """What the configuration of an exported image says. `reference` is what `docker load` names it (`reference_of`)."""
+    """The content of an exported image's configuration. `reference` is the name that `docker load` gives it
+    (`reference_of`)."""
 
     reference: str
     created_at_ns: int

@@ -1,4 +1,4 @@
-"""What of a bundle's records could reach a program or a command line later: it is checked when it comes in.
+"""Checks the parts of a bundle's records that could later reach a program or a command line.
 
 Errors: UsageError (malformed), LimitExceeded.
 """
@@ -41,7 +41,7 @@ def checked_env(env: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]
 
 
 def checked_agent(agent: AgentSpec | None) -> AgentSpec | None:
-    """A program that could be run; nobody runs it by importing."""
+    """A program that could be run; an import does not run it."""
     if agent is None:
         return None
     text = "".join(agent.argv)

@@ -1,18 +1,18 @@
 """Taking a bundle in: every layer through the hardened ingest into a layer of ours, every output into the spool, and
 then, when the whole bundle was read and its checksum is right, everything into the catalog in one transaction.
 
-The bundle is hostile. It decides what its snapshots contain and nothing else: runtime, network and limits are the
-importer's, sandboxes see ids and mounts as those of any other snapshot, overlay's attributes are left out, and what is
-here already is never replaced.
+The bundle is hostile. It decides the content of its snapshots and nothing else: runtime, network and limits are the
+importer's, sandboxes see ids and mounts as in any other snapshot, overlay's attributes are left out, and present
+snapshots are never replaced.
 
 A bundle without `since` stands on an empty image. One with `since` stands on that snapshot, which must be here; it
-becomes a trajectory that was forked there. What a snapshot follows is in the bundle, or on the way to `since`.
+becomes a trajectory that was forked there. A snapshot follows one in the bundle, or one on the way to `since`.
 Snapshots keep their ids, so that the next bundle finds the one it stands on, and journal entries theirs; a trajectory
 keeps its id and name when they are free, a snapshot its tags. Imported snapshots are `captured`, and are stored like
 any others. A bundle whose snapshots are all here is read and checked, and only tags are taken from it.
 
     write order: layers and outputs, then the rows                                                            <- the commit point
-    what a crash leaves before that is rubbish which the next start removes
+    after a crash before that, the next start removes the layers and outputs
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ BaseImage = Callable[[tuple[tuple[str, str], ...], str], Image]
 The defaults are the bundle's, checked."""
 
 FAN_IN = 16
-"""So many neighbours become one layer: a stack of 10,000 snapshots stays below 50."""
+"""Number of neighbours that become one layer: a stack of 10,000 snapshots stays below 50."""
 MAX_TRAJECTORIES = 1000
 _READ_BYTES = 1 << 20
 _WARNINGS_LIMIT = 200
@@ -79,8 +79,8 @@ class BundleLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What is remembered of a snapshot until the rows are written. `record`: where its record lies in the file of
-    records."""
+    """The part of a snapshot that stays in memory until the rows are written. `record`: position of its record in the
+    file of records."""
 
     record: tuple[int, int]
     id: SnapshotID
@@ -95,7 +95,7 @@ class _Taken:
 
 @dataclass(slots=True)
 class _Line:
-    """Where the line of snapshots stands: the last one, the last one with files, and the layers of that."""
+    """State of the line of snapshots: the last one, the last one with files, and the layers of that."""
 
     stack: Stack
     parent: SnapshotID | None = None
@@ -105,7 +105,7 @@ class _Line:
     whole: bool = True
     """Nothing lies below: the next layer is a whole tree."""
     levels: list[int] = field(default_factory=list)
-    """How often each of our layers on top of the stack was merged, newest first; the whole tree is not among them."""
+    """Number of merges of each of our layers on top of the stack, newest first; the whole tree is not among them."""
 
 
 def import_bundle(
@@ -118,8 +118,8 @@ def import_bundle(
     progress: ProgressSink,
     limits: BundleLimits | None = None,
 ) -> Imported:
-    """Take a bundle in, all or nothing. `policy`: what every imported trajectory gets but its image. `name`: for the
-    last trajectory.
+    """Take a bundle in, all or nothing. `policy`: the specification that every imported trajectory gets, without its
+    image. `name`: for the last trajectory.
 
     The snapshots are `captured` when this returns; the caller has them archived. If all of them are here already, none
     is taken, and the trajectories are those that hold them. UsageError (malformed, damaged, cut off), NotFound (the
@@ -155,8 +155,8 @@ class _Importer:
         self._trajectories: dict[TrajectoryID, Trajectory] = {}
         """By the id they have in the bundle."""
         self._before: dict[SnapshotID, int] = {}
-        """How long the conversations are that the next snapshot may go on from: those of the bundle, and those on the
-        way to it."""
+        """Lengths of the conversations that the next snapshot may continue: the bundle's, and the ones on the way to
+        it."""
         self._warnings: list[str] = []
         self._unlisted = 0
         self._bytes = self._entries = 0
@@ -189,9 +189,9 @@ class _Importer:
         return Imported(trajectories, len(self._taken), tuple(self._warnings))
 
     def end(self) -> None:
-        """Let go of everything. What no row needs is removed: all layers after a failure, else those that were only
-        made to be merged. Outputs stay in the spool, where others may have come to need them; the next start removes
-        them."""
+        """Let go of everything. Layers that no row needs are removed: all of them after a failure, else the ones that
+        were only made to be merged. Outputs stay in the spool, because others may have come to need them; the next
+        start removes them."""
         self._unpin()
         needed = {layer for taken in self._taken for layer in taken.stack.layers} if self._committed else set()
         for layer in self._made:
@@ -203,7 +203,7 @@ class _Importer:
     # -- before anything is taken --------------------------------------------------------------------------------------
 
     def _known(self, snapshots: tuple[SnapshotID, ...]) -> list[Snapshot]:
-        """Those of the bundle that are here."""
+        """The bundle's snapshots that this daemon already has."""
         known = []
         for snapshot_id in snapshots:
             with contextlib.suppress(NotFound):
@@ -223,8 +223,8 @@ class _Importer:
             )
 
     def _again(self, reader: BundleReader, known: list[Snapshot], name: str | None, progress: ProgressSink) -> Imported:
-        """A bundle whose snapshots are all here. It is read to its end all the same: until then nobody knows what it
-        is."""
+        """A bundle whose snapshots are all here. It is read to its end all the same: before that its content is not
+        verified."""
         for number, snapshot in enumerate(known):
             progress(f"snapshot {number + 1} of {len(known)} is here already")
             theirs = decoded(reader.record(number)).snapshot
@@ -260,8 +260,7 @@ class _Importer:
         return self._report(trajectories)
 
     def _free_tags(self, reader: BundleReader, names: set[str | None]) -> Iterator[tuple[str, SnapshotID]]:
-        """The tags of the bundle that mean nothing else here. `names`: of trajectories, those of the bundle
-        included."""
+        """The tags of the bundle that are free here. `names`: names of trajectories, the bundle's included."""
         here = self._context.catalog.tags()
         for name, snapshot_id in reader.tags.items():
             if name in names:
@@ -382,7 +381,7 @@ class _Importer:
         wanted = set(snapshot.call.outputs)
         for blob in reader.outputs():
             if blob not in wanted or blob in self._outputs:
-                raise UsageError(f"the bundle is malformed: nobody has asked for the output {blob}")
+                raise UsageError(f"the bundle is malformed: the output {blob} is not expected there")
             with self._context.spool.writer() as writer:
                 for piece in reader.pieces():
                     writer.write(piece)
@@ -480,7 +479,7 @@ class _Importer:
             began = made.began if on_the_way else None
             env = tuple(
                 (key, value) for key, value in made.env if key != TENANT
-            )  # whose values it reaches here is not for a bundle to say
+            )  # a bundle does not decide which tenant it reaches here
             trajectories.append(replace(made, name=own, spec=spec, env=env, head=heads[made.id], began=began))
         tags: dict[SnapshotID, list[str]] = {}
         for tag, snapshot_id in self._free_tags(reader, names):

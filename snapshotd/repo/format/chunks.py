@@ -1,4 +1,4 @@
-"""Large contents: where they are cut, and the bytes of the lists that say what they are made of.
+"""Large contents: the places of their cuts, and the bytes of the lists of their chunks.
 
 List (`varint` = LEB128 in its shortest form):
 
@@ -9,8 +9,8 @@ List (`varint` = LEB128 in its shortest form):
     32 each   ids of the parts, in order
 
 The top list of a content is known by the content's id, an inner one by the hash of its own bytes. A list has at most
-16,384 parts, so a content of a terabyte needs two levels. Where the parts of a long list are grouped depends on their
-ids, so that an insertion changes the groups around it only.
+16,384 parts, so a content of a terabyte needs two levels. The ids of the parts decide how a long list is grouped, so
+that an insertion changes the groups around it only.
 """
 
 from __future__ import annotations

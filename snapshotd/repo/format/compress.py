@@ -1,7 +1,7 @@
 """zstd for the payloads of frames: plain, with the dictionary of the format, and as a delta against another object.
 
-What a payload may refer to, before its own beginning: nothing, the base of a delta, the dictionary (dictionary.py), or
-the dictionary with the base behind its content.
+A payload may refer to one of these, before its own beginning: nothing, the base of a delta, the dictionary
+(dictionary.py), or the dictionary with the base behind its content.
 
 A payload is a zstd frame (RFC 8878) without its header, which follows from the plain length and is put before it again
 to decompress:
@@ -40,22 +40,23 @@ LEVELS = ((2 << 20, HIGH_LEVEL), (8 << 20, 3))
 BULK_LEVEL = 1
 _FAST_LEVEL = -1
 """Without entropy coding of literals: a third faster than level 1, and a tenth larger for programs and texts, but not
-for what is noise with repetitions in it."""
+for noise with repetitions in it."""
 _FAST_FROM, _FAST_PERCENT = 8, 1
-"""Of how many objects one is compressed at both levels, and how much larger the fast one may be to be used for all of
-them."""
+"""From this number of objects on, one sample is compressed at both levels; the fast level is used for all of them if
+its result is at most this many per cent larger."""
 _FAST_HASH_LOG = 13
 """A table of 32 KiB, as any processor's first cache holds. zstd takes half of that for up to 128 KiB, which is slower
 and finds less."""
 _MAX_KEPT_LEVEL, _MAX_KEPT_BITS = 3, 20
 _SIZE_CLASSES = (16 << 10, 128 << 10, 256 << 10)
-"""Up to which sizes zstd has other parameters for the same level."""
+"""Sizes up to which zstd uses the same parameters for one level."""
 _CLASS_BITS = (14, 17, 18, 20)
-"""The same for what is compressed together. What is larger than a chunk (1 MiB) is compressed alone."""
+"""The window bits for objects that are compressed together. An object larger than a chunk (1 MiB) is compressed
+alone."""
 
 
 class _Own(threading.local):
-    """What each thread keeps, which is for one thread at a time."""
+    """Compressors that each thread keeps; one thread at a time may use them."""
 
     def __init__(self) -> None:
         self.kept: dict[tuple[int, int], zstandard.ZstdCompressor] = {}
@@ -76,7 +77,7 @@ _OWN = _Own()
 
 
 def level_for(step_bytes: int) -> int:
-    """The compression level for an object of a step that has so much to store."""
+    """The compression level for an object of a step with this number of bytes."""
     for limit, level in LEVELS:
         if step_bytes <= limit:
             return level
@@ -85,7 +86,7 @@ def level_for(step_bytes: int) -> int:
 
 @cache
 def _digested() -> zstandard.ZstdCompressionDict:
-    """The dictionary as all threads have it for whatever is no delta: its tables are made once."""
+    """The dictionary that all threads share for objects that are no deltas: its tables are made once."""
     found = zstandard.ZstdCompressionDict(dictionary.load(), dict_type=zstandard.DICT_TYPE_FULLDICT)
     found.precompute_compress(level=HIGH_LEVEL)
     return found
@@ -103,8 +104,8 @@ def compress(data: bytes, level: int) -> memoryview:
 
 def compress_many(datas: Sequence[bytes], level: int) -> list[memoryview]:
     """Payloads of objects that are not empty, of one level or, where a sample says that it costs no space, of a faster
-    one. Releases the interpreter's lock once for all of a size class: the threads that read and those that compress
-    pass it to each other less often."""
+    one. Releases the interpreter's lock once for all of a size class: so reading and compressing threads pass it to
+    each other less often."""
     payloads: dict[int, memoryview] = {}
     places = sorted(range(len(datas)), key=lambda place: len(datas[place]))
     for bits in _CLASS_BITS:
@@ -176,11 +177,11 @@ def decode(frame: Frame, base: bytes | None = None) -> bytes:
 
 
 def decode_many(frames: Sequence[Frame]) -> list[bytes | memoryview | None]:
-    """The plain bytes of frames that are no deltas; None for each that is damaged, or for all (with the dictionary, or
-    without) when that is not known of which.
+    """The plain bytes of frames that are no deltas. None for each damaged frame, or for all frames (with the
+    dictionary, or without) if zstd does not tell which one is damaged.
 
-    Gives up the interpreter's lock once, not once for each. What lies behind a payload's end goes unnoticed: the bytes
-    are to be verified by the object's id anyway.
+    Gives up the interpreter's lock once, not once for each. Bytes behind a payload's end go unnoticed: the caller
+    verifies the object's id anyway.
     """
     plains: list[bytes | memoryview | None] = [None if frame.zstd else frame.payload for frame in frames]
     for with_dictionary in (False, True):
@@ -243,15 +244,15 @@ def _compressor(level: int, bits: int) -> zstandard.ZstdCompressor:
 
 
 def _delta_parameters(level: int, plain_bytes: int, before_bytes: int) -> zstandard.ZstdCompressionParameters:
-    """Of a level with tables for all that lies before the plain bytes."""
+    """The parameters of a level with tables that cover everything before the plain bytes."""
     size = plain_bytes + before_bytes
     size_class = next((most for most in _SIZE_CLASSES if size <= most), _SIZE_CLASSES[-1] + 1)
     return _parameters(level, size_class, _window_log(size), True)
 
 
 def _window_log(size_bytes: int) -> int:
-    """Of a window that holds everything: so the frame is a single segment, and all that lies before can be referred
-    to."""
+    """Bits of a window that holds everything: the frame is then a single segment, and can refer to all bytes before
+    it."""
     return min(max((size_bytes - 1).bit_length(), _MIN_WINDOW_LOG), _MAX_WINDOW_LOG)
 
 
@@ -259,7 +260,7 @@ def _window_log(size_bytes: int) -> int:
 def _parameters(
     level: int, size_bytes: int, window_log: int, large_tables: bool = False
 ) -> zstandard.ZstdCompressionParameters:
-    """Those that a level has for this size, with the window."""
+    """The parameters that a level has for this size, with the window."""
     log = min(window_log - 1, _MAX_TABLE_LOG)
     tables = (
         {"hash_log": log, "chain_log": log}
@@ -282,8 +283,7 @@ def _header(plain_bytes: int) -> bytes:
 
 
 def _strip(frame: bytes | memoryview, plain_bytes: int) -> memoryview:
-    """Without the header. Not copied: in bulk, the copies of all payloads would take as long as hashing what they are
-    made of."""
+    """Without the header. Not copied: in bulk, copying all payloads would take as long as hashing the objects."""
     header = _header(plain_bytes)
     if frame[: len(header)] != header:
         raise InternalError(

@@ -2,12 +2,11 @@
 part of the format.
 
 Its content is `dictionary.txt`, phrases that programs, documents and the output of commands have in common, the most
-frequent last, where they are nearest. Its entropy tables are those of this project's files when they are compressed
-with that content. Neither may ever change: what was stored needs it to be read. Other texts would be another
-dictionary, with another flag in the frame.
+frequent last, where they are nearest. Its entropy tables come from this project's files, compressed with that content.
+Neither may ever change: stored payloads need them to be read. Other texts would be another dictionary, with another
+flag in the frame.
 
-What it saves, over 400 commits of two projects: 7 % of new files, 3 % of deltas; and both can do with a much lower
-level.
+Saving over 400 commits of two projects: 7 % of new files, 3 % of deltas; and both can do with a much lower level.
 """
 
 from __future__ import annotations
@@ -35,6 +34,6 @@ def load() -> bytes:
     found = _HEADER + _FILE.read_bytes()
     if xxhash.xxh3_128_hexdigest(found) != _CHECKSUM:
         raise InternalError(
-            f"{_FILE} is not as it was installed, and what is stored cannot be read without it: install snapshotd again"
+            f"{_FILE} is not as it was installed, and stored data cannot be read without it: install snapshotd again"
         )
     return found

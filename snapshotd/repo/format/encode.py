@@ -1,5 +1,4 @@
-"""How an object becomes a frame: raw, compressed, or a delta, whichever is clearly smallest; and read back before it
-counts."""
+"""Objects as frames: raw, compressed, or a delta, whichever is clearly smallest; and read back before they count."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ MAX_CHAIN_BYTES = 8 << 20
 some ten MiB."""
 _MIN_DELTA_BYTES = 48
 MAX_BRANCH = 32
-"""A chain branches at a version with at most so many deltas to undo."""
+"""A chain branches at a version with at most this number of deltas to undo."""
 _MAX_BASE_RATIO = 8
 _FRAME_BYTES = 12
 BULK_LEVEL = 3
@@ -54,18 +53,18 @@ class Encoded(NamedTuple):
 
 
 def may_be_delta(plain_bytes: int, base_bytes: int) -> bool:
-    """Whether a delta of an object against another one is worth trying, going by their sizes."""
+    """True if a delta of an object against another one is worth trying, going by their sizes."""
     return plain_bytes >= _MIN_DELTA_BYTES and 0 < base_bytes <= _MAX_BASE_RATIO * plain_bytes + (64 << 10)
 
 
 def max_depth(plain_bytes: int, base_bytes: int) -> int:
-    """How many deltas may have to be undone to read the object."""
+    """Greatest number of deltas to undo for reading the object."""
     return min(MAX_CHAIN, MAX_CHAIN_BYTES // max(plain_bytes, base_bytes, 1))
 
 
 def best_base(data: bytes, chain: list[bytes], level: int) -> int:
-    """Which of the versions in a full chain (from its beginning) should be the base of the next one, so that the chain
-    branches there.
+    """Index in a full chain (from its beginning) of the version that should be the base of the next one, so that the
+    chain branches there.
 
     The cost is shared by the versions that then fit: a delta against an early version is larger and leaves room for
     more. Over time this makes a chain of every fiftieth version beside the chain of all, and no full copy (400 commits:
@@ -81,7 +80,7 @@ def best_base(data: bytes, chain: list[bytes], level: int) -> int:
 
 
 class _Form(NamedTuple):
-    """How an object is to be stored. Without a payload, nothing is smaller than the bytes themselves."""
+    """The form in which an object is stored. Without a payload, no form is smaller than the bytes themselves."""
 
     payload: memoryview | None
     dictionary: bool = False
@@ -90,7 +89,7 @@ class _Form(NamedTuple):
 
 
 def _frame(job: Job, form: _Form) -> Encoded:
-    """InternalError when what was compressed does not come back."""
+    """InternalError when a compressed payload does not decompress to its input."""
     payload, short = form.payload, None
     if payload is not None:
         if job.check and compress.decompress(payload, len(job.data), form.base, form.dictionary) != job.data:
@@ -111,7 +110,7 @@ def _frame(job: Job, form: _Form) -> Encoded:
 
 
 def encode_all(jobs: Iterable[Job]) -> list[Encoded]:
-    """The frames of objects, in their order. Those of a large step that are no deltas are compressed at once."""
+    """The frames of objects, in their order. The objects of a large step that are no deltas are compressed together."""
     done: list[Encoded] = []
     for bulk, group in groupby(jobs, _in_bulk):
         some = list(group)
@@ -124,7 +123,7 @@ def encode_all(jobs: Iterable[Job]) -> list[Encoded]:
 
 
 def _in_bulk(job: Job) -> int:
-    """The level, if it is that of all objects that are to be compressed with this one; else 0."""
+    """The level, if the object is compressed together with others of this level; else 0."""
     return job.level if job.level <= BULK_LEVEL and job.base is None and not job.similar and job.data else 0
 
 

@@ -55,7 +55,7 @@ _MANY_SQL = f"SELECT {_COLUMNS} {_FROM} WHERE o.id IN ({','.join('?' * _MANY)})"
 
 
 class Entry(NamedTuple):
-    """Where an object is. `offset` and `stored` are those of its whole frame in the pack; `depth` is the number of
+    """The place of an object. `offset` and `stored` describe its whole frame in the pack; `depth` is the number of
     deltas to undo."""
 
     id: bytes
@@ -80,7 +80,7 @@ class Index:
     """See the module's text. Made by `open_index` and `create_index`."""
 
     def __init__(self, path: Path, write: bool) -> None:
-        """Opens an existing index. Errors: those of `sqlite.Database`."""
+        """Opens an existing index. Errors: see `sqlite.Database`."""
         self.path = path
         self.writable = write
         self._db = Database(path, FORM, write=write)
@@ -93,12 +93,12 @@ class Index:
         self._db.close()
 
     def fold(self) -> None:
-        """Put everything that is in the WAL into the file itself, durably, which `close` only tries. Nobody else may
-        have it open. OutOfSpace, Conflict."""
+        """Put everything that is in the WAL into the file itself, durably; `close` only tries this. No other process
+        may have it open. OutOfSpace, Conflict."""
         self._db.fold()
 
     def problems(self) -> list[str]:
-        """What SQLite's own checks find; [] if all is well. Reads the whole file."""
+        """The problems that SQLite's own checks find; [] if there are none. Reads the whole file."""
         return self._db.problems()
 
     def find(self, object_id: bytes) -> Entry | None:
@@ -108,7 +108,7 @@ class Index:
         return None
 
     def find_many(self, object_ids: Sequence[bytes]) -> dict[bytes, Entry]:
-        """The places of those that exist. About 2 us each, against 8 us for `find`."""
+        """The places of the objects that exist. About 2 us each, against 8 us for `find`."""
         found: dict[bytes, Entry] = {}
         for start in range(0, len(object_ids), _MANY):
             some = object_ids[start : start + _MANY]
@@ -120,7 +120,7 @@ class Index:
 
     def objects(self, kind: ObjectKind | None = None, packs: Collection[bytes] | None = None) -> Iterator[Entry]:
         """Every object, or those of a kind or in some packs (which takes as long as reading all). Read in pages by id:
-        what is committed meanwhile may be there or not."""
+        objects committed meanwhile may be there or not."""
         condition = ""
         values: list[bytes | int | str] = []
         if kind is not None:
@@ -145,11 +145,11 @@ class Index:
         return [PackRow(*row) for row in self._db.read("SELECT id, bytes, objects FROM packs ORDER BY number")]
 
     def stored_bytes(self) -> int:
-        """What all packs take."""
+        """Size of all packs."""
         return int(self._db.read("SELECT coalesce(sum(bytes), 0) FROM packs")[0][0])
 
     def records(self) -> Iterator[bytes]:
-        """The ids of all records in the order they were saved. Those saved meanwhile are there or not."""
+        """The ids of all records in the order they were saved. Records saved meanwhile may or may not be among them."""
         last = 0
         while rows := self._db.read(
             "SELECT number, id FROM records WHERE number > ? ORDER BY number LIMIT 1000", (last,)
@@ -159,7 +159,7 @@ class Index:
 
     def transaction(self) -> AbstractContextManager[None]:
         """Everything inside becomes durable and visible at the end, or nothing does (any exception). Not nested.
-        OutOfSpace; OSError when the disk fails: then nobody knows what is durable, and the index must not be written to
+        OutOfSpace; OSError when the disk fails: then any part may be durable, and the index must not be written to
         again."""
         return self._db.transaction()
 
@@ -188,7 +188,7 @@ class Index:
             self._db.write_many("INSERT OR IGNORE INTO records (id) VALUES (?)", records)
 
     def remove_objects(self, object_ids: Iterable[bytes]) -> None:
-        """Inside a transaction. Not an error for those that are not there."""
+        """Inside a transaction. Missing ones are no error."""
         ids = [(object_id,) for object_id in object_ids]
         self._db.write_many("DELETE FROM objects WHERE id = ?", ids)
         self._db.write_many("DELETE FROM records WHERE id = ?", ids)
@@ -230,7 +230,7 @@ def missing(path: Path, key: str) -> DataLoss:
 
 
 def create_index(path: Path) -> None:
-    """A new, empty index at `path`, durable. Replaces what is there (close it before). Errors: those of
+    """A new, empty index at `path`, durable. Replaces an existing index (close it before). Errors: see
     `sqlite.create`."""
     create(path, FORM, f"PRAGMA user_version = {INDEX_VERSION}; {_SCHEMA}")
 

@@ -23,10 +23,9 @@ damage early; what an object is, its id proves.
 Ids are not stored because every byte of a delta counts: the index has them, and without it they follow from the plain
 bytes. Only a list's does not (it is that of the content), and a record must prove that it was made with the key,
 because records are believed without anything that refers to them: a frame may lie in a content. Four bytes name a
-delta's base: where several objects begin with them, what is decoded with the wrong one is at worst an object that
-nobody refers to, under the id that it really has. Packs of version 1 are the same, but no frame in them uses the
-dictionary (dictionary.py). A pack is written once, as a whole, under the key `packs/<first two characters of the
-id>/<id>`; it never changes.
+delta's base: if several objects begin with them, decoding with the wrong one gives at worst an unreferenced object,
+under its true id. Packs of version 1 are the same, but no frame in them uses the dictionary (dictionary.py). A pack is
+written once, as a whole, under the key `packs/<first two characters of the id>/<id>`; it never changes.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ STORED_ID_BYTES: dict[ObjectKind, int] = {
     ObjectKind.TREE: 0,
     ObjectKind.RECORD: 8,
 }
-"""How much of an object's id is in its frame."""
+"""Length of the part of an object's id that is in its frame."""
 CHECKSUM_BYTES = 4
 _KIND_MASK, _DELTA, _ZSTD, _ONE_BLOCK, _DICTIONARY = 0x07, 0x08, 0x10, 0x20, 0x40
 MAX_HEADER_BYTES = 1 + 5 + 5 + ID_BYTES + BASE_BYTES
@@ -77,8 +76,9 @@ _FIRST_BYTES = re.compile(
     b"[" + b"".join(re.escape(bytes((kind | flags,))) for kind in ObjectKind for flags in _FLAGS) + b"]"
 )
 _SEARCH_FACTOR = 1024
-"""How many times its length may be hashed to find frames in a damaged pack. Measured: in 16 MiB of incompressible
-bytes, some 375 are hashed for each one searched, since what looks like the head of a long frame is there by chance."""
+"""Limit for finding frames in a damaged pack: bytes hashed, in multiples of its length. Measured: in 16 MiB of
+incompressible bytes, some 375 are hashed for each one searched, since chance bytes look like the head of a long
+frame."""
 PREFIX = "packs/"
 PACK_BYTES = 16 << 20
 """A pack that has reached this length is complete."""
@@ -96,8 +96,8 @@ MAX_DICTIONARY_BYTES = 128 << 10
 
 
 class Frame(NamedTuple):
-    """What a frame's header says, and where the frame lies in its pack. `stored` is the length of the whole frame; `id`
-    what is in the frame of the object's id (b"" for most kinds), `base` the first bytes of its base's."""
+    """A frame's header, and the frame's place in its pack. `stored` is the length of the whole frame; `id` is the part
+    of the object's id that the frame holds (b"" for most kinds); `base` the first bytes of its base's id."""
 
     kind: ObjectKind
     id: bytes
@@ -128,7 +128,7 @@ def made_at_s(pack_id: bytes) -> float:
 
 
 def pack_key(pack_id: bytes) -> str:
-    """Where a pack lies in the store."""
+    """Key of a pack in the store."""
     name = pack_id.hex()
     return f"{PREFIX}{name[:2]}/{name}"
 
@@ -217,7 +217,7 @@ def _verified(view: memoryview, frame: Frame) -> Frame:
 
 
 def _decode_header(view: memoryview, at: int) -> Frame:
-    """What a frame says before its checksum is looked at. BadFrame when that cannot be, or goes beyond the end."""
+    """The header of a frame, before its checksum is checked. BadFrame if it is impossible, or goes beyond the end."""
     if at >= len(view):
         raise BadFrame("it is cut off")
     first = view[at]
@@ -229,7 +229,7 @@ def _decode_header(view: memoryview, at: int) -> Frame:
         raise BadFrame("it has flags that do not exist")
     most = min(MAX_PLAIN_BYTES[kind], MAX_DICTIONARY_BYTES) if first & _DICTIONARY else MAX_PLAIN_BYTES[kind]
     plain, pos = decode_varint(view, at + 1, most)
-    length, pos = decode_varint(view, pos, plain)  # what does not shrink is stored as it is
+    length, pos = decode_varint(view, pos, plain)  # an object that does not shrink is stored plain
     if not first & _ZSTD and length != plain:
         raise BadFrame("its lengths differ though it is not compressed")
     base_at = pos + STORED_ID_BYTES[kind]
@@ -258,8 +258,7 @@ def check_head(data: bytes | memoryview, pack_id: bytes) -> None:
 
 
 def end_problem(data: bytes | memoryview) -> str | None:
-    """Why a pack's end is not that of a complete and intact pack; None if all is well. Hashes the whole pack (some
-    GB/s)."""
+    """The fault in a pack's end; None if the pack is complete and intact. Hashes the whole pack (some GB/s)."""
     view = memoryview(data)
     if len(view) < HEAD_BYTES + END_BYTES:
         return "it is cut off"
@@ -273,10 +272,10 @@ def end_problem(data: bytes | memoryview) -> str | None:
 def frames(data: bytes | memoryview, start: int = HEAD_BYTES) -> Iterator[Frame | BadFrame]:
     """Every frame of a whole pack in order, also of one that is damaged or cut.
 
-    Where the bytes are no intact frame, one BadFrame comes. Then the search goes on where the frame should end, and if
-    nothing intact is there, at the next position that holds an intact frame, known by its checksum. What is found that
-    way may have been planted in a content. That is harmless for objects that something must refer to by their keyed
-    hash; lists and records must be verified. Ends silently at the end mark, with a BadFrame when that is missing.
+    Bytes that are no intact frame give one BadFrame. The search then goes on where the frame should end, and if no
+    intact frame is there, at the next position that holds one, known by its checksum. A frame found that way may have
+    been planted in a content. That is harmless for objects that something must refer to by their keyed hash; lists and
+    records must be verified. Ends silently at the end mark, with a BadFrame when that is missing.
     """
     view = memoryview(data)
     at, count, whole = start, 0, True
@@ -324,7 +323,7 @@ class _Search:
         return _verified(self._view, frame)
 
     def next_intact(self, at: int) -> int:
-        """Where the next intact frame or the end is, after a damaged frame."""
+        """Place of the next intact frame or of the end, after a damaged frame."""
         view = self._view
         try:
             end = at + _decode_header(view, at).stored

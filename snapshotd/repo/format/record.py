@@ -1,11 +1,11 @@
-"""The bytes of a record object: a document with the ids in it at half their length, which is most of what a small delta
-is made of.
+"""The bytes of a record object: a document with the ids in it at half their length, because ids are most of a small
+delta.
 
     1         0: the document follows as it is; 1: folded
     -         folded: each run of 64 (or else 32) hexadecimal digits is 0x01 (0x02) and the 32 (16) bytes that it says
 
-What has a byte 0x01 or 0x02 in it, or nothing to fold, is stored as it is (JSON has neither). One document has exactly
-one encoding.
+A document with a byte 0x01 or 0x02 in it, or with nothing to fold, is stored as it is (JSON has neither). One document
+has exactly one encoding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def encode_record(document: bytes) -> bytes:
 
 
 def decode_record(data: bytes) -> bytes:
-    """The document. BadFrame unless the bytes are exactly what `encode_record` makes of it."""
+    """The document. BadFrame unless `encode_record` makes exactly these bytes of it."""
     document = data[1:]
     if data[:1] == b"\x01":
         document = _FOLDED.sub(lambda found: found[0][1:].hex().encode(), document)

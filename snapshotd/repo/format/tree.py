@@ -205,8 +205,8 @@ def _encode_xattrs(entry: TreeEntry) -> bytes:
 
 
 def decode_tree(data: bytes) -> Tree:
-    """BadTree unless the bytes are exactly what `encode_tree` makes of the result. Cost and memory follow the length of
-    the data."""
+    """BadTree unless `encode_tree` makes exactly these bytes of the result. Cost and memory follow the length of the
+    data."""
     try:
         return _decode(data)
     except (BadFrame, IndexError, struct.error) as exc:

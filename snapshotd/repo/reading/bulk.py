@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from snapshotd.repo.reading.reader import PackReader
 
 MAX_BYTES = 16 << 20
-"""Plain bytes of one call; what is more is left to the caller."""
+"""Plain bytes of one call; the caller loads the rest."""
 _MAX_GAP_BYTES = 32 << 10
 _MAX_RUN_BYTES = 4 << 20
-"""Frames that lie near each other are read in one piece of at most this length, with what is between them."""
+"""Frames that lie near each other are read in one piece of at most this length, with the bytes between them."""
 
 
 def load_many(reader: PackReader, raws: Sequence[bytes]) -> dict[bytes, bytes | memoryview]:
-    """The plain bytes of those contents that are one chunk and no delta, each verified like any other.
+    """The plain bytes of the contents that are one chunk and no delta, each verified like any other.
 
-    What is missing in the answer is no error: it may be of another form, damaged, moved by a garbage collection just
-    now, or too much. Reading it by itself gives it, or says what is wrong.
+    A content that is missing in the answer is no error: it may be of another form, damaged, moved by a garbage
+    collection just now, or too much. A read of this content alone returns it, or raises the error.
     """
     try:
         index = reader.open_index()

@@ -30,11 +30,12 @@ CACHE_BYTES = 32 << 20
 """Plain chunks, lists, trees and records kept in memory by default; as many again for decoded trees, and half as many
 for decoded lists."""
 _VALUE_BYTES = 250
-"""What a value in a cache takes besides its own bytes (measured with tracemalloc): ten thousand small ones add up."""
+"""Memory that a cached value takes besides its own bytes (measured with tracemalloc): ten thousand small ones add
+up."""
 MAX_DEPTH = 250
 """A longer chain of deltas in an index is damage. The writer makes far shorter ones."""
 _LOOK_EVERY_S = 0.05
-"""How long a new index may go unnoticed."""
+"""Time for which a new index may go unnoticed."""
 _PIECE_BYTES = 1 << 20
 _CONTENT = (ObjectKind.CHUNK, ObjectKind.LIST)
 _NAMES = {ObjectKind.CHUNK: "content", ObjectKind.LIST: "content", ObjectKind.TREE: "tree", ObjectKind.RECORD: "record"}
@@ -62,7 +63,7 @@ class Cache(Generic[T]):
         return key in self._values
 
     def put(self, key: bytes, value: T, size_bytes: int) -> None:
-        """What is larger than a quarter of the cache is not kept."""
+        """Cache a value; one larger than a quarter of the cache is not kept."""
         size_bytes += _VALUE_BYTES
         if size_bytes > self._limit // 4:
             return
@@ -89,7 +90,7 @@ class _Layout(NamedTuple):
 class PackReader(Repository):
     """The repository for reading. Thread-safe; any number of them, in any processes.
 
-    `index_path` need not exist while there are no packs: the repository is empty then, until somebody writes.
+    `index_path` need not exist while there are no packs: the repository is empty then, until a writer writes.
     """
 
     def __init__(self, store: Store, index_path: Path, key: bytes, cache_bytes: int = CACHE_BYTES) -> None:
@@ -111,7 +112,7 @@ class PackReader(Repository):
         except DataLoss as exc:
             _log.error(
                 "%s", exc.message
-            )  # whoever reads is told again; a daemon that did not start could not be told to repair it
+            )  # every read raises it again; a daemon that did not start could not be told to repair
 
     def open_index(self) -> Index | None:
         """The index; None while there is neither index nor pack. DataLoss when packs are there without one.
@@ -135,7 +136,7 @@ class PackReader(Repository):
             if self._index is None:
                 for key in self.store.keys(pack.PREFIX):
                     raise missing(self._index_path, key) from None
-            return  # it is being replaced
+            return  # another process replaces it
         if self._index is None or self._index_file != (st.st_dev, st.st_ino):
             self._index = Index(self._index_path, write=False)
             self._index_file = (st.st_dev, st.st_ino)
@@ -149,7 +150,7 @@ class PackReader(Repository):
                 self._index = None
 
     def forget(self) -> None:
-        """Empty the caches: what is read next comes from the packs."""
+        """Empty the caches: later reads come from the packs."""
         for cache in (self._plain_cache, self._tree_cache, self._list_cache):
             cache.clear()
 
@@ -251,7 +252,7 @@ class PackReader(Repository):
         return [part for one in level for part in one.parts]
 
     def find(self, raw: bytes) -> Entry | None:
-        """Where an object is; None if there is none."""
+        """The place of an object; None if there is none."""
         index = self.open_index()
         entry = index.find(raw) if index is not None else None
         if entry is None and index is not None and not index.writable:
@@ -282,7 +283,7 @@ class PackReader(Repository):
         while True:
             try:
                 return self._undelta(entry, keep)
-            except DataLoss:  # what the entry said may have changed since, by a garbage collection or a repair
+            except DataLoss:  # a garbage collection or a repair may have moved the object
                 self._index_seen_s = 0.0
                 again = self.find(entry.id)
                 if again is None or again == entry:
@@ -290,8 +291,8 @@ class PackReader(Repository):
                 entry = again
 
     def chain(self, wanted: Entry, until_cached: bool = False) -> list[Entry]:
-        """The object and what its delta is made against, and so on, to the first that is no delta (or, if wanted, whose
-        base is in memory). DataLoss when a part is missing or the index is wrong."""
+        """The object, the base of its delta, and so on, to the first that is no delta (or, if wanted, whose base is in
+        memory). DataLoss when a part is missing or the index is wrong."""
         chain = [wanted]
         while (entry := chain[-1]).base is not None:
             if until_cached and entry.base in self._plain_cache:
@@ -352,8 +353,8 @@ class PackReader(Repository):
         return self.store.get(pack.pack_key(entry.pack), entry.offset, entry.stored)
 
     def verify(self, entry: Entry, data: bytes) -> bool:
-        """Whether plain bytes are the object's. A content's list is known by what it lists: only its form can be
-        checked."""
+        """True if the plain bytes are the object's. A content's list has the id of the content that it lists: only its
+        form can be checked."""
         return verify(self.identity, entry.kind, entry.id, data)
 
     def _content(self, raw: bytes) -> Entry:
@@ -417,7 +418,7 @@ class PackReader(Repository):
             raise self._damaged(raw, "its bytes as a whole do not match its id")
 
     def _read_once(self, raw: bytes, offset: int, length: int) -> bytes:
-        """What one chunk has of a range."""
+        """The bytes of a range that lie in one chunk, from its offset on."""
         layout = self._layout(raw)
         while True:
             place = bisect_right(layout.ends, offset)
@@ -437,21 +438,21 @@ class PackReader(Repository):
 
 
 def matches(entry: Entry, frame: pack.Frame) -> bool:
-    """Whether a frame is what the index says, going by its header. (Where it lies is not looked at.)"""
+    """True if a frame is the one in the index, going by its header. (Its place is not checked.)"""
     base = entry.base[: pack.BASE_BYTES] if entry.base is not None else None
     same = (entry.kind, entry.stored, entry.plain, base) == (frame.kind, frame.stored, frame.plain, frame.base)
     return same and entry.id.startswith(frame.id)
 
 
 def verify(identity: Identity, kind: ObjectKind, raw: bytes, data: bytes) -> bool:
-    """Whether plain bytes are an object's. Of a content's list only the form is checked: it is known by the bytes of
-    what it lists."""
+    """True if the plain bytes are the object's. A content's list has the id of the content that it lists: only its form
+    is checked."""
     return _object_id(identity, kind, raw, data) == raw
 
 
 def object_id(identity: Identity, frame: pack.Frame, data: bytes) -> bytes | None:
-    """The id of the object whose plain bytes were in a frame; None if it cannot be what the frame says. A content's
-    list is believed (its form is checked): it is known by the bytes of what it lists."""
+    """The id of the object whose plain bytes were in a frame; None if the bytes contradict the frame. A content's list
+    is believed (its form is checked): it has the id of the content that it lists."""
     raw = _object_id(identity, frame.kind, frame.id, data)
     return raw if raw is not None and raw.startswith(frame.id) else None
 

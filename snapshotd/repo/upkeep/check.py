@@ -36,7 +36,7 @@ Progress = Callable[[str], object]
 
 
 class Damages:
-    """What was found so far: at most one fault per object, and those of packs and the index."""
+    """Faults found so far: at most one per object, and the faults of packs and of the index."""
 
     def __init__(self) -> None:
         self.objects: dict[bytes, Fault] = {}
@@ -53,7 +53,7 @@ class Damages:
             self._more += 1
 
     def listed(self) -> tuple[Fault, ...]:
-        """Those of objects that somebody needs come first."""
+        """Faults of needed objects come first."""
         found = sorted(self.objects.values(), key=lambda fault: fault.owner is None)
         more = self._more + max(0, len(found) - MAX_FAULTS)
         rest = (Fault(f"{more} more are not listed"),) if more else ()
@@ -63,7 +63,7 @@ class Damages:
 def check(reader: PackReader, index: Index, roots: Roots, *, read_data: bool, progress: Progress) -> CheckResult:
     """See the module's text. VersionMismatch when a newer version wrote a pack; OSError when the store cannot be
     reached."""
-    reader.forget()  # or what is damaged on the disk would be answered from memory
+    reader.forget()  # otherwise damaged bytes on the disk would be answered from memory
     damages = Damages()
     for problem in index.problems():
         damages.add(f"the index is damaged: {problem}")
@@ -173,7 +173,7 @@ class _Scan:
 
 
 class _Intact:
-    """The intact frames of one pack: what they say and, if it was decoded, what is in them, as 64 bits each."""
+    """The intact frames of one pack: their headers and, if they were decoded, their content, as 64 bits each."""
 
     def __init__(self) -> None:
         self._offsets, self._headers, self._proofs = array("Q"), array("q"), array("Q")
@@ -185,7 +185,7 @@ class _Intact:
         self._proofs.append(_NOT_READ if proof is None else _number(proof))
 
     def problem(self, entry: Entry) -> str | None:
-        """What is wrong with an object that the index has in this pack; None if all is well."""
+        """The fault of an object that the index has in this pack; None if there is none."""
         place = bisect_left(self._offsets, entry.offset)
         if place == len(self._offsets) or self._offsets[place] != entry.offset:
             return _MISSING
@@ -205,7 +205,7 @@ def _number(raw: bytes) -> int:
 
 
 def _check_index(index: Index, intact: dict[bytes, _Intact], damages: Damages) -> int:
-    """Every object of the index: its frame is there, and so is what it is made against. Returns how many there are."""
+    """Every object of the index: its frame is there, and so is its base. Returns the number of objects."""
     count = 0
     deltas: list[Entry] = []
     for entry in index.objects():
@@ -246,12 +246,12 @@ def _check_records(index: Index, damages: Damages) -> None:
 
 
 def _spread(reader: PackReader, index: Index, damages: Damages) -> None:
-    """What depends on something damaged is damaged: deltas, and lists. Also finds lists of what does not exist."""
+    """Deltas and lists that depend on a damaged object are damaged as well. Also finds lists of missing objects."""
     if damages.objects:
         _spread_deltas(index, damages)
     waiting = [entry.id for entry in index.objects(ObjectKind.LIST) if entry.id not in damages.objects]
     known_missing = True
-    while known_missing:  # inner lists make those above them damaged: as often as there are levels
+    while known_missing:  # a damaged inner list makes the lists above it damaged: one round for each level
         known_missing = False
         for raw in waiting:
             problem = _list_problem(reader, index, raw, damages) if raw not in damages.objects else None

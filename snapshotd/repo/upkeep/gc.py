@@ -8,7 +8,7 @@
             (durable), then one
                transaction of the index (new places, old packs gone), then delete the old packs
 
-Whatever is cut off after any step leaves an index in which every object is complete: an object never outlives what it
+After an interruption at any step, every object in the index is complete: an object never outlives the objects that it
 needs, because the writer takes an object that the index knows for granted. Readers that meet a pack just deleted look
 the object up again. Only 3. needs space, at most two packs' worth. Packs younger than the grace period are not touched,
 nor what their objects reach.
@@ -32,13 +32,13 @@ from snapshotd.repo.upkeep.reach import mark
 from snapshotd.store.base import Store
 
 LIVE_RATIO = 0.75
-"""A pack of which less than this is alive is rewritten: then at most a third more space is used than is needed."""
+"""A pack is rewritten if less than this part of it is alive; so packs take at most a third more space than needed."""
 TARGET_BYTES = 16 << 20
 """Packs are filled up to here."""
 _MERGE_COUNT = 8
 _MERGE_UNIT_BYTES = 16 << 10
-"""Packs of similar size (a factor of 4, beginning here) are merged when there are so many: so each byte is copied a few
-times at most."""
+"""Packs of similar size (a factor of 4, beginning here) are merged when enough of them exist: so each byte is copied a
+few times at most."""
 _LIST_LEVEL = 12
 _FORGET_OBJECTS = 20_000
 _FORGET_FEWER = 200
@@ -53,7 +53,7 @@ Progress = Callable[[str], object]
 
 @dataclass(slots=True)
 class _Usage:
-    """What lives in one pack."""
+    """The living and dead objects of one pack."""
 
     row: PackRow
     live_bytes: int = 0
@@ -63,7 +63,7 @@ class _Usage:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What would be done. `relist` are lists to be written in full; `dead` is in the order in which it may be
+    """The plan of a collection. `relist` are lists to be written in full; `dead` is in the order in which it may be
     forgotten; `groups` are packs that become new ones together; `orphans` are packs in the store that the index does
     not know."""
 
@@ -78,7 +78,7 @@ class Plan:
 
 
 def plan(reader: PackReader, index: Index, roots: Roots, *, grace_s: float, now: float, progress: Progress) -> Plan:
-    """What a collection would do. DataLoss when the index is damaged, or something that a root needs is missing."""
+    """The plan of a collection. DataLoss when the index is damaged, or an object that a root needs is missing."""
     problems = index.problems()
     if problems:
         raise DataLoss(
@@ -145,7 +145,7 @@ def _plan(
 
 
 def _groups(candidates: list[_Usage]) -> list[list[_Usage]]:
-    """Which packs are rewritten, together with which: the most dead first, filled up to the target."""
+    """The groups of packs to rewrite together: the most dead first, filled up to the target."""
     sparse = [of for of in candidates if of.live_bytes < LIVE_RATIO * (of.row.bytes - pack.HEAD_BYTES - pack.END_BYTES)]
     chosen = {of.row.id for of in sparse}
     by_size: dict[int, list[_Usage]] = {}
@@ -165,7 +165,7 @@ def _groups(candidates: list[_Usage]) -> list[list[_Usage]]:
 
 
 def run(reader: PackReader, index: Index, planned: Plan, progress: Progress) -> Reclaimed:
-    """Do what was planned, with nothing written in between. OutOfSpace only when not a single byte could be freed."""
+    """Carry out the plan, with no write in between. OutOfSpace only when not a single byte could be freed."""
     before = sum(row.bytes for row in index.packs()) + sum(size for _, size in planned.orphans)
     if planned.relist:
         _relist(reader, index, planned.relist)
@@ -195,7 +195,7 @@ def run(reader: PackReader, index: Index, planned: Plan, progress: Progress) -> 
                 f"the disk is too full to rewrite the other {len(planned.groups) - number} groups of packs: run it again"
             )
             break
-    reader.forget()  # what is gone must not be answered from memory
+    reader.forget()  # removed objects must not be answered from memory
     after = sum(row.bytes for row in index.packs())
     return Reclaimed(before - after, after, removed, rewritten)
 
@@ -221,7 +221,7 @@ def _relist(reader: PackReader, index: Index, lists: tuple[bytes, ...]) -> None:
 
 
 def _less_deep(known: dict[bytes, Entry], new: dict[bytes, Entry]) -> list[Entry]:
-    """The deltas against `new` lists, and against those, with the depth that they have now."""
+    """The deltas against `new` lists, and the deltas against these, with their new depths."""
     above: dict[bytes, list[bytes]] = {}
     for entry in known.values():
         if entry.base is not None and entry.id not in new:
@@ -258,8 +258,8 @@ def _forget(index: Index, planned: Plan, progress: Progress) -> None:
 
 
 def _entries_of(index: Index, planned: Plan, number: int) -> dict[bytes, list[Entry]]:
-    """What the index has in the packs of a group, and of as many of the following ones as are worth one reading of the
-    index."""
+    """The index's entries for the packs of a group, and for as many of the following groups as are worth one reading of
+    the index."""
     entries: dict[bytes, list[Entry]] = {}
     objects = 0
     for group in planned.groups[number:]:
@@ -275,8 +275,8 @@ def _entries_of(index: Index, planned: Plan, number: int) -> dict[bytes, list[En
 def _rewrite(
     store: Store, index: Index, group: tuple[PackRow, ...], entries: dict[bytes, list[Entry]], progress: Progress
 ) -> int:
-    """Copy what lives in a group of packs into a new one; returns how many packs are gone. A damaged pack stays as it
-    is, for `repair`."""
+    """Copy the living objects of a group of packs into a new one; returns the number of removed packs. A damaged pack
+    stays as it is, for `repair`."""
     copy = Copy(max(pack.made_at_s(row.id) for row in group))
     sources: list[PackRow] = []
     for row in group:
@@ -332,7 +332,7 @@ class Copy:
         self._checksum = xxhash.xxh3_64(head)
 
     def add(self, entry: Entry, frame: bytes) -> None:
-        """Take over a whole frame; `entry` says what it is (its place is not looked at)."""
+        """Take over a whole frame; `entry` describes it (its place is ignored)."""
         self.entries.append(entry._replace(pack=self.id, offset=self.bytes, stored=len(frame)))
         self._parts.append(frame)
         self._checksum.update(frame)

@@ -1,4 +1,5 @@
-"""Who needs what is damaged: the walk over everything the roots reach, once per directory, from the leaves up."""
+"""The snapshots that need damaged objects: a walk over everything the roots reach, once per directory, from the leaves
+up."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ _EVERY = 10_000
 def name_needs(
     reader: PackReader, index: Index, roots: Roots, damaged: dict[bytes, Fault], progress: Callable[[str], object]
 ) -> tuple[str, ...]:
-    """Walk everything; give the faults in `damaged` their first owner and path, and add what is missing or turns out to
-    be damaged on the way. Returns the owners that cannot be read in full, sorted."""
+    """Walk everything; give the faults in `damaged` their first owner and path, and add objects that turn out to be
+    missing or damaged on the way. Returns the owners that cannot be read in full, sorted."""
     walk = _Walk(reader, index, damaged, progress)
     hurt: set[str] = set()
     for tree, owner in roots.trees.items():
@@ -31,11 +32,11 @@ def name_needs(
     for record, owner in roots.records.items():
         if not walk.whole([(b"", bytes.fromhex(record))], owner, b"", (ObjectKind.RECORD,)):
             hurt.add(owner)
-    return tuple(sorted(hurt - {""}))  # what nobody in particular owns
+    return tuple(sorted(hurt - {""}))  # "" stands for no owner
 
 
 class _Node:
-    """A directory that is being walked."""
+    """A directory in the course of the walk."""
 
     __slots__ = ("children", "path", "raw", "whole")
 
@@ -52,7 +53,7 @@ class _Walk:
         self._broken: set[bytes] = set()
 
     def tree(self, top: bytes, owner: str) -> bool:
-        """Whether a directory and everything below it is there."""
+        """True if a directory and everything below it is there."""
         if top in self._whole or top in self._broken:
             return top in self._whole
         nodes = [self._enter(top, owner, b"")]
@@ -86,8 +87,8 @@ class _Walk:
         return _Node(raw, path, whole, [*tree_children(tree)])
 
     def whole(self, wanted: list[tuple[bytes, bytes]], owner: str, path: bytes, kinds: tuple[ObjectKind, ...]) -> bool:
-        """Whether all of these (name, object) are there and of one of these kinds. What depends on something damaged is
-        in `damaged`."""
+        """True if all of these (name, object) are there and of one of these kinds. `damaged` also holds the objects
+        that depend on a damaged one."""
         found = self._index.find_many(list({raw for _, raw in wanted}))
         whole = True
         for name, raw in wanted:

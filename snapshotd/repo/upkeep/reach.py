@@ -1,4 +1,4 @@
-"""What the roots reach: walking trees and lists once each, without recursion.
+"""The objects that the roots reach: a walk over trees and lists, once each, without recursion.
 
 Used by the garbage collection (`mark`: which objects must stay). Memory is proportional to the number of ids reached.
 """
@@ -37,12 +37,12 @@ def child_path(path: bytes, name: bytes) -> bytes:
 
 
 def owner_of(owner: str | None, path: bytes) -> str:
-    """For messages: who needs an object."""
+    """For messages: the owner that needs an object."""
     return f"{owner} needs it for {path.decode(errors='backslashreplace')!r}" if path else f"{owner} needs it"
 
 
 class Marked(NamedTuple):
-    """`live`: what must stay. `relist`: lists among them that are deltas against lists that need not."""
+    """`live`: objects that must stay. `relist`: lists among them that are deltas against lists that need not stay."""
 
     live: set[bytes]
     relist: set[bytes]
@@ -51,8 +51,8 @@ class Marked(NamedTuple):
 def mark(
     reader: PackReader, index: Index, roots: Roots, young: set[bytes], progress: Callable[[str], object]
 ) -> Marked:
-    """Every object that the roots reach, and what their deltas are made against; and the same for all objects in the
-    packs `young`, which may belong to a snapshot that is no root yet (what those lack is no error). DataLoss, naming
+    """Every object that the roots reach, and the bases of their deltas; and the same for all objects in the packs
+    `young`, which may belong to a snapshot that is no root yet (a part that these lack is no error). DataLoss, naming
     owner and path, when a root lacks something.
 
     A list stays only together with its parts: a large content that the index knows is taken for whole. So an old list
@@ -109,7 +109,7 @@ class _Marker:
             self._say()
 
     def contents(self, waiting: list[Waiting]) -> None:
-        """Contents, with the parts of those that are lists. All are looked up at once."""
+        """Contents, with the parts of lists. All are looked up at once."""
         while waiting:
             wanted = {raw: (owner, path) for raw, owner, path in waiting if raw not in self.live}
             found = self._index.find_many(list(wanted))
@@ -144,7 +144,7 @@ class _Marker:
             self.live.add(entry.id)
 
     def bases(self) -> None:
-        """A delta is worth nothing without what it is made against."""
+        """A delta is worth nothing without its base."""
         frontier: list[bytes] = list(self.live)
         while frontier:
             further: list[bytes] = []

@@ -39,14 +39,14 @@ from snapshotd.store.base import Store
 from snapshotd.types import BlobID, TreeID
 
 DAMAGED = "damaged/"
-"""Where damaged packs are kept, in the store."""
+"""Prefix of damaged packs in the store."""
 
 Progress = Callable[[str], object]
 
 
 def repair(store: Store, index_path: Path, key: bytes, progress: Progress) -> RepairResult:
-    """See the module's text. Nobody else may have the repository open for writing. Readers that are open notice the new
-    index. Conflict (somebody writes), VersionMismatch (nothing is touched), OutOfSpace, OSError."""
+    """See the module's text. No other process may have the repository open for writing. Open readers notice the new
+    index. Conflict (another process writes), VersionMismatch (nothing is touched), OutOfSpace, OSError."""
     with locked(index_path):
         return _repair(store, index_path, key, progress)
 
@@ -71,7 +71,7 @@ def _repair(store: Store, index_path: Path, key: bytes, progress: Progress) -> R
                 return RepairResult((), ())
             return _Repair(store, index_path, key, progress).run(index, suspicious)
         if not index_path.exists() and next(iter(store.keys(pack.PREFIX)), None) is None:
-            return RepairResult((), ())  # a repository that nobody has written to yet
+            return RepairResult((), ())  # a repository without any write yet
         return _Repair(store, index_path, key, progress).run(None, set())
     finally:
         if index is not None:
@@ -147,7 +147,7 @@ class _Repair:
         return RepairResult(tuple(self._actions), tuple(sorted(raw.hex() for raw in self._gone)))
 
     def _copy_intact(self, found: Survey, chosen: dict[bytes, Entry]) -> list[PackRow]:
-        """New packs with what is chosen from damaged ones; `chosen` then has the new places."""
+        """New packs with the objects chosen from damaged ones; `chosen` then has the new places."""
         wanted: dict[bytes, list[Entry]] = {}
         for entry in chosen.values():
             if entry.pack in found.damaged:
@@ -208,11 +208,11 @@ class _Repair:
                     index.add_pack(row)
                 ages = {raw: number for number, raw in enumerate(sorted(packs, key=lambda raw: (raw[1:], raw)))}
                 index.add_objects(sorted(chosen.values(), key=lambda entry: (ages[entry.pack], entry.offset)))
-            # on a full disk closing does not, and says nothing: what is in the WAL would be lost by the renaming
+            # a close on a full disk fails silently, and the renaming would lose the data in the WAL
             index.fold()
         except BaseException:
             index.close()
-            _sweep(self._path)  # it may be what the disk is full of
+            _sweep(self._path)  # it may be the cause of the full disk
             raise
         index.close()
         if self._path.exists():
@@ -247,9 +247,9 @@ class _Repair:
                 number += 1
 
     def _forget_unreadable(self, suspicious: set[bytes], known: Set[bytes] | None) -> None:
-        """Take out of the index what no reader can get: lists that lack parts, and deltas that do not decode. `known`:
-        what was in the index before, None if there was none (then which objects there were is known only from those
-        that name them)."""
+        """Take unreadable objects out of the index: lists that lack parts, and deltas that do not decode. `known`: the
+        objects of the former index; None if there was none (then only the objects that name others tell which ones
+        existed)."""
         reader, index = PackReader(self._store, self._path, self._key), Index(self._path, write=True)
         try:
             bad = _unreadable(reader, index, suspicious)
@@ -266,12 +266,12 @@ class _Repair:
 
 
 def _sweep(index_path: Path) -> None:
-    """Remove what an interrupted repair left of its new index."""
+    """Remove the half-made index of an interrupted repair."""
     sqlite.remove(Path(f"{index_path}.rebuilt"))
 
 
 def _entries(index: Index | None) -> dict[bytes, Entry]:
-    """All of an index; {} if there is none, or what can be had of one with values that cannot be."""
+    """All entries of an index; {} if there is none, and the valid ones if some have impossible values."""
     entries: dict[bytes, Entry] = {}
     try:
         for entry in index.objects() if index is not None else ():
@@ -286,7 +286,7 @@ def _copy_like(raw: bytes) -> Copy:
 
 
 def _unreadable(reader: PackReader, index: Index, suspicious: set[bytes]) -> set[bytes]:
-    """Lists that lack parts (however deep), what of `suspicious` cannot be read, and deltas against either."""
+    """Lists that lack parts (at any depth), unreadable members of `suspicious`, and deltas against either."""
     bad: set[bytes] = set()
     for raw in suspicious:
         try:
@@ -307,8 +307,8 @@ def _unreadable(reader: PackReader, index: Index, suspicious: set[bytes]) -> set
 
 
 def _read(reader: PackReader, index: Index, raw: bytes) -> None:
-    """Read an object if the index has it, and all of a large content: only its bytes as a whole say whether its list is
-    right. DataLoss."""
+    """Read an object if the index has it, and all of a large content: only its bytes as a whole prove its list.
+    DataLoss."""
     entry = index.find(raw)
     if entry is None:
         return
@@ -327,8 +327,8 @@ def _is_whole(reader: PackReader, index: Index, raw: bytes, bad: set[bytes]) -> 
 
 
 def _named_and_missing(reader: PackReader, index: Index) -> set[bytes]:
-    """What directories name and the index does not have. Directories that others are deltas against are not asked: they
-    may be there for that alone."""
+    """Objects that directories name and the index does not have. Directories that are bases of deltas are left out:
+    they may exist for that alone."""
     bases = {entry.base for entry in index.objects(ObjectKind.TREE)}
     missing: set[bytes] = set()
     for entry in index.objects(ObjectKind.TREE):

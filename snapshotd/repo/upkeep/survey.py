@@ -1,4 +1,5 @@
-"""What the packs hold, found without an index: every intact frame, and which of them an index should refer to."""
+"""The content of the packs, found without an index: every intact frame, and the frames that an index should refer
+to."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ class Candidate(NamedTuple):
 
 @dataclass(slots=True)
 class Survey:
-    """What was found. `packs` are the intact ones; `damaged` have a reason each, and may hold intact frames all the
-    same."""
+    """The result of a survey. `packs` are the intact ones; `damaged` have a reason each, and may hold intact frames all
+    the same."""
 
     packs: dict[bytes, PackRow] = field(default_factory=dict)
     damaged: dict[bytes, str] = field(default_factory=dict)
@@ -43,7 +44,7 @@ class Survey:
 
 
 def read_what_is_left(store: Store, key: str) -> tuple[bytes, bool]:
-    """A pack, and whether the medium could read all of it; blocks that it could not are zeros."""
+    """A pack, and True if the medium could read all of it; unreadable blocks are zeros."""
     try:
         return store.get(key), True
     except DataLoss:
@@ -110,8 +111,8 @@ def _survey_pack(found: Survey, raw: bytes, data: bytes, identity: Identity) -> 
 
 
 def head_problem(data: bytes, raw: bytes) -> str | None:
-    """What is wrong with a pack's head. VersionMismatch only when the whole pack is intact: else it is the version that
-    is damaged."""
+    """The fault in a pack's head; None if there is none. VersionMismatch only when the whole pack is intact: otherwise
+    its version number is damaged."""
     try:
         pack.check_head(data, raw)
     except DataLoss as exc:
@@ -183,7 +184,8 @@ class Decoder:
         self._cache: Cache[bytes] = Cache(_CACHE_BYTES)
 
     def delta(self, one: Candidate, base: Entry, places: dict[bytes, Entry]) -> bytes | None:
-        """The id of what a delta is against `base`, whose own bases are at `places`; None if it is none against it."""
+        """The id of the object that the delta makes of `base`, whose own bases are at `places`; None if `base` does not
+        fit."""
         try:
             raw, plain = _decode(self._frame(one), self._plain(base, places), self._identity)
         except (pack.BadFrame, DataLoss, NotFound):

@@ -7,15 +7,17 @@ Requests and answers are JSON objects, one a packet, answered in order. Before t
 true}.
 
     {"device", "folders": [[[name in hexadecimal, inode, size], ...], ...]} and the directories' descriptors
-        "files": of all of them, content id, [content id, [[chunk id, length], ...]] or null: the writer has to look
-        itself "objects": [[pack, offset, [[chunk id, stored, plain], ...]], ...], those that no index knows, one behind
-        the other in packs to come "packs": [[id, bytes, objects], ...], those that have become durable
+        "files": for each of them, content id, [content id, [[chunk id, length], ...]] or null: the writer has to look
+        itself
+        "objects": [[pack, offset, [[chunk id, stored, plain], ...]], ...], the ones that no index knows, one behind the
+        other in packs to come
+        "packs": [[id, bytes, objects], ...], the ones that have become durable
     {"flush": true}
         "packs": all others
     {"error": {"code", "message"}}, and the process ends
 
-It ends when the writer has gone, or has asked for nothing for a while. What it has written and nobody has indexed is
-rubbish for the garbage collection.
+It ends when the writer has gone, or has sent no request for a while. Data that it has written and that no index knows
+are garbage for the garbage collection.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ from snapshotd.repo.reading.reader import PackReader
 from snapshotd.repo.writing.pending import Building, put_pack
 
 MESSAGE_MAX_BYTES = 128 << 10
-"""Less than what a socket takes at once (net.core.wmem_default)."""
+"""Less than a socket takes at once (net.core.wmem_default)."""
 FILES_MAX, FOLDERS_MAX, BATCH_BYTES = 128, 16, 8 << 20
-"""Of one request, which costs about as much as five files; a longer file comes alone."""
+"""Limits of one request, which costs about as much as five files; a longer file comes alone."""
 FILE_MAX_BYTES = 16 << 20
 """Its chunks have to fit into a message."""
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -51,7 +53,7 @@ _MAX_PUTS = 2
 _PACK_BYTES = PACK_BYTES // 2
 """The last one is all that a flush has to wait for."""
 _CHECK_EVERY = 16
-"""One batch of so many is decompressed again before it counts."""
+"""One in this number of batches is decompressed again before it counts."""
 _IDLE_S = 10.0
 
 
@@ -61,7 +63,7 @@ class Packer:
     def __init__(self, reader: PackReader) -> None:
         self._reader = reader
         self._fresh: set[bytes] = set()
-        """In packs that nobody has indexed."""
+        """Objects in packs that no index knows yet."""
         self._building: Building | None = None
         self._putter = ThreadPoolExecutor(_MAX_PUTS, "packer-put")
         self._puts: deque[tuple[Future[None], list[Any]]] = deque()
@@ -69,7 +71,7 @@ class Packer:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is lost if the process ends."""
+        """True if nothing is lost when the process ends."""
         return not self._fresh
 
     def files(self, dir_fds: list[int], request: dict[str, Any]) -> dict[str, Any]:
@@ -161,7 +163,7 @@ def _read(dir_fd: int, name: bytes, device: int, inode: int, size: int) -> bytes
 
 
 def serve(reader: PackReader) -> None:
-    """Be such a process: answer what comes from standard input until nobody asks."""
+    """Be such a process: answer requests from standard input until the writer is gone or idle for long."""
     memory.keep_freed()
     memory.collect_rarely()
     with socket.socket(fileno=os.dup(0)) as writer, suppress(ConnectionError):  # the writer was killed

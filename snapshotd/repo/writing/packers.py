@@ -1,9 +1,9 @@
 """The writer's side of the processes that make packs of plain files (packer.py).
 
-They start when there is much to do, and end when there has been nothing to do for a while. One that is killed costs
-what it has not made durable, if anything: then the writer's caller hears of it and does its job again.
+They start when there is much to do, and end when they have been idle for a while. A killed process loses only data that
+it has not made durable; the writer's caller then gets an error and does its job again.
 
-Which process gets a file depends on its name, so copies of a package meet in one of them and are stored once.
+A file's name decides which process gets it, so copies of a package meet in one of them and are stored once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from snapshotd.repo.writing.packer import BATCH_BYTES, FILE_MAX_BYTES, FILES_MAX
 _log = logging.getLogger(__name__)
 _MOST_PROCESSES = 4
 _MOST_BATCHES = 3
-"""On their way to one process at a time."""
+"""Number of batches on their way to one process at a time."""
 _MOST_FAILED = 6
 
 Saved = str | tuple[str, list[tuple[bytes, int]]] | None
@@ -36,7 +36,7 @@ Told = Callable[[list[Entry], list[PackRow]], object]
 
 
 class Lost(Exception):  # noqa: N818
-    """A process was killed, and with it what it had saved since the last flush."""
+    """A process was killed, and everything that it had saved since the last flush is lost."""
 
 
 class Packers:
@@ -48,22 +48,22 @@ class Packers:
         self._argv = list(argv)
         self._told = told
         self._failed = 0
-        """How often one was started in vain, since all were ready."""
+        """Number of failed starts since all processes were ready."""
         self._peers: list[_Peer | None] = [None] * min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
         self._open: dict[int, _Batch] = {}
-        """By process: what it is to get when there is more, or when somebody waits for it."""
+        """By process: the batch that it gets when it is full, or when a caller waits for it."""
 
     def running(self) -> bool:
-        """Whether they were started, and have not ended for want of work."""
+        """True if they were started, and have not ended for want of work."""
         return all([peer is not None and not peer.has_ended() for peer in self._peers])
 
     def ready(self) -> bool:
-        """Whether all of them can be asked. Those that do not run are started, without waiting: meanwhile the writer
-        does the work. When that was in vain some times, they are not started any more."""
+        """True if all processes can take requests. A process that does not run is started, without waiting: meanwhile
+        the writer does the work. After some failed starts the writer stops starting them."""
         for number, peer in enumerate(self._peers):
             if (
                 peer is not None and not peer.holds and not peer.batches and peer.has_ended()
-            ):  # else who waits for it has to hear that
+            ):  # otherwise the waiting caller has to get the error
                 self._failed += not peer.is_ready()
                 peer.kill()
                 peer = self._peers[number] = None
@@ -82,8 +82,8 @@ class Packers:
             _log.warning("a process that helps with large steps cannot be started: %s", exc)
 
     def save(self, dir_fd: int, files: Sequence[PlainFile]) -> Callable[[], list[Saved]]:
-        """Begin to save files of a directory, when all are `ready`. What is returned waits, and gives an answer for
-        each, in their order. Lost, and the errors of a process (OutOfSpace, InternalError)."""
+        """Begin to save files of a directory, when all are `ready`. The returned function waits, and gives an answer
+        for each file, in order. Lost, and the errors of a process (OutOfSpace, InternalError)."""
         answers: list[Saved] = [None] * len(files)
         waiting: dict[_Batch, None] = {}
         for place, file in enumerate(files):
@@ -104,7 +104,7 @@ class Packers:
         """Have everything made durable, without waiting."""
         self._send_open()
         for peer in self._peers:
-            while peer is not None and peer.batches:  # whose archive was given up
+            while peer is not None and peer.batches:  # batches of an archive that was given up
                 self._receive(peer)
             if peer is not None and peer.holds and not peer.flushing:
                 peer.flushing = True
@@ -118,7 +118,7 @@ class Packers:
                 self._receive(peer)
 
     def drop(self) -> None:
-        """Give up what is not durable. The next files go to fresh processes."""
+        """Give up everything that is not durable. The next files go to fresh processes."""
         for number, peer in enumerate(self._peers):
             if peer is not None:
                 peer.kill()
@@ -151,7 +151,7 @@ class Packers:
     def _answers(self, batches: Iterable[_Batch], answers: list[Saved]) -> list[Saved]:
         for batch in batches:
             if self._open.get(batch.number) is batch:
-                self._send_open()  # who waits for one waits for the others next
+                self._send_open()  # the caller waits for the other batches next
             while not batch.done:
                 peer = self._peers[batch.number]
                 if peer is None or batch not in peer.batches:
@@ -181,7 +181,7 @@ class Packers:
         self._told(entries, [PackRow(bytes.fromhex(pack), size, count) for pack, size, count in answer["packs"]])
 
     def _lost(self, peer: _Peer) -> None:
-        """Its files are left to the writer, unless it has taken some that are not durable."""
+        """Leaves the files of a dead process to the writer. Lost: the process held objects that are not durable."""
         peer.kill()
         self._peers[peer.number] = None
         if peer.holds:
@@ -200,14 +200,14 @@ class _Batch:
         self.bytes = 0
         self.done = False
         self.fds: list[int] = []
-        """The directories, up to when it is sent."""
+        """The directories, until the batch is sent."""
         self._files: list[list[PlainFile]] = []
-        """Of each directory."""
+        """The files of each directory."""
         self._places: list[tuple[list[Saved], int]] = []
-        """Of each file: where its answer belongs. What is not answered stays None there."""
+        """For each file, the place of its answer."""
 
     def has_room(self, answers: list[Saved]) -> bool:
-        """For one file more, whose directory's answers are these."""
+        """True if there is room for one more file, whose directory's answers are these."""
         return len(self._places) < FILES_MAX and (len(self.fds) < FOLDERS_MAX or self._places[-1][0] is answers)
 
     def add(self, dir_fd: int, file: PlainFile, answers: list[Saved], place: int) -> None:
@@ -242,9 +242,9 @@ class _Peer:
     def __init__(self, number: int, argv: Sequence[str]) -> None:
         self.number = number
         self.batches: deque[_Batch] = deque()
-        """Those that it has not answered."""
+        """Batches that the process has not answered."""
         self.holds = False
-        """It has saved what is not durable."""
+        """It has saved objects that are not durable."""
         self.flushing = False
         self._ready = False
         self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -259,18 +259,18 @@ class _Peer:
         return self._process.poll() is not None
 
     def is_ready(self) -> bool:
-        """Whether it has begun to serve, which it says."""
+        """True if the process has said that it serves."""
         if not self._ready:
             with suppress(BlockingIOError, ConnectionResetError):
                 self._ready = self._socket.recv(MESSAGE_MAX_BYTES, socket.MSG_DONTWAIT) != b""
         return self._ready
 
     def send(self, request: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        """Never waits for the process: what is on its way fits into the socket."""
+        """Never waits for the process: the requests under way fit into the socket."""
         try:
             socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it has ended; whoever waits for the answer hears it
+            pass  # the process has ended; the caller that waits for the answer gets the error
 
     def receive(self) -> dict[str, Any] | None:
         """The next answer; None when the process has ended."""

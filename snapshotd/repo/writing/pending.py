@@ -1,5 +1,4 @@
-"""What the writer keeps of objects that are on their way: queued, planned, and frames of the pack that is being
-built."""
+"""Objects that the writer has not stored yet: queued, planned, and frames of the pack that is being built."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from snapshotd.store.base import Store
 
 
 class Step:
-    """What is saved up to a record: how many bytes decides how much time each of them is worth."""
+    """Bytes saved since the last record; the number selects the compression level."""
 
     __slots__ = ("bytes",)
 
@@ -54,12 +53,12 @@ class Queued:
         self.step = step
         self.level = 0
         self.sort: bytes | None = None
-        """Of a whole file: it may be like others of its sort."""
+        """Sort of a whole file: the file may be like others of its sort."""
         self.similar: tuple[Similar, ...] = ()
         self.kind, self.id, self.data, self.previous = kind, object_id, data, previous
         self.base: Entry | Queued | None = None
         self.branch = False
-        """The chain of `base` is full: an earlier version in it is to be the base."""
+        """The chain of `base` is full: an earlier version in it becomes the base."""
         self.depth = 0
         """Deltas to undo, at most."""
 
@@ -85,7 +84,7 @@ class Building:
         return entry
 
     def row(self) -> PackRow:
-        """What the index says of the finished pack."""
+        """The finished pack's row for the index."""
         return PackRow(self.id, self.bytes + pack.END_BYTES, len(self.entries))
 
     def finish(self) -> list[pack.Part]:
@@ -101,7 +100,8 @@ def put_pack(store: Store, building: Building) -> None:
 
 
 class Guide:
-    """Which chunk of the previous version a new one is likely a change of: the one after the last that both have."""
+    """Guesses the chunk of the previous version that a new chunk is likely a change of: the one after the last that
+    both have."""
 
     def __init__(self, parts: list[tuple[bytes, int]]) -> None:
         self._parts = parts

@@ -15,7 +15,7 @@ RESERVE_BYTES = 6 << 20
 """SQLite's log is reused from its beginning after 1,000 pages of 4 KiB; one transaction on a full disk adds some
 hundred."""
 _PLENTY = 8
-"""Not made unless so many times its size is free."""
+"""Made only if this many times its size is free."""
 
 
 def path_of(index_path: Path) -> Path:

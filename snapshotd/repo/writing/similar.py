@@ -1,13 +1,13 @@
-"""What new files may be deltas against: some files of the same sort that were saved lately, kept in memory by the
-writer."""
+"""Candidates for the base of a new file's delta: some files of the same sort that were saved lately, kept in memory by
+the writer."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 MAX_BYTES = 128 << 10
-"""Larger files are neither kept nor compared with others: what they share with another file is small beside what they
-are."""
+"""Larger files are neither kept nor compared with others: the part that they share with another file is small beside
+their size."""
 _MIN_BYTES = 256
 _LARGEST, _LATEST, _SORTS = 4, 4, 16
 _MAX_AGE = 200
@@ -36,7 +36,7 @@ class Recent:
         self._sorts.clear()
 
     def get(self, sort: bytes, size_bytes: int) -> list[Similar]:
-        """What a file of this size may be compared with."""
+        """The files that a file of this size may be compared with."""
         return self._sorts.get(sort, []) if _MIN_BYTES <= size_bytes <= MAX_BYTES else []
 
     def add(self, sort: bytes, raw: bytes, data: bytes) -> None:

@@ -9,13 +9,13 @@
     index     one transaction, when the packs are durable          (`flush`, and every some ten thousand objects)
 
 Order on disk: an object's chunks, lists and base lie in the same pack before it, or in an earlier one; a pack's objects
-are indexed only when it and all earlier ones are durable. So whatever prefix of this survives a crash, every indexed
+are indexed only when it and all earlier ones are durable. So after a crash that cuts this anywhere, every indexed
 object can be read.
 
-Failure. Whatever fails while packs are put or indexed drops everything since the last commit: queue, frames, and the
-packs put since, as far as they can be deleted (what remains is rubbish for the garbage collection). The call raises;
-ids handed out since the last flush name nothing, and `saved` does not count them: the caller does its job again. After
-OutOfSpace, and when a process that helps was killed, the writer goes on; after anything else it refuses.
+Failure. An error while packs are put or indexed drops everything since the last commit: queue, frames, and the packs
+put since, as far as they can be deleted (the rest is garbage for the garbage collection). The call raises; ids handed
+out since the last flush name nothing, and `saved` does not count them: the caller does its job again. After OutOfSpace,
+and when a process that helps was killed, the writer goes on; after anything else it refuses.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from snapshotd.types import BlobID, RecordID, TreeID, new_id
 _BATCH_BYTES, _BATCH_OBJECTS = 8 << 20, 2048
 _TASK_BYTES, _BULK_TASK_BYTES = 512 << 10, 4 << 20
 _READY_BYTES = 2 * _TASK_BYTES
-"""At the end of a step, so much is enough for both threads, which work while the next step is saved."""
+"""Bytes at the end of a step that keep both threads busy while the next step is saved."""
 _MAX_TASKS = 4
 _MAX_PUTS, _PUTTERS = 3, 2
 _COMMIT_OBJECTS = 50_000
@@ -56,8 +56,8 @@ _INLINE_BYTES = 128 << 10
 _CHECK_ALL_BYTES = 8 << 20
 _CHECK_EVERY = 8
 _MUCH_BYTES = 4 << 20
-"""From here on a step is for processes that run already; they are started for what is worth no more than the lowest
-level."""
+"""From this size on a step goes to processes that run already; they are started for a step so large that it gets the
+lowest level."""
 
 
 class PackRepository(PackReader, RepositoryWriter):
@@ -94,7 +94,7 @@ class PackRepository(PackReader, RepositoryWriter):
         self._fresh: dict[bytes, Entry] = {}
         self._frames: dict[bytes, list[pack.Part]] = {}
         self._elsewhere: dict[bytes, list[Entry]] = {}
-        """By pack: objects in those that other processes make, up to when they are durable."""
+        """Objects in packs that other processes make, by pack, until the packs are durable."""
         self._reset()
 
     def _reset(self) -> None:
@@ -122,7 +122,7 @@ class PackRepository(PackReader, RepositoryWriter):
         return self._index
 
     def close(self) -> None:
-        """What was not flushed is given up."""
+        """Close; unflushed data are given up."""
         if self._closed:
             return
         for pool in (self._pool, self._putter):
@@ -188,7 +188,7 @@ class PackRepository(PackReader, RepositoryWriter):
         return [None if one is None else BlobID(one if isinstance(one, str) else one[0]) for one in saved]
 
     def _packed(self, entries: list[Entry], rows: list[PackRow]) -> None:
-        """What other processes have saved, and which of their packs have become durable."""
+        """Take in the entries of other processes, and the packs of theirs that have become durable."""
         for entry in entries:
             if (
                 entry.id not in self._pending and entry.id not in self._fresh
@@ -230,8 +230,8 @@ class PackRepository(PackReader, RepositoryWriter):
 
     def give_up(self) -> None:
         """Drop everything since the last commit, as when a write fails: ids handed out since the last flush name
-        nothing. For who is about to remove objects and packs, and a caller that was cut off half way may have built
-        upon them."""
+        nothing. Needed before objects and packs are removed: a caller that was cut off half way may have built upon
+        them."""
         self._drop()
 
     def forget(self) -> None:
@@ -299,7 +299,7 @@ class PackRepository(PackReader, RepositoryWriter):
             self._dispatch()
 
     def _dispatch(self) -> None:
-        """Turn the batch into tasks: without what exists already, and with the bases of deltas."""
+        """Turn the batch into tasks: without existing objects, and with the bases of deltas."""
         batch, self._batch, self._batch_bytes = self._batch, [], 0
         if not batch:
             return
@@ -336,7 +336,7 @@ class PackRepository(PackReader, RepositoryWriter):
             self._submit(task, size)
 
     def _plan(self, queued: Queued, known: dict[bytes, Entry]) -> None:
-        """Decide what the object may be a delta against."""
+        """Choose the object that this one may be a delta against."""
         previous = queued.previous
         if previous is None:
             return
@@ -382,7 +382,7 @@ class PackRepository(PackReader, RepositoryWriter):
         return Job(queued.kind, queued.id, queued.data, base_id, base, queued.level, check, similar)
 
     def _base_of(self, queued: Queued, level: int) -> tuple[bytes | None, bytes | None]:
-        """(id, plain bytes) of what the object is to be a delta against."""
+        """(id, plain bytes) of the base of the object's delta."""
         base = queued.base
         if isinstance(base, Queued):
             return base.id, base.data
@@ -396,7 +396,7 @@ class PackRepository(PackReader, RepositoryWriter):
             place = encode.best_base(queued.data, plains, level)
             return chain[place].id, plains[place]
         except (DataLoss, NotFound):
-            return None, None  # only a hint: the object is stored in full, and who reads the damaged one is told
+            return None, None  # a hint only: the object is stored in full; a reader of the damaged one gets the error
 
     def _collect(self, leave: int) -> None:
         while len(self._tasks) > leave or (self._tasks and self._tasks[0].done()):
@@ -449,7 +449,7 @@ class PackRepository(PackReader, RepositoryWriter):
             self._frames.pop(entry.id, None)
 
     def _commit(self) -> None:
-        """Index what lies in packs, all of which are durable when that becomes so; the last ones get there
+        """Index the objects in packs. All packs are durable before the transaction ends; the last ones become durable
         meanwhile."""
         stored: list[tuple[PackRow, list[Entry]]] = []
         if self._packers is not None:
@@ -465,7 +465,7 @@ class PackRepository(PackReader, RepositoryWriter):
                 stored, self._stored = (
                     self._stored,
                     [],
-                )  # from here on the index may know them, so nobody may take them back
+                )  # from here on the index may know them, so a failure must not take them back
             failpoints.hit("repo.index.committed")
         for _, entries in stored:
             for entry in entries:
@@ -485,12 +485,12 @@ class PackRepository(PackReader, RepositoryWriter):
 
     @property
     def refuses(self) -> bool:
-        """Whether it writes nothing any more, since a write has failed."""
+        """True if the writer refuses to write, since a write has failed."""
         return self._broken is not None
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Refuses when an earlier write failed; gives up what was not committed when this one does."""
+        """Refuses after a failed write; if this write fails, gives up everything uncommitted."""
         if self._broken is not None:
             what = f"the repository of {self._index_path}"
             raise OSError(errno.EIO, f"{what} refuses to write since an earlier failure ({self._broken}): reopen it")
@@ -529,8 +529,7 @@ class PackRepository(PackReader, RepositoryWriter):
             for row in rows:
                 self.store.delete(pack.pack_key(row.id))
         except (OSError, SnapshotdError):
-            # what failed first is what is raised; this is rubbish that nothing refers to: the garbage collection takes
-            # it
+            # the first failure is raised; these packs are garbage that nothing refers to, for the garbage collection
             return
 
     def _save_list(self, content: bytes, parts: list[tuple[bytes, int]], previous: bytes | None) -> None:

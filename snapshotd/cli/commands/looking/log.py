@@ -35,9 +35,9 @@ def command(
 ) -> int:
     """List a trajectory's snapshots.
 
-    Oldest first, with the tool call that each was taken after, what it changed, and whether it is captured (survives a
-    crash of the daemon), stored (survives power loss too), lost, or pruned (its files were given up). What changed is
-    counted in the background: until then it is shown as "…", and "files" is null. With --json: an array of
+    Oldest first, with the tool call that each was taken after, its changed files, and its state: captured (survives a
+    crash of the daemon), stored (survives power loss too), lost, or pruned (its files were given up). The daemon counts
+    changed files in the background: until then they are shown as "…", and "files" is null. With --json: an array of
     {id,parent,trajectory,seq,tool,files,state,pause_ms,created_at,tags,warnings}.
     """
     if everything and last is not None:
@@ -64,8 +64,8 @@ def command(
 
 
 def _older(client: Snapshotd, first: SnapshotInfo) -> int:
-    """How many snapshots its trajectory has before this one. They are numbered without gaps, a fork's from where it
-    began."""
+    """Number of snapshots that its trajectory has before this one. They are numbered without gaps, a fork's from where
+    it began."""
     forked_from = client.trajectory(first.trajectory).forked_from
     return first.seq if forked_from is None else first.seq - client.snapshot(forked_from).seq - 1
 

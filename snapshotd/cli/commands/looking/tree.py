@@ -53,7 +53,7 @@ def _draw(trajectories: list[TrajectoryInfo], snapshots: dict[str, list[Snapshot
     known = {item.id for line in snapshots.values() for item in line}
     nodes: dict[str, Tree] = {}
     roots: list[Tree] = []
-    for item in trajectories:  # oldest first: whatever a fork began at has its node already
+    for item in trajectories:  # oldest first: the origin of a fork has its node already
         label = Text.assemble((item.name or shown_id(item.id, full=full), "bold"), f"  {item.status}", style="")
         if item.name:
             label.append(f"  {shown_id(item.id, full=full)}", style="dim")

@@ -24,9 +24,8 @@ from snapshotd.types import short
 def command(ctx: click.Context, approval: str, as_json: bool) -> int:
     """Show what an approval is about.
 
-    Who asks, for which tool with which arguments, and which files changed since the trajectory's last approval or its
-    beginning. With
-    --json: {"approval","trajectory","files","more","since"}.
+    The output names the trajectory that asks, the tool and its arguments, and the files that changed since the
+    trajectory's last approval or its beginning. With --json: {"approval","trajectory","files","more","since"}.
     """
     view = connect(ctx).approval(approval)
     if as_json:

@@ -22,7 +22,7 @@ from snapshotd.types import short
     "approvals",
     examples=["snapshotd approvals", "snapshotd approvals --watch", "snapshotd approve $(snapshotd approvals -q)"],
 )
-@click.option("--all", "everything", is_flag=True, help="Also those that are decided, expired or stale.")
+@click.option("--all", "everything", is_flag=True, help="Also decided, expired and stale ones.")
 @click.option("--watch", is_flag=True, help="Go on, with a line for each that is asked or decided, until Ctrl-C.")
 @click.option("-q", "--quiet", is_flag=True, help="Only ids.")
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
@@ -34,7 +34,8 @@ def command(ctx: click.Context, everything: bool, watch: bool, quiet: bool, no_t
     Oldest first. The agents that asked stand still until `snapshotd approve` or `snapshotd deny`, across any restart.
     With --json: an array of
     {id,trajectory,call,tool,arguments,digest,snapshot,side_effect,created_at,question,status,expires_at,decided_at,by,reason,edited};
-    with --watch, one event per line: {"event":"approval","id","tool","status","trajectory"}, first those that wait already.
+    with --watch, one event per line: {"event":"approval","id","tool","status","trajectory"}, first the ones that wait
+    already.
     """
     client = connect(ctx)
     if watch:
@@ -69,7 +70,7 @@ def _table(found: list[ApprovalInfo], full: bool) -> None:
 
 
 def _watch(client: Snapshotd, as_json: bool) -> int:
-    """What waits is asked for when the watch has begun: nothing can happen in between that neither of the two shows."""
+    """The watch begins before the pending approvals are listed, so that no event in between is missed."""
     try:
         events = client.watch()
         waiting = client.approvals("pending")

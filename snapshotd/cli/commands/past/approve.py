@@ -27,7 +27,7 @@ from snapshotd.types import short
 @click.option(
     "--arguments", metavar="FILE", help="Run it with the JSON in FILE (- for standard input) as its arguments instead."
 )
-@click.option("--by", metavar="NAME", help="Who decides; else the user who runs this.")
+@click.option("--by", metavar="NAME", help="Name of the decider; default: the user who runs this.")
 @json_option
 @click.argument("approvals", metavar="ID...", nargs=-1, required=True, shell_complete=complete_approval)
 @click.pass_context

@@ -20,7 +20,7 @@ from snapshotd.errors import SandboxFailed
 def command(ctx: click.Context, trajectory: str, calls: tuple[str, ...], no_trunc: bool, as_json: bool) -> int:
     """Run the compensations of irreversible calls that were left behind.
 
-    Of all that `snapshotd effects` lists, or of those that are named; newest first, each at most once, each recorded as
+    Takes all calls that `snapshotd effects` lists, or the named ones; newest first, each at most once, each recorded as
     a tool call. The exit code is 125 when one failed. With --json: as `effects --json`.
     """
     done = connect(ctx).compensate(trajectory, calls)

@@ -15,7 +15,7 @@ from snapshotd.types import short
 
 @declare("deny", examples=["snapshotd deny a1b2c3 --reason 'the amount is wrong'"])
 @click.option("--reason", metavar="TEXT", help="Why; the agent is told.")
-@click.option("--by", metavar="NAME", help="Who decides; else the user who runs this.")
+@click.option("--by", metavar="NAME", help="Name of the decider; default: the user who runs this.")
 @json_option
 @click.argument("approvals", metavar="ID...", nargs=-1, required=True, shell_complete=complete_approval)
 @click.pass_context

@@ -26,7 +26,7 @@ _EXAMPLES = [
     "snapshotd edit a1b2c3 --result result.json --state attempts=0 --name second-try",
 ]
 _TAIL = 20
-"""How many messages the editor is given: more would hide the rest of the document."""
+"""Number of messages that the editor shows: more would hide the rest of the document."""
 _RESULT_BYTES = 1 << 20
 
 
@@ -104,7 +104,7 @@ def command(
 
 
 def _changes(options: dict[str, Any]) -> dict[str, Any]:
-    """The client's keywords for the options. UsageError for those that contradict each other."""
+    """The client's keywords for the options. UsageError for options that contradict each other."""
     files: dict[bytes, bytes | None] = {
         _path(path): file_bytes(source, f"the content of {path}") for path, source in options["files"]
     }
@@ -138,8 +138,8 @@ def _path(path: str) -> bytes:
 
 
 def _in_editor(client: Snapshotd, ref: str) -> dict[str, Any] | None:
-    """The client's keywords for what a person changed in a document; None if nothing was. Broken JSON can be mended,
-    not lost."""
+    """The client's keywords for a person's changes to a document; None if there are none. A person can mend broken
+    JSON; it is not lost."""
     before = _document(client, ref)
     text = as_page(before)
     while True:
@@ -180,7 +180,7 @@ def _result(client: Snapshotd, ref: str) -> Any:
 
 
 def _difference(before: dict[str, Any], after: Any) -> dict[str, Any] | None:
-    """What has to be said to the daemon to get from one document to the other."""
+    """The request to the daemon that turns one document into the other."""
     allowed = {*before, "result"}
     if not isinstance(after, dict) or not set(after) <= allowed or not isinstance(after.get("state", {}), dict):
         raise UsageError(f"the document must be an object with {', '.join(sorted(allowed))}, and its state an object")
@@ -211,5 +211,5 @@ def _difference(before: dict[str, Any], after: Any) -> dict[str, Any] | None:
 
 
 def _differ(a: Any, b: Any) -> bool:
-    """Whether two JSON values are different ones: for Python, true is 1."""
+    """True if two JSON values differ: for Python, true is 1."""
     return json.dumps(a, sort_keys=True) != json.dumps(b, sort_keys=True)

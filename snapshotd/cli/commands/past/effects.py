@@ -26,7 +26,7 @@ from snapshotd.client.results_mind import EffectInfo
 def command(ctx: click.Context, trajectory: str, no_trunc: bool, as_json: bool) -> int:
     """List irreversible calls that rewinds left behind.
 
-    Newest first: what they did cannot be taken back, at most compensated (`snapshotd compensate`). With --json: an
+    Newest first: their effects cannot be taken back, at most compensated (`snapshotd compensate`). With --json: an
     array of {trajectory,call,name,arguments,status,began_at,result,compensation,compensated}.
     """
     report_effects(connect(ctx).effects(trajectory), full=no_trunc, as_json=as_json)
@@ -41,7 +41,7 @@ def report_effects(found: list[EffectInfo], *, full: bool, as_json: bool) -> Non
 
 
 def effect_rows(found: Iterable[EffectInfo], *, full: bool) -> list[tuple[str, ...]]:
-    """Of each: the call, its arguments and status, and how it is, or was, compensated."""
+    """One row for each: the call, its arguments and status, and its compensation."""
     return [
         (
             shown_id(item.call, full=full),

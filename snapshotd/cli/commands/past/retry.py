@@ -30,9 +30,9 @@ def command(
 ) -> int:
     """Do one task of an agent again.
 
-    Goes back to the snapshot before the task began, compensates what it did, and lets the program go on from there.
-    Tasks that completed after it and do not depend on it stay completed, with their files. `snapshotd attach` follows
-    the program. With --json: the new snapshot as `log --json` has it.
+    Goes back to the snapshot before the task began, compensates its irreversible calls, and lets the program go on from
+    there. Tasks that completed after it and do not depend on it stay completed, with their files. `snapshotd attach`
+    follows the program. With --json: the new snapshot as `log --json` has it.
     """
     client = connect(ctx)
     with patience():

@@ -126,7 +126,7 @@ def ls(
 ) -> int:
     """List keys and their values.
 
-    Of a namespace and those below it, in the order of the keys. With --json: an array as of `store get --json`.
+    Lists a namespace and the ones below it, in the order of the keys. With --json: an array as of `store get --json`.
     """
     fields = {field: json_value(text, f"the value for {field}") for field, text in where}
     odd = next((field for field, value in fields.items() if isinstance(value, dict | list)), None)

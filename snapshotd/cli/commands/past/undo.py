@@ -18,9 +18,9 @@ from snapshotd.cli.waiting import Wait, wait_option
 def command(ctx: click.Context, trajectory: str, wait: Wait | None, as_json: bool) -> int:
     """Take the last rewind of a trajectory back.
 
-    Files, conversation, journal and state are again what they were before it. Refused when steps were taken since. The
-    undo can be undone, too. Compensations that the rewind ran stay run. With --json: the new snapshot as `log --json`
-    has it.
+    Files, conversation, journal and state return to the point before it. Refused when steps were taken since. The undo
+    can be undone, too. Compensations that the rewind ran stay run. With --json: the new snapshot as `log --json` has
+    it.
     """
     client = connect(ctx)
     report_taken(client, client.undo(trajectory, wait=wait or "captured"), wait, as_json=as_json)

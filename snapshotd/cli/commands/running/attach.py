@@ -19,7 +19,8 @@ from snapshotd.cli.values import complete_trajectory
 def command(ctx: click.Context, trajectory: str, quiet: bool, as_json: bool) -> int:
     """Follow a run from its beginning.
 
-    Shows what `snapshotd run` would have shown and ends with the agent's exit code. Ctrl-C leaves; the run goes on.
+    Shows the output that `snapshotd run` would have shown and ends with the agent's exit code. Ctrl-C leaves; the run
+    goes on.
     """
     client = connect(ctx)
     return follow(client, client.trajectory(trajectory).id, as_json=as_json, quiet=quiet, stop_on_interrupt=False)

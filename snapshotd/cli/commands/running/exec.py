@@ -76,14 +76,14 @@ def command(
     A stopped trajectory's sandbox is started again. The snapshot is taken when the command ends, also when it failed,
     and also when this client was interrupted, or `stop` ended the sandbox (status interrupted, exit code 137); a
     throw-away fork ends with this client. The exit code is the command's; 125 when snapshotd failed, 126 and 127 when
-    the command cannot be run or is not there (then there is no snapshot). When nobody reads its output any more (`|
+    the command cannot be run or is not there (then there is no snapshot). When the reader of its output goes away (`|
     head`), the command meets a broken pipe, as it would without a sandbox.
 
-    With -i the command reads this command's standard input; it ends when it wants, read or not. Without, its standard
-    input is empty, and data on ours (`echo hi | snapshotd exec box -- cat`) is refused.
+    With -i the command reads this command's standard input; it may end before it has read all of it. Without -i its
+    standard input is empty, and data on ours (`echo hi | snapshotd exec box -- cat`) is refused.
 
     With --json: {"exit_code","stdout","stderr","snapshot"}; output that is not UTF-8 is there as stdout_b64 or
-    stderr_b64 too, and error where the sandbox reached a limit.
+    stderr_b64 too, and error if the sandbox reached a limit.
     """
     trajectory, argv = _split(list(words), after_dashes(ctx), snapshot is not None)
     if snapshot is not None and wait is not None:

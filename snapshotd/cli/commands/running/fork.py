@@ -41,11 +41,11 @@ def command(
 ) -> int:
     """Start new sandboxes from a snapshot.
 
-    The sandbox that the snapshot came from runs on. What follows `--` are arguments for the agent that made the
-    snapshot, which is then started in each fork ({index} is the fork's number from 0); where there was no agent, it is
-    a command. With --resume the agent is replayed up to the snapshot, with the same arguments or those; where it does
-    something else than what is recorded, it goes on live from the last snapshot that matched. Prints the trajectories'
-    ids. With --json: {"experiment","trajectories":[ids]}.
+    The sandbox that the snapshot came from runs on. Arguments after `--` go to the agent that made the snapshot, which
+    is then started in each fork ({index} is the fork's number from 0); if there was no agent, they are a command. With
+    --resume the agent is replayed up to the snapshot, with the same arguments or the new ones; if it leaves the
+    recorded path, it goes on live from the last snapshot that matched. Prints the trajectories' ids. With --json:
+    {"experiment","trajectories":[ids]}.
     """
     client = connect(ctx)
     forked = client.fork(snapshot, count, args=after_dashes(ctx), name=name, resume=resume, wait=wait or "captured")

@@ -25,9 +25,7 @@ _EXAMPLES = [
 
 
 @declare("resume", examples=_EXAMPLES)
-@click.option(
-    "--retry", "retries", metavar="CALL", multiple=True, help="Run this call again, of whose outcome nobody knows."
-)
+@click.option("--retry", "retries", metavar="CALL", multiple=True, help="Run this call again; its outcome is unknown.")
 @click.option("--skip", "skips", metavar="CALL", multiple=True, help="Pass over it, as if it had returned null.")
 @click.option(
     "--result",

@@ -25,7 +25,7 @@ def command(ctx: click.Context, trajectories: tuple[str, ...], force: bool, as_j
     removed = []
     for ref in trajectories:
         full = client.trajectory(ref).id
-        client.remove(ref, force=force)  # as it was typed: the daemon refuses what names a snapshot
+        client.remove(ref, force=force)  # as the user typed it: the daemon refuses the name of a snapshot
         removed.append(full)
         if not as_json:
             click.echo(ref)

@@ -63,9 +63,9 @@ def command(
     The agent is a Python file of this machine; it and its folder are not mounted: --workspace copies a folder in. Its
     output goes to standard output and error as it comes, one line per snapshot to standard error. The exit code is the
     agent's; 125 when snapshotd failed, 126 and 127 when the command cannot be run or is not there, 130 after Ctrl-C,
-    which stops the sandbox after a last snapshot; 141 when nobody reads its output any more (`| head`), which does the
-    same. The agent's standard input is empty.
-    --wait stored waits for all its snapshots when the agent has ended; with --detach, for those that there are when it
+    which stops the sandbox after a last snapshot; 141 when the reader of its output goes away (`| head`), which does
+    the same. The agent's standard input is empty.
+    --wait stored waits for all its snapshots when the agent has ended; with --detach, for the ones that exist when it
     has started.
 
     With --json: one event per line, the last {"event":"finished","trajectory","exit_code","snapshots"}.

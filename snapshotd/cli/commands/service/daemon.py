@@ -26,7 +26,7 @@ STOP_TIMEOUT_S = 120.0
 
 
 KILL_TIMEOUT_S = 60.0
-"""What is killed ends at once, unless the kernel holds it (a disk that does not answer)."""
+"""A killed process ends at once, unless the kernel holds it (a disk that does not answer)."""
 _EXAMPLES = [
     "sudo snapshotd daemon --foreground",
     "snapshotd daemon --status",
@@ -52,7 +52,7 @@ _EXAMPLES = [
 @click.option(
     "--rebuild-catalog",
     is_flag=True,
-    help="Make a damaged catalog.db again from what is stored, and end; the old one is kept beside it.",
+    help="Make a damaged catalog.db again from the stored snapshots, and end; the old one is kept beside it.",
 )
 @click.option("--ready-fd", type=int, hidden=True)
 @json_option
@@ -69,11 +69,11 @@ def command(
 ) -> int:
     """Be the daemon, ask after it, stop it, or put another in its place.
 
-    Without --stop, --restart or --status this process becomes the daemon until SIGTERM or Ctrl-C. Nobody needs to:
-    commands run as root start one. --restart starts one also where none ran; commands that follow a run go on at the
-    new one. Where systemd keeps the daemon, `systemctl kill --signal=KILL snapshotd` does the same. With --json:
+    Without --stop, --restart or --status this process becomes the daemon until SIGTERM or Ctrl-C. This is seldom
+    needed: commands run as root start one. --restart also starts one if none ran; commands that follow a run go on at
+    the new one. If systemd keeps the daemon, `systemctl kill --signal=KILL snapshotd` does the same. With --json:
     --status and --rebuild-catalog print an object, --stop {"stopped":pid}, --restart {"stopped","started"}: two process
-    ids, the first null where none ran.
+    ids, the first null if none ran.
     """
     if stop + restart + status + rebuild_catalog > 1:
         refuse("--stop, --restart, --status and --rebuild-catalog exclude each other; choose one")
@@ -90,7 +90,7 @@ def command(
 
 
 def _rebuild(client: Snapshotd, as_json: bool) -> int:
-    """Without a daemon: it cannot start on a damaged catalog."""
+    """Runs without a daemon: it cannot start on a damaged catalog."""
     from snapshotd.daemon import server, wiring
 
     def progress(text: str) -> None:
@@ -141,7 +141,7 @@ def _status(client: Snapshotd, as_json: bool) -> int:
 
 
 def _stop(client: Snapshotd, as_json: bool) -> int:
-    """By signal, not through the API, so that a daemon of any version can be stopped."""
+    """Stop by a signal, not through the API, so that a daemon of any version can be stopped."""
     pid = _end(client.state_dir, signal.SIGTERM, STOP_TIMEOUT_S)
     if pid is None:
         raise DaemonUnavailable(f"no daemon serves the state directory {client.state_dir}, so there is none to stop")
@@ -153,7 +153,7 @@ def _stop(client: Snapshotd, as_json: bool) -> int:
 
 
 def _restart(client: Snapshotd, as_json: bool) -> int:
-    """Without a word to the old one, so that one that hangs can be replaced, too."""
+    """Restart without a request to the old daemon, so that a hanging one can be replaced, too."""
     from snapshotd.client.autostart import start_daemon
 
     stopped = _end(client.state_dir, signal.SIGKILL, KILL_TIMEOUT_S)
@@ -168,8 +168,8 @@ def _restart(client: Snapshotd, as_json: bool) -> int:
 
 
 def _end(state_dir: Path, number: signal.Signals, timeout_s: float) -> int | None:
-    """Send the daemon of a state directory a signal and wait until its process is gone, and with it what it had
-    mounted. Its process id, or None when there is none."""
+    """Send the daemon of a state directory a signal and wait until its process is gone, and its mounts with it. Its
+    process id, or None when there is none."""
     from snapshotd.daemon.lock import lock_holder
 
     pid = lock_holder(state_dir)
@@ -202,7 +202,7 @@ def _end(state_dir: Path, number: signal.Signals, timeout_s: float) -> int | Non
 
 
 def _has_open(pid: int, path: Path) -> bool:
-    """Whether a process of this machine's has a file open. A process id from a container means somebody else here."""
+    """True if a process of this machine has a file open. A process id from a container means another process here."""
     wanted = path.stat()
     folder = Path(f"/proc/{pid}/fd")
     try:

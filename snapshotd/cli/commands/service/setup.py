@@ -17,10 +17,11 @@ from snapshotd.errors import Unsupported
 @declare("setup", examples=["sudo snapshotd setup && snapshotd doctor"])
 @json_option
 def command(as_json: bool) -> int:
-    """Install what is missing, where that is possible.
+    """Install missing system packages, where that is possible.
 
-    System packages, with apt-get on Debian and Ubuntu, as root. What is there is left alone. The exit code is 7 when
-    something could not be installed. With --json: an array of {name,ok,detail,fix}, one per package that was missing.
+    Uses apt-get on Debian and Ubuntu, as root. Packages that are there are left alone. The
+    exit code is 7 when something could not be installed. With --json: an array of {name,ok,detail,fix}, one per package
+    that was missing.
     """
     checks = doctor.setup(note)
     if as_json:

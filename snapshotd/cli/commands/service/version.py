@@ -23,7 +23,7 @@ def command(ctx: click.Context, as_json: bool) -> int:
     problem: str | None = None
     try:
         daemon = connect(ctx, autostart=False).version().version
-    except SnapshotdError as exc:  # whatever is wrong with the daemon, the client's version is what was asked for
+    except SnapshotdError as exc:  # an error of the daemon must not hide the client's version
         problem = exc.message
     if as_json:
         print_json({"client": snapshotd.__version__, "api": API_VERSION, "daemon": daemon})

@@ -26,9 +26,10 @@ from snapshotd.errors import DataLoss
 def command(ctx: click.Context, read_data: bool, no_trunc: bool, as_json: bool) -> int:
     """Verify the repository.
 
-    Catalog, index, the checksums of everything in the packs, trees and what the catalog refers to; it changes nothing.
-    The exit code is 0 when all is well and 20 when something is damaged; `snapshotd repair` brings back what can be.
-    With --json: {objects,packs,bytes_read,damages:[{pack,object,what,snapshot,path}],snapshots}.
+    Checks the catalog, the index, all checksums in the packs, the trees and every object that the catalog refers to;
+    changes nothing. The exit code is 0 when all is well and 20 when something is damaged; `snapshotd repair` brings
+    back as much as possible. With --json:
+    {objects,packs,bytes_read,damages:[{pack,object,what,snapshot,path}],snapshots}.
     """
     client = connect(ctx)
     with Meter("checking", quiet=as_json) as meter:

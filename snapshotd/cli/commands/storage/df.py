@@ -16,9 +16,9 @@ from snapshotd.cli.text import print_json, size, status, table
 def command(ctx: click.Context, as_json: bool) -> int:
     """Show what takes space.
 
-    Layers are what changed in each step, ready to mount; those of stored snapshots go when their budget is used up, and
-    come back when they are needed. The repository holds every stored snapshot, deduplicated and compressed. The spool
-    holds outputs that are not in the repository yet. With --json:
+    Layers hold the changes of each step, ready to mount; layers of stored snapshots go when their budget is used up,
+    and come back when they are needed. The repository holds every stored snapshot, deduplicated and compressed. The
+    spool holds outputs that are not in the repository yet. With --json:
     {layer_bytes,layer_budget_bytes,repository_bytes,spool_bytes,states,unarchived}.
     """
     usage = connect(ctx).usage()

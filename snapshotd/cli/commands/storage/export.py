@@ -44,7 +44,7 @@ from snapshotd.cli.values import complete_snapshot
 @click.option(
     "--since",
     metavar="ID",
-    help="Only what came after this snapshot; whoever imports it must have that.",
+    help="Only the snapshots after this one; the importing side must have it.",
     shell_complete=complete_snapshot,
 )
 @json_option
@@ -61,10 +61,9 @@ def command(
 ) -> int:
     """Write a snapshot, or a whole trajectory, as one file.
 
-    A bundle holds files, conversation, tool calls and tags, and `snapshotd import` takes it in elsewhere. What a format
-    cannot hold is told as warnings. The file has its name only when it is whole: until then it is FILE.part, which goes
-    when something fails. With
-    --json: {"file","bytes","warnings"}.
+    A bundle holds files, conversation, tool calls and tags, and `snapshotd import` takes it in elsewhere. Files that
+    a format cannot hold become warnings. The file has its name only when it is whole: until then it is FILE.part, which
+    is removed after an error. With --json: {"file","bytes","warnings"}.
     """
     if output == "-":
         if as_json:

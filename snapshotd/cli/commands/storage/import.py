@@ -50,8 +50,8 @@ class _Source:
 def command(ctx: click.Context, file: str, name: str | None, wait: Wait | None, as_json: bool) -> int:
     """Take in what `snapshotd export` wrote.
 
-    All or nothing; - is standard input. Tags come along; one that means something else here stays as it is, with a
-    warning. What is here already is not taken again, which is no error. Prints the trajectories' ids. With --json:
+    All or nothing; - is standard input. Tags come along; a tag that is taken here stays as it is, with a warning.
+    Snapshots that are here already are not taken again, which is no error. Prints the trajectories' ids. With --json:
     {"trajectories":[ids],"snapshots","warnings"}.
     """
     with _open(file) as raw:

@@ -47,15 +47,17 @@ def command(
 ) -> int:
     """Give up the files of snapshots that no policy keeps, and free the space.
 
-    Rules given here count instead of the policies that are set. What a policy is and what is always kept: `snapshotd
-    policy --help`. Shows what would go and asks before anything does; where nobody can be asked, --force is needed.
-    Interrupted at any point, it can be run again. With --json:
+    Rules given here count instead of the policies that are set. `snapshotd policy --help` explains policies, and names
+    the snapshots that are always kept. Shows the snapshots that would go and asks before any goes; without a terminal
+    to ask at, --force is needed. Interrupted at any point, it can be run again. With --json:
     {dry_run,snapshots:[{snapshot,trajectory,seq,created_at,reason}],kept,freed_bytes,evicted_layer_bytes, repository_bytes}.
     """
     policy = policy_of(options)
     asks = not dry_run and not force
     if asks and not sys.stdin.isatty():
-        refuse("a prune removes files for good and nobody can be asked here; look with --dry-run, then give --force")
+        refuse(
+            "a prune removes files for good, and there is no terminal to ask at; look with --dry-run, then give --force"
+        )
     client = connect(ctx)
     if asks:
         with Meter("looking what would go", quiet=as_json) as meter:
@@ -71,7 +73,7 @@ def command(
     if as_json:
         print_json(dataclasses.asdict(report))
     elif asks:
-        click.echo(_totals(report))  # which snapshots was said before the question
+        click.echo(_totals(report))  # the plan listed the snapshots before the question
     else:
         _print(report, no_trunc)
     return 0

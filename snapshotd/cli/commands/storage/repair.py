@@ -17,11 +17,11 @@ from snapshotd.errors import DataLoss
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> int:
-    """Rebuild what is damaged in the repository from what is not.
+    """Rebuild damaged parts of the repository from intact ones.
 
-    The index and the catalog from the packs, and contents from layers that still hold them. What cannot be brought back
-    is marked as lost and listed, and the exit code is then 20. On a healthy repository it does nothing. With --json:
-    {actions,lost}.
+    Takes the index and the catalog from the packs, and contents from layers that still hold them. Snapshots that cannot
+    be brought back are marked as lost and listed, and the exit code is then 20. On a healthy repository it does
+    nothing. With --json: {actions,lost}.
     """
     client = connect(ctx)
     with Meter("repairing", quiet=as_json) as meter:

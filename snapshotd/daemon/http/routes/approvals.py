@@ -1,4 +1,4 @@
-"""What waits for a person: list, look, decide, and a stream of what happens for outside tools."""
+"""Calls that wait for a person: list, look, decide, and a stream of events for outside tools."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def deny(request: Request, approval: _Approval, body: mind.DenyRequest, service:
 
 @router.get("/watch", response_class=Response, responses=_WATCH_DOC)  # type: ignore[arg-type]
 async def watch(service: ServiceDep) -> Response:
-    """What outside tools wait for, of all trajectories, from now on."""
+    """Events for outside tools, of all trajectories, from now on."""
 
     def produce(emit: streams.Emit) -> None:
         with contextlib.closing(service.watchers.watch(service.engine)) as events:

@@ -1,4 +1,4 @@
-"""The agent's mind: its journal, state and tasks; resuming, rewinding, editing, retrying; what cannot be taken back."""
+"""The agent's mind: its journal, state and tasks; resuming, rewinding, editing, retrying; irreversible calls."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _JOURNAL_DOC: dict[int | str, dict[str, Any]] = {
 
 @router.get("/snapshots/{ref}/journal", response_class=Response, responses=_JOURNAL_DOC)
 async def journal(ref: Ref, service: ServiceDep) -> Response:
-    """The journal up to a snapshot (of a trajectory: with what its head does not bind yet), from the program's
-    beginning."""
+    """The journal up to a snapshot (of a trajectory: with the entries that its head does not bind yet), from the
+    program's beginning."""
 
     def produce(emit: streams.Emit) -> None:
         for entry in service.engine.journal(ref):
@@ -51,9 +51,9 @@ def tasks(ref: Ref, service: ServiceDep) -> list[mind.Task]:
 
 @router.post("/trajectories/{ref}/resume")
 def resume(ref: Ref, body: mind.ResumeRequest, service: ServiceDep) -> models.Trajectory:
-    """Start its program again from the top, replay what is recorded, and let it run on. Answers when it is started; its
-    events follow under /trajectories/{ref}/events. `Undecided`: nobody knows whether an irreversible call happened, and
-    `decisions` does not say."""
+    """Start its program again from the top, replay its journal, and let it run on. Answers when it is started; its
+    events follow under /trajectories/{ref}/events. `Undecided`: an irreversible call may or may not have happened, and
+    `decisions` does not cover it."""
     return models.Trajectory.of(service.engine.resume(ref, decisions=body.chosen()))
 
 
@@ -67,7 +67,7 @@ def preview_rewind(
         int, Query(ge=0, le=LIST_MAX, description="At most so many changed files are listed.")
     ] = PREVIEW_FILES,
 ) -> mind.RewindPreview:
-    """What a rewind would do. Changes nothing."""
+    """The effect that a rewind would have. Changes nothing."""
     return mind.RewindPreview.of(service.engine.preview_rewind(ref, check_ref(to), mode=mode, max_files=max_files))
 
 
@@ -87,7 +87,7 @@ def undo(ref: Ref, service: ServiceDep) -> models.Snapshot:
 
 @router.post("/trajectories/{ref}/retry")
 def retry(ref: Ref, body: mind.RetryRequest, service: ServiceDep) -> models.Snapshot:
-    """Go back to before a task began, compensate what it did, and let the program go on from there."""
+    """Go back to before a task began, compensate its irreversible calls, and let the program go on from there."""
     return models.Snapshot.of(service.engine.retry(ref, body.task, compensate=body.compensate, resume=body.resume))
 
 
@@ -107,8 +107,8 @@ def compensate(ref: Ref, body: mind.CompensateRequest, service: ServiceDep) -> l
 
 @router.post("/snapshots/{ref}/edit", status_code=201)
 async def edit(request: Request, ref: Ref, body: mind.EditRequest, service: ServiceDep) -> models.Trajectory:
-    """A new trajectory whose first snapshot is this one, edited. It is stopped again when the client is gone before it
-    has the answer."""
+    """A new trajectory whose first snapshot is this one, edited. It is stopped again if the client goes away before the
+    answer."""
     engine = service.engine
     wanted = body.request()
 

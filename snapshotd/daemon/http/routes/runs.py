@@ -106,7 +106,7 @@ def remove(ref: Ref, service: ServiceDep, force: Annotated[bool, Query()] = Fals
 
 @router.get("/trajectories/{ref}/log", response_model=list[models.Snapshot], tags=["trajectories"])
 def log(ref: Ref, service: ServiceDep, last: Annotated[int | None, Query(ge=1, le=LOG_MAX)] = None) -> Response:
-    """Its snapshots, oldest first; with `last`, only so many of the newest."""
+    """Its snapshots, oldest first; with `last`, only this number of the newest."""
     return streams.listed(models.Snapshot.of(item) for item in service.engine.log(ref, last))
 
 

@@ -1,4 +1,4 @@
-"""What the route modules share: the service, refs from the URL, and paths of a sandbox."""
+"""The parts that the route modules share: the service, refs from the URL, and paths of a sandbox."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Service:
-    """What the handlers share."""
+    """The objects that the handlers share."""
 
     engine: Engine
     state_dir: pathlib.Path
@@ -91,7 +91,7 @@ def checked_ref(request: Request) -> None:
 
 
 def user_of(request: Request) -> str:
-    """The name of the user who asks, or the number of one that has none here."""
+    """The name of the requesting user, or the number if it has no name here."""
     uid: int = getattr(request.state, PEER_UID)
     try:
         return pwd.getpwuid(uid).pw_name
@@ -100,7 +100,7 @@ def user_of(request: Request) -> str:
 
 
 def sandbox_path(path_b64: str) -> bytes:
-    """The bytes of a path, without leading slashes. UsageError for what cannot be one."""
+    """The bytes of a path, without leading slashes. UsageError for a text that cannot be a path."""
     try:
         path = base64.b64decode(path_b64, altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as exc:
@@ -114,7 +114,7 @@ def sandbox_path(path_b64: str) -> bytes:
 
 
 async def unless_abandoned(request: Request, call: Callable[[], T], undo: Callable[[T], None]) -> T:
-    """Run a call that starts something; when nobody is there any more to get the answer, undo it."""
+    """Run a call that starts something; if the client has gone before the answer, undo it."""
     outcome = await anyio.to_thread.run_sync(call)
     if await request.is_disconnected():
         await anyio.to_thread.run_sync(lambda: undo(outcome))

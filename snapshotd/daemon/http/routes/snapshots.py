@@ -1,4 +1,4 @@
-"""Looking at snapshots, and what is made from them outside of sandboxes: files, patches, restored folders, tags."""
+"""Looking at snapshots, and making things from them outside of sandboxes: files, patches, restored folders, tags."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def restore(ref: Ref, body: models.RestoreRequest, service: ServiceDep) -> model
     responses={200: {"content": {streams.NDJSON: {}}, "description": "One change per line."}},
 )
 async def diff(a: str, service: ServiceDep, b: Annotated[str | None, Query()] = None) -> Response:
-    """What changed from `a` to `b`; without `b`, from the parent of `a` to `a`. Ends with `{"event":"end"}`."""
+    """The changes from `a` to `b`; without `b`, from the parent of `a` to `a`. Ends with `{"event":"end"}`."""
     _check(a, b)
 
     def produce(emit: streams.Emit) -> None:

@@ -41,7 +41,7 @@ _IMPORT_DOC = {
 
 @router.get("/usage")
 def usage(service: ServiceDep) -> storage.Usage:
-    """What takes space."""
+    """Disk use."""
     return storage.Usage.of(service.engine.usage())
 
 
@@ -66,8 +66,8 @@ def clear_policy(service: ServiceDep, trajectory: _Line = None) -> None:
 
 @router.post("/prune", response_class=Response, responses=_lines_doc('"report"'))
 async def prune(body: storage.PruneRequest, service: ServiceDep) -> Response:
-    """Give up the files of snapshots that no rule keeps, and collect what nothing refers to. It goes on when the client
-    goes away."""
+    """Give up the files of snapshots that no rule keeps, and collect objects that nothing refers to. It goes on when
+    the client goes away."""
     chosen = None if body.policy is None else body.policy.policy()
 
     def produce(emit: streams.Emit) -> None:
@@ -95,7 +95,7 @@ async def check(body: storage.CheckRequest, service: ServiceDep) -> Response:
 
 @router.post("/repair", response_class=Response, responses=_lines_doc('"report"'))
 async def repair(service: ServiceDep) -> Response:
-    """Rebuild what is damaged from what is not. It goes on when the client goes away."""
+    """Rebuild damaged parts from intact ones. It goes on when the client goes away."""
 
     def produce(emit: streams.Emit) -> None:
         report = service.engine.repair(streams.progress_lines(emit))
