@@ -20,9 +20,11 @@ def plain(cls: type[T], data: Json, **made: Any) -> T:
     return cls(**{name: made[name] if name in made else data[name] for name in names})
 
 
-def path_of(data: Json) -> bytes:
-    """A sandbox path, every byte of it."""
-    return base64.b64decode(data["path_b64"]) if "path_b64" in data else str(data["path"]).encode()
+def path_of(data: Json) -> str:
+    """A sandbox path from its root, as every method takes it. A byte that is not UTF-8 is a lone surrogate, as in
+    Python's own paths; `os.fsencode` gives all bytes back."""
+    raw = base64.b64decode(data["path_b64"]) if "path_b64" in data else str(data["path"]).encode()
+    return "/" + raw.decode(errors="surrogateescape")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +219,10 @@ class EntryInfo:
 
 @dataclass(frozen=True, slots=True)
 class ChangeInfo:
-    """One path that differs: `change` is added, changed or deleted; `path` is the sandbox's bytes, without a leading
-    slash."""
+    """One path that differs: `change` is added, changed or deleted; `path` begins with a slash (`path_of`)."""
 
     change: str
-    path: bytes
+    path: str
     before: EntryInfo | None
     after: EntryInfo | None
 
@@ -345,13 +346,13 @@ class PruneInfo:
 
 @dataclass(frozen=True, slots=True)
 class DamageInfo:
-    """One thing that is wrong. `snapshot` and `path` (bytes, without a leading slash) name the first that needs it."""
+    """One thing that is wrong. `snapshot` and `path` (from the root, as in `ChangeInfo`) name the first that needs it."""
 
     pack: str | None
     object: str | None
     what: str
     snapshot: str | None
-    path: bytes | None
+    path: str | None
 
     @classmethod
     def of(cls, data: Json) -> DamageInfo:
