@@ -23,7 +23,7 @@ def plain(cls: type[T], data: Json, **made: Any) -> T:
 def path_of(data: Json) -> str:
     """A sandbox path from its root, as every method takes it. A byte that is not UTF-8 is a lone surrogate, as in
     Python's own paths; `os.fsencode` gives all bytes back."""
-    raw = base64.b64decode(data["path_b64"]) if "path_b64" in data else str(data["path"]).encode()
+    raw = base64.b64decode(data["path_b64"]) if data.get("path_b64") is not None else str(data["path"]).encode()
     return "/" + raw.decode(errors="surrogateescape")
 
 
@@ -229,6 +229,47 @@ class ChangeInfo:
     @classmethod
     def of(cls, data: Json) -> ChangeInfo:
         return cls(data["change"], path_of(data), EntryInfo.of(data["before"]), EntryInfo.of(data["after"]))
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """Something in a sandbox's tree. `kind` is file, directory, symlink, fifo, socket, char-device or block-device; `path`
+    is as in `ChangeInfo`, `name` its last part; `mode` is octal text; `target` is where a link leads that was listed."""
+
+    path: str
+    name: str
+    kind: str
+    mode: str
+    uid: int
+    gid: int
+    size: int
+    modified_at: str
+    target: str | None
+
+    @classmethod
+    def of(cls, data: Json) -> FileInfo:
+        path, target = path_of(data), data["target_b64"]
+        shown = None if target is None else base64.b64decode(target).decode(errors="surrogateescape")
+        return plain(cls, data, path=path, name=path.rpartition("/")[2] or "/", target=shown)
+
+    @property
+    def is_dir(self) -> bool:
+        return self.kind == "directory"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteInfo:
+    """What a write did, and the snapshot after it. `warnings` names what was left out."""
+
+    snapshot: SnapshotInfo
+    files: int
+    directories: int
+    bytes: int
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, data: Json) -> WriteInfo:
+        return plain(cls, data, snapshot=SnapshotInfo.of(data["snapshot"]), warnings=tuple(data["warnings"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ def test_sandbox_as_an_object(box: Sandbox, short_dir: Path) -> None:
     assert [snapshot.info.seq for snapshot in box.snapshots()] == [0, 1]
     assert box.files.read("a.txt") == box.files.read("/workspace/a.txt") == b"hello\n"
     assert box.files.exists("a.txt")
+    assert box.files.exists("/workspace"), "a directory is something, too"
     assert not box.files.exists("missing.txt")
     left, right = box.fork(2, name=f"{box.name}-fork")
     assert (left.name, right.name) == (f"{box.name}-fork-0", f"{box.name}-fork-1")
