@@ -4,6 +4,7 @@ descriptors, one component at a time, and no link is followed."""
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import stat
 import tarfile
@@ -220,8 +221,9 @@ class Unpacker:
             raise
 
     def _file(self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, new: str) -> None:
-        source = tar.extractfile(member)
-        assert source is not None
+        found = tar.extractfile(member)
+        assert found is not None
+        source = cast(io.RawIOBase, cast(io.BufferedReader, found).raw)  # its buffer refuses to seek in a stream
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with os.fdopen(os.open(new, flags, 0o600, dir_fd=parent), "wb", buffering=0) as file:
             for offset, length in cast("list[tuple[int, int]] | None", member.sparse) or [(0, member.size)]:

@@ -70,18 +70,19 @@ class LiveView(View):
             turns.give_way()
             try:
                 found.append(self._child(fd, directory, name))
-            except FileNotFoundError:
-                continue
+            except OSError as exc:
+                if exc.errno not in (errno.ENOENT, errno.EXDEV):
+                    raise
         return tuple(found)
 
     def find(self, directory: Directory, name: bytes) -> Child:
         if directory is _MOUNTED:
-            raise FileNotFoundError(errno.ENOENT, "something is mounted above it", os.fsdecode(name))
+            raise OSError(errno.EXDEV, "something is mounted above it", os.fsdecode(name))
         return self._child(self._handles.fd(directory), directory, name)
 
     def enter(self, directory: Directory, name: bytes) -> Directory:
         if directory is _MOUNTED:
-            raise FileNotFoundError(errno.ENOENT, "something is mounted above it", os.fsdecode(name))
+            raise OSError(errno.EXDEV, "something is mounted above it", os.fsdecode(name))
         try:
             fd = files.open_in_root(self._handles.fd(directory), name, files.DIR_FLAGS)
         except OSError as exc:
@@ -153,7 +154,7 @@ class LiveView(View):
         return inside if 0 <= inside < self._id_map.count else _NOBODY
 
     def _child(self, fd: int, directory: Node, name: bytes) -> Child:
-        """The entry `name` of an open directory. FileNotFoundError for a file that is mounted there, too."""
+        """The entry `name` of an open directory. OSError EXDEV for a file that is mounted there."""
         if name in (b"", b".", b"..") or b"/" in name:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(name))
         try:
@@ -163,7 +164,7 @@ class LiveView(View):
                 raise
             st = os.stat(name, dir_fd=fd, follow_symlinks=False)
             if not stat.S_ISDIR(st.st_mode):
-                raise FileNotFoundError(errno.ENOENT, "something is mounted there", os.fsdecode(name)) from exc
+                raise
             return Child(name, _MOUNT_POINT, directory)
         try:
             return Child(name, self._entry(os.fstat(held)), directory)

@@ -160,6 +160,8 @@ class FileCalls:
     ) -> Written:
         """See `Engine.write_file`."""
 
+        arguments: dict[str, Any] = {"path": _shown(path)}
+
         def receive(call: _Call) -> Place:
             owner = call.owner(user)
             with call.root() as root:
@@ -173,7 +175,7 @@ class FileCalls:
             except BaseException:
                 file.close()
                 raise
-            call.arguments["bytes"] = size
+            arguments["bytes"] = size
 
             def place(root: int) -> None:
                 with file:
@@ -181,7 +183,8 @@ class FileCalls:
 
             return place
 
-        return Written(self._make(ref, "write", {"path": _shown(path)}, path, receive))
+        snapshot = self._make(ref, "write", arguments, path, receive)
+        return Written(snapshot, bytes=arguments["bytes"])
 
     def unpack(
         self, ref: str, path: bytes, read: Callable[[int], bytes], *, user: str | None, attributes: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -85,11 +86,8 @@ def test_links_lead_nowhere_outside(root: Path, root_fd: int, target: str) -> No
     (root / "dir/link").symlink_to(target.format(out=root.parent / "outside"))
     (root / "above").symlink_to(target.format(out=root.parent / "outside").removesuffix("/secret"))
     for path in (b"dir/link", b"above/secret"):
-        try:
-            with placing.told("write", path):
-                put(root_fd, path, b"mine")
-        except SnapshotdError as exc:
-            assert "\n" not in exc.message
+        with contextlib.suppress(SnapshotdError), placing.told("write", path):
+            put(root_fd, path, b"mine")
 
 
 def test_a_link_inside_is_followed_as_in_the_sandbox(root: Path, root_fd: int) -> None:
@@ -178,8 +176,8 @@ def test_directories(root: Path, root_fd: int) -> None:
 def test_removing_and_renaming(root: Path, root_fd: int) -> None:
     (root / "tree/x").mkdir(parents=True)
     (root / "tree/out").symlink_to(root.parent / "outside")
+    (root / "full/x").mkdir(parents=True)
     with pytest.raises(Conflict), placing.told("rename", b"tree"):
-        (root / "full/x").mkdir(parents=True)
         placing.rename(root_fd, b"tree", b"full")
     with pytest.raises(UsageError), placing.told("rename", b"tree"):
         placing.rename(root_fd, b"tree", b"tree/x/y")
