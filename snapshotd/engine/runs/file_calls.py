@@ -25,9 +25,10 @@ from snapshotd.engine.sandbox.sandbox import Command, Sandbox
 from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
 from snapshotd.engine.sandbox.unpacking import Unpacked, Unpacker
 from snapshotd.engine.storing import look
-from snapshotd.errors import Conflict, SnapshotdError, UsageError
+from snapshotd.errors import Conflict, OutOfSpace, SnapshotdError, UsageError
 from snapshotd.formats.tar_writer import write_tree
 from snapshotd.kernel import files, turns
+from snapshotd.kernel.quota import Used
 from snapshotd.trees.live_view import LiveView
 from snapshotd.trees.view import View, follow
 from snapshotd.types import CallStatus, Kind, Snapshot, TrajectoryID, short
@@ -52,6 +53,22 @@ class _Call:
     began_at_ns: int = field(default_factory=time.time_ns)
     changed: bool = False
     """It has changed something already, so it is recorded even if it fails."""
+
+    room: Used = field(init=False)
+    """What is left of the sandbox's disk limit. Where there are quotas, the kernel sees to it, too."""
+
+    def __post_init__(self) -> None:
+        self.room = self.sandbox.room()
+
+    def take(self, size: int, files: int = 0) -> None:
+        """So much more is about to be written. Conflict: as `check`; OutOfSpace."""
+        self.check()
+        self.room = Used(self.room.bytes - size, self.room.inodes - files)
+        if min(self.room.bytes, self.room.inodes) < 0:
+            raise OutOfSpace(
+                f"cannot {self.name} so much in {short(self.sandbox.trajectory.id)}: it is more than the disk limit of the sandbox leaves; "
+                "remove files in it, or begin again with a larger limit"
+            )
 
     def check(self) -> None:
         """Conflict: the sandbox ends, or has ended."""
@@ -170,7 +187,7 @@ class FileCalls:
             try:
                 while piece := read(_PIECE_BYTES):
                     turns.give_way()
-                    call.check()
+                    call.take(len(piece))
                     size += files.write_all(file.fileno(), piece)
             except BaseException:
                 file.close()
@@ -193,7 +210,7 @@ class FileCalls:
         done = Unpacked()
 
         def receive(call: _Call) -> Place:
-            unpacker = Unpacker(call.root, call.owner(user), attributes, MOST_PATHS, call.check, done)
+            unpacker = Unpacker(call.root, call.owner(user), attributes, MOST_PATHS, call.take, done)
             try:
                 unpacker.unpack(path, read)
             finally:

@@ -33,13 +33,14 @@ class Unpacked:
 @dataclass(slots=True)
 class Unpacker:
     """`root` opens the live root for a moment; `owner` gets what is new. With `attributes`, modes and times are the
-    archive's, else they are those of any new file. `check` raises when nothing more is to be done."""
+    archive's, else they are those of any new file. `take` is told how many bytes and files
+    more are about to be written, and raises when they are not to be."""
 
     root: Callable[[], AbstractContextManager[int]]
     owner: placing.Owner
     attributes: bool
     most_paths: int
-    check: Callable[[], None]
+    take: Callable[[int, int], None]
     done: Unpacked = field(default_factory=Unpacked)
 
     def unpack(self, path: bytes, read: Callable[[int], bytes]) -> None:
@@ -47,12 +48,12 @@ class Unpacker:
         already."""
         reader = TarReader(_Stream(read))
         for member in reader:
-            self.check()
+            self.take(0, 1)
             self._take(path, member, reader)
         if not reader.ended_by_marker:
             raise UsageError("the archive has no end marker, so it may be cut off; send it again")
         while read(1 << 16):
-            self.check()  # what pads the archive
+            self.take(0, 0)  # what pads the archive
 
     def _take(self, top: bytes, member: Member, reader: TarReader) -> None:
         path = _below(top, member.path)
@@ -82,7 +83,7 @@ class Unpacker:
             spans = iter([(0, member.size)]) if member.extents is None else _pairs(member.extents)
             offset = left = 0
             for piece in reader.pieces():
-                self.check()
+                self.take(len(piece), 0)
                 rest = memoryview(piece)
                 while rest:
                     while not left:
