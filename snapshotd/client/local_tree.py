@@ -145,6 +145,8 @@ class Unpacker:
             while (member := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]  # else one for each file stays
                 self._take(tar, member)
+        for _ in pieces:
+            pass  # to its end, where the daemon says whether it was all
         return RestoreInfo(self.files, self.directories, self.written_bytes, tuple(self.warnings))
 
     def _take(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:

@@ -31,6 +31,7 @@ def box(client: Snapshotd, runtime: str) -> Iterator[Sandbox]:
     made.remove(force=True)
 
 
+@pytest.mark.each_runtime
 def test_each_write_is_a_step_that_a_rewind_takes_back(box: Sandbox, snap: Snap) -> None:
     files = box.files
     first = files.write("deep/er/" + ODD, "one").snapshot
@@ -86,6 +87,7 @@ def test_what_runs_is_seen_and_written_beside(box: Sandbox, snap: Snap) -> None:
     assert [one.info.tool.name for one in box.snapshots()] == ["start", "write", "exec"]
 
 
+@pytest.mark.each_runtime
 def test_nothing_leads_out_of_a_sandbox_or_blocks(box: Sandbox) -> None:
     files = box.files
     box.exec("ln -s /proc/1/root/etc up; ln -s /proc/self/environ env; mkfifo fifo; ln -s /dev/zero zero", check=True)

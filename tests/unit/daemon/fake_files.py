@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 import tarfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -48,18 +49,17 @@ class FakeFiles(base.Engine):
             yield self.stat_file(ref, top + name)
 
     def read_archive(self, ref: str, path: bytes, write: Callable[[bytes], object]) -> tuple[str, ...]:
-        kind, data = self.stat_file(ref, path).entry.kind, io.BytesIO()
+        self.stat_file(ref, path)
+        data = io.BytesIO()
         top = path.rpartition(b"/")[2].decode()
         with tarfile.open(fileobj=data, mode="w") as tar:
-            if kind is Kind.DIRECTORY:
-                item = tarfile.TarInfo(top)
-                item.type, item.mode = tarfile.DIRTYPE, 0o755
-                tar.addfile(item)
-            for name, content in self._files_of(ref).items():
-                if name == path or name.startswith(path + b"/"):
-                    item = tarfile.TarInfo(top + name[len(path) :].decode(errors="surrogateescape"))
-                    item.size = len(content)
-                    tar.addfile(item, io.BytesIO(content))
+            found = {n: c for n, c in self._files_of(ref).items() if n == path or n.startswith(path + b"/")}
+            above = {n[: at.start()] for n in found for at in re.finditer(b"/", n) if at.start() >= len(path)}
+            for name in sorted({*found, *above}):
+                item = tarfile.TarInfo(top + name[len(path) :].decode(errors="surrogateescape"))
+                item.type = tarfile.REGTYPE if name in found else tarfile.DIRTYPE
+                item.size = len(found.get(name, b""))
+                tar.addfile(item, io.BytesIO(found.get(name, b"")))
         write(data.getvalue())
         return ("one fifo was left out",)
 

@@ -73,6 +73,51 @@ def test_sandbox_as_an_object(box: Sandbox, short_dir: Path) -> None:
     assert box.info.status == "stopped"
 
 
+def test_files_are_written_and_read(box: Sandbox, short_dir: Path) -> None:
+    done = box.files.write("odd\udcff", "text", user="me", mode=0o600)
+    assert done.snapshot.tool.arguments == {"path": "/workspace/odd\udcff", "user": "me", "mode": 0o600}
+    assert box.files.read_text(b"odd\xff") == "text"
+    with (short_dir / "f").open("wb") as file:
+        file.write(bytes(3 << 20))
+    with (short_dir / "f").open("rb") as file:
+        assert box.files.write("/large", file, wait="stored").snapshot.state == "stored"
+    assert sum(map(len, box.files.stream("/large"))) == 3 << 20
+    many = box.files.write_many({"d/one": "1", "/two": b"2"}).snapshot.tool.arguments
+    assert many == {"paths": ["/workspace/d/one", "/two"], "user": None, "attributes": False}
+    assert [(item.path, item.name, item.kind, item.size) for item in box.files.list()] == [
+        ("/workspace/a.txt", "a.txt", "file", 6),
+        ("/workspace/d", "d", "directory", 0),
+        ("/workspace/odd\udcff", "odd\udcff", "file", 4),
+    ]
+    assert (box.files.stat("d").is_dir, box.files.stat("/").name) == (True, "/")
+    assert box.files.make_dir("e").tool.name == "make_dir"
+    assert box.files.rename("d/one", "e/one").tool.arguments == {"path": "/workspace/d/one", "to": "/workspace/e/one"}
+    before = box.head()
+    assert box.files.remove("e").tool.name == "remove"
+    assert (box.files.exists("e"), before.files.exists("e")) == (False, True)
+
+    heard: list[int] = []
+    (short_dir / "in/sub").mkdir(parents=True)
+    (short_dir / "in/sub/x").write_text("x")
+    box.files.upload(short_dir / "in", "in", moved=heard.append)
+    box.files.upload(short_dir / "in/sub/x", "y")
+    assert box.files.read("in/sub/x") == box.files.read("y") == b"x"
+    report = box.files.download("in", short_dir / "out", moved=heard.append)
+    assert report.warnings == ("one fifo was left out",)
+    assert (short_dir / "out/sub/x").read_text() == "x"
+    box.files.download("y", short_dir / "z")
+    assert (short_dir / "z").read_text() == "x"
+    assert len(heard) >= 2
+    for wrong in ({}, [("x/../../y", "")]):
+        with pytest.raises(UsageError):
+            box.files.write_many(wrong)
+    for source in (short_dir / "nothing", "\0"):
+        with pytest.raises(UsageError):
+            box.files.upload(source, "x")
+    with pytest.raises(UsageError):
+        box.files.write("../x", "")
+
+
 def test_a_string_goes_through_the_shell(box: Sandbox) -> None:
     assert box.exec("a | b").stdout == "/bin/sh -c a | b\n"
 
