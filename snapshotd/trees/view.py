@@ -2,6 +2,7 @@
 
     stack_view.py    a stack of layers (directories)
     stored_view.py   a tree in the repository
+    live_view.py     the live root of a sandbox
 
 Paths are bytes relative to the root; b"" is the root, surplus slashes do not count, `.` and `..` are not followed (they
 do not exist), links are never followed. Every method raises OSError: FileNotFoundError, NotADirectoryError (a component

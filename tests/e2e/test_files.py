@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.client import Sandbox, Snapshotd
+from snapshotd.client import Sandbox, Snapshot, Snapshotd
 from snapshotd.errors import Conflict, NotFound, OutOfSpace, UsageError
 from tests.e2e.support import Snap, wait_until
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 ODD = "new\nline\udcff *"
 
 
@@ -159,6 +160,38 @@ def test_a_write_that_is_cut_off_leaves_the_old_file(snap: Snap, client: Snapsho
     assert (call.name, call.status) == ("write", "interrupted")
     assert call.arguments == {"path": "/workspace", "paths": ["/workspace/new"], "files": 1, "bytes": 1 << 20}
     assert box.files.read("f") == b"old"
+    box.remove(force=True)
+
+
+@pytest.mark.runc
+def test_the_page_shows_what_its_example_prints(snap: Snap, tmp_path: Path) -> None:
+    page = (DOCS / "client.md").read_text()
+    env = {**snap.env, "PYTHONPATH": str(DOCS.parent)}
+    words = [sys.executable, str(DOCS / "examples/client/files.py")]
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=snap.timeout_s)
+    assert done.stderr == ""
+    assert f"$ python3 files.py\n{done.stdout}```" in page
+    assert (tmp_path / "copy/app.sh").read_text() == "echo one > out.txt\n"
+
+
+@pytest.mark.runc
+def test_steps_go_on_beside_a_slow_write(snap: Snap, client: Snapshotd) -> None:
+    box = Sandbox.create(runtime="runc", client=client)
+
+    parts = [b"one ", b"two", b""]
+
+    class Slow(io.RawIOBase):
+        def read(self, size: int = -1) -> bytes:
+            box.exec("echo $$ > beside", check=True)
+            return parts.pop(0)
+
+    taken = box.files.write("f", Slow()).snapshot  # type: ignore[arg-type]
+    assert box.exec("cat f").stdout == "one two"
+    made = [one for one in box.snapshots() if one.info.tool.name == "exec"]
+    assert not any(one.files.exists("f") for one in made[:3])
+    assert Snapshot(client, taken).files.read("f") == b"one two"
+    assert box.rewind(made[0]).info.tool.name == "rewind", "nothing holds the sandbox any more"
+    assert not box.files.exists("f")
     box.remove(force=True)
 
 

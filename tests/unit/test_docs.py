@@ -47,16 +47,14 @@ def test_relative_links_exist(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
-EXAMPLES = ROOT / "docs" / "examples" / "agents"
-
-
-def test_the_agents_page_quotes_every_example_as_it_is() -> None:
-    page = (ROOT / "docs" / "agents.md").read_text()
+@pytest.mark.parametrize(("name", "least"), [("agents", 11), ("client", 1)])
+def test_a_page_quotes_its_examples_as_they_are(name: str, least: int) -> None:
+    page = (ROOT / "docs" / f"{name}.md").read_text()
     blocks = FENCED.findall(page)
-    files = sorted(path for path in EXAMPLES.iterdir() if path.is_file())
-    assert len(files) > 10
+    files = sorted(path for path in (ROOT / "docs" / "examples" / name).iterdir() if path.is_file())
+    assert len(files) >= least
     for path in files:
-        assert f"](examples/agents/{path.name})" in page, f"{path.name} is not linked"
+        assert f"](examples/{name}/{path.name})" in page, f"{path.name} is not linked"
         assert path.read_text() in blocks, f"{path.name} is not quoted as it is"
 
 

@@ -25,7 +25,7 @@ from snapshotd.engine.sandbox.sandbox import Command, Sandbox
 from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
 from snapshotd.engine.sandbox.unpacking import Unpacked, Unpacker
 from snapshotd.engine.storing import look
-from snapshotd.errors import Conflict, OutOfSpace, SnapshotdError, UsageError
+from snapshotd.errors import Conflict, DataLoss, OutOfSpace, SnapshotdError, UsageError
 from snapshotd.formats.tar_writer import write_tree
 from snapshotd.kernel import files, turns
 from snapshotd.kernel.quota import Used
@@ -50,6 +50,8 @@ class _Call:
     command: Command
     name: str
     arguments: dict[str, Any]
+    opened: contextlib.ExitStack
+    """Closes what is open, whatever happens."""
     began_at_ns: int = field(default_factory=time.time_ns)
     changed: bool = False
     """It has changed something already, so it is recorded even if it fails."""
@@ -159,7 +161,11 @@ class FileCalls:
                 return None
             sandbox.revive()
             store, layers = sandbox.store, (sandbox.upper, *sandbox.stack.layers)
-            store.hold(layers)
+            if not store.hold(layers):
+                raise DataLoss(
+                    f"a layer of the sandbox of {short(trajectory)} is missing in {store.root}; read its files at its head, by the "
+                    f"snapshot's id {short(sandbox.head)}"
+                )
             try:
                 root = sandbox.target.open_root()
                 try:
@@ -182,21 +188,16 @@ class FileCalls:
         def receive(call: _Call) -> Place:
             owner = call.owner(user)
             with call.root() as root:
-                file = os.fdopen(placing.unnamed(root), "wb", buffering=0)
-            size = 0
-            try:
-                while piece := read(_PIECE_BYTES):
-                    turns.give_way()
-                    call.take(len(piece))
-                    size += files.write_all(file.fileno(), piece)
-            except BaseException:
-                file.close()
-                raise
-            arguments["bytes"] = size
+                file = call.opened.enter_context(os.fdopen(placing.unnamed(root), "wb", buffering=0))
+            arguments["bytes"] = 0
+            while piece := read(_PIECE_BYTES):
+                turns.give_way()
+                call.take(len(piece))
+                arguments["bytes"] += files.write_all(file.fileno(), piece)
 
             def place(root: int) -> None:
-                with file:
-                    placing.put(root, path, file.fileno(), owner, mode)
+                placing.put(root, path, file.fileno(), owner, mode)
+                file.close()  # no root is sealed while a file in it is open for writing
 
             return place
 
@@ -253,19 +254,19 @@ class FileCalls:
         """Make a call: `receive` takes in what comes from outside, and what it returns puts it in place."""
         sandbox = self._sessions.running(self._context.catalog.resolve_trajectory(ref))
         self._sessions.check_place(sandbox)
-        with sandbox.command() as command:
-            call = _Call(sandbox, command, name, arguments)
+        with sandbox.command() as command, contextlib.ExitStack() as opened:
+            call = _Call(sandbox, command, name, arguments, opened)
             try:
                 with placing.told(name.replace("_", " "), path):
                     place = receive(call)
                     with sandbox.lock, turns.first():
-                        before = sandbox.changed
-                        try:
-                            with call.root() as root:
+                        with call.root() as root:
+                            before = sandbox.changed
+                            try:
                                 place(root)
-                        except BaseException:
-                            call.changed |= sandbox.changed and not before
-                            raise
+                            except BaseException:
+                                call.changed |= sandbox.changed and not before
+                                raise
                         return self._commit(call)
             except BaseException as exc:
                 if call.changed:
