@@ -65,6 +65,10 @@ def test_each_write_is_a_step_that_a_rewind_takes_back(box: Sandbox, snap: Snap)
     old = box.snapshots()[1]
     assert old.files.read_text("deep/er/" + ODD) == "one"
     assert [(item.name, item.kind) for item in old.files.list()] == [("deep", "directory")]
+    old.tag(f"old-{box.id[:8]}")
+    for ref in (old.id, f"old-{box.id[:8]}"):
+        with pytest.raises(UsageError, match="snapshot"):
+            old._client.write_file(ref, "x", "what is past does not change")
     box.rewind(old)
     assert files.read("deep/er/" + ODD) == b"one"
     box.stop()

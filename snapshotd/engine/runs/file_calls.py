@@ -33,7 +33,7 @@ from snapshotd.trees.live_view import LiveView
 from snapshotd.trees.view import View, follow
 from snapshotd.types import CallStatus, Kind, Snapshot, TrajectoryID, short
 
-MOST_PATHS = 1000
+MOST_PATHS = 256
 """Files that the record of one call names; how many there were it says, too."""
 _PIECE_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
@@ -55,7 +55,6 @@ class _Call:
     began_at_ns: int = field(default_factory=time.time_ns)
     changed: bool = False
     """It has changed something already, so it is recorded even if it fails."""
-
     room: Used = field(init=False)
     """What is left of the sandbox's disk limit. Where there are quotas, the kernel sees to it, too."""
 
@@ -142,7 +141,7 @@ class FileCalls:
     def _view(self, ref: str) -> Iterator[View]:
         """The files that `ref` names: of a snapshot, or of a trajectory as they are now."""
         snapshot = self._context.catalog.resolve_snapshot(ref)
-        if ref not in snapshot.tags and not snapshot.id.startswith(ref):
+        if not _is_named(snapshot, ref):
             live = self._live_view(snapshot.trajectory)
             if live is not None:
                 with live:
@@ -252,7 +251,16 @@ class FileCalls:
         self, ref: str, name: str, arguments: dict[str, Any], path: bytes, receive: Callable[[_Call], Place]
     ) -> Snapshot:
         """Make a call: `receive` takes in what comes from outside, and what it returns puts it in place."""
-        sandbox = self._sessions.running(self._context.catalog.resolve_trajectory(ref))
+        trajectory, snapshot = (
+            self._context.catalog.resolve_trajectory(ref),
+            self._context.catalog.resolve_snapshot(ref),
+        )
+        if _is_named(snapshot, ref):
+            raise UsageError(
+                f"{ref} is a snapshot, whose files do not change: name its trajectory {trajectory.name or short(trajectory.id)}, "
+                "or fork it and write there"
+            )
+        sandbox = self._sessions.running(trajectory)
         self._sessions.check_place(sandbox)
         with sandbox.command() as command, contextlib.ExitStack() as opened:
             call = _Call(sandbox, command, name, arguments, opened)
@@ -285,9 +293,18 @@ class FileCalls:
     def _commit(self, call: _Call, status: CallStatus = CallStatus.DONE, error: str | None = None) -> Snapshot:
         funnel = self._context.secrecy.of(call.sandbox.trajectory)
         record = marker(
-            call.name, funnel.conceal(call.arguments), status=status, started_at_ns=call.began_at_ns, error=error
+            call.name,
+            funnel.conceal(call.arguments),
+            status=status,
+            started_at_ns=call.began_at_ns,
+            error=funnel.conceal(error),
         )
         return commit_step(self._context.catalog, call.sandbox, record, self._listener)
+
+
+def _is_named(snapshot: Snapshot, ref: str) -> bool:
+    """Whether that is what `ref` names, and not the trajectory whose head it is."""
+    return ref in snapshot.tags or snapshot.id.startswith(ref)
 
 
 def _shown(path: bytes) -> str:
