@@ -33,7 +33,7 @@ def box(client: Snapshotd, runtime: str) -> Iterator[Sandbox]:
 
 
 @pytest.mark.each_runtime
-def test_each_write_is_a_step_that_a_rewind_takes_back(box: Sandbox, snap: Snap) -> None:
+def test_each_write_is_a_step_that_a_rewind_takes_back(box: Sandbox, client: Snapshotd) -> None:
     files = box.files
     first = files.write("deep/er/" + ODD, "one").snapshot
     assert (first.tool.name, first.tool.status) == ("write", "done")
@@ -68,7 +68,7 @@ def test_each_write_is_a_step_that_a_rewind_takes_back(box: Sandbox, snap: Snap)
     old.tag(f"old-{box.id[:8]}")
     for ref in (old.id, f"old-{box.id[:8]}"):
         with pytest.raises(UsageError, match="snapshot"):
-            old._client.write_file(ref, "x", "what is past does not change")
+            client.write_file(ref, "x", "what is past does not change")
     box.rewind(old)
     assert files.read("deep/er/" + ODD) == b"one"
     box.stop()
@@ -196,6 +196,18 @@ def test_steps_go_on_beside_a_slow_write(snap: Snap, client: Snapshotd) -> None:
     assert Snapshot(client, taken).files.read("f") == b"one two"
     assert box.rewind(made[0]).info.tool.name == "rewind", "nothing holds the sandbox any more"
     assert not box.files.exists("f")
+
+    names, data = {item.name for item in box.files.list("/usr/bin")}, io.BytesIO()
+
+    def write(piece: bytes) -> None:
+        data.write(piece)
+        if data.tell() < 8 << 20:
+            box.exec("echo $$ >> /usr/bin/beside", check=True)
+
+    client.read_archive(box.id, "/usr/bin", write)
+    data.seek(0)
+    with tarfile.open(fileobj=data) as archive:
+        assert names <= {item.name.removeprefix("bin/") for item in archive}
     box.remove(force=True)
 
 
