@@ -85,7 +85,7 @@ def verbs(client: Snapshotd, trajectory: str, first: str) -> dict[str, float]:
     path = next(
         c.path
         for c in client.diff(newest[-2].id, last.id)
-        if c.path.startswith(b"workspace/d") and c.path.count(b"/") == 2
+        if c.path.startswith("/workspace/d") and c.path.count("/") == 3
     )
     neighbours = [_diff(client, a.id, b.id, 3) for a, b in itertools.pairwise(newest)]
     whole = median_ms(lambda: client.log(trajectory), 5)
@@ -108,14 +108,14 @@ def _diff(client: Snapshotd, a: str, b: str, rounds: int) -> float:
     return median_ms(lambda: list(client.diff(a, b)), rounds)
 
 
-def forks(client: Snapshotd, snapshot: str, path: bytes) -> dict[str, float]:
+def forks(client: Snapshotd, snapshot: str, path: str) -> dict[str, float]:
     """Bare, with the first command, and taken away."""
     bare, command, gone = [], [], []
     for _ in range(ROUNDS):
         began = time.perf_counter()
         (made,) = client.fork(snapshot).trajectories
         stood = time.perf_counter()
-        client.exec(made.id, ["cat", f"/{os.fsdecode(path)}"])
+        client.exec(made.id, ["cat", path])
         done = time.perf_counter()
         client.remove(made.id, force=True)
         gone.append(time.perf_counter() - done)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 from typing import Any
 
 import click
 
-from snapshotd.cli.text import printable_path
+from snapshotd.cli.text import path_json, printable
 from snapshotd.client.results import ChangeInfo
 
 _LETTERS = {"added": ("A", "green"), "changed": ("M", "yellow"), "deleted": ("D", "red")}
@@ -24,16 +23,12 @@ def change_path(change: ChangeInfo) -> str:
     """The path with a mark of its kind, as `ls -F` has them."""
     entry = change.after or change.before
     mark = {"directory": "/", "symlink": "@", "fifo": "|", "socket": "="}.get(entry.kind if entry else "", "")
-    return printable_path(change.path) + mark
+    return printable(change.path) + mark
 
 
 def change_json(change: ChangeInfo) -> dict[str, Any]:
     """{change,path,before,after}, and path_b64 for a path that is not UTF-8."""
-    answer: dict[str, Any] = {"change": change.change, "path": "/" + change.path.decode(errors="replace")}
-    try:
-        change.path.decode()
-    except UnicodeDecodeError:
-        answer["path_b64"] = base64.b64encode(b"/" + change.path).decode()
+    answer: dict[str, Any] = {"change": change.change, **path_json(change.path)}
     for side in ("before", "after"):
         entry = getattr(change, side)
         answer[side] = None if entry is None else dataclasses.asdict(entry)

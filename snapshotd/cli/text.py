@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -28,9 +30,11 @@ def _escaped(ch: str) -> str:
     return ch.encode("unicode_escape").decode()
 
 
-def printable_path(path: bytes) -> str:
-    """A sandbox path with its leading slash, safe to show."""
-    return printable("/" + path.decode(errors="surrogateescape"))
+def path_json(path: str) -> dict[str, str]:
+    """A sandbox path for JSON: `path` as text, and `path_b64` where that has lost a byte."""
+    raw = os.fsencode(path)
+    text = raw.decode(errors="replace")
+    return {"path": text} if text.encode() == raw else {"path": text, "path_b64": base64.b64encode(raw).decode()}
 
 
 def shown_id(any_id: str | None, *, full: bool) -> str:

@@ -12,7 +12,7 @@
 
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.mind import RECORDED
-from snapshotd.client.results import Policy, Provider
+from snapshotd.client.results import FileInfo, Policy, Provider, WriteInfo
 from snapshotd.client.sandbox import ExecFailed, ExecResult, Sandbox, Snapshot
 from snapshotd.errors import SnapshotdError
 
@@ -20,10 +20,12 @@ __all__ = [
     "RECORDED",
     "ExecFailed",
     "ExecResult",
+    "FileInfo",
     "Policy",
     "Provider",
     "Sandbox",
     "Snapshot",
     "Snapshotd",
     "SnapshotdError",
+    "WriteInfo",
 ]

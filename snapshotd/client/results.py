@@ -20,9 +20,11 @@ def plain(cls: type[T], data: Json, **made: Any) -> T:
     return cls(**{name: made[name] if name in made else data[name] for name in names})
 
 
-def path_of(data: Json) -> bytes:
-    """A sandbox path, every byte of it."""
-    return base64.b64decode(data["path_b64"]) if "path_b64" in data else str(data["path"]).encode()
+def path_of(data: Json) -> str:
+    """A sandbox path from its root, as every method takes it. A byte that is not UTF-8 is a lone surrogate, as in
+    Python's own paths; `os.fsencode` gives all bytes back."""
+    raw = base64.b64decode(data["path_b64"]) if data.get("path_b64") is not None else str(data["path"]).encode()
+    return "/" + raw.decode(errors="surrogateescape")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,17 +220,57 @@ class EntryInfo:
 
 @dataclass(frozen=True, slots=True)
 class ChangeInfo:
-    """One path that differs: `change` is added, changed or deleted; `path` is the sandbox's bytes, without a leading
-    slash."""
+    """One path that differs: `change` is added, changed or deleted; `path` begins with a slash (`path_of`)."""
 
     change: str
-    path: bytes
+    path: str
     before: EntryInfo | None
     after: EntryInfo | None
 
     @classmethod
     def of(cls, data: Json) -> ChangeInfo:
         return cls(data["change"], path_of(data), EntryInfo.of(data["before"]), EntryInfo.of(data["after"]))
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """Something in a sandbox's tree. `kind` is file, directory, symlink, fifo, socket, char-device or block-device; `path`
+    is as in `ChangeInfo`, `name` its last part; `mode` is octal text; `target` is where a link leads that was listed."""
+
+    path: str
+    name: str
+    kind: str
+    mode: str
+    uid: int
+    gid: int
+    size: int
+    modified_at: str
+    target: str | None
+
+    @classmethod
+    def of(cls, data: Json) -> FileInfo:
+        path, target = path_of(data), data["target_b64"]
+        shown = None if target is None else base64.b64decode(target).decode(errors="surrogateescape")
+        return plain(cls, data, path=path, name=path.rpartition("/")[2] or "/", target=shown)
+
+    @property
+    def is_dir(self) -> bool:
+        return self.kind == "directory"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteInfo:
+    """What a write did, and the snapshot after it. `warnings` names what was left out."""
+
+    snapshot: SnapshotInfo
+    files: int
+    directories: int
+    bytes: int
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, data: Json) -> WriteInfo:
+        return plain(cls, data, snapshot=SnapshotInfo.of(data["snapshot"]), warnings=tuple(data["warnings"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,13 +388,13 @@ class PruneInfo:
 
 @dataclass(frozen=True, slots=True)
 class DamageInfo:
-    """One thing that is wrong. `snapshot` and `path` (bytes, without a leading slash) name the first that needs it."""
+    """One thing that is wrong. `snapshot` and `path` (from the root, as in `ChangeInfo`) name the first that needs it."""
 
     pack: str | None
     object: str | None
     what: str
     snapshot: str | None
-    path: bytes | None
+    path: str | None
 
     @classmethod
     def of(cls, data: Json) -> DamageInfo:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from snapshotd.client.client import Form, Snapshotd
+from snapshotd.client.files import SandboxFiles, SnapshotFiles
 from snapshotd.client.mind import Mode
 from snapshotd.client.results import (
     ChangeInfo,
@@ -24,7 +25,7 @@ from snapshotd.client.results import (
 )
 from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
 from snapshotd.client.verbs import Wait
-from snapshotd.errors import NotFound, SnapshotdError, UsageError
+from snapshotd.errors import SnapshotdError
 from snapshotd.types import DEFAULT_TENANT
 
 
@@ -60,11 +61,12 @@ class ExecFailed(SnapshotdError):  # noqa: N818 - like every error of ours, it i
 
 
 class Snapshot:
-    """One immutable snapshot. `info` is its record."""
+    """One immutable snapshot. `info` is its record, `files` reads its files."""
 
     def __init__(self, client: Snapshotd, info: SnapshotInfo) -> None:
         self._client = client
         self.info = info
+        self.files = SnapshotFiles(client, info.id)
 
     @classmethod
     def get(cls, ref: str, *, client: Snapshotd | None = None) -> Snapshot:
@@ -147,50 +149,15 @@ class Snapshot:
         return f"<Snapshot {self.id[:12]} seq={self.info.seq} tool={self.info.tool.name!r}>"
 
 
-class Files:
-    """A sandbox's files as of its newest snapshot, so every read is consistent. Writing is done by commands
-    (`Sandbox.exec`)."""
-
-    def __init__(self, client: Snapshotd, trajectory: str) -> None:
-        self._client = client
-        self._trajectory = trajectory
-
-    def read(self, path: str | bytes) -> bytes:
-        """The content; relative paths start at /workspace."""
-        return b"".join(self._client.cat(self._trajectory, _in_workspace(path)))
-
-    def read_text(self, path: str | bytes, encoding: str = "utf-8") -> str:
-        return self.read(path).decode(encoding)
-
-    def exists(self, path: str | bytes) -> bool:
-        """True if the path is a regular file. A directory gives False."""
-        try:
-            for _ in self._client.cat(self._trajectory, _in_workspace(path)):
-                break
-        except (NotFound, UsageError):
-            return False
-        return True
-
-    def list(self, path: str = ".") -> list[str]:
-        """The names in a directory, sorted, as seen by a throw-away fork of the newest snapshot (needs `ls` in the
-        image)."""
-        directory = "/" + _in_workspace(path).decode()
-        head = self._client.trajectory(self._trajectory).head
-        result = _exec(self._client.exec_snapshot, head, ["ls", "-A1", "--", directory], cwd="/")
-        if result.exit_code != 0:
-            raise NotFound(f"there is no directory {directory} to list: {result.stderr.strip()}")
-        return sorted(result.stdout.splitlines())
-
-
 class Sandbox:
     """A trajectory and its running sandbox. Leaving a `with` block stops it, with a last snapshot; nothing is
-    removed."""
+    removed. `files` reads and writes its files."""
 
     def __init__(self, client: Snapshotd, info: TrajectoryInfo) -> None:
         self._client = client
         self.id = info.id
         self.name = info.name
-        self.files = Files(client, info.id)
+        self.files = SandboxFiles(client, info.id)
 
     @classmethod
     def create(
@@ -387,8 +354,3 @@ def _exec(
 
 def _id(snapshot: Snapshot | str) -> str:
     return snapshot.id if isinstance(snapshot, Snapshot) else snapshot
-
-
-def _in_workspace(path: str | bytes) -> bytes:
-    raw = path.encode(errors="surrogateescape") if isinstance(path, str) else path
-    return raw.lstrip(b"/") if raw.startswith(b"/") else b"workspace/" + raw

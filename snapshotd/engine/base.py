@@ -21,6 +21,7 @@ from typing import Any, Literal
 from snapshotd.engine.caller import Caller as Caller
 from snapshotd.engine.caller import Stream as Stream
 from snapshotd.trees.base import Change, RestoreReport
+from snapshotd.trees.base import Entry as TreeEntry
 from snapshotd.types import (
     DEFAULT_TENANT,
     Approval,
@@ -115,6 +116,26 @@ class ExecResult:
     exit_code: int
     snapshot: Snapshot | None
     call: ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """Something in a tree: its path from the root (without a leading slash), what it is, and a link's target."""
+
+    path: bytes
+    entry: TreeEntry
+    target: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a write has done, and its snapshot. `warnings` names what was left out of an archive."""
+
+    snapshot: Snapshot
+    files: int = 1
+    directories: int = 0
+    bytes: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -556,6 +577,60 @@ class Engine(ABC):
 
     @abstractmethod
     def value_history(self, tenant: str, namespace: str, key: str) -> list[StoredValue]: ...
+
+    # -- files of sandboxes --------------------------------------------------------------------------------------------
+    # Paths are bytes from the root, without a leading slash. For those that read, `ref` names a snapshot by its id or a
+    # tag, and by a trajectory's name or id its files as they are now: of the live sandbox, or of the head if none runs.
+    # Links are followed and stay inside. NotFound: there is nothing; UsageError: the path leads through what is no
+    # directory, or is of the wrong kind.
+
+    @abstractmethod
+    def read_file(self, ref: str, path: bytes) -> Iterator[bytes]:
+        """A regular file's content in pieces; of a live one as much as it had when it was opened."""
+
+    @abstractmethod
+    def stat_file(self, ref: str, path: bytes) -> FileEntry:
+        """What is there, behind all links."""
+
+    @abstractmethod
+    def list_files(self, ref: str, path: bytes) -> Iterator[FileEntry]:
+        """The entries of a directory, sorted by the bytes of their names; links are not followed."""
+
+    @abstractmethod
+    def read_archive(self, ref: str, path: bytes, write: Callable[[bytes], object]) -> tuple[str, ...]:
+        """Write what is there, with everything below it, as a tar whose members' paths begin with its last name (the
+        root's with `./`). Returns warnings: what the form cannot hold."""
+
+    # The others are each one tool call with one snapshot in a trajectory's sandbox, which is started if it is not up.
+    # The daemon makes the change itself. New files belong to root, or to `user`. Where something is mounted, nothing is
+    # written (UsageError). One that fails before it has changed anything leaves no snapshot; else it is recorded as failed.
+
+    @abstractmethod
+    def write_file(
+        self, ref: str, path: bytes, read: Callable[[int], bytes], *, user: str | None = None, mode: int | None = None
+    ) -> Written:
+        """Fill a file with what `read(count)` gives until it gives nothing, and put it in place in one instant: until
+        then the old one is there, and it stays when anything fails. Missing directories are made. What is overwritten
+        keeps its owner, and its mode unless `mode` is given (0644 for a new file)."""
+
+    @abstractmethod
+    def write_archive(
+        self, ref: str, path: bytes, read: Callable[[int], bytes], *, user: str | None = None, attributes: bool = True
+    ) -> Written:
+        """Put the members of a tar below the directory `path`, each as `write_file`. With `attributes` modes and times
+        are the archive's. What was there besides stays."""
+
+    @abstractmethod
+    def make_dir(self, ref: str, path: bytes, *, user: str | None = None) -> Snapshot:
+        """A directory, with those above it. Not an error when it is there."""
+
+    @abstractmethod
+    def remove_file(self, ref: str, path: bytes) -> Snapshot:
+        """Remove a file, a link, or a directory with everything in it."""
+
+    @abstractmethod
+    def rename_file(self, ref: str, path: bytes, to: bytes) -> Snapshot:
+        """As rename(2): in place of a file, or of an empty directory."""
 
     # -- durable storage -----------------------------------------------------------------------------------------------
 

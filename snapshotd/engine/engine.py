@@ -34,6 +34,7 @@ from snapshotd.engine.base import (
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import completed
+from snapshotd.engine.file_verbs import FileVerbs
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.gateways import GatewayMaker, Gateways, provider_env
@@ -41,6 +42,7 @@ from snapshotd.engine.mind.keyvalue import KeyValueStore, tenant_env
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.mind_verbs import Mind, MindVerbs
 from snapshotd.engine.runs import dependencies, inputs, recover
+from snapshotd.engine.runs.file_calls import FileCalls
 from snapshotd.engine.runs.forks import Forks
 from snapshotd.engine.runs.launch import Launcher
 from snapshotd.engine.runs.resume import Resumes
@@ -88,7 +90,7 @@ MAX_FORKS = 256
 _log = logging.getLogger(__name__)
 
 
-class LocalEngine(MindVerbs):
+class LocalEngine(MindVerbs, FileVerbs):
     """The real engine, on this machine's kernel and runtimes."""
 
     def __init__(self, context: Context, lazy: LazyLayers | None, gateway: GatewayMaker) -> None:
@@ -123,6 +125,7 @@ class LocalEngine(MindVerbs):
         self._upkeep = Upkeep(context, self._archive, archiver, self._cold, self._sessions.stood_on, self._evict)
         self._forks = Forks(context, self._sessions, self._forget)
         self._resumes = Resumes(context, self._sessions)
+        self._files = FileCalls(context, self._sessions, self._background.submit)
         self._mind = Mind(
             context,
             self._sessions,

@@ -13,9 +13,12 @@ from __future__ import annotations
 import base64
 import errno
 import os
+from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from enum import Enum
 from functools import partial
+from itertools import islice
 
 from snapshotd.errors import DataLoss
 from snapshotd.formats.ingest_nodes import printable
@@ -63,16 +66,18 @@ class Marks(Enum):
     `overlay_marks`."""
 
 
-def write_tree(view: View, write: Callable[[bytes], object], *, marks: Marks = Marks.NONE) -> tuple[str, ...]:
+def write_tree(
+    view: View, write: Callable[[bytes], object], *, marks: Marks = Marks.NONE, top: bytes = b""
+) -> tuple[str, ...]:
     """Write the tree as a tar with its end marker. The root is the member `./`, parents come before children, siblings
-    sorted.
+    sorted. With `top`, write only what that path names and all below it: its last name begins the members' paths.
 
     `write` gets pieces of up to some MiB. Returns warnings, one sentence for each thing the format cannot hold:
     sockets, attributes or a path beyond the bounds of our own reader (`tar_reader`). Raises the errors of the view and
     of `write`, and DataLoss for a file that is shorter than recorded; the stream is cut off then.
     """
     writer = _Writer(view, write, marks)
-    writer.run()
+    writer.run(top)
     return writer.warnings()
 
 
@@ -94,7 +99,7 @@ class _Frame:
 
     def __init__(self, parent: _Frame | None, name: bytes, directory: Directory) -> None:
         self.parent, self.name, self.directory = parent, name, directory
-        self.length: int = parent.length + len(name) + 1 if parent is not None else 0
+        self.length: int = (parent.length if parent is not None else 0) + (len(name) + 1 if name else 0)
         self.children: Iterator[Child] = iter(())
 
     def path_to(self, name: bytes) -> bytes:
@@ -102,6 +107,8 @@ class _Frame:
         while at.parent is not None:
             names.append(at.name)
             at = at.parent
+        if at.name:
+            names.append(at.name)
         return b"/".join(reversed(names))
 
 
@@ -118,10 +125,19 @@ class _Writer:
         more = (f"{self._unlisted} more warnings are not listed",) if self._unlisted else ()
         return (*self._warnings, *more)
 
-    def run(self) -> None:
-        root = _Frame(None, b"", self._view.directory())
-        xattrs = self._read_xattrs(b".", lambda: self._view.directory_xattrs(root.directory))
-        self._header(b"./", self._view.entry_of(root.directory), xattrs=xattrs)
+    def run(self, top: bytes) -> None:
+        child = self._view.child(top) if top else None
+        if child is not None and child.entry.kind is not Kind.DIRECTORY:
+            self._node(_Frame(None, b"", None), child)
+        else:
+            self._tree(_Frame(None, b"" if child is None else child.name, self._view.directory(top)))
+        self._out.write(END)
+        self._out.flush()
+
+    def _tree(self, root: _Frame) -> None:
+        name = root.name or b"."
+        xattrs = self._read_xattrs(name, lambda: self._view.directory_xattrs(root.directory))
+        self._header(name + b"/", self._view.entry_of(root.directory), xattrs=xattrs)
         root.children = iter(self._view.children(root.directory))
         stack = [root]
         while stack:
@@ -132,12 +148,16 @@ class _Writer:
                 stack.pop()
             elif not self._fits(frame, child):
                 continue
-            elif child.entry.kind is Kind.DIRECTORY:
-                stack.append(self._directory(frame, child))
             else:
-                self._node(frame, child)
-        self._out.write(END)
-        self._out.flush()
+                try:
+                    if child.entry.kind is Kind.DIRECTORY:
+                        stack.append(self._directory(frame, child))
+                    else:
+                        self._node(frame, child)
+                except FileNotFoundError:  # nothing of it is in the stream yet
+                    if not self._view.live:
+                        raise
+                    self._links.pop(child.entry.inode, None)
 
     # -- entries -------------------------------------------------------------------------------------------------------
 
@@ -157,9 +177,9 @@ class _Writer:
         directory = self._view.enter(frame.directory, child.name)
         path = frame.path_to(child.name)
         xattrs = self._read_xattrs(path, lambda: self._view.directory_xattrs(directory))
-        self._header(path + b"/", self._view.entry_of(directory), xattrs=xattrs)
         deeper = _Frame(frame, child.name, directory)
         deeper.children = iter(self._view.children(directory))
+        self._header(path + b"/", self._view.entry_of(directory), xattrs=xattrs)
         return deeper
 
     def _node(self, frame: _Frame, child: Child) -> None:
@@ -207,6 +227,8 @@ class _Writer:
         fd = self._view.open_child(child)
         try:
             st = os.fstat(fd)
+            if self._view.live:
+                entry = replace(entry, size=st.st_size)
             if st.st_size != entry.size:
                 raise DataLoss(
                     f"file {printable(path)} has {st.st_size} bytes where {entry.size} are recorded; check the disk"
@@ -224,7 +246,8 @@ class _Writer:
         """A file that may have holes. Its map is made twice rather than held: it may have a million lines."""
         for gap in _GAPS_BYTES:
             count = digits = data = 0
-            for offset, length in _extents(fd, entry.size, gap):
+            extents = self._extents(fd, entry.size, gap)
+            for offset, length in extents():
                 count, data = count + 1, data + length
                 digits += len(b"%d\n%d\n" % (offset, length))
             if count <= MAX_EXTENTS:
@@ -242,18 +265,29 @@ class _Writer:
             return True
         self._header(path, entry, xattrs=xattrs, size=stored, sparse=True)
         self._out.write(b"%d\n" % count)
-        for offset, length in _extents(fd, entry.size, gap):
+        for offset, length in extents():
             self._out.write(b"%d\n%d\n" % (offset, length))
         self._out.write(bytes(padding))
-        for offset, length in _extents(fd, entry.size, gap):
+        for offset, length in extents():
             self._data(path, fd, offset, length)
         self._out.write(bytes(-stored % BLOCK))
         return True
+
+    def _extents(self, fd: int, size: int, gap: int) -> Callable[[], Iterator[tuple[int, int]]]:
+        """Makes the map of a file's data as often as it is needed: the same one each time, also of a live file."""
+        if not self._view.live:
+            return lambda: _extents(fd, size, gap)
+        held = array("q")
+        for pair in islice(_extents(fd, size, gap), MAX_EXTENTS + 1):
+            held.extend(pair)
+        return lambda: zip(islice(held, 0, None, 2), islice(held, 1, None, 2), strict=True)
 
     def _data(self, path: bytes, fd: int, offset: int, length: int) -> None:
         while length:
             turns.give_way()
             piece = os.pread(fd, min(length, _PIECE_BYTES), offset)
+            if not piece and self._view.live:  # cut off since its header was written
+                piece = bytes(min(length, _PIECE_BYTES))
             if not piece:
                 raise DataLoss(f"file {printable(path)} ended while it was read; check the disk")
             self._out.write(piece)
@@ -360,11 +394,13 @@ def _extents(fd: int, size: int, gap: int) -> Iterator[tuple[int, int]]:
     while position < size:
         try:
             data = seek(position, os.SEEK_DATA)
+            position = min(seek(data, os.SEEK_HOLE), size)
         except OSError as exc:
             if exc.errno != errno.ENXIO:
                 raise
             break  # only a hole is left
-        position = min(seek(data, os.SEEK_HOLE), size)
+        if data >= size:
+            break  # of a live file that has grown
         if data - end >= gap and end:
             yield start, end - start
             start = data

@@ -111,6 +111,13 @@ class Target:
             os.close(ns)
             raise
 
+    def open_root(self) -> int:
+        """A descriptor (O_PATH) of the container's root as it is now. OSError, SandboxFailed."""
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        if self.root_fd >= 0:
+            return os.open(b".", flags, dir_fd=self.root_fd)
+        return namespaces.in_mount_namespace(self.mount_ns_fd, lambda: os.open("/", flags))
+
     def close(self) -> None:
         for fd in (self.mount_ns_fd, self.userns_fd):
             if fd is not None and fd >= 0:

@@ -14,6 +14,7 @@ filter them anywhere (`lookup.make_whiteout`; the kernel itself sets it when it 
     view.py         read a tree, wherever it lies: the interface
     stack_view.py   a stack as a view, without mounting it
     stored_view.py  a stored tree as a view
+    live_view.py    the live root of a sandbox as a view
     difference.py   the difference between two stored trees as a view: a layer that never was a directory
     archive.py      apply a sealed layer to a stored tree: the tree of the snapshot
     diff.py         compare two views

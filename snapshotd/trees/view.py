@@ -2,6 +2,7 @@
 
     stack_view.py    a stack of layers (directories)
     stored_view.py   a tree in the repository
+    live_view.py     the live root of a sandbox
 
 Paths are bytes relative to the root; b"" is the root, surplus slashes do not count, `.` and `..` are not followed (they
 do not exist), links are never followed. Every method raises OSError: FileNotFoundError, NotADirectoryError (a component
@@ -13,6 +14,7 @@ is not a directory), EIO, ESTALE (a layer changed, which must not happen); metho
 from __future__ import annotations
 
 import errno
+import os
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -27,6 +29,8 @@ Directory: TypeAlias = Any
 
 _KEPT_PATHS = 256
 _LONG_PATH_BYTES = 4096
+_MOST_LINKS, _MOST_STEPS = 40, 4096
+"""Of one path that is followed; the kernel's own bounds (MAXSYMLINKS; PATH_MAX)."""
 
 
 class View(ABC):
@@ -35,6 +39,8 @@ class View(ABC):
     parallel: bool = False
     """True if any number of threads may read files (`copy_child`, `xattrs_of` and the like) while one thread lists
     directories."""
+    live: bool = False
+    """Whether the tree changes while it is read: what was listed may be gone, longer or shorter when it is opened."""
 
     def __enter__(self) -> View:
         return self
@@ -177,6 +183,36 @@ class View(ABC):
     @abstractmethod
     def directory_xattrs(self, directory: Directory) -> dict[bytes, bytes]:
         """Like `xattrs`."""
+
+
+def follow(view: View, path: bytes) -> tuple[bytes, Entry]:
+    """Where a path leads with all links in it followed, as for a process whose root the view is: the path without links,
+    and what is there. OSError (ELOOP: more than 40 links, as in the kernel, or a way of endless length)."""
+    todo, done, links, steps = split(path)[::-1], list[bytes](), 0, 0
+    entry = view.entry_of(view.directory())
+    while todo:
+        steps += 1
+        if steps > _MOST_STEPS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        name = todo.pop()
+        if name in (b".", b".."):
+            del done[len(done) - (name == b"..") :]
+            entry = view.entry_of(view.directory(b"/".join(done)))
+            continue
+        child = view.find(view.directory(b"/".join(done)), name)
+        if child.entry.kind is Kind.SYMLINK:
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            target = view.readlink_of(child)
+            if target.startswith(b"/"):
+                done.clear()
+            todo += split(target)[::-1]
+            entry = view.entry_of(view.directory(b"/".join(done)))
+            continue
+        done.append(name)
+        entry = child.entry
+    return b"/".join(done), entry
 
 
 def join(prefix: bytes, name: bytes) -> bytes:

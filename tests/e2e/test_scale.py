@@ -110,7 +110,7 @@ def _times(client: Snapshotd, trajectory: str) -> dict[str, float]:
     """Medians, in seconds."""
     before, last = client.log(trajectory, last=3)[:2]  # the very last is the command's own, which changed nothing
     (change,) = [
-        c for c in client.diff(before.id, last.id) if c.path.startswith(b"workspace/d") and c.path.count(b"/") == 2
+        c for c in client.diff(before.id, last.id) if c.path.startswith("/workspace/d") and c.path.count("/") == 3
     ]
 
     def fork() -> None:

@@ -55,9 +55,7 @@ class Looks:
             return
         a, b = self._machine.any_readable(), self._machine.any_readable()
         self._machine.note(f"diff {a.id[:12]} {b.id[:12]}")
-        said = {
-            (c.change, c.path[10:].decode()) for c in self._client.diff(a.id, b.id) if c.path.startswith(b"workspace/")
-        }
+        said = {(c.change, c.path[11:]) for c in self._client.diff(a.id, b.id) if c.path.startswith("/workspace/")}
         same_sets(said, changes(a.tree.listing(), b.tree.listing()))
 
     def inside(self) -> None:

@@ -46,7 +46,7 @@ the engine."""
 
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "engine": (
-        ("engine", "mind_verbs", "share"),
+        ("engine", "file_verbs", "mind_verbs", "share"),
         ("past",),
         ("runs", "host"),
         ("transfer", "mind"),

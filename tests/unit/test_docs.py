@@ -119,16 +119,16 @@ def test_no_sentence_begins_with_a_riddle(page: Path) -> None:
     assert [found for found in OPENING.findall(sentences) if not found.rstrip().endswith("?")] == []
 
 
-EXAMPLES = ROOT / "docs" / "examples" / "agents"
-
-
-def test_the_pages_about_agents_quote_every_example_as_it_is() -> None:
-    page = "".join(path.read_text() for path in sorted((ROOT / "docs" / "agents").glob("*.md")))
+@pytest.mark.parametrize(("name", "least"), [("agents", 11), ("client", 1)])
+def test_pages_quote_their_examples_as_they_are(name: str, least: int) -> None:
+    folder = ROOT / "docs" / name
+    pages, up = (sorted(folder.glob("*.md")), "../") if folder.is_dir() else ([folder.with_suffix(".md")], "")
+    page = "".join(path.read_text() for path in pages)
     blocks = FENCED.findall(page)
-    files = sorted(path for path in EXAMPLES.iterdir() if path.is_file())
-    assert len(files) > 10
+    files = sorted(path for path in (ROOT / "docs" / "examples" / name).iterdir() if path.is_file())
+    assert len(files) >= least
     for path in files:
-        assert f"](../examples/agents/{path.name})" in page, f"{path.name} is not linked"
+        assert f"]({up}examples/{name}/{path.name})" in page, f"{path.name} is not linked"
         assert path.read_text() in blocks, f"{path.name} is not quoted as it is"
 
 

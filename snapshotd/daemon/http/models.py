@@ -325,12 +325,16 @@ def change_json(change: Change) -> dict[str, Any]:
     return item
 
 
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
 def path_json(path: bytes) -> dict[str, str]:
     """A sandbox path for JSON, without losing a byte."""
     try:
         return {"path": path.decode()}
     except UnicodeDecodeError:
-        return {"path": path.decode(errors="replace"), "path_b64": base64.b64encode(path).decode()}
+        return {"path": path.decode(errors="replace"), "path_b64": b64(path)}
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------

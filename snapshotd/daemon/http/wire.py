@@ -27,7 +27,10 @@ BODY_MAX_BYTES = 8 << 20
 """Largest request body. Linux allows about 2 MiB of arguments to a program; as JSON, escaped, they can grow
 fourfold."""
 UPLOAD_PATH = "/import"
-"""The one request whose body may have any size: it is read piece by piece, and its reader sets the bounds."""
+"""A request whose body may have any size: it is read piece by piece, and its reader sets the bounds."""
+FILES_PATH = "/files"
+FILE_UPLOADS = ("/content", "/archive")
+"""How the paths of two more such requests end, below /files/REF: one file, and a tar."""
 ATTENDED = "/attended"
 """Ends the path of a request that goes on while it is answered: one JSON object per line, from the client while its
 command runs. Each line is bounded, their number is not."""

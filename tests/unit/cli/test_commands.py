@@ -304,3 +304,57 @@ def test_doctor_names_every_piece(cli: Cli) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(cli: Cli, shell: str) -> None:
     assert "_SNAPSHOTD_COMPLETE" in cli("completion", shell).out
+
+
+def test_cp(cli: Cli, box: str, tmp_path: Path) -> None:
+    (tmp_path / "d/sub").mkdir(parents=True)
+    (tmp_path / "d/sub/f").write_text("f")
+    taken = cli("cp", "--json", "-u", "me", str(tmp_path / "d/sub/f"), f"{box}:new").json
+    assert taken["tool"]["arguments"] == {"path": "/workspace/new", "user": "me", "mode": 0o644}
+    for source, target, path in (
+        ("d/sub/f", "/workspace", "/workspace/f"),
+        ("d/sub/f", "a.txt", "/workspace/a.txt"),
+        ("d", "", "/workspace/d/sub/f"),
+        ("d/.", "", "/workspace/sub/f"),
+        ("d", "/there", "/there/sub/f"),
+    ):
+        done = cli("cp", f"{tmp_path}/{source}", f"{box}:{target}")
+        assert (done.code, done.out) == (0, ""), done.err
+        assert cli("cat", f"{box}:{path}").out == "f", done.err
+    for source, target, path in (
+        ("new", "", "new"),
+        ("new", "other", "other"),
+        ("d", "", "d/sub/f"),
+        ("d/.", "", "sub/f"),
+        ("d", "fresh", "fresh/sub/f"),
+        ("/there/", "fresh", "fresh/there/sub/f"),
+    ):
+        (tmp_path / "out").mkdir(exist_ok=True)
+        assert "one fifo" in cli("cp", f"{box}:{source}", str(tmp_path / "out" / target)).err
+        assert (tmp_path / "out" / path).read_text() == "f"
+    assert cli("cp", "--json", f"{box}:new", str(tmp_path / "x")).json["bytes"] == 1
+    assert cli("cp", f"{box}:new", "-").out.startswith("new\0")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("here", "there"), "one of SOURCE and TARGET"),
+        (("{box}:a.txt", "{box}:b"), "one of SOURCE and TARGET"),
+        (("./x:y", "/x:y"), "one of SOURCE and TARGET"),
+        (("/nothing/here", "{box}:x"), "there is no /nothing/here"),
+        (("/etc/passwd", "{box}:nothing/"), "there is no directory"),
+        (("/etc", "{box}:a.txt"), "is no directory"),
+        (("{box}:a.txt", "/nothing/here/"), "there is no directory"),
+        (("{box}:a.txt", "/nothing/here"), "cannot be copied"),
+        (("{box}:/workspace", "/etc/passwd"), "is no directory"),
+        (("--user", "me", "{box}:a.txt", "x"), "go into a sandbox"),
+        (("--json", "{box}:a.txt", "-"), "cannot both go"),
+        (("{box}:nothing", "x"), "there is nothing"),
+    ],
+)
+def test_cp_says_what_cannot_be(cli: Cli, box: str, words: tuple[str, ...], said: str) -> None:
+    done = cli("cp", *(word.format(box=box) for word in words))
+    assert done.code in (2, 4)
+    assert said in done.err
+    assert len(cli("log", "--json", box).json) == 1

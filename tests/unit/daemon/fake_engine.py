@@ -18,7 +18,7 @@ each trajectory. An export is 3 MiB of bytes that the request determines; one of
 ZeroDivisionError. A check finds damage while there is a trajectory whose name begins with `damaged`, until a repair.
 Mounts are remembered with the process id that asked.
 
-What it does about the agent's mind is in fake_mind.py.
+What it does about the agent's mind is in fake_mind.py, about files in fake_files.py.
 """
 
 from __future__ import annotations
@@ -46,18 +46,15 @@ from snapshotd.errors import (
     OutOfSpace,
     UsageError,
 )
-from snapshotd.trees.base import Change, ChangeKind, Entry, RestoreReport
+from snapshotd.trees.base import Change, ChangeKind, RestoreReport
 from snapshotd.types import Kind
+from tests.unit.daemon.fake_files import FakeFiles, entry
 from tests.unit.daemon.fake_mind import MIND_WORDS, NOW_NS, FakeMind
 
 IMAGE = t.ImageID("ima9e" + "0" * 27)
 
 
-def entry(size: int, kind: Kind = Kind.FILE) -> Entry:
-    return Entry(kind, 0o644, 0, 0, size, NOW_NS, 0, 1, (1, 1), NOW_NS)
-
-
-class FakeEngine(FakeMind):
+class FakeEngine(FakeMind, FakeFiles):
     def __init__(self) -> None:
         super().__init__()
         self.changed = threading.Condition()

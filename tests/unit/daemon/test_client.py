@@ -56,11 +56,12 @@ def test_sandbox_as_an_object(box: Sandbox, short_dir: Path) -> None:
     assert [snapshot.info.seq for snapshot in box.snapshots()] == [0, 1]
     assert box.files.read("a.txt") == box.files.read("/workspace/a.txt") == b"hello\n"
     assert box.files.exists("a.txt")
+    assert box.files.exists("/workspace"), "a directory is something, too"
     assert not box.files.exists("missing.txt")
     left, right = box.fork(2, name=f"{box.name}-fork")
     assert (left.name, right.name) == (f"{box.name}-fork-0", f"{box.name}-fork-1")
     head = box.head()
-    assert [change.path for change in head.diff()] == [b"workspace/new\xff.txt", b"workspace/a\x1b.txt", b"tmp/gone"]
+    assert [change.path for change in head.diff()] == ["/workspace/new\udcff.txt", "/workspace/a\x1b.txt", "/tmp/gone"]
     assert head.patch() == b"--- a/a.txt\n+++ b/a.txt \xff\n"
     assert head.cat("/workspace/a.txt") == b"hello\n"
     assert head.restore(short_dir / "out", path="/workspace").warnings == ("one fifo was left out",)
@@ -70,6 +71,51 @@ def test_sandbox_as_an_object(box: Sandbox, short_dir: Path) -> None:
     with box:
         assert box.info.status == "running"
     assert box.info.status == "stopped"
+
+
+def test_files_are_written_and_read(box: Sandbox, short_dir: Path) -> None:
+    done = box.files.write("odd\udcff", "text", user="me", mode=0o600)
+    assert done.snapshot.tool.arguments == {"path": "/workspace/odd\udcff", "user": "me", "mode": 0o600}
+    assert box.files.read_text(b"odd\xff") == "text"
+    with (short_dir / "f").open("wb") as file:
+        file.write(bytes(3 << 20))
+    with (short_dir / "f").open("rb") as file:
+        assert box.files.write("/large", file, wait="stored").snapshot.state == "stored"
+    assert sum(map(len, box.files.stream("/large"))) == 3 << 20
+    many = box.files.write_many({"d/one": "1", "/two": b"2"}).snapshot.tool.arguments
+    assert many == {"paths": ["/workspace/d/one", "/two"], "user": None, "attributes": False}
+    assert [(item.path, item.name, item.kind, item.size) for item in box.files.list()] == [
+        ("/workspace/a.txt", "a.txt", "file", 6),
+        ("/workspace/d", "d", "directory", 0),
+        ("/workspace/odd\udcff", "odd\udcff", "file", 4),
+    ]
+    assert (box.files.stat("d").is_dir, box.files.stat("/").name) == (True, "/")
+    assert box.files.make_dir("e").tool.name == "make_dir"
+    assert box.files.rename("d/one", "e/one").tool.arguments == {"path": "/workspace/d/one", "to": "/workspace/e/one"}
+    before = box.head()
+    assert box.files.remove("e").tool.name == "remove"
+    assert (box.files.exists("e"), before.files.exists("e")) == (False, True)
+
+    heard: list[int] = []
+    (short_dir / "in/sub").mkdir(parents=True)
+    (short_dir / "in/sub/x").write_text("x")
+    box.files.upload(short_dir / "in", "in", moved=heard.append)
+    box.files.upload(short_dir / "in/sub/x", "y")
+    assert box.files.read("in/sub/x") == box.files.read("y") == b"x"
+    report = box.files.download("in", short_dir / "out", moved=heard.append)
+    assert report.warnings == ("one fifo was left out",)
+    assert (short_dir / "out/sub/x").read_text() == "x"
+    box.files.download("y", short_dir / "z")
+    assert (short_dir / "z").read_text() == "x"
+    assert len(heard) >= 2
+    for wrong in ({}, [("x/../../y", "")]):
+        with pytest.raises(UsageError):
+            box.files.write_many(wrong)
+    for source in (short_dir / "nothing", "\0"):
+        with pytest.raises(UsageError):
+            box.files.upload(source, "x")
+    with pytest.raises(UsageError):
+        box.files.write("../x", "")
 
 
 def test_a_string_goes_through_the_shell(box: Sandbox) -> None:

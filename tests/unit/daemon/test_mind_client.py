@@ -52,7 +52,7 @@ def test_a_rewind_is_previewed_done_and_undone(box: Sandbox) -> None:
     first = box.head()
     box.exec(["effect", "send"])
     preview = box.preview_rewind(first)
-    assert [change.path for change in preview.files] == [b"workspace/0.txt", b"workspace/1.txt", b"workspace/2.txt"]
+    assert [change.path for change in preview.files] == ["/workspace/0.txt", "/workspace/1.txt", "/workspace/2.txt"]
     assert preview.messages == (MessageInfo("assistant", "to go\x1b[31m"),)
     assert [(item.name, item.compensation, item.compensated) for item in preview.effects] == [
         ("send", ("undo", "send"), None)
@@ -167,7 +167,7 @@ def test_approvals(client: Snapshotd, box: Sandbox) -> None:
     item = next(each for each in client.approvals("pending") if each.trajectory == box.id)
     view = client.approval(item.id[:8], max_files=1)
     assert (view.approval, view.trajectory.id, view.more, view.since) == (item, box.id, True, None)
-    assert [change.path for change in view.files] == [b"workspace/0\xff.txt"]
+    assert [change.path for change in view.files] == ["/workspace/0\udcff.txt"]
     done = client.approve(item.id, by="ann", reason="fine", arguments={"small": True})
     assert (done.status, done.by, done.reason, done.edited) == ("approved", "ann", "fine", ({"small": True},))
     with pytest.raises(Conflict, match="approved already, by ann"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import click
@@ -10,7 +9,7 @@ import click
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.follow import note
 from snapshotd.cli.progress import Meter
-from snapshotd.cli.text import print_json, printable, printable_path, shown_id, size, table
+from snapshotd.cli.text import path_json, print_json, printable, shown_id, size, table
 from snapshotd.client.results import CheckInfo, DamageInfo
 from snapshotd.errors import DataLoss
 
@@ -52,7 +51,7 @@ def _print(report: CheckInfo, full: bool) -> None:
         rows = [
             (
                 shown_id(item.snapshot, full=full),
-                "-" if item.path is None else printable_path(item.path),
+                "-" if item.path is None else printable(item.path),
                 "-" if item.pack is None else printable(item.pack),
                 printable(item.what),
             )
@@ -82,9 +81,5 @@ def _damage(item: DamageInfo) -> dict[str, Any]:
         "path": None,
     }
     if item.path is not None:
-        answer["path"] = "/" + item.path.decode(errors="replace")
-        try:
-            item.path.decode()
-        except UnicodeDecodeError:
-            answer["path_b64"] = base64.b64encode(b"/" + item.path).decode()
+        answer.update(path_json(item.path))
     return answer

@@ -1,0 +1,308 @@
+"""Files of sandboxes and snapshots: the verbs of `Snapshotd`, and the `files` of the objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from snapshotd.client.feeding import Readable
+from snapshotd.client.results import FileInfo, RestoreInfo, SnapshotInfo, WriteInfo
+from snapshotd.client.verbs import Verbs, Wait, b64, check_wait, local_path, ref_segment
+from snapshotd.daemon.http.wire import FILES_PATH
+from snapshotd.errors import DaemonUnavailable, NotFound, UsageError
+
+SandboxPath = str | bytes
+"""Text, or the bytes that Linux has; not a path of this machine. What does not begin with a slash starts at
+/workspace."""
+Moved = Callable[[int], object]
+"""Hears how many bytes have been moved so far."""
+
+
+class FileVerbs(Verbs):
+    """Part of `Snapshotd`. For those that read, a trajectory's name or id stands for its files as they are now, in the
+    live sandbox if one runs; a snapshot's id or tag for those of the snapshot. Those that write are each one tool call
+    with one snapshot, made by the daemon itself: nothing of the image is needed. They start the sandbox if it is not
+    up; new files belong to root, or to `user`, and what is overwritten keeps its owner.
+
+    Links in paths are followed, and stay inside the sandbox. NotFound: there is nothing at the path; UsageError: it is
+    of the wrong kind, or something is mounted there, which is not among the sandbox's own files.
+    """
+
+    def read_file(self, ref: str, path: SandboxPath) -> Iterator[bytes]:
+        """A regular file's content in pieces."""
+        return self._transport.pieces("GET", _at(ref, "content"), query=_path(path))
+
+    def stat_file(self, ref: str, path: SandboxPath) -> FileInfo:
+        """What is there, behind all links."""
+        return FileInfo.of(self._transport.request("GET", _at(ref, "stat"), query=_path(path)))
+
+    def list_files(self, ref: str, path: SandboxPath = ".") -> Iterator[FileInfo]:
+        """The entries of a directory, sorted by name; links are listed as links."""
+        for event in self._transport.lines("GET", _at(ref, "list"), query=_path(path)):
+            if event.get("event") == "end":
+                return
+            yield FileInfo.of(event)
+        raise DaemonUnavailable("the daemon ended the list of files early; repeat the request")
+
+    def read_archive(self, ref: str, path: SandboxPath, write: Callable[[bytes], object]) -> tuple[str, ...]:
+        """Write a file, or a directory with all that is in it, as a tar, whose members' paths begin with its name.
+        Returns warnings: what a tar cannot hold. What was written when something is raised is not whole."""
+        pieces = _Pieces(self, ref, path)
+        for piece in pieces:
+            write(piece)
+        return pieces.warnings
+
+    def download(self, ref: str, path: SandboxPath, to: str | Path, *, moved: Moved | None = None) -> RestoreInfo:
+        """Copy a file to the local file `to`, or a directory into the local folder `to`, which is made if it is missing
+        and keeps what else is in it. Files become this user's; each is there whole or not at all. `warnings` names what
+        was left out."""
+        from snapshotd.client.local_tree import Reader, Unpacker  # tarfile takes 6 ms
+
+        pieces = _Pieces(self, ref, path)
+        reader = Reader(iter(pieces), moved)
+        done = Unpacker(local_path(to)).unpack(iter(lambda: reader.read(1 << 20), b""))
+        return dataclasses.replace(done, warnings=(*done.warnings, *pieces.warnings))
+
+    def write_file(
+        self,
+        ref: str,
+        path: SandboxPath,
+        data: bytes | str | Readable,
+        *,
+        user: str | None = None,
+        mode: int | None = None,
+        wait: Wait = "captured",
+        moved: Moved | None = None,
+    ) -> WriteInfo:
+        """Write a file: bytes, text (as UTF-8), or what a file that is open for bytes gives until its end. The old one
+        is there until all is written, and stays if that fails. Missing directories are made. Without `mode` a new file
+        has 0644, and another keeps its own."""
+        from snapshotd.client.local_tree import Reader, read_pieces
+
+        source = io.BytesIO(data.encode() if isinstance(data, str) else data) if isinstance(data, str | bytes) else data
+        reader = Reader(read_pieces(source), moved)
+        query = {**_path(path), "user": user, "mode": None if mode is None else str(mode)}
+        return self._write(_at(ref, "content"), reader.read, query, wait)
+
+    def write_files(
+        self,
+        ref: str,
+        files: Mapping[str, bytes | str] | Iterable[tuple[SandboxPath, bytes | str]],
+        *,
+        user: str | None = None,
+        wait: Wait = "captured",
+    ) -> WriteInfo:
+        """Write several files as one call: contents by path. Each is written as `write_file` does; if one cannot be,
+        those before it have been, and the call is recorded as failed."""
+        from snapshotd.client.local_tree import Reader, pack_bytes
+
+        pairs = files.items() if isinstance(files, Mapping) else files
+        whole = [
+            (sandbox_path(path).lstrip(b"/"), data.encode() if isinstance(data, str) else data) for path, data in pairs
+        ]
+        if not whole:
+            raise UsageError("there are no files to write; give at least one path with its content")
+        query = {**_path("/"), "user": user, "attributes": "false"}
+        return self._write(_at(ref, "archive"), Reader(pack_bytes(iter(whole))).read, query, wait)
+
+    def write_archive(
+        self,
+        ref: str,
+        path: SandboxPath,
+        tar: Readable,
+        *,
+        user: str | None = None,
+        wait: Wait = "captured",
+        moved: Moved | None = None,
+    ) -> WriteInfo:
+        """Put the members of a tar below a directory, as one call; with the modes and times that the tar says. Devices
+        and pipes are left out, with a warning."""
+        from snapshotd.client.local_tree import Reader, read_pieces
+
+        reader = Reader(read_pieces(tar), moved)
+        return self._write(_at(ref, "archive"), reader.read, {**_path(path), "user": user}, wait)
+
+    def upload(
+        self,
+        ref: str,
+        source: str | Path,
+        path: SandboxPath,
+        *,
+        user: str | None = None,
+        wait: Wait = "captured",
+        moved: Moved | None = None,
+    ) -> WriteInfo:
+        """Copy the local file `source` to the file `path`, or the local folder `source` into the directory `path`, which
+        is made if it is missing and keeps what else is in it. Modes and times are kept. UsageError: it cannot be
+        read."""
+        from snapshotd.client.local_tree import Reader, pack
+
+        local, warnings = local_path(source), list[str]()
+        if not local.exists():
+            raise UsageError(f"there is no {local}; name a file or a folder of this machine")
+        if not local.is_dir():
+            try:
+                with local.open("rb", buffering=0) as file:
+                    mode = local.stat().st_mode & 0o7777
+                    return self.write_file(ref, path, file, user=user, mode=mode, wait=wait, moved=moved)
+            except OSError as exc:
+                raise UsageError(f"{local} cannot be read: {exc.strerror}; name another file") from exc
+        reader = Reader(pack(local, warnings), moved)
+        done = self._write(_at(ref, "archive"), reader.read, {**_path(path), "user": user}, wait)
+        return dataclasses.replace(done, warnings=(*warnings, *done.warnings))
+
+    def make_dir(
+        self, ref: str, path: SandboxPath, *, user: str | None = None, wait: Wait = "captured"
+    ) -> SnapshotInfo:
+        """Make a directory, with those above it. Not an error when it is there."""
+        return self._change(ref, "make_dir", {**_path(path), "user": user}, wait)
+
+    def remove_file(self, ref: str, path: SandboxPath, *, wait: Wait = "captured") -> SnapshotInfo:
+        """Remove a file, a link, or a directory with all that is in it."""
+        return self._change(ref, "remove", dict(_path(path)), wait)
+
+    def rename_file(self, ref: str, path: SandboxPath, to: SandboxPath, *, wait: Wait = "captured") -> SnapshotInfo:
+        """Give a file or a directory another name; a file in place of another one, a directory of an empty one.
+        Conflict: something else is there."""
+        return self._change(ref, "rename", {**_path(path), "to_b64": b64(sandbox_path(to))}, wait)
+
+    def _write(self, where: str, read: Callable[[int], bytes], query: dict[str, str | None], wait: Wait) -> WriteInfo:
+        check_wait(wait)
+        for event in self._transport.upload(where, read, query=query):
+            if event["event"] == "result":
+                done = WriteInfo.of(event)
+                return dataclasses.replace(done, snapshot=self._settled(done.snapshot, wait))
+        raise DaemonUnavailable(
+            "the daemon ended the write without a result; the trajectory's log shows whether it is there"
+        )
+
+    def _change(self, ref: str, what: str, body: dict[str, str | None], wait: Wait) -> SnapshotInfo:
+        check_wait(wait)
+        return self._settled(SnapshotInfo.of(self._transport.request("POST", _at(ref, what), body=body)), wait)
+
+
+class _Pieces:
+    """A directory as pieces of a tar; `warnings` when all are there."""
+
+    def __init__(self, verbs: FileVerbs, ref: str, path: SandboxPath) -> None:
+        self._frames = verbs._transport.frames("GET", _at(ref, "archive"), query=_path(path))
+        self.warnings: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[bytes]:
+        for item in self._frames:
+            if isinstance(item, bytes):
+                yield item
+            elif item["event"] == "result":
+                self.warnings = tuple(item["warnings"])
+
+
+class SnapshotFiles:
+    """The files of a snapshot, or of whatever else `ref` stands for."""
+
+    def __init__(self, client: FileVerbs, ref: str) -> None:
+        self._client, self._ref = client, ref
+
+    def read(self, path: SandboxPath) -> bytes:
+        """The content, held in memory."""
+        return b"".join(self._client.read_file(self._ref, path))
+
+    def read_text(self, path: SandboxPath, encoding: str = "utf-8") -> str:
+        return self.read(path).decode(encoding)
+
+    def stream(self, path: SandboxPath) -> Iterator[bytes]:
+        """The content in pieces."""
+        return self._client.read_file(self._ref, path)
+
+    def stat(self, path: SandboxPath) -> FileInfo:
+        """What is there, behind all links. NotFound."""
+        return self._client.stat_file(self._ref, path)
+
+    def exists(self, path: SandboxPath) -> bool:
+        """Whether there is anything at the path: a file, a directory, or else."""
+        try:
+            self.stat(path)
+        except (NotFound, UsageError):  # a part of the path is no directory
+            return False
+        return True
+
+    def list(self, path: SandboxPath = ".") -> list[FileInfo]:
+        """The entries of a directory, sorted by name."""
+        return list(self._client.list_files(self._ref, path))
+
+    def download(self, path: SandboxPath, to: str | Path, *, moved: Moved | None = None) -> RestoreInfo:
+        """Copy a file, or a directory with all that is in it, to this machine. As `Snapshotd.download`."""
+        return self._client.download(self._ref, path, to, moved=moved)
+
+    def archive(self, path: SandboxPath, file: BinaryIO) -> None:
+        """Write a file or a directory as a tar into an open file. As `Snapshotd.read_archive`."""
+        self._client.read_archive(self._ref, path, file.write)
+
+
+class SandboxFiles(SnapshotFiles):
+    """The files of a sandbox, as they are now. What writes is one tool call, and returns what it did with the snapshot
+    after it."""
+
+    def write(
+        self,
+        path: SandboxPath,
+        data: bytes | str | Readable,
+        *,
+        user: str | None = None,
+        mode: int | None = None,
+        wait: Wait = "captured",
+    ) -> WriteInfo:
+        """Write a file, whole or not at all. As `Snapshotd.write_file`."""
+        return self._client.write_file(self._ref, path, data, user=user, mode=mode, wait=wait)
+
+    def write_many(
+        self,
+        files: Mapping[str, bytes | str] | Iterable[tuple[SandboxPath, bytes | str]],
+        *,
+        user: str | None = None,
+        wait: Wait = "captured",
+    ) -> WriteInfo:
+        """Write several files as one call. As `Snapshotd.write_files`."""
+        return self._client.write_files(self._ref, files, user=user, wait=wait)
+
+    def make_dir(self, path: SandboxPath, *, user: str | None = None, wait: Wait = "captured") -> SnapshotInfo:
+        """Make a directory, with those above it. Not an error when it is there."""
+        return self._client.make_dir(self._ref, path, user=user, wait=wait)
+
+    def remove(self, path: SandboxPath, *, wait: Wait = "captured") -> SnapshotInfo:
+        """Remove a file, a link, or a directory with all that is in it. NotFound."""
+        return self._client.remove_file(self._ref, path, wait=wait)
+
+    def rename(self, path: SandboxPath, to: SandboxPath, *, wait: Wait = "captured") -> SnapshotInfo:
+        """Give a file or a directory another name. NotFound, Conflict."""
+        return self._client.rename_file(self._ref, path, to, wait=wait)
+
+    def upload(
+        self,
+        source: str | Path,
+        path: SandboxPath,
+        *,
+        user: str | None = None,
+        wait: Wait = "captured",
+        moved: Moved | None = None,
+    ) -> WriteInfo:
+        """Copy a local file, or a local folder with all that is in it, into the sandbox. As `Snapshotd.upload`."""
+        return self._client.upload(self._ref, source, path, user=user, wait=wait, moved=moved)
+
+
+def sandbox_path(path: SandboxPath) -> bytes:
+    """The bytes of a path, from the root. UsageError for what no path of a sandbox can be."""
+    raw = path.encode(errors="surrogateescape") if isinstance(path, str) else path
+    if b"\0" in raw or b".." in raw.split(b"/"):
+        raise UsageError(f"{path!r} has a zero byte or `..` in it; write the path from the sandbox's root")
+    return raw if raw.startswith(b"/") else b"/workspace/" + raw
+
+
+def _path(path: SandboxPath) -> dict[str, str | None]:
+    return {"path_b64": b64(sandbox_path(path))}
+
+
+def _at(ref: str, what: str) -> str:
+    return f"{FILES_PATH}/{ref_segment(ref)}/{what}"

@@ -1,0 +1,320 @@
+"""Files of a sandbox, read and written by the daemon itself: no program of the image is needed.
+
+Reading goes through a `View`: of the live root where a trajectory's sandbox is up, else of a snapshot. Writing is a tool
+call like `exec`: the sandbox belongs to it from its beginning to its snapshot, so nobody gives it another root or past
+meanwhile. What comes from a client is received beside the sandbox's other steps; what it changes at the end and its
+snapshot are one step under the sandbox's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from snapshotd.engine.base import FileEntry, Written
+from snapshotd.engine.context import Context
+from snapshotd.engine.runs.launch import alive
+from snapshotd.engine.runs.sessions import Sessions
+from snapshotd.engine.sandbox import placing, users
+from snapshotd.engine.sandbox.sandbox import Command, Sandbox
+from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
+from snapshotd.engine.sandbox.unpacking import Unpacked, Unpacker
+from snapshotd.engine.storing import look
+from snapshotd.errors import Conflict, DataLoss, OutOfSpace, SnapshotdError, UsageError
+from snapshotd.formats.tar_writer import write_tree
+from snapshotd.kernel import files, turns
+from snapshotd.kernel.quota import Used
+from snapshotd.trees.live_view import LiveView
+from snapshotd.trees.view import View, follow
+from snapshotd.types import CallStatus, Kind, Snapshot, TrajectoryID, short
+
+MOST_PATHS = 256
+"""Files that the record of one call names; how many there were it says, too."""
+_PIECE_BYTES = 1 << 20
+_log = logging.getLogger(__name__)
+
+Place = Callable[[int], object]
+"""Changes the live root that a descriptor holds. Quick: under the sandbox's lock."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """One that is being made: the sandbox, and what will be recorded of it."""
+
+    sandbox: Sandbox
+    command: Command
+    name: str
+    arguments: dict[str, Any]
+    opened: contextlib.ExitStack
+    """Closes what is open, whatever happens."""
+    began_at_ns: int = field(default_factory=time.time_ns)
+    changed: bool = False
+    """It has changed something already, so it is recorded even if it fails."""
+    room: Used = field(init=False)
+    """What is left of the sandbox's disk limit. Where there are quotas, the kernel sees to it, too."""
+
+    def __post_init__(self) -> None:
+        self.room = self.sandbox.room()
+
+    def take(self, size: int, files: int = 0) -> None:
+        """So much more is about to be written. Conflict: as `check`; OutOfSpace."""
+        self.check()
+        self.room = Used(self.room.bytes - size, self.room.inodes - files)
+        if min(self.room.bytes, self.room.inodes) < 0:
+            raise OutOfSpace(
+                f"cannot {self.name} so much in {short(self.sandbox.trajectory.id)}: it is more than the disk limit of the sandbox leaves; "
+                "remove files in it, or begin again with a larger limit"
+            )
+
+    def check(self) -> None:
+        """Conflict: the sandbox ends, or has ended."""
+        if self.command.cut_off or self.sandbox.closed:
+            raise Conflict(
+                f"the sandbox of {short(self.sandbox.trajectory.id)} ended before all was written; try again"
+            )
+
+    @contextlib.contextmanager
+    def root(self) -> Iterator[int]:
+        """The live root, under the sandbox's lock, so that it stays the root."""
+        with self.sandbox.lock:
+            self.check()
+            self.sandbox.revive()
+            fd = self.sandbox.target.open_root()
+            try:
+                yield fd
+            finally:
+                os.close(fd)
+
+    def owner(self, user: str | None) -> placing.Owner:
+        """UsageError: no such user."""
+        who = users.look_up(self.sandbox.container, user) if user else users.ROOT
+        id_map = self.sandbox.container.id_map
+        if id_map is None:
+            return placing.Owner(who.user, who.group)
+        if max(who.user, who.group) >= id_map.count:
+            raise UsageError(f"the sandbox has no user {user!r}: its numbers end at {id_map.count - 1}; name another")
+        return placing.Owner(id_map.base + who.user, id_map.base + who.group)
+
+
+class FileCalls:
+    """See the module's text. Thread-safe."""
+
+    def __init__(self, context: Context, sessions: Sessions, listener: StepListener) -> None:
+        """`listener` is told of every step."""
+        self._context, self._sessions, self._listener = context, sessions, listener
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def read(self, ref: str, path: bytes) -> Iterator[bytes]:
+        """See `Engine.read_file`."""
+        with self._view(ref) as view, placing.told("read", path):
+            fd = view.open(follow(view, path)[0])
+        return _pieces(fd, os.fstat(fd).st_size)
+
+    def stat(self, ref: str, path: bytes) -> FileEntry:
+        """See `Engine.stat_file`."""
+        with self._view(ref) as view, placing.told("look at", path):
+            return FileEntry(path, follow(view, path)[1])
+
+    def list(self, ref: str, path: bytes) -> Iterator[FileEntry]:
+        """See `Engine.list_files`."""
+        with self._view(ref) as view, placing.told("list", path):
+            directory = view.directory(follow(view, path)[0])
+            for child in view.children(directory):
+                turns.give_way()
+                found = b"/".join([*filter(None, [path]), child.name])
+                is_link = child.entry.kind is Kind.SYMLINK
+                with contextlib.suppress(FileNotFoundError):
+                    yield FileEntry(found, child.entry, view.readlink_of(child) if is_link else None)
+
+    def archive(self, ref: str, path: bytes, write: Callable[[bytes], object]) -> tuple[str, ...]:
+        """See `Engine.read_archive`."""
+        with self._view(ref) as view, placing.told("read", path):
+            return write_tree(view, write, top=follow(view, path)[0])
+
+    @contextlib.contextmanager
+    def _view(self, ref: str) -> Iterator[View]:
+        """The files that `ref` names: of a snapshot, or of a trajectory as they are now."""
+        snapshot = self._context.catalog.resolve_snapshot(ref)
+        if not _is_named(snapshot, ref):
+            live = self._live_view(snapshot.trajectory)
+            if live is not None:
+                with live:
+                    yield live
+                return
+        with look.open_view(self._context, snapshot) as view:
+            yield view
+
+    def _live_view(self, trajectory: TrajectoryID) -> View | None:
+        """Of what runs. The layers below it stay until the view is closed, whatever steps are taken meanwhile."""
+        sandbox = self._sessions.find(trajectory)
+        if sandbox is None:
+            return None
+        with sandbox.lock:
+            if not alive(sandbox):
+                return None
+            sandbox.revive()
+            store, layers = sandbox.store, (sandbox.upper, *sandbox.stack.layers)
+            if not store.hold(layers):
+                raise DataLoss(
+                    f"a layer of the sandbox of {short(trajectory)} is missing in {store.root}; read its files at its head, by the "
+                    f"snapshot's id {short(sandbox.head)}"
+                )
+            try:
+                root = sandbox.target.open_root()
+                try:
+                    return LiveView(root, sandbox.container.id_map, closed=lambda: store.release(layers))
+                finally:
+                    os.close(root)
+            except BaseException:
+                store.release(layers)
+                raise
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def write(
+        self, ref: str, path: bytes, read: Callable[[int], bytes], *, user: str | None, mode: int | None
+    ) -> Written:
+        """See `Engine.write_file`."""
+
+        arguments: dict[str, Any] = {"path": _shown(path)}
+
+        def receive(call: _Call) -> Place:
+            owner = call.owner(user)
+            with call.root() as root:
+                file = call.opened.enter_context(os.fdopen(placing.unnamed(root), "wb", buffering=0))
+            arguments["bytes"] = 0
+            while piece := read(_PIECE_BYTES):
+                turns.give_way()
+                call.take(len(piece))
+                arguments["bytes"] += files.write_all(file.fileno(), piece)
+
+            def place(root: int) -> None:
+                placing.put(root, path, file.fileno(), owner, mode)
+                file.close()  # no root is sealed while a file in it is open for writing
+
+            return place
+
+        snapshot = self._make(ref, "write", arguments, path, receive)
+        return Written(snapshot, bytes=arguments["bytes"])
+
+    def unpack(
+        self, ref: str, path: bytes, read: Callable[[int], bytes], *, user: str | None, attributes: bool
+    ) -> Written:
+        """See `Engine.write_archive`."""
+        done = Unpacked()
+
+        def receive(call: _Call) -> Place:
+            unpacker = Unpacker(call.root, call.owner(user), attributes, MOST_PATHS, call.take, done)
+            try:
+                unpacker.unpack(path, read)
+            finally:
+                call.changed = bool(done.files or done.directories)
+                call.arguments |= {"paths": list(map(_shown, done.paths)), "files": done.files, "bytes": done.bytes}
+            return lambda _: None
+
+        snapshot = self._make(ref, "write", {"path": _shown(path)}, path, receive)
+        return Written(snapshot, done.files, done.directories, done.bytes, tuple(done.warnings))
+
+    def make_dir(self, ref: str, path: bytes, *, user: str | None) -> Snapshot:
+        """See `Engine.make_dir`."""
+
+        def receive(call: _Call) -> Place:
+            owner = call.owner(user)
+            return lambda root: placing.make_dir(root, path, owner)
+
+        return self._make(ref, "make_dir", {"path": _shown(path)}, path, receive)
+
+    def remove(self, ref: str, path: bytes) -> Snapshot:
+        """See `Engine.remove_file`."""
+
+        def receive(call: _Call) -> Place:
+            def place(root: int) -> None:
+                with call.sandbox.frozen():  # else a process could add to a tree for ever
+                    placing.remove(root, path)
+
+            return place
+
+        return self._make(ref, "remove", {"path": _shown(path)}, path, receive)
+
+    def rename(self, ref: str, path: bytes, to: bytes) -> Snapshot:
+        """See `Engine.rename_file`."""
+        arguments = {"path": _shown(path), "to": _shown(to)}
+        return self._make(ref, "rename", arguments, path, lambda _: lambda root: placing.rename(root, path, to))
+
+    def _make(
+        self, ref: str, name: str, arguments: dict[str, Any], path: bytes, receive: Callable[[_Call], Place]
+    ) -> Snapshot:
+        """Make a call: `receive` takes in what comes from outside, and what it returns puts it in place."""
+        trajectory, snapshot = (
+            self._context.catalog.resolve_trajectory(ref),
+            self._context.catalog.resolve_snapshot(ref),
+        )
+        if _is_named(snapshot, ref):
+            raise UsageError(
+                f"{ref} is a snapshot, whose files do not change: name its trajectory {trajectory.name or short(trajectory.id)}, "
+                "or fork it and write there"
+            )
+        sandbox = self._sessions.running(trajectory)
+        self._sessions.check_place(sandbox)
+        with sandbox.command() as command, contextlib.ExitStack() as opened:
+            call = _Call(sandbox, command, name, arguments, opened)
+            try:
+                with placing.told(name.replace("_", " "), path):
+                    place = receive(call)
+                    with sandbox.lock, turns.first():
+                        with call.root() as root:
+                            before = sandbox.changed
+                            try:
+                                place(root)
+                            except BaseException:
+                                call.changed |= sandbox.changed and not before
+                                raise
+                        return self._commit(call)
+            except BaseException as exc:
+                if call.changed:
+                    self._record_failure(call, exc)
+                raise
+
+    def _record_failure(self, call: _Call, exc: BaseException) -> None:
+        ours = isinstance(exc, SnapshotdError | OSError)
+        error = str(exc) if ours else "the client went away before it had sent all"
+        interrupted = call.command.cut_off or not ours
+        try:
+            self._commit(call, CallStatus.INTERRUPTED if interrupted else CallStatus.FAILED, error)
+        except (SnapshotdError, OSError):
+            _log.warning("a %s that failed is not recorded", call.name, exc_info=True)
+
+    def _commit(self, call: _Call, status: CallStatus = CallStatus.DONE, error: str | None = None) -> Snapshot:
+        funnel = self._context.secrecy.of(call.sandbox.trajectory)
+        record = marker(
+            call.name,
+            funnel.conceal(call.arguments),
+            status=status,
+            started_at_ns=call.began_at_ns,
+            error=funnel.conceal(error),
+        )
+        return commit_step(self._context.catalog, call.sandbox, record, self._listener)
+
+
+def _is_named(snapshot: Snapshot, ref: str) -> bool:
+    """Whether that is what `ref` names, and not the trajectory whose head it is."""
+    return ref in snapshot.tags or snapshot.id.startswith(ref)
+
+
+def _shown(path: bytes) -> str:
+    return "/" + os.fsdecode(path)
+
+
+def _pieces(fd: int, size: int) -> Iterator[bytes]:
+    """So much of a file, or less where it ends before: a live one may grow for ever."""
+    with open(fd, "rb", buffering=0) as file:
+        while size > 0 and (piece := file.read(min(size, _PIECE_BYTES))):
+            turns.give_way()
+            size -= len(piece)
+            yield piece

@@ -1,0 +1,127 @@
+"""A tar from outside into a live root, member by member (`placing.py`). What a sandbox should not get that way, devices
+and the like, is left out with a warning."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from itertools import islice
+
+from snapshotd.engine.sandbox import placing
+from snapshotd.errors import UsageError
+from snapshotd.formats.tar_reader import Member, MemberKind, TarReader
+from snapshotd.kernel import files
+
+_MOST_WARNINGS = 100
+
+
+@dataclass(slots=True)
+class Unpacked:
+    """What was put there so far."""
+
+    files: int = 0
+    directories: int = 0
+    paths: list[bytes] = field(default_factory=list)
+    """The first files, as many as `most_paths`."""
+    bytes: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Unpacker:
+    """`root` opens the live root for a moment; `owner` gets what is new. With `attributes`, modes and times are the
+    archive's, else they are those of any new file. `take` is told how many bytes and files
+    more are about to be written, and raises when they are not to be."""
+
+    root: Callable[[], AbstractContextManager[int]]
+    owner: placing.Owner
+    attributes: bool
+    most_paths: int
+    take: Callable[[int, int], None]
+    done: Unpacked = field(default_factory=Unpacked)
+
+    def unpack(self, path: bytes, read: Callable[[int], bytes]) -> None:
+        """Put everything below the directory `path`. SnapshotdError; what `read` raises. `done` says what is there
+        already."""
+        reader = TarReader(_Stream(read))
+        for member in reader:
+            self.take(0, 1)
+            self._take(path, member, reader)
+        if not reader.ended_by_marker:
+            raise UsageError("the archive has no end marker, so it may be cut off; send it again")
+        while read(1 << 16):
+            self.take(0, 0)  # what pads the archive
+
+    def _take(self, top: bytes, member: Member, reader: TarReader) -> None:
+        path = _below(top, member.path)
+        mode = member.mode if self.attributes else None
+        with placing.told("write", path):
+            match member.kind:
+                case MemberKind.FILE:
+                    self._file(path, member, reader, mode)
+                case MemberKind.DIRECTORY:
+                    with self.root() as root:
+                        self.done.directories += placing.make_dir(root, path, self.owner, mode)
+                case MemberKind.SYMLINK:
+                    with self.root() as root:
+                        placing.put_symlink(root, path, member.link, self.owner)
+                    self._count(path, 0)
+                case MemberKind.HARD_LINK:
+                    with self.root() as root:
+                        placing.put_link(root, path, _below(top, member.link), self.owner)
+                    self._count(path, 0)
+                case _:
+                    self._warn(f"{'/' + os.fsdecode(path)!r} was left out, because it is a {member.kind}")
+
+    def _file(self, path: bytes, member: Member, reader: TarReader, mode: int | None) -> None:
+        with self.root() as root:
+            fd = placing.unnamed(root)
+        try:
+            spans = iter([(0, member.size)]) if member.extents is None else _pairs(member.extents)
+            offset = left = 0
+            for piece in reader.pieces():
+                self.take(len(piece), 0)
+                rest = memoryview(piece)
+                while rest:
+                    while not left:
+                        offset, left = next(spans)
+                    count = files.write_all(fd, rest[:left], offset)
+                    rest, offset, left = rest[count:], offset + count, left - count
+            os.ftruncate(fd, member.size)
+            with self.root() as root:
+                placing.put(root, path, fd, self.owner, mode, member.mtime_ns if self.attributes else None)
+        finally:
+            os.close(fd)
+        self._count(path, member.size)
+
+    def _count(self, path: bytes, size: int) -> None:
+        self.done.files += 1
+        self.done.bytes += size
+        if len(self.done.paths) < self.most_paths:
+            self.done.paths.append(path)
+
+    def _warn(self, sentence: str) -> None:
+        if len(self.done.warnings) < _MOST_WARNINGS:
+            self.done.warnings.append(sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """What a `TarReader` takes."""
+
+    read: Callable[[int], bytes]
+
+
+def _pairs(extents: array[int]) -> Iterator[tuple[int, int]]:
+    return zip(islice(extents, 0, None, 2), islice(extents, 1, None, 2), strict=True)
+
+
+def _below(top: bytes, name: bytes) -> bytes:
+    """A member's path from the root. UsageError when it leads out of where the archive is unpacked."""
+    parts = [part for part in name.split(b"/") if part not in (b"", b".")]
+    if b".." in parts or b"\0" in name:
+        raise UsageError(f"the archive has a member {os.fsdecode(name[:200])!r}, which leads elsewhere; leave it out")
+    return b"/".join([*filter(None, [top]), *parts])
